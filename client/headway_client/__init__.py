@@ -1,0 +1,1 @@
+"""Python client, command line and load tester."""

@@ -1,0 +1,1 @@
+"""Exports PyTorch models to bundles and proves them equal."""

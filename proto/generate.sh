@@ -1,0 +1,9 @@
+#!/usr/bin/env bash
+# Generates the Python stubs beside the .proto files. Run it in the project's environment after changing one:
+#   make proto
+set -euo pipefail
+cd "$(dirname "$0")"
+out="${1:-.}"
+python -m grpc_tools.protoc --proto_path=. \
+  --python_out="$out" --grpc_python_out="$out" --mypy_out="$out" --mypy_grpc_out="$out" \
+  headway/v1/*.proto

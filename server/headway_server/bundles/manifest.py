@@ -1,0 +1,247 @@
+"""The manifest of a bundle, `bundle.json`: everything a server must know to run the model (docs/bundle.md).
+
+Axis names used in tensor shapes:
+
+    batch          rows of a stateless graph, or of an encoder graph
+    length         tokens of a row: T of the decoder's step, S of an encoder's input
+    slots          rows of a decoder's step and of its state
+    cache_length   positions a state tensor holds for a slot
+    logits_length  positions of a row whose logits are asked for
+    sources        sentences whose cross-attention tensors a decoder's step reads; `slots` is a multiple of it
+    source_length  positions of those tensors
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+SCHEMA_VERSION = 1
+MANIFEST_FILE = "bundle.json"
+TOKENIZER_FILE = "tokenizer.json"
+CARD_FILE = "README.md"
+
+Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?$")]
+"""A model's name or version: 1 to 64 of a-z, 0-9, dot, underscore and hyphen, a letter or digit at both ends."""
+
+
+class Task(StrEnum):
+    """What a model was made for; the values are those of the manifest and of the exporter's `--task`."""
+
+    GENERATION = "generation"
+    TRANSLATION = "translation"
+    TEXT_CLASSIFICATION = "text_classification"
+    TOKEN_CLASSIFICATION = "token_classification"  # noqa: S105 (a task, not a password)
+    TEXT_EMBEDDING = "text_embedding"
+    IMAGE_CLASSIFICATION = "image_classification"
+
+
+class Precision(StrEnum):
+    """Precision of a variant's matrix products."""
+
+    FP32 = "fp32"
+    INT8 = "int8"
+    FP16 = "fp16"
+
+
+class Record(BaseModel):
+    """Base of the manifest's parts: immutable, and a key nobody knows is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class TensorSpec(Record):
+    """A tensor a graph declares."""
+
+    name: str
+    dtype: Literal["float32", "float16", "int64", "int32", "bool"]
+    shape: tuple[int | str, ...]
+    """A number for a fixed axis, a name for a dynamic one."""
+
+
+class Graph(Record):
+    """An ONNX file and the tensors it declares."""
+
+    file: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+
+class StateTensor(Record):
+    """A tensor that a decoder's step reads as `past` and hands on as `present`."""
+
+    past: str
+    present: str
+    update: Literal["in_place", "replace"]
+    """`in_place`: past and present are one buffer, of which a step writes its own positions (a key/value cache).
+    `replace`: the step returns the whole new state (a recurrent state)."""
+
+
+class ParityFigures(Record):
+    """How far a variant is from PyTorch's fp32 on the exporter's grid of batch sizes and lengths."""
+
+    max_relative_logit_error: float
+    bound: float | None
+    """The bound that was enforced; none for a variant that is judged by its task metric."""
+    checked_shape_count: int
+    greedy_token_count: int = 0
+    """Greedily decoded tokens that were compared; 0 for models that do not decode."""
+    greedy_mismatch_count: int = 0
+    provider: str
+    """Execution provider the check ran on."""
+
+
+class QualityFigure(Record):
+    """The task metric of a variant, measured through the runner that serves."""
+
+    metric: str
+    value: float
+    example_count: int
+    dataset: str
+    higher_is_better: bool
+    signature: str = ""
+    """The metric's own description of its settings, such as sacreBLEU's signature."""
+
+
+class Variant(Record):
+    """The graphs of one precision."""
+
+    device: Literal["cpu", "cuda"]
+    """Where this variant is meant to run."""
+    graphs: dict[Literal["model", "encoder", "decoder"], Graph]
+    """`model` for classifiers; `decoder` for generation; `encoder` and `decoder` for translation."""
+    state: tuple[StateTensor, ...] = ()
+    cross: tuple[str, ...] = ()
+    """Encoder outputs that every step of the decoder reads, under the same names."""
+    parity: ParityFigures
+    quality: QualityFigure | None
+    """None where the checkpoint carried no evaluation data."""
+
+
+class Architecture(Record):
+    """What kind of network it is, for people; a server runs the graphs and needs none of it."""
+
+    kind: str
+    parameter_count: int
+    configuration: dict[str, str | int | float | bool | None]
+
+
+class SpecialTokens(Record):
+    """Token ids with a meaning of their own; an id that the model does not have is None."""
+
+    pad: int | None = None
+    bos: int | None = None
+    """First token of a translation, and of a generation with an empty prompt."""
+    eos: int | None = None
+    unk: int | None = None
+
+
+class Limits(Record):
+    """Sizes past which a request is refused, in tokens."""
+
+    max_input_tokens: int | None = None
+    """Of a prompt, a text or a source sentence, special tokens included; None for images."""
+    max_total_tokens: int | None = None
+    """Of prompt and continuation together, or of a translation; None for classifiers. The length of a slot."""
+
+
+class ImagePreprocessing(Record):
+    """How an image becomes `pixel_values`, float32 (B, 3, height, width): made RGB, resized, cropped, normalised."""
+
+    height: int
+    width: int
+    resize: Literal["stretch", "shorter_side"]
+    """`stretch`: to height and width. `shorter_side`: keeping proportions, so that the shorter side is
+    `resize_size`, then a crop of height and width from the centre."""
+    resize_size: int | None = None
+    interpolation: Literal["bilinear", "bicubic"]
+    """Pillow's filter of that name, with antialiasing."""
+    mean: tuple[float, float, float]
+    """Subtracted from values in 0 to 1, a channel."""
+    std: tuple[float, float, float]
+    """Divides what is left, a channel."""
+
+
+class SamplingDefaults(Record):
+    """What a generation request takes for parameters it does not set."""
+
+    max_new_tokens: int | None = None
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+
+class TranslationDefaults(Record):
+    """What a translation request takes for parameters it does not set."""
+
+    beam_size: int = 1
+    length_penalty: float = 1.0
+
+
+class Languages(Record):
+    """BCP 47 codes of a translation model."""
+
+    source: str
+    target: str
+
+
+class BundleFile(Record):
+    """A file of the bundle, as it must be found."""
+
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    size_bytes: int
+
+
+class Manifest(Record):
+    """`bundle.json`."""
+
+    schema_version: Literal[1]
+    name: Name
+    version: Name
+    task: Task
+    description: str
+    license: str
+    architecture: Architecture
+    variants: dict[Precision, Variant]
+    special_tokens: SpecialTokens | None = None
+    limits: Limits = Limits()
+    labels: tuple[str, ...] = ()
+    image_preprocessing: ImagePreprocessing | None = None
+    languages: Languages | None = None
+    sampling_defaults: SamplingDefaults | None = None
+    translation_defaults: TranslationDefaults | None = None
+    opset: int
+    libraries: dict[str, str]
+    """Versions that made the bundle."""
+    files: dict[str, BundleFile]
+    """Every other file of the bundle by its path below the bundle's folder."""
+
+    @model_validator(mode="after")
+    def _check_task(self) -> Manifest:
+        """Checks that the parts the task needs are there."""
+        if not self.variants:
+            raise ValueError("variants: at least one is needed")
+        needed = {
+            Task.GENERATION: ("decoder",),
+            Task.TRANSLATION: ("encoder", "decoder"),
+        }.get(self.task, ("model",))
+        for precision, variant in self.variants.items():
+            if set(variant.graphs) != set(needed):
+                raise ValueError(f"variants.{precision}.graphs: {self.task} needs {', '.join(needed)}")
+        if (
+            self.task in (Task.TEXT_CLASSIFICATION, Task.TOKEN_CLASSIFICATION, Task.IMAGE_CLASSIFICATION)
+            and not self.labels
+        ):
+            raise ValueError(f"labels: {self.task} needs them")
+        if self.task is Task.IMAGE_CLASSIFICATION:
+            if self.image_preprocessing is None:
+                raise ValueError("image_preprocessing: image_classification needs it")
+        elif self.special_tokens is None or self.limits.max_input_tokens is None or TOKENIZER_FILE not in self.files:
+            raise ValueError(f"special_tokens, limits.max_input_tokens and {TOKENIZER_FILE}: {self.task} needs them")
+        if self.task in (Task.GENERATION, Task.TRANSLATION) and self.limits.max_total_tokens is None:
+            raise ValueError(f"limits.max_total_tokens: {self.task} needs it")
+        if self.task is Task.TRANSLATION and self.languages is None:
+            raise ValueError("languages: translation needs them")
+        return self

@@ -1,0 +1,137 @@
+"""Finds the bundles of a store and opens them, checking every file against the manifest."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from headway_server.bundles.manifest import MANIFEST_FILE, SCHEMA_VERSION, Manifest
+from headway_server.errors import BundleError, StoreError
+
+_BLOCK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bundle:
+    """A bundle whose files are as its manifest says."""
+
+    path: Path
+    manifest: Manifest
+
+    def file(self, name: str) -> Path:
+        """Returns the path of the bundle's file `name`."""
+        return self.path / name
+
+    def __repr__(self) -> str:
+        return f"Bundle({self.manifest.name}/{self.manifest.version}, {self.manifest.task}, {self.path})"
+
+
+def find_bundles(store: Path) -> list[Path]:
+    """Returns the folders `<store>/<model>/<version>/` that hold a manifest or look as if they should.
+
+    Raises:
+        StoreError: The store is missing or has no such folder.
+    """
+    if not store.is_dir():
+        raise StoreError(f"store {store}: no such folder; make one with headway-export CHECKPOINT --store {store}")
+    folders = sorted(
+        version
+        for model in store.iterdir()
+        if model.is_dir() and not model.name.startswith(".")
+        for version in model.iterdir()
+        if version.is_dir() and not version.name.startswith(".")
+    )
+    if not folders:
+        raise StoreError(
+            f"store {store}: holds no bundle (<model>/<version>/{MANIFEST_FILE}); "
+            f"make one with headway-export CHECKPOINT --store {store}"
+        )
+    return folders
+
+
+def version_key(version: str) -> tuple[tuple[int, int, str], ...]:
+    """Orders versions so that 10 comes after 9 and 1.10 after 1.9; the largest is the latest."""
+    return tuple((1, int(part), "") if part.isdigit() else (0, 0, part) for part in re.split(r"[._-]", version))
+
+
+def open_bundle(path: Path) -> Bundle:
+    """Opens the bundle in the folder `path` and checks all of it.
+
+    Raises:
+        BundleError: The manifest is missing or wrong, or a file is missing, unlisted, or not the one that was written.
+    """
+    manifest = read_manifest(path)
+    if (path.parent.name, path.name) != (manifest.name, manifest.version):
+        raise BundleError(
+            f"{path}: the manifest is of {manifest.name}/{manifest.version}; name the folders so or export it again"
+        )
+    _check_files(path, manifest)
+    return Bundle(path=path, manifest=manifest)
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Reads the manifest of the bundle in the folder `path`.
+
+    Raises:
+        BundleError: It is missing, is not JSON, or does not follow the schema.
+    """
+    file = path / MANIFEST_FILE
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise BundleError(f"{path}: {MANIFEST_FILE} is missing; export the model again") from None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise BundleError(f"{file}: cannot be read as JSON ({error}); export the model again") from error
+    schema_version = content.get("schema_version") if isinstance(content, dict) else None
+    if schema_version != SCHEMA_VERSION:
+        raise BundleError(
+            f"{file}: schema_version is {schema_version!r}, this server reads {SCHEMA_VERSION}; "
+            "export the model again with a matching headway-export"
+        )
+    try:
+        return Manifest.model_validate_json(json.dumps(content))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "manifest"
+        raise BundleError(f"{file}: {where}: {first['msg']}; export the model again") from error
+
+
+def _check_files(path: Path, manifest: Manifest) -> None:
+    listed = set(manifest.files)
+    found = {file.relative_to(path).as_posix() for file in _files_below(path)} - {MANIFEST_FILE}
+    if missing := sorted(listed - found):
+        raise BundleError(f"{path}: {missing[0]} is missing; export the model again")
+    if unlisted := sorted(found - listed):
+        raise BundleError(f"{path}: {unlisted[0]} is not in the manifest; remove it or export the model again")
+    for name, expected in manifest.files.items():
+        file = path / name
+        size = file.stat().st_size
+        if size != expected.size_bytes:
+            raise BundleError(
+                f"{path}: {name} has {size} bytes, the manifest says {expected.size_bytes}; it is damaged: "
+                "copy the bundle again or export the model again"
+            )
+        if (digest := sha256_of(file)) != expected.sha256:
+            raise BundleError(
+                f"{path}: {name} has SHA-256 {digest[:12]}…, the manifest says {expected.sha256[:12]}…; it was changed "
+                "or is damaged: copy the bundle again or export the model again"
+            )
+
+
+def _files_below(path: Path) -> Iterator[Path]:
+    return (file for file in path.rglob("*") if file.is_file())
+
+
+def sha256_of(file: Path) -> str:
+    """Returns the SHA-256 of a file in hexadecimal."""
+    digest = hashlib.sha256()
+    with file.open("rb") as stream:
+        while block := stream.read(_BLOCK_BYTES):
+            digest.update(block)
+    return digest.hexdigest()

@@ -1,0 +1,59 @@
+"""Writes a bundle: into a temporary folder beside its place, then renamed, so that no half bundle is ever seen."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from headway_server.bundles.manifest import MANIFEST_FILE, BundleFile, Manifest
+from headway_server.bundles.reader import Bundle, open_bundle, sha256_of
+from headway_server.errors import BundleError
+
+
+def describe_files(folder: Path) -> dict[str, BundleFile]:
+    """Returns sizes and hashes of every file below `folder` but the manifest."""
+    return {
+        file.relative_to(folder).as_posix(): BundleFile(sha256=sha256_of(file), size_bytes=file.stat().st_size)
+        for file in sorted(folder.rglob("*"))
+        if file.is_file() and file.name != MANIFEST_FILE
+    }
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Writes `bundle.json` into `folder`."""
+    content = manifest.model_dump(mode="json", exclude_none=False)
+    (folder / MANIFEST_FILE).write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+@contextmanager
+def staging_folder(store: Path) -> Iterator[Path]:
+    """Gives a temporary folder on the store's own file system, removed at the end if it is still there."""
+    store.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=".staging-", dir=store))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def publish(staged: Path, store: Path, *, replace: bool = False) -> Bundle:
+    """Checks the bundle in the folder `staged` and renames it to `<store>/<name>/<version>/`.
+
+    Raises:
+        BundleError: The bundle is not whole, or that version exists and `replace` is not set.
+    """
+    manifest = Manifest.model_validate_json((staged / MANIFEST_FILE).read_text(encoding="utf-8"))
+    place = store / manifest.name / manifest.version
+    if place.exists() and not replace:
+        raise BundleError(f"{place}: exists already; choose another --version or pass --replace")
+    place.parent.mkdir(parents=True, exist_ok=True)
+    os.chmod(staged, 0o755)  # noqa: S103 (a temporary folder is private to its maker; a bundle is for everyone to read)
+    if place.exists():
+        shutil.rmtree(place)
+    staged.rename(place)
+    return open_bundle(place)

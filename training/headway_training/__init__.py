@@ -1,0 +1,1 @@
+"""Transformer models from one kit of parts, with recipes that train them."""
