@@ -9,7 +9,6 @@ from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from headway.v1 import generation_service_pb2 as _generation_service_pb2
-from headway.v1 import translation_service_pb2 as _translation_service_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -81,7 +80,6 @@ class Model(_message.Message):
     SOURCE_LANGUAGE_FIELD_NUMBER: _builtins.int
     TARGET_LANGUAGE_FIELD_NUMBER: _builtins.int
     DEFAULT_SAMPLING_FIELD_NUMBER: _builtins.int
-    DEFAULT_TRANSLATION_FIELD_NUMBER: _builtins.int
     QUALITY_FIELD_NUMBER: _builtins.int
     LICENSE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
@@ -119,10 +117,6 @@ class Model(_message.Message):
         """What a generation request takes for parameters it does not set."""
 
     @_builtins.property
-    def default_translation(self) -> _translation_service_pb2.TranslationParameters:
-        """What a translation request takes for parameters it does not set."""
-
-    @_builtins.property
     def quality(self) -> _containers.RepeatedCompositeFieldContainer[Global___QualityFigure]:
         """Measured when the model was exported: task metric of each variant."""
 
@@ -143,13 +137,12 @@ class Model(_message.Message):
         source_language: _builtins.str = ...,
         target_language: _builtins.str = ...,
         default_sampling: _generation_service_pb2.SamplingParameters | None = ...,
-        default_translation: _translation_service_pb2.TranslationParameters | None = ...,
         quality: _abc.Iterable[Global___QualityFigure] | None = ...,
         license: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["default_sampling", b"default_sampling", "default_translation", b"default_translation"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["default_sampling", b"default_sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "default_sampling", b"default_sampling", "default_translation", b"default_translation", "description", b"description", "device", b"device", "labels", b"labels", "license", b"license", "max_input_token_count", b"max_input_token_count", "max_token_count", b"max_token_count", "name", b"name", "parameter_count", b"parameter_count", "quality", b"quality", "source_language", b"source_language", "target_language", b"target_language", "task", b"task", "variant", b"variant", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "default_sampling", b"default_sampling", "description", b"description", "device", b"device", "labels", b"labels", "license", b"license", "max_input_token_count", b"max_input_token_count", "max_token_count", b"max_token_count", "name", b"name", "parameter_count", b"parameter_count", "quality", b"quality", "source_language", b"source_language", "target_language", b"target_language", "task", b"task", "variant", b"variant", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -26,25 +26,25 @@ from headway.v1 import common_pb2 as headway_dot_v1_dot_common__pb2
 from headway.v1 import generation_service_pb2 as headway_dot_v1_dot_generation__service__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$headway/v1/translation_service.proto\x12\nheadway.v1\x1a\x17headway/v1/common.proto\x1a#headway/v1/generation_service.proto\"\xa7\x01\n\x15TranslationParameters\x12 \n\x13max_new_token_count\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x16\n\tbeam_size\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12\x1b\n\x0elength_penalty\x18\x03 \x01(\x02H\x02\x88\x01\x01\x42\x16\n\x14_max_new_token_countB\x0c\n\n_beam_sizeB\x11\n\x0f_length_penalty\"\xc6\x01\n\x14TranslateTextRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\r\n\x05texts\x18\x03 \x03(\t\x12\x17\n\x0fsource_language\x18\x04 \x01(\t\x12\x17\n\x0ftarget_language\x18\x05 \x01(\t\x12\x35\n\nparameters\x18\x06 \x01(\x0b\x32!.headway.v1.TranslationParameters\x12\x10\n\x08truncate\x18\x07 \x01(\x08\"\xa6\x01\n\x0eTranslatedText\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\r\n\x05score\x18\x02 \x01(\x02\x12/\n\rfinish_reason\x18\x03 \x01(\x0e\x32\x18.headway.v1.FinishReason\x12\x1a\n\x12source_token_count\x18\x04 \x01(\x05\x12\x17\n\x0fnew_token_count\x18\x05 \x01(\x05\x12\x11\n\ttruncated\x18\x06 \x01(\x08\"\x95\x01\n\x15TranslateTextResponse\x12+\n\x07results\x18\x01 \x03(\x0b\x32\x1a.headway.v1.TranslatedText\x12)\n\x05model\x18\x02 \x01(\x0b\x32\x1a.headway.v1.ModelReference\x12$\n\x07timings\x18\x03 \x01(\x0b\x32\x13.headway.v1.Timings\"\xcb\x01\n\x1aStreamTranslateTextRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x17\n\x0fsource_language\x18\x04 \x01(\t\x12\x17\n\x0ftarget_language\x18\x05 \x01(\t\x12\x35\n\nparameters\x18\x06 \x01(\x0b\x32!.headway.v1.TranslationParameters\x12\x10\n\x08truncate\x18\x07 \x01(\x08\"\xc7\x01\n\x1bStreamTranslateTextResponse\x12\x12\n\ntext_delta\x18\x01 \x01(\t\x12\x17\n\x0fnew_token_count\x18\x02 \x01(\x05\x12*\n\x06result\x18\x03 \x01(\x0b\x32\x1a.headway.v1.TranslatedText\x12)\n\x05model\x18\x04 \x01(\x0b\x32\x1a.headway.v1.ModelReference\x12$\n\x07timings\x18\x05 \x01(\x0b\x32\x13.headway.v1.Timings2\xd4\x01\n\x12TranslationService\x12T\n\rTranslateText\x12 .headway.v1.TranslateTextRequest\x1a!.headway.v1.TranslateTextResponse\x12h\n\x13StreamTranslateText\x12&.headway.v1.StreamTranslateTextRequest\x1a\'.headway.v1.StreamTranslateTextResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$headway/v1/translation_service.proto\x12\nheadway.v1\x1a\x17headway/v1/common.proto\x1a#headway/v1/generation_service.proto\"Q\n\x15TranslationParameters\x12 \n\x13max_new_token_count\x18\x01 \x01(\x05H\x00\x88\x01\x01\x42\x16\n\x14_max_new_token_count\"\xc6\x01\n\x14TranslateTextRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\r\n\x05texts\x18\x03 \x03(\t\x12\x17\n\x0fsource_language\x18\x04 \x01(\t\x12\x17\n\x0ftarget_language\x18\x05 \x01(\t\x12\x35\n\nparameters\x18\x06 \x01(\x0b\x32!.headway.v1.TranslationParameters\x12\x10\n\x08truncate\x18\x07 \x01(\x08\"\xb0\x01\n\x0eTranslatedText\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x17\n\x0flog_probability\x18\x02 \x01(\x02\x12/\n\rfinish_reason\x18\x03 \x01(\x0e\x32\x18.headway.v1.FinishReason\x12\x1a\n\x12source_token_count\x18\x04 \x01(\x05\x12\x17\n\x0fnew_token_count\x18\x05 \x01(\x05\x12\x11\n\ttruncated\x18\x06 \x01(\x08\"\x95\x01\n\x15TranslateTextResponse\x12+\n\x07results\x18\x01 \x03(\x0b\x32\x1a.headway.v1.TranslatedText\x12)\n\x05model\x18\x02 \x01(\x0b\x32\x1a.headway.v1.ModelReference\x12$\n\x07timings\x18\x03 \x01(\x0b\x32\x13.headway.v1.Timings\"\xcb\x01\n\x1aStreamTranslateTextRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x17\n\x0fsource_language\x18\x04 \x01(\t\x12\x17\n\x0ftarget_language\x18\x05 \x01(\t\x12\x35\n\nparameters\x18\x06 \x01(\x0b\x32!.headway.v1.TranslationParameters\x12\x10\n\x08truncate\x18\x07 \x01(\x08\"\xc7\x01\n\x1bStreamTranslateTextResponse\x12\x12\n\ntext_delta\x18\x01 \x01(\t\x12\x17\n\x0fnew_token_count\x18\x02 \x01(\x05\x12*\n\x06result\x18\x03 \x01(\x0b\x32\x1a.headway.v1.TranslatedText\x12)\n\x05model\x18\x04 \x01(\x0b\x32\x1a.headway.v1.ModelReference\x12$\n\x07timings\x18\x05 \x01(\x0b\x32\x13.headway.v1.Timings2\xd4\x01\n\x12TranslationService\x12T\n\rTranslateText\x12 .headway.v1.TranslateTextRequest\x1a!.headway.v1.TranslateTextResponse\x12h\n\x13StreamTranslateText\x12&.headway.v1.StreamTranslateTextRequest\x1a\'.headway.v1.StreamTranslateTextResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'headway.v1.translation_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TRANSLATIONPARAMETERS']._serialized_start=115
-  _globals['_TRANSLATIONPARAMETERS']._serialized_end=282
-  _globals['_TRANSLATETEXTREQUEST']._serialized_start=285
-  _globals['_TRANSLATETEXTREQUEST']._serialized_end=483
-  _globals['_TRANSLATEDTEXT']._serialized_start=486
-  _globals['_TRANSLATEDTEXT']._serialized_end=652
-  _globals['_TRANSLATETEXTRESPONSE']._serialized_start=655
-  _globals['_TRANSLATETEXTRESPONSE']._serialized_end=804
-  _globals['_STREAMTRANSLATETEXTREQUEST']._serialized_start=807
-  _globals['_STREAMTRANSLATETEXTREQUEST']._serialized_end=1010
-  _globals['_STREAMTRANSLATETEXTRESPONSE']._serialized_start=1013
-  _globals['_STREAMTRANSLATETEXTRESPONSE']._serialized_end=1212
-  _globals['_TRANSLATIONSERVICE']._serialized_start=1215
-  _globals['_TRANSLATIONSERVICE']._serialized_end=1427
+  _globals['_TRANSLATIONPARAMETERS']._serialized_start=114
+  _globals['_TRANSLATIONPARAMETERS']._serialized_end=195
+  _globals['_TRANSLATETEXTREQUEST']._serialized_start=198
+  _globals['_TRANSLATETEXTREQUEST']._serialized_end=396
+  _globals['_TRANSLATEDTEXT']._serialized_start=399
+  _globals['_TRANSLATEDTEXT']._serialized_end=575
+  _globals['_TRANSLATETEXTRESPONSE']._serialized_start=578
+  _globals['_TRANSLATETEXTRESPONSE']._serialized_end=727
+  _globals['_STREAMTRANSLATETEXTREQUEST']._serialized_start=730
+  _globals['_STREAMTRANSLATETEXTREQUEST']._serialized_end=933
+  _globals['_STREAMTRANSLATETEXTRESPONSE']._serialized_start=936
+  _globals['_STREAMTRANSLATETEXTRESPONSE']._serialized_end=1135
+  _globals['_TRANSLATIONSERVICE']._serialized_start=1138
+  _globals['_TRANSLATIONSERVICE']._serialized_end=1350
 # @@protoc_insertion_point(module_scope)

@@ -22,45 +22,24 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class TranslationParameters(_message.Message):
-    """How to search for a translation. A field that is not set takes the model's own default
-    (ModelService.GetModel shows it), and where the model names none, the default given here.
-    """
+    """How to decode a translation. A field that is not set takes the default given here."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     MAX_NEW_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
-    BEAM_SIZE_FIELD_NUMBER: _builtins.int
-    LENGTH_PENALTY_FIELD_NUMBER: _builtins.int
     max_new_token_count: _builtins.int
     """Most tokens of a translation. Range 1 to the model's maximum target length; default: that maximum."""
-    beam_size: _builtins.int
-    """Hypotheses kept at every step; 1 is greedy decoding. Range 1 to 16; default 1. Streaming takes 1 alone."""
-    length_penalty: _builtins.float
-    """Exponent a of the length penalty lp(Y) = ((5 + |Y|) / 6)^a that divides a hypothesis' log-probability
-    (Wu et al. 2016, section 7). Range 0 to 2; default 1.
-    """
     def __init__(
         self,
         *,
         max_new_token_count: _builtins.int | None = ...,
-        beam_size: _builtins.int | None = ...,
-        length_penalty: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_beam_size", b"_beam_size", "_length_penalty", b"_length_penalty", "_max_new_token_count", b"_max_new_token_count", "beam_size", b"beam_size", "length_penalty", b"length_penalty", "max_new_token_count", b"max_new_token_count"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_new_token_count", b"_max_new_token_count", "max_new_token_count", b"max_new_token_count"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_beam_size", b"_beam_size", "_length_penalty", b"_length_penalty", "_max_new_token_count", b"_max_new_token_count", "beam_size", b"beam_size", "length_penalty", b"length_penalty", "max_new_token_count", b"max_new_token_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_new_token_count", b"_max_new_token_count", "max_new_token_count", b"max_new_token_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__beam_size: _TypeAlias = _typing.Literal["beam_size"]  # noqa: Y015
-    _WhichOneofArgType__beam_size: _TypeAlias = _typing.Literal["_beam_size", b"_beam_size"]  # noqa: Y015
-    _WhichOneofReturnType__length_penalty: _TypeAlias = _typing.Literal["length_penalty"]  # noqa: Y015
-    _WhichOneofArgType__length_penalty: _TypeAlias = _typing.Literal["_length_penalty", b"_length_penalty"]  # noqa: Y015
     _WhichOneofReturnType__max_new_token_count: _TypeAlias = _typing.Literal["max_new_token_count"]  # noqa: Y015
     _WhichOneofArgType__max_new_token_count: _TypeAlias = _typing.Literal["_max_new_token_count", b"_max_new_token_count"]  # noqa: Y015
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__beam_size) -> _WhichOneofReturnType__beam_size | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__length_penalty) -> _WhichOneofReturnType__length_penalty | None: ...
-    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_new_token_count) -> _WhichOneofReturnType__max_new_token_count | None: ...
 
 Global___TranslationParameters: _TypeAlias = TranslationParameters  # noqa: Y015
@@ -94,7 +73,7 @@ class TranslateTextRequest(_message.Message):
 
     @_builtins.property
     def parameters(self) -> Global___TranslationParameters:
-        """How to search, for every text of the call."""
+        """How to decode, for every text of the call."""
 
     def __init__(
         self,
@@ -122,15 +101,15 @@ class TranslatedText(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TEXT_FIELD_NUMBER: _builtins.int
-    SCORE_FIELD_NUMBER: _builtins.int
+    LOG_PROBABILITY_FIELD_NUMBER: _builtins.int
     FINISH_REASON_FIELD_NUMBER: _builtins.int
     SOURCE_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     NEW_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     TRUNCATED_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """The translation."""
-    score: _builtins.float
-    """Log-probability of the translation, divided by its length penalty."""
+    log_probability: _builtins.float
+    """Natural logarithm of the translation's probability: the sum over its tokens, the end of the sequence included."""
     finish_reason: _generation_service_pb2.FinishReason.ValueType
     """Why it ended."""
     source_token_count: _builtins.int
@@ -143,7 +122,7 @@ class TranslatedText(_message.Message):
         self,
         *,
         text: _builtins.str = ...,
-        score: _builtins.float = ...,
+        log_probability: _builtins.float = ...,
         finish_reason: _generation_service_pb2.FinishReason.ValueType = ...,
         source_token_count: _builtins.int = ...,
         new_token_count: _builtins.int = ...,
@@ -151,7 +130,7 @@ class TranslatedText(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "new_token_count", b"new_token_count", "score", b"score", "source_token_count", b"source_token_count", "text", b"text", "truncated", b"truncated"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "log_probability", b"log_probability", "new_token_count", b"new_token_count", "source_token_count", b"source_token_count", "text", b"text", "truncated", b"truncated"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -220,7 +199,7 @@ class StreamTranslateTextRequest(_message.Message):
     """Shorten a text that is past the model's limit, at its end, instead of refusing it."""
     @_builtins.property
     def parameters(self) -> Global___TranslationParameters:
-        """How to search; the beam size must be 1."""
+        """How to decode."""
 
     def __init__(
         self,

@@ -59,7 +59,7 @@ class TranslationServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def StreamTranslateText(self, request, context):
-        """Translates one text greedily and sends the translation as it appears.
+        """Translates one text and sends the translation as it appears.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

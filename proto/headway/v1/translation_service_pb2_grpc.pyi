@@ -36,7 +36,7 @@ class TranslationServiceStub:
     TranslateText: _grpc.UnaryUnaryMultiCallable[_translation_service_pb2.TranslateTextRequest, _translation_service_pb2.TranslateTextResponse]
     """Translates every text and answers when all are finished."""
     StreamTranslateText: _grpc.UnaryStreamMultiCallable[_translation_service_pb2.StreamTranslateTextRequest, _translation_service_pb2.StreamTranslateTextResponse]
-    """Translates one text greedily and sends the translation as it appears."""
+    """Translates one text and sends the translation as it appears."""
 
 @_typing.type_check_only
 class TranslationServiceAsyncStub(TranslationServiceStub):
@@ -46,7 +46,7 @@ class TranslationServiceAsyncStub(TranslationServiceStub):
     TranslateText: _aio.UnaryUnaryMultiCallable[_translation_service_pb2.TranslateTextRequest, _translation_service_pb2.TranslateTextResponse]  # type: ignore[assignment]
     """Translates every text and answers when all are finished."""
     StreamTranslateText: _aio.UnaryStreamMultiCallable[_translation_service_pb2.StreamTranslateTextRequest, _translation_service_pb2.StreamTranslateTextResponse]  # type: ignore[assignment]
-    """Translates one text greedily and sends the translation as it appears."""
+    """Translates one text and sends the translation as it appears."""
 
 class TranslationServiceServicer(metaclass=_abc_1.ABCMeta):
     """Translates text with an encoder-decoder model."""
@@ -65,6 +65,6 @@ class TranslationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _translation_service_pb2.StreamTranslateTextRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_translation_service_pb2.StreamTranslateTextResponse], _abc.AsyncIterator[_translation_service_pb2.StreamTranslateTextResponse]]:
-        """Translates one text greedily and sends the translation as it appears."""
+        """Translates one text and sends the translation as it appears."""
 
 def add_TranslationServiceServicer_to_server(servicer: TranslationServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

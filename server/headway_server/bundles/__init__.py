@@ -20,7 +20,6 @@ from headway_server.bundles.manifest import (
     StateTensor,
     Task,
     TensorSpec,
-    TranslationDefaults,
     Variant,
 )
 from headway_server.bundles.reader import Bundle, find_bundles, open_bundle, read_manifest, version_key
@@ -47,7 +46,6 @@ __all__ = [
     "StateTensor",
     "Task",
     "TensorSpec",
-    "TranslationDefaults",
     "Variant",
     "describe_files",
     "find_bundles",

@@ -173,13 +173,6 @@ class SamplingDefaults(Record):
     top_p: float = 1.0
 
 
-class TranslationDefaults(Record):
-    """What a translation request takes for parameters it does not set."""
-
-    beam_size: int = 1
-    length_penalty: float = 1.0
-
-
 class Languages(Record):
     """BCP 47 codes of a translation model."""
 
@@ -211,7 +204,6 @@ class Manifest(Record):
     image_preprocessing: ImagePreprocessing | None = None
     languages: Languages | None = None
     sampling_defaults: SamplingDefaults | None = None
-    translation_defaults: TranslationDefaults | None = None
     opset: int
     libraries: dict[str, str]
     """Versions that made the bundle."""

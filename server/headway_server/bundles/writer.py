@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -52,7 +51,7 @@ def publish(staged: Path, store: Path, *, replace: bool = False) -> Bundle:
     if place.exists() and not replace:
         raise BundleError(f"{place}: exists already; choose another --version or pass --replace")
     place.parent.mkdir(parents=True, exist_ok=True)
-    os.chmod(staged, 0o755)  # noqa: S103 (a temporary folder is private to its maker; a bundle is for everyone to read)
+    staged.chmod(0o755)  # a temporary folder is private to its maker; a bundle is for everyone to read
     if place.exists():
         shutil.rmtree(place)
     staged.rename(place)
