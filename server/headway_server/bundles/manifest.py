@@ -74,9 +74,8 @@ class StateTensor(Record):
 
     past: str
     present: str
-    update: Literal["in_place", "replace"]
-    """`in_place`: past and present are one buffer, of which a step writes its own positions (a key/value cache).
-    `replace`: the step returns the whole new state (a recurrent state)."""
+    update: Literal["in_place"]
+    """`in_place`: past and present are one buffer, of which a step writes its own positions: a key/value cache."""
 
 
 class ParityFigures(Record):

@@ -1,0 +1,117 @@
+"""Buffers that hold a decoder's state on the device that runs it, addressed by slot.
+
+A slot is a row of the first axis, so that any run of neighbouring slots is one block of memory that a graph can be
+bound to without a copy.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from typing import Any, Protocol
+
+import numpy as np
+
+from headway_server.errors import RuntimeUnavailableError
+from headway_server.runtime.session import Device, Tensor
+
+_CUDA_MEMCPY_DEVICE_TO_DEVICE = 3
+
+
+class StateBuffer(Protocol):
+    """State of all slots: (slots, heads, cache_length, head_dim)."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    num_bytes: int
+
+    def address(self, slot: int) -> int:
+        """Returns the memory address of a slot's state."""
+
+    def move(self, source: int, target: int, length: int) -> None:
+        """Copies the first `length` positions of slot `source` over those of slot `target`."""
+
+
+def allocate(device: Device, shape: tuple[int, ...], dtype: str) -> StateBuffer:
+    """Allocates a buffer of zeros, all of it at once.
+
+    Args:
+        device: Where the graph runs that is bound to it.
+        shape: (slots, heads, cache_length, head_dim).
+        dtype: "float32" or "float16".
+    """
+    return HostBuffer(shape, dtype) if device == "cpu" else CudaBuffer(shape, dtype)
+
+
+class HostBuffer:
+    """State in main memory."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: str) -> None:
+        self._array: Tensor = np.zeros(shape, dtype)
+        self.shape = shape
+        self.dtype = self._array.dtype
+        self.num_bytes = self._array.nbytes
+
+    def __repr__(self) -> str:
+        return f"HostBuffer({self.shape}, {self.dtype}, {self.num_bytes} bytes)"
+
+    def address(self, slot: int) -> int:
+        """Returns the memory address of a slot's state."""
+        return int(self._array.ctypes.data) + slot * self._array.strides[0]
+
+    def move(self, source: int, target: int, length: int) -> None:
+        """Copies the first `length` positions of slot `source` over those of slot `target`."""
+        self._array[target, :, :length] = self._array[source, :, :length]
+
+
+class CudaBuffer:
+    """State in the memory of the first CUDA device."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: str) -> None:
+        import onnxruntime  # noqa: PLC0415 (an extra of this distribution)
+
+        self.shape = shape
+        self.dtype = np.dtype(dtype)
+        self.num_bytes = math.prod(shape) * self.dtype.itemsize
+        self._value = onnxruntime.OrtValue.ortvalue_from_shape_and_type(list(shape), self.dtype, "cuda", 0)
+        self._address = int(self._value.data_ptr())
+        self._cudart = _load_cudart()
+        self._check(self._cudart.cudaMemset(ctypes.c_void_p(self._address), 0, ctypes.c_size_t(self.num_bytes)))
+
+    def __repr__(self) -> str:
+        return f"CudaBuffer({self.shape}, {self.dtype}, {self.num_bytes} bytes)"
+
+    def address(self, slot: int) -> int:
+        """Returns the device address of a slot's state."""
+        return self._address + slot * self._bytes(self.shape[1:])
+
+    def move(self, source: int, target: int, length: int) -> None:
+        """Copies the first `length` positions of slot `source` over those of slot `target`.
+
+        One strided copy does all heads. ONNX Runtime works on a stream of its own, so the device is waited for on
+        both sides of it.
+        """
+        _, heads, _, _ = self.shape
+        pitch = ctypes.c_size_t(self._bytes(self.shape[2:]))
+        width = ctypes.c_size_t(length * self._bytes(self.shape[3:]))
+        to, start = ctypes.c_void_p(self.address(target)), ctypes.c_void_p(self.address(source))
+        self._check(self._cudart.cudaDeviceSynchronize())
+        self._check(self._cudart.cudaMemcpy2D(to, pitch, start, pitch, width, heads, _CUDA_MEMCPY_DEVICE_TO_DEVICE))
+        self._check(self._cudart.cudaDeviceSynchronize())
+
+    def _bytes(self, shape: tuple[int, ...]) -> int:
+        return math.prod(shape) * self.dtype.itemsize
+
+    def _check(self, code: int) -> None:
+        if code != 0:
+            raise RuntimeUnavailableError(f"CUDA call failed with code {code}; see the CUDA runtime's error table")
+
+
+def _load_cudart() -> ctypes.CDLL:
+    """Loads the CUDA runtime that ONNX Runtime has loaded already."""
+    for name in ("libcudart.so.13", "libcudart.so.12"):
+        try:
+            return ctypes.CDLL(name)
+        except OSError:
+            continue
+    raise RuntimeUnavailableError("the CUDA runtime library libcudart.so.13 was not found; install headway-server[gpu]")
