@@ -1,0 +1,5 @@
+"""Text to ids, image bytes to pixels, ids to text; all of it off the event loop."""
+
+from headway_server.preprocessing.text import EncodedText, TextTokenizer
+
+__all__ = ["EncodedText", "TextTokenizer"]

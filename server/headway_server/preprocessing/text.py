@@ -1,0 +1,149 @@
+"""Text to token ids and back, by the bundle's own tokenizer.
+
+T is the number of tokens of a text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Encoding, Tokenizer
+
+from headway_server.errors import BundleError, InvalidInputError
+from headway_server.preprocessing.pool import preprocessing_pool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodedText:
+    """A text as a model reads it."""
+
+    input_ids: NDArray[np.int64]
+    """(T,)"""
+    offsets: tuple[tuple[int, int], ...] = ()
+    """First character and character after each token, in Unicode code points; empty unless asked for."""
+    truncated: bool = False
+    """Whether the text was shortened to the limit."""
+
+    def __len__(self) -> int:
+        return len(self.input_ids)
+
+
+class TextTokenizer:
+    """The tokenizer of a bundle. Safe to use from several threads: nothing of it changes after loading."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        # What a tokenizer was saved with must not shorten or pad texts behind the server's back.
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self._tokenizer = tokenizer
+        self.num_special_tokens: int = tokenizer.num_special_tokens_to_add(is_pair=False)
+
+    @classmethod
+    def load(cls, file: Path) -> TextTokenizer:
+        """Loads a `tokenizer.json`.
+
+        Raises:
+            BundleError: The file cannot be read as a tokenizer.
+        """
+        try:
+            return cls(Tokenizer.from_file(str(file)))
+        except Exception as error:  # the library raises bare Exception
+            raise BundleError(f"{file}: cannot be read as a tokenizer ({error}); export the model again") from error
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Number of tokens, added ones included."""
+        return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
+
+    async def encode_batch(
+        self, texts: Sequence[str], *, add_special_tokens: bool, with_offsets: bool = False
+    ) -> list[EncodedText]:
+        """Encodes texts off the event loop.
+
+        Args:
+            texts: Any number of texts.
+            add_special_tokens: Whether the post-processor runs: for classification and translation sources, not for
+                prompts.
+            with_offsets: Whether the characters of each token are wanted; without them it is faster.
+        """
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(preprocessing_pool(), self._encode, texts, add_special_tokens, with_offsets)
+
+    async def encode_limited(
+        self,
+        texts: Sequence[str],
+        *,
+        fields: Sequence[str],
+        max_tokens: int,
+        truncate: bool,
+        add_special_tokens: bool = True,
+        keep: Literal["start", "end"] = "start",
+        with_offsets: bool = False,
+    ) -> list[EncodedText]:
+        """Encodes texts off the event loop and holds them to a model's limit.
+
+        Args:
+            texts: The texts of a request.
+            fields: What the request calls each of them, such as `texts[3]`, for messages.
+            max_tokens: Most tokens of a text, special tokens included.
+            truncate: Whether a longer text is shortened instead of refused; special tokens are kept.
+            add_special_tokens: Whether the post-processor runs.
+            keep: Which end of a shortened text is kept.
+            with_offsets: Whether the characters of each token are wanted.
+
+        Raises:
+            InvalidInputError: A text is past the limit and `truncate` is not set, or has no token at all.
+        """
+        encoded = await self.encode_batch(texts, add_special_tokens=add_special_tokens, with_offsets=with_offsets)
+        for index, text in enumerate(encoded):
+            if len(text) == 0:
+                raise InvalidInputError(fields[index], "has nothing the model reads; give it at least one word")
+            if len(text) <= max_tokens:
+                continue
+            if not truncate:
+                raise InvalidInputError(
+                    fields[index],
+                    f"has {len(text)} tokens, the model reads at most {max_tokens}; "
+                    "shorten it, split it, or set truncate to have it cut",
+                )
+            encoded[index] = await asyncio.get_running_loop().run_in_executor(
+                preprocessing_pool(), self._shorten, texts[index], max_tokens, add_special_tokens, keep, with_offsets
+            )
+        return encoded
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Returns the text of `token_ids`; special tokens are left out. Runs on the caller's thread."""
+        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
+
+    def _encode(self, texts: Sequence[str], add_special_tokens: bool, with_offsets: bool) -> list[EncodedText]:
+        encode = self._tokenizer.encode_batch if with_offsets else self._tokenizer.encode_batch_fast
+        encodings = encode(list(texts), add_special_tokens=add_special_tokens)
+        return [_encoded_text(encoding, with_offsets) for encoding in encodings]
+
+    def _shorten(
+        self, text: str, max_tokens: int, add_special_tokens: bool, keep: Literal["start", "end"], with_offsets: bool
+    ) -> EncodedText:
+        """Encodes `text` anew, cutting before the special tokens are added so that they stay."""
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        room = max_tokens - (self.num_special_tokens if add_special_tokens else 0)
+        encoding.truncate(max(room, 0), direction="right" if keep == "start" else "left")
+        if add_special_tokens:
+            encoding = self._tokenizer.post_process(encoding, None, True)
+        return _encoded_text(encoding, with_offsets, truncated=True)
+
+    def __repr__(self) -> str:
+        return f"TextTokenizer({self.vocabulary_size} tokens, {self.num_special_tokens} special tokens a text)"
+
+
+def _encoded_text(encoding: Encoding, with_offsets: bool, *, truncated: bool = False) -> EncodedText:
+    return EncodedText(
+        input_ids=np.asarray(encoding.ids, np.int64),
+        offsets=tuple(encoding.offsets) if with_offsets else (),
+        truncated=truncated,
+    )
