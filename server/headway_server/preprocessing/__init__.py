@@ -1,5 +1,6 @@
 """Text to ids, image bytes to pixels, ids to text; all of it off the event loop."""
 
+from headway_server.preprocessing.image import ImageLimits, ImagePreprocessor, PreparedImage
 from headway_server.preprocessing.text import EncodedText, TextTokenizer
 
-__all__ = ["EncodedText", "TextTokenizer"]
+__all__ = ["EncodedText", "ImageLimits", "ImagePreprocessor", "PreparedImage", "TextTokenizer"]
