@@ -1,0 +1,324 @@
+"""A checkpoint: what a training leaves and the exporter reads (docs/checkpoint.md).
+
+The description is `checkpoint.json`, a `Checkpoint`; the weights, the tokenizer and the evaluation data lie beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from safetensors import SafetensorError
+from safetensors.torch import load_model as load_weights
+from safetensors.torch import save_model as save_weights
+from tokenizers import Tokenizer
+from torch import nn
+
+from headway_training.errors import CheckpointError
+from headway_training.models import build_model
+
+SCHEMA_VERSION = 1
+CHECKPOINT_FILE = "checkpoint.json"
+WEIGHTS_FILE = "model.safetensors"
+TOKENIZER_FILE = "tokenizer.json"
+TEXT_EVALUATION_FILE = "evaluation.jsonl"
+IMAGE_EVALUATION_FILE = "evaluation.npz"
+
+Task = Literal["generation", "translation", "text_classification", "token_classification", "image_classification"]
+Metric = Literal["accuracy", "sacrebleu", "nats_per_character"]
+Scalar = str | int | float | bool | None
+
+Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?$")]
+"""A model's name in a store: 1 to 64 of a-z, 0-9, dot, underscore and hyphen, a letter or digit at both ends."""
+
+
+class Record(BaseModel):
+    """Base of the checkpoint's parts: immutable, and a key nobody knows is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class SpecialTokens(Record):
+    """Token ids with a meaning of their own; an id that the model does not have is None."""
+
+    pad: int | None = None
+    bos: int | None = None
+    eos: int | None = None
+    unk: int | None = None
+
+
+class ImagePreprocessing(Record):
+    """How an image becomes pixels, as `headway_training.images` does it; the fields are those of a bundle's."""
+
+    height: int = Field(ge=1)
+    width: int = Field(ge=1)
+    resize: Literal["stretch", "shorter_side"] = "stretch"
+    resize_size: int | None = None
+    interpolation: Literal["bilinear", "bicubic"] = "bicubic"
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+
+    @model_validator(mode="after")
+    def _check_resize_size(self) -> ImagePreprocessing:
+        """Checks that a crop fits into the resized image."""
+        least = max(self.height, self.width)
+        if self.resize == "shorter_side" and (self.resize_size is None or self.resize_size < least):
+            raise ValueError(
+                f"resize_size is {self.resize_size}; resize 'shorter_side' needs at least {least}, "
+                "the larger of height and width"
+            )
+        return self
+
+
+class Languages(Record):
+    """BCP 47 codes of a translation model."""
+
+    source: str
+    target: str
+
+
+class SamplingDefaults(Record):
+    """What a generation request takes for parameters it does not set."""
+
+    max_new_tokens: int | None = None
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+
+class Evaluation(Record):
+    """The evaluation data a checkpoint carries and the metric that is measured on it."""
+
+    file: str
+    dataset: str
+    metric: Metric
+    higher_is_better: bool
+
+
+class Baseline(Record):
+    """What a simple method reaches on the same data."""
+
+    name: str
+    metric: str
+    value: float
+
+
+class TrainingRecord(Record):
+    """How the weights came to be, for the model card."""
+
+    recipe: str
+    command: str
+    seed: int
+    step_count: int
+    epoch_count: float
+    wall_time_s: float
+    hardware: str
+    libraries: dict[str, str]
+    train_dataset: str
+    train_example_count: int
+    dataset_license: str
+    dataset_home: str
+    metrics: dict[str, float | str]
+    """Measured on the test data, by name; a metric's own signature is a string, such as `sacrebleu_signature`."""
+    baseline: Baseline | None
+
+
+class Checkpoint(Record):
+    """`checkpoint.json`."""
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    name: Name
+    task: Task
+    description: str
+    license: str
+    architecture: Literal["gpt", "transformer", "encoder", "vit"]
+    configuration: dict[str, Scalar]
+    special_tokens: SpecialTokens | None = None
+    labels: tuple[str, ...] = ()
+    image_preprocessing: ImagePreprocessing | None = None
+    languages: Languages | None = None
+    sampling_defaults: SamplingDefaults | None = None
+    evaluation: Evaluation | None = None
+    training: TrainingRecord | None = None
+
+    @model_validator(mode="after")
+    def _check_task(self) -> Checkpoint:
+        """Checks that the parts the task needs are there."""
+        if self.task.endswith("classification") and not self.labels:
+            raise ValueError(f"labels: {self.task} needs them")
+        if self.task == "image_classification":
+            if self.image_preprocessing is None:
+                raise ValueError("image_preprocessing: image_classification needs it")
+        elif self.special_tokens is None:
+            raise ValueError(f"special_tokens: {self.task} needs them")
+        if self.task == "translation" and self.languages is None:
+            raise ValueError("languages: translation needs them")
+        return self
+
+
+def write_checkpoint(
+    folder: Path,
+    checkpoint: Checkpoint,
+    model: nn.Module,
+    *,
+    tokenizer: Tokenizer | None = None,
+    texts: Iterable[Mapping[str, str | int]] | None = None,
+    images: tuple[NDArray[np.uint8], NDArray[np.int64]] | None = None,
+) -> None:
+    """Writes a whole checkpoint, replacing one that is there; a reader sees the old one or the new one.
+
+    Args:
+        folder: Where it is to lie; its parents are made.
+        checkpoint: The description.
+        model: The module whose weights are stored, as fp32.
+        tokenizer: The tokenizer, for text.
+        texts: The objects of `evaluation.jsonl`.
+        images: (N, height, width, 3) pixels and (N,) labels of `evaluation.npz`.
+    """
+    staging = folder.with_name(f".{folder.name}.writing-{os.getpid()}")
+    shutil.rmtree(staging, ignore_errors=True)
+    staging.mkdir(parents=True)
+    try:
+        (staging / CHECKPOINT_FILE).write_text(checkpoint.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        save_weights(model.float(), str(staging / WEIGHTS_FILE))
+        if tokenizer is not None:
+            tokenizer.save(str(staging / TOKENIZER_FILE))
+        if texts is not None:
+            lines = (json.dumps(dict(example), ensure_ascii=False) + "\n" for example in texts)
+            (staging / TEXT_EVALUATION_FILE).write_text("".join(lines), encoding="utf-8")
+        if images is not None:
+            np.savez_compressed(staging / IMAGE_EVALUATION_FILE, images=images[0], labels=images[1])
+        _replace_folder(staging, folder)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _replace_folder(staging: Path, folder: Path) -> None:
+    """Renames `staging` to `folder`; a folder already there is moved aside first and removed after."""
+    aside = folder.with_name(f".{folder.name}.replaced-{os.getpid()}")
+    if folder.exists():
+        folder.rename(aside)
+    staging.rename(folder)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Reads and checks the description of the checkpoint in the folder `path`.
+
+    Raises:
+        CheckpointError: There is no checkpoint, it is of another schema, a field is wrong or a file is missing.
+    """
+    file = path / CHECKPOINT_FILE
+    if not file.is_file():
+        raise CheckpointError(
+            f"{path} is not a checkpoint: it holds no {CHECKPOINT_FILE}. "
+            f"`headway-train run` leaves one in <output>/checkpoint.{_hint_below(path)}"
+        )
+    try:
+        content: Any = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise CheckpointError(f"{file} cannot be read as JSON: {error}") from error
+    version = content.get("schema_version") if isinstance(content, dict) else None
+    if version != SCHEMA_VERSION:
+        raise CheckpointError(
+            f"{file} is of schema version {version!r}; this version of headway reads {SCHEMA_VERSION}. "
+            "Train again, or use the version that wrote it."
+        )
+    try:
+        checkpoint = Checkpoint.model_validate(content)
+    except ValidationError as error:
+        raise CheckpointError(f"{file} is not a valid checkpoint: {_describe(error)}") from error
+    _check_files(path, checkpoint)
+    return checkpoint
+
+
+def _hint_below(path: Path) -> str:
+    """Names the checkpoint in a run's folder, for someone who named the run."""
+    return f" Did you mean {path / 'checkpoint'}?" if (path / "checkpoint" / CHECKPOINT_FILE).is_file() else ""
+
+
+def _describe(error: ValidationError) -> str:
+    """One line for pydantic's findings."""
+    return "; ".join(f"{'.'.join(map(str, item['loc'])) or 'checkpoint'}: {item['msg']}" for item in error.errors())
+
+
+def _check_files(path: Path, checkpoint: Checkpoint) -> None:
+    """Checks that the files the description needs are there."""
+    needed = [WEIGHTS_FILE]
+    if checkpoint.task != "image_classification":
+        needed.append(TOKENIZER_FILE)
+    if checkpoint.evaluation is not None:
+        needed.append(checkpoint.evaluation.file)
+    missing = [name for name in needed if not (path / name).is_file()]
+    if missing:
+        raise CheckpointError(f"{path} is incomplete: {', '.join(missing)} is missing. Copy the whole folder.")
+
+
+def load_model(path: Path) -> tuple[nn.Module, Checkpoint]:
+    """Builds the model of the checkpoint in the folder `path` and loads its weights.
+
+    Returns:
+        The module, fp32, on the CPU and in evaluation mode, and the checkpoint's description.
+
+    Raises:
+        CheckpointError: As `read_checkpoint`; or the configuration or the weights do not fit the architecture.
+    """
+    checkpoint = read_checkpoint(path)
+    try:
+        model = build_model(checkpoint.architecture, dict(checkpoint.configuration))
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{path / CHECKPOINT_FILE}: configuration: {error}") from error
+    try:
+        load_weights(model, path / WEIGHTS_FILE)
+    except (RuntimeError, SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path / WEIGHTS_FILE} does not fit the configuration: {error}") from error
+    return model.eval(), checkpoint
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """Loads the tokenizer of the checkpoint in the folder `path`.
+
+    Raises:
+        CheckpointError: The file is missing or is no tokenizer.
+    """
+    file = path / TOKENIZER_FILE
+    try:
+        return Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises bare Exception
+        raise CheckpointError(f"{file} cannot be read as a tokenizer: {error}") from error
+
+
+def read_text_evaluation(path: Path) -> list[dict[str, Any]]:
+    """Reads the objects of `evaluation.jsonl` in the folder `path`."""
+    with (path / TEXT_EVALUATION_FILE).open(encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
+
+
+def read_image_evaluation(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Reads `evaluation.npz` in the folder `path`: (N, height, width, 3) pixels and (N,) labels."""
+    with np.load(path / IMAGE_EVALUATION_FILE) as arrays:
+        return arrays["images"], arrays["labels"]
+
+
+def parameter_count(model: nn.Module) -> int:
+    """Trainable parameters; a tied weight counts once."""
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+
+
+def state_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The distinct tensors of a module by their first names, buffers included: a tied weight comes once."""
+    seen: set[int] = set()
+    tensors: dict[str, torch.Tensor] = {}
+    for name, tensor in model.state_dict().items():
+        if tensor.data_ptr() not in seen or tensor.numel() == 0:
+            seen.add(tensor.data_ptr())
+            tensors[name] = tensor
+    return tensors
