@@ -1,0 +1,31 @@
+"""Transformer models in plain PyTorch, built from one kit of parts (docs/bring-your-own.md is their protocol)."""
+
+from headway_training.models.architectures import CONFIGURATIONS, build_model, make_configuration
+from headway_training.models.base import AttentionKind, Model, count_parameters
+from headway_training.models.configuration import LayerConfig
+from headway_training.models.encoder import Encoder, EncoderConfig
+from headway_training.models.gpt import GPT, GPTConfig
+from headway_training.models.named import NAMED_CONFIGURATIONS, NamedConfiguration, named_configuration
+from headway_training.models.transformer import Transformer, TransformerConfig
+from headway_training.models.vit import ViT, ViTConfig
+
+__all__ = [
+    "CONFIGURATIONS",
+    "GPT",
+    "NAMED_CONFIGURATIONS",
+    "AttentionKind",
+    "Encoder",
+    "EncoderConfig",
+    "GPTConfig",
+    "LayerConfig",
+    "Model",
+    "NamedConfiguration",
+    "Transformer",
+    "TransformerConfig",
+    "ViT",
+    "ViTConfig",
+    "build_model",
+    "count_parameters",
+    "make_configuration",
+    "named_configuration",
+]

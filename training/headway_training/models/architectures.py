@@ -1,0 +1,67 @@
+"""The four architectures by the names that checkpoints and recipes use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from headway_training.models.base import AttentionKind, Model
+from headway_training.models.configuration import LayerConfig, nearest
+from headway_training.models.encoder import Encoder, EncoderConfig
+from headway_training.models.gpt import GPT, GPTConfig
+from headway_training.models.transformer import Transformer, TransformerConfig
+from headway_training.models.vit import ViT, ViTConfig
+
+CONFIGURATIONS: Mapping[str, type[LayerConfig]] = MappingProxyType(
+    {"gpt": GPTConfig, "transformer": TransformerConfig, "encoder": EncoderConfig, "vit": ViTConfig}
+)
+"""The class of each architecture's configuration."""
+
+
+def make_configuration(architecture: str, values: Mapping[str, object]) -> LayerConfig:
+    """Makes the configuration of an architecture from fields by name.
+
+    Raises:
+        ValueError: the architecture or a field is unknown (the nearest known one is named), or a value is wrong.
+    """
+    if architecture not in CONFIGURATIONS:
+        raise ValueError(
+            f"there is no architecture {architecture!r}; did you mean {nearest(architecture, CONFIGURATIONS)!r}? "
+            f"Known are {', '.join(CONFIGURATIONS)}"
+        )
+    return CONFIGURATIONS[architecture].from_dict(values)
+
+
+def build_model(
+    architecture: str, configuration: Mapping[str, object] | LayerConfig, *, attention: AttentionKind = "plain"
+) -> Model:
+    """Builds a model with fresh weights.
+
+    Args:
+        architecture: `gpt`, `transformer`, `encoder` or `vit`.
+        configuration: the fields of that architecture's configuration by name, or the configuration.
+        attention: `plain` to export, `fused` to train.
+
+    Returns:
+        A `GPT`, `Transformer`, `Encoder` or `ViT`, in training mode.
+
+    Raises:
+        ValueError: the architecture, a field or a value is wrong; the message names it and its limit.
+    """
+    if isinstance(configuration, LayerConfig):
+        configuration = configuration.to_dict()
+    return _build(make_configuration(architecture, configuration)).use_attention(attention)
+
+
+def _build(configuration: LayerConfig) -> Model:
+    match configuration:
+        case GPTConfig():
+            return GPT(configuration)
+        case TransformerConfig():
+            return Transformer(configuration)
+        case EncoderConfig():
+            return Encoder(configuration)
+        case ViTConfig():
+            return ViT(configuration)
+        case _:
+            raise AssertionError(f"no model for {type(configuration).__name__}")

@@ -1,0 +1,1 @@
+"""Parts that every model of the kit is built from."""

@@ -1,0 +1,68 @@
+"""Heads: what turns an encoder's states into logits.
+
+B rows, T tokens, D model width, C classes, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+TextPooling = Literal["first", "mean"]
+
+
+class SequenceHead(nn.Module):
+    """Classifies a text by its first token, through BERT's tanh layer, or by the mean of its tokens."""
+
+    def __init__(self, d_model: int, num_classes: int, pooling: TextPooling, dropout: float) -> None:
+        super().__init__()
+        self.pooler = nn.Linear(d_model, d_model) if pooling == "first" else None
+        self.dropout = nn.Dropout(dropout)
+        self.output = nn.Linear(d_model, num_classes)
+
+    def forward(self, hidden_states: Tensor, attention_mask: Tensor) -> Tensor:
+        """(B, T, D) and (B, T) -> (B, C)."""
+        if self.pooler is None:
+            pooled = masked_mean(hidden_states, attention_mask)  # (B, D)
+        else:
+            pooled = self.pooler(hidden_states[:, 0]).tanh()  # (B, D)
+        logits: Tensor = self.output(self.dropout(pooled))
+        return logits
+
+
+class TokenHead(nn.Module):
+    """Classifies every token."""
+
+    def __init__(self, d_model: int, num_classes: int, dropout: float) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(dropout)
+        self.output = nn.Linear(d_model, num_classes)
+
+    def forward(self, hidden_states: Tensor, attention_mask: Tensor) -> Tensor:  # noqa: ARG002 (heads are called alike)
+        """(B, T, D) -> (B, T, C)."""
+        logits: Tensor = self.output(self.dropout(hidden_states))
+        return logits
+
+
+class MaskedLanguageHead(nn.Module):
+    """Prepares states for the tied output projection; its bias is added to what that gives (BERT's own code)."""
+
+    def __init__(self, d_model: int, vocabulary_size: int) -> None:
+        super().__init__()
+        self.transform = nn.Linear(d_model, d_model)
+        self.activation = nn.GELU()
+        self.norm = nn.LayerNorm(d_model)
+        self.bias = nn.Parameter(torch.zeros(vocabulary_size))
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """(B, T, D) -> (B, T, D)."""
+        transformed: Tensor = self.norm(self.activation(self.transform(hidden_states)))
+        return transformed
+
+
+def masked_mean(hidden_states: Tensor, attention_mask: Tensor) -> Tensor:
+    """Averages over the tokens that are not padding: (B, T, D) and (B, T) -> (B, D); zeros where there is no token."""
+    weights = attention_mask.to(hidden_states.dtype)[..., None]  # (B, T, 1)
+    return (hidden_states * weights).sum(dim=1) / weights.sum(dim=1).clamp(min=1.0)

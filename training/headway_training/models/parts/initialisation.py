@@ -1,0 +1,61 @@
+"""How the models' weights begin, as their papers or common practice have it."""
+
+from __future__ import annotations
+
+import math
+
+from torch import nn
+
+from headway_training.models.parts.multi_head import CrossAttention, SelfAttention
+
+
+def initialise_normal(model: nn.Module, std: float = 0.02) -> None:
+    """Draws the matrices of linear maps and embeddings from N(0, std^2) and zeroes biases (GPT-2)."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear | nn.Embedding):
+            nn.init.normal_(module.weight, std=std)
+        _zero_bias(module)
+
+
+def initialise_truncated_normal(model: nn.Module, std: float = 0.02) -> None:
+    """Draws the same from N(0, std^2), cut off at two standard deviations (BERT, ViT)."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear | nn.Embedding):
+            nn.init.trunc_normal_(module.weight, std=std, a=-2 * std, b=2 * std)
+        _zero_bias(module)
+
+
+def initialise_xavier(model: nn.Module, d_model: int) -> None:
+    """Draws each linear map by Glorot and Bengio (2010), uniformly, and embeddings from N(0, 1 / d_model).
+
+    Query, key and value lie in one matrix here, but each is drawn as the matrix it is. An embedding of that size has
+    unit variance once it is scaled by sqrt(d_model), and gives logits of unit variance where it is tied.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.xavier_uniform_(module.weight)
+        elif isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight, std=d_model**-0.5)
+        _zero_bias(module)
+    for module in model.modules():
+        if isinstance(module, SelfAttention):
+            _xavier_by_part(module.query_key_value, 3)
+        elif isinstance(module, CrossAttention):
+            _xavier_by_part(module.key_value, 2)
+
+
+def scale_residual_outputs(model: nn.Module, num_residuals: int) -> None:
+    """Divides the matrices that write into the residual stream by sqrt(num_residuals) (Radford et al. 2019, 2.3)."""
+    for name, parameter in model.named_parameters():
+        if name.endswith(("attention.output.weight", "feed_forward.output.weight")):
+            parameter.data.div_(math.sqrt(num_residuals))
+
+
+def _xavier_by_part(linear: nn.Linear, parts: int) -> None:
+    for part in linear.weight.data.chunk(parts):
+        nn.init.xavier_uniform_(part)
+
+
+def _zero_bias(module: nn.Module) -> None:
+    if isinstance(module, nn.Linear) and module.bias is not None:
+        nn.init.zeros_(module.bias)

@@ -1,0 +1,140 @@
+"""Transformer: an encoder-decoder model for translation (Vaswani et al. 2017).
+
+B rows, T target tokens, S source tokens, D model width, H heads, K head width, V vocabulary.
+
+One vocabulary serves both languages. Deviation from the paper: attention's projections have biases.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from headway_training.models.base import Model, check_length
+from headway_training.models.configuration import LayerConfig
+from headway_training.models.parts.attention import (
+    Attend,
+    AttendCross,
+    causal_attention,
+    cross_attention,
+    padding_attention,
+)
+from headway_training.models.parts.embeddings import PositionedEmbedding, TokenEmbedding
+from headway_training.models.parts.initialisation import initialise_xavier
+from headway_training.models.parts.layer import CrossStack, Stack
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransformerConfig(LayerConfig):
+    """Shape of a Transformer.
+
+    Raises:
+        ValueError: a field is out of its range; the message gives the limit and the value.
+    """
+
+    vocabulary_size: int
+    """Tokens of both languages together."""
+    max_source_length: int
+    """Most tokens of a source sentence."""
+    max_target_length: int
+    """Most tokens of a translation, its first token included."""
+    num_encoder_layers: int
+    """Layers of the encoder."""
+    num_decoder_layers: int
+    """Layers of the decoder."""
+    tie_embeddings: bool = True
+    """One matrix is the source embedding, the target embedding and the output projection; else there are three."""
+
+    def __post_init__(self) -> None:
+        LayerConfig.__post_init__(self)  # not super(): slots make the dataclass anew
+        self._check_integers("vocabulary_size", "max_source_length", "max_target_length")
+        self._check_integers("num_encoder_layers", "num_decoder_layers")
+        self._check_flag("tie_embeddings")
+
+
+class Transformer(Model):
+    """Predicts the next target token from a source sentence and the target so far.
+
+    Starts from Xavier-uniform matrices and embeddings of N(0, 1/D), which are scaled by sqrt(D) on the way in (section
+    3.4).
+    """
+
+    def __init__(self, configuration: TransformerConfig) -> None:
+        super().__init__()
+        self.configuration = configuration
+        self.max_source_length = configuration.max_source_length
+        self.max_target_length = configuration.max_target_length
+        size = (configuration.vocabulary_size, configuration.d_model)
+        tied = configuration.tie_embeddings
+        self.tokens = TokenEmbedding(*size)
+        self.source_tokens = None if tied else TokenEmbedding(*size)
+        self.output = None if tied else nn.Linear(configuration.d_model, configuration.vocabulary_size, bias=False)
+        self.source_embedding = PositionedEmbedding(configuration, configuration.max_source_length, scaled=True)
+        self.target_embedding = PositionedEmbedding(configuration, configuration.max_target_length, scaled=True)
+        self.encoder = Stack(configuration, configuration.num_encoder_layers)
+        self.decoder = CrossStack(configuration, configuration.num_decoder_layers)
+        initialise_xavier(self, configuration.d_model)
+
+    def encode(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Reads source sentences.
+
+        Args:
+            input_ids: int64 (B, S).
+            attention_mask: int64 (B, S), 1 at tokens and 0 at padding.
+
+        Returns:
+            The memory, float (B, S, D).
+        """
+        tokens = self.tokens if self.source_tokens is None else self.source_tokens
+        position_ids = torch.arange(input_ids.shape[1], device=input_ids.device)
+        embedded = self.source_embedding(tokens(input_ids), position_ids)  # (B, S, D)
+        memory: Tensor = self.encoder(embedded, padding_attention(attention_mask, self.kernel))
+        return memory
+
+    def cross_keys_values(self, memory: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """(B, S, D) -> a (key, value) a decoder layer, each (B, S, H, K); they serve every step of the decoder."""
+        return self.decoder.cross_keys_values(memory)
+
+    def decode(self, input_ids: Tensor, position_ids: Tensor, attend: Attend, attend_cross: AttendCross) -> Tensor:
+        """Computes the decoder's last states.
+
+        Args:
+            input_ids: int64 (B, T), target tokens.
+            position_ids: int64 (B, T) or (T), from 0.
+            attend: attention among target tokens; called once a layer, in order, with tensors of (B, T, H, K).
+            attend_cross: attention to the source, called after it with a query (B, T, H, K).
+
+        Returns:
+            float (B, T, D).
+        """
+        embedded = self.target_embedding(self.tokens(input_ids), position_ids)  # (B, T, D)
+        hidden_states: Tensor = self.decoder(embedded, attend, attend_cross)
+        return hidden_states
+
+    def logits(self, hidden_states: Tensor) -> Tensor:
+        """(..., D) -> (..., V)."""
+        logits: Tensor = self.tokens.logits(hidden_states) if self.output is None else self.output(hidden_states)
+        return logits
+
+    def forward(self, source_ids: Tensor, source_mask: Tensor, target_ids: Tensor) -> Tensor:
+        """Predicts, at every target token, the one that follows it.
+
+        Args:
+            source_ids: int64 (B, S).
+            source_mask: int64 (B, S), 1 at tokens and 0 at padding.
+            target_ids: int64 (B, T), padded on the right.
+
+        Returns:
+            Logits, float (B, T, V).
+
+        Raises:
+            ValueError: a sentence is longer than its limit.
+        """
+        check_length("a source sentence", source_ids.shape[1], self.max_source_length)
+        check_length("a target sentence", target_ids.shape[1], self.max_target_length)
+        keys_values = self.cross_keys_values(self.encode(source_ids, source_mask))
+        position_ids = torch.arange(target_ids.shape[1], device=target_ids.device)
+        attend_cross = cross_attention(keys_values, source_mask, self.kernel)
+        return self.logits(self.decode(target_ids, position_ids, causal_attention(self.kernel), attend_cross))

@@ -1,0 +1,111 @@
+"""ViT: classifies images cut into patches (Dosovitskiy et al. 2021).
+
+B rows, L tokens (patches, and the class token where there is one), D model width, C classes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from headway_training.models.base import Model
+from headway_training.models.configuration import LayerConfig
+from headway_training.models.parts.attention import full_attention
+from headway_training.models.parts.embeddings import PositionedEmbedding
+from headway_training.models.parts.initialisation import initialise_truncated_normal
+from headway_training.models.parts.layer import Stack
+
+ImagePooling = Literal["class_token", "mean"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ViTConfig(LayerConfig):
+    """Shape of a ViT.
+
+    Raises:
+        ValueError: a field is out of its range; the message gives the limit and the value.
+    """
+
+    image_size: int
+    """Height and width of an image, in pixels; a multiple of `patch_size`."""
+    patch_size: int
+    """Height and width of a patch, in pixels."""
+    num_layers: int
+    """Layers."""
+    num_classes: int
+    """Classes."""
+    pooling: ImagePooling = "class_token"
+    """What the head reads: a token of its own (`class_token`, the paper's), or the mean of the patches (`mean`)."""
+
+    def __post_init__(self) -> None:
+        LayerConfig.__post_init__(self)  # not super(): slots make the dataclass anew
+        self._check_integers("image_size", "patch_size", "num_layers", "num_classes")
+        self._check_choice("pooling", ImagePooling)
+        if self.image_size % self.patch_size:
+            raise ValueError(
+                f"image_size must be a multiple of patch_size ({self.patch_size}), and is {self.image_size}"
+            )
+
+    @property
+    def num_tokens(self) -> int:
+        """Patches of an image, and the class token where there is one."""
+        return (self.image_size // self.patch_size) ** 2 + (self.pooling == "class_token")
+
+
+class ViT(Model):
+    """Classifies images.
+
+    Starts from a normal distribution of standard deviation 0.02 (for the patches, one over the square root of the
+    numbers in a patch), cut off at two of them; the class token starts from zero.
+    """
+
+    def __init__(self, configuration: ViTConfig) -> None:
+        super().__init__()
+        self.configuration = configuration
+        self.patches = nn.Conv2d(3, configuration.d_model, configuration.patch_size, stride=configuration.patch_size)
+        self.class_token = (
+            nn.Parameter(torch.zeros(1, 1, configuration.d_model)) if configuration.pooling == "class_token" else None
+        )
+        self.embedding = PositionedEmbedding(configuration, configuration.num_tokens)
+        self.stack = Stack(configuration, configuration.num_layers)
+        self.output = nn.Linear(configuration.d_model, configuration.num_classes)
+        initialise_truncated_normal(self)
+        self._initialise_patches()
+
+    def hidden_states(self, pixel_values: Tensor) -> Tensor:
+        """Computes the last layer's states.
+
+        Args:
+            pixel_values: float (B, 3, image_size, image_size), normalised.
+
+        Returns:
+            float (B, L, D); the class token, where there is one, is the first.
+
+        Raises:
+            ValueError: the images are of another size.
+        """
+        size = self.configuration.image_size
+        if pixel_values.shape[-2:] != (size, size):
+            raise ValueError(f"images must be {size} x {size} pixels, and are {tuple(pixel_values.shape[-2:])}")
+        tokens = self.patches(pixel_values).flatten(2).transpose(1, 2)  # (B, patches, D)
+        if self.class_token is not None:
+            tokens = torch.cat((self.class_token.expand(tokens.shape[0], -1, -1), tokens), dim=1)  # (B, L, D)
+        position_ids = torch.arange(self.configuration.num_tokens, device=tokens.device)
+        hidden_states: Tensor = self.stack(self.embedding(tokens, position_ids), full_attention(self.kernel))
+        return hidden_states
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        """Float (B, 3, image_size, image_size) -> logits (B, C)."""
+        hidden_states = self.hidden_states(pixel_values)  # (B, L, D)
+        pooled = hidden_states.mean(dim=1) if self.class_token is None else hidden_states[:, 0]  # (B, D)
+        logits: Tensor = self.output(pooled)
+        return logits
+
+    def _initialise_patches(self) -> None:
+        std = (3 * self.configuration.patch_size**2) ** -0.5
+        nn.init.trunc_normal_(self.patches.weight, std=std, a=-2 * std, b=2 * std)
+        assert self.patches.bias is not None
+        nn.init.zeros_(self.patches.bias)
