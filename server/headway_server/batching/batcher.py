@@ -1,0 +1,230 @@
+"""Runs the batches of one model: one of two threads runs the model, the other prepares what comes next.
+
+While the model is idle, whatever waits is taken at once; nothing waits for a batch to fill. While it runs, the other
+thread takes a batch early only if it is full: a smaller one would close the door on callers that are about to come.
+
+N is the number of a call's items, B that of a batch, C the width of a result.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway_server.batching.queue import BatchQueue, Entry
+from headway_server.errors import DeadlineError, DrainingError
+
+Item = TypeVar("Item")
+Item_contra = TypeVar("Item_contra", contravariant=True)
+Feeds: TypeAlias = dict[str, NDArray[Any]]
+
+_NUM_THREADS = 2
+_JOIN_TIMEOUT_S = 10.0
+
+
+class BatchModel(Protocol[Item_contra]):
+    """What a batcher runs; its methods are called from the batcher's threads."""
+
+    def collate(self, items: Sequence[Item_contra]) -> Feeds:
+        """Makes the graph's inputs of B items."""
+
+    def run(self, feeds: Feeds) -> NDArray[np.float32]:
+        """Runs the graph: (B, C). Never called twice at a time."""
+
+    def finish(self, outputs: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Makes results of the graph's outputs: (B, C) to (B, C)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchedResults:
+    """The results of a call, in its order."""
+
+    rows: NDArray[np.float32]
+    """(N, C)"""
+    queue_s: float
+    """The longest wait of an item."""
+    inference_s: float
+    """From the first run that an item took part in to the end of the last one."""
+
+
+class _Call:
+    """A call that waits for its results. Belongs to the event loop."""
+
+    def __init__(self, num_items: int) -> None:
+        self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._rows: dict[int, NDArray[np.float32]] = {}
+        self._num_items = num_items
+        self._arrived = time.monotonic()
+        self._starts: list[float] = []
+        self._ends: list[float] = []
+
+    def put(self, index: int, row: NDArray[np.float32], start: float, end: float) -> None:
+        """Takes the result of one item, from a run between `start` and `end`."""
+        self._rows[index] = row
+        self._starts.append(start)
+        self._ends.append(end)
+        if len(self._rows) == self._num_items and not self.future.done():
+            self.future.set_result(None)
+
+    def fail(self, error: Exception) -> None:
+        """Fails the whole call."""
+        if not self.future.done():
+            self.future.set_exception(error)
+
+    def results(self) -> BatchedResults:
+        """Returns the results, all of which must be there."""
+        return BatchedResults(
+            rows=np.stack([self._rows[index] for index in range(self._num_items)]),  # (N, C)
+            queue_s=max(self._starts) - self._arrived,
+            inference_s=max(self._ends) - min(self._starts),
+        )
+
+
+class Batcher(Generic[Item]):
+    """Batches the items of all calls to one model."""
+
+    def __init__(self, model: BatchModel[Item], *, budget: int, name: str) -> None:
+        """Prepares a batcher.
+
+        Args:
+            model: What runs the batches.
+            budget: Most that `longest x count` of a batch may be.
+            name: Of the model, for the threads.
+        """
+        self._model = model
+        self._queue: BatchQueue[Item] = BatchQueue(budget)
+        self._changed = threading.Condition()  # guards the queue and the two below
+        self._num_taken = 0  # batches that were taken and have not run to their end
+        self._closed = False
+        self._run_lock = threading.Lock()
+        self._threads = [
+            threading.Thread(target=self._work, name=f"batcher-{name}-{number}", daemon=True)
+            for number in range(_NUM_THREADS)
+        ]
+
+    def start(self) -> None:
+        """Starts the threads; the event loop that calls is the one that results are handed to."""
+        self._loop = asyncio.get_running_loop()
+        for thread in self._threads:
+            thread.start()
+
+    async def submit(self, items: Sequence[Item], lengths: Sequence[int], *, deadline: float | None) -> BatchedResults:
+        """Waits for the results of a call's items. If the caller goes, what has not run is dropped.
+
+        Args:
+            items: At least one.
+            lengths: What each takes of the budget when it is its batch's longest.
+            deadline: When the caller stops waiting, by `time.monotonic`.
+
+        Raises:
+            DeadlineError: The deadline passed before all items ran.
+            DrainingError: The batcher was closed.
+        """
+        call = _Call(len(items))
+        entries = [
+            Entry(item=item, length=length, call=call, index=index, deadline=deadline)
+            for index, (item, length) in enumerate(zip(items, lengths, strict=True))
+        ]
+        with self._changed:
+            if self._closed:
+                raise _closed_error()
+            self._queue.add(entries)
+            self._changed.notify()
+        try:
+            await call.future
+        except BaseException:
+            with self._changed:
+                self._queue.remove(call)
+            raise
+        return call.results()
+
+    def close(self) -> None:
+        """Stops the threads after what they are running and fails every call that still waits."""
+        with self._changed:
+            self._closed = True
+            waiting = self._queue.remove_all()
+            self._changed.notify_all()
+        for entry in waiting:
+            _call_of(entry).fail(_closed_error())
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join(_JOIN_TIMEOUT_S)
+
+    def _work(self) -> None:
+        while (batch := self._next_batch()) is not None:
+            self._run(batch)
+
+    def _next_batch(self) -> list[Entry[Item]] | None:
+        """Waits for a batch; None when the batcher is closed."""
+        with self._changed:
+            while not self._closed:
+                if self._queue and (not self._num_taken or (self._num_taken == 1 and self._queue.fills_batch)):
+                    batch, expired = self._queue.take(time.monotonic())
+                    if expired:
+                        self._post(_fail, expired, DeadlineError("the deadline passed while the call was waiting"))
+                    if batch:
+                        self._num_taken += 1
+                        return batch
+                else:
+                    self._changed.wait()
+        return None
+
+    def _run(self, batch: list[Entry[Item]]) -> None:
+        """Runs one batch and hands its results, or its error, to the event loop."""
+        start = time.monotonic()
+        try:
+            outputs, start = self._run_in_turn(batch)
+            end = time.monotonic()
+            rows = self._model.finish(outputs)
+        except Exception as error:  # whatever it is, it belongs to the callers of this batch and not to the thread
+            self._post(_fail, batch, error)
+        else:
+            self._post(_deliver, batch, rows, start, end)
+
+    def _run_in_turn(self, batch: list[Entry[Item]]) -> tuple[NDArray[np.float32], float]:
+        """Prepares a batch and runs it when the one before has run; returns the outputs, (B, C), and the start."""
+        try:
+            feeds = self._model.collate([entry.item for entry in batch])
+            with self._run_lock:
+                start = time.monotonic()
+                return self._model.run(feeds), start
+        finally:
+            with self._changed:
+                self._num_taken -= 1
+                self._changed.notify()
+
+    def _post(self, function: Any, *arguments: object) -> None:
+        """Calls `function` on the event loop."""
+        try:
+            self._loop.call_soon_threadsafe(function, *arguments)
+        except RuntimeError:  # the loop is closed: nobody waits any more
+            return
+
+    def __repr__(self) -> str:
+        return f"Batcher({self._queue!r}, {self._num_taken} batches running)"
+
+
+def _closed_error() -> DrainingError:
+    return DrainingError("the server is shutting down; call another one, or this one when it is back")
+
+
+def _call_of(entry: Entry[Any]) -> _Call:
+    assert isinstance(entry.call, _Call)
+    return entry.call
+
+
+def _deliver(batch: list[Entry[Any]], rows: NDArray[np.float32], start: float, end: float) -> None:
+    for entry, row in zip(batch, rows, strict=True):
+        _call_of(entry).put(entry.index, row, start, end)
+
+
+def _fail(batch: list[Entry[Any]], error: Exception) -> None:
+    for entry in batch:
+        _call_of(entry).fail(error)

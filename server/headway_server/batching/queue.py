@@ -1,0 +1,156 @@
+"""The waiting entries of one model, and how a batch is cut from them.
+
+Order. Entries are ranked by work, not by time: an entry's rank is the work the queue had handed out when its call came,
+plus the work of the call's entries before it, stretched. So a call of one text passes most of a call of 256 that came
+before it, and yet nothing is passed for ever, since newcomers rank higher and higher.
+
+Cut. A batch holds the lowest-ranked entry and those nearest to it in length among the next few batches' worth, as long
+as `longest x count` stays within the budget.
+
+Nothing here is thread-safe; the batcher holds a lock.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+Item = TypeVar("Item")
+
+_STRETCH = 4
+"""By how much a call's own work is stretched in its ranks: newcomers pass it as long as they ask for less than
+1 - 1/4 of what the machine can do."""
+_WINDOW = 4
+"""Batches' worth of the lowest-ranked entries among which lengths are matched."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Entry(Generic[Item]):
+    """One text or image of a call."""
+
+    item: Item
+    length: int
+    """What it takes of a batch's budget when it is the longest: its tokens, or 1 for an image."""
+    call: object
+    """The call it belongs to, by which it is removed."""
+    index: int
+    """Its place in the call."""
+    deadline: float | None = None
+    """When its caller stops waiting, by `time.monotonic`."""
+    rank: int = field(default=0, init=False)
+    number: int = field(default=0, init=False)
+
+    def __lt__(self, other: Entry[Item]) -> bool:
+        return (self.rank, self.number) < (other.rank, other.number)
+
+
+class BatchQueue(Generic[Item]):
+    """Entries that wait."""
+
+    def __init__(self, budget: int) -> None:
+        """`budget` is the most a batch may cost: its longest entry times its entries."""
+        self._budget = budget
+        self._heap: list[Entry[Item]] = []
+        self._waiting_work = 0
+        self._done_work = 0
+        self._num_added = 0
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def __repr__(self) -> str:
+        return f"BatchQueue({len(self._heap)} entries, {self._waiting_work} of work, budget {self._budget})"
+
+    @property
+    def fills_batch(self) -> bool:
+        """Whether enough waits for a whole batch."""
+        return self._waiting_work >= self._budget
+
+    def add(self, entries: list[Entry[Item]]) -> None:
+        """Adds the entries of one call."""
+        rank = self._done_work
+        for entry in entries:
+            entry.rank, entry.number = rank, self._num_added
+            heapq.heappush(self._heap, entry)
+            self._num_added += 1
+            self._waiting_work += entry.length
+            rank += _STRETCH * entry.length
+
+    def remove(self, call: object) -> None:
+        """Removes what is left of a call whose caller has gone."""
+        kept = [entry for entry in self._heap if entry.call is not call]
+        if len(kept) < len(self._heap):
+            heapq.heapify(kept)
+            self._heap = kept
+            self._waiting_work = sum(entry.length for entry in kept)
+
+    def remove_all(self) -> list[Entry[Item]]:
+        """Removes and returns all that waits."""
+        removed, self._heap, self._waiting_work = self._heap, [], 0
+        return removed
+
+    def take(self, now: float) -> tuple[list[Entry[Item]], list[Entry[Item]]]:
+        """Cuts the next batch.
+
+        Args:
+            now: The time, by `time.monotonic`.
+
+        Returns:
+            The batch, shortest first, empty if nothing waits; and the entries met on the way whose deadline has
+            passed. Neither waits any longer.
+        """
+        window, expired = self._pop_window(now)
+        if not window:
+            return [], expired
+        first = window[0]
+        window.sort(key=lambda entry: entry.length)
+        low, high = _cut([entry.length for entry in window], window.index(first), self._budget)
+        for entry in window[:low] + window[high:]:
+            heapq.heappush(self._heap, entry)
+            self._waiting_work += entry.length
+        batch = window[low:high]
+        self._done_work += sum(entry.length for entry in batch)
+        return batch, expired
+
+    def _pop_window(self, now: float) -> tuple[list[Entry[Item]], list[Entry[Item]]]:
+        """Pops the lowest-ranked entries worth some batches, and the expired ones among them."""
+        window: list[Entry[Item]] = []
+        expired: list[Entry[Item]] = []
+        work = 0
+        while self._heap and work < _WINDOW * self._budget:
+            entry = heapq.heappop(self._heap)
+            self._waiting_work -= entry.length
+            if entry.deadline is not None and entry.deadline <= now:
+                expired.append(entry)
+            else:
+                window.append(entry)
+                work += entry.length
+        return window, expired
+
+
+def _cut(lengths: list[int], start: int, budget: int) -> tuple[int, int]:
+    """Grows a batch from one entry to its neighbours in length.
+
+    Args:
+        lengths: In ascending order.
+        start: The entry that must be in.
+        budget: Most that `longest x count` may be.
+
+    Returns:
+        The batch as a half-open range of `lengths`.
+    """
+    low, high = start, start + 1
+    while True:
+        count = high - low + 1
+        shorter_fits = low > 0 and lengths[high - 1] * count <= budget
+        longer_fits = high < len(lengths) and lengths[high] * count <= budget
+        if not shorter_fits and not longer_fits:
+            return low, high
+        # The neighbour that adds less padding: a shorter one is padded itself, a longer one pads all others.
+        padding_if_shorter = lengths[high - 1] - lengths[low - 1] if shorter_fits else budget + 1
+        padding_if_longer = (lengths[high] - lengths[high - 1]) * (count - 1) if longer_fits else budget + 1
+        if padding_if_shorter <= padding_if_longer:
+            low -= 1
+        else:
+            high += 1

@@ -1,0 +1,41 @@
+"""Arrays of batches: padding on the way in, probabilities on the way out.
+
+B is the number of items, T the tokens of the longest text, C the classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def pad(sequences: Sequence[NDArray[np.int64]], pad_id: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Pads sequences at their ends to the longest.
+
+    Args:
+        sequences: B arrays of (T_i,), at least one.
+        pad_id: What stands in the places without a token.
+
+    Returns:
+        The ids and the mask, 1 at tokens and 0 at padding; int64 (B, T).
+    """
+    lengths = np.fromiter((len(sequence) for sequence in sequences), np.int64, len(sequences))  # (B,)
+    mask = np.arange(lengths.max()) < lengths[:, None]  # (B, T)
+    input_ids = np.full(mask.shape, pad_id, np.int64)  # (B, T)
+    input_ids[mask] = np.concatenate(sequences)  # row by row, as the tokens are
+    return input_ids, mask.astype(np.int64)
+
+
+def softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Returns probabilities along the last axis, (B, C), in float32, without overflow whatever the logits."""
+    logits = logits.astype(np.float32, copy=False)
+    exponentials: NDArray[np.float32] = np.exp(logits - logits.max(axis=-1, keepdims=True))  # (B, C)
+    exponentials /= exponentials.sum(axis=-1, keepdims=True, dtype=np.float32)
+    return exponentials
+
+
+def top_k_indices(probabilities: NDArray[np.float32], k: int) -> NDArray[np.int64]:
+    """Returns the indices of the `k` largest values of each row, largest first, ties by index: (B, C) to (B, k)."""
+    return np.argsort(-probabilities, axis=-1, kind="stable")[:, :k]
