@@ -110,7 +110,7 @@ def _bert(*, num_layers: int, d_model: int, num_heads: int, millions: int) -> Na
 
 
 def _vit(*, num_layers: int, d_model: int, num_heads: int, millions: int) -> NamedConfiguration:
-    """A row of table 1 of Dosovitskiy et al. (2021): images of 224 pixels, patches of 16, the 1000 classes of ImageNet."""
+    """A row of table 1 of Dosovitskiy et al. (2021): 224 pixels, patches of 16, the 1000 classes of ImageNet."""
     return NamedConfiguration(
         architecture="vit",
         configuration=ViTConfig(

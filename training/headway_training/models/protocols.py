@@ -1,0 +1,72 @@
+"""What the rest of the project asks of a model, of this kit or not (docs/bring-your-own.md).
+
+B rows, T target tokens, S source tokens, D model width, H heads, K head width, V vocabulary, C classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from headway_training.models.parts.attention import Attend, AttendCross
+
+
+class Decoder(Protocol):
+    """A model that generates text."""
+
+    max_length: int
+    """Most tokens, prompt and continuation together."""
+
+    def hidden_states(self, input_ids: Tensor, position_ids: Tensor, attend: Attend) -> Tensor:
+        """(B, T), (B, T) -> (B, T, D)."""
+        ...
+
+    def logits(self, hidden_states: Tensor) -> Tensor:
+        """(..., D) -> (..., V)."""
+        ...
+
+
+class EncoderDecoder(Protocol):
+    """A model that translates."""
+
+    max_source_length: int
+    """Most tokens of a source sentence."""
+    max_target_length: int
+    """Most tokens of a translation, its first token included."""
+
+    def encode(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """(B, S), (B, S) -> memory (B, S, D)."""
+        ...
+
+    def cross_keys_values(self, memory: Tensor) -> Sequence[tuple[Tensor, Tensor]]:
+        """(B, S, D) -> a (key, value) a layer, each (B, S, H, K)."""
+        ...
+
+    def decode(self, input_ids: Tensor, position_ids: Tensor, attend: Attend, attend_cross: AttendCross) -> Tensor:
+        """(B, T), (B, T) -> (B, T, D)."""
+        ...
+
+    def logits(self, hidden_states: Tensor) -> Tensor:
+        """(..., D) -> (..., V)."""
+        ...
+
+
+class TextClassifier(Protocol):
+    """A model that classifies texts."""
+
+    max_length: int
+    """Most tokens of a text."""
+
+    def __call__(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """(B, T), (B, T) -> logits (B, C)."""
+        ...
+
+
+class ImageClassifier(Protocol):
+    """A model that labels images."""
+
+    def __call__(self, pixel_values: Tensor) -> Tensor:
+        """(B, 3, height, width) -> logits (B, C)."""
+        ...
