@@ -1,0 +1,1 @@
+"""Continuous batching of decoders: sequence, scheduler, runner, sampler, engine (docs/engine.md)."""

@@ -1,0 +1,40 @@
+"""What the engine needs of a runner; `runner.py` is the one that serves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Decoder(Protocol):
+    """A decoder whose state lives in slots. One thread calls it."""
+
+    num_slots: int
+    max_length: int
+    vocab_size: int
+    prefill_chunk: int
+
+    def prefill(self, slot: int, token_ids: NDArray[np.int64], start: int) -> NDArray[np.float32]:
+        """Reads tokens (T,) into a slot from position `start`; returns the logits (V,) after the last of them.
+
+        They hold until the next call, like those of `decode`.
+        """
+
+    def decode(self, token_ids: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Runs one token (R,) in each slot 0 to R-1, at `positions` (R,); returns the logits (R, V) after each."""
+
+    def move(self, source: int, target: int, length: int) -> None:
+        """Copies the first `length` positions of a slot to another."""
+
+    def set_sources(self, sources: Sequence[Any]) -> None:
+        """Says which encoded sentences the running slots read, in their order."""
+
+
+class Encoder(Protocol):
+    """The encoder of a translation model."""
+
+    def encode(self, sources: Sequence[NDArray[np.int64]]) -> Sequence[Any]:
+        """Encodes sentences (S,) in one batch; returns for each what `set_sources` takes."""

@@ -1,0 +1,51 @@
+"""What a step hands out, carried to the event loop in one call a step."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TypeAlias
+
+import structlog
+
+from headway_server.engine.reply import Reply
+from headway_server.engine.sequence import SequenceResult
+
+_Text: TypeAlias = tuple[Reply, str, int]
+_End: TypeAlias = tuple[Reply, "SequenceResult | BaseException"]
+
+_log = structlog.get_logger(__name__)
+
+
+class Outbox:
+    """Collects on the engine's thread; `flush` wakes the event loop once."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._texts: list[_Text] = []
+        self._ends: list[_End] = []
+
+    def add_text(self, reply: Reply, text: str, num_new_tokens: int) -> None:
+        """Hands out text that has appeared."""
+        self._texts.append((reply, text, num_new_tokens))
+
+    def add_end(self, reply: Reply, outcome: SequenceResult | BaseException) -> None:
+        """Hands out a result, or the error instead."""
+        self._ends.append((reply, outcome))
+
+    def flush(self) -> None:
+        """Sends what was collected."""
+        if not self._texts and not self._ends:
+            return
+        texts, self._texts = self._texts, []
+        ends, self._ends = self._ends, []
+        try:
+            self._loop.call_soon_threadsafe(_deliver, texts, ends)
+        except RuntimeError:  # the loop is closed: nobody is left to tell
+            _log.warning("the event loop is closed; results are dropped", num_results=len(ends))
+
+
+def _deliver(texts: list[_Text], ends: list[_End]) -> None:
+    for reply, text, num_new_tokens in texts:
+        reply.add(text, num_new_tokens)
+    for reply, outcome in ends:
+        reply.end(outcome)

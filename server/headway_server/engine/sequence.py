@@ -1,0 +1,180 @@
+"""A sequence: one prompt or sentence on its way through the engine.
+
+    WAITING ──▶ PREFILLING ──▶ RUNNING ──▶ FINISHED
+       │            │             │            ▲
+       └────────────┴─────────────┴────────────┘  cancelled, past its deadline, failed
+
+A translation skips PREFILLING: its source goes through the encoder when it is admitted. The engine's thread alone
+changes a sequence, but for `cancelled`, which the event loop sets and the engine reads at its next step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway_server.engine.reply import Reply
+from headway_server.engine.text import TextAssembly
+
+
+class FinishReason(Enum):
+    """Why a sequence ended."""
+
+    END_OF_SEQUENCE = "end_of_sequence"
+    """The model produced its end-of-sequence token."""
+    STOP = "stop"
+    """A stop string appeared."""
+    LENGTH = "length"
+    """The limit of new tokens was reached."""
+
+
+class Stage(Enum):
+    """Where a sequence is."""
+
+    WAITING = "waiting"
+    PREFILLING = "prefilling"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParameters:
+    """How to choose tokens; `sampler.py` defines each exactly. Checked where it is made, `engine/request.py`."""
+
+    max_new_tokens: int
+    """Most tokens to produce."""
+    temperature: float = 0.0
+    """Softmax temperature; 0 is greedy."""
+    top_k: int = 0
+    """Sample among the k most likely tokens; 0 turns it off."""
+    top_p: float = 1.0
+    """Sample among the smallest set of tokens whose probability reaches p."""
+    seed: int = 0
+    """Seed of the random stream, 0 to 2**64 - 1."""
+    sample: int = 0
+    """Number of the sample among those of one seed."""
+    stop_strings: tuple[str, ...] = ()
+    """Strings that end the text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceResult:
+    """What became of a sequence."""
+
+    text: str
+    finish_reason: FinishReason
+    num_new_tokens: int
+    """Tokens produced, the end of the sequence included."""
+    log_probability: float
+    """Sum of the natural logarithms of the produced tokens' probabilities; 0 where the engine does not compute it."""
+    arrived_at: float
+    """When it was handed to the engine, in seconds of `time.monotonic`, like the next two."""
+    started_at: float
+    """When it left the queue."""
+    finished_at: float
+    """When its last token was there."""
+
+
+class Sequence:
+    """One prompt or sentence, its parameters and how far it is."""
+
+    __slots__ = (
+        "arrived_at",
+        "cancelled",
+        "cross",
+        "deadline",
+        "eos_id",
+        "first_id",
+        "input_ids",
+        "log_probability",
+        "num_new_tokens",
+        "num_prefilled",
+        "parameters",
+        "reply",
+        "slot",
+        "stage",
+        "started_at",
+        "text",
+        "wants_pieces",
+    )
+
+    def __init__(
+        self,
+        *,
+        input_ids: NDArray[np.int64],
+        parameters: SamplingParameters,
+        text: TextAssembly,
+        reply: Reply,
+        eos_id: int | None,
+        deadline: float | None = None,
+        wants_pieces: bool = False,
+        first_id: int | None = None,
+    ) -> None:
+        """Describes a sequence that is about to wait.
+
+        Args:
+            input_ids: (T,) int64 tokens of the prompt or of the source sentence, at least one.
+            parameters: How to choose tokens.
+            text: Makes text of the tokens.
+            reply: Takes pieces and the result to the caller.
+            eos_id: Token that ends the sequence.
+            deadline: When the caller stops waiting, in seconds of `time.monotonic`.
+            wants_pieces: Whether the text is handed out as it appears.
+            first_id: The token at position 0, for a translation; a prompt has its own.
+        """
+        self.input_ids = input_ids
+        self.parameters = parameters
+        self.text = text
+        self.reply = reply
+        self.eos_id = eos_id
+        self.deadline = float("inf") if deadline is None else deadline
+        self.wants_pieces = wants_pieces
+        self.first_id = first_id
+        self.stage = Stage.WAITING
+        self.cancelled = False
+        self.slot = -1
+        self.num_prefilled = 0
+        self.num_new_tokens = 0
+        self.log_probability = 0.0
+        self.cross: Any = None  # what the encoder made of the source; the runner's own type
+        self.arrived_at = 0.0
+        self.started_at = 0.0
+
+    def __repr__(self) -> str:
+        return (
+            f"Sequence({self.stage.value}, slot {self.slot}, {len(self.input_ids)} input tokens, "
+            f"{self.num_prefilled} prefilled, {self.num_new_tokens} of {self.parameters.max_new_tokens} new)"
+        )
+
+    @property
+    def num_cached(self) -> int:
+        """Positions of its slot that are written. The newest token is not among them: the next step writes it."""
+        return self.num_prefilled + max(self.num_new_tokens - 1, 0) if self.first_id is None else self.num_new_tokens
+
+    def accept(self, token_id: int, log_probability: float) -> FinishReason | None:
+        """Takes the next token and says whether the sequence ends with it."""
+        self.num_new_tokens += 1
+        self.log_probability += log_probability
+        if token_id == self.eos_id:
+            return FinishReason.END_OF_SEQUENCE
+        if self.text.push(token_id):
+            return FinishReason.STOP
+        if self.num_new_tokens == self.parameters.max_new_tokens:
+            return FinishReason.LENGTH
+        return None
+
+    def result(self, finish_reason: FinishReason, now: float) -> SequenceResult:
+        """Closes the text and returns the result."""
+        return SequenceResult(
+            text=self.text.finish(),
+            finish_reason=finish_reason,
+            num_new_tokens=self.num_new_tokens,
+            log_probability=self.log_probability,
+            arrived_at=self.arrived_at,
+            started_at=self.started_at,
+            finished_at=now,
+        )

@@ -1,0 +1,21 @@
+"""Settings of an engine, embedded in the server's."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class EngineSettings(BaseModel):
+    """How many sequences an engine holds."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    num_slots: Annotated[int, Field(ge=1, le=1024)] = 16
+    """Sequences that run at once. Each takes the model's maximum length of cache, allocated at start."""
+    max_waiting: Annotated[int, Field(ge=0, le=100_000)] = 512
+    """Sequences that may wait for a slot; past that a call is refused as overloaded."""
+    max_encoder_tokens: Annotated[int, Field(ge=1)] = 4096
+    """Tokens of an encoder batch, padding counted: what newly admitted sentences may hold up the running ones by.
+    A single longer sentence goes alone."""
