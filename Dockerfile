@@ -1,0 +1,64 @@
+# syntax=docker/dockerfile:1
+# Images of headway, one target each (docs/operations.md has sizes and flags):
+#   docker build --target server-cpu --tag headway-server .
+#   docker build --target server-gpu --tag headway-server-gpu .
+#   docker build --target client     --tag headway-client .
+#
+# Base: python:*-slim in both stages, because a virtual environment points at its interpreter by path and the wheels of
+# ONNX Runtime, NumPy and gRPC need glibc. A distroless image would pin Debian's own Python; an nvidia/cuda image would
+# bring a second copy of libraries that the wheels of the gpu extra bring at the versions ONNX Runtime was built for.
+ARG PYTHON_VERSION=3.12
+
+FROM python:${PYTHON_VERSION}-slim AS builder
+WORKDIR /src
+COPY constraints.txt ./
+COPY docker/ docker/
+COPY proto/ proto/
+
+FROM builder AS server-cpu-builder
+COPY server/ server/
+RUN --mount=type=cache,target=/root/.cache/pip bash docker/make-environment.sh server-cpu /opt/headway
+
+FROM builder AS server-gpu-builder
+COPY server/ server/
+RUN --mount=type=cache,target=/root/.cache/pip bash docker/make-environment.sh server-gpu /opt/headway
+
+FROM builder AS client-builder
+COPY client/ client/
+RUN --mount=type=cache,target=/root/.cache/pip bash docker/make-environment.sh client /opt/headway
+
+FROM python:${PYTHON_VERSION}-slim AS runtime
+# A fixed id, so that the rights of mounted folders can be set before the container runs.
+RUN groupadd --gid 10001 headway \
+    && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /nonexistent --shell /usr/sbin/nologin headway
+# Bytecode was compiled with the environment; the root file system may be read-only.
+ENV PATH=/opt/headway/bin:$PATH \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1
+USER 10001:10001
+WORKDIR /
+
+FROM runtime AS server
+COPY docker/health_probe.py /opt/health_probe.py
+EXPOSE 50051
+# The server drains on this signal: it refuses new calls and finishes those it has.
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=10s --timeout=5s --start-period=30s --retries=3 \
+    CMD ["python", "/opt/health_probe.py", "--address", "127.0.0.1:50051"]
+ENTRYPOINT ["headway-server"]
+CMD ["--store", "/models", "--host", "0.0.0.0", "--port", "50051"]
+
+FROM server AS server-gpu
+# What the NVIDIA container toolkit mounts into the container: the driver's compute libraries and nvidia-smi.
+ENV NVIDIA_VISIBLE_DEVICES=all \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility
+COPY --from=server-gpu-builder /opt/headway /opt/headway
+
+FROM runtime AS client
+COPY --from=client-builder /opt/headway /opt/headway
+ENTRYPOINT ["headway"]
+CMD ["--help"]
+
+# The last stage is what `docker build .` makes.
+FROM server AS server-cpu
+COPY --from=server-cpu-builder /opt/headway /opt/headway
