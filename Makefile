@@ -1,19 +1,32 @@
 # make help lists the targets.
-PYTHON ?= python3
+# The first Python that is new enough; another is chosen by `make PYTHON=/path/to/python TARGET`.
+PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
+	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
+DEMO_VENV := .demo-venv
+DEMO_BIN := $(DEMO_VENV)/bin
+PIP_INSTALL := pip install --disable-pip-version-check --no-input --constraint constraints.txt
+
+define CHECK_PYTHON
+@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed and none was found: make PYTHON=/path/to/python3.12 ..." >&2; exit 1; }
+@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; $(PYTHON) is " \
+	+ sys.version.split()[0] + ": make PYTHON=/path/to/python3.12 ...")'
+endef
 
 .PHONY: help install lint proto test serve bench demo clean
 
 help: ## This list
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
 install: $(VENV)/.installed ## Make .venv with everything
 
-$(VENV)/.installed: constraints.txt pyproject.toml $(wildcard */pyproject.toml)
+$(VENV)/.installed: constraints.txt requirements-dev.txt $(wildcard */pyproject.toml)
+	$(CHECK_PYTHON)
+	@echo "Making $(VENV) with everything a developer needs; torch makes this take minutes the first time."
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt --requirement requirements-dev.txt
-	touch $@
+	$(BIN)/$(PIP_INSTALL) --requirement requirements-dev.txt
+	@touch $@
 
 lint: install ## Style and types
 	$(BIN)/ruff check .
@@ -28,3 +41,21 @@ test: install lint ## Everything: style, types and the whole suite
 
 serve: install ## A server on 127.0.0.1:50051 with the shipped models
 	$(BIN)/headway-server --store models --host 127.0.0.1 --port 50051
+
+bench: install ## Measure the shipped models on this machine
+	$(BIN)/python benchmarks/run.py
+
+demo: $(DEMO_VENV)/.installed ## A real server, and every call answered (no torch)
+	$(DEMO_BIN)/python demo/run.py $(DEMO_ARGS)
+
+# What serving needs, and no more: the same three distributions as the images, from this tree.
+$(DEMO_VENV)/.installed: constraints.txt proto/pyproject.toml server/pyproject.toml client/pyproject.toml
+	$(CHECK_PYTHON)
+	@echo "Making $(DEMO_VENV) with what serving needs; this takes about half a minute the first time."
+	$(PYTHON) -m venv $(DEMO_VENV)
+	$(DEMO_BIN)/$(PIP_INSTALL) --quiet --editable ./proto --editable "./server[cpu]" --editable ./client
+	@touch $@
+
+clean: ## Remove the environments and everything that tools leave behind
+	rm -rf $(VENV) $(DEMO_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
