@@ -1,0 +1,209 @@
+"""From the API's messages to results: the one place where responses are read, for both clients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Protocol, TypeVar
+
+from google.protobuf.duration_pb2 import Duration
+from grpc_health.v1 import health_pb2
+
+from headway.v1 import (
+    common_pb2,
+    generation_service_pb2,
+    image_classification_service_pb2,
+    model_service_pb2,
+    text_classification_service_pb2,
+    translation_service_pb2,
+)
+from headway_client.errors import ProtocolError
+from headway_client.results import (
+    Answer,
+    FinishReason,
+    GeneratedText,
+    HealthStatus,
+    ImageLabels,
+    LabeledSpan,
+    LabelScore,
+    Model,
+    ModelDetails,
+    ModelList,
+    ModelReference,
+    QualityFigure,
+    RejectedBundle,
+    SamplingDefaults,
+    Task,
+    TextEmbedding,
+    TextLabels,
+    TextSpans,
+    Timings,
+    TranslatedText,
+)
+
+MessageT = TypeVar("MessageT")
+ResultT = TypeVar("ResultT")
+
+# Values of the API by number; a number of a newer protocol is in none of them.
+_FINISH_REASONS: dict[int, FinishReason] = {
+    generation_service_pb2.FINISH_REASON_END_OF_SEQUENCE: FinishReason.END_OF_SEQUENCE,
+    generation_service_pb2.FINISH_REASON_STOP: FinishReason.STOP,
+    generation_service_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
+}
+TASKS: dict[int, Task] = {
+    model_service_pb2.TASK_UNSPECIFIED: Task.UNSPECIFIED,
+    model_service_pb2.TASK_GENERATION: Task.GENERATION,
+    model_service_pb2.TASK_TRANSLATION: Task.TRANSLATION,
+    model_service_pb2.TASK_TEXT_CLASSIFICATION: Task.TEXT_CLASSIFICATION,
+    model_service_pb2.TASK_TOKEN_CLASSIFICATION: Task.TOKEN_CLASSIFICATION,
+    model_service_pb2.TASK_TEXT_EMBEDDING: Task.TEXT_EMBEDDING,
+    model_service_pb2.TASK_IMAGE_CLASSIFICATION: Task.IMAGE_CLASSIFICATION,
+}
+_HEALTH: dict[int, HealthStatus] = {
+    health_pb2.HealthCheckResponse.SERVING: HealthStatus.SERVING,
+    health_pb2.HealthCheckResponse.NOT_SERVING: HealthStatus.NOT_SERVING,
+    health_pb2.HealthCheckResponse.SERVICE_UNKNOWN: HealthStatus.SERVICE_UNKNOWN,
+}
+
+
+class Reply(Protocol):
+    """What every answering message carries besides its results."""
+
+    @property
+    def model(self) -> common_pb2.ModelReference:
+        """The model that answered."""
+
+    @property
+    def timings(self) -> common_pb2.Timings:
+        """Where the time went."""
+
+
+def answer(
+    reply: Reply, messages: Iterable[MessageT], convert: Callable[[MessageT], ResultT], input_count: int
+) -> Answer[ResultT]:
+    """Makes the answer of a call with `input_count` inputs.
+
+    Raises:
+        ProtocolError: There is not one result for every input.
+    """
+    results = tuple(convert(message) for message in messages)
+    if len(results) != input_count:
+        raise ProtocolError(f"the server answered {len(results)} results to {input_count} inputs")
+    return Answer(results, _model_reference(reply.model), _timings(reply.timings))
+
+
+def generated_text(message: generation_service_pb2.GeneratedText) -> GeneratedText:
+    """Reads a continuation."""
+    return GeneratedText(
+        text=message.text,
+        finish_reason=_FINISH_REASONS.get(message.finish_reason, FinishReason.UNSPECIFIED),
+        prompt_token_count=message.prompt_token_count,
+        new_token_count=message.new_token_count,
+        truncated=message.truncated,
+        seed=message.seed,
+    )
+
+
+def translated_text(message: translation_service_pb2.TranslatedText) -> TranslatedText:
+    """Reads a translation."""
+    return TranslatedText(
+        text=message.text,
+        log_probability=message.log_probability,
+        finish_reason=_FINISH_REASONS.get(message.finish_reason, FinishReason.UNSPECIFIED),
+        source_token_count=message.source_token_count,
+        new_token_count=message.new_token_count,
+        truncated=message.truncated,
+    )
+
+
+def text_labels(message: text_classification_service_pb2.TextLabels) -> TextLabels:
+    """Reads the labels of a text."""
+    return TextLabels(_label_scores(message.labels), message.token_count, message.truncated)
+
+
+def text_spans(message: text_classification_service_pb2.TextSpans) -> TextSpans:
+    """Reads the spans of a text."""
+    spans = tuple(LabeledSpan(span.label, span.probability, span.start, span.end) for span in message.spans)
+    return TextSpans(spans, message.token_count, message.truncated)
+
+
+def text_embedding(message: text_classification_service_pb2.TextEmbedding) -> TextEmbedding:
+    """Reads the vector of a text."""
+    return TextEmbedding(tuple(message.values), message.token_count, message.truncated)
+
+
+def image_labels(message: image_classification_service_pb2.ImageLabels) -> ImageLabels:
+    """Reads the labels of an image."""
+    return ImageLabels(_label_scores(message.labels), message.width, message.height)
+
+
+def model_list(response: model_service_pb2.ListModelsResponse) -> ModelList:
+    """Reads the loaded models and the bundles that could not be loaded."""
+    return ModelList(
+        tuple(_model(message) for message in response.models),
+        tuple(RejectedBundle(bundle.path, bundle.reason) for bundle in response.rejected_bundles),
+    )
+
+
+def model_details(response: model_service_pb2.GetModelResponse) -> ModelDetails:
+    """Reads one model and its manifest."""
+    return ModelDetails(_model(response.model), response.manifest_json)
+
+
+def health_status(response: health_pb2.HealthCheckResponse) -> HealthStatus:
+    """Reads a health check; a status of a newer protocol is unknown."""
+    return _HEALTH.get(response.status, HealthStatus.UNKNOWN)
+
+
+def _model(message: model_service_pb2.Model) -> Model:
+    return Model(
+        name=message.name,
+        version=message.version,
+        task=TASKS.get(message.task, Task.UNSPECIFIED),
+        description=message.description,
+        architecture=message.architecture,
+        parameter_count=message.parameter_count,
+        variant=message.variant,
+        device=message.device,
+        max_input_token_count=message.max_input_token_count,
+        max_token_count=message.max_token_count,
+        labels=tuple(message.labels),
+        source_language=message.source_language,
+        target_language=message.target_language,
+        default_sampling=_sampling(message.default_sampling) if message.HasField("default_sampling") else None,
+        quality=tuple(_quality_figure(figure) for figure in message.quality),
+        license=message.license,
+    )
+
+
+def _quality_figure(message: model_service_pb2.QualityFigure) -> QualityFigure:
+    return QualityFigure(message.variant, message.metric, message.value, message.example_count, message.dataset)
+
+
+def _sampling(message: generation_service_pb2.SamplingParameters) -> SamplingDefaults:
+    return SamplingDefaults(
+        max_new_tokens=message.max_new_token_count if message.HasField("max_new_token_count") else None,
+        temperature=message.temperature if message.HasField("temperature") else None,
+        top_k=message.top_k if message.HasField("top_k") else None,
+        top_p=message.top_p if message.HasField("top_p") else None,
+    )
+
+
+def _label_scores(messages: Iterable[text_classification_service_pb2.LabelScore]) -> tuple[LabelScore, ...]:
+    return tuple(LabelScore(message.label, message.probability) for message in messages)
+
+
+def _model_reference(message: common_pb2.ModelReference) -> ModelReference:
+    return ModelReference(message.name, message.version, message.variant)
+
+
+def _timings(message: common_pb2.Timings) -> Timings:
+    return Timings(
+        total_s=_seconds(message.total),
+        queue_s=_seconds(message.queue),
+        preprocessing_s=_seconds(message.preprocessing),
+        inference_s=_seconds(message.inference),
+    )
+
+
+def _seconds(duration: Duration) -> float:
+    return duration.seconds + duration.nanos / 1e9
