@@ -1,1 +1,21 @@
 """Continuous batching of decoders: sequence, scheduler, runner, sampler, engine (docs/engine.md)."""
+
+from headway_server.engine.generation import GeneratedText, GenerationModel
+from headway_server.engine.model import Decoded
+from headway_server.engine.reply import Piece
+from headway_server.engine.request import SamplingRequest
+from headway_server.engine.sequence import FinishReason
+from headway_server.engine.settings import EngineSettings
+from headway_server.engine.translation import TranslatedText, TranslationModel
+
+__all__ = [
+    "Decoded",
+    "EngineSettings",
+    "FinishReason",
+    "GeneratedText",
+    "GenerationModel",
+    "Piece",
+    "SamplingRequest",
+    "TranslatedText",
+    "TranslationModel",
+]

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import aclosing
 from queue import Empty, SimpleQueue
 from threading import Thread
 
@@ -109,7 +110,7 @@ class Engine:
         finally:
             cancel(sequences)
 
-    async def stream(self, sequence: Sequence) -> AsyncIterator[Piece]:
+    async def stream(self, sequence: Sequence) -> AsyncGenerator[Piece, None]:
         """Submits a sequence that wants pieces and yields them; its reply holds the result afterwards.
 
         Raises:
@@ -119,8 +120,9 @@ class Engine:
         """
         self.submit([sequence])
         try:
-            async for piece in sequence.reply.pieces():
-                yield piece
+            async with aclosing(sequence.reply.pieces()) as pieces:
+                async for piece in pieces:
+                    yield piece
         finally:
             cancel([sequence])
             sequence.reply.result.cancel()  # nobody reads what comes now; nothing happens where it is there already

@@ -1,0 +1,106 @@
+"""What generation and translation have in common as served models: tokenizer, engine, admission."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Elements
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from headway_server.batching import CallTimings
+from headway_server.batching.admission import Admission
+from headway_server.bundles import Bundle, Precision
+from headway_server.engine.engine import Engine
+from headway_server.engine.interfaces import Decoder, Encoder
+from headway_server.engine.request import DecodingLimits
+from headway_server.engine.sequence import SequenceResult
+from headway_server.engine.settings import EngineSettings
+from headway_server.errors import InvalidInputError
+from headway_server.preprocessing import TextTokenizer
+from headway_server.runtime import Device
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decoded(Generic[_T]):
+    """The answer to a call: one result an input, in order."""
+
+    results: list[_T]
+    timings: CallTimings
+
+
+class DecodingModel:
+    """What generation and translation have in common."""
+
+    _noun = "texts"
+    _field = "texts"
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        *,
+        precision: Precision,
+        device: Device,
+        tokenizer: TextTokenizer,
+        decoder: Decoder,
+        encoder: Encoder | None = None,
+        settings: EngineSettings,
+    ) -> None:
+        """Makes a model of its parts; `load` makes the parts."""
+        manifest = bundle.manifest
+        assert manifest.limits.max_input_tokens is not None, "the manifest's validator demands it"
+        assert manifest.special_tokens is not None, "the manifest's validator demands it"
+        self.bundle = bundle
+        self.precision = precision
+        self.device: Device = device
+        self.limits = DecodingLimits(
+            max_input_tokens=manifest.limits.max_input_tokens,
+            max_total_tokens=decoder.max_length,
+            vocab_size=decoder.vocab_size,
+        )
+        self._tokenizer = tokenizer
+        self._eos_id = manifest.special_tokens.eos
+        self._capacity = settings.num_slots + settings.max_waiting
+        self._admission = Admission(limit=self._capacity, noun=self._noun, owner=manifest.name)
+        self._engine = Engine(
+            decoder, encoder=encoder, max_encoder_tokens=settings.max_encoder_tokens, name=f"engine-{manifest.name}"
+        )
+
+    def __repr__(self) -> str:
+        manifest = self.bundle.manifest
+        return f"{type(self).__name__}({manifest.name}/{manifest.version}, {self.precision}, {self._engine!r})"
+
+    def start(self) -> None:
+        """Starts the engine; called with the event loop running."""
+        self._engine.start()
+
+    async def drain(self, timeout_s: float) -> None:
+        """Takes nothing new and waits, at most `timeout_s`, for what was taken."""
+        await self._admission.drain(timeout_s)
+
+    def close(self) -> None:
+        """Stops the engine; what still runs or waits fails."""
+        self._engine.close()
+
+    @contextmanager
+    def _admit(self, count: int) -> Iterator[None]:
+        """Holds a call's permit. A call that could never be admitted is told so, not that it should try again."""
+        if count > self._capacity:
+            raise InvalidInputError(
+                self._field,
+                f"has {count} elements; {self.bundle.manifest.name} takes at most {self._capacity} at once; "
+                "send them in several calls",
+            )
+        with self._admission.admit(count):
+            yield
+
+
+def call_timings(results: Elements[SequenceResult], preprocessing_s: float) -> CallTimings:
+    """Tells where the time of a call went."""
+    return CallTimings(
+        queue_s=max(result.started_at - result.arrived_at for result in results),
+        preprocessing_s=preprocessing_s,
+        inference_s=max(result.finished_at for result in results) - min(result.started_at for result in results),
+    )

@@ -1,0 +1,101 @@
+"""TranslationService."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+import grpc
+from headway.v1 import translation_service_pb2 as pb
+from headway.v1 import translation_service_pb2_grpc as pb_grpc
+
+from headway_server.engine import Decoded, Piece, TranslatedText, TranslationModel
+from headway_server.registry import ModelRegistry
+from headway_server.services.generation import FINISH_REASONS, check_text
+from headway_server.services.messages import check_texts, deadline_of, model_reference, timings_of_call
+
+MAX_TEXTS = 256
+
+
+class TranslationService(pb_grpc.TranslationServiceServicer):
+    """Answers from the registry's encoder-decoder models."""
+
+    def __init__(self, registry: ModelRegistry) -> None:
+        self._registry = registry
+
+    async def TranslateText(  # noqa: N802 (the method's name in the protocol)
+        self, request: pb.TranslateTextRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.TranslateTextResponse:
+        """Translates every text."""
+        arrived = time.monotonic()
+        model = self._find(request)
+        texts = list(request.texts)
+        answer = await model.translate(
+            texts,
+            fields=check_texts("texts", texts, MAX_TEXTS),
+            max_new_tokens=_max_new_tokens(request.parameters),
+            truncate=request.truncate,
+            deadline=deadline_of(context),
+        )
+        return pb.TranslateTextResponse(
+            results=[_translated_text(text) for text in answer.results],
+            model=model_reference(model),
+            timings=timings_of_call(answer.timings, arrived),
+        )
+
+    async def StreamTranslateText(  # noqa: N802 (the method's name in the protocol)
+        self, request: pb.StreamTranslateTextRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncGenerator[pb.StreamTranslateTextResponse, None]:
+        """Translates a text and sends the translation as it appears."""
+        arrived = time.monotonic()
+        model = self._find(request)
+        parts = model.stream(
+            request.text,
+            field=check_text("text", request.text),
+            max_new_tokens=_max_new_tokens(request.parameters),
+            truncate=request.truncate,
+            deadline=deadline_of(context),
+        )
+        async with aclosing(parts):
+            async for part in parts:
+                yield _piece(part) if isinstance(part, Piece) else _last_message(part, model, arrived)
+
+    def _find(self, request: pb.TranslateTextRequest | pb.StreamTranslateTextRequest) -> TranslationModel:
+        model = self._registry.find_translation(
+            request.model, request.model_version, request.source_language, request.target_language
+        )
+        assert isinstance(model, TranslationModel)  # by the registry's table of loaders
+        return model
+
+
+def _max_new_tokens(parameters: pb.TranslationParameters) -> int | None:
+    return parameters.max_new_token_count if parameters.HasField("max_new_token_count") else None
+
+
+def _piece(piece: Piece) -> pb.StreamTranslateTextResponse:
+    return pb.StreamTranslateTextResponse(text_delta=piece.text, new_token_count=piece.num_new_tokens)
+
+
+def _last_message(
+    answer: Decoded[TranslatedText], model: TranslationModel, arrived: float
+) -> pb.StreamTranslateTextResponse:
+    (text,) = answer.results
+    return pb.StreamTranslateTextResponse(
+        new_token_count=text.result.num_new_tokens,
+        result=_translated_text(text),
+        model=model_reference(model),
+        timings=timings_of_call(answer.timings, arrived),
+    )
+
+
+def _translated_text(text: TranslatedText) -> pb.TranslatedText:
+    return pb.TranslatedText(
+        text=text.result.text,
+        log_probability=text.result.log_probability,
+        finish_reason=FINISH_REASONS[text.result.finish_reason],
+        source_token_count=text.num_source_tokens,
+        new_token_count=text.result.num_new_tokens,
+        truncated=text.truncated,
+    )
