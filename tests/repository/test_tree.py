@@ -1,0 +1,79 @@
+"""What the repository holds as a whole: sizes, documents and loose ends."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+_MIB = 1 << 20
+_MAX_FILE_BYTES = 2 * _MIB
+_MAX_MODELS_BYTES = 40 * _MIB
+_MAX_LINES = 400
+"""Of a source file: the style asks for 300; past this it has more than one subject."""
+
+_LOOSE_ENDS = re.compile(r"\b(?:TO" + r"DO|FIX" + r"ME|X" + r"XX|HA" + r"CK)\b")
+_DOCUMENTS = ("README.md", "CONTRIBUTING.md", "docs/operations.md")
+
+
+def _text(path: Path) -> str | None:
+    """Text of a file; none for a file that is not text."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        return None
+
+
+def test_no_file_is_large_outside_of_the_models(root: Path, tracked_files: list[Path]) -> None:
+    sizes = {path.as_posix(): (root / path).stat().st_size for path in tracked_files}
+    large = {name: size for name, size in sizes.items() if size > _MAX_FILE_BYTES and not name.startswith("models/")}
+    assert large == {}
+    assert sum(size for name, size in sizes.items() if name.startswith("models/")) <= _MAX_MODELS_BYTES
+
+
+def test_nothing_is_left_to_be_done_in_a_comment(root: Path, tracked_files: list[Path]) -> None:
+    loose = []
+    for path in tracked_files:
+        if path.suffix in {".py", ".md", ".proto", ".toml", ".yml", ".sh"} or path.name in {"Makefile", "Dockerfile"}:
+            lines = (_text(root / path) or "").splitlines()
+            loose += [f"{path}:{number}" for number, line in enumerate(lines, start=1) if _LOOSE_ENDS.search(line)]
+    assert loose == []
+
+
+def test_source_files_have_one_subject(root: Path, tracked_files: list[Path]) -> None:
+    sources = [path for path in tracked_files if path.suffix == ".py" and "_pb2" not in path.name]
+    counts = {path.as_posix(): len((root / path).read_text().splitlines()) for path in sources}
+    assert {name: count for name, count in counts.items() if count > _MAX_LINES} == {}
+
+
+@pytest.mark.parametrize("document", _DOCUMENTS)
+def test_every_make_target_of_a_document_exists(root: Path, document: str) -> None:
+    targets = set(re.findall(r"^([a-z]+):", (root / "Makefile").read_text(), flags=re.MULTILINE))
+    named = set(re.findall(r"(?:^|`)make ([a-z]+)", (root / document).read_text(), flags=re.MULTILINE))
+    assert sorted(named - targets) == []
+
+
+def test_every_relative_link_of_a_document_leads_somewhere(root: Path, tracked_files: list[Path]) -> None:
+    broken = [
+        f"{path}: {link}"
+        for path in tracked_files
+        if path.suffix == ".md"
+        for link in re.findall(r"\]\((?!https?:|#|mailto:)([^)#\s]+)", (root / path).read_text())
+        if not (root / path.parent / link).exists()
+    ]
+    assert broken == []
+
+
+def test_the_help_names_every_target_a_user_may_call(root: Path) -> None:
+    makefile = (root / "Makefile").read_text()
+    phony = set(re.findall(r"^\.PHONY: (.*)$", makefile, flags=re.MULTILINE)[0].split())
+    helped = set(re.findall(r"^([a-z]+):.*## \S", makefile, flags=re.MULTILINE))
+    assert phony == helped
+
+
+def test_the_licence_is_apache_2(root: Path) -> None:
+    text = (root / "LICENSE").read_text()
+    assert "Apache License" in text
+    assert "Version 2.0, January 2004" in text
+    assert "END OF TERMS AND CONDITIONS" in text
