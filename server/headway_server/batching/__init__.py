@@ -6,6 +6,7 @@ from headway_server.batching.model import (
     ClassifiedImage,
     ClassifiedText,
     ImageClassifier,
+    ScoredLabel,
     TextClassifier,
 )
 from headway_server.batching.settings import BatchingSettings
@@ -17,5 +18,6 @@ __all__ = [
     "ClassifiedImage",
     "ClassifiedText",
     "ImageClassifier",
+    "ScoredLabel",
     "TextClassifier",
 ]

@@ -1,0 +1,5 @@
+"""`python -m headway_server`."""
+
+from headway_server.cli import app
+
+app()

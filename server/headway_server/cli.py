@@ -1,0 +1,127 @@
+"""`headway-server`."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from pydantic import BaseModel, ValidationError
+from pydantic_settings import SettingsError
+
+from headway_server.batching import BatchingSettings
+from headway_server.engine import EngineSettings
+from headway_server.errors import HeadwayError
+from headway_server.log import configure_logging
+from headway_server.registry import ModelRegistry
+from headway_server.runtime import Runtime
+from headway_server.server import HeadwayServer, address_problem, format_address
+from headway_server.settings import ServerSettings
+
+_USAGE_ERROR = 2
+_GROUPS: dict[str, type[BaseModel]] = {"engine": EngineSettings, "batching": BatchingSettings}
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+
+def _help(setting: str, text: str) -> Any:
+    """Makes an option of a setting, with its default and its name in the environment.
+
+    The option's own default is None: what is not given is left to the environment and then to the settings.
+    """
+    group, _, name = setting.rpartition(".")
+    field = (_GROUPS[group] if group else ServerSettings).model_fields[name]
+    shown = "" if field.default is None or field.is_required() else f" [default: {field.default}]"
+    variable = f"HEADWAY_{setting.replace('.', '__').upper()}"
+    return typer.Option(f"--{name.replace('_', '-')}", help=f"{text}{shown} [env: {variable}]", show_default=False)
+
+
+@app.command()
+def serve(
+    store: Annotated[Path | None, _help("store", "Folder that holds the bundles, STORE/MODEL/VERSION/.")] = None,
+    host: Annotated[str | None, _help("host", "Address to listen on.")] = None,
+    port: Annotated[int | None, _help("port", "Port to listen on; 0 takes a free one.")] = None,
+    device: Annotated[str | None, _help("device", "auto, cpu or cuda; auto takes CUDA where it is.")] = None,
+    precision: Annotated[
+        str | None, _help("precision", "fp32, int8 or fp16; left out, the fastest that suits the device.")
+    ] = None,
+    threads: Annotated[
+        int | None, _help("threads", "Threads of the models; left out, the cores this process may use.")
+    ] = None,
+    max_message_mib: Annotated[int | None, _help("max_message_mib", "Largest request, in MiB.")] = None,
+    max_image_mib: Annotated[float | None, _help("max_image_mib", "Largest encoded image, in MiB.")] = None,
+    max_image_megapixels: Annotated[
+        float | None, _help("max_image_megapixels", "Most pixels of an image, in millions.")
+    ] = None,
+    num_slots: Annotated[
+        int | None, _help("engine.num_slots", "Sequences that a generation or translation model runs at once.")
+    ] = None,
+    max_waiting: Annotated[
+        int | None, _help("engine.max_waiting", "Sequences that may wait for a slot; past that calls are refused.")
+    ] = None,
+    max_batch_tokens: Annotated[
+        int | None, _help("batching.max_batch_tokens", "Most tokens of a classifier's batch, padding included.")
+    ] = None,
+    max_batch_images: Annotated[int | None, _help("batching.max_batch_images", "Most images of a batch.")] = None,
+    max_waiting_texts: Annotated[
+        int | None, _help("batching.max_waiting_texts", "Texts that a classifier admits; past that calls are refused.")
+    ] = None,
+    max_waiting_images: Annotated[
+        int | None, _help("batching.max_waiting_images", "Images that a model admits; past that calls are refused.")
+    ] = None,
+    drain_timeout: Annotated[
+        float | None, _help("drain_timeout", "Seconds that running calls have to finish after SIGTERM or Ctrl-C.")
+    ] = None,
+    log_level: Annotated[str | None, _help("log_level", "debug, info, warning or error.")] = None,
+    log_format: Annotated[str | None, _help("log_format", "text for people, json for programs.")] = None,
+) -> None:
+    """Serves the bundles of a store over gRPC."""
+    settings = _settings({name: value for name, value in locals().items() if value is not None})
+    configure_logging(level=settings.log_level, line_format=settings.log_format)
+    if problem := address_problem(settings.host, settings.port):
+        address = format_address(settings.host, settings.port)
+        _fail(f"cannot listen on {address}: {problem}; stop what listens there or choose another --host or --port")
+    try:
+        runtime = Runtime(device=settings.device, num_threads=settings.threads)
+        registry = ModelRegistry.load(runtime, settings)
+    except HeadwayError as error:
+        _fail(str(error))
+    asyncio.run(_run(registry, runtime, settings))
+
+
+async def _run(registry: ModelRegistry, runtime: Runtime, settings: ServerSettings) -> None:
+    def announce(port: int) -> None:
+        sys.stdout.write(
+            f"headway-server ready on {format_address(settings.host, port)} models={len(registry.models)} "
+            f"rejected={len(registry.rejected)} device={runtime.device} threads={runtime.num_threads}\n"
+        )
+        sys.stdout.flush()
+
+    await HeadwayServer(registry, settings).run(announce)
+
+
+def _settings(given: dict[str, Any]) -> ServerSettings:
+    """Puts the flags that were given into their groups and adds what the environment says."""
+    flags: dict[str, Any] = {}
+    for name, value in given.items():
+        group = next((group for group, settings in _GROUPS.items() if name in settings.model_fields), None)
+        (flags.setdefault(group, {}) if group else flags)[name] = value
+    try:
+        return ServerSettings(**flags)
+    except SettingsError as error:  # a group in the environment that is not JSON
+        _fail(f"environment: {error}; set HEADWAY_<GROUP>__<NAME>, as --help lists them")
+    except ValidationError as error:
+        first = error.errors()[0]
+        flag = "--" + str(first["loc"][-1]).replace("_", "-")
+        variable = "HEADWAY_" + "__".join(str(part) for part in first["loc"]).upper()
+        if first["type"] == "missing":
+            _fail(f"{flag} is missing; give it, or set {variable}")
+        _fail(f"{flag} ({variable}) is {first['input']!r}: {first['msg']}")
+
+
+def _fail(message: str) -> NoReturn:
+    """Ends the program with one line on stderr."""
+    sys.stderr.write(f"headway-server: {message}\n")
+    raise typer.Exit(_USAGE_ERROR)

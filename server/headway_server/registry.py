@@ -1,0 +1,268 @@
+"""The models that are loaded, and finding the one a call is for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, Self, TypeAlias
+
+import structlog
+
+from headway_server.batching import ImageClassifier, TextClassifier
+from headway_server.bundles import Bundle, Precision, Task, find_bundles, open_bundle, version_key
+from headway_server.engine import GenerationModel, TranslationModel
+from headway_server.errors import (
+    BundleError,
+    HeadwayError,
+    InvalidInputError,
+    ModelNotFoundError,
+    StoreError,
+    WrongTaskError,
+)
+from headway_server.preprocessing import ImageLimits
+from headway_server.runtime import Device, Runtime
+from headway_server.settings import ServerSettings
+
+_log = structlog.get_logger(__name__)
+
+
+class ServedModel(Protocol):
+    """What every loaded model offers, whatever its task."""
+
+    bundle: Bundle
+    precision: Precision
+    device: Device
+
+    def start(self) -> None:
+        """Starts threads and tasks; called with the event loop running."""
+
+    async def drain(self, timeout_s: float) -> None:
+        """Takes nothing new and waits, at most `timeout_s`, for what was taken."""
+
+    def close(self) -> None:
+        """Stops; what still runs or waits fails."""
+
+
+Loader: TypeAlias = Callable[[Bundle, Runtime, ServerSettings], ServedModel]
+
+
+def _load_generation(bundle: Bundle, runtime: Runtime, settings: ServerSettings) -> ServedModel:
+    return GenerationModel.load(bundle, runtime, settings.engine, precision=settings.precision)
+
+
+def _load_translation(bundle: Bundle, runtime: Runtime, settings: ServerSettings) -> ServedModel:
+    return TranslationModel.load(bundle, runtime, settings.engine, precision=settings.precision)
+
+
+def _load_text_classifier(bundle: Bundle, runtime: Runtime, settings: ServerSettings) -> ServedModel:
+    return TextClassifier.load(bundle, runtime, settings.batching, precision=settings.precision)
+
+
+def _load_image_classifier(bundle: Bundle, runtime: Runtime, settings: ServerSettings) -> ServedModel:
+    limits = ImageLimits(
+        max_bytes=int(settings.max_image_mib * 2**20), max_pixels=int(settings.max_image_megapixels * 1e6)
+    )
+    return ImageClassifier.load(bundle, runtime, settings.batching, limits=limits, precision=settings.precision)
+
+
+LOADERS: Mapping[Task, Loader] = {
+    Task.GENERATION: _load_generation,
+    Task.TRANSLATION: _load_translation,
+    Task.TEXT_CLASSIFICATION: _load_text_classifier,
+    Task.IMAGE_CLASSIFICATION: _load_image_classifier,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RejectedBundle:
+    """A bundle that could not be loaded."""
+
+    path: str
+    """Below the store."""
+    reason: str
+
+
+class ModelRegistry:
+    """The models of a store."""
+
+    def __init__(self, models: Iterable[ServedModel], rejected: Sequence[RejectedBundle] = ()) -> None:
+        self.models: tuple[ServedModel, ...] = tuple(sorted(models, key=_name_and_version))
+        """By name and version."""
+        self.rejected = tuple(rejected)
+
+    @classmethod
+    def load(cls, runtime: Runtime, settings: ServerSettings) -> Self:
+        """Loads every bundle of the store; one that cannot be loaded is told in the log and in `rejected`.
+
+        Raises:
+            StoreError: The store is missing, or none of its bundles can be loaded.
+        """
+        models: list[ServedModel] = []
+        rejected: list[RejectedBundle] = []
+        for folder in find_bundles(settings.store):
+            path = folder.relative_to(settings.store).as_posix()
+            try:
+                models.append(_load_bundle(folder, runtime, settings))
+            except Exception as error:  # one bad bundle must not keep the others from being served
+                reason = str(error) if isinstance(error, HeadwayError) else f"{type(error).__name__}: {error}"
+                rejected.append(RejectedBundle(path=path, reason=reason))
+                unexpected = None if isinstance(error, HeadwayError) else error
+                _log.error("bundle rejected", bundle=path, reason=reason, exc_info=unexpected)
+        if not models:
+            reasons = "; ".join(f"{bundle.path}: {bundle.reason}" for bundle in rejected)
+            raise StoreError(f"store {settings.store}: none of its bundles can be served: {reasons}")
+        return cls(models, rejected)
+
+    def find(self, task: Task, name: str, version: str) -> ServedModel:
+        """Finds the model for a call.
+
+        Args:
+            task: What the call asks for.
+            name: Of the model; empty for the only one that can.
+            version: Of the model; empty for the latest one loaded.
+
+        Raises:
+            InvalidInputError: The name is empty and several models can.
+            ModelNotFoundError: There is no such model or version.
+            WrongTaskError: The model, or every model, was made for something else.
+        """
+        capable = self._with_task(task)
+        name = name or self._only_name(task, capable)
+        model = self.get(name, version)
+        if not version:  # an older version may do what the latest was not made for
+            model = next((other for other in reversed(capable) if other.bundle.manifest.name == name), model)
+        if model.bundle.manifest.task is not task:
+            raise WrongTaskError(
+                f"model {name}/{model.bundle.manifest.version} is for {model.bundle.manifest.task} and cannot do "
+                f"{task}; {self._advice(task)}"
+            )
+        return model
+
+    def find_translation(self, name: str, version: str, source_language: str, target_language: str) -> ServedModel:
+        """Finds the model for a translation.
+
+        Args:
+            name: Of the model; empty for the only one that translates between the languages.
+            version: Of the model; empty for the latest one loaded.
+            source_language: BCP 47 code of the texts; empty for the model's.
+            target_language: BCP 47 code to translate to; empty for the model's.
+
+        Raises:
+            InvalidInputError: The name is empty and several models can; or a language is not one of the model's.
+            ModelNotFoundError: There is no such model or version.
+            WrongTaskError: The model, or every model, was made for something else.
+        """
+        candidates = self._with_task(Task.TRANSLATION)
+        if not name and candidates:
+            matching = [
+                model for model in candidates if _wrong_language(model, source_language, target_language) is None
+            ]
+            # Where no model translates between them, the error below names the field and what there is.
+            name = self._only_name(Task.TRANSLATION, matching or candidates[:1])
+        model = self.find(Task.TRANSLATION, name, version)
+        if field := _wrong_language(model, source_language, target_language):
+            value = source_language if field == "source_language" else target_language
+            raise InvalidInputError(
+                field, f"is {_quoted(value)}, for which there is no such model; loaded are {_pairs(candidates)}"
+            )
+        return model
+
+    def get(self, name: str, version: str) -> ServedModel:
+        """Finds a model by its name, whatever its task; without a version, the latest one loaded.
+
+        Raises:
+            ModelNotFoundError: There is no such model or version.
+        """
+        versions = [model for model in self.models if model.bundle.manifest.name == name]
+        if not versions:
+            raise ModelNotFoundError(f"model {_quoted(name)} is not loaded; loaded are {_names(self.models)}")
+        if not version:
+            return versions[-1]
+        for model in versions:
+            if model.bundle.manifest.version == version:
+                return model
+        have = ", ".join(model.bundle.manifest.version for model in versions)
+        raise ModelNotFoundError(f"model {name} has no version {_quoted(version)}; loaded are {have}")
+
+    def start(self) -> None:
+        """Starts every model; called with the event loop running."""
+        for model in self.models:
+            model.start()
+
+    async def drain(self, timeout_s: float) -> None:
+        """Has every model take nothing new and waits, at most `timeout_s`, for what was taken."""
+        await asyncio.gather(*(model.drain(timeout_s) for model in self.models))
+
+    def close(self) -> None:
+        """Stops every model."""
+        for model in self.models:
+            model.close()
+
+    def tasks(self) -> set[Task]:
+        """Returns what the loaded models can do."""
+        return {model.bundle.manifest.task for model in self.models}
+
+    def _with_task(self, task: Task) -> list[ServedModel]:
+        return [model for model in self.models if model.bundle.manifest.task is task]
+
+    def _only_name(self, task: Task, candidates: Sequence[ServedModel]) -> str:
+        """Returns the name that all candidates share."""
+        names = {model.bundle.manifest.name for model in candidates}
+        if not names:
+            raise WrongTaskError(f"no loaded model can do {task}; loaded are {_names(self.models)}")
+        if len(names) > 1:
+            raise InvalidInputError(
+                "model", f"is empty and several models can do {task}; name one of {_names(candidates)}"
+            )
+        return names.pop()
+
+    def _advice(self, task: Task) -> str:
+        capable = self._with_task(task)
+        return f"ask {_names(capable)}" if capable else "no loaded model can"
+
+    def __repr__(self) -> str:
+        return f"ModelRegistry({_names(self.models)}; {len(self.rejected)} rejected)"
+
+
+def _load_bundle(folder: Path, runtime: Runtime, settings: ServerSettings) -> ServedModel:
+    bundle = open_bundle(folder)
+    loader = LOADERS.get(bundle.manifest.task)
+    if loader is None:
+        raise BundleError(f"{folder}: is for {bundle.manifest.task}, which this server does not serve yet")
+    model = loader(bundle, runtime, settings)
+    _log.info("model loaded", model=repr(model), device=model.device)
+    return model
+
+
+def _name_and_version(model: ServedModel) -> tuple[str, tuple[tuple[int, int, str], ...]]:
+    return model.bundle.manifest.name, version_key(model.bundle.manifest.version)
+
+
+def _wrong_language(model: ServedModel, source: str, target: str) -> str | None:
+    """Returns the field of a request that asks for a language the model does not have."""
+    languages = model.bundle.manifest.languages
+    assert languages is not None  # the manifest's own check
+    if source and source.lower() != languages.source.lower():
+        return "source_language"
+    if target and target.lower() != languages.target.lower():
+        return "target_language"
+    return None
+
+
+def _names(models: Iterable[ServedModel]) -> str:
+    return ", ".join(dict.fromkeys(model.bundle.manifest.name for model in models)) or "none"
+
+
+def _pairs(models: Iterable[ServedModel]) -> str:
+    return ", ".join(
+        f"{manifest.name} ({manifest.languages.source} to {manifest.languages.target})"
+        for manifest in (model.bundle.manifest for model in models)
+        if manifest.languages is not None
+    )
+
+
+def _quoted(text: str) -> str:
+    """Quotes what a caller sent, but not all of it."""
+    return repr(text if len(text) <= 64 else text[:64] + "…")

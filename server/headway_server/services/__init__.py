@@ -1,0 +1,1 @@
+"""One servicer a file: convert the request, delegate, convert the answer back."""

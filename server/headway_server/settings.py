@@ -1,0 +1,56 @@
+"""Settings of the server: flags of the command line win over the environment (`HEADWAY_*`), which wins over defaults.
+
+A setting of a group is `HEADWAY_<GROUP>__<NAME>` in the environment, such as `HEADWAY_ENGINE__NUM_SLOTS`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from headway_server.batching.settings import BatchingSettings
+from headway_server.bundles import Precision
+from headway_server.engine.settings import EngineSettings
+
+_PIXELS_THAT_PILLOW_DECODES: Final = 89_000_000
+"""Past this Pillow warns of a decompression bomb itself."""
+
+
+class ServerSettings(BaseSettings):
+    """Everything that can be set."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="HEADWAY_", env_nested_delimiter="__", frozen=True, extra="forbid", use_attribute_docstrings=True
+    )
+
+    store: Path
+    """Folder that holds the bundles, `<store>/<model>/<version>/`."""
+    host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
+    """Address to listen on; 0.0.0.0 for all of IPv4, :: for all."""
+    port: Annotated[int, Field(ge=0, le=65535)] = 50051
+    """Port to listen on; 0 takes a free one, which the ready line names."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where models run; auto takes CUDA where it is."""
+    precision: Precision | None = None
+    """Variant to run; left out, the fastest that suits the device."""
+    threads: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """Threads of the models, together; left out, the cores this process may use."""
+    max_message_mib: Annotated[int, Field(ge=1, le=1024)] = 64
+    """Largest request, in MiB; what is larger is refused before it is read."""
+    max_image_mib: Annotated[float, Field(gt=0, le=1024)] = 16
+    """Largest encoded image, in MiB."""
+    max_image_megapixels: Annotated[float, Field(gt=0, le=_PIXELS_THAT_PILLOW_DECODES / 1e6)] = 50
+    """Most pixels of an image, in millions: of what its header announces and of what it is resized to."""
+    drain_timeout: Annotated[float, Field(ge=0, le=3600)] = 30
+    """Seconds that running calls have to finish after SIGTERM or Ctrl-C."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least level that is logged."""
+    log_format: Literal["text", "json"] = "text"
+    """Lines for people or for programs."""
+    engine: EngineSettings = EngineSettings()
+    """Of generation and translation models."""
+    batching: BatchingSettings = BatchingSettings()
+    """Of classifiers."""
