@@ -1,0 +1,65 @@
+"""Named configurations have the size that their papers print."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from headway_training.models import (
+    NAMED_CONFIGURATIONS,
+    LayerConfig,
+    build_model,
+    count_parameters,
+    named_configuration,
+)
+
+PAPERS = [name for name, named in NAMED_CONFIGURATIONS.items() if named.paper_parameter_count is not None]
+RECIPES = ["shakespeare-gpt", "multi30k-transformer", "agnews-encoder", "cifar10-vit"]
+
+EMBEDDINGS_DIFFER = {"transformer-base": 0.03}
+"""The paper's own count does not follow from its vocabulary: see the configuration's docstring and the test below."""
+
+
+def count(architecture: str, configuration: LayerConfig) -> int:
+    with torch.device("meta"):  # 13 billion parameters, and no memory
+        return count_parameters(build_model(architecture, configuration))
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_the_parameter_count_is_the_papers(name: str) -> None:
+    named = named_configuration(name)
+    assert named.paper_parameter_count is not None
+    tolerance = EMBEDDINGS_DIFFER.get(name, 0.02)
+    assert count(named.architecture, named.configuration) == pytest.approx(named.paper_parameter_count, rel=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("changes", "printed"),
+    [
+        ({"num_encoder_layers": 2, "num_decoder_layers": 2}, 36),
+        ({"num_encoder_layers": 4, "num_decoder_layers": 4}, 50),
+        ({"num_encoder_layers": 8, "num_decoder_layers": 8}, 80),
+        ({"d_ff": 1024}, 53),
+        ({"d_ff": 4096}, 90),
+    ],
+    ids=str,
+)
+def test_variations_of_transformer_base_differ_from_it_as_in_table_3(changes: dict[str, int], printed: int) -> None:
+    """So its layers are the paper's, and what is missing from its 65 million is in the embeddings."""
+    base = named_configuration("transformer-base").configuration
+    difference = count("transformer", dataclasses.replace(base, **changes)) - count("transformer", base)
+    assert difference / 1e6 == pytest.approx(printed - 65, abs=1)  # each printed number is rounded by up to a half
+
+
+def test_the_recipes_models_fit_the_space_that_their_bundles_have() -> None:
+    named = {name: named_configuration(name) for name in RECIPES}
+    counts = {name: count(each.architecture, each.configuration) for name, each in named.items()}
+    assert sum(counts.values()) < 11.5e6, counts
+    assert all(1.5e6 < counted < 6e6 for counted in counts.values()), counts
+
+
+def test_an_unknown_name_is_an_error_that_names_the_nearest() -> None:
+    with pytest.raises(ValueError, match="there is no configuration 'bert-bass'; did you mean 'bert-base'"):
+        named_configuration("bert-bass")
