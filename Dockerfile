@@ -40,17 +40,22 @@ WORKDIR /
 
 FROM runtime AS server
 COPY docker/health_probe.py /opt/health_probe.py
+# Settings, not arguments: what is given after the image's name adds to them. The health check reads the port too.
+ENV HEADWAY_STORE=/models \
+    HEADWAY_HOST=0.0.0.0 \
+    HEADWAY_PORT=50051
 EXPOSE 50051
 # The server drains on this signal: it refuses new calls and finishes those it has.
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=5s --start-period=30s --retries=3 \
-    CMD ["python", "/opt/health_probe.py", "--address", "127.0.0.1:50051"]
+    CMD ["python", "/opt/health_probe.py"]
 ENTRYPOINT ["headway-server"]
-CMD ["--store", "/models", "--host", "0.0.0.0", "--port", "50051"]
 
 FROM server AS server-gpu
-# What the NVIDIA container toolkit mounts into the container: the driver's compute libraries and nvidia-smi.
-ENV NVIDIA_VISIBLE_DEVICES=all \
+# A container without a GPU is told so at start, rather than served from the CPU. The NVIDIA container toolkit mounts
+# the driver's compute libraries and nvidia-smi.
+ENV HEADWAY_DEVICE=cuda \
+    NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility
 COPY --from=server-gpu-builder /opt/headway /opt/headway
 

@@ -7,6 +7,7 @@ so the image holds no second gRPC client.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 
 import grpc
@@ -29,7 +30,8 @@ def is_serving(address: str, timeout_s: float) -> bool:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--address", default="127.0.0.1:50051", help="host:port (default: %(default)s)")
+    own_address = f"127.0.0.1:{os.environ.get('HEADWAY_PORT', '50051')}"
+    parser.add_argument("--address", default=own_address, help="host:port (default: %(default)s)")
     parser.add_argument("--timeout-s", type=float, default=3.0, help="seconds to wait (default: %(default)s)")
     arguments = parser.parse_args()
     sys.exit(0 if is_serving(arguments.address, arguments.timeout_s) else 1)

@@ -66,8 +66,15 @@ def test_a_server_reads_its_models_listens_on_loopback_and_has_limits(compose: d
 @pytest.mark.parametrize("name", _SERVERS)
 def test_a_server_has_time_to_drain_before_it_is_killed(compose: dict[str, Any], name: str) -> None:
     grace_s = int(compose["services"][name]["stop_grace_period"].removesuffix("s"))
-    drain_timeout_s = ServerSettings.model_fields["drain_timeout"].default
-    assert grace_s >= drain_timeout_s + 5
+    assert grace_s >= float(compose["services"][name]["environment"]["HEADWAY_DRAIN_TIMEOUT"]) + 5
+    assert grace_s >= ServerSettings.model_fields["drain_timeout"].default + 5
+
+
+def test_images_and_compose_set_only_settings_the_server_has(compose: dict[str, Any], dockerfile: str) -> None:
+    inside = set(re.findall(r"\bHEADWAY_([A-Z_]+)=", dockerfile))
+    inside |= {key.removeprefix("HEADWAY_") for name in _SERVERS for key in compose["services"][name]["environment"]}
+    assert {name.lower() for name in inside} <= set(ServerSettings.model_fields)
+    assert {"STORE", "HOST", "PORT"} <= inside
 
 
 def test_the_gpu_server_reserves_an_nvidia_device(compose: dict[str, Any]) -> None:
