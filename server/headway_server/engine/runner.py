@@ -103,6 +103,28 @@ class DecoderRunner:
         logits: NDArray[np.float32] = self._logits[0, 0]
         return logits
 
+    def score(self, slot: int, token_ids: NDArray[np.int64], start: int) -> NDArray[np.float32]:
+        """Reads tokens into a slot as `prefill` does, and gives the logits after every one of them.
+
+        Returns:
+            (T, V) float32 logits, an array of their own.
+        """
+        length = len(token_ids)
+        assert 0 < length <= self.prefill_chunk, "the caller cuts texts into chunks"
+        logits: NDArray[np.float32] = np.empty((1, length, self.vocab_size), np.float32)
+        binding = self._binding(slot, 1)
+        binding.bind_logits(logits)
+        self._step(
+            first_slot=slot,
+            input_ids=token_ids[np.newaxis],
+            position_ids=np.arange(start, start + length, dtype=np.int64)[np.newaxis],
+            logits_positions=np.arange(length, dtype=np.int64)[np.newaxis],
+            lengths=np.array([start + length], np.int32),
+        )
+        binding.bind_logits(self._logits[:1])
+        scores: NDArray[np.float32] = logits[0]
+        return scores
+
     def decode(self, token_ids: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.float32]:
         """Runs one token in each of the slots 0 to R-1, each at a position of its own.
 
@@ -157,7 +179,7 @@ class DecoderRunner:
         first_slot: int,
         input_ids: NDArray[np.int64],  # (R, T)
         position_ids: NDArray[np.int64],  # (R, T)
-        logits_positions: NDArray[np.int64],  # (R, 1)
+        logits_positions: NDArray[np.int64],  # (R, L)
         lengths: NDArray[np.int32],  # (R,) tokens of each row after this step
     ) -> None:
         binding = self._binding(first_slot, len(input_ids))
@@ -197,11 +219,15 @@ class _Binding:
         self._session = session
         self._binding = session.new_binding()
         self.sources_are_bound = False
-        self._binding.bind_output(_LOGITS, "cpu", 0, np.float32, logits.shape, logits.ctypes.data)
+        self.bind_logits(logits)
         for past, present, buffer in state:
             where = (session.device, 0, buffer.dtype, (rows, *buffer.shape[1:]), buffer.address(first_slot))
             self._binding.bind_input(past, *where)
             self._binding.bind_output(present, *where)
+
+    def bind_logits(self, logits: NDArray[np.float32]) -> None:
+        """Binds where the logits go, (R, L, V) in host memory; the caller keeps it alive."""
+        self._binding.bind_output(_LOGITS, "cpu", 0, np.float32, logits.shape, logits.ctypes.data)
 
     def bind_inputs(self, inputs: dict[str, NDArray[Any]]) -> None:
         """Binds host arrays; the binding keeps them alive."""

@@ -1,0 +1,95 @@
+"""The attention functions that the exporter injects: with a cache in graphs, without one for reference.
+
+Shapes: R rows (slots), N sources, T target tokens, S source tokens, H heads, K head width.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from headway_export.protocols import AttendCross
+
+
+class CachedAttention:
+    """Attention over a key/value cache, as one operator a layer: `com.microsoft::GroupQueryAttention`.
+
+    The operator writes the keys and values of this step into the cache and attends over all of it, causally. In ONNX
+    Runtime past and present may share memory. It is an operator of ONNX Runtime alone: the standard Attention of opset
+    24 takes 2.79 ms a layer where this one takes 0.59 (32 rows, two cores).
+    """
+
+    def __init__(self, past: list[Tensor], seqlens_k: Tensor, total_sequence_length: Tensor) -> None:
+        """Takes the inputs of the step.
+
+        Args:
+            past: Key and value of each layer in turn, (R, H_kv, cache_length, K).
+            seqlens_k: (R,) int32, tokens of each row after this step, less one.
+            total_sequence_length: () int32, the largest number of tokens of a row after this step.
+        """
+        self._past = past
+        self._seqlens_k = seqlens_k
+        self._total_sequence_length = total_sequence_length
+        self.present: list[Tensor] = []
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """(R, T, H, K), (R, T, H_kv, K), (R, T, H_kv, K) -> (R, T, H, K); called once a layer, in order."""
+        past_key, past_value = self._past[len(self.present) : len(self.present) + 2]
+        inputs = (query.flatten(2), key.flatten(2), value.flatten(2), past_key, past_value)
+        context, present_key, present_value = torch.onnx.ops.symbolic_multi_out(
+            "com.microsoft::GroupQueryAttention",
+            (*inputs, self._seqlens_k, self._total_sequence_length),
+            {"num_heads": query.shape[2], "kv_num_heads": key.shape[2]},
+            dtypes=(query.dtype, past_key.dtype, past_value.dtype),
+            shapes=(inputs[0].shape, past_key.shape, past_value.shape),
+            version=1,
+        )
+        self.present += [present_key, present_value]
+        return context.reshape(query.shape)
+
+
+class CrossAttention:
+    """Attention of target tokens over encoded sources, several neighbouring rows a source.
+
+    The rows of a source (its beams) attend together, as so many query positions, so that its keys and values are held
+    and read once.
+    """
+
+    def __init__(self, cross: list[Tensor], source_mask: Tensor) -> None:
+        """Takes key and value of each layer in turn, (N, H, S, K), and the mask, (N, S), 1 at tokens."""
+        self._cross = cross
+        self._source_mask = source_mask
+        self._layer = 0
+
+    def __call__(self, query: Tensor) -> Tensor:
+        """(R, T, H, K) -> (R, T, H, K); called once a layer, in order."""
+        key, value = self._cross[2 * self._layer : 2 * self._layer + 2]
+        self._layer += 1
+        heads, width = query.shape[2:]
+        grouped = query.reshape(key.shape[0], -1, heads, width).transpose(1, 2)  # (N, H, R/N * T, K)
+        scores = grouped @ key.transpose(2, 3) / width**0.5  # (N, H, R/N * T, S)
+        lowest = torch.finfo(scores.dtype).min
+        scores = scores.masked_fill(self._source_mask[:, None, None, :] == 0, lowest)
+        context = scores.softmax(dim=-1) @ value  # (N, H, R/N * T, K)
+        rows: Tensor = context.transpose(1, 2).reshape(query.shape)
+        return rows
+
+
+def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Attention over the tokens at hand, each seeing itself and those before it: (B, T, H, K) -> (B, T, H, K)."""
+    query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))
+    grouped = key.shape[1] != query.shape[1]
+    context = functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
+    return context.transpose(1, 2)
+
+
+def full_cross_attention(keys_values: list[tuple[Tensor, Tensor]]) -> AttendCross:
+    """Returns cross-attention over unpadded sources; a (key, value) a layer, each (B, S, H, K)."""
+    layers = iter(keys_values)
+
+    def attend(query: Tensor) -> Tensor:
+        key, value = (tensor.transpose(1, 2) for tensor in next(layers))
+        return functional.scaled_dot_product_attention(query.transpose(1, 2), key, value).transpose(1, 2)
+
+    return attend

@@ -1,0 +1,90 @@
+"""A variant that has been written but not proved yet, opened through the runners that serve.
+
+Shapes: R rows, T tokens, V vocabulary, C classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from headway_export.source import ExportSource
+from headway_server.bundles import Bundle, Precision, Variant
+from headway_server.engine.runner import DecoderRunner, EncoderRunner
+from headway_server.runtime import Runtime
+
+NUM_SLOTS = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A variant in a staged bundle, with the module it was made from."""
+
+    source: ExportSource
+    bundle: Bundle
+    precision: Precision
+    variant: Variant
+    runtime: Runtime
+
+    def open_decoder(self) -> DecoderRunner:
+        """Opens the decoder with `NUM_SLOTS` slots."""
+        return DecoderRunner(self.runtime, self.bundle, self.variant, num_slots=NUM_SLOTS)
+
+    def open_encoder(self) -> EncoderRunner:
+        """Opens the encoder of a translation model."""
+        return EncoderRunner(self.runtime, self.bundle, self.variant)
+
+    def open_classifier(self) -> ClassifierRunner:
+        """Opens the graph of a classifier."""
+        return ClassifierRunner(self)
+
+
+class ClassifierRunner:
+    """The graph of a stateless model."""
+
+    def __init__(self, candidate: Candidate) -> None:
+        self._session = candidate.runtime.open(candidate.bundle, candidate.variant.graphs["model"])
+
+    def classify_texts(self, texts: Sequence[NDArray[np.int64]]) -> NDArray[np.float32]:
+        """Classifies token ids of any lengths in one padded batch: -> (B, C) float32 logits."""
+        input_ids = np.zeros((len(texts), max(len(text) for text in texts)), np.int64)  # (B, T)
+        mask = np.zeros_like(input_ids)
+        for row, text in enumerate(texts):
+            input_ids[row, : len(text)] = text
+            mask[row, : len(text)] = 1
+        logits: NDArray[np.float32] = self._session.run({"input_ids": input_ids, "attention_mask": mask})["logits"]
+        return logits
+
+    def classify_images(self, pixel_values: NDArray[np.float32]) -> NDArray[np.float32]:
+        """(B, 3, height, width) float32 -> (B, C) float32 logits."""
+        logits: NDArray[np.float32] = self._session.run({"pixel_values": pixel_values})["logits"]
+        return logits
+
+
+def prefill(runner: DecoderRunner, slot: int, token_ids: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Reads a prompt into a slot, chunk by chunk, and returns a copy of the last logits, (V,)."""
+    logits = np.empty(0, np.float32)
+    for start in range(0, len(token_ids), runner.prefill_chunk):
+        logits = runner.prefill(slot, token_ids[start : start + runner.prefill_chunk], start)
+    return logits.copy()
+
+
+def normalise(source: ExportSource, images: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Turns pixels of the right size into a model's input: (N, height, width, 3) -> (N, 3, height, width) float32."""
+    assert source.image_preprocessing is not None, "an image model has its preprocessing"
+    mean = np.array(source.image_preprocessing.mean, np.float32)
+    std = np.array(source.image_preprocessing.std, np.float32)
+    scaled = (images.astype(np.float32) / np.float32(255) - mean) / std
+    return np.ascontiguousarray(scaled.transpose(0, 3, 1, 2))
+
+
+def encode(tokenizer: Tokenizer, texts: Sequence[str], *, add_special_tokens: bool) -> list[NDArray[np.int64]]:
+    """Tokenizes texts as a server does."""
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    encodings = tokenizer.encode_batch(list(texts), add_special_tokens=add_special_tokens)
+    return [np.array(encoding.ids, np.int64) for encoding in encodings]

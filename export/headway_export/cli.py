@@ -1,0 +1,159 @@
+"""`headway-export`: a checkpoint, or a module of the user's own, becomes a bundle."""
+
+from __future__ import annotations
+
+import json
+import logging
+import warnings
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from pydantic import ValidationError
+from rich.console import Console
+from rich.table import Table
+from tokenizers import Tokenizer
+
+from headway_export.errors import ExportError, SourceError
+from headway_export.exporter import ExportOptions, export
+from headway_export.source import ExportSource, from_checkpoint, from_factory
+from headway_server.bundles import Bundle, ImagePreprocessing, Languages, Precision, SpecialTokens
+from headway_server.errors import HeadwayError
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+_console = Console(stderr=True)
+
+
+@app.command()
+def main(
+    checkpoint: Annotated[
+        Path | None, typer.Argument(help="Folder of a checkpoint, as headway-train leaves it in <run>/checkpoint.")
+    ] = None,
+    store: Annotated[Path, typer.Option(help="Folder of bundles to write into.")] = Path("models"),
+    name: Annotated[
+        str | None, typer.Option(help="Name of the model in the store. [default: the checkpoint's]")
+    ] = None,
+    version: Annotated[str, typer.Option(help="Version of the model in the store.")] = "1",
+    precision: Annotated[
+        list[Precision] | None,
+        typer.Option(help="Variant to write; repeat for several. [default: all; fp32 alone without evaluation data]"),
+    ] = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace that version if it exists.")] = False,
+    model: Annotated[
+        str | None, typer.Option(help="Your own module as package.module:function (docs/bring-your-own.md).")
+    ] = None,
+    weights: Annotated[Path | None, typer.Option(help="safetensors file for --model.")] = None,
+    task: Annotated[str | None, typer.Option(help="Task of --model.")] = None,
+    tokenizer: Annotated[Path | None, typer.Option(help="tokenizer.json for --model.")] = None,
+    labels: Annotated[str | None, typer.Option(help="Labels for --model, separated by commas.")] = None,
+    languages: Annotated[str | None, typer.Option(help="Languages for --model, such as en-de.")] = None,
+    preprocessing: Annotated[
+        Path | None, typer.Option(help="JSON file with a bundle's image_preprocessing, for --model.")
+    ] = None,
+    evaluation: Annotated[Path | None, typer.Option(help="Evaluation data for --model (docs/checkpoint.md).")] = None,
+    pad_token: Annotated[str | None, typer.Option(help="Padding token of --tokenizer.")] = None,
+    bos_token: Annotated[str | None, typer.Option(help="First token of a target.")] = None,
+    eos_token: Annotated[str | None, typer.Option(help="Token that ends a text.")] = None,
+    unk_token: Annotated[str | None, typer.Option(help="Token for the unknown.")] = None,
+    description: Annotated[str, typer.Option(help="One sentence about --model.")] = "",
+    license_name: Annotated[str, typer.Option("--license", help="Licence of the weights of --model.")] = "not stated",
+) -> None:
+    """Export CHECKPOINT, or a module of your own with --model, and prove that the export computes the same function."""
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns of optional packages that are not needed
+    warnings.filterwarnings("ignore", module=r"torch\..*")
+    try:
+        if (checkpoint is None) == (model is None):
+            raise SourceError("give either CHECKPOINT or --model")
+        if checkpoint is not None:
+            source = from_checkpoint(checkpoint, name=name)
+        else:
+            assert model is not None, "one of the two is given"
+            if weights is None or task is None or name is None:
+                raise SourceError("--model needs --weights, --task and --name")
+            tokens = {"pad": pad_token, "bos": bos_token, "eos": eos_token, "unk": unk_token}
+            source = from_factory(
+                model,
+                weights,
+                task=task,
+                name=name,
+                tokenizer_file=tokenizer,
+                special_tokens=_special_tokens(tokenizer, tokens) if tokenizer else None,
+                labels=[label.strip() for label in labels.split(",")] if labels else (),
+                image_preprocessing=_preprocessing(preprocessing) if preprocessing else None,
+                languages=_languages(languages) if languages else None,
+                evaluation_file=evaluation,
+                description=description,
+                license_name=license_name,
+            )
+        options = ExportOptions(
+            store=store, version=version, precisions=_precisions(precision, source), replace=replace
+        )
+        with _console.status("") as status:
+            bundle = export(source, options, progress=status.update)
+    except (ExportError, HeadwayError, ValidationError, OSError) as error:
+        _console.print(f"headway-export: {_message(error)}", style="red", markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(1) from None
+    _print_summary(bundle)
+
+
+def _precisions(asked: list[Precision] | None, source: ExportSource) -> tuple[Precision, ...]:
+    if asked:
+        return tuple(dict.fromkeys(asked))
+    return tuple(Precision) if source.evaluation is not None else (Precision.FP32,)
+
+
+def _special_tokens(tokenizer_file: Path, tokens: dict[str, str | None]) -> SpecialTokens:
+    try:
+        tokenizer = Tokenizer.from_file(str(tokenizer_file))
+    except Exception as error:  # the library raises bare Exception
+        raise SourceError(f"{tokenizer_file}: cannot be read as a tokenizer ({error})") from error
+    ids: dict[str, int] = {}
+    for kind, token in tokens.items():
+        if token is None:
+            continue
+        index = tokenizer.token_to_id(token)
+        if index is None:
+            raise SourceError(f"--{kind}-token {token}: {tokenizer_file} has no such token")
+        ids[kind] = index
+    return SpecialTokens.model_validate(ids)
+
+
+def _preprocessing(file: Path) -> ImagePreprocessing:
+    try:
+        return ImagePreprocessing.model_validate(json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        raise SourceError(f"{file}: is no image_preprocessing ({error}); see docs/bundle.md") from error
+
+
+def _languages(pair: str) -> Languages:
+    source, separator, target = pair.partition("-")
+    if not (source and separator and target):
+        raise SourceError(f"--languages {pair}: give source and target as BCP 47 codes, such as en-de")
+    return Languages(source=source, target=target)
+
+
+def _message(error: Exception) -> str:
+    if isinstance(error, ValidationError):
+        return "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
+    return str(error)
+
+
+def _print_summary(bundle: Bundle) -> None:
+    manifest = bundle.manifest
+    table = Table(title=f"{manifest.name}/{manifest.version}  ({manifest.task})", title_justify="left")
+    for column in ("variant", "size", "logit error", "greedy tokens that differ", "metric"):
+        table.add_column(column)
+    for precision, variant in manifest.variants.items():
+        files = (name for name in manifest.files if name.startswith(f"{precision}/"))
+        size = sum(manifest.files[name].size_bytes for name in files)
+        parity, quality = variant.parity, variant.quality
+        table.add_row(
+            precision,
+            f"{size / 1e6:.2f} MB",
+            f"{parity.max_relative_logit_error:.1e}",
+            f"{parity.greedy_mismatch_count} of {parity.greedy_token_count}" if parity.greedy_token_count else "-",
+            f"{quality.metric} {quality.value:.3f}" if quality else "not measured",
+        )
+    console = Console()
+    console.print(table)
+    console.print(f"wrote {bundle.path}", highlight=False, soft_wrap=True)

@@ -1,0 +1,217 @@
+"""The way from a module to a bundle: trace, make the variants, prove each, describe, publish."""
+
+from __future__ import annotations
+
+import copy
+import importlib.metadata
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import onnx_ir as ir
+
+from headway_export import int8, parity, quality
+from headway_export.candidate import Candidate
+from headway_export.card import write_card
+from headway_export.errors import SourceError
+from headway_export.graphs import OPSET, TracedGraph, TracedModel, trace
+from headway_export.source import ExportSource
+from headway_server.bundles import (
+    CARD_FILE,
+    TOKENIZER_FILE,
+    Bundle,
+    BundleFile,
+    Graph,
+    Manifest,
+    ParityFigures,
+    Precision,
+    QualityFigure,
+    Task,
+    Variant,
+    describe_files,
+    publish,
+    staging_folder,
+    write_manifest,
+)
+from headway_server.runtime import Runtime
+
+EXTERNAL_DATA_THRESHOLD_BYTES = 1 << 30
+"""Weights of a graph from which they go to a file of their own; a protocol buffer holds 2 GiB at most."""
+
+Progress: TypeAlias = Callable[[str], None]
+
+_DEVICES: dict[Precision, Literal["cpu", "cuda"]] = {
+    Precision.FP32: "cpu",
+    Precision.INT8: "cpu",
+    Precision.FP16: "cuda",
+}
+_UNPROVED = ParityFigures(max_relative_logit_error=0.0, bound=None, checked_shape_count=0, provider="")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportOptions:
+    """How to export."""
+
+    store: Path
+    """Folder of the bundles."""
+    version: str = "1"
+    """Version of the model in the store."""
+    precisions: tuple[Precision, ...] = (Precision.FP32, Precision.INT8, Precision.FP16)
+    """Variants to write."""
+    replace: bool = False
+    """Whether to replace that version if it exists."""
+    external_data_threshold_bytes: int = EXTERNAL_DATA_THRESHOLD_BYTES
+    """Size of a graph's weights from which they go to external data."""
+
+
+def export(source: ExportSource, options: ExportOptions, progress: Progress = lambda _: None) -> Bundle:
+    """Exports a model. Nothing is written to the store unless every variant is proved.
+
+    Args:
+        source: The module and what a bundle says of it.
+        options: How to export.
+        progress: Is told what is being done, in a few words.
+
+    Raises:
+        ExportError: The module cannot be exported, or a variant does not compute the same function.
+        BundleError: That version exists already.
+    """
+    _check_source(source)
+    with staging_folder(options.store) as folder:
+        if source.tokenizer is not None:
+            source.tokenizer.save(str(folder / TOKENIZER_FILE))
+        variants = _Prover(source, folder, options, progress).prove_all()
+        manifest = _manifest(source, options, variants, describe_files(folder))
+        write_card(folder / CARD_FILE, source, manifest)
+        manifest = _manifest(source, options, variants, describe_files(folder))
+        write_manifest(folder, manifest)
+        return publish(folder, options.store, replace=options.replace)
+
+
+def _check_source(source: ExportSource) -> None:
+    if source.task is Task.TRANSLATION:
+        tokens = source.special_tokens
+        if tokens is None or tokens.bos is None or tokens.eos is None:
+            raise SourceError("translation needs the ids of bos and eos; give them with --bos-token and --eos-token")
+
+
+class _Prover:
+    """Makes the variants of one source, fp32 first: it is what the others are judged by, even where it is not kept."""
+
+    def __init__(self, source: ExportSource, folder: Path, options: ExportOptions, progress: Progress) -> None:
+        self._source = source
+        self._folder = folder
+        self._options = options
+        self._progress = progress
+        self._fp32_quality: QualityFigure | None = None
+
+    def prove_all(self) -> dict[Precision, Variant]:
+        """Makes and proves every variant asked for."""
+        wanted = self._options.precisions
+        self._progress("fp32: tracing")
+        traced = trace(self._source.module, self._source.task, image_size=self._image_size())
+        fp32 = self._prove(Precision.FP32, traced)
+        self._fp32_quality = fp32.quality
+        variants = {Precision.FP32: fp32}
+        if Precision.INT8 in wanted:
+            variants[Precision.INT8] = self._prove(Precision.INT8, self._quantize(traced))
+        if Precision.FP16 in wanted:
+            self._progress("fp16: tracing")
+            half = copy.deepcopy(self._source.module).half()
+            variants[Precision.FP16] = self._prove(
+                Precision.FP16, trace(half, self._source.task, image_size=self._image_size())
+            )
+        if Precision.FP32 not in wanted:
+            shutil.rmtree(self._folder / Precision.FP32)
+            del variants[Precision.FP32]
+        return variants
+
+    def _quantize(self, traced: TracedModel) -> TracedModel:
+        self._progress("int8: quantizing")
+        for graph in traced.graphs:
+            int8.quantize(graph.model)
+        return traced
+
+    def _prove(self, precision: Precision, traced: TracedModel) -> Variant:
+        self._progress(f"{precision}: comparing with PyTorch")
+        candidate = self._write(precision, traced)
+        figures = parity.check(candidate)
+        if self._source.evaluation is not None:
+            evaluation = self._source.evaluation
+            self._progress(f"{precision}: {evaluation.metric} on {evaluation.dataset}")
+        measured = quality.measure(candidate)
+        if precision is not Precision.FP32:
+            quality.check(candidate, measured, self._fp32_quality)
+        return candidate.variant.model_copy(update={"parity": figures, "quality": measured})
+
+    def _write(self, precision: Precision, traced: TracedModel) -> Candidate:
+        """Writes the graphs of a variant and opens them as a server would."""
+        graphs = {graph.role: self._write_graph(precision, graph) for graph in traced.graphs}
+        variant = Variant(
+            device=_DEVICES[precision],
+            graphs=graphs,
+            state=traced.state,
+            cross=traced.cross,
+            parity=_UNPROVED,
+            quality=None,
+        )
+        files = {TOKENIZER_FILE: BundleFile(sha256="0" * 64, size_bytes=0)}  # a stand-in until all files are there
+        manifest = _manifest(self._source, self._options, {precision: variant}, files)
+        return Candidate(
+            source=self._source,
+            bundle=Bundle(path=self._folder, manifest=manifest),
+            precision=precision,
+            variant=variant,
+            runtime=Runtime(device="auto" if variant.device == "cuda" else "cpu"),
+        )
+
+    def _write_graph(self, precision: Precision, graph: TracedGraph) -> Graph:
+        file = f"{precision}/{graph.role}.onnx"
+        path = self._folder / file
+        path.parent.mkdir(exist_ok=True)
+        weights = (value.const_value for value in graph.model.graph.initializers.values())
+        num_bytes = sum(weight.nbytes for weight in weights if weight is not None)
+        external = f"{graph.role}.onnx.data" if num_bytes >= self._options.external_data_threshold_bytes else None
+        ir.save(graph.model, path, external_data=external)
+        return Graph(file=file, inputs=graph.inputs, outputs=graph.outputs)
+
+    def _image_size(self) -> tuple[int, int] | None:
+        image = self._source.image_preprocessing
+        return (image.height, image.width) if image else None
+
+
+def _manifest(
+    source: ExportSource, options: ExportOptions, variants: dict[Precision, Variant], files: dict[str, BundleFile]
+) -> Manifest:
+    return Manifest(
+        schema_version=1,
+        name=source.name,
+        version=options.version,
+        task=source.task,
+        description=source.description,
+        license=source.license,
+        architecture=source.architecture,
+        variants=variants,
+        special_tokens=source.special_tokens,
+        limits=source.limits,
+        labels=source.labels,
+        image_preprocessing=source.image_preprocessing,
+        languages=source.languages,
+        sampling_defaults=source.sampling_defaults,
+        opset=OPSET,
+        libraries=_libraries(("torch", "onnx", "onnxscript", "onnxruntime", "onnxruntime-gpu", "headway-export")),
+        files=files,
+    )
+
+
+def _libraries(names: Sequence[str]) -> dict[str, str]:
+    """Returns the versions of those that are installed."""
+    versions = {}
+    for name in names:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions

@@ -1,0 +1,200 @@
+"""Holds an exported variant against PyTorch, through the runners that serve.
+
+An fp32 variant must give PyTorch's logits within a relative error of 1e-4, over batch sizes and lengths up to the
+limit, most of which the trace never saw, and choose PyTorch's tokens, except where PyTorch's own two best are closer
+than 1e-4. For int8 and fp16 the same figures are noted without a bound: they are judged by their task metric.
+
+The relative error of a row of logits is the largest difference divided by the largest magnitude of PyTorch's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import cycle, islice
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway_export import reference
+from headway_export.candidate import Candidate, encode, normalise, prefill
+from headway_export.errors import ParityError
+from headway_export.source import ExportSource
+from headway_server.bundles import ParityFigures, Precision, Task
+
+LOGIT_BOUND = 1e-4
+TIE_MARGIN = 1e-4
+
+_BATCH_SIZES = (1, 3, 8)
+_LENGTHS = (1, 2, 7, 16, 33, 64, 100, 128, 129, 200, 256, 500)
+_DECODED_TOKENS = 16
+_SEED = 0
+
+
+def check(candidate: Candidate) -> ParityFigures:
+    """Compares a variant with PyTorch.
+
+    Raises:
+        ParityError: An fp32 variant is past its bound; the message gives output, shape, difference and bound.
+    """
+    comparison = _Comparison(bound=LOGIT_BOUND if candidate.precision is Precision.FP32 else None)
+    match candidate.source.task:
+        case Task.GENERATION:
+            _compare_generation(candidate, comparison)
+        case Task.TRANSLATION:
+            _compare_translation(candidate, comparison)
+        case Task.IMAGE_CLASSIFICATION:
+            _compare_images(candidate, comparison)
+        case _:
+            _compare_texts(candidate, comparison)
+    return ParityFigures(
+        max_relative_logit_error=comparison.max_error,
+        bound=comparison.bound,
+        checked_shape_count=comparison.num_shapes,
+        greedy_token_count=comparison.num_tokens,
+        greedy_mismatch_count=comparison.num_mismatches,
+        provider="CUDAExecutionProvider" if candidate.runtime.device == "cuda" else "CPUExecutionProvider",
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class _Comparison:
+    """Figures so far."""
+
+    bound: float | None
+    max_error: float = 0.0
+    num_shapes: int = 0
+    num_tokens: int = 0
+    num_mismatches: int = 0
+
+    def add_logits(self, logits: NDArray[np.float32], expected: NDArray[np.float32], where: str) -> None:
+        """Compares rows of logits, (..., V)."""
+        magnitude = np.abs(expected).max(axis=-1)
+        error = float((np.abs(logits - expected).max(axis=-1) / np.maximum(magnitude, 1e-6)).max())
+        self.max_error = max(self.max_error, error) if np.isfinite(error) else float("inf")
+        if self.bound is not None and not self.max_error <= self.bound:
+            raise ParityError(
+                f"output logits {logits.shape} at {where}: relative difference {error:.2e} from PyTorch, "
+                f"bound {self.bound:.0e}"
+            )
+
+    def add_greedy(self, tokens: NDArray[np.int64], expected: NDArray[np.float32], where: str) -> None:
+        """Compares chosen tokens, (T,), with PyTorch's logits for them, (T, V)."""
+        best_two = np.partition(expected, -2, axis=-1)[:, -2:]
+        clear = best_two[:, 1] - best_two[:, 0] >= TIE_MARGIN
+        wrong = (expected.argmax(axis=-1) != tokens) & clear
+        self.num_tokens += len(tokens)
+        self.num_mismatches += int(wrong.sum())
+        if self.bound is not None and wrong.any():
+            step = int(wrong.argmax())
+            raise ParityError(
+                f"greedy decoding at {where}: token {step} is {tokens[step]}, PyTorch chooses "
+                f"{expected[step].argmax()} by a margin of {best_two[step, 1] - best_two[step, 0]:.2e}, "
+                f"bound for a tie {TIE_MARGIN:.0e}"
+            )
+
+
+def _compare_generation(candidate: Candidate, comparison: _Comparison) -> None:
+    runner = candidate.open_decoder()
+    num_steps = min(_DECODED_TOKENS, runner.max_length - 1)
+    lengths = _lengths_up_to(runner.max_length - num_steps)
+    texts = _sample_tokens(candidate.source, runner.vocab_size, runner.max_length, add_special_tokens=False)
+    for batch_size, start in zip(_BATCH_SIZES, (len(lengths) - 1, 0, 3), strict=True):
+        rows = list(islice(cycle(lengths), start, start + batch_size))
+        prompts = [texts[row % len(texts)][:length] for row, length in enumerate(rows)]
+        logits = np.stack([prefill(runner, slot, prompt) for slot, prompt in enumerate(prompts)])  # (R, V)
+        steps = [logits]
+        positions = np.array([len(prompt) for prompt in prompts])
+        for _ in range(num_steps):
+            logits = runner.decode(steps[-1].argmax(axis=-1), positions).copy()
+            steps.append(logits)
+            positions = positions + 1
+        where = f"batch {batch_size}, prompt lengths {rows}"
+        for row, prompt in enumerate(prompts):
+            found = np.stack([step[row] for step in steps])  # (T, V)
+            text = np.concatenate([prompt, found[:-1].argmax(axis=-1)])
+            expected = reference.generation_logits(candidate.source.module, text)[len(prompt) - 1 :]
+            comparison.add_logits(found, expected, where)
+            comparison.add_greedy(found.argmax(axis=-1), expected, where)
+        comparison.num_shapes += len(set(rows))
+
+
+def _compare_translation(candidate: Candidate, comparison: _Comparison) -> None:
+    runner, encoder = candidate.open_decoder(), candidate.open_encoder()
+    limits, tokens = candidate.source.limits, candidate.source.special_tokens
+    assert limits.max_input_tokens is not None, "the source has read the module's lengths"
+    assert tokens is not None, "a text model has its special tokens"
+    assert tokens.bos is not None, "the exporter has looked"
+    num_steps = min(2 * _DECODED_TOKENS, runner.max_length)
+    lengths = _lengths_up_to(limits.max_input_tokens)
+    texts = _sample_tokens(candidate.source, runner.vocab_size, limits.max_input_tokens, add_special_tokens=True)
+    for batch_size, start in zip(_BATCH_SIZES, (len(lengths) - 1, 0, 3), strict=True):
+        rows = list(islice(cycle(lengths), start, start + batch_size))
+        sources = [texts[row % len(texts)][:length] for row, length in enumerate(rows)]
+        runner.set_sources(encoder.encode(sources))
+        chosen = [np.full(batch_size, tokens.bos, np.int64)]
+        steps = []
+        for position in range(num_steps):
+            steps.append(runner.decode(chosen[-1], np.full(batch_size, position)).copy())
+            chosen.append(steps[-1].argmax(axis=-1))
+        where = f"batch {batch_size}, source lengths {rows}"
+        for row, source in enumerate(sources):
+            target = np.stack([step[row] for step in chosen])  # (T + 1,)
+            expected = reference.translation_logits(candidate.source.module, source, target[:-1])
+            comparison.add_logits(np.stack([step[row] for step in steps]), expected, where)
+            comparison.add_greedy(target[1:], expected, where)
+        comparison.num_shapes += len(set(rows))
+
+
+def _compare_texts(candidate: Candidate, comparison: _Comparison) -> None:
+    runner = candidate.open_classifier()
+    source = candidate.source
+    limit = source.limits.max_input_tokens
+    assert limit is not None, "the source has read the module's length"
+    assert source.tokenizer is not None, "a text model has its tokenizer"
+    lengths = _lengths_up_to(limit)
+    texts = _sample_tokens(source, source.tokenizer.get_vocab_size(), limit, add_special_tokens=True)
+    for batch_size, start in zip(_BATCH_SIZES, (len(lengths) - 1, 0, 3), strict=True):
+        rows = list(islice(cycle(lengths), start, start + batch_size))
+        batch = [texts[row % len(texts)][:length] for row, length in enumerate(rows)]
+        expected = np.stack([reference.text_logits(source.module, text) for text in batch])
+        comparison.add_logits(runner.classify_texts(batch), expected, f"batch {batch_size}, lengths {rows}")
+        comparison.num_shapes += len(set(rows))
+
+
+def _compare_images(candidate: Candidate, comparison: _Comparison) -> None:
+    runner = candidate.open_classifier()
+    source = candidate.source
+    assert source.image_preprocessing is not None, "an image model has its preprocessing"
+    images = _sample_images(source, max(_BATCH_SIZES))
+    for batch_size in _BATCH_SIZES:
+        pixel_values = normalise(source, images[:batch_size])
+        expected = np.stack([reference.image_logits(source.module, image) for image in pixel_values])
+        comparison.add_logits(runner.classify_images(pixel_values), expected, f"batch {batch_size}")
+        comparison.num_shapes += 1
+
+
+def _lengths_up_to(limit: int) -> list[int]:
+    return [*(length for length in _LENGTHS if length < limit), limit]
+
+
+def _sample_tokens(
+    source: ExportSource, vocab_size: int, length: int, *, add_special_tokens: bool
+) -> list[NDArray[np.int64]]:
+    """Returns rows of `length` tokens: of the evaluation data, run together, or drawn at random where there is none."""
+    rows = max(_BATCH_SIZES)
+    if source.evaluation is None or source.tokenizer is None:
+        generator = np.random.default_rng(_SEED)
+        return list(generator.integers(0, vocab_size, (rows, length)))
+    texts = source.evaluation.texts[: rows * max(1, length)]
+    if source.task is Task.GENERATION:
+        texts = [text[: rows * length * 16] for text in texts]
+    tokens = np.concatenate(encode(source.tokenizer, texts, add_special_tokens=add_special_tokens))
+    return list(np.resize(tokens, (rows, length)))
+
+
+def _sample_images(source: ExportSource, count: int) -> NDArray[np.uint8]:
+    if source.evaluation is not None and len(source.evaluation) >= count:
+        return source.evaluation.images[:count]
+    assert source.image_preprocessing is not None, "an image model has its preprocessing"
+    shape = (count, source.image_preprocessing.height, source.image_preprocessing.width, 3)
+    return np.random.default_rng(_SEED).integers(0, 256, shape).astype(np.uint8)

@@ -1,0 +1,177 @@
+"""Measures the task metric of a variant on the source's evaluation data, through the runners that serve.
+
+docs/checkpoint.md defines the metrics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import sacrebleu
+from numpy.typing import NDArray
+
+from headway_export.candidate import NUM_SLOTS, Candidate, encode, normalise
+from headway_export.errors import ParityError
+from headway_export.source import EvaluationData
+from headway_server.bundles import QualityFigure, Task
+from headway_server.engine.runner import DecoderRunner
+
+ALLOWED_LOSS = {"accuracy": 0.5, "sacrebleu": 0.5, "nats_per_character": 0.02}
+"""How much worse than fp32 a variant may be: in points, or nats."""
+
+
+def measure(candidate: Candidate) -> QualityFigure | None:
+    """Measures the task metric; None if the source carries no evaluation data."""
+    data = candidate.source.evaluation
+    if data is None:
+        return None
+    value, signature = _MEASURES[data.metric](candidate, data)
+    return QualityFigure(
+        metric=data.metric,
+        value=value,
+        example_count=len(data),
+        dataset=data.dataset,
+        higher_is_better=data.higher_is_better,
+        signature=signature,
+    )
+
+
+def check(candidate: Candidate, figure: QualityFigure | None, fp32: QualityFigure | None) -> None:
+    """Checks that a variant is not much worse than fp32.
+
+    Raises:
+        ParityError: It is, or there is no evaluation data to tell by.
+    """
+    if figure is None or fp32 is None:
+        raise ParityError(
+            f"{candidate.precision}: is judged by its task metric, and there is no evaluation data; "
+            "pass --evaluation FILE, or export --precision fp32 alone"
+        )
+    loss = fp32.value - figure.value if figure.higher_is_better else figure.value - fp32.value
+    allowed = ALLOWED_LOSS[figure.metric]
+    if not loss <= allowed:
+        raise ParityError(
+            f"{candidate.precision}: {figure.metric} on {figure.dataset} ({figure.example_count} examples) is "
+            f"{figure.value:.3f}, fp32 has {fp32.value:.3f}: worse by {loss:.3f}, bound {allowed}"
+        )
+
+
+def _accuracy_of_texts(candidate: Candidate, data: EvaluationData) -> tuple[float, str]:
+    source = candidate.source
+    assert source.tokenizer is not None, "a text model has its tokenizer"
+    limit = source.limits.max_input_tokens
+    texts = [ids[:limit] for ids in encode(source.tokenizer, data.texts, add_special_tokens=True)]
+    runner = candidate.open_classifier()
+    predicted = np.empty(len(texts), np.int64)
+    for batch in _by_length(texts):
+        predicted[batch] = runner.classify_texts([texts[index] for index in batch]).argmax(axis=-1)
+    return _percent(predicted, data.labels)
+
+
+def _accuracy_of_images(candidate: Candidate, data: EvaluationData) -> tuple[float, str]:
+    runner = candidate.open_classifier()
+    predicted = [
+        runner.classify_images(normalise(candidate.source, data.images[start : start + NUM_SLOTS])).argmax(axis=-1)
+        for start in range(0, len(data), NUM_SLOTS)
+    ]
+    return _percent(np.concatenate(predicted), data.labels)
+
+
+def _accuracy(candidate: Candidate, data: EvaluationData) -> tuple[float, str]:
+    of_images = candidate.source.task is Task.IMAGE_CLASSIFICATION
+    return (_accuracy_of_images if of_images else _accuracy_of_texts)(candidate, data)
+
+
+def _sacrebleu(candidate: Candidate, data: EvaluationData) -> tuple[float, str]:
+    metric = sacrebleu.BLEU()
+    score = metric.corpus_score(translate(candidate, data.texts), [list(data.references)])
+    return float(score.score), str(metric.get_signature())
+
+
+def translate(candidate: Candidate, texts: Sequence[str]) -> list[str]:
+    """Translates greedily, in fixed batches of sentences of similar length."""
+    source = candidate.source
+    assert source.tokenizer is not None, "a text model has its tokenizer"
+    assert source.special_tokens is not None, "a text model has its special tokens"
+    limit = source.limits.max_input_tokens
+    ids = [row[:limit] for row in encode(source.tokenizer, texts, add_special_tokens=True)]
+    decoder, encoder = candidate.open_decoder(), candidate.open_encoder()
+    bos, eos = source.special_tokens.bos, source.special_tokens.eos
+    assert bos is not None, "the exporter has looked"
+    translations = [""] * len(ids)
+    for batch in _by_length(ids):
+        decoder.set_sources(encoder.encode([ids[index] for index in batch]))
+        for index, target in zip(batch, _decode_greedily(decoder, len(batch), bos, eos), strict=True):
+            translations[index] = source.tokenizer.decode(target, skip_special_tokens=True)
+    return translations
+
+
+def _decode_greedily(decoder: DecoderRunner, rows: int, bos: int, eos: int | None) -> list[list[int]]:
+    """Decodes until every row has ended; returns the tokens before the end of each."""
+    tokens = np.full(rows, bos, np.int64)
+    targets: list[list[int]] = [[] for _ in range(rows)]
+    running = np.ones(rows, bool)
+    for position in range(decoder.max_length):
+        tokens = decoder.decode(tokens, np.full(rows, position)).argmax(axis=-1)
+        running &= tokens != eos
+        if not running.any():
+            break
+        for row in np.flatnonzero(running):
+            targets[row].append(int(tokens[row]))
+    return targets
+
+
+def _nats_per_character(candidate: Candidate, data: EvaluationData) -> tuple[float, str]:
+    """Reads each text in windows of the model's length with a stride of half of it, counting what is new in each."""
+    tokenizer = candidate.source.tokenizer
+    assert tokenizer is not None, "a text model has its tokenizer"
+    runner = candidate.open_decoder()
+    nats, characters = 0.0, 0
+    for text in data.texts:
+        (ids,) = encode(tokenizer, [text], add_special_tokens=False)
+        nats += sum(_nats_of_window(runner, ids, start, first_new) for start, first_new in _windows(len(ids), runner))
+        characters += len(text) - len(tokenizer.decode(ids[:1].tolist(), skip_special_tokens=False))
+    return nats / characters, ""
+
+
+def _windows(num_tokens: int, runner: DecoderRunner) -> Iterator[tuple[int, int]]:
+    """Yields the start of each window and the first token in it that no window before has predicted."""
+    first_new = 1
+    for start in range(0, num_tokens - 1, max(1, runner.max_length // 2)):
+        if first_new >= num_tokens:
+            return
+        yield start, first_new
+        first_new = start + runner.max_length
+
+
+def _nats_of_window(runner: DecoderRunner, ids: NDArray[np.int64], start: int, first_new: int) -> float:
+    window = ids[start : start + runner.max_length]
+    logits = np.concatenate(
+        [
+            runner.score(0, window[at : at + runner.prefill_chunk], at)
+            for at in range(0, len(window), runner.prefill_chunk)
+        ]
+    )[first_new - start - 1 : -1].astype(np.float64)  # (new, V): logits before each new token
+    targets = window[first_new - start :]
+    highest = logits.max(axis=-1, keepdims=True)
+    log_total = np.log(np.exp(logits - highest).sum(axis=-1)) + highest[:, 0]
+    return float((log_total - logits[np.arange(len(targets)), targets]).sum())
+
+
+def _by_length(rows: Sequence[NDArray[np.int64]]) -> Iterator[list[int]]:
+    """Yields batches of indices, rows of similar length together."""
+    order = sorted(range(len(rows)), key=lambda index: len(rows[index]))
+    for start in range(0, len(order), NUM_SLOTS):
+        yield order[start : start + NUM_SLOTS]
+
+
+def _percent(predicted: NDArray[np.int64], labels: NDArray[np.int64]) -> tuple[float, str]:
+    return float((predicted == labels).mean() * 100), ""
+
+
+_MEASURES: dict[str, Callable[[Candidate, EvaluationData], tuple[float, str]]] = {
+    "accuracy": _accuracy,
+    "sacrebleu": _sacrebleu,
+    "nats_per_character": _nats_per_character,
+}

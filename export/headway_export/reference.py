@@ -1,0 +1,54 @@
+"""PyTorch's own answers: the whole computation, without cache, padding or batch. What the exports are held against.
+
+Shapes: T tokens, S source tokens, V vocabulary, C classes.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from headway_export.attention import causal_attention, full_cross_attention
+from headway_export.protocols import Decoder, EncoderDecoder
+
+
+def generation_logits(module: nn.Module, token_ids: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Logits after every token of a text: (T,) int64 -> (T, V) float32."""
+    decoder = cast("Decoder", module)
+    with torch.inference_mode():
+        ids = torch.from_numpy(token_ids).unsqueeze(0)
+        hidden = decoder.hidden_states(ids, torch.arange(len(token_ids)).unsqueeze(0), causal_attention)
+        return decoder.logits(hidden)[0].float().numpy()
+
+
+def translation_logits(
+    module: nn.Module, source_ids: NDArray[np.int64], target_ids: NDArray[np.int64]
+) -> NDArray[np.float32]:
+    """Logits after every token of a target: (S,), (T,) int64 -> (T, V) float32."""
+    model = cast("EncoderDecoder", module)
+    with torch.inference_mode():
+        source = torch.from_numpy(source_ids).unsqueeze(0)
+        memory = model.encode(source, torch.ones_like(source))
+        attend_cross = full_cross_attention(list(model.cross_keys_values(memory)))
+        target = torch.from_numpy(target_ids).unsqueeze(0)
+        positions = torch.arange(len(target_ids)).unsqueeze(0)
+        return model.logits(model.decode(target, positions, causal_attention, attend_cross))[0].float().numpy()
+
+
+def text_logits(module: nn.Module, token_ids: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Logits of a text: (T,) int64 -> (C,) float32."""
+    with torch.inference_mode():
+        ids = torch.from_numpy(token_ids).unsqueeze(0)
+        logits: NDArray[np.float32] = module(ids, torch.ones_like(ids))[0].float().numpy()
+        return logits
+
+
+def image_logits(module: nn.Module, pixel_values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Logits of an image: (3, height, width) float32 -> (C,) float32."""
+    with torch.inference_mode():
+        logits: NDArray[np.float32] = module(torch.from_numpy(pixel_values).unsqueeze(0))[0].float().numpy()
+        return logits

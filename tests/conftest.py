@@ -1,0 +1,28 @@
+"""Fixtures that every test may use: tiny trained models, as checkpoints and as bundles."""
+
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A trained checkpoint of each task, by task."""
+    import tiny_models
+
+    folder = tmp_path_factory.mktemp("checkpoints")
+    return {task: write(folder / task) for task, write in tiny_models.WRITERS.items()}
+
+
+@pytest.fixture(scope="session")
+def tiny_store(tiny_checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with a bundle of each task, exported in fp32 and int8."""
+    from headway_export.exporter import ExportOptions, export
+    from headway_export.source import from_checkpoint
+    from headway_server.bundles import Precision
+
+    store = tmp_path_factory.mktemp("store")
+    options = ExportOptions(store=store, precisions=(Precision.FP32, Precision.INT8))
+    for checkpoint in tiny_checkpoints.values():
+        export(from_checkpoint(checkpoint), options)
+    return store

@@ -1,0 +1,94 @@
+"""A decoder and an encoder small enough for NumPy, with the runner's interface and a real key/value cache.
+
+One layer of attention over the cache (and over the encoded source, if there is one), computed row by row, so that a row
+is bit-identical whatever runs beside it. A slot's positions are written as the runner writes them: reading a slot that
+was not moved or filled rightly gives other tokens.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from headway_server.engine.runner import CrossTensors
+from numpy.typing import NDArray
+
+WIDTH = 16
+
+
+class NumpyDecoder:
+    """Follows `headway_server.engine.interfaces.Decoder`."""
+
+    def __init__(
+        self, *, num_slots: int, vocab_size: int, max_length: int = 64, prefill_chunk: int = 8, seed: int = 7
+    ) -> None:
+        rng = np.random.default_rng(seed)
+        self.num_slots = num_slots
+        self.max_length = max_length
+        self.vocab_size = vocab_size
+        self.prefill_chunk = prefill_chunk
+        self.tokens = rng.normal(size=(vocab_size, WIDTH)).astype(np.float32)
+        self.places = rng.normal(size=(max_length, WIDTH)).astype(np.float32)
+        self.projections = rng.normal(size=(4, WIDTH, WIDTH)).astype(np.float32) / np.float32(np.sqrt(WIDTH))
+        self.output = rng.normal(size=(WIDTH, vocab_size)).astype(np.float32)
+        self.keys = np.zeros((num_slots, max_length, WIDTH), np.float32)
+        self.values = np.zeros((num_slots, max_length, WIDTH), np.float32)
+        self.sources: list[CrossTensors] = []
+        self.decode_sizes: list[int] = []
+        """Rows of each decode step."""
+        self.steps: list[str] = []
+        """What was called, in order."""
+
+    def prefill(self, slot: int, token_ids: NDArray[np.int64], start: int) -> NDArray[np.float32]:
+        assert start % self.prefill_chunk == 0
+        assert 0 < len(token_ids) <= self.prefill_chunk
+        self.steps.append("prefill")
+        for position, token_id in enumerate(token_ids.tolist(), start):
+            logits = self._row(slot, token_id, position, None)
+        return logits
+
+    def decode(self, token_ids: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.float32]:
+        self.steps.append("decode")
+        self.decode_sizes.append(len(token_ids))
+        assert len(self.sources) in (0, len(token_ids))
+        sources = self.sources or [None] * len(token_ids)
+        rows = zip(token_ids.tolist(), positions.tolist(), sources, strict=True)
+        return np.stack([self._row(slot, *row) for slot, row in enumerate(rows)])
+
+    def move(self, source: int, target: int, length: int) -> None:
+        for cache in (self.keys, self.values):
+            cache[target, :length] = cache[source, :length]
+            cache[source] = np.nan  # nobody may read it again before it is written
+
+    def set_sources(self, sources: Sequence[CrossTensors]) -> None:
+        self.sources = list(sources)
+
+    def _row(self, slot: int, token_id: int, position: int, source: CrossTensors | None) -> NDArray[np.float32]:
+        hidden = self.tokens[token_id] + self.places[position]
+        query, key, value = (hidden @ self.projections[i] for i in range(3))
+        self.keys[slot, position], self.values[slot, position] = key, value
+        hidden = hidden + _attend(query, self.keys[slot, : position + 1], self.values[slot, : position + 1])
+        if source is not None:
+            memory = source.tensors["memory"][0]
+            hidden = hidden + _attend(hidden @ self.projections[3], memory, memory)
+        return np.tanh(hidden) @ self.output
+
+
+class NumpyEncoder:
+    """Follows `headway_server.engine.interfaces.Encoder`."""
+
+    def __init__(self, *, vocab_size: int, seed: int = 8) -> None:
+        self.tokens = np.random.default_rng(seed).normal(size=(vocab_size, WIDTH)).astype(np.float32)
+        self.batch_shapes: list[tuple[int, int]] = []
+        """Sentences and longest sentence of each batch."""
+
+    def encode(self, sources: Sequence[NDArray[np.int64]]) -> list[CrossTensors]:
+        self.batch_shapes.append((len(sources), max(len(source) for source in sources)))
+        return [
+            CrossTensors(num_tokens=len(source), tensors={"memory": np.tanh(self.tokens[source])[np.newaxis]})
+            for source in sources
+        ]
+
+
+def _attend(query: NDArray[np.float32], keys: NDArray[np.float32], values: NDArray[np.float32]) -> NDArray[np.float32]:
+    scores = keys @ query / np.float32(np.sqrt(WIDTH))
+    weights = np.exp(scores - scores.max())
+    return (weights / weights.sum()) @ values
