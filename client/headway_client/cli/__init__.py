@@ -1,0 +1,5 @@
+"""The command line, `headway`."""
+
+from headway_client.cli.app import app
+
+__all__ = ["app"]

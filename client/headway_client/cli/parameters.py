@@ -1,0 +1,69 @@
+"""Arguments and options that several commands share, and how a command connects and fails."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from headway_client.channels import DEFAULT_SERVER
+from headway_client.client import Client
+from headway_client.errors import HeadwayError
+
+Texts = Annotated[list[str] | None, typer.Argument(metavar="[TEXT]...", help="Inputs; or use --file or stdin.")]
+Images = Annotated[list[str] | None, typer.Argument(metavar="[IMAGE]...", help="Image files; or use --file or stdin.")]
+File = Annotated[
+    Path | None,
+    typer.Option("--file", "-f", metavar="FILE", help="Read inputs from FILE, one a line; - is stdin."),
+]
+Server = Annotated[str, typer.Option("--server", metavar="HOST:PORT", envvar="HEADWAY_SERVER", help="Server to call.")]
+Timeout = Annotated[float, typer.Option("--timeout", metavar="SECONDS", min=0.001, help="Longest time of a call.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")]
+ModelName = Annotated[str, typer.Option("--model", metavar="NAME", help="Model to use.")]
+ModelVersion = Annotated[str, typer.Option("--model-version", metavar="VERSION", help="Version of the model.")]
+Truncate = Annotated[bool, typer.Option("--truncate", help="Shorten an input that is too long.")]
+BatchSize = Annotated[int, typer.Option("--batch-size", min=1, help="Inputs sent with one call.")]
+TopLabels = Annotated[int, typer.Option("--top-k", min=0, help="Labels to print an input; 0 is all of them.")]
+MaxNewTokens = Annotated[int | None, typer.Option("--max-new-tokens", help="Most tokens to produce.")]
+Temperature = Annotated[float | None, typer.Option("--temperature", help="Softmax temperature; 0 is greedy.")]
+TopK = Annotated[int | None, typer.Option("--top-k", help="Sample among the k most likely tokens.")]
+TopP = Annotated[float | None, typer.Option("--top-p", help="Sample among the likeliest tokens of this mass.")]
+Seed = Annotated[int | None, typer.Option("--seed", help="Seed of the random stream.")]
+Stop = Annotated[list[str] | None, typer.Option("--stop", help="Text that ends the output; may be repeated.")]
+
+DEFAULT_TIMEOUT_S = 60.0
+
+__all__ = ["DEFAULT_SERVER", "DEFAULT_TIMEOUT_S"]
+
+
+@contextmanager
+def connected(server: str, timeout_s: float) -> Iterator[Client]:
+    """A client for the length of a command; a failed call becomes one line on stderr and exit code 1."""
+    with reported_failures(), Client(server, timeout_s=timeout_s) as client:
+        yield client
+
+
+@contextmanager
+def reported_failures() -> Iterator[None]:
+    """Tells a failure in one line: of a call with exit code 1, of an input or an option with 2."""
+    try:
+        yield
+    except HeadwayError as error:
+        fail(str(error), 1)
+    except BrokenPipeError:  # the reader of our output has gone, which ends the command quietly
+        raise
+    except OSError as error:
+        fail(f"{error.filename}: {error.strerror}" if error.filename else str(error), 2)
+    except UnicodeDecodeError as error:
+        fail(f"the input is not UTF-8 text: {error.reason} at byte {error.start}", 2)
+    except ValueError as error:  # a number that its field cannot hold
+        fail(str(error), 2)
+
+
+def fail(message: str, exit_code: int) -> None:
+    """Prints one line on stderr and ends the command."""
+    typer.echo(f"headway: {' '.join(message.split())}", err=True)
+    raise typer.Exit(exit_code)

@@ -1,0 +1,131 @@
+"""What a load test measures: counts, and histograms of times.
+
+Times are recorded in whole microseconds with three significant digits (HdrHistogram), which costs the same memory
+for a thousand calls as for a million.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from hdrh.histogram import HdrHistogram
+
+from headway_client.load.plan import MAX_DURATION_S
+from headway_client.results import ModelReference
+
+OK = "OK"
+
+
+class TimeHistogram:
+    """A histogram of times."""
+
+    def __init__(self) -> None:
+        self._histogram = HdrHistogram(1, int(2 * MAX_DURATION_S * 1e6), 3)
+
+    def __len__(self) -> int:
+        return int(self._histogram.get_total_count())
+
+    def record(self, seconds: float, count: int = 1) -> None:
+        """Adds a time, `count` times over."""
+        self._histogram.record_value(max(1, round(seconds * 1e6)), count)
+
+    def percentile_ms(self, percentile: float) -> float:
+        """The time that `percentile` percent of the times do not exceed, in milliseconds; 0 where there are none."""
+        return float(self._histogram.get_value_at_percentile(percentile)) / 1e3 if len(self) else 0.0
+
+    def summary_ms(self) -> dict[str, float] | None:
+        """Mean and percentiles in milliseconds; None where nothing was recorded."""
+        if not len(self):
+            return None
+        return {
+            "mean": round(float(self._histogram.get_mean_value()) / 1e3, 3),
+            "p50": self.percentile_ms(50),
+            "p90": self.percentile_ms(90),
+            "p99": self.percentile_ms(99),
+            "p99_9": self.percentile_ms(99.9),
+            "max": float(self._histogram.get_max_value()) / 1e3,
+        }
+
+    def __repr__(self) -> str:
+        return f"<TimeHistogram {len(self)} times, median {self.percentile_ms(50):g} ms>"
+
+
+@dataclass(slots=True, kw_only=True)
+class CallRecord:
+    """One call; times are seconds on the event loop's clock."""
+
+    intended_s: float
+    """When the call was due. What a caller feels begins here, not when the load tester got round to sending it."""
+    sent_s: float = 0.0
+    ended_s: float = 0.0
+    outcome: str = OK
+    """`OK`, or the code of the failure."""
+    input_count: int = 0
+    token_count: int = 0
+    token_times_s: list[tuple[float, int]] = field(default_factory=list)
+    """For streams: when a piece arrived, and how many tokens there were by then."""
+    model: ModelReference | None = None
+
+
+class Recorder:
+    """Gathers the calls of the measured phase."""
+
+    def __init__(self) -> None:
+        self.latency = TimeHistogram()
+        """From the intended time to the answer, of calls that were answered."""
+        self.send_delay = TimeHistogram()
+        """From the intended time to the sending: what the load tester itself was late, or held back by its bound."""
+        self.first_token = TimeHistogram()
+        """From the intended time to the first token."""
+        self.token_gap = TimeHistogram()
+        """From token to token within a stream."""
+        self.outcomes: Counter[str] = Counter()
+        self.input_count = 0
+        self.token_count = 0
+        self.outstanding_count = 0
+        self.limit_count = 0
+        """Calls that were held back by the bound on outstanding calls."""
+        self.not_sent_count = 0
+        """Calls that were due but still held back when the test ended."""
+        self.last_end_s = 0.0
+        self.model: ModelReference | None = None
+
+    @property
+    def ok_count(self) -> int:
+        """Calls that were answered."""
+        return self.outcomes[OK]
+
+    @property
+    def error_counts(self) -> dict[str, int]:
+        """Calls that failed, by code."""
+        return {code: count for code, count in sorted(self.outcomes.items()) if code != OK}
+
+    def add(self, call: CallRecord) -> None:
+        """Takes note of a call that has ended."""
+        self.outcomes[call.outcome] += 1
+        self.last_end_s = max(self.last_end_s, call.ended_s)
+        self.send_delay.record(call.sent_s - call.intended_s)
+        if call.outcome != OK:
+            return
+        self.latency.record(call.ended_s - call.intended_s)
+        self.input_count += call.input_count
+        self.token_count += call.token_count
+        self.model = call.model or self.model
+        self._add_tokens(call)
+
+    def _add_tokens(self, call: CallRecord) -> None:
+        """Records the first token and the gaps; a gap that brought several tokens is shared among them."""
+        last_s, last_count = call.intended_s, 0
+        for time_s, count in call.token_times_s:
+            if count <= last_count:
+                continue
+            if last_count == 0:
+                self.first_token.record(time_s - call.intended_s)
+            else:
+                self.token_gap.record((time_s - last_s) / (count - last_count), count - last_count)
+            last_s, last_count = time_s, count
+
+    def __repr__(self) -> str:
+        """Progress."""
+        return f"<Recorder {self.ok_count} ok, {sum(self.error_counts.values())} failed, {self.latency!r}>"
