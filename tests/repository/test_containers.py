@@ -15,7 +15,9 @@ import grpc
 import pytest
 import yaml
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from typer.main import get_command
 
+from headway_client.cli import app
 from headway_server.settings import ServerSettings
 
 _SERVERS = ("server", "server-gpu")
@@ -83,7 +85,11 @@ def test_the_gpu_server_reserves_an_nvidia_device(compose: dict[str, Any]) -> No
 
 
 def test_the_load_tester_waits_for_a_healthy_server(compose: dict[str, Any]) -> None:
-    assert compose["services"]["load"]["depends_on"] == {"server": {"condition": "service_healthy"}}
+    load = compose["services"]["load"]
+    assert load["depends_on"] == {"server": {"condition": "service_healthy"}}
+    name, *arguments = load["command"]
+    parsed = get_command(app).commands[name].make_context(name, arguments)  # type: ignore[attr-defined]  # a group
+    assert (parsed.params["rate"], parsed.params["duration"]) == (2, 30)
 
 
 def test_every_service_is_built_from_a_stage_and_every_stage_from_something(
