@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from safetensors import SafetensorError
@@ -134,7 +133,7 @@ class TrainingRecord(Record):
 class Checkpoint(Record):
     """`checkpoint.json`."""
 
-    schema_version: Literal[1] = SCHEMA_VERSION
+    schema_version: Literal[1] = 1
     name: Name
     task: Task
     description: str
@@ -306,19 +305,3 @@ def read_image_evaluation(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int
     """Reads `evaluation.npz` in the folder `path`: (N, height, width, 3) pixels and (N,) labels."""
     with np.load(path / IMAGE_EVALUATION_FILE) as arrays:
         return arrays["images"], arrays["labels"]
-
-
-def parameter_count(model: nn.Module) -> int:
-    """Trainable parameters; a tied weight counts once."""
-    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-
-
-def state_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
-    """The distinct tensors of a module by their first names, buffers included: a tied weight comes once."""
-    seen: set[int] = set()
-    tensors: dict[str, torch.Tensor] = {}
-    for name, tensor in model.state_dict().items():
-        if tensor.data_ptr() not in seen or tensor.numel() == 0:
-            seen.add(tensor.data_ptr())
-            tensors[name] = tensor
-    return tensors

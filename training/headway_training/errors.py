@@ -6,7 +6,8 @@ TrainingError             what this package raises for its user; the message say
 │   ├── MissingDataError  files that are not there: names the command that gets them
 │   └── DownloadError     a download that failed or whose checksum is wrong
 ├── CheckpointError       a folder that is not a checkpoint, is of another schema, or does not fit its weights
-└── ResumeError           a run that cannot be resumed, or a folder already taken by one
+├── ResumeError           a run that cannot be resumed, or a folder already taken by one
+└── StoppedError          a signal ended the run early; its state is saved
 
 Model configurations raise `ValueError`; `headway_training.recipe` turns it into a `RecipeError`.
 """
@@ -40,3 +41,7 @@ class CheckpointError(TrainingError):
 
 class ResumeError(TrainingError):
     """A run cannot be resumed."""
+
+
+class StoppedError(TrainingError):
+    """A signal ended the run early; its state is saved."""

@@ -1,0 +1,20 @@
+"""Data: public data sets and the user's own files, read into examples and split into parts."""
+
+from headway_training.data.datasets import DATASETS, Dataset, RemoteFile, find_dataset
+from headway_training.data.examples import LabeledImages, LabeledTexts, ParallelTexts, PlainText, Splits
+from headway_training.data.sources import OwnData, data_folder, read_splits
+
+__all__ = [
+    "DATASETS",
+    "Dataset",
+    "LabeledImages",
+    "LabeledTexts",
+    "OwnData",
+    "ParallelTexts",
+    "PlainText",
+    "RemoteFile",
+    "Splits",
+    "data_folder",
+    "find_dataset",
+    "read_splits",
+]

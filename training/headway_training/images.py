@@ -1,0 +1,75 @@
+"""Images to pixels, as `ImagePreprocessing` describes it, and what training changes at random.
+
+B batch, H height, W width, N images.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image, ImageOps
+from torch import Tensor
+
+from headway_training.checkpoint import ImagePreprocessing
+
+_FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
+
+
+def preprocess(image: Image.Image, preprocessing: ImagePreprocessing) -> NDArray[np.float32]:
+    """Turns an image into `pixel_values`: float32 (3, H, W)."""
+    pixel_values: NDArray[np.float32] = normalize(resize_and_crop(image, preprocessing)[None], preprocessing)[0]
+    return pixel_values
+
+
+def resize_and_crop(image: Image.Image, preprocessing: ImagePreprocessing) -> NDArray[np.uint8]:
+    """Turns an image upright (EXIF), makes it RGB, resizes it and crops its centre: uint8 (H, W, 3)."""
+    upright = ImageOps.exif_transpose(image).convert("RGB")
+    height, width = preprocessing.height, preprocessing.width
+    size = (width, height) if preprocessing.resize == "stretch" else _shorter_side(upright, preprocessing)
+    resized = upright.resize(size, _FILTERS[preprocessing.interpolation]) if upright.size != size else upright
+    left, top = (size[0] - width) // 2, (size[1] - height) // 2
+    return np.asarray(resized.crop((left, top, left + width, top + height)), dtype=np.uint8)
+
+
+def _shorter_side(image: Image.Image, preprocessing: ImagePreprocessing) -> tuple[int, int]:
+    """Width and height, in proportion, whose shorter one is `resize_size`."""
+    assert preprocessing.resize_size is not None
+    scale = preprocessing.resize_size / min(image.size)
+    width, height = (max(preprocessing.resize_size, round(side * scale)) for side in image.size)
+    return width, height
+
+
+def normalize(images: NDArray[np.uint8], preprocessing: ImagePreprocessing) -> NDArray[np.float32]:
+    """Scales pixels (N, H, W, 3) to 0 to 1, subtracts the mean and divides by the deviation: float32 (N, 3, H, W)."""
+    mean = np.asarray(preprocessing.mean, dtype=np.float32)
+    std = np.asarray(preprocessing.std, dtype=np.float32)
+    values = (images.astype(np.float32) / np.float32(255) - mean) / std  # (N, H, W, 3)
+    pixel_values: NDArray[np.float32] = np.ascontiguousarray(values.transpose(0, 3, 1, 2))
+    return pixel_values
+
+
+def augment(pixel_values: Tensor, *, flip: bool, crop_padding: int, generator: torch.Generator) -> Tensor:
+    """Mirrors and shifts images at random, each for itself.
+
+    Args:
+        pixel_values: float (B, 3, H, W), normalised.
+        flip: Whether every second image, on average, is mirrored.
+        crop_padding: Pixels an image is shifted by at most; what comes in is zero, the mean colour.
+        generator: Where the random numbers come from.
+
+    Returns:
+        float (B, 3, H, W).
+    """
+    count, _, height, width = pixel_values.shape
+    if flip:
+        mirrored = torch.rand(count, generator=generator) < 0.5
+        pixel_values = torch.where(mirrored[:, None, None, None], pixel_values.flip(-1), pixel_values)
+    if crop_padding:
+        padded = torch.nn.functional.pad(pixel_values, (crop_padding,) * 4)
+        offsets = torch.randint(0, 2 * crop_padding + 1, (2, count), generator=generator)
+        rows = offsets[0, :, None] + torch.arange(height)  # (B, H)
+        columns = offsets[1, :, None] + torch.arange(width)  # (B, W)
+        images = torch.arange(count)[:, None, None]
+        pixel_values = padded[images, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)  # (B, 3, H, W)
+    return pixel_values.contiguous()

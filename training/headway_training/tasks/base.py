@@ -1,0 +1,116 @@
+"""What a trainer needs of a task.
+
+B rows.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 (torch's own convention)
+
+from headway_training.batches import Batch
+from headway_training.checkpoint import Baseline, Metric
+
+Metrics = dict[str, float | str]
+IGNORED = -100
+"""A target that is not predicted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingBatch:
+    """Tensors of one optimizer step."""
+
+    tensors: dict[str, Tensor]
+    """By name; rows are the first axis of each. `targets` are int64, with `IGNORED` where nothing is predicted."""
+    num_units: int
+    """Tokens or images, padding not counted, for the throughput."""
+
+    @property
+    def num_targets(self) -> int:
+        """Predictions the loss is averaged over."""
+        return int((self.tensors["targets"] != IGNORED).sum())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationData:
+    """What the checkpoint carries to be measured again; one of the two is there."""
+
+    texts: Iterable[Mapping[str, str | int]] | None = None
+    """Objects of `evaluation.jsonl`."""
+    images: tuple[NDArray[np.uint8], NDArray[np.int64]] | None = None
+    """(N, height, width, 3) pixels and (N,) labels."""
+
+
+class Task(ABC):
+    """Data, loss and metrics of one training."""
+
+    unit: ClassVar[Literal["tokens", "images"]]
+    """What the throughput counts."""
+    metric: ClassVar[Metric]
+    """What the best weights are selected by."""
+    higher_is_better: ClassVar[bool]
+    """Whether more of it is better."""
+
+    tokenizer: Tokenizer | None = None
+    """The tokenizer; text only."""
+
+    @property
+    @abstractmethod
+    def num_train_examples(self) -> int:
+        """Examples of the training part: texts, pairs, images, or characters of a running text."""
+
+    @abstractmethod
+    def model_fields(self) -> dict[str, int]:
+        """Fields of the model's configuration that the data decides."""
+
+    @abstractmethod
+    def checkpoint_fields(self) -> dict[str, Any]:
+        """Fields of the checkpoint's description that belong to the task."""
+
+    @abstractmethod
+    def epoch_batches(self, seed: int, epoch: int) -> list[Batch]:
+        """The batches of one epoch, a function of its arguments alone."""
+
+    @abstractmethod
+    def collate(self, batch: Batch, generator: torch.Generator) -> TrainingBatch:
+        """Makes a batch's tensors; what is random about them comes from `generator`."""
+
+    @abstractmethod
+    def logits(self, model: nn.Module, tensors: Mapping[str, Tensor]) -> Tensor:
+        """Runs the model on a batch: (B, ..., classes), one prediction for each of its targets."""
+
+    @abstractmethod
+    def evaluate(self, model: nn.Module, part: Literal["valid", "test"]) -> Metrics:
+        """Measures the model, in evaluation mode, on a part of the data; `metric` is among the names."""
+
+    @abstractmethod
+    def measure_baseline(self) -> Baseline:
+        """Fits a simple method to the training part and measures it on the test part."""
+
+    @abstractmethod
+    def evaluation_data(self) -> EvaluationData:
+        """The test part, as the checkpoint carries it."""
+
+    def loss(self, model: nn.Module, tensors: Mapping[str, Tensor], label_smoothing: float = 0.0) -> Tensor:
+        """Cross-entropy summed over the batch's targets."""
+        logits = self.logits(model, tensors).float()
+        return F.cross_entropy(
+            logits.flatten(0, -2),
+            tensors["targets"].flatten(),
+            ignore_index=IGNORED,
+            label_smoothing=label_smoothing,
+            reduction="sum",
+        )
+
+    def is_better(self, value: float, best: float | None) -> bool:
+        """Whether a value of `metric` is better than the best so far."""
+        return best is None or (value > best if self.higher_is_better else value < best)

@@ -1,0 +1,87 @@
+"""Text generation: predict the next token of a running text.
+
+B rows, L window, N tokens of the text, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+
+from headway_training.baselines import character_ngram_baseline
+from headway_training.batches import Batch, even_batches
+from headway_training.checkpoint import Baseline
+from headway_training.data.examples import PlainText, Splits
+from headway_training.errors import DataError
+from headway_training.evaluation import nats_per_character
+from headway_training.recipes.settings import Recipe
+from headway_training.tasks.base import EvaluationData, Metrics, Task, TrainingBatch
+from headway_training.tokenizers import special_tokens
+
+
+class GenerationTask(Task):
+    """Windows of a text, each token predicted from those before it in the window."""
+
+    unit = "tokens"
+    metric = "nats_per_character"
+    higher_is_better = False
+
+    def __init__(self, recipe: Recipe, splits: Splits[PlainText], tokenizer: Tokenizer) -> None:
+        self.tokenizer: Tokenizer = tokenizer
+        self._recipe = recipe
+        self._splits = splits
+        ids = tokenizer.encode(splits.train.text, add_special_tokens=False).ids
+        self._ids: NDArray[np.int64] = np.asarray(ids, dtype=np.int64)  # (N)
+        if len(self._ids) < 3:
+            raise DataError(f"the training text has {len(self._ids)} tokens; at least 3 are needed")
+        self._window = min(int(recipe.model["max_length"]), (len(self._ids) - 1) // 2)
+
+    @property
+    def num_train_examples(self) -> int:
+        """Characters of the training text."""
+        return len(self._splits.train)
+
+    def model_fields(self) -> dict[str, int]:
+        """The vocabulary."""
+        return {"vocabulary_size": self.tokenizer.get_vocab_size()}
+
+    def checkpoint_fields(self) -> dict[str, Any]:
+        """Special tokens, and defaults of sampling."""
+        return {"special_tokens": special_tokens(self.tokenizer), "sampling_defaults": self._recipe.sampling}
+
+    def epoch_batches(self, seed: int, epoch: int) -> list[Batch]:
+        """Batches of window starts: windows lie side by side from an offset that differs from epoch to epoch."""
+        offset = int(np.random.default_rng((seed, epoch, 1)).integers(self._window))
+        count = (len(self._ids) - 1) // self._window - 1
+        batches = even_batches(count, self._recipe.optimization.batch_size, seed=seed, epoch=epoch)
+        return [offset + batch * self._window for batch in batches]
+
+    def collate(self, batch: Batch, generator: torch.Generator) -> TrainingBatch:  # noqa: ARG002 (nothing is random)
+        """Inputs and targets (B, L): the targets are one token further on."""
+        rows = torch.from_numpy(self._ids[batch[:, None] + np.arange(self._window + 1)])  # (B, L + 1)
+        tensors = {"input_ids": rows[:, :-1], "targets": rows[:, 1:]}
+        return TrainingBatch(tensors=tensors, num_units=tensors["targets"].numel())
+
+    def logits(self, model: nn.Module, tensors: Mapping[str, Tensor]) -> Tensor:
+        """(B, L, V)."""
+        logits: Tensor = model(tensors["input_ids"])
+        return logits
+
+    def evaluate(self, model: nn.Module, part: Literal["valid", "test"]) -> Metrics:
+        """Nats per character, and the characters a token stands for."""
+        text = (self._splits.valid if part == "valid" else self._splits.test).text
+        return {"nats_per_character": nats_per_character(model, self.tokenizer, text)}
+
+    def measure_baseline(self) -> Baseline:
+        """An interpolated character n-gram."""
+        return character_ngram_baseline(self._splits.train.text, self._splits.test.text)
+
+    def evaluation_data(self) -> EvaluationData:
+        """The test text, whole."""
+        return EvaluationData(texts=[{"text": self._splits.test.text}])

@@ -1,0 +1,86 @@
+"""Image labels: tell the class of an image.
+
+B rows, H height, W width, C classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from headway_training.baselines import pixel_regression_baseline
+from headway_training.batches import Batch, even_batches
+from headway_training.checkpoint import Baseline
+from headway_training.data.examples import LabeledImages, Splits
+from headway_training.evaluation import classify_images
+from headway_training.images import augment, normalize
+from headway_training.metrics import accuracy, macro_f1
+from headway_training.recipes.settings import Recipe
+from headway_training.tasks.base import EvaluationData, Metrics, Task, TrainingBatch
+
+
+class ImageClassificationTask(Task):
+    """Images of one size, mirrored and shifted at random."""
+
+    unit = "images"
+    metric = "accuracy"
+    higher_is_better = True
+
+    def __init__(self, recipe: Recipe, splits: Splits[LabeledImages]) -> None:
+        assert recipe.preprocessing is not None
+        self._preprocessing = recipe.preprocessing
+        self._recipe = recipe
+        self._splits = splits
+
+    @property
+    def num_train_examples(self) -> int:
+        """Images of the training part."""
+        return len(self._splits.train)
+
+    def model_fields(self) -> dict[str, int]:
+        """The classes."""
+        return {"num_classes": len(self._splits.labels)}
+
+    def checkpoint_fields(self) -> dict[str, Any]:
+        """Labels and preprocessing."""
+        return {"labels": self._splits.labels, "image_preprocessing": self._preprocessing}
+
+    def epoch_batches(self, seed: int, epoch: int) -> list[Batch]:
+        """Batches of images in random order."""
+        return even_batches(len(self._splits.train), self._recipe.optimization.batch_size, seed=seed, epoch=epoch)
+
+    def collate(self, batch: Batch, generator: torch.Generator) -> TrainingBatch:
+        """Pixels (B, 3, H, W), changed at random, and targets (B)."""
+        pixel_values = torch.from_numpy(normalize(self._splits.train.images[batch], self._preprocessing))
+        settings = self._recipe.augmentation
+        pixel_values = augment(
+            pixel_values, flip=settings.flip, crop_padding=settings.crop_padding, generator=generator
+        )
+        tensors = {"pixel_values": pixel_values, "targets": torch.from_numpy(self._splits.train.labels[batch])}
+        return TrainingBatch(tensors=tensors, num_units=len(batch))
+
+    def logits(self, model: nn.Module, tensors: Mapping[str, Tensor]) -> Tensor:
+        """(B, C)."""
+        logits: Tensor = model(tensors["pixel_values"])
+        return logits
+
+    def evaluate(self, model: nn.Module, part: Literal["valid", "test"]) -> Metrics:
+        """Accuracy and macro F1, in percent."""
+        examples = self._splits.valid if part == "valid" else self._splits.test
+        pixel_values = torch.from_numpy(normalize(examples.images, self._preprocessing))
+        predictions = classify_images(model, pixel_values)
+        return {
+            "accuracy": accuracy(predictions, examples.labels),
+            "macro_f1": macro_f1(predictions, examples.labels, len(self._splits.labels)),
+        }
+
+    def measure_baseline(self) -> Baseline:
+        """Logistic regression on the pixels."""
+        return pixel_regression_baseline(self._splits.train, self._splits.test)
+
+    def evaluation_data(self) -> EvaluationData:
+        """The test images with their labels."""
+        return EvaluationData(images=(self._splits.test.images, self._splits.test.labels))

@@ -1,0 +1,103 @@
+"""Translation: predict the next token of the target from the source and the target so far.
+
+B rows, S source tokens, T target tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, cast
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+
+from headway_training.baselines import copy_baseline
+from headway_training.batches import Batch, bucketed_batches
+from headway_training.checkpoint import Baseline
+from headway_training.data.examples import ParallelTexts, Splits
+from headway_training.evaluation import pad, token_mask, translate
+from headway_training.metrics import corpus_bleu
+from headway_training.models import Transformer
+from headway_training.recipes.settings import Recipe
+from headway_training.tasks.base import IGNORED, EvaluationData, Metrics, Task, TrainingBatch
+from headway_training.tokenizers import encode_texts, special_tokens
+
+
+class TranslationTask(Task):
+    """Pairs of sentences in batches of similar length."""
+
+    unit = "tokens"
+    metric = "sacrebleu"
+    higher_is_better = True
+
+    def __init__(self, recipe: Recipe, splits: Splits[ParallelTexts], tokenizer: Tokenizer) -> None:
+        self.tokenizer: Tokenizer = tokenizer
+        self._recipe = recipe
+        self._splits = splits
+        special = special_tokens(tokenizer)
+        assert special.pad is not None
+        assert special.bos is not None
+        assert special.eos is not None
+        self._special = special
+        self._pad, self._bos, self._eos = special.pad, special.bos, special.eos
+        self._max_source = int(recipe.model["max_source_length"])
+        self._sources = encode_texts(tokenizer, splits.train.sources, self._max_source)
+        # The target has one token more than its text: `bos` before it as input, `eos` after it as target.
+        max_target = int(recipe.model["max_target_length"]) - 1
+        self._targets = encode_texts(tokenizer, splits.train.targets, max_target, frame=False)
+        self._lengths = [max(len(s), len(t) + 1) for s, t in zip(self._sources, self._targets, strict=True)]
+
+    @property
+    def num_train_examples(self) -> int:
+        """Pairs of the training part."""
+        return len(self._splits.train)
+
+    def model_fields(self) -> dict[str, int]:
+        """The vocabulary."""
+        return {"vocabulary_size": self.tokenizer.get_vocab_size()}
+
+    def checkpoint_fields(self) -> dict[str, Any]:
+        """Special tokens and languages."""
+        return {"special_tokens": self._special, "languages": self._recipe.languages}
+
+    def epoch_batches(self, seed: int, epoch: int) -> list[Batch]:
+        """Batches of pairs whose longer side is of similar length."""
+        return bucketed_batches(self._lengths, self._recipe.optimization.batch_tokens, seed=seed, epoch=epoch)
+
+    def collate(self, batch: Batch, generator: torch.Generator) -> TrainingBatch:  # noqa: ARG002 (nothing is random)
+        """Sources and their mask (B, S), targets shifted right and targets (B, T)."""
+        sources = [self._sources[i] for i in batch]
+        targets = [self._targets[i] for i in batch]
+        tensors = {
+            "source_ids": pad(sources, self._pad),
+            "source_mask": token_mask(sources),
+            "target_ids": pad([[self._bos, *target] for target in targets], self._pad),
+            "targets": pad([[*target, self._eos] for target in targets], IGNORED),
+        }
+        num_units = sum(map(len, sources)) + sum(map(len, targets)) + len(targets)
+        return TrainingBatch(tensors=tensors, num_units=num_units)
+
+    def logits(self, model: nn.Module, tensors: Mapping[str, Tensor]) -> Tensor:
+        """(B, T, V)."""
+        logits: Tensor = model(tensors["source_ids"], tensors["source_mask"], tensors["target_ids"])
+        return logits
+
+    def evaluate(self, model: nn.Module, part: Literal["valid", "test"]) -> Metrics:
+        """Corpus BLEU of greedy translations, with sacreBLEU's signature."""
+        pairs = self._splits.valid if part == "valid" else self._splits.test
+        sources = encode_texts(self.tokenizer, pairs.sources, self._max_source)
+        transformer = cast("Transformer", model)
+        hypotheses = translate(transformer, self.tokenizer, sources, pad_id=self._pad, bos=self._bos, eos=self._eos)
+        score, signature = corpus_bleu(hypotheses, pairs.targets)
+        return {"sacrebleu": score, "sacrebleu_signature": signature}
+
+    def measure_baseline(self) -> Baseline:
+        """The source, untranslated."""
+        return copy_baseline(self._splits.test)
+
+    def evaluation_data(self) -> EvaluationData:
+        """The test pairs."""
+        test = self._splits.test
+        pairs = zip(test.sources, test.targets, strict=True)
+        return EvaluationData(texts=[{"source": source, "target": target} for source, target in pairs])

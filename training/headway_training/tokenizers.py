@@ -1,0 +1,100 @@
+"""Training of tokenizers, and what training needs of a trained one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
+from tokenizers.models import BPE, WordLevel
+from tokenizers.trainers import BpeTrainer, WordLevelTrainer
+
+from headway_training.checkpoint import SpecialTokens
+from headway_training.errors import DataError
+from headway_training.recipes.settings import TaskName, TokenizerSettings
+
+PAD, UNK, BOS, EOS = "<pad>", "<unk>", "<bos>", "<eos>"
+
+_SPECIAL_TOKENS: dict[TaskName, tuple[str, ...]] = {
+    "generation": (),
+    "translation": (PAD, UNK, BOS, EOS),
+    "text_classification": (PAD, UNK, BOS, EOS),
+}
+"""A running text has neither beginning nor end, and byte-level tokens can spell everything."""
+
+
+def train_tokenizer(texts: Iterable[str], settings: TokenizerSettings, task: TaskName) -> Tokenizer:
+    """Trains a tokenizer on the training text.
+
+    A translation's tokenizer ends every source with `<eos>`, a classifier's frames every text as `<bos> ... <eos>`;
+    a running text gets no special tokens.
+
+    Raises:
+        DataError: The text is too small for one.
+    """
+    special = list(_SPECIAL_TOKENS[task])
+    tokenizer = (
+        _train_characters(texts, special) if settings.kind == "characters" else _train_bpe(texts, settings, special)
+    )
+    if tokenizer.get_vocab_size() <= len(special):
+        raise DataError("the training text is empty: a tokenizer cannot be trained on it")
+    if special:
+        bos, eos = tokenizer.token_to_id(BOS), tokenizer.token_to_id(EOS)
+        frame = "$A <eos>" if task == "translation" else "<bos> $A <eos>"
+        tokenizer.post_processor = processors.TemplateProcessing(single=frame, special_tokens=[(BOS, bos), (EOS, eos)])
+    return tokenizer
+
+
+def _train_bpe(texts: Iterable[str], settings: TokenizerSettings, special: list[str]) -> Tokenizer:
+    """Byte-pair encoding over bytes (Sennrich et al. 2016, Radford et al. 2019)."""
+    tokenizer = Tokenizer(BPE())
+    if settings.lowercase:
+        tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = BpeTrainer(
+        vocab_size=settings.vocabulary_size,
+        min_frequency=settings.min_frequency,
+        special_tokens=special,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def _train_characters(texts: Iterable[str], special: list[str]) -> Tokenizer:
+    """One token a character; characters the training text does not have become the unknown token."""
+    special = special or [UNK]
+    tokenizer = Tokenizer(WordLevel(unk_token=UNK))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.train_from_iterator(texts, WordLevelTrainer(special_tokens=special, show_progress=False))
+    return tokenizer
+
+
+def special_tokens(tokenizer: Tokenizer) -> SpecialTokens:
+    """The ids of the special tokens that a tokenizer has."""
+    ids = {
+        name: tokenizer.token_to_id(token)
+        for name, token in zip(("pad", "unk", "bos", "eos"), (PAD, UNK, BOS, EOS), strict=True)
+    }
+    return SpecialTokens(**ids)
+
+
+def encode_texts(
+    tokenizer: Tokenizer, texts: Sequence[str], max_length: int | None, *, frame: bool = True
+) -> list[list[int]]:
+    """Encodes texts, each cut at its end to `max_length` tokens, the special ones included.
+
+    Args:
+        tokenizer: The tokenizer; its own truncation is left off.
+        texts: The texts.
+        max_length: Most tokens of a text; None: no limit.
+        frame: Whether the post-processor adds its special tokens.
+    """
+    if max_length is not None:
+        tokenizer.enable_truncation(max_length)
+    try:
+        return [encoding.ids for encoding in tokenizer.encode_batch(list(texts), add_special_tokens=frame)]
+    finally:
+        tokenizer.no_truncation()
