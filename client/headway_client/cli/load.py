@@ -85,12 +85,12 @@ def load(
     report: Report = None,
     as_json: parameters.AsJson = False,
 ) -> None:
-    """Measure a server under load; exit code 1 if no call was answered.
+    """Measure a server under load.
 
     Latency counts from the time a call was due, so a stall of the server shows in full. Ctrl-C ends the test early
-    and reports what was measured.
+    and reports what was measured. The exit code is 1 if no call was answered.
     """
-    with reported_failures():
+    with reported_failures(server):
         plan = LoadPlan(
             task=task,
             rate_per_s=rate,

@@ -11,7 +11,7 @@ import typer
 
 from headway_client.channels import DEFAULT_SERVER
 from headway_client.client import Client
-from headway_client.errors import HeadwayError
+from headway_client.errors import HeadwayError, UnavailableError
 
 Texts = Annotated[list[str] | None, typer.Argument(metavar="[TEXT]...", help="Inputs; or use --file or stdin.")]
 Images = Annotated[list[str] | None, typer.Argument(metavar="[IMAGE]...", help="Image files; or use --file or stdin.")]
@@ -42,15 +42,18 @@ __all__ = ["DEFAULT_SERVER", "DEFAULT_TIMEOUT_S"]
 @contextmanager
 def connected(server: str, timeout_s: float) -> Iterator[Client]:
     """A client for the length of a command; a failed call becomes one line on stderr and exit code 1."""
-    with reported_failures(), Client(server, timeout_s=timeout_s) as client:
+    with reported_failures(server), Client(server, timeout_s=timeout_s) as client:
         yield client
 
 
 @contextmanager
-def reported_failures() -> Iterator[None]:
+def reported_failures(server: str) -> Iterator[None]:
     """Tells a failure in one line: of a call with exit code 1, of an input or an option with 2."""
     try:
         yield
+    except UnavailableError as error:
+        # A server that is there and turns the call away says why; without a reason nobody answered.
+        fail(str(error) if error.reason else f"{error}; is a headway-server running at {server}?", 1)
     except HeadwayError as error:
         fail(str(error), 1)
     except BrokenPipeError:  # the reader of our output has gone, which ends the command quietly

@@ -21,7 +21,10 @@ def models(
     timeout: parameters.Timeout = DEFAULT_TIMEOUT_S,
     as_json: parameters.AsJson = False,
 ) -> None:
-    """List the loaded models; bundles that could not be loaded are told on stderr."""
+    """List the loaded models.
+
+    Bundles that could not be loaded are told on stderr.
+    """
     with connected(server, timeout) as client:
         listing = client.models(task)
     if as_json:
@@ -41,7 +44,10 @@ def model(
     timeout: parameters.Timeout = DEFAULT_TIMEOUT_S,
     as_json: parameters.AsJson = False,
 ) -> None:
-    """Show everything about one model; as JSON with its bundle's manifest."""
+    """Show everything about one model.
+
+    With --json, its bundle's manifest too.
+    """
     with connected(server, timeout) as client:
         details = client.model(name, model_version=model_version)
     if as_json:
@@ -57,7 +63,10 @@ def health(
     timeout: parameters.Timeout = DEFAULT_TIMEOUT_S,
     as_json: parameters.AsJson = False,
 ) -> None:
-    """Tell whether the server serves; exit code 0 if it does, 1 if not."""
+    """Tell whether the server serves.
+
+    Exit code 0 if it does, 1 if not.
+    """
     with connected(server, timeout) as client:
         if wait > 0:
             client.wait_ready(wait)

@@ -85,7 +85,7 @@ def translate(
     timeout: parameters.Timeout = DEFAULT_TIMEOUT_S,
     as_json: parameters.AsJson = False,
 ) -> None:
-    """Translate texts, one line of output for one line of input."""
+    """Translate texts, line by line."""
     options: TranslateOptions = {
         "model": model,
         "model_version": model_version,
@@ -120,7 +120,10 @@ def classify(
     timeout: parameters.Timeout = DEFAULT_TIMEOUT_S,
     as_json: parameters.AsJson = False,
 ) -> None:
-    """Label texts: the labels with their probabilities, a tab, the text."""
+    """Label texts.
+
+    Prints the labels with their probabilities, a tab, the text.
+    """
     inputs = read_inputs(texts, file)
     with connected(server, timeout) as client:
         _print_answers(
@@ -145,7 +148,10 @@ def label(
     timeout: parameters.Timeout = DEFAULT_TIMEOUT_S,
     as_json: parameters.AsJson = False,
 ) -> None:
-    """Label image files: the labels with their probabilities, a tab, the file."""
+    """Label image files.
+
+    Prints the labels with their probabilities, a tab, the file.
+    """
     inputs = read_inputs(images, file)
     with connected(server, timeout) as client:
         _print_answers(

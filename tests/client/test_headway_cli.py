@@ -1,0 +1,168 @@
+"""The command line against a real server: what it prints, where, and its exit codes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from typer.testing import CliRunner
+
+from headway_client.cli import app
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def run(server: Any) -> Run:
+    """Runs a command against the server."""
+
+    def invoke(*arguments: str, stdin: str | None = None) -> Any:
+        return CliRunner().invoke(app, list(arguments), input=stdin, env={"HEADWAY_SERVER": server.address})
+
+    return invoke
+
+
+def objects(output: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in output.splitlines()]
+
+
+def test_generate_streams_the_text_of_an_argument(run: Run, server: Any) -> None:
+    ended = run("generate", "one two", "--max-new-tokens", "5", "--seed", "3", "--stop", "x", "--stop", "y")
+    assert (ended.exit_code, ended.stdout, ended.stderr) == (0, "one two and so on\n", "")
+    (request,) = server.rules.requests
+    assert request.prompt == "one two"
+    assert (request.sampling.max_new_token_count, request.sampling.seed) == (5, 3)
+    assert list(request.sampling.stop_strings) == ["x", "y"]
+
+
+def test_generate_prints_pieces_as_they_come(run: Run) -> None:
+    ended = run("generate", "one", "--stream", "--json")
+    *pieces, answer = objects(ended.stdout)
+    assert "".join(piece["text"] for piece in pieces) == answer["text"] == "one and so on"
+    assert answer["model"] == {"name": "rule", "version": "1", "variant": "fp32"}
+
+
+def test_generate_heads_each_of_several_texts(run: Run) -> None:
+    lines = "==> one <==\none and so on\n==> two <==\ntwo and so on\n"
+    assert run("generate", "one", "two").stdout == lines
+    assert run("generate", "one", "two", "--no-stream").stdout == lines
+
+
+def test_json_is_one_object_a_line_in_the_order_of_the_inputs(run: Run, server: Any) -> None:
+    ended = run("generate", "--json", "--batch-size", "2", stdin="one\n\ntwo\nthree\n")
+    assert [answer["input"] for answer in objects(ended.stdout)] == ["one", "two", "three"]
+    assert [len(request.prompts) for request in server.rules.requests] == [2, 1]
+    assert objects(ended.stdout)[0]["finish_reason"] == "length"
+
+
+def test_translate_answers_a_line_for_a_line(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "captions.txt"
+    file.write_text("ein Hündchen\na cat\n", encoding="utf-8")
+    assert run("translate", "--file", str(file)).stdout == "EIN HÜNDCHEN\nA CAT\n"
+    assert run("translate", "a dog", "--stream").stdout == "A DOG\n"
+    assert run("translate", "-f", "-", stdin="a\nb\n").stdout == "A\nB\n"
+
+
+def test_classify_prints_labels_before_the_text(run: Run, server: Any) -> None:
+    ended = run("classify", "good news", "--top-k", "2", "--model", "rule", "--model-version", "1")
+    assert ended.stdout == "World 0.500, Sports 0.250\tgood news\n"
+    assert (server.rules.requests[0].model, server.rules.requests[0].model_version) == ("rule", "1")
+    assert len(objects(run("classify", "good news", "--json", "--top-k", "0").stdout)[0]["labels"]) == 3
+
+
+def test_label_reads_image_files(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "a.png"
+    file.write_bytes(b"four")
+    assert run("label", str(file)).stdout == f"ship 0.500, airplane 0.250\t{file}\n"
+    assert objects(run("label", "--json", stdin=f"{file}\n").stdout)[0]["width"] == 4
+
+
+def test_models_lists_what_is_loaded_and_tells_what_is_not(run: Run) -> None:
+    ended = run("models")
+    head, line = ended.stdout.splitlines()
+    assert head.split()[:3] == ["NAME", "VERSION", "TASK"]
+    assert line.split()[:7] == ["rule", "1", "generation", "fp32", "cpu", "1,234,567", "accuracy"]
+    assert ended.stderr == "headway: not loaded: broken/1: model.onnx: wrong SHA-256\n"
+    assert objects(run("models", "--json").stdout)[0]["task"] == "generation"
+    assert len(run("models", "--task", "translation").stdout.splitlines()) == 1
+
+
+def test_model_shows_one(run: Run) -> None:
+    shown = run("model", "rule").stdout
+    assert "1,234,567" in shown
+    assert "temperature=0.5" in shown
+    assert objects(run("model", "rule", "--json").stdout)[0]["manifest"] == {"schema_version": 1}
+
+
+def test_health_tells_by_its_exit_code(run: Run, server: Any) -> None:
+    assert (run("health", "--wait", "5").exit_code, run("health").stdout) == (0, "serving\n")
+    server.rules.serving = False
+    ended = run("health", "--json")
+    assert (ended.exit_code, objects(ended.stdout)[0]["status"]) == (1, "not_serving")
+    assert run("health", "--wait", "0.1").exit_code == 1
+
+
+def test_a_failed_call_is_one_line_on_stderr(run: Run, server: Any, fault: Any) -> None:
+    server.rules.faults.append(fault(grpc.StatusCode.NOT_FOUND, message="no model is called 'x';\nloaded: rule"))
+    ended = run("generate", "one", "--model", "x")
+    assert (ended.exit_code, ended.stdout) == (1, "")
+    assert ended.stderr == "headway: NOT_FOUND: no model is called 'x'; loaded: rule\n"
+
+
+def test_a_server_that_is_not_there_is_named(run: Run) -> None:
+    ended = run("models", "--server", "127.0.0.1:1", "--timeout", "2")
+    assert ended.exit_code == 1
+    assert ended.stderr.endswith("is a headway-server running at 127.0.0.1:1?\n")
+    assert ended.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["generate", "one", "--no-such-option"], "No such option"),
+        (["generate", "--file", "absent.txt"], "absent.txt: No such file"),
+        (["label", "absent.png"], "absent.png: No such file"),
+        (["generate", "one", "--seed", "-1"], "out of range"),
+        (["generate", "one", "--timeout", "0"], "timeout"),
+        (["models", "--task", "juggling"], "juggling"),
+        (["load", "juggling", "--rate", "1"], "juggling"),
+        (["load", "classify"], "either a rate"),
+        (["load", "classify", "--rate", "1", "--concurrency", "1"], "either a rate"),
+        (["load", "classify", "--rate", "1e9"], "10000"),
+        (["load", "classify", "--rate", "1", "--duration", "1e9"], "3600"),
+        (["load", "classify", "--rate", "1", "--stream"], "no streaming call"),
+    ],
+)
+def test_wrong_usage_ends_with_code_2(run: Run, server: Any, arguments: list[str], message: str) -> None:
+    ended = run(*arguments)
+    assert ended.exit_code == 2
+    assert message in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert server.rules.requests == []
+
+
+def test_input_that_is_not_text_is_told(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "latin.txt"
+    file.write_bytes(b"M\xfcnchen\n")
+    ended = run("classify", "--file", str(file))
+    assert (ended.exit_code, ended.stderr.count("\n")) == (2, 1)
+    assert "not UTF-8" in ended.stderr
+
+
+def test_the_installed_program_reads_stdin_and_survives_a_reader_that_leaves(server: Any) -> None:
+    command = [str(Path(sys.executable).with_name("headway")), "translate", "--server", server.address]
+    whole = subprocess.run(command, input="a dog\n", capture_output=True, text=True, check=True)
+    assert (whole.stdout, whole.stderr) == ("A DOG\n", "")
+    piped = f"{' '.join(command)} | head -n 1"
+    left = subprocess.run(piped, input="word\n" * 5000, capture_output=True, text=True, shell=True, check=True)
+    assert (left.stdout, left.stderr) == ("WORD\n", "")
+
+
+def test_version(run: Run) -> None:
+    assert run("--version").stdout.startswith("headway-client 0.")

@@ -1,0 +1,256 @@
+"""The load tester: its arithmetic, and both loops against a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import statistics
+import struct
+import subprocess
+import sys
+import time
+import zlib
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from typer.testing import CliRunner
+
+from headway_client import AsyncClient
+from headway_client.cli import app
+from headway_client.load.arrivals import poisson_arrivals
+from headway_client.load.pictures import encode_png, sample_pictures
+from headway_client.load.plan import LoadPlan, LoadTask
+from headway_client.load.recorder import CallRecord, Recorder, TimeHistogram
+from headway_client.load.runner import LoadRunner
+from headway_client.load.samples import sample_inputs
+from headway_client.load.sender import Sender
+from headway_client.retry import NO_RETRIES
+
+
+async def run_plan(address: str, plan: LoadPlan, before: Any = None) -> LoadRunner:
+    async with AsyncClient(address, retry=NO_RETRIES) as client:
+        await client.wait_ready()
+        runner = LoadRunner(plan, Sender(client, plan, sample_inputs(plan.task)))
+        if before is not None:
+            before(runner)
+        await runner.run()
+    return runner
+
+
+def test_arrivals_are_a_poisson_process_that_its_seed_repeats() -> None:
+    times = list(poisson_arrivals(100.0, 5.0, 105.0, seed=11))
+    assert times == list(poisson_arrivals(100.0, 5.0, 105.0, seed=11))
+    assert times != list(poisson_arrivals(100.0, 5.0, 105.0, seed=12))
+    assert times == sorted(times)
+    assert 5.0 < times[0] < times[-1] < 105.0
+    gaps = [later - earlier for earlier, later in pairwise(times)]
+    # Ten thousand exponential gaps: mean and deviation both 10 ms, to a few percent.
+    assert statistics.fmean(gaps) == pytest.approx(0.01, rel=0.05)
+    assert statistics.pstdev(gaps) == pytest.approx(0.01, rel=0.05)
+
+
+def test_percentiles_are_right_to_three_digits() -> None:
+    times = TimeHistogram()
+    for milliseconds in range(1, 1001):
+        times.record(milliseconds / 1e3)
+    summary = times.summary_ms()
+    assert summary is not None
+    expected = {"p50": 500, "p90": 900, "p99": 990, "p99_9": 999, "max": 1000, "mean": 500.5}
+    for name, value in expected.items():
+        assert summary[name] == pytest.approx(value, rel=2e-3), name
+    assert TimeHistogram().summary_ms() is None
+
+
+def test_a_record_counts_from_the_intended_time_and_shares_gaps_among_tokens() -> None:
+    recorder = Recorder()
+    call = CallRecord(intended_s=10.0, sent_s=10.5, ended_s=12.0, input_count=1, token_count=4)
+    call.token_times_s = [(11.0, 1), (11.3, 4), (11.4, 4)]  # the last message brings no token
+    recorder.add(call)
+    recorder.add(CallRecord(intended_s=10.0, sent_s=10.0, ended_s=10.1, outcome="UNAVAILABLE"))
+    assert recorder.latency.percentile_ms(100) == pytest.approx(2000, rel=1e-3)
+    assert recorder.first_token.percentile_ms(100) == pytest.approx(1000, rel=1e-3)
+    assert len(recorder.token_gap) == 3
+    assert recorder.token_gap.percentile_ms(100) == pytest.approx(100, rel=1e-3)
+    assert recorder.send_delay.percentile_ms(100) == pytest.approx(500, rel=1e-3)
+    assert (recorder.ok_count, recorder.error_counts, recorder.token_count) == (1, {"UNAVAILABLE": 1}, 4)
+
+
+def test_built_in_pictures_are_valid_png() -> None:
+    pictures = sample_pictures()
+    assert len(set(pictures)) == len(pictures) == 8
+    picture = encode_png(2, 1, lambda x, _: (x, 20, 30))
+    assert picture[:8] == b"\x89PNG\r\n\x1a\n"
+    assert struct.unpack(">II", picture[16:24]) == (2, 1)
+    data_start = picture.index(b"IDAT") + 4
+    assert zlib.decompress(picture[data_start:-16]) == bytes([0, 0, 20, 30, 1, 20, 30])
+
+
+def test_built_in_pictures_open_in_an_imaging_library() -> None:
+    import io
+
+    image = pytest.importorskip("PIL.Image")
+    with image.open(io.BytesIO(sample_pictures()[0])) as picture:
+        picture.load()
+        assert (picture.size, picture.mode) == ((32, 32), "RGB")
+        assert picture.getpixel((8, 22)) == (200, 40, 60)
+
+
+@pytest.mark.parametrize("task", list(LoadTask))
+async def test_every_task_runs_closed_with_as_many_callers_as_asked(server: Any, task: LoadTask) -> None:
+    server.rules.delay_s = 0.01
+    plan = LoadPlan(task=task, concurrency=3, duration_s=0.3, warmup_s=0.05, batch_size=2)
+    runner = await run_plan(server.address, plan)
+    assert server.rules.most_running == 3
+    assert runner.recorder.ok_count > 0
+    assert runner.recorder.input_count == 2 * runner.recorder.ok_count
+    assert runner.recorder.error_counts == {}
+    assert runner.recorder.outstanding_count == 0
+    assert len(server.rules.requests) > runner.recorder.ok_count  # those of the warm-up are not measured
+
+
+async def test_an_open_loop_begins_every_call_of_its_schedule(server: Any) -> None:
+    plan = LoadPlan(task=LoadTask.CLASSIFY, rate_per_s=100, duration_s=0.5, warmup_s=0.1, seed=5)
+    runner = await run_plan(server.address, plan)
+    # The schedule depends on its seed and length alone, up to rounding of the clock's start.
+    planned = list(poisson_arrivals(100, -0.1, 0.5, seed=5))
+    assert len(server.rules.requests) == len(planned)
+    assert runner.recorder.ok_count == sum(due_s >= 0 for due_s in planned)
+
+
+@pytest.mark.parametrize("task", [LoadTask.GENERATE, LoadTask.TRANSLATE])
+async def test_streams_measure_the_first_token_and_the_gaps(server: Any, task: LoadTask) -> None:
+    server.rules.piece_delay_s = 0.002
+    plan = LoadPlan(task=task, concurrency=2, duration_s=0.3, warmup_s=0.0, stream=True)
+    recorder = (await run_plan(server.address, plan)).recorder
+    assert len(recorder.first_token) == recorder.ok_count > 0
+    assert len(recorder.token_gap) > 0
+    assert recorder.token_count > 0
+    assert recorder.first_token.percentile_ms(50) <= recorder.latency.percentile_ms(50)
+
+
+async def test_a_stall_counts_for_every_call_that_was_due_in_it(server: Any) -> None:
+    """With one place, one call alone meets the stall; those behind it are sent late and answered at once.
+
+    Counted from the sending, a single latency would be long (coordinated omission).
+    """
+    plan = LoadPlan(task=LoadTask.CLASSIFY, rate_per_s=100, duration_s=2.0, warmup_s=0.0, max_outstanding=1, seed=3)
+
+    def stall(_: LoadRunner) -> None:
+        now_s = time.monotonic()
+        server.rules.stall = (now_s + 0.5, now_s + 1.5)
+
+    recorder = (await run_plan(server.address, plan, stall)).recorder
+    due_in_stall = sum(0.55 <= due_s <= 1.4 for due_s in poisson_arrivals(100, 0.0, 2.0, seed=3))
+    assert due_in_stall > 60
+    # Two fifths of the calls were due more than 100 ms before the stall ended.
+    assert recorder.latency.percentile_ms(75) >= 100
+    assert recorder.latency.percentile_ms(99) >= 700
+    assert recorder.send_delay.percentile_ms(99) >= 700
+    assert recorder.limit_count >= due_in_stall / 2
+    assert server.rules.most_running == 1
+
+
+async def test_a_server_that_is_too_slow_does_not_keep_the_test_from_ending(server: Any) -> None:
+    server.rules.delay_s = 0.2
+    plan = LoadPlan(task=LoadTask.CLASSIFY, rate_per_s=200, duration_s=0.5, warmup_s=0.0, max_outstanding=4, seed=3)
+    recorder = (await run_plan(server.address, plan)).recorder
+    assert server.rules.most_running == 4
+    assert recorder.not_sent_count > 0
+    planned = list(poisson_arrivals(200, 0.0, 0.5, seed=3))
+    assert recorder.ok_count + recorder.not_sent_count == len(planned)
+
+
+async def test_failures_are_counted_by_code_and_not_tried_again(server: Any, fault: Any) -> None:
+    server.rules.faults.extend([fault(grpc.StatusCode.RESOURCE_EXHAUSTED, retry_delay_s=0.01)] * 3)
+    server.rules.faults.extend([fault(grpc.StatusCode.UNAVAILABLE)] * 2)
+    plan = LoadPlan(task=LoadTask.CLASSIFY, rate_per_s=100, duration_s=0.3, warmup_s=0.0, seed=3)
+    recorder = (await run_plan(server.address, plan)).recorder
+    assert recorder.error_counts == {"RESOURCE_EXHAUSTED": 3, "UNAVAILABLE": 2}
+    assert len(recorder.latency) == recorder.ok_count
+
+
+async def test_a_test_that_is_stopped_reports_what_it_measured(server: Any) -> None:
+    plan = LoadPlan(task=LoadTask.CLASSIFY, concurrency=1, duration_s=3600, warmup_s=0.0)
+
+    def stop_soon(runner: LoadRunner) -> None:
+        asyncio.get_running_loop().call_later(0.3, runner.stop)
+
+    runner = await run_plan(server.address, plan, stop_soon)
+    assert runner.recorder.ok_count > 0
+    assert 0 < runner.elapsed_s < 60
+
+
+async def test_a_fault_of_the_tester_is_raised(server: Any) -> None:
+    plan = LoadPlan(task=LoadTask.CLASSIFY, concurrency=2, duration_s=3600, warmup_s=0.0)
+    async with AsyncClient(server.address) as client:
+        runner = LoadRunner(plan, Sender(client, plan, [b"no text"]))
+        with pytest.raises(TypeError, match=r"texts\[0\]"):
+            await runner.run()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({}, "either a rate"),
+        ({"rate_per_s": 0}, "rate: above 0"),
+        ({"rate_per_s": 1, "duration_s": 1e6}, "duration: above 0 and at most 3600, got 1e"),
+        ({"concurrency": 9999}, "concurrency"),
+        ({"concurrency": 1, "stream": True, "batch_size": 2}, "takes one input, got 2"),
+    ],
+)
+def test_a_plan_is_bounded(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        LoadPlan(task=LoadTask.GENERATE, **changes)
+
+
+def test_the_command_writes_a_report_and_ends_stdout_with_it(server: Any, tmp_path: Path) -> None:
+    file = tmp_path / "report.json"
+    arguments = ["load", "generate", "--rate", "50", "--duration", "0.5", "--warmup", "0.1", "--seed", "9"]
+    arguments += ["--server", server.address, "--report", str(file), "--json"]
+    ended = CliRunner().invoke(app, arguments)
+    assert ended.exit_code == 0, ended.stderr
+    assert "open loop, 50 calls/s (Poisson, seed 9)" in ended.stderr
+    report = json.loads(ended.stdout.splitlines()[-1])
+    assert report == json.loads(file.read_text(encoding="utf-8"))
+    assert report["plan"]["stream"] is True
+    assert report["model"]["name"] == "rule"
+    assert report["call_count"] == report["ok_count"] > 0
+    assert set(report["latency_ms"]) == {"mean", "p50", "p90", "p99", "p99_9", "max"}
+    assert report["token_gap_ms"]["p50"] > 0
+    assert report["tokens_per_s"] > 0
+
+
+def test_the_command_prints_figures_and_reads_inputs(server: Any, tmp_path: Path) -> None:
+    file = tmp_path / "inputs.txt"
+    file.write_text("first\nsecond\n", encoding="utf-8")
+    arguments = ["load", "classify", "--concurrency", "2", "--duration", "0.3", "--warmup", "0", "-f", str(file)]
+    ended = CliRunner().invoke(app, [*arguments, "--server", server.address])
+    assert ended.exit_code == 0, ended.stderr
+    assert {request.texts[0] for request in server.rules.requests} == {"first", "second"}
+    assert [line.split()[0] for line in ended.stdout.splitlines()] == ["model", "calls", "throughput", "latency"]
+
+
+def test_the_command_tells_at_once_that_requests_are_refused(server: Any, fault: Any) -> None:
+    server.rules.faults.append(fault(grpc.StatusCode.NOT_FOUND, message="no model for this"))
+    ended = CliRunner().invoke(app, ["load", "label", "--rate", "5", "--duration", "60", "--server", server.address])
+    assert ended.exit_code == 1
+    assert ended.stderr.splitlines()[-1] == "headway: NOT_FOUND: no model for this"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs POSIX signals")
+def test_an_interrupt_ends_the_command_with_its_report(server: Any) -> None:
+    command = [str(Path(sys.executable).with_name("headway")), "load", "classify", "--concurrency", "1"]
+    command += ["--duration", "600", "--warmup", "0", "--json", "--server", server.address]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        deadline_s = time.monotonic() + 30
+        while len(server.rules.requests) < 5 and time.monotonic() < deadline_s:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=30)
+    assert process.returncode == 0, stderr
+    assert json.loads(stdout)["ok_count"] > 0
