@@ -1,9 +1,10 @@
 """One sequence at a time, one row at a time: what the engine and its sampler are held against."""
 
 import numpy as np
+from numpy.typing import NDArray
+
 from headway_server.engine.random_stream import stream_states, uniform
 from headway_server.engine.sequence import FinishReason, SamplingParameters
-from numpy.typing import NDArray
 
 NUM_GROUPS = 256
 

@@ -8,8 +8,9 @@ was not moved or filled rightly gives other tokens.
 from collections.abc import Sequence
 
 import numpy as np
-from headway_server.engine.runner import CrossTensors
 from numpy.typing import NDArray
+
+from headway_server.engine.runner import CrossTensors
 
 WIDTH = 16
 
@@ -18,8 +19,16 @@ class NumpyDecoder:
     """Follows `headway_server.engine.interfaces.Decoder`."""
 
     def __init__(
-        self, *, num_slots: int, vocab_size: int, max_length: int = 64, prefill_chunk: int = 8, seed: int = 7
+        self,
+        *,
+        num_slots: int,
+        vocab_size: int,
+        max_length: int = 64,
+        prefill_chunk: int = 8,
+        seed: int = 7,
+        likely_id: int | None = None,
     ) -> None:
+        """Draws weights; `likely_id` is a token that shall be frequent, such as the one that ends a sequence."""
         rng = np.random.default_rng(seed)
         self.num_slots = num_slots
         self.max_length = max_length
@@ -29,6 +38,8 @@ class NumpyDecoder:
         self.places = rng.normal(size=(max_length, WIDTH)).astype(np.float32)
         self.projections = rng.normal(size=(4, WIDTH, WIDTH)).astype(np.float32) / np.float32(np.sqrt(WIDTH))
         self.output = rng.normal(size=(WIDTH, vocab_size)).astype(np.float32)
+        if likely_id is not None:
+            self.output[:, likely_id] *= np.float32(2)
         self.keys = np.zeros((num_slots, max_length, WIDTH), np.float32)
         self.values = np.zeros((num_slots, max_length, WIDTH), np.float32)
         self.sources: list[CrossTensors] = []

@@ -1,0 +1,251 @@
+"""Served models over the tiny decoder: parameters, limits, admission, results."""
+
+import asyncio
+import math
+
+import pytest
+from numpy_decoder import NumpyEncoder
+from tiny_engine import (
+    EOS_ID,
+    MAX_LENGTH,
+    TOKENIZER,
+    VOCAB_SIZE,
+    make_decoder,
+    make_generation_model,
+    make_translation_model,
+)
+
+from headway_server.bundles import SamplingDefaults
+from headway_server.engine import Decoded, Piece, SamplingRequest
+from headway_server.engine.sequence import FinishReason
+from headway_server.errors import DeadlineError, DrainingError, InvalidInputError, OverloadedError
+
+SEEDED = SamplingRequest(temperature=1.0, seed=5, max_new_tokens=12)
+
+
+@pytest.fixture
+async def model():
+    model = make_generation_model(make_decoder())
+    model.start()
+    yield model
+    model.close()
+
+
+def make_endless_decoder():
+    """A decoder whose greedy output never ends: some of 300 logits is always above 0."""
+    decoder = make_decoder()
+    decoder.output[:, EOS_ID] = 0
+    return decoder
+
+
+async def generate(model, *prompts, sampling=SEEDED, truncate=False, deadline=None):
+    fields = [f"prompts[{i}]" for i in range(len(prompts))]
+    answer = await model.generate(prompts, fields=fields, sampling=sampling, truncate=truncate, deadline=deadline)
+    return answer.results
+
+
+async def test_results_are_in_the_order_of_the_prompts(model):
+    prompts = [f"the cat number {i}" for i in range(20)]
+    together = await generate(model, *prompts)
+    for prompt, result in zip(prompts, together, strict=True):
+        (alone,) = await generate(model, prompt)
+        assert alone.result.text == result.result.text
+    assert len({result.result.text for result in together}) > 10
+
+
+async def test_a_drawn_seed_is_answered_and_gives_the_same_text_again(model):
+    unseeded = SamplingRequest(temperature=1.5, max_new_tokens=20)
+    first, second = await generate(model, "the dog", "the dog", sampling=unseeded)
+    assert first.seed != second.seed
+    again = SamplingRequest(temperature=1.5, max_new_tokens=20, seed=first.seed)
+    (repeated,) = await generate(model, "the dog", sampling=again)
+    assert repeated.result.text == first.result.text
+    assert repeated.seed == first.seed
+
+
+async def test_a_stream_ends_with_the_answer_of_the_unary_call(model):
+    (expected,) = await generate(model, "the mat")
+    parts = [
+        part async for part in model.stream("the mat", field="prompt", sampling=SEEDED, truncate=False, deadline=None)
+    ]
+    assert all(isinstance(part, Piece) for part in parts[:-1])
+    assert isinstance(parts[-1], Decoded)
+    (result,) = parts[-1].results
+    assert result.result.text == expected.result.text == "".join(part.text for part in parts[:-1])
+
+
+async def test_defaults_are_the_models_where_it_names_them():
+    defaults = SamplingDefaults(max_new_tokens=3, temperature=1.0, top_k=1)
+    model = make_generation_model(make_endless_decoder(), defaults=defaults)
+    model.start()
+    (result,) = await generate(model, "the cat", sampling=SamplingRequest())
+    (greedy,) = await generate(model, "the cat", sampling=SamplingRequest(temperature=0.0))
+    model.close()
+    assert result.result.num_new_tokens == 3
+    assert result.result.text == greedy.result.text
+
+
+async def test_without_defaults_a_continuation_fills_the_room():
+    model = make_generation_model(make_endless_decoder())
+    model.start()
+    (result,) = await generate(model, "the cat", sampling=SamplingRequest())
+    model.close()
+    assert result.result.finish_reason is FinishReason.LENGTH
+    assert result.num_prompt_tokens + result.result.num_new_tokens == MAX_LENGTH
+
+
+@pytest.mark.parametrize(
+    ("sampling", "field", "says"),
+    [
+        ({"temperature": 3.0}, "sampling.temperature", "is 3; must be from 0 to 2"),
+        ({"temperature": -0.1}, "sampling.temperature", "is -0.1; must be from 0 to 2"),
+        ({"temperature": math.nan}, "sampling.temperature", "is nan; must be from 0 to 2"),
+        ({"top_k": -1}, "sampling.top_k", f"is -1; must be from 0 to {VOCAB_SIZE}"),
+        ({"top_k": VOCAB_SIZE + 1}, "sampling.top_k", f"must be from 0 to {VOCAB_SIZE}"),
+        ({"top_p": 0.0}, "sampling.top_p", "is 0; must be above 0 and at most 1"),
+        ({"top_p": 1.01}, "sampling.top_p", "is 1.01; must be above 0 and at most 1"),
+        ({"top_p": math.nan}, "sampling.top_p", "must be above 0"),
+        ({"max_new_tokens": 0}, "sampling.max_new_token_count", "is 0; must be from 1 to 63"),
+        ({"max_new_tokens": 64}, "sampling.max_new_token_count", "is 64; must be from 1 to 63"),
+        ({"stop_strings": ("a", "")}, "sampling.stop_strings[1]", "has 0 characters; must be 1 to 256"),
+        ({"stop_strings": ("a" * 257,)}, "sampling.stop_strings[0]", "has 257 characters"),
+        ({"stop_strings": ("a",) * 17}, "sampling.stop_strings", "has 17 elements; at most 16"),
+    ],
+)
+async def test_a_parameter_out_of_its_range_is_named_with_limit_and_value(model, sampling, field, says):
+    with pytest.raises(InvalidInputError) as caught:
+        await generate(model, "the cat", sampling=SamplingRequest(**sampling))
+    assert caught.value.field == field
+    assert says in caught.value.description
+
+
+def text_of(num_tokens: int) -> str:
+    text = "!" * num_tokens
+    assert len(TOKENIZER.encode(text, add_special_tokens=False).ids) == num_tokens
+    return text
+
+
+async def test_a_prompt_past_the_limit_is_refused_with_limit_and_value(model):
+    with pytest.raises(InvalidInputError, match=r"prompts\[1\]: has 41 tokens; at most 40 ") as caught:
+        await generate(model, "the cat", text_of(41))
+    assert caught.value.field == "prompts[1]"
+
+
+async def test_a_prompt_that_leaves_too_little_room_is_refused_by_the_number_asked_for(model):
+    with pytest.raises(InvalidInputError, match="at most 34 can follow") as caught:
+        await generate(model, text_of(30), sampling=SamplingRequest(max_new_tokens=40))
+    assert caught.value.field == "sampling.max_new_token_count"
+
+
+async def test_a_truncated_prompt_loses_its_beginning_and_says_so(model):
+    sampling = SamplingRequest(max_new_tokens=30, temperature=1.0, seed=1)
+    long, tail = "the mat " * 30 + text_of(34), text_of(34)
+    cut, exact = await generate(model, long, tail, sampling=sampling, truncate=True)
+    assert cut.truncated
+    assert not exact.truncated
+    assert cut.num_prompt_tokens == exact.num_prompt_tokens == MAX_LENGTH - 30
+    assert cut.result.text == exact.result.text
+
+
+async def test_truncating_leaves_room_for_the_default_number_of_tokens(model):
+    (cut,) = await generate(model, text_of(60), sampling=SamplingRequest(), truncate=True)
+    assert cut.num_prompt_tokens == MAX_LENGTH // 2
+    (whole,) = await generate(model, text_of(40), sampling=SamplingRequest(), truncate=True)
+    assert whole.num_prompt_tokens == 40
+    assert not whole.truncated
+
+
+async def test_a_full_queue_is_overloaded_and_says_when_to_come_back():
+    model = make_generation_model(make_decoder(num_slots=1), max_waiting=2)
+    model.start()
+    calls = [asyncio.ensure_future(generate(model, "the cat")) for _ in range(3)]
+    await asyncio.sleep(0)
+    with pytest.raises(OverloadedError) as caught:
+        await generate(model, "the cat")
+    assert caught.value.retry_after_s > 0
+    await asyncio.gather(*calls)
+    await generate(model, "the cat")
+    with pytest.raises(InvalidInputError, match="at most 3 at once"):
+        await generate(model, *["the cat"] * 4)
+    model.close()
+
+
+async def test_a_call_that_fails_gives_its_permits_back():
+    model = make_generation_model(make_decoder(num_slots=1), max_waiting=0)
+    model.start()
+    for _ in range(3):
+        with pytest.raises(InvalidInputError):
+            await generate(model, text_of(50))
+        with pytest.raises(DeadlineError):
+            await generate(model, "the cat", deadline=0.0)
+        stream = model.stream("the cat", field="prompt", sampling=SEEDED, truncate=False, deadline=None)
+        await anext(stream)
+        await stream.aclose()
+    await generate(model, "the cat")
+    model.close()
+
+
+async def test_draining_finishes_what_runs_and_refuses_what_comes(model):
+    calls = [asyncio.ensure_future(generate(model, "the cat")) for _ in range(9)]
+    await asyncio.sleep(0.005)
+    draining = asyncio.ensure_future(model.drain(10.0))
+    await asyncio.sleep(0)
+    with pytest.raises(DrainingError):
+        await generate(model, "the cat")
+    await draining
+    assert all(call.done() for call in calls)
+    await asyncio.gather(*calls)
+
+
+async def translate(model, *texts, max_new_tokens=20, truncate=False):
+    fields = [f"texts[{i}]" for i in range(len(texts))]
+    answer = await model.translate(
+        texts, fields=fields, max_new_tokens=max_new_tokens, truncate=truncate, deadline=None
+    )
+    return answer.results
+
+
+@pytest.fixture
+async def translator():
+    model = make_translation_model(make_decoder(), NumpyEncoder(vocab_size=VOCAB_SIZE))
+    model.start()
+    yield model
+    model.close()
+
+
+async def test_translations_are_the_same_alone_and_together(translator):
+    texts = [f"the cat sat on mat {i}" for i in range(12)]
+    together = await translate(translator, *texts)
+    for text, result in zip(texts, together, strict=True):
+        (alone,) = await translate(translator, text)
+        assert alone.result.text == result.result.text
+        assert alone.result.log_probability == result.result.log_probability < 0
+        assert alone.num_source_tokens == len(TOKENIZER.encode(text).ids)
+
+
+async def test_a_streamed_translation_ends_with_the_answer_of_the_unary_call(translator):
+    (expected,) = await translate(translator, "the dog")
+    stream = translator.stream("the dog", field="text", max_new_tokens=20, truncate=False, deadline=None)
+    parts = [part async for part in stream]
+    (result,) = parts[-1].results
+    assert result.result.text == expected.result.text == "".join(part.text for part in parts[:-1])
+
+
+async def test_a_translation_may_be_as_long_as_the_model_holds(translator):
+    with pytest.raises(InvalidInputError, match="is 65; must be from 1 to 64"):
+        await translate(translator, "the cat", max_new_tokens=65)
+    endless = make_translation_model(make_endless_decoder(), NumpyEncoder(vocab_size=VOCAB_SIZE))
+    endless.start()
+    (result,) = await translate(endless, "the cat", max_new_tokens=None)
+    endless.close()
+    assert result.result.num_new_tokens == MAX_LENGTH
+
+
+async def test_a_source_past_the_limit_is_refused_or_cut_at_its_end(translator):
+    with pytest.raises(InvalidInputError, match=r"texts\[0\]: has 51 tokens"):
+        await translate(translator, text_of(50))
+    (cut,) = await translate(translator, text_of(50), truncate=True)
+    (exact,) = await translate(translator, text_of(39))
+    assert cut.truncated
+    assert cut.num_source_tokens == exact.num_source_tokens == 40
+    assert cut.result.text == exact.result.text

@@ -1,0 +1,150 @@
+"""An engine over the NumPy decoder, with a byte-level tokenizer: what tests of the engine and its services share."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+from numpy_decoder import NumpyDecoder, NumpyEncoder
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+from headway_server.bundles import (
+    Architecture,
+    Bundle,
+    BundleFile,
+    Graph,
+    Languages,
+    Limits,
+    Manifest,
+    ParityFigures,
+    Precision,
+    SamplingDefaults,
+    SpecialTokens,
+    Task,
+    Variant,
+)
+from headway_server.engine import EngineSettings, GenerationModel, TranslationModel
+from headway_server.engine.engine import Engine
+from headway_server.engine.reply import Reply
+from headway_server.engine.sequence import SamplingParameters, Sequence
+from headway_server.engine.text import TextAssembly
+from headway_server.preprocessing import TextTokenizer
+
+MAX_LENGTH = 64
+
+
+def byte_tokenizer() -> Tokenizer:
+    """Byte-level BPE with `<bos>` 0 and `<eos>` 1; its post-processor ends a text with `<eos>`."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=["<bos>", "<eos>"],
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(["the cat sat on the mat and the dog sat on the cat " * 4], trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(single="$A <eos>", special_tokens=[("<eos>", 1)])
+    return tokenizer
+
+
+TOKENIZER = byte_tokenizer()
+VOCAB_SIZE = TOKENIZER.get_vocab_size()
+EOS_ID = 1
+BOS_ID = 0
+
+
+def decode(token_ids) -> str:
+    return TOKENIZER.decode(list(token_ids), skip_special_tokens=True)
+
+
+def make_decoder(num_slots: int = 4, **options) -> NumpyDecoder:
+    options = {"max_length": MAX_LENGTH, "likely_id": EOS_ID} | options
+    return NumpyDecoder(num_slots=num_slots, vocab_size=VOCAB_SIZE, **options)
+
+
+def random_prompt(rng: np.random.Generator, longest: int = 30) -> np.ndarray:
+    return rng.integers(2, VOCAB_SIZE, size=rng.integers(1, longest + 1))
+
+
+def make_sequence(
+    input_ids, *, deadline=None, wants_pieces=False, eos_id=EOS_ID, first_id=None, **parameters
+) -> Sequence:
+    """Makes a sequence; to be called with an event loop running."""
+    parameters = SamplingParameters(**({"max_new_tokens": 20} | parameters))
+    return Sequence(
+        input_ids=np.asarray(input_ids, np.int64),
+        parameters=parameters,
+        text=TextAssembly(decode, stop_strings=parameters.stop_strings, eager=wants_pieces),
+        reply=Reply(),
+        eos_id=eos_id,
+        deadline=deadline,
+        wants_pieces=wants_pieces,
+        first_id=first_id,
+    )
+
+
+@asynccontextmanager
+async def running_engine(decoder, **options):
+    """Gives an engine that is started, and closes it; the slots must be free then."""
+    engine = Engine(decoder, **options)
+    engine.start()
+    try:
+        yield engine
+    finally:
+        engine.close()
+    assert engine._scheduler.num_free == decoder.num_slots
+    assert not engine._scheduler.waiting
+
+
+def make_bundle(task: Task, *, max_input_tokens: int = 40, defaults: SamplingDefaults | None = None) -> Bundle:
+    """Describes a bundle whose graphs are the NumPy runners; there are no files."""
+    graph = Graph(file="none.onnx", inputs=(), outputs=())
+    names = ("decoder",) if task is Task.GENERATION else ("encoder", "decoder")
+    parity = ParityFigures(max_relative_logit_error=0.0, bound=1e-4, checked_shape_count=1, provider="none")
+    variant = Variant(device="cpu", graphs=dict.fromkeys(names, graph), parity=parity, quality=None)
+    manifest = Manifest(
+        schema_version=1,
+        name=f"tiny-{task.value}",
+        version="1",
+        task=task,
+        description="A tiny model.",
+        license="Apache-2.0",
+        architecture=Architecture(kind="numpy", parameter_count=1, configuration={}),
+        variants={Precision.FP32: variant},
+        special_tokens=SpecialTokens(bos=BOS_ID, eos=EOS_ID),
+        limits=Limits(max_input_tokens=max_input_tokens, max_total_tokens=MAX_LENGTH),
+        languages=Languages(source="en", target="de") if task is Task.TRANSLATION else None,
+        sampling_defaults=defaults,
+        opset=23,
+        libraries={},
+        files={"tokenizer.json": BundleFile(sha256="0" * 64, size_bytes=1)},
+    )
+    return Bundle(path=Path("tiny") / task.value, manifest=manifest)
+
+
+def make_generation_model(decoder: NumpyDecoder, *, max_waiting: int = 300, **bundle_options) -> GenerationModel:
+    return GenerationModel(
+        make_bundle(Task.GENERATION, **bundle_options),
+        precision=Precision.FP32,
+        device="cpu",
+        tokenizer=TextTokenizer(byte_tokenizer()),
+        decoder=decoder,
+        settings=EngineSettings(num_slots=decoder.num_slots, max_waiting=max_waiting),
+    )
+
+
+def make_translation_model(
+    decoder: NumpyDecoder, encoder: NumpyEncoder, *, max_waiting: int = 300, **settings
+) -> TranslationModel:
+    return TranslationModel(
+        make_bundle(Task.TRANSLATION),
+        precision=Precision.FP32,
+        device="cpu",
+        tokenizer=TextTokenizer(byte_tokenizer()),
+        decoder=decoder,
+        encoder=encoder,
+        settings=EngineSettings(num_slots=decoder.num_slots, max_waiting=max_waiting, **settings),
+    )
