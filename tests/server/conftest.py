@@ -1,0 +1,141 @@
+"""A store of tiny classifiers, and servers on it: in this process, and in one of their own."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import pytest
+import tiny_bundles
+
+from headway.v1 import image_classification_service_pb2_grpc as images_grpc
+from headway.v1 import model_service_pb2_grpc as models_grpc
+from headway.v1 import text_classification_service_pb2_grpc as texts_grpc
+from headway_server.registry import ModelRegistry
+from headway_server.runtime import Runtime
+from headway_server.server import HeadwayServer
+from headway_server.settings import ServerSettings
+
+
+@pytest.fixture(scope="session")
+def classifier_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store of one text and one image classifier. Tests that change a store make their own."""
+    store = tmp_path_factory.mktemp("classifiers")
+    tiny_bundles.write_topic_bundle(store)
+    tiny_bundles.write_colour_bundle(store)
+    return store
+
+
+@pytest.fixture(scope="session")
+def runtime() -> Runtime:
+    return Runtime(device="cpu", num_threads=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serving:
+    """A server in this process and a channel to it."""
+
+    server: HeadwayServer
+    registry: ModelRegistry
+    channel: grpc.aio.Channel
+
+    @property
+    def texts(self) -> "texts_grpc.TextClassificationServiceAsyncStub":
+        return texts_grpc.TextClassificationServiceStub(self.channel)
+
+    @property
+    def images(self) -> "images_grpc.ImageClassificationServiceAsyncStub":
+        return images_grpc.ImageClassificationServiceStub(self.channel)
+
+    @property
+    def models(self) -> "models_grpc.ModelServiceAsyncStub":
+        return models_grpc.ModelServiceStub(self.channel)
+
+
+Serve = Callable[..., AbstractAsyncContextManager[Serving]]
+
+
+@pytest.fixture
+def serve(runtime: Runtime) -> Serve:
+    """Serves a store with some settings: `async with serve(store, max_message_mib=1) as serving`."""
+
+    @asynccontextmanager
+    async def start(store: Path, **settings: object) -> AsyncIterator[Serving]:
+        checked = ServerSettings(store=store, port=0, **settings)
+        registry = ModelRegistry.load(runtime, checked)
+        server = HeadwayServer(registry, checked)
+        port = await server.start()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            yield Serving(server=server, registry=registry, channel=channel)
+            hurry = asyncio.Event()
+            hurry.set()
+            await server.stop(hurry)
+
+    return start
+
+
+@pytest.fixture
+async def serving(serve: Serve, classifier_store: Path) -> AsyncIterator[Serving]:
+    """A server with the tiny classifiers."""
+    async with serve(classifier_store) as started:
+        yield started
+
+
+class ServerProcess:
+    """A server in a process of its own."""
+
+    def __init__(self, arguments: list[str], log: Path) -> None:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("HEADWAY_")}
+        self.log = log
+        with log.open("wb") as stderr:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "headway_server", "--threads", "1", *arguments],
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+                env=environment | {"OMP_NUM_THREADS": "1"},
+            )
+
+    def wait_ready(self, timeout_s: float = 60) -> str:
+        """Returns the ready line."""
+        watchdog = threading.Timer(timeout_s, self.process.kill)
+        watchdog.start()
+        try:
+            assert self.process.stdout is not None
+            line = self.process.stdout.readline()
+        finally:
+            watchdog.cancel()
+        assert line, f"the server ended or hung before it was ready:\n{self.log.read_text()}"
+        return line
+
+    def wait_end(self, timeout_s: float = 60) -> int:
+        """Returns the exit code."""
+        return self.process.wait(timeout_s)
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+
+
+@pytest.fixture
+def start_process(tmp_path: Path) -> Iterator[Callable[..., ServerProcess]]:
+    """Starts servers: `start_process("--store", store, "--port", 0)`; all of them end with the test."""
+    started: list[ServerProcess] = []
+
+    def start(*arguments: object) -> ServerProcess:
+        server = ServerProcess([str(argument) for argument in arguments], tmp_path / f"server-{len(started)}.log")
+        started.append(server)
+        return server
+
+    yield start
+    for server in started:
+        server.close()

@@ -1,0 +1,86 @@
+"""Text to ids and back."""
+
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+from headway_server.errors import BundleError, InvalidInputError
+from headway_server.preprocessing import TextTokenizer
+
+VOCABULARY = {"[PAD]": 0, "[CLS]": 1, "[SEP]": 2, "[UNK]": 3, "a": 4, "b": 5, "c": 6, "ü": 7}
+
+
+@pytest.fixture
+def library_tokenizer() -> Tokenizer:
+    tokenizer = Tokenizer(models.WordLevel(VOCABULARY, "[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
+    )
+    tokenizer.add_special_tokens(["[PAD]", "[CLS]", "[SEP]"])
+    return tokenizer
+
+
+@pytest.fixture
+def tokenizer(library_tokenizer: Tokenizer) -> TextTokenizer:
+    return TextTokenizer(library_tokenizer)
+
+
+async def test_special_tokens_are_added_where_they_are_asked_for(tokenizer):
+    [text] = await tokenizer.encode_batch(["a b"], add_special_tokens=True)
+    assert text.input_ids.tolist() == [1, 4, 5, 2]
+    [prompt] = await tokenizer.encode_batch(["a b"], add_special_tokens=False)
+    assert prompt.input_ids.tolist() == [4, 5]
+    assert (text.input_ids.dtype, len(text), text.offsets) == ("int64", 4, ())
+
+
+async def test_offsets_count_code_points(tokenizer):
+    [text] = await tokenizer.encode_batch(["🙂 ü b"], add_special_tokens=False, with_offsets=True)
+    assert text.offsets == ((0, 1), (2, 3), (4, 5))
+
+
+async def test_what_the_file_says_of_truncation_and_padding_is_not_followed(library_tokenizer, tmp_path):
+    library_tokenizer.enable_truncation(2)
+    library_tokenizer.enable_padding(length=9)
+    library_tokenizer.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = TextTokenizer.load(tmp_path / "tokenizer.json")
+    [text] = await tokenizer.encode_batch(["a b c"], add_special_tokens=True)
+    assert text.input_ids.tolist() == [1, 4, 5, 6, 2]
+
+
+@pytest.mark.parametrize(("keep", "kept"), [("start", [4, 5]), ("end", [5, 6])])
+async def test_a_shortened_text_keeps_its_special_tokens(tokenizer, keep, kept):
+    [text] = await tokenizer.encode_limited(["a b c a b c"], fields=["text"], max_tokens=4, truncate=True, keep=keep)
+    assert text.input_ids.tolist() == [1, *kept, 2]
+    assert text.truncated
+
+
+async def test_a_shortened_prompt_keeps_its_end(tokenizer):
+    [text] = await tokenizer.encode_limited(
+        ["a b c a b"], fields=["prompt"], max_tokens=2, truncate=True, add_special_tokens=False, keep="end"
+    )
+    assert text.input_ids.tolist() == [4, 5]
+
+
+async def test_a_text_at_the_limit_is_whole_and_one_past_it_is_refused(tokenizer):
+    [text] = await tokenizer.encode_limited(["a b"], fields=["text"], max_tokens=4, truncate=False)
+    assert (len(text), text.truncated) == (4, False)
+    with pytest.raises(InvalidInputError, match=r"texts\[1\]: has 5 tokens, the model reads at most 4") as caught:
+        await tokenizer.encode_limited(["a", "a b c"], fields=["texts[0]", "texts[1]"], max_tokens=4, truncate=False)
+    assert caught.value.field == "texts[1]"
+
+
+async def test_a_text_without_a_token_is_refused(tokenizer):
+    with pytest.raises(InvalidInputError, match="nothing the model reads"):
+        await tokenizer.encode_limited(["  "], fields=["text"], max_tokens=4, truncate=False, add_special_tokens=False)
+
+
+def test_decoding_leaves_special_tokens_out(tokenizer):
+    assert tokenizer.decode([1, 4, 7, 2]) == "a ü"
+
+
+def test_a_file_that_is_no_tokenizer_is_a_bad_bundle(tmp_path: Path):
+    (tmp_path / "tokenizer.json").write_text('{"model": "none"}')
+    with pytest.raises(BundleError, match="cannot be read as a tokenizer"):
+        TextTokenizer.load(tmp_path / "tokenizer.json")

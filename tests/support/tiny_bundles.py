@@ -1,0 +1,152 @@
+"""Tiny classifiers, built node by node and published as real bundles: no training, no export, answers known by hand.
+
+The topic model averages the vectors of a text's words; each word points to one topic, so a text's topic is the one
+most of its words belong to. The colour model compares the means of an image's channels.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+from headway_server.bundles import (
+    Architecture,
+    Bundle,
+    Graph,
+    ImagePreprocessing,
+    Limits,
+    Manifest,
+    ParityFigures,
+    Precision,
+    QualityFigure,
+    SpecialTokens,
+    Task,
+    TensorSpec,
+    Variant,
+    describe_files,
+    publish,
+    staging_folder,
+    write_manifest,
+)
+
+TOPICS = {
+    "sports": ("goal", "match", "team"),
+    "science": ("atom", "cell", "star"),
+    "business": ("bank", "price", "stock"),
+}
+COLOURS = ("red", "green", "blue")
+MAX_INPUT_TOKENS = 32
+_SPECIAL = ("[PAD]", "[CLS]", "[UNK]")
+_OPSET = 20
+COLOUR_PREPROCESSING = ImagePreprocessing(
+    height=8, width=8, resize="shorter_side", resize_size=10, interpolation="bilinear", mean=(0.5,) * 3, std=(0.25,) * 3
+)
+
+
+def write_topic_bundle(
+    store: Path, *, name: str = "topics", version: str = "1", task: Task = Task.TEXT_CLASSIFICATION
+) -> Bundle:
+    """Publishes the topic model; with another `task`, a bundle that says it was made for that."""
+    words = [*_SPECIAL, *(word for topic in TOPICS.values() for word in topic)]
+    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, "[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A", special_tokens=[("[CLS]", 1)])
+    ids = TensorSpec(name="input_ids", dtype="int64", shape=("batch", "length"))
+    mask = TensorSpec(name="attention_mask", dtype="int64", shape=("batch", "length"))
+    with staging_folder(store) as folder:
+        tokenizer.save(str(folder / "tokenizer.json"))
+        graph = _save(folder, _topic_nodes(words), [ids, mask])
+        manifest = _manifest(
+            folder,
+            graph,
+            name=name,
+            version=version,
+            task=task,
+            labels=tuple(TOPICS),
+            special_tokens=SpecialTokens(pad=0, unk=2),
+            limits=Limits(max_input_tokens=MAX_INPUT_TOKENS),
+        )
+        write_manifest(folder, manifest)
+        return publish(folder, store)
+
+
+def write_colour_bundle(store: Path, *, name: str = "colours", version: str = "1") -> Bundle:
+    """Publishes the colour model."""
+    pixels = TensorSpec(name="pixel_values", dtype="float32", shape=("batch", 3, 8, 8))
+    nodes = [
+        _constant("axes", np.array([2, 3])),
+        helper.make_node("ReduceMean", ["pixel_values", "axes"], ["logits"], keepdims=0),
+    ]
+    with staging_folder(store) as folder:
+        graph = _save(folder, nodes, [pixels])
+        manifest = _manifest(
+            folder,
+            graph,
+            name=name,
+            version=version,
+            task=Task.IMAGE_CLASSIFICATION,
+            labels=COLOURS,
+            image_preprocessing=COLOUR_PREPROCESSING,
+        )
+        write_manifest(folder, manifest)
+        return publish(folder, store)
+
+
+def _topic_nodes(words: list[str]) -> list[onnx.NodeProto]:
+    vectors = np.zeros((len(words), len(TOPICS)), np.float32)
+    for topic, members in enumerate(TOPICS.values()):
+        for strength, word in enumerate(members):
+            vectors[words.index(word), topic] = 2 + strength
+    mixing = np.eye(len(TOPICS), dtype=np.float32) + 0.1  # so that a matrix product takes part
+    return [
+        _constant("vectors", vectors),
+        _constant("mixing", mixing),
+        _constant("length_axis", np.array([1])),
+        _constant("last_axis", np.array([-1])),
+        helper.make_node("Gather", ["vectors", "input_ids"], ["embedded"]),  # (B, T, C)
+        helper.make_node("Cast", ["attention_mask"], ["mask"], to=TensorProto.FLOAT),  # (B, T)
+        helper.make_node("Unsqueeze", ["mask", "last_axis"], ["mask3"]),  # (B, T, 1)
+        helper.make_node("Mul", ["embedded", "mask3"], ["masked"]),
+        helper.make_node("ReduceSum", ["masked", "length_axis"], ["sums"], keepdims=0),  # (B, C)
+        helper.make_node("ReduceSum", ["mask", "length_axis"], ["counts"], keepdims=1),  # (B, 1)
+        helper.make_node("Div", ["sums", "counts"], ["means"]),
+        helper.make_node("MatMul", ["means", "mixing"], ["logits"]),
+    ]
+
+
+def _constant(name: str, value: np.ndarray) -> onnx.NodeProto:
+    return helper.make_node("Constant", [], [name], value=numpy_helper.from_array(value))
+
+
+def _save(folder: Path, nodes: list[onnx.NodeProto], inputs: list[TensorSpec]) -> Graph:
+    """Writes the graph from `inputs` to float32 logits of three classes."""
+    types = {"int64": TensorProto.INT64, "float32": TensorProto.FLOAT}
+    output = TensorSpec(name="logits", dtype="float32", shape=("batch", 3))
+    values = [helper.make_tensor_value_info(spec.name, types[spec.dtype], spec.shape) for spec in (*inputs, output)]
+    graph = helper.make_graph(nodes, "model", values[:-1], values[-1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=10)
+    onnx.checker.check_model(model)
+    onnx.save(model, folder / "model.onnx")
+    return Graph(file="model.onnx", inputs=tuple(inputs), outputs=(output,))
+
+
+def _manifest(folder: Path, graph: Graph, **fields: object) -> Manifest:
+    """Fills in what all tiny bundles have in common; reads the folder's files, so they come first."""
+    parity = ParityFigures(
+        max_relative_logit_error=0.0, bound=1e-4, checked_shape_count=1, provider="CPUExecutionProvider"
+    )
+    quality = QualityFigure(metric="accuracy", value=99.5, example_count=200, dataset="made up", higher_is_better=True)
+    variant = Variant(device="cpu", graphs={"model": graph}, parity=parity, quality=quality)
+    return Manifest(
+        schema_version=1,
+        description="A tiny model for tests.",
+        license="Apache-2.0",
+        architecture=Architecture(kind="tiny", parameter_count=9, configuration={}),
+        variants={Precision.FP32: variant},
+        opset=_OPSET,
+        libraries={"onnx": onnx.__version__},
+        files=describe_files(folder),
+        **fields,
+    )
