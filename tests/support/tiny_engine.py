@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -84,6 +85,17 @@ def make_sequence(
         wants_pieces=wants_pieces,
         first_id=first_id,
     )
+
+
+def slow_down(decoder, seconds: float) -> None:
+    """Makes every decode step take at least `seconds`."""
+    decode_step = decoder.decode
+
+    def slow(token_ids, positions):
+        time.sleep(seconds)
+        return decode_step(token_ids, positions)
+
+    decoder.decode = slow
 
 
 @asynccontextmanager

@@ -8,9 +8,9 @@ from contextlib import aclosing
 from typing import Any
 
 import grpc
+
 from headway.v1 import generation_service_pb2 as pb
 from headway.v1 import generation_service_pb2_grpc as pb_grpc
-
 from headway_server.bundles import Task
 from headway_server.engine import Decoded, FinishReason, GeneratedText, GenerationModel, Piece, SamplingRequest
 from headway_server.errors import InvalidInputError
@@ -87,7 +87,7 @@ def check_text(field: str, text: str) -> str:
 
 
 def parse_sampling(sampling: pb.SamplingParameters) -> SamplingRequest:
-    """Reads sampling parameters; a field that is not set becomes None. The model checks the ranges: some are its own."""
+    """Reads sampling parameters; a field that is not set becomes None. Ranges are checked by the model."""
     return SamplingRequest(
         max_new_tokens=sampling.max_new_token_count if sampling.HasField("max_new_token_count") else None,
         temperature=sampling.temperature if sampling.HasField("temperature") else None,

@@ -8,9 +8,9 @@ from contextlib import aclosing
 from typing import Any
 
 import grpc
+
 from headway.v1 import translation_service_pb2 as pb
 from headway.v1 import translation_service_pb2_grpc as pb_grpc
-
 from headway_server.engine import Decoded, Piece, TranslatedText, TranslationModel
 from headway_server.registry import ModelRegistry
 from headway_server.services.generation import FINISH_REASONS, check_text

@@ -7,7 +7,17 @@ import numpy as np
 import pytest
 from naive_decoding import naive_decode
 from numpy_decoder import NumpyEncoder
-from tiny_engine import BOS_ID, EOS_ID, VOCAB_SIZE, decode, make_decoder, make_sequence, random_prompt, running_engine
+from tiny_engine import (
+    BOS_ID,
+    EOS_ID,
+    VOCAB_SIZE,
+    decode,
+    make_decoder,
+    make_sequence,
+    random_prompt,
+    running_engine,
+    slow_down,
+)
 
 from headway_server.engine.engine import StepError, cancel
 from headway_server.engine.sequence import FinishReason, SamplingParameters
@@ -325,14 +335,3 @@ async def test_a_failed_encoder_ends_its_sentences_alone():
         with pytest.raises(StepError):
             await engine.run([make_sequence([2, 3], first_id=BOS_ID)])
         assert (await good)[0].num_new_tokens == 40
-
-
-def slow_down(decoder, seconds: float) -> None:
-    """Makes every decode step take at least `seconds`."""
-    decode_step = decoder.decode
-
-    def slow(token_ids, positions):
-        time.sleep(seconds)
-        return decode_step(token_ids, positions)
-
-    decoder.decode = slow
