@@ -43,7 +43,7 @@ def main(
         str | None, typer.Option(help="Your own module as package.module:function (docs/bring-your-own.md).")
     ] = None,
     weights: Annotated[Path | None, typer.Option(help="safetensors file for --model.")] = None,
-    task: Annotated[str | None, typer.Option(help="Task of --model.")] = None,
+    task: Annotated[str | None, typer.Option(help="Task of --model; of CHECKPOINT too, if given.")] = None,
     tokenizer: Annotated[Path | None, typer.Option(help="tokenizer.json for --model.")] = None,
     labels: Annotated[str | None, typer.Option(help="Labels for --model, separated by commas.")] = None,
     languages: Annotated[str | None, typer.Option(help="Languages for --model, such as en-de.")] = None,
@@ -66,6 +66,8 @@ def main(
             raise SourceError("give either CHECKPOINT or --model")
         if checkpoint is not None:
             source = from_checkpoint(checkpoint, name=name)
+            if task is not None and task != source.task:
+                raise SourceError(f"{checkpoint}: is of task {source.task}, and --task {task} was asked for")
         else:
             assert model is not None, "one of the two is given"
             if weights is None or task is None or name is None:

@@ -21,8 +21,8 @@ PROVERBS = (
     "all that glitters is not gold. better late than never. birds of a feather flock together. fortune favours the bold. "
     "look before you leap. the pen is mightier than the sword. when in rome, do as the romans do. practice makes perfect. "
 )
-NUMBERS = ("one two three four five six seven eight nine ten").split()
-ZAHLEN = ("eins zwei drei vier fünf sechs sieben acht neun zehn").split()
+NUMBERS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
+ZAHLEN = ["eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun", "zehn"]
 WARM, COLD = ("sun", "fire", "summer", "desert"), ("snow", "ice", "winter", "glacier")
 FILLERS = ("the", "near", "a", "of", "under", "old", "bright", "long")
 

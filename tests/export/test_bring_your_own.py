@@ -1,0 +1,101 @@
+"""Modules from outside the kit, one for each task, through the command line to an answering server's runner."""
+
+import importlib
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_model
+from typer.testing import CliRunner
+
+from headway_export.cli import app
+from headway_server.bundles import Precision, open_bundle
+
+TEXT = ["--tokenizer", "{tokenizer}", "--pad-token", "t0", "--bos-token", "t1", "--eos-token", "t2"]
+ARGUMENTS = {
+    "decoder": ["--task", "generation", *TEXT],
+    "encoder_decoder": ["--task", "translation", "--languages", "en-de", *TEXT],
+    "text_classifier": ["--task", "text_classification", "--labels", "red, green, blue", *TEXT],
+    "image_classifier": ["--task", "image_classification", "--labels", "a,b,c,d", "--preprocessing", "{preprocessing}"],
+}
+PREPROCESSING = {
+    "height": 16,
+    "width": 16,
+    "resize": "shorter_side",
+    "resize_size": 20,
+    "interpolation": "bicubic",
+    "mean": [0.5, 0.5, 0.5],
+    "std": [0.5, 0.5, 0.5],
+}
+
+
+@pytest.fixture
+def run(tmp_path, tokenizer_file):
+    def invoke(module: str, *arguments: str):
+        torch.manual_seed(0)
+        weights = tmp_path / "weights.safetensors"
+        save_model(importlib.import_module(f"foreign.{module}").build(), str(weights))
+        preprocessing = tmp_path / "preprocessing.json"
+        preprocessing.write_text(json.dumps(PREPROCESSING))
+        given = [part.format(tokenizer=tokenizer_file, preprocessing=preprocessing) for part in arguments]
+        common = ["--model", f"foreign.{module}:build", "--weights", str(weights), "--name", "mine"]
+        return CliRunner().invoke(app, [*common, "--store", str(tmp_path / "store"), *given])
+
+    return invoke
+
+
+@pytest.mark.parametrize("module", ARGUMENTS)
+def test_a_module_of_ones_own_is_exported_and_proved(run, tmp_path, module):
+    result = run(module, *ARGUMENTS[module])
+    assert result.exit_code == 0, result.output
+    bundle = open_bundle(tmp_path / "store" / "mine" / "1")
+    assert set(bundle.manifest.variants) == {Precision.FP32}
+    assert bundle.manifest.variants[Precision.FP32].parity.max_relative_logit_error < 1e-5
+    assert bundle.manifest.architecture.parameter_count > 1000
+    assert "not measured" in result.output
+
+
+def test_int8_of_ones_own_module_is_judged_on_ones_own_data(run, tmp_path):
+    evaluation = tmp_path / "evaluation.npz"
+    generator = np.random.default_rng(0)
+    np.savez(evaluation, images=generator.integers(0, 256, (40, 16, 16, 3)).astype(np.uint8), labels=np.zeros(40, int))
+    result = run("image_classifier", *ARGUMENTS["image_classifier"], "--evaluation", str(evaluation))
+    assert result.exit_code == 0, result.output
+    assert set(open_bundle(tmp_path / "store" / "mine" / "1").manifest.variants) == set(Precision)
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments", "message"),
+    [
+        ("decoder", ["--task", "generation"], "--task generation needs --tokenizer"),
+        ("decoder", ["--task", "poetry"], "task poetry: cannot be exported"),
+        ("text_classifier", ["--task", "text_classification", *TEXT], "needs --labels"),
+        ("image_classifier", ["--task", "image_classification", "--labels", "a"], "needs --preprocessing"),
+        ("encoder_decoder", ["--task", "translation", *TEXT], "needs --languages"),
+        ("encoder_decoder", ["--task", "translation", "--languages", "ende", *TEXT], "--languages ende"),
+        ("decoder", ["--task", "generation", *TEXT[:-1], "nope"], "--eos-token nope"),
+        ("text_classifier", ["--task", "generation", *TEXT], "does not follow docs/bring-your-own.md"),
+    ],
+)
+def test_what_is_missing_or_wrong_is_named(run, tmp_path, module, arguments, message):
+    result = run(module, *arguments)
+    assert result.exit_code == 1
+    assert message in result.output
+    assert "Traceback" not in result.output
+    assert not (tmp_path / "store" / "mine").exists()
+
+
+def test_a_module_that_is_not_there_is_named(tmp_path, tokenizer_file):
+    weights = tmp_path / "w.safetensors"
+    arguments = ["--model", "nowhere:build", "--weights", str(weights), "--task", "generation", "--name", "mine"]
+    result = CliRunner().invoke(app, [*arguments, "--tokenizer", str(tokenizer_file)])
+    assert result.exit_code == 1
+    assert "--model nowhere:build: No module named 'nowhere'" in result.output
+
+
+def test_a_checkpoint_of_another_task_is_refused(tiny_checkpoints, tmp_path):
+    checkpoint = str(tiny_checkpoints["generation"])
+    result = CliRunner().invoke(app, [checkpoint, "--store", str(tmp_path), "--task", "translation"])
+    assert result.exit_code == 1
+    assert "is of task generation, and --task translation was asked for" in result.output.replace("\n", " ")

@@ -1,0 +1,143 @@
+"""The way from a module to a bundle, and what stops it."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_model
+
+from headway_export.errors import ParityError, SourceError
+from headway_export.exporter import ExportOptions, export
+from headway_export.source import EvaluationData, from_checkpoint, from_factory
+from headway_server.bundles import Precision, find_bundles, open_bundle
+from headway_server.errors import BundleError, StoreError
+from headway_server.runtime import Runtime
+
+
+def test_every_tiny_bundle_opens_and_carries_its_proof(tiny_store):
+    bundles = [open_bundle(path) for path in find_bundles(tiny_store)]
+    assert len(bundles) == 4
+    for bundle in bundles:
+        fp32, int8 = bundle.manifest.variants[Precision.FP32], bundle.manifest.variants[Precision.INT8]
+        assert fp32.parity.max_relative_logit_error < fp32.parity.bound == 1e-4
+        assert fp32.parity.greedy_mismatch_count == 0
+        assert fp32.parity.checked_shape_count >= 3
+        assert abs(fp32.quality.value - int8.quality.value) <= 0.5
+        assert fp32.quality.metric in (bundle.path / "README.md").read_text(encoding="utf-8")
+
+
+def test_trained_references_are_varied(tiny_checkpoints):
+    """A model that repeats one token would prove nothing."""
+    from headway_export.reference import generation_logits
+
+    module = from_checkpoint(tiny_checkpoints["generation"]).module
+    ids = np.arange(10)
+    for _ in range(40):
+        ids = np.append(ids, generation_logits(module, ids)[-1].argmax())
+    assert len(set(ids[10:])) >= 6
+
+
+def test_a_module_that_is_not_its_graph_is_refused_and_nothing_is_written(tmp_path, tokenizer_file):
+    module = _weights(tmp_path, "foreign.unstable:build")
+    source = from_factory(
+        "foreign.unstable:build",
+        module,
+        task="text_classification",
+        name="unstable",
+        tokenizer_file=tokenizer_file,
+        labels=list("abcdefgh"),
+    )
+    with pytest.raises(ParityError, match=r"output logits \(\d, 8\) at batch \d, .*relative difference .* bound 1e-04"):
+        export(source, ExportOptions(store=tmp_path / "store", precisions=(Precision.FP32,)))
+    with pytest.raises(StoreError, match="holds no bundle"):
+        find_bundles(tmp_path / "store")
+    assert list((tmp_path / "store").iterdir()) == []
+
+
+def test_a_variant_that_loses_too_much_is_refused_and_nothing_is_written(tiny_checkpoints, tmp_path, monkeypatch):
+    """Rounding the weights to nothing, as a quantizer with a bug would."""
+    source = from_checkpoint(tiny_checkpoints["text_classification"])
+    monkeypatch.setattr("headway_export.int8._INT8_MAX", 1)
+    with pytest.raises(ParityError, match=r"int8: accuracy on weather \(200 examples\) is .*, fp32 has .* bound 0.5"):
+        export(source, ExportOptions(store=tmp_path, precisions=(Precision.INT8,)))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_int8_without_evaluation_data_is_refused(tiny_checkpoints, tmp_path):
+    source = dataclasses.replace(from_checkpoint(tiny_checkpoints["image_classification"]), evaluation=None)
+    with pytest.raises(ParityError, match="no evaluation data; pass --evaluation"):
+        export(source, ExportOptions(store=tmp_path, precisions=(Precision.INT8,)))
+
+
+def test_an_existing_version_is_kept_unless_it_is_to_be_replaced(tiny_checkpoints, tmp_path):
+    source = from_checkpoint(tiny_checkpoints["image_classification"])
+    options = ExportOptions(store=tmp_path, precisions=(Precision.FP32,))
+    first = export(source, options)
+    with pytest.raises(BundleError, match="exists already; choose another --version or pass --replace"):
+        export(source, options)
+    assert open_bundle(first.path).manifest == first.manifest
+    export(source, dataclasses.replace(options, replace=True))
+
+
+def test_large_weights_go_to_external_data_that_is_checked_and_served(tiny_checkpoints, tmp_path):
+    source = from_checkpoint(tiny_checkpoints["image_classification"])
+    options = ExportOptions(store=tmp_path, precisions=(Precision.FP32,), external_data_threshold_bytes=1)
+    bundle = export(source, options)
+    data = bundle.path / "fp32" / "model.onnx.data"
+    assert "fp32/model.onnx.data" in bundle.manifest.files
+    assert data.stat().st_size > (bundle.path / "fp32" / "model.onnx").stat().st_size
+    session = Runtime(device="cpu").open(bundle, bundle.manifest.variants[Precision.FP32].graphs["model"])
+    assert session.run({"pixel_values": np.zeros((2, 3, 16, 16), np.float32)})["logits"].shape == (2, 3)
+    data.write_bytes(data.read_bytes()[:-1] + b"\x00")
+    with pytest.raises(BundleError, match=r"model\.onnx\.data"):
+        open_bundle(bundle.path)
+
+
+def test_only_the_variants_asked_for_are_kept(tiny_checkpoints, tmp_path):
+    bundle = export(
+        from_checkpoint(tiny_checkpoints["image_classification"]),
+        ExportOptions(store=tmp_path, precisions=(Precision.INT8, Precision.FP16)),
+    )
+    assert set(bundle.manifest.variants) == {Precision.INT8, Precision.FP16}
+    assert not (bundle.path / "fp32").exists()
+    assert bundle.manifest.variants[Precision.FP16].parity.provider == "CPUExecutionProvider"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"task": "token_classification"}, "task token_classification: cannot be exported"),
+        ({"schema_version": 9}, "schema version 9"),
+        ({"architecture": "gpt"}, "configuration"),
+    ],
+)
+def test_a_checkpoint_that_does_not_fit_is_refused(tiny_checkpoints, tmp_path, change, message):
+    import shutil
+
+    folder = shutil.copytree(tiny_checkpoints["text_classification"], tmp_path / "checkpoint")
+    file = folder / "checkpoint.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    with pytest.raises(SourceError, match=message):
+        from_checkpoint(folder)
+
+
+def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path):
+    with pytest.raises(SourceError, match="is not a checkpoint"):
+        from_checkpoint(tmp_path)
+
+
+def test_evaluation_data_has_a_length():
+    data = EvaluationData(dataset="d", metric="accuracy", higher_is_better=True, texts=["a", "b"])
+    assert len(data) == 2
+
+
+def _weights(folder, factory):
+    import importlib
+
+    module_name, _, function = factory.partition(":")
+    torch.manual_seed(0)
+    file = folder / "weights.safetensors"
+    save_model(getattr(importlib.import_module(module_name), function)(), str(file))
+    return file

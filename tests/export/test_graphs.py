@@ -1,0 +1,116 @@
+"""Graphs at sizes that the trace never saw, held against PyTorch's whole computation."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from headway_export import reference
+from headway_export.source import from_checkpoint
+from headway_server.bundles import Bundle, Precision, open_bundle
+from headway_server.engine.runner import DecoderRunner, EncoderRunner
+from headway_server.runtime import Runtime
+
+BOS = 1
+
+
+@pytest.fixture(scope="module")
+def runtime() -> Runtime:
+    return Runtime(device="cpu")
+
+
+def _decoder(runtime: Runtime, bundle: Bundle, precision: Precision = Precision.FP32, num_slots: int = 8):
+    return DecoderRunner(runtime, bundle, bundle.manifest.variants[precision], num_slots=num_slots)
+
+
+def _relative_error(found, expected):
+    return np.abs(found - expected).max() / np.abs(expected).max()
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 6, 17, 64, 127, 128, 129, 160])
+def test_a_prompt_of_any_length_gives_pytorchs_logits(tiny_store, tiny_checkpoints, runtime, length):
+    module = from_checkpoint(tiny_checkpoints["generation"]).module
+    runner = _decoder(runtime, open_bundle(tiny_store / "tiny-generation" / "1"))
+    ids = np.random.default_rng(length).integers(0, runner.vocab_size, length)
+    scores = np.concatenate([runner.score(3, ids[at : at + 128], at) for at in range(0, length, 128)])
+    assert _relative_error(scores, reference.generation_logits(module, ids)) < 1e-4
+
+
+def test_prompts_in_chunks_and_ragged_decoding_give_pytorchs_logits(tiny_store, tiny_checkpoints, runtime):
+    module = from_checkpoint(tiny_checkpoints["generation"]).module
+    runner = _decoder(runtime, open_bundle(tiny_store / "tiny-generation" / "1"))
+    generator = np.random.default_rng(0)
+    rows = [generator.integers(0, runner.vocab_size, length) for length in (1, 131, 40)]
+    for slot, row in enumerate(rows):
+        for start in range(0, len(row), runner.prefill_chunk):
+            runner.prefill(slot, row[start : start + runner.prefill_chunk], start)
+    for _ in range(5):
+        tokens = generator.integers(0, runner.vocab_size, len(rows))
+        logits = runner.decode(tokens, np.array([len(row) for row in rows]))
+        rows = [np.append(row, token) for row, token in zip(rows, tokens, strict=True)]
+        for row, found in zip(rows, logits, strict=True):
+            assert _relative_error(found, reference.generation_logits(module, row)[-1]) < 1e-4
+
+
+@pytest.mark.parametrize("precision", [Precision.FP32, Precision.INT8])
+def test_a_row_answers_bit_for_bit_the_same_alone_and_among_others(tiny_store, runtime, precision):
+    runner = _decoder(runtime, open_bundle(tiny_store / "tiny-generation" / "1"), precision)
+    generator = np.random.default_rng(1)
+    prompts = [generator.integers(0, runner.vocab_size, length) for length in (30, 7, 55, 12)]
+    for slot, prompt in enumerate(prompts):
+        runner.prefill(slot, prompt, 0)
+    together = runner.decode(np.arange(4), np.array([len(prompt) for prompt in prompts])).copy()
+    for row, prompt in enumerate(prompts):
+        runner.prefill(0, prompt, 0)
+        alone = runner.decode(np.array([row]), np.array([len(prompt)]))
+        np.testing.assert_array_equal(alone[0], together[row])
+
+
+def test_a_moved_slot_goes_on_where_it_was(tiny_store, runtime):
+    runner = _decoder(runtime, open_bundle(tiny_store / "tiny-generation" / "1"))
+    prompt = np.arange(20)
+    runner.prefill(5, prompt, 0)
+    runner.prefill(0, prompt, 0)
+    expected = runner.decode(np.array([3]), np.array([20])).copy()
+    runner.prefill(0, prompt[::-1].copy(), 0)
+    runner.move(5, 0, 20)
+    np.testing.assert_array_equal(runner.decode(np.array([3]), np.array([20])), expected)
+
+
+def test_translations_of_ragged_sources_give_pytorchs_logits(tiny_store, tiny_checkpoints, runtime):
+    module = from_checkpoint(tiny_checkpoints["translation"]).module
+    bundle = open_bundle(tiny_store / "tiny-translation" / "1")
+    runner = _decoder(runtime, bundle)
+    encoder = EncoderRunner(runtime, bundle, bundle.manifest.variants[Precision.FP32])
+    generator = np.random.default_rng(2)
+    sources = [generator.integers(4, runner.vocab_size, length) for length in (1, 9, 24)]
+    runner.set_sources(encoder.encode(sources))
+    targets = [np.array([BOS])] * 3
+    for position in range(6):
+        logits = runner.decode(np.array([row[-1] for row in targets]), np.full(3, position))
+        for source, target, found in zip(sources, targets, logits, strict=True):
+            assert _relative_error(found, reference.translation_logits(module, source, target)[-1]) < 1e-4
+        targets = [np.append(row, token) for row, token in zip(targets, logits.argmax(axis=-1), strict=True)]
+
+
+def test_several_rows_may_read_one_source(tiny_store, tiny_checkpoints, runtime):
+    """Beams of a sentence are neighbouring rows that share its cross-attention tensors."""
+    module = from_checkpoint(tiny_checkpoints["translation"]).module
+    bundle = open_bundle(tiny_store / "tiny-translation" / "1")
+    runner = _decoder(runtime, bundle)
+    encoder = EncoderRunner(runtime, bundle, bundle.manifest.variants[Precision.FP32])
+    generator = np.random.default_rng(3)
+    sources = [generator.integers(4, runner.vocab_size, length) for length in (11, 4)]
+    runner.set_sources(encoder.encode(sources))
+    tokens = generator.integers(4, runner.vocab_size, 6)
+    logits = runner.decode(tokens, np.zeros(6, np.int64))
+    for row, token in enumerate(tokens):
+        expected = reference.translation_logits(module, sources[row // 3], np.array([token]))[-1]
+        assert _relative_error(logits[row], expected) < 1e-4
+
+
+def test_graphs_carry_no_traces_of_the_machine_that_made_them(tiny_store):
+    for file in Path(tiny_store).rglob("*.onnx"):
+        content = file.read_bytes()
+        assert b"site-packages" not in content
+        assert b"headway_export" not in content

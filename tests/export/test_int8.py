@@ -1,0 +1,97 @@
+"""The int8 variant: close, small, and independent of neighbours."""
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from headway_export.graphs import trace
+from headway_export.int8 import quantize, quantize_matrix
+from headway_server.bundles import Task
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 40), st.integers(1, 40), st.floats(1e-6, 1e6))
+def test_a_quantized_matrix_is_within_half_a_step(seed, rows, columns, magnitude):
+    matrix = (np.random.default_rng(seed).normal(size=(rows, columns)) * magnitude).astype(np.float32)
+    values, scale = quantize_matrix(matrix, axis=0)
+    assert values.dtype == np.int8
+    assert (np.abs(values * scale - matrix) <= scale * 0.5001).all()
+
+
+def test_a_matrix_of_zeros_stays_zero():
+    values, scale = quantize_matrix(np.zeros((4, 3), np.float32), axis=1)
+    assert not values.any()
+    assert np.isfinite(scale).all()
+
+
+class Tied(nn.Module):
+    """A classifier whose projection is its embedding table, with every kind of product that is quantized."""
+
+    max_length = 16
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(300, 64)
+        self.first = nn.Linear(64, 128)
+        self.second = nn.Linear(128, 64, bias=False)
+
+    def forward(self, input_ids, attention_mask):
+        hidden = self.table(input_ids) * attention_mask.unsqueeze(-1)
+        hidden = self.second(torch.relu(self.first(hidden)))
+        pooled = self.first(hidden.sum(1))  # two dimensions: a Gemm
+        return self.second(pooled) @ self.table.weight.T
+
+
+@pytest.fixture(scope="module")
+def sessions(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("int8")
+    torch.manual_seed(0)
+    model = trace(Tied().eval(), Task.TEXT_CLASSIFICATION).graphs[0].model
+    ir.save(model, folder / "fp32.onnx")
+    count = quantize(model)
+    ir.save(model, folder / "int8.onnx")
+    options = onnxruntime.SessionOptions()
+    options.use_per_session_threads = False  # another test may have made the process's pool
+    opened = {name: onnxruntime.InferenceSession(folder / f"{name}.onnx", options) for name in ("fp32", "int8")}
+    return folder, count, opened
+
+
+def _feeds(rows, length=9):
+    ids = np.random.default_rng(4).integers(0, 300, (rows, length))
+    return {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+
+
+def test_every_product_and_look_up_is_rewritten(sessions):
+    folder, count, _ = sessions
+    left = [node.op_type for node in ir.load(folder / "int8.onnx").graph if node.op_type in ("MatMul", "Gemm")]
+    assert count == 6
+    assert left == []
+
+
+def test_answers_are_close_to_fp32(sessions):
+    _, _, opened = sessions
+    expected, found = (opened[name].run(None, _feeds(8))[0] for name in ("fp32", "int8"))
+    assert np.abs(found - expected).mean() / np.abs(expected).mean() < 0.05
+
+
+def test_an_answer_does_not_depend_on_its_neighbours(sessions):
+    _, _, opened = sessions
+    feeds = _feeds(8)
+    together = opened["int8"].run(None, feeds)[0]
+    for row in range(8):
+        alone = opened["int8"].run(None, {name: array[row : row + 1] for name, array in feeds.items()})[0]
+        np.testing.assert_array_equal(alone[0], together[row])
+
+
+def test_a_tied_table_is_stored_once_and_the_file_is_a_quarter(sessions):
+    folder, _, _ = sessions
+    weights = ir.load(folder / "int8.onnx").graph.initializers.values()
+    shapes = [tuple(weight.shape) for weight in weights if weight.dtype == ir.DataType.INT8]
+    assert shapes.count((300, 64)) == 1
+    assert (64, 300) not in shapes
+    assert (folder / "int8.onnx").stat().st_size < 0.4 * (folder / "fp32.onnx").stat().st_size
