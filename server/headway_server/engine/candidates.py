@@ -29,7 +29,9 @@ def top_candidates(
     vocab_size = logits.shape[1]
     num_groups = max(_MIN_GROUPS, _GROUPS_PER_CANDIDATE * largest)
     ids, values = (
-        _all(logits) if num_groups * 2 > vocab_size else _at_least(logits, _floor(logits, largest, num_groups))
+        _all(logits)
+        if num_groups * 2 > vocab_size
+        else select(logits, logits >= _floor(logits, largest, num_groups)[:, np.newaxis])
     )
     order = np.argsort(-values, axis=1, kind="stable")[:, :largest]  # stable: ids rise within a row
     ids, values = np.take_along_axis(ids, order, axis=1), np.take_along_axis(values, order, axis=1)
@@ -54,9 +56,17 @@ def _floor(logits: NDArray[np.float32], count: int, num_groups: int) -> NDArray[
     return floor
 
 
-def _at_least(logits: NDArray[np.float32], floor: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Returns ids and logits (n, most tokens of a row) of the tokens that reach `floor`, padded with minus infinity."""
-    flat = np.flatnonzero(logits >= floor[:, np.newaxis])
+def select(logits: NDArray[np.float32], chosen: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Packs the chosen tokens of every row.
+
+    Args:
+        logits: (n, V) float32, contiguous.
+        chosen: (n, V) at least one token of each row.
+
+    Returns:
+        Ids, rising, and logits, each (n, C), where C is the largest number of a row; padded with minus infinity.
+    """
+    flat = np.flatnonzero(chosen)
     rows, columns = np.divmod(flat, logits.shape[1])
     found = np.bincount(rows, minlength=len(logits))
     places = np.arange(len(flat)) - (np.cumsum(found) - found)[rows]

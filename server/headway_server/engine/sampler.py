@@ -23,13 +23,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from headway_server.engine.candidates import top_candidates
+from headway_server.engine.candidates import select, top_candidates
 from headway_server.engine.random_stream import stream_states, uniform
 from headway_server.engine.sequence import SamplingParameters
 
 _NUM_GROUPS = 256
-_FIRST_CANDIDATES = 128
-"""Candidates looked at first for top-p alone; where they hold less than p, eight times as many, and so on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,26 +131,19 @@ class Sampler:
     def _draw_whole(self, rows: _RandomRows) -> NDArray[np.int64]:
         """Draws for rows without top-k."""
         weights = self._weights(rows.logits, rows.maximum, rows.temperature)
-        cumulative = np.cumsum(weights.sum(axis=1), axis=1, dtype=np.float64)  # (n, G)
-        token_ids = _pick_grouped(weights, cumulative, rows.numbers)
-        num_candidates = _FIRST_CANDIDATES
-        left = np.flatnonzero(rows.top_p < 1)
-        while left.size:
-            count = min(num_candidates, self.vocab_size)
-            some = rows.take(left)
-            ids, running = some.candidates(np.full(len(left), count))
-            total = cumulative[left, -1]
-            token_ids[left] = _pick_candidate(ids, running, total, some)
-            if count == self.vocab_size:
-                break
-            left = left[running[:, -1] < some.top_p * total]  # these candidates were too few
-            num_candidates *= 8
+        cumulative = np.cumsum(self._grouped(weights).sum(axis=1), axis=1, dtype=np.float64)  # (n, G)
+        is_nucleus = rows.top_p < 1
+        if is_nucleus.all():
+            return _draw_nucleus(rows, weights[:, : self.vocab_size], cumulative[:, -1])
+        token_ids = _pick_grouped(self._grouped(weights), cumulative, rows.numbers)
+        if (some := np.flatnonzero(is_nucleus)).size:
+            token_ids[some] = _draw_nucleus(rows.take(some), weights[some, : self.vocab_size], cumulative[some, -1])
         return token_ids
 
     def _weights(
         self, logits: NDArray[np.float32], maximum: NDArray[np.float32], temperature: NDArray[np.float32]
     ) -> NDArray[np.float32]:
-        """Returns the weights of all tokens, (n, tokens a group, G), zero past the vocabulary, until the next call."""
+        """Returns the weights of all tokens, (n, V rounded up to whole groups), zero past V, until the next call."""
         if self._scratch is None:
             width = -(-self.vocab_size // self._num_groups) * self._num_groups
             self._scratch = np.zeros((len(self._temperature), width), np.float32)
@@ -161,14 +152,18 @@ class Sampler:
         np.subtract(logits, maximum[:, np.newaxis], out=weights)
         np.divide(weights, temperature[:, np.newaxis], out=weights)
         np.exp(weights, out=weights)
-        return scratch.reshape(len(logits), -1, self._num_groups)
+        return scratch
+
+    def _grouped(self, weights: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Returns weights (n, V rounded up) as (n, tokens a group, G)."""
+        return weights.reshape(len(weights), -1, self._num_groups)
 
     def _log_probabilities(
         self, logits: NDArray[np.float32], maximum: NDArray[np.float32], token_ids: NDArray[np.int64]
     ) -> NDArray[np.float64]:
         with np.errstate(invalid="ignore", under="ignore"):  # an invalid row stays without a meaning
-            weights = self._weights(logits, maximum, np.ones(len(logits), np.float32))  # (R, tokens a group, G)
-            total = weights.sum(axis=1).sum(axis=1, dtype=np.float64)  # (R,)
+            weights = self._weights(logits, maximum, np.ones(len(logits), np.float32))
+            total = self._grouped(weights).sum(axis=1).sum(axis=1, dtype=np.float64)  # (R,)
             chosen = logits[np.arange(len(logits)), token_ids].astype(np.float64)
             log_probabilities: NDArray[np.float64] = chosen - maximum - np.log(total)
         return log_probabilities
@@ -197,17 +192,37 @@ class _RandomRows:
             numbers=self.numbers[rows],
         )
 
-    def candidates(self, counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Returns the ids of each row's `counts` most likely tokens and their running sums of weights, each (n, C)."""
-        ids, values = top_candidates(self.logits, counts)
+    def running_weights(self, values: NDArray[np.float32]) -> NDArray[np.float64]:
+        """Returns the running sums (n, C) of the weights of the logits `values` (n, C)."""
         weights = np.exp((values - self.maximum[:, np.newaxis]) / self.temperature[:, np.newaxis])
-        return ids, np.cumsum(weights, axis=1, dtype=np.float64)
+        return np.cumsum(weights, axis=1, dtype=np.float64)
 
 
 def _draw_narrow(rows: _RandomRows, top_k: NDArray[np.int64]) -> NDArray[np.int64]:
     """Draws for rows with top-k, whose probabilities are those among the k."""
-    ids, running = rows.candidates(top_k)
-    return _pick_candidate(ids, running, running[:, -1], rows)
+    ids, values = top_candidates(rows.logits, top_k)
+    running = rows.running_weights(values)
+    token_ids: NDArray[np.int64] = ids[np.arange(len(ids)), _pick_rank(running, running[:, -1], rows)]
+    return token_ids
+
+
+def _draw_nucleus(rows: _RandomRows, weights: NDArray[np.float32], total: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Draws for rows with top-p alone.
+
+    Tokens below (1 - p) / V of the total hold less than 1 - p together, so none of them is needed; half of that leaves
+    room for rounding. Of the others only the logits are sorted, which is several times faster than sorting their ids.
+    """
+    floor = (1 - rows.top_p) * total / (2 * weights.shape[1])
+    ids, values = select(rows.logits, weights >= floor[:, np.newaxis].astype(np.float32))
+    falling = np.sort(values, axis=1)[:, ::-1]  # (n, C)
+    rank = _pick_rank(rows.running_weights(falling), total, rows)
+    every = np.arange(len(ids))
+    chosen = falling[every, rank][:, np.newaxis]
+    num_before = rank - (falling > chosen).sum(axis=1)  # tokens with the very same logit and a lower id
+    equal_rows, equal_columns = np.nonzero(values == chosen)
+    first = np.searchsorted(equal_rows, every)
+    token_ids: NDArray[np.int64] = ids[every, equal_columns[first + num_before]]
+    return token_ids
 
 
 def _pick_grouped(
@@ -226,16 +241,13 @@ def _pick_grouped(
     return token_ids
 
 
-def _pick_candidate(
-    ids: NDArray[np.int64], running: NDArray[np.float64], total: NDArray[np.float64], rows: _RandomRows
-) -> NDArray[np.int64]:
-    """Draws from candidates (n, C), whose weights have the sums `running`, of which p of `total` (n,) is kept."""
-    every = np.arange(len(ids))
+def _pick_rank(running: NDArray[np.float64], total: NDArray[np.float64], rows: _RandomRows) -> NDArray[np.intp]:
+    """Draws from candidates by falling weight, whose weights sum up to `running` (n, C); p of `total` (n,) is kept."""
     num_kept = 1 + (running < (rows.top_p * total)[:, np.newaxis]).sum(axis=1)
-    last = np.minimum(num_kept, ids.shape[1]) - 1
-    target = _target(running[every, last], rows.numbers)
-    token_ids: NDArray[np.int64] = ids[every, (running <= target[:, np.newaxis]).sum(axis=1)]
-    return token_ids
+    last = np.minimum(num_kept, running.shape[1]) - 1
+    target = _target(running[np.arange(len(running)), last], rows.numbers)
+    rank: NDArray[np.intp] = (running <= target[:, np.newaxis]).sum(axis=1)
+    return rank
 
 
 def _target(mass: NDArray[np.float64], numbers: NDArray[np.float64]) -> NDArray[np.float64]:
