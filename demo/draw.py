@@ -1,0 +1,189 @@
+"""Draws pictures of the things an image model trained on CIFAR-10 knows, so that the demo needs no downloads.
+
+python demo/draw.py FOLDER    writes them as PNG files
+"""
+
+from __future__ import annotations
+
+import io
+import random
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from PIL import Image, ImageDraw, ImageFilter
+
+SIZE = 128
+"""Width and height of a picture in pixels; shapes below are drawn in these coordinates."""
+
+Colour = tuple[int, int, int]
+
+
+def draw_pictures() -> dict[str, bytes]:
+    """Every picture as PNG, by what it shows."""
+    return {name: _encode(_finish(paint())) for name, paint in _PAINTERS.items()}
+
+
+def _ship() -> Image.Image:
+    """A freighter on the open sea."""
+    image = _shaded((150, 190, 225), (205, 222, 232))
+    sea = _shaded((52, 92, 128), (28, 58, 92)).crop((0, 0, SIZE, 50))
+    image.paste(sea, (0, 78))
+    draw = ImageDraw.Draw(image)
+    draw.polygon([(8, 70), (120, 68), (108, 90), (20, 90)], fill=(48, 46, 58))
+    draw.polygon([(12, 82), (113, 82), (108, 90), (20, 90)], fill=(140, 44, 38))
+    draw.rectangle((20, 46, 46, 70), fill=(236, 236, 230))
+    draw.rectangle((24, 36, 40, 47), fill=(224, 224, 220))
+    draw.rectangle((29, 24, 37, 37), fill=(190, 70, 48))
+    for left, colour in ((54, (176, 84, 52)), (70, (70, 104, 140)), (86, (170, 150, 90))):
+        draw.rectangle((left, 57, left + 13, 69), fill=colour)
+    for row in (94, 102, 112):
+        draw.line((4 + row % 9, row, 124 - row % 7, row), fill=(92, 130, 160), width=1)
+    return image
+
+
+def _airplane() -> Image.Image:
+    """An airliner in a clear sky."""
+    image = _shaded((78, 134, 205), (168, 205, 238))
+    draw = ImageDraw.Draw(image)
+    draw.polygon([(10, 62), (22, 54), (100, 54), (120, 62), (100, 70), (22, 70)], fill=(232, 234, 238))
+    draw.polygon([(22, 66), (100, 66), (96, 70), (26, 70)], fill=(150, 156, 168))
+    draw.polygon([(58, 64), (76, 64), (52, 104), (42, 104)], fill=(196, 200, 208))
+    draw.polygon([(62, 56), (74, 56), (58, 32), (50, 32)], fill=(172, 178, 190))
+    draw.polygon([(12, 58), (24, 56), (14, 32), (5, 32)], fill=(208, 70, 60))
+    draw.polygon([(12, 62), (26, 62), (14, 74), (6, 74)], fill=(180, 184, 194))
+    draw.line((34, 60, 98, 60), fill=(70, 84, 110), width=2)
+    return image
+
+
+def _automobile() -> Image.Image:
+    """A red car from the side, on a road."""
+    image = _shaded((176, 186, 190), (214, 214, 206))
+    draw = ImageDraw.Draw(image)
+    draw.rectangle((0, 84, SIZE, SIZE), fill=(112, 112, 114))
+    draw.polygon([(30, 62), (44, 40), (84, 40), (102, 62)], fill=(166, 22, 24))
+    draw.polygon([(37, 61), (47, 45), (62, 45), (62, 61)], fill=(64, 84, 100))
+    draw.polygon([(67, 61), (67, 45), (82, 45), (94, 61)], fill=(64, 84, 100))
+    draw.rounded_rectangle((8, 60, 120, 90), radius=10, fill=(196, 28, 28))
+    draw.rectangle((8, 80, 120, 88), fill=(132, 16, 18))
+    draw.ellipse((109, 66, 119, 75), fill=(240, 226, 180))
+    _wheels(draw, (34, 94), 14, 90)
+    return image
+
+
+def _truck() -> Image.Image:
+    """A lorry from the side, on a road."""
+    image = _shaded((164, 192, 220), (216, 222, 224))
+    draw = ImageDraw.Draw(image)
+    draw.rectangle((0, 92, SIZE, SIZE), fill=(104, 102, 100))
+    draw.rectangle((6, 26, 84, 86), fill=(226, 226, 222))
+    for left in range(14, 84, 10):
+        draw.line((left, 28, left, 84), fill=(196, 196, 194), width=1)
+    draw.polygon([(86, 86), (86, 40), (108, 40), (120, 62), (120, 86)], fill=(36, 70, 150))
+    draw.polygon([(92, 60), (92, 46), (106, 46), (114, 60)], fill=(150, 182, 205))
+    draw.rectangle((6, 86, 120, 92), fill=(44, 44, 48))
+    _wheels(draw, (24, 46, 102), 11, 95)
+    return image
+
+
+def _frog() -> Image.Image:
+    """A green frog among leaves."""
+    image = _mottled((96, 86, 52), (58, 66, 34), seed=4)
+    draw = ImageDraw.Draw(image)
+    draw.ellipse((14, 68, 62, 112), fill=(76, 112, 36))
+    draw.ellipse((66, 68, 114, 112), fill=(76, 112, 36))
+    draw.ellipse((24, 48, 104, 108), fill=(104, 148, 48))
+    draw.ellipse((30, 26, 98, 80), fill=(120, 166, 56))
+    for left in (30, 76):
+        draw.ellipse((left, 16, left + 22, 40), fill=(128, 174, 62))
+        draw.ellipse((left + 4, 20, left + 18, 35), fill=(206, 176, 60))
+        draw.ellipse((left + 8, 23, left + 14, 33), fill=(16, 16, 12))
+    draw.arc((40, 36, 88, 70), 20, 160, fill=(58, 84, 26), width=3)
+    draw.ellipse((44, 72, 84, 106), fill=(196, 200, 138))
+    for x, y in ((38, 60), (90, 62), (30, 82), (98, 86)):
+        draw.ellipse((x - 4, y - 3, x + 4, y + 3), fill=(70, 104, 34))
+    return image
+
+
+def _horse() -> Image.Image:
+    """A brown horse on a meadow."""
+    image = _shaded((170, 200, 226), (206, 220, 226))
+    meadow = _mottled((104, 142, 58), (82, 120, 44), seed=9).crop((0, 0, SIZE, 50))
+    image.paste(meadow, (0, 78))
+    draw = ImageDraw.Draw(image)
+    brown, dark = (112, 66, 34), (58, 34, 20)
+    for left in (36, 46, 80, 89):
+        draw.polygon([(left, 72), (left + 9, 72), (left + 7, 112), (left + 1, 112)], fill=dark)
+    draw.ellipse((28, 44, 100, 82), fill=brown)
+    draw.polygon([(80, 62), (96, 18), (110, 26), (100, 66)], fill=brown)
+    draw.polygon([(94, 16), (108, 14), (124, 38), (116, 44), (100, 34)], fill=brown)
+    draw.polygon([(96, 18), (100, 6), (104, 16)], fill=brown)
+    draw.polygon([(78, 56), (94, 14), (99, 18), (86, 58)], fill=dark)
+    draw.polygon([(30, 52), (20, 62), (18, 96), (26, 94), (34, 62)], fill=dark)
+    draw.ellipse((107, 22, 111, 26), fill=(10, 8, 8))
+    return image
+
+
+_PAINTERS: Mapping[str, Callable[[], Image.Image]] = {
+    "ship": _ship,
+    "airplane": _airplane,
+    "automobile": _automobile,
+    "truck": _truck,
+    "frog": _frog,
+    "horse": _horse,
+}
+
+
+def _shaded(top: Colour, bottom: Colour) -> Image.Image:
+    """A ground whose colour goes evenly from top to bottom."""
+    image = Image.new("RGB", (SIZE, SIZE))
+    draw = ImageDraw.Draw(image)
+    for row in range(SIZE):
+        part = row / (SIZE - 1)
+        colour = tuple(round(a + (b - a) * part) for a, b in zip(top, bottom, strict=True))
+        draw.line((0, row, SIZE, row), fill=(colour[0], colour[1], colour[2]))
+    return image
+
+
+def _mottled(ground: Colour, spots: Colour, seed: int) -> Image.Image:
+    """A ground of blurred spots, such as grass or leaves; a seed gives the same spots."""
+    generator = random.Random(seed)  # noqa: S311 (decoration)
+    image = Image.new("RGB", (SIZE, SIZE), ground)
+    draw = ImageDraw.Draw(image)
+    for _ in range(90):
+        x, y, radius = generator.randrange(SIZE), generator.randrange(SIZE), generator.randrange(3, 12)
+        draw.ellipse((x - radius, y - radius // 2, x + radius, y + radius // 2), fill=spots)
+    return image.filter(ImageFilter.GaussianBlur(2))
+
+
+def _wheels(draw: ImageDraw.ImageDraw, centres: tuple[int, ...], radius: int, axle: int) -> None:
+    """Wheels at the columns `centres`, their axles at row `axle`."""
+    for centre in centres:
+        draw.ellipse((centre - radius, axle - radius, centre + radius, axle + radius), fill=(24, 24, 26))
+        inner = radius // 2
+        draw.ellipse((centre - inner, axle - inner, centre + inner, axle + inner), fill=(168, 170, 174))
+
+
+def _finish(image: Image.Image) -> Image.Image:
+    """Softens the edges, which a photograph of this size does not have either."""
+    return image.filter(ImageFilter.GaussianBlur(1.2))
+
+
+def _encode(image: Image.Image) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, format="PNG")
+    return buffer.getvalue()
+
+
+def main() -> None:
+    """Writes the pictures to the folder that is named."""
+    if len(sys.argv) != 2:
+        sys.exit("usage: python demo/draw.py FOLDER")
+    folder = Path(sys.argv[1])
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, picture in draw_pictures().items():
+        (folder / f"{name}.png").write_bytes(picture)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""Starts a real server on the shipped models and calls everything it offers, as a caller would.
+
+    python demo/run.py [IMAGE]... [--store models]
+
+Exit code 0 if every call was answered, 1 if one was not, 2 if an image or the store is not there.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+from conversation import Conversation
+from server_process import ServerFailedError, running_server
+
+from headway_client import Client
+
+
+def main(
+    images: Annotated[list[Path] | None, typer.Argument(metavar="[IMAGE]...", help="Image files to label too.")] = None,
+    store: Annotated[Path, typer.Option("--store", help="Folder that holds the bundles.")] = Path("models"),
+) -> None:
+    """Starts a real server on the shipped models and calls everything it offers."""
+    for path in images or ():
+        if not path.is_file():
+            _fail(f"{path}: there is no such file", 2)
+    if not store.is_dir():
+        _fail(f"{store}: there is no such folder; --store names one that holds bundles", 2)
+    started_s = time.perf_counter()
+    try:
+        with running_server(store) as (address, ready):
+            typer.echo(f"{ready} after {time.perf_counter() - started_s:.1f} s")
+            with Client(address, timeout_s=120) as client:
+                client.wait_ready()
+                failed = Conversation(client).call_everything(images or [])
+    except ServerFailedError as error:
+        _fail(str(error), 1)
+    typer.echo()
+    if failed:
+        _fail(f"not answered: {', '.join(failed)}", 1)
+    typer.echo(f"Every call was answered; {time.perf_counter() - started_s:.1f} s in all. The server is stopped.")
+
+
+def _fail(message: str, exit_code: int) -> NoReturn:
+    typer.echo(f"demo: {message}", err=True)
+    raise typer.Exit(exit_code)
+
+
+if __name__ == "__main__":
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+    app.command()(main)
+    app()

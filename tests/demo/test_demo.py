@@ -1,0 +1,84 @@
+"""The demo as a user runs it: a server of its own, every RPC called, nothing left running."""
+
+from __future__ import annotations
+
+import io
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+ROOT = Path(__file__).parents[2]
+SECTIONS = [
+    "ListModels",
+    "GetModel",
+    "GenerateText",
+    "StreamGenerateText",
+    "TranslateText",
+    "StreamTranslateText",
+    "ClassifyText",
+    "ClassifyTokens",
+    "EmbedText",
+    "ClassifyImage",
+]
+
+
+def run_demo(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "demo" / "run.py"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> list[Path]:
+    """The demo's own drawings, written by its program."""
+    command = [sys.executable, str(ROOT / "demo" / "draw.py"), str(tmp_path / "pictures")]
+    subprocess.run(command, check=True, timeout=60)
+    return sorted((tmp_path / "pictures").iterdir())
+
+
+def test_drawings_are_pictures_that_differ(pictures: list[Path]) -> None:
+    assert [picture.stem for picture in pictures] == ["airplane", "automobile", "frog", "horse", "ship", "truck"]
+    contents = [picture.read_bytes() for picture in pictures]
+    assert len(set(contents)) == len(contents)
+    for content in contents:
+        with Image.open(io.BytesIO(content)) as image:
+            assert (image.format, image.size, image.mode) == ("PNG", (128, 128), "RGB")
+
+
+def test_every_call_is_answered_in_a_section_of_its_own(tiny_store: Path, pictures: list[Path]) -> None:
+    ended = run_demo("--store", str(tiny_store), str(pictures[0]))
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert re.findall(r"^([A-Z]\w+)  ", ended.stdout, flags=re.MULTILINE) == SECTIONS
+    assert "\x1b" not in ended.stdout  # no control codes where the output is no terminal
+    assert "failed" not in ended.stdout
+    assert f"question  {pictures[0]}" in ended.stdout
+    assert ended.stdout.count("timing") == 7
+    assert "The server is stopped." in ended.stdout.splitlines()[-1]
+
+
+def test_a_picture_that_the_server_refuses_is_told_and_the_rest_answered(tiny_store: Path, tmp_path: Path) -> None:
+    damaged = tmp_path / "damaged.png"
+    damaged.write_bytes(b"\x89PNG\r\n\x1a\n no picture")
+    ended = run_demo("--store", str(tiny_store), str(damaged))
+    assert ended.returncode == 1
+    assert "failed    INVALID_ARGUMENT: images[0]" in ended.stdout
+    assert "a drawing of: ship" in ended.stdout
+    assert "not answered: ClassifyImage" in ended.stderr
+
+
+def test_what_is_not_there_is_told_before_a_server_starts(tmp_path: Path) -> None:
+    ended = run_demo("--store", str(tmp_path), str(tmp_path / "absent.png"))
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr == f"demo: {tmp_path / 'absent.png'}: there is no such file\n"
+    ended = run_demo("--store", str(tmp_path / "absent"))
+    assert ended.returncode == 2
+
+
+def test_a_store_without_bundles_ends_the_demo_with_the_servers_words(tmp_path: Path) -> None:
+    ended = run_demo("--store", str(tmp_path))
+    assert ended.returncode == 1
+    assert "the server did not start" in ended.stderr
+    assert "Traceback" not in ended.stderr
