@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -66,7 +66,7 @@ def reported_failures(server: str) -> Iterator[None]:
         fail(str(error), 2)
 
 
-def fail(message: str, exit_code: int) -> None:
+def fail(message: str, exit_code: int) -> NoReturn:
     """Prints one line on stderr and ends the command."""
     typer.echo(f"headway: {' '.join(message.split())}", err=True)
     raise typer.Exit(exit_code)
