@@ -31,8 +31,10 @@ FROM python:${PYTHON_VERSION}-slim AS runtime
 # A fixed id, so that the rights of mounted folders can be set before the container runs.
 RUN groupadd --gid 10001 headway \
     && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /nonexistent --shell /usr/sbin/nologin headway
-# Bytecode was compiled with the environment; the root file system may be read-only.
+# Bytecode was compiled with the environment; the root file system may be read-only. Without the second line ONNX
+# Runtime reports its use to its maker.
 ENV PATH=/opt/headway/bin:$PATH \
+    ORT_DISABLE_TELEMETRY=1 \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1
 USER 10001:10001

@@ -7,6 +7,8 @@ BIN := $(VENV)/bin
 DEMO_VENV := .demo-venv
 DEMO_BIN := $(DEMO_VENV)/bin
 PIP_INSTALL := pip install --disable-pip-version-check --no-input --constraint constraints.txt
+# Without this ONNX Runtime reports its use to its maker.
+export ORT_DISABLE_TELEMETRY := 1
 
 define CHECK_PYTHON
 @test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed and none was found: make PYTHON=/path/to/python3.12 ..." >&2; exit 1; }

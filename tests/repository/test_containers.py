@@ -110,6 +110,11 @@ def test_images_run_as_nobody_else_and_stop_by_the_signal_that_drains(dockerfile
     assert "HEALTHCHECK" in dockerfile
 
 
+def test_the_runtime_does_not_report_to_its_maker(root: Path, dockerfile: str) -> None:
+    assert "ORT_DISABLE_TELEMETRY=1" in dockerfile
+    assert "export ORT_DISABLE_TELEMETRY := 1" in (root / "Makefile").read_text()
+
+
 def test_the_builders_find_every_file_they_need(root: Path, dockerfile: str) -> None:
     let_in = {line[1:].rstrip("/") for line in (root / ".dockerignore").read_text().splitlines() if line[:1] == "!"}
     for source in re.findall(r"^COPY (?!--from)(\S+) ", dockerfile, flags=re.MULTILINE):
