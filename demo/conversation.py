@@ -13,14 +13,13 @@ from draw import draw_pictures
 from samples import CAPTIONS, HEADLINES, PROMPTS, STREAMED_CAPTION, STREAMED_PROMPT
 
 from headway_client import Client, FailedPreconditionError, HeadwayError, Task
-from headway_client.options import GenerateOptions
+from headway_client.options import SamplingOptions
 
-_SAMPLING: GenerateOptions = {
-    "max_new_tokens": 120,
+_SAMPLING: SamplingOptions = {
+    "max_new_tokens": 100,
     "temperature": 0.7,
     "top_p": 0.95,
     "seed": 7,
-    "truncate": True,  # whatever model is in the store, the demo's prompts are not too long for it
 }
 
 ResultT = TypeVar("ResultT")
@@ -84,9 +83,8 @@ class Conversation:
     def generate(self) -> None:
         """GenerateText."""
         show.section("GenerateText", "prompts, continued together in one call")
-        answer, seconds = _timed(
-            lambda: self._client.generate(PROMPTS, model=self._model(Task.GENERATION), **_SAMPLING)
-        )
+        model = self._model(Task.GENERATION)
+        answer, seconds = _timed(lambda: self._client.generate(PROMPTS, model=model, truncate=True, **_SAMPLING))
         for prompt, result in zip(PROMPTS, answer, strict=True):
             show.line("question", prompt)
             show.line("answer", result.text)
@@ -98,7 +96,7 @@ class Conversation:
         show.line("question", STREAMED_PROMPT)
         begun_s = time.perf_counter()
         model = self._model(Task.GENERATION)
-        with self._client.stream_generate(STREAMED_PROMPT, model=model, **_SAMPLING) as stream:
+        with self._client.stream_generate(STREAMED_PROMPT, model=model, truncate=True, **_SAMPLING) as stream:
             show.stream("answer", stream)
         show.footer(stream.answer, time.perf_counter() - begun_s, stream.answer[0].new_token_count)
 
@@ -123,9 +121,7 @@ class Conversation:
     def classify(self) -> None:
         """ClassifyText."""
         show.section("ClassifyText", "headlines and their topics")
-        answer, seconds = _timed(
-            lambda: self._client.classify(HEADLINES, model=self._model(Task.TEXT_CLASSIFICATION), top_k=4)
-        )
+        answer, seconds = _timed(lambda: self._client.classify(HEADLINES, model=self._model(Task.TEXT_CLASSIFICATION)))
         for headline, result in zip(HEADLINES, answer, strict=True):
             show.line("question", headline)
             show.line("answer", show.labels(result.labels))
