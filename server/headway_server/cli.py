@@ -78,7 +78,11 @@ def serve(
     log_format: Annotated[str | None, _help("log_format", "text for people, json for programs.")] = None,
 ) -> None:
     """Serves the bundles of a store over gRPC."""
-    settings = _settings({name: value for name, value in locals().items() if value is not None})
+    _serve(_settings({name: value for name, value in locals().items() if value is not None}))
+
+
+def _serve(settings: ServerSettings) -> None:
+    """Loads the models and serves them until a signal comes."""
     configure_logging(level=settings.log_level, line_format=settings.log_format)
     if problem := address_problem(settings.host, settings.port):
         address = format_address(settings.host, settings.port)

@@ -42,7 +42,7 @@ class ServedModel(Protocol):
         """Takes nothing new and waits, at most `timeout_s`, for what was taken."""
 
     def close(self) -> None:
-        """Stops; what still runs or waits fails."""
+        """Stops; what still waits fails. May be called from any thread and waits for the step that runs."""
 
 
 Loader: TypeAlias = Callable[[Bundle, Runtime, ServerSettings], ServedModel]
@@ -196,7 +196,7 @@ class ModelRegistry:
         await asyncio.gather(*(model.drain(timeout_s) for model in self.models))
 
     def close(self) -> None:
-        """Stops every model."""
+        """Stops every model. May be called from any thread and waits for the steps that run."""
         for model in self.models:
             model.close()
 

@@ -162,7 +162,7 @@ class HeadwayServer:
         if self._interceptor.num_running:
             _log.warning("cutting off calls", running_calls=self._interceptor.num_running)
         await self._registry.drain(0)
-        self._registry.close()
+        await asyncio.to_thread(self._registry.close)  # it waits for the models' last step
         await self._server.stop(_LAST_WORDS_S)
         _log.info("stopped")
 

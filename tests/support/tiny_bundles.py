@@ -46,9 +46,18 @@ COLOUR_PREPROCESSING = ImagePreprocessing(
 
 
 def write_topic_bundle(
-    store: Path, *, name: str = "topics", version: str = "1", task: Task = Task.TEXT_CLASSIFICATION
+    store: Path,
+    *,
+    name: str = "topics",
+    version: str = "1",
+    task: Task = Task.TEXT_CLASSIFICATION,
+    num_idle_products: int = 0,
 ) -> Bundle:
-    """Publishes the topic model; with another `task`, a bundle that says it was made for that."""
+    """Publishes the topic model.
+
+    With another `task`, a bundle that says it was made for that. With idle products, a run multiplies matrices of
+    512 x 512 so many times before it answers: a call that takes a while.
+    """
     words = [*_SPECIAL, *(word for topic in TOPICS.values() for word in topic)]
     tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, "[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -57,7 +66,7 @@ def write_topic_bundle(
     mask = TensorSpec(name="attention_mask", dtype="int64", shape=("batch", "length"))
     with staging_folder(store) as folder:
         tokenizer.save(str(folder / "tokenizer.json"))
-        graph = _save(folder, _topic_nodes(words), [ids, mask])
+        graph = _save(folder, _topic_nodes(words, num_idle_products), [ids, mask])
         manifest = _manifest(
             folder,
             graph,
@@ -94,7 +103,7 @@ def write_colour_bundle(store: Path, *, name: str = "colours", version: str = "1
         return publish(folder, store)
 
 
-def _topic_nodes(words: list[str]) -> list[onnx.NodeProto]:
+def _topic_nodes(words: list[str], num_idle_products: int) -> list[onnx.NodeProto]:
     vectors = np.zeros((len(words), len(TOPICS)), np.float32)
     for topic, members in enumerate(TOPICS.values()):
         for strength, word in enumerate(members):
@@ -112,7 +121,30 @@ def _topic_nodes(words: list[str]) -> list[onnx.NodeProto]:
         helper.make_node("ReduceSum", ["masked", "length_axis"], ["sums"], keepdims=0),  # (B, C)
         helper.make_node("ReduceSum", ["mask", "length_axis"], ["counts"], keepdims=1),  # (B, 1)
         helper.make_node("Div", ["sums", "counts"], ["means"]),
-        helper.make_node("MatMul", ["means", "mixing"], ["logits"]),
+        helper.make_node("MatMul", ["means", "mixing"], ["logits" if not num_idle_products else "first_logits"]),
+        *(_idle_nodes(num_idle_products) if num_idle_products else ()),
+    ]
+
+
+def _idle_nodes(num_products: int) -> list[onnx.NodeProto]:
+    """Multiplies zeros, which hang on the input so that nothing is computed ahead, and adds what comes out."""
+    size = 512
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, (size, size)) for name in ("old", "new")]
+    condition = [helper.make_tensor_value_info(name, TensorProto.BOOL, ()) for name in ("go", "go_on")]
+    step = helper.make_tensor_value_info("step", TensorProto.INT64, ())
+    nodes = [helper.make_node("MatMul", ["old", "old"], ["new"]), helper.make_node("Identity", ["go"], ["go_on"])]
+    body = helper.make_graph(nodes, "body", [step, condition[0], values[0]], [condition[1], values[1]])
+    return [
+        _constant("num_products", np.array(num_products)),
+        _constant("go_ahead", np.array(True)),
+        _constant("zeros", np.zeros((size, size), np.float32)),
+        _constant("zero", np.float32(0)),
+        helper.make_node("ReduceSum", ["first_logits"], ["anything"], keepdims=0),
+        helper.make_node("Mul", ["anything", "zero"], ["nothing"]),
+        helper.make_node("Add", ["zeros", "nothing"], ["start"]),
+        helper.make_node("Loop", ["num_products", "go_ahead", "start"], ["product"], body=body),
+        helper.make_node("ReduceMax", ["product"], ["corner"], keepdims=0),
+        helper.make_node("Add", ["first_logits", "corner"], ["logits"]),
     ]
 
 

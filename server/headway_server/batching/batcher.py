@@ -146,13 +146,16 @@ class Batcher(Generic[Item]):
         return call.results()
 
     def close(self) -> None:
-        """Stops the threads after what they are running and fails every call that still waits."""
+        """Fails every call that still waits and ends the threads after what they are running.
+
+        May be called from any thread; the event loop's own would keep running calls from hearing of their results.
+        """
         with self._changed:
             self._closed = True
             waiting = self._queue.remove_all()
             self._changed.notify_all()
-        for entry in waiting:
-            _call_of(entry).fail(_closed_error())
+        if waiting:
+            self._post(_fail, waiting, _closed_error())
         for thread in self._threads:
             if thread.is_alive():
                 thread.join(_JOIN_TIMEOUT_S)

@@ -1,0 +1,157 @@
+"""The batcher, with a model that can be held up."""
+
+import asyncio
+import threading
+import time
+
+import numpy as np
+import pytest
+from waiting import until
+
+from headway_server.batching.batcher import Batcher
+from headway_server.errors import DeadlineError, DrainingError
+
+
+class HoldableModel:
+    """Answers each number with its square; runs only while `gate` is open; notes what it ran."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.gate.set()
+        self.entered = threading.Event()
+        self.batches: list[list[float]] = []
+        self.num_running = 0
+
+    def collate(self, items):
+        return {"numbers": np.array(items, np.float32)}
+
+    def run(self, feeds):
+        self.num_running += 1
+        assert self.num_running == 1, "two runs at a time"
+        self.batches.append(feeds["numbers"].tolist())
+        self.entered.set()
+        assert self.gate.wait(30)
+        self.num_running -= 1
+        if 13 in feeds["numbers"]:
+            raise ArithmeticError("13")
+        return np.stack([feeds["numbers"], feeds["numbers"] ** 2], axis=1)
+
+    def finish(self, outputs):
+        if 17 in outputs:
+            raise ArithmeticError("17")
+        return outputs
+
+
+@pytest.fixture
+def model() -> HoldableModel:
+    return HoldableModel()
+
+
+@pytest.fixture
+async def batcher(model):
+    batcher = Batcher(model, budget=4, name="squares")
+    batcher.start()
+    yield batcher
+    model.gate.set()
+    batcher.close()
+    assert not any(thread.is_alive() for thread in batcher._threads)
+
+
+def submit(batcher: Batcher, *numbers: float, deadline: float | None = None) -> asyncio.Task:
+    return asyncio.create_task(batcher.submit(numbers, [1] * len(numbers), deadline=deadline))
+
+
+async def hold(model: HoldableModel, batcher: Batcher) -> asyncio.Task:
+    """Closes the gate and gets one call stuck in the model, so that all that follow wait."""
+    model.gate.clear()
+    task = submit(batcher, 1000)
+    await until(model.entered.is_set)
+    return task
+
+
+async def test_results_come_in_the_order_of_the_call(batcher):
+    results = await submit(batcher, *range(11))
+    assert results.rows.tolist() == [[n, n * n] for n in range(11)]
+    assert results.queue_s >= 0
+    assert results.inference_s > 0
+
+
+async def test_an_idle_model_runs_at_once_and_what_came_meanwhile_runs_together(batcher, model):
+    first = await hold(model, batcher)
+    later = [submit(batcher, n) for n in range(3)]
+    await until(lambda: len(batcher._queue) == 3)
+    model.gate.set()
+    await asyncio.gather(first, *later)
+    assert model.batches == [[1000], [0, 1, 2]]
+
+
+async def test_a_full_batch_is_prepared_while_one_runs_and_a_part_of_one_is_not(batcher, model):
+    await hold(model, batcher)
+    part = [submit(batcher, n) for n in range(3)]
+    await until(lambda: len(batcher._queue) == 3)
+    assert batcher._num_taken == 1
+    rest = submit(batcher, 3)
+    await until(lambda: batcher._num_taken == 2)
+    assert len(batcher._queue) == 0
+    model.gate.set()
+    await asyncio.gather(*part, rest)
+    assert len(model.batches) == 2
+
+
+async def test_a_cancelled_call_never_runs(batcher, model):
+    first = await hold(model, batcher)
+    gone, stays = submit(batcher, 1, 2), submit(batcher, 3)
+    await until(lambda: len(batcher._queue) == 3)
+    gone.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await gone
+    model.gate.set()
+    await asyncio.gather(first, stays)
+    assert model.batches == [[1000], [3]]
+
+
+async def test_a_call_past_its_deadline_never_runs_and_is_told(batcher, model):
+    first = await hold(model, batcher)
+    late = submit(batcher, 1, 2, deadline=time.monotonic())
+    stays = submit(batcher, 3, deadline=time.monotonic() + 60)
+    await until(lambda: len(batcher._queue) == 3)
+    model.gate.set()
+    with pytest.raises(DeadlineError):
+        await late
+    await asyncio.gather(first, stays)
+    assert model.batches == [[1000], [3]]
+
+
+@pytest.mark.parametrize("bad", [13, 17])
+async def test_an_error_fails_the_calls_of_its_batch_and_no_others(batcher, bad):
+    with pytest.raises(ArithmeticError, match=str(bad)):
+        await submit(batcher, bad)
+    assert (await submit(batcher, 2)).rows.tolist() == [[2, 4]]
+
+
+async def test_closing_fails_what_waits_and_refuses_what_comes(batcher, model):
+    running = await hold(model, batcher)
+    waiting = submit(batcher, 1)
+    await until(lambda: len(batcher._queue) == 1)
+
+    def open_gate_once_closed() -> None:
+        while not batcher._closed:
+            time.sleep(0.001)
+        model.gate.set()
+
+    opener = threading.Thread(target=open_gate_once_closed)
+    opener.start()
+    batcher.close()
+    opener.join()
+    with pytest.raises(DrainingError):
+        await waiting
+    with pytest.raises(DrainingError):
+        await submit(batcher, 2)
+    assert (await running).rows.tolist() == [[1000, 1e6]]
+
+
+async def test_many_calls_at_once_get_their_own_answers(batcher):
+    calls = [list(range(start, start + 1 + start % 7)) for start in range(20, 220)]
+    answers = await asyncio.gather(*(submit(batcher, *call) for call in calls))
+    for call, answer in zip(calls, answers, strict=True):
+        assert answer.rows[:, 0].tolist() == call

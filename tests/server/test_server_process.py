@@ -1,0 +1,94 @@
+"""A server in a process of its own: what it prints, how it starts, ends, and refuses to start."""
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import grpc
+import pytest
+import tiny_bundles
+
+from headway.v1 import model_service_pb2, model_service_pb2_grpc
+from headway.v1 import text_classification_service_pb2 as pb
+from headway.v1 import text_classification_service_pb2_grpc as pb_grpc
+
+READY = re.compile(r"headway-server ready on 127\.0\.0\.1:(\d+) models=(\d+) rejected=(\d+) device=cpu threads=1\n")
+
+
+def port_of(line: str) -> int:
+    match = READY.fullmatch(line)
+    assert match, line
+    return int(match[1])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_tells_its_port_answers_and_ends_well_on_a_signal(start_process, classifier_store, number):
+    server = start_process("--store", classifier_store, "--port", 0, "--device", "cpu")
+    port = port_of(server.wait_ready())
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        response = pb_grpc.TextClassificationServiceStub(channel).ClassifyText(pb.ClassifyTextRequest(texts=["star"]))
+    assert response.results[0].labels[0].label == "science"
+    server.process.send_signal(number)
+    assert server.wait_end() == 0
+    log = server.log.read_text()
+    assert "draining" in log
+    assert "Traceback" not in log
+
+
+def test_a_running_call_is_finished_after_sigterm(start_process, tmp_path):
+    tiny_bundles.write_topic_bundle(tmp_path / "store", num_idle_products=150)
+    server = start_process("--store", tmp_path / "store", "--port", 0)
+    port = port_of(server.wait_ready())
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        texts, models = pb_grpc.TextClassificationServiceStub(channel), model_service_pb2_grpc.ModelServiceStub(channel)
+        running = texts.ClassifyText.future(pb.ClassifyTextRequest(texts=["star"] * 4))
+        models.ListModels(model_service_pb2.ListModelsRequest())  # answered after the call before it has begun
+        server.process.send_signal(signal.SIGTERM)
+        assert running.result(timeout=60).results[3].labels[0].label == "science"
+    assert server.wait_end() == 0
+
+
+def test_bad_bundles_are_logged_and_the_others_are_served(start_process, tmp_path):
+    tiny_bundles.write_colour_bundle(tmp_path)
+    (tiny_bundles.write_topic_bundle(tmp_path).path / "tokenizer.json").write_text("tampered")
+    server = start_process("--store", tmp_path, "--port", 0)
+    match = READY.fullmatch(server.wait_ready())
+    assert match is not None
+    assert match.groups()[1:] == ("1", "1")
+    log = server.log.read_text()
+    assert "topics/1" in log
+    assert "tokenizer.json has 8 bytes" in log
+
+
+def refusal(*arguments: object) -> str:
+    """Starts a server that must not start; returns its one line on stderr."""
+    command = [sys.executable, "-m", "headway_server", *map(str, arguments)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    [line] = ended.stderr.splitlines()
+    assert line.startswith("headway-server: ")
+    return line
+
+
+def test_a_port_in_use_is_told(classifier_store: Path):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        line = refusal("--store", classifier_store, "--port", port)
+    assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in line
+    assert "another --host or --port" in line
+
+
+def test_an_address_that_is_not_this_machines_is_told(classifier_store: Path):
+    assert "cannot listen on 192.0.2.1:0: " in refusal("--store", classifier_store, "--port", 0, "--host", "192.0.2.1")
+
+
+def test_a_missing_store_is_told(tmp_path: Path):
+    line = refusal("--store", tmp_path / "missing", "--port", 0)
+    assert f"store {tmp_path / 'missing'}: no such folder; make one with headway-export" in line
+
+
+def test_an_empty_store_is_told(tmp_path: Path):
+    assert "holds no bundle" in refusal("--store", tmp_path, "--port", 0)

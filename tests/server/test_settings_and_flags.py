@@ -1,0 +1,104 @@
+"""Flags, environment and defaults."""
+
+import pytest
+from typer.testing import CliRunner
+
+from headway_server import cli
+from headway_server.bundles import Precision
+from headway_server.settings import ServerSettings
+
+
+@pytest.fixture(autouse=True)
+def empty_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ServerSettings.model_fields:
+        monkeypatch.delenv(f"HEADWAY_{name.upper()}", raising=False)
+
+
+@pytest.fixture
+def settings_of(monkeypatch: pytest.MonkeyPatch):
+    """Parses flags and returns the settings, without serving."""
+
+    def parse(*flags: str) -> ServerSettings:
+        seen: list[ServerSettings] = []
+        monkeypatch.setattr(cli, "_serve", seen.append)
+        result = CliRunner().invoke(cli.app, flags, catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+        return seen[0]
+
+    return parse
+
+
+def refusal(*flags: str) -> str:
+    result = CliRunner().invoke(cli.app, flags, catch_exceptions=False)
+    assert result.exit_code == 2
+    return result.stderr
+
+
+def test_flags_win_over_the_environment_which_wins_over_defaults(settings_of, monkeypatch):
+    monkeypatch.setenv("HEADWAY_PORT", "1111")
+    monkeypatch.setenv("HEADWAY_DEVICE", "cpu")
+    monkeypatch.setenv("HEADWAY_ENGINE__NUM_SLOTS", "7")
+    monkeypatch.setenv("HEADWAY_ENGINE__MAX_WAITING", "8")
+    settings = settings_of("--store", "models", "--port", "2222", "--num-slots", "9", "--precision", "int8")
+    assert (settings.port, settings.device, settings.host) == (2222, "cpu", "127.0.0.1")
+    assert (settings.engine.num_slots, settings.engine.max_waiting) == (9, 8)
+    assert settings.precision is Precision.INT8
+
+
+def test_the_store_may_come_from_the_environment(settings_of, monkeypatch):
+    monkeypatch.setenv("HEADWAY_STORE", "models")
+    assert str(settings_of().store) == "models"
+
+
+def test_every_flag_reaches_its_setting(settings_of):
+    values = {
+        "--host": "::1",
+        "--threads": "3",
+        "--max-message-mib": "4",
+        "--max-image-mib": "5.5",
+        "--max-image-megapixels": "6.5",
+        "--max-waiting": "7",
+        "--max-batch-tokens": "8",
+        "--max-batch-images": "9",
+        "--max-waiting-texts": "300",
+        "--max-waiting-images": "301",
+        "--drain-timeout": "1.5",
+        "--log-level": "debug",
+        "--log-format": "json",
+    }
+    settings = settings_of("--store", "models", *(part for pair in values.items() for part in pair))
+    for flag, value in values.items():
+        name = flag.removeprefix("--").replace("-", "_")
+        groups = (settings, settings.engine, settings.batching)
+        assert str(next(getattr(group, name) for group in groups if hasattr(group, name))) == value
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ((), "headway-server: --store is missing; give it, or set HEADWAY_STORE\n"),
+        (("--store", "m", "--port", "70000"), "--port (HEADWAY_PORT) is 70000: Input should be less than"),
+        (
+            ("--store", "m", "--device", "tpu"),
+            "--device (HEADWAY_DEVICE) is 'tpu': Input should be 'auto', 'cpu'",
+        ),
+        (("--store", "m", "--num-slots", "0"), "--num-slots (HEADWAY_ENGINE__NUM_SLOTS) is 0: Input should be greater"),
+    ],
+)
+def test_a_wrong_flag_is_one_line_with_flag_variable_and_value(flags, message):
+    line = refusal(*flags)
+    assert message in line
+    assert line.count("\n") == 1
+
+
+def test_an_environment_that_cannot_be_read_is_one_line(monkeypatch):
+    monkeypatch.setenv("HEADWAY_ENGINE", "seven")
+    line = refusal("--store", "m")
+    assert "HEADWAY_<GROUP>__<NAME>" in line
+    assert line.count("\n") == 1
+
+
+def test_help_tells_defaults_and_variables():
+    output = " ".join(CliRunner().invoke(cli.app, ["--help"]).output.split())
+    assert "[default: 50051]" in output
+    assert "[env: HEADWAY_BATCHING__MAX_BATCH_TOKENS]" in output
