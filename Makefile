@@ -47,8 +47,8 @@ serve: install ## A server on 127.0.0.1:50051 with the shipped models
 bench: install ## Measure the shipped models on this machine
 	$(BIN)/python benchmarks/run.py
 
-demo: $(DEMO_VENV)/.installed ## A real server, and every call answered (no torch)
-	$(DEMO_BIN)/python demo/run.py $(DEMO_ARGS)
+demo: $(DEMO_VENV)/.installed ## A real server, and every call answered (no torch); IMAGES="FILE ..." adds your pictures
+	$(DEMO_BIN)/python demo/run.py $(IMAGES)
 
 # What serving needs, and no more: the same three distributions as the images, from this tree.
 $(DEMO_VENV)/.installed: constraints.txt proto/pyproject.toml server/pyproject.toml client/pyproject.toml
