@@ -54,10 +54,11 @@ class Reply:
         while True:
             await self._arrival.wait()
             self._arrival.clear()
+            ended = self.result.done()  # before the reader takes its time: what comes meanwhile is the next round's
             if self._text:
                 text, self._text = "".join(self._text), []
                 yield Piece(text=text, num_new_tokens=self._num_new_tokens)
-            if self.result.done():
+            if ended:
                 self.result.result()
                 return
 
