@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from headway_training.models import Transformer
-from headway_training.models.parts.attention import KERNELS, cross_attention
+from headway_training.models.parts.attention import cross_attention
 from headway_training.models.parts.cache import CachedAttention
 
 
@@ -31,7 +31,7 @@ def translate_greedily(
         The tokens of every translation, without `bos` and `eos`.
     """
     steps = min(max_length or model.max_target_length, model.max_target_length)
-    kernel = KERNELS["fused"]
+    kernel = model.kernel
     attend_cross = cross_attention(model.cross_keys_values(model.encode(source_ids, source_mask)), source_mask, kernel)
     cache = CachedAttention(steps, kernel)
     tokens = source_ids.new_full((len(source_ids), 1), bos)  # (B, 1)

@@ -6,7 +6,7 @@ import json
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from headway_training.checkpoint import (
     TEXT_EVALUATION_FILE,
     Checkpoint,
     Evaluation,
+    Scalar,
     TrainingRecord,
     write_checkpoint,
 )
@@ -28,7 +29,7 @@ from headway_training.data.examples import Splits
 from headway_training.data.sources import OwnData, data_folder, for_own_data, read_splits
 from headway_training.errors import RecipeError, ResumeError
 from headway_training.hardware import describe_hardware, library_versions
-from headway_training.models import Model, build_model, count_parameters
+from headway_training.models import Model, build_model, count_parameters, make_configuration
 from headway_training.recipes import Recipe, read_recipe
 from headway_training.tasks import Task, make_task
 from headway_training.trainer import Trainer, TrainingSummary
@@ -76,6 +77,19 @@ class RunOptions:
         return shlex.join(words)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Run:
+    """Everything a run is made of, ready to train."""
+
+    options: RunOptions
+    recipe: Recipe
+    splits: Splits[Any]
+    task: Task
+    configuration: dict[str, Scalar]
+    model: Model
+    trainer: Trainer
+
+
 def run_training(options: RunOptions, console: Console) -> Path:
     """Trains what the options say, and leaves a checkpoint.
 
@@ -86,6 +100,18 @@ def run_training(options: RunOptions, console: Console) -> Path:
         TrainingError: Recipe, data or the run's folder are not as they must be; the message says what to do.
     """
     accelerator = Accelerator(mixed_precision="no")
+    run = _prepare(options, console, accelerator)
+    if accelerator.is_main_process:
+        console.print(_introduction(run), highlight=False)
+    summary = run.trainer.fit()
+    if accelerator.is_main_process:
+        _finish(run, summary, console)
+    accelerator.wait_for_everyone()
+    return options.folder / CHECKPOINT_FOLDER
+
+
+def _prepare(options: RunOptions, console: Console, accelerator: Accelerator) -> _Run:
+    """Reads recipe and data, makes the model, and finds where the run stands."""
     recipe = _read_recipe(options)
     _claim_folder(options, recipe, accelerator)
     with accelerator.main_process_first():  # the first process trains the tokenizer, the others read it
@@ -93,9 +119,7 @@ def run_training(options: RunOptions, console: Console) -> Path:
         task = make_task(recipe, splits, options.folder / "tokenizer.json")
     if options.own_data is not None:
         recipe = for_own_data(recipe, options.own_data, splits.labels)
-    model = _build(recipe, task, options.seed)
-    if accelerator.is_main_process:
-        console.print(_introduction(recipe, task, splits, model, accelerator))
+    model, configuration = _build(recipe, task, options.seed)
     trainer = Trainer(
         task=task,
         model=model,
@@ -105,11 +129,15 @@ def run_training(options: RunOptions, console: Console) -> Path:
         console=console,
         accelerator=accelerator,
     )
-    summary = trainer.fit()
-    if accelerator.is_main_process:
-        _finish(options, recipe, splits, task, trainer, summary, console)
-    accelerator.wait_for_everyone()
-    return options.folder / CHECKPOINT_FOLDER
+    return _Run(
+        options=options,
+        recipe=recipe,
+        splits=splits,
+        task=task,
+        configuration=configuration,
+        model=model,
+        trainer=trainer,
+    )
 
 
 def _read_recipe(options: RunOptions) -> Recipe:
@@ -148,8 +176,8 @@ def _claim_folder(options: RunOptions, recipe: Recipe, accelerator: Accelerator)
         accelerator.wait_for_everyone()
         if taken:
             raise ResumeError(
-                f"{options.folder} holds a run already. Go on with it by --resume, choose another folder with --output, "
-                "or remove it"
+                f"{options.folder} holds a run already. Go on with it by --resume, choose another folder with "
+                "--output, or remove it"
             )
         if accelerator.is_main_process:
             options.folder.mkdir(parents=True, exist_ok=True)
@@ -182,86 +210,88 @@ def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _build(recipe: Recipe, task: Task, seed: int) -> Model:
-    """The model with fresh weights of the run's seed.
+def _build(recipe: Recipe, task: Task, seed: int) -> tuple[Model, dict[str, Scalar]]:
+    """The model with fresh weights of the run's seed, and its configuration.
 
     Raises:
         RecipeError: The configuration is not a valid one.
     """
-    torch.manual_seed(seed)
+    architecture = recipe.model["architecture"]
     fields = {key: value for key, value in recipe.model.items() if key != "architecture"}
+    torch.manual_seed(seed)
     try:
-        return build_model(recipe.model["architecture"], {**fields, **task.model_fields()})
+        configuration = make_configuration(architecture, {**fields, **task.model_fields()})
     except (TypeError, ValueError) as error:
         raise RecipeError(f"model: {error}") from error
+    return build_model(architecture, configuration), dict(configuration.to_dict())
 
 
-def _introduction(recipe: Recipe, task: Task, splits: Splits[Any], model: Model, accelerator: Accelerator) -> str:
+def _introduction(run: _Run) -> str:
     """What is about to be trained, on what."""
+    recipe, splits, accelerator = run.recipe, run.splits, run.trainer.accelerator
     hardware = describe_hardware(accelerator.device, accelerator.num_processes)
     return (
-        f"{recipe.name}: {recipe.model['architecture']} of {count_parameters(model):,} parameters on {hardware}, "
-        f"{recipe.optimization.precision}\n"
-        f"training data: {splits.train_name} ({task.num_train_examples:,} examples), validation: {len(splits.valid):,}, "
-        f"test: {splits.test_name}"
+        f"{recipe.name}: {recipe.model['architecture']} of {count_parameters(run.model):,} parameters on {hardware}, "
+        f"{recipe.optimization.precision}; {run.trainer.num_steps:,} steps\n"
+        f"training data: {splits.train_name}; validation: {len(splits.valid):,} examples; test: {splits.test_name}"
     )
 
 
-def _finish(
-    options: RunOptions,
-    recipe: Recipe,
-    splits: Splits[Any],
-    task: Task,
-    trainer: Trainer,
-    summary: TrainingSummary,
-    console: Console,
-) -> None:
+def _finish(run: _Run, summary: TrainingSummary, console: Console) -> None:
     """Reads the test data, once, with the best weights; measures the baseline; writes the checkpoint."""
     console.print(f"best weights: step {summary.best_step:,}. Measuring on the test data, and the baseline ...")
-    metrics = trainer.evaluate("test")
-    baseline = task.measure_baseline()
-    evaluation = task.evaluation_data()
-    record = TrainingRecord(
-        recipe=Path(options.recipe).stem,
-        command=options.command(),
-        seed=options.seed,
+    record = _record(run, summary)
+    evaluation = run.task.evaluation_data()
+    checkpoint = Checkpoint(
+        name=run.recipe.name,
+        task=run.recipe.task,
+        description=run.recipe.description,
+        license=run.recipe.license,
+        architecture=run.recipe.model["architecture"],
+        configuration=run.configuration,
+        evaluation=Evaluation(
+            file=TEXT_EVALUATION_FILE if evaluation.texts is not None else IMAGE_EVALUATION_FILE,
+            dataset=run.splits.test_name,
+            metric=run.task.metric,
+            higher_is_better=run.task.higher_is_better,
+        ),
+        training=record,
+        **run.task.checkpoint_fields(),
+    )
+    folder = run.options.folder / CHECKPOINT_FOLDER
+    write_checkpoint(
+        folder, checkpoint, run.model, tokenizer=run.task.tokenizer, texts=evaluation.texts, images=evaluation.images
+    )
+    _report(record, folder, console)
+
+
+def _record(run: _Run, summary: TrainingSummary) -> TrainingRecord:
+    """The measurements at the end, with all that a model card says of the training."""
+    accelerator = run.trainer.accelerator
+    return TrainingRecord(
+        recipe=Path(run.options.recipe).stem,
+        command=run.options.command(),
+        seed=run.options.seed,
         step_count=summary.step_count,
         epoch_count=round(summary.epoch_count, 2),
         wall_time_s=round(summary.wall_time_s, 1),
-        hardware=describe_hardware(trainer.accelerator.device, trainer.accelerator.num_processes),
+        hardware=describe_hardware(accelerator.device, accelerator.num_processes),
         libraries=library_versions(),
-        train_dataset=splits.train_name,
-        train_example_count=task.num_train_examples,
-        dataset_license=splits.license,
-        dataset_home=splits.home,
-        metrics=metrics,
-        baseline=baseline,
+        train_dataset=run.splits.train_name,
+        train_example_count=run.task.num_train_examples,
+        dataset_license=run.splits.license,
+        dataset_home=run.splits.home,
+        metrics=run.trainer.evaluate("test"),
+        baseline=run.task.measure_baseline(),
     )
-    checkpoint = Checkpoint(
-        name=recipe.name,
-        task=recipe.task,
-        description=recipe.description,
-        license=recipe.license,
-        architecture=recipe.model["architecture"],
-        configuration=trainer.model.configuration.to_dict(),
-        evaluation=Evaluation(
-            file=TEXT_EVALUATION_FILE if evaluation.texts is not None else IMAGE_EVALUATION_FILE,
-            dataset=splits.test_name,
-            metric=task.metric,
-            higher_is_better=task.higher_is_better,
-        ),
-        training=record,
-        **task.checkpoint_fields(),
-    )
-    folder = options.folder / CHECKPOINT_FOLDER
-    write_checkpoint(
-        folder, checkpoint, trainer.model, tokenizer=task.tokenizer, texts=evaluation.texts, images=evaluation.images
-    )
-    measured = "  ".join(f"{name} {_shown(value)}" for name, value in metrics.items())
-    console.print(f"test: {measured}\nbaseline ({baseline.name}): {baseline.metric} {baseline.value:.4g}")
-    console.print(f"{summary.step_count:,} steps, {summary.epoch_count:.1f} epochs, {summary.wall_time_s:,.0f} s")
-    console.print(f"checkpoint: {folder / CHECKPOINT_FILE}")
 
 
-def _shown(value: float | str) -> str:
-    return value if isinstance(value, str) else f"{value:.4g}"
+def _report(record: TrainingRecord, folder: Path, console: Console) -> None:
+    """Shows what was measured."""
+    shown = {name: value if isinstance(value, str) else f"{value:.4g}" for name, value in record.metrics.items()}
+    console.print(f"test: {'  '.join(f'{name} {value}' for name, value in shown.items())}", highlight=False)
+    if record.baseline is not None:
+        baseline = record.baseline
+        console.print(f"baseline ({baseline.name}): {baseline.metric} {baseline.value:.4g}", highlight=False)
+    console.print(f"{record.step_count:,} steps, {record.epoch_count} epochs, {record.wall_time_s:,.0f} s")
+    console.print(f"checkpoint: {folder / CHECKPOINT_FILE}", highlight=False)

@@ -64,8 +64,8 @@ def _bring(file: RemoteFile, url: str, target: Path, progress: Progress) -> None
     if found != file.sha256:
         part.unlink()
         raise DownloadError(
-            f"{url} has SHA-256 {found}; expected {file.sha256}. It was removed: the source has changed or the download "
-            "was damaged"
+            f"{url} has SHA-256 {found}; expected {file.sha256}. It was removed: the source has changed, or the "
+            "download was damaged"
         )
     part.replace(target)
 

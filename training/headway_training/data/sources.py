@@ -72,7 +72,7 @@ def read_splits(recipe: Recipe, folder: Path, own: OwnData | None) -> Splits[Any
 def _read_own(recipe: Recipe, own: OwnData) -> Splits[Any]:
     """Reads the user's files; labels are those of the training data."""
     labels: tuple[str, ...] | None = None
-    parts = []
+    parts: list[Any] = []
     for name in (own.train, own.valid, own.test):
         if name is None:
             parts.append(parts[-1])
