@@ -76,6 +76,11 @@ def test_classify_prints_labels_before_the_text(run: Run, server: Any) -> None:
     assert len(objects(run("classify", "good news", "--json", "--top-k", "0").stdout)[0]["labels"]) == 3
 
 
+def test_three_labels_are_printed_of_all(run: Run, server: Any) -> None:
+    assert run("classify", "good news").stdout == "World 0.500, Sports 0.250, Business 0.125\tgood news\n"
+    assert server.rules.requests[0].top_k == 0  # a model with fewer than three labels is no error
+
+
 def test_label_reads_image_files(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "a.png"
     file.write_bytes(b"four")
@@ -113,6 +118,14 @@ def test_a_failed_call_is_one_line_on_stderr(run: Run, server: Any, fault: Any) 
     ended = run("generate", "one", "--model", "x")
     assert (ended.exit_code, ended.stdout) == (1, "")
     assert ended.stderr == "headway: NOT_FOUND: no model is called 'x'; loaded: rule\n"
+
+
+def test_an_error_about_an_element_names_the_input(run: Run, server: Any, fault: Any) -> None:
+    violations = {"texts[1]": "is too long"}
+    server.rules.faults.append(fault(grpc.StatusCode.INVALID_ARGUMENT, "texts[1]: is too long", violations=violations))
+    ended = run("classify", "one", "two")
+    assert ended.exit_code == 1
+    assert ended.stderr == "headway: INVALID_ARGUMENT: texts[1]: is too long (that is 'two')\n"
 
 
 def test_a_server_that_is_not_there_is_named(run: Run) -> None:

@@ -18,10 +18,12 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from headway_client.async_client import AsyncClient
+from headway_client.base import DEFAULT_TIMEOUT_S
+from headway_client.channels import DEFAULT_SERVER
 from headway_client.cli import parameters
 from headway_client.cli.inputs import read_inputs
 from headway_client.cli.output import print_json
-from headway_client.cli.parameters import DEFAULT_SERVER, DEFAULT_TIMEOUT_S, fail, reported_failures
+from headway_client.cli.parameters import fail, reported_failures
 from headway_client.load.plan import (
     MAX_CONCURRENCY,
     MAX_DURATION_S,

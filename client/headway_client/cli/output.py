@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, is_dataclass
 from typing import Any
 
@@ -32,15 +32,21 @@ def as_dict(value: object) -> dict[str, Any]:
     return asdict(value)
 
 
-def format_labels(labels: Iterable[LabelScore]) -> str:
-    """Labels with their probabilities on one line."""
-    return ", ".join(f"{label.label} {label.probability:.3f}" for label in labels)
+def format_labels(labels: Sequence[LabelScore], top_k: int | None) -> str:
+    """Labels with their probabilities on one line: as many as were asked for, or three."""
+    shown = labels[:3] if top_k is None else labels
+    return ", ".join(f"{label.label} {label.probability:.3f}" for label in shown)
+
+
+def shorten(text: str) -> str:
+    """The beginning of a text, on one line."""
+    line = " ".join(text.split())
+    return line if len(line) <= 72 else line[:71] + "…"
 
 
 def heading(text: str) -> str:
     """Heads the output of one input among several."""
-    short = " ".join(text.split())
-    return f"==> {short if len(short) <= 72 else short[:71] + '…'} <=="
+    return f"==> {shorten(text)} <=="
 
 
 def print_table(rows: Sequence[Sequence[str]]) -> None:

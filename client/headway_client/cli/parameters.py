@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
 
-from headway_client.channels import DEFAULT_SERVER
+from headway_client.cli.output import shorten
 from headway_client.client import Client
-from headway_client.errors import HeadwayError, UnavailableError
+from headway_client.errors import CallError, HeadwayError, UnavailableError
 
 Texts = Annotated[list[str] | None, typer.Argument(metavar="[TEXT]...", help="Inputs; or use --file or stdin.")]
 Images = Annotated[list[str] | None, typer.Argument(metavar="[IMAGE]...", help="Image files; or use --file or stdin.")]
@@ -26,7 +27,10 @@ ModelName = Annotated[str, typer.Option("--model", metavar="NAME", help="Model t
 ModelVersion = Annotated[str, typer.Option("--model-version", metavar="VERSION", help="Version of the model.")]
 Truncate = Annotated[bool, typer.Option("--truncate", help="Shorten an input that is too long.")]
 BatchSize = Annotated[int, typer.Option("--batch-size", min=1, help="Inputs sent with one call.")]
-TopLabels = Annotated[int, typer.Option("--top-k", min=0, help="Labels to print an input; 0 is all of them.")]
+TopLabels = Annotated[
+    int | None,
+    typer.Option("--top-k", min=0, help="Labels to ask for; 0 is all. Default: all, of which three are printed."),
+]
 MaxNewTokens = Annotated[int | None, typer.Option("--max-new-tokens", help="Most tokens to produce.")]
 Temperature = Annotated[float | None, typer.Option("--temperature", help="Softmax temperature; 0 is greedy.")]
 TopK = Annotated[int | None, typer.Option("--top-k", help="Sample among the k most likely tokens.")]
@@ -34,9 +38,7 @@ TopP = Annotated[float | None, typer.Option("--top-p", help="Sample among the li
 Seed = Annotated[int | None, typer.Option("--seed", help="Seed of the random stream.")]
 Stop = Annotated[list[str] | None, typer.Option("--stop", help="Text that ends the output; may be repeated.")]
 
-DEFAULT_TIMEOUT_S = 60.0
-
-__all__ = ["DEFAULT_SERVER", "DEFAULT_TIMEOUT_S"]
+_INDEX = re.compile(r"^(?:texts|prompts|images)\[(\d+)\]")
 
 
 @contextmanager
@@ -64,6 +66,19 @@ def reported_failures(server: str) -> Iterator[None]:
         fail(f"the input is not UTF-8 text: {error.reason} at byte {error.start}", 2)
     except ValueError as error:  # a number that its field cannot hold
         fail(str(error), 2)
+
+
+@contextmanager
+def named_inputs(inputs: Sequence[str]) -> Iterator[None]:
+    """Adds to an error about an element, such as `images[3]`, which of the command's inputs it was."""
+    try:
+        yield
+    except CallError as error:
+        fields = [_INDEX.search(violation.field) for violation in error.field_violations]
+        named = [inputs[int(index[1])] for index in fields if index and int(index[1]) < len(inputs)]
+        if not named:
+            raise
+        fail(f"{error} (that is {', '.join(repr(shorten(text)) for text in named)})", 1)
 
 
 def fail(message: str, exit_code: int) -> NoReturn:

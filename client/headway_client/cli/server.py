@@ -8,9 +8,11 @@ from typing import Annotated
 import typer
 
 from headway_client import results
+from headway_client.base import DEFAULT_TIMEOUT_S
+from headway_client.channels import DEFAULT_SERVER
 from headway_client.cli import parameters
 from headway_client.cli.output import as_dict, print_json, print_table
-from headway_client.cli.parameters import DEFAULT_SERVER, DEFAULT_TIMEOUT_S, connected, fail
+from headway_client.cli.parameters import connected, fail
 
 TaskName = Annotated[results.Task | None, typer.Option("--task", help="Only models for this task.")]
 
@@ -53,7 +55,10 @@ def model(
     if as_json:
         print_json({**as_dict(details.model), "manifest": json.loads(details.manifest_json or "null")})
         return
-    print_table([(field, _value(value)) for field, value in as_dict(details.model).items() if value not in ("", ())])
+    fields = as_dict(details.model)
+    quality = fields.pop("quality")
+    rows = [(field.replace("_", " "), _value(value)) for field, value in fields.items() if value not in ("", (), None)]
+    print_table([*rows, *(("quality", _value(figure)) for figure in quality)])
 
 
 def health(
@@ -99,5 +104,7 @@ def _value(value: object) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(_value(item) for item in value)
     if isinstance(value, dict):
-        return " ".join(f"{key}={item}" for key, item in value.items() if item is not None)
+        return " ".join(f"{key}={_value(item)}" for key, item in value.items() if item is not None)
+    if isinstance(value, float):
+        return f"{value:.6g}"
     return f"{value:,}" if isinstance(value, int) else str(value)

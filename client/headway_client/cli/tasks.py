@@ -8,10 +8,12 @@ from typing import Annotated, Any
 
 import typer
 
+from headway_client.base import DEFAULT_TIMEOUT_S
+from headway_client.channels import DEFAULT_SERVER
 from headway_client.cli import parameters
 from headway_client.cli.inputs import batches, read_inputs
 from headway_client.cli.output import as_dict, format_labels, heading, print_answer_json, print_json
-from headway_client.cli.parameters import DEFAULT_SERVER, DEFAULT_TIMEOUT_S, connected
+from headway_client.cli.parameters import connected, named_inputs
 from headway_client.options import GenerateOptions, TranslateOptions
 from headway_client.results import Answer
 from headway_client.streams import TextStream
@@ -114,7 +116,7 @@ def classify(
     server: parameters.Server = DEFAULT_SERVER,
     model: parameters.ModelName = "",
     model_version: parameters.ModelVersion = "",
-    top_k: parameters.TopLabels = 3,
+    top_k: parameters.TopLabels = None,
     truncate: parameters.Truncate = False,
     batch_size: parameters.BatchSize = 32,
     timeout: parameters.Timeout = DEFAULT_TIMEOUT_S,
@@ -129,10 +131,10 @@ def classify(
         _print_answers(
             batches(inputs, batch_size),
             lambda batch: client.classify(
-                batch, model=model, model_version=model_version, top_k=top_k, truncate=truncate
+                batch, model=model, model_version=model_version, top_k=top_k or 0, truncate=truncate
             ),
             as_json,
-            lambda text, result: f"{format_labels(result.labels)}\t{text}",
+            lambda text, result: f"{format_labels(result.labels, top_k)}\t{text}",
         )
 
 
@@ -143,7 +145,7 @@ def label(
     server: parameters.Server = DEFAULT_SERVER,
     model: parameters.ModelName = "",
     model_version: parameters.ModelVersion = "",
-    top_k: parameters.TopLabels = 3,
+    top_k: parameters.TopLabels = None,
     batch_size: parameters.BatchSize = 8,
     timeout: parameters.Timeout = DEFAULT_TIMEOUT_S,
     as_json: parameters.AsJson = False,
@@ -157,10 +159,10 @@ def label(
         _print_answers(
             batches(inputs, batch_size),
             lambda batch: client.label(
-                [Path(path) for path in batch], model=model, model_version=model_version, top_k=top_k
+                [Path(path) for path in batch], model=model, model_version=model_version, top_k=top_k or 0
             ),
             as_json,
-            lambda path, result: f"{format_labels(result.labels)}\t{path}",
+            lambda path, result: f"{format_labels(result.labels, top_k)}\t{path}",
         )
 
 
@@ -172,7 +174,8 @@ def _print_answers(
 ) -> None:
     """Calls once for every batch and prints its results before the next one is read."""
     for batch in inputs:
-        answer = call(batch)
+        with named_inputs(batch):
+            answer = call(batch)
         if as_json:
             print_answer_json(batch, answer)
             continue
@@ -187,7 +190,7 @@ def _print_streams(
     for text in inputs:
         if headed and not as_json:
             typer.echo(heading(text))
-        with open_stream(text) as stream:
+        with named_inputs([text]), open_stream(text) as stream:
             for piece in stream:
                 if as_json:
                     print_json(as_dict(piece))
