@@ -9,6 +9,8 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Self
 
+import numpy as np
+
 from headway_server.bundles import TOKENIZER_FILE, Bundle, Precision
 from headway_server.engine.model import Decoded, DecodingModel, call_timings
 from headway_server.engine.reply import Piece, Reply
@@ -51,14 +53,22 @@ class GenerationModel(DecodingModel):
             RuntimeUnavailableError: The bundle has no such variant.
         """
         chosen, variant = runtime.choose_variant(bundle.manifest, precision)
-        return cls(
+        decoder = DecoderRunner(runtime, bundle, variant, num_slots=settings.num_slots)
+        model = cls(
             bundle,
             precision=chosen,
             device=runtime.device,
             tokenizer=TextTokenizer.load(bundle.file(TOKENIZER_FILE)),
-            decoder=DecoderRunner(runtime, bundle, variant, num_slots=settings.num_slots),
+            decoder=decoder,
             settings=settings,
         )
+
+        def run_once() -> None:
+            decoder.prefill(0, np.zeros(1, np.int64), 0)
+            decoder.decode(np.zeros(1, np.int64), np.ones(1, np.int64))
+
+        model._check_runs(run_once)
+        return model
 
     async def generate(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Elements
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from headway_server.engine.interfaces import Decoder, Encoder
 from headway_server.engine.request import DecodingLimits
 from headway_server.engine.sequence import SequenceResult
 from headway_server.engine.settings import EngineSettings
-from headway_server.errors import InvalidInputError
+from headway_server.errors import BundleError, InvalidInputError
 from headway_server.preprocessing import TextTokenizer
 from headway_server.runtime import Device
 
@@ -48,10 +48,19 @@ class DecodingModel:
         encoder: Encoder | None = None,
         settings: EngineSettings,
     ) -> None:
-        """Makes a model of its parts; `load` makes the parts."""
+        """Makes a model of its parts; `load` makes the parts.
+
+        Raises:
+            BundleError: The tokenizer knows tokens that the model does not.
+        """
         manifest = bundle.manifest
         assert manifest.limits.max_input_tokens is not None, "the manifest's validator demands it"
         assert manifest.special_tokens is not None, "the manifest's validator demands it"
+        if tokenizer.vocabulary_size > decoder.vocab_size:
+            raise BundleError(
+                f"{bundle.path}: the tokenizer has {tokenizer.vocabulary_size} tokens, the model {decoder.vocab_size}; "
+                "export it again with its own tokenizer"
+            )
         self.bundle = bundle
         self.precision = precision
         self.device: Device = device
@@ -83,6 +92,17 @@ class DecodingModel:
     def close(self) -> None:
         """Stops the engine; what still runs or waits fails."""
         self._engine.close()
+
+    def _check_runs(self, run_once: Callable[[], object]) -> None:
+        """Runs the graphs once, so that the first call does not pay for it and a bundle that cannot run is known now.
+
+        Raises:
+            BundleError: They do not run.
+        """
+        try:
+            run_once()
+        except Exception as error:  # onnxruntime's own kinds, or a KeyError where there are other tensors
+            raise BundleError(f"{self.bundle.path}: does not run ({error}); export the model again") from error
 
     @contextmanager
     def _admit(self, count: int) -> Iterator[None]:

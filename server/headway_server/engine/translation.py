@@ -9,6 +9,8 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Self
 
+import numpy as np
+
 from headway_server.bundles import TOKENIZER_FILE, Bundle, Precision
 from headway_server.engine.interfaces import Decoder, Encoder
 from headway_server.engine.model import Decoded, DecodingModel, call_timings
@@ -76,15 +78,25 @@ class TranslationModel(DecodingModel):
             RuntimeUnavailableError: The bundle has no such variant.
         """
         chosen, variant = runtime.choose_variant(bundle.manifest, precision)
-        return cls(
+        decoder = DecoderRunner(runtime, bundle, variant, num_slots=settings.num_slots)
+        encoder = EncoderRunner(runtime, bundle, variant)
+        model = cls(
             bundle,
             precision=chosen,
             device=runtime.device,
             tokenizer=TextTokenizer.load(bundle.file(TOKENIZER_FILE)),
-            decoder=DecoderRunner(runtime, bundle, variant, num_slots=settings.num_slots),
-            encoder=EncoderRunner(runtime, bundle, variant),
+            decoder=decoder,
+            encoder=encoder,
             settings=settings,
         )
+
+        def run_once() -> None:
+            decoder.set_sources(encoder.encode([np.zeros(1, np.int64)]))
+            decoder.decode(np.zeros(1, np.int64), np.zeros(1, np.int64))
+            decoder.set_sources([])
+
+        model._check_runs(run_once)
+        return model
 
     async def translate(
         self,

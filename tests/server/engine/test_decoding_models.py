@@ -18,7 +18,7 @@ from tiny_engine import (
 from headway_server.bundles import SamplingDefaults
 from headway_server.engine import Decoded, Piece, SamplingRequest
 from headway_server.engine.sequence import FinishReason
-from headway_server.errors import DeadlineError, DrainingError, InvalidInputError, OverloadedError
+from headway_server.errors import BundleError, DeadlineError, DrainingError, InvalidInputError, OverloadedError
 
 SEEDED = SamplingRequest(temperature=1.0, seed=5, max_new_tokens=12)
 
@@ -249,3 +249,20 @@ async def test_a_source_past_the_limit_is_refused_or_cut_at_its_end(translator):
     assert cut.truncated
     assert cut.num_source_tokens == exact.num_source_tokens == 40
     assert cut.result.text == exact.result.text
+
+
+async def test_a_tokenizer_with_more_tokens_than_the_model_is_a_bad_bundle():
+    decoder = make_decoder()
+    decoder.vocab_size = VOCAB_SIZE - 1
+    with pytest.raises(BundleError, match=f"the tokenizer has {VOCAB_SIZE} tokens, the model {VOCAB_SIZE - 1}"):
+        make_generation_model(decoder)
+
+
+async def test_a_model_that_cannot_be_run_is_a_bad_bundle():
+    model = make_generation_model(make_decoder())
+
+    def fail() -> None:
+        raise RuntimeError("unknown operator")
+
+    with pytest.raises(BundleError, match=r"does not run \(unknown operator\)"):
+        model._check_runs(fail)
