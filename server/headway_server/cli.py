@@ -90,9 +90,9 @@ def _serve(settings: ServerSettings) -> None:
     try:
         runtime = Runtime(device=settings.device, num_threads=settings.threads)
         registry = ModelRegistry.load(runtime, settings)
+        asyncio.run(_run(registry, runtime, settings))
     except HeadwayError as error:
         _fail(str(error))
-    asyncio.run(_run(registry, runtime, settings))
 
 
 async def _run(registry: ModelRegistry, runtime: Runtime, settings: ServerSettings) -> None:

@@ -27,6 +27,7 @@ from headway.v1 import (
     translation_service_pb2_grpc,
 )
 from headway_server.bundles import Task
+from headway_server.errors import HeadwayError
 from headway_server.registry import ModelRegistry
 from headway_server.services.generation import GenerationService
 from headway_server.services.image_classification import ImageClassificationService
@@ -126,9 +127,13 @@ class HeadwayServer:
         """Starts the models and listens; returns the port.
 
         Raises:
-            RuntimeError: The port was taken since `address_problem` looked.
+            HeadwayError: The address was taken since `address_problem` looked.
         """
-        port = self._server.add_insecure_port(format_address(self._settings.host, self._settings.port))
+        address = format_address(self._settings.host, self._settings.port)
+        try:
+            port = self._server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise HeadwayError(f"cannot listen on {address}: {error}") from error
         self._registry.start()
         await self._tell_health()
         await self._server.start()
