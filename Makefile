@@ -59,5 +59,5 @@ $(DEMO_VENV)/.installed: constraints.txt proto/pyproject.toml server/pyproject.t
 	@touch $@
 
 clean: ## Remove the environments and everything that tools leave behind
-	rm -rf $(VENV) $(DEMO_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
-	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -rf $(VENV) $(DEMO_VENV) build dist
+	find . \( -name __pycache__ -o -name '.*_cache' -o -name .hypothesis \) -type d -prune -exec rm -rf {} +
