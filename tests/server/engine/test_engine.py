@@ -232,7 +232,7 @@ async def test_logits_that_are_not_finite_end_that_sequence_alone():
 async def test_closing_fails_what_is_not_finished_and_refuses_what_comes():
     decoder = make_decoder(num_slots=1)
     async with running_engine(decoder) as engine:
-        slow_down(decoder, 0.005)
+        slow_down(decoder, 0.02)
         tasks = [
             asyncio.ensure_future(engine.run([make_sequence([3, 4], eos_id=None, max_new_tokens=60)])) for _ in range(3)
         ]
@@ -330,8 +330,9 @@ async def test_a_failed_encoder_ends_its_sentences_alone():
 
     encoder.encode = fail_on_two
     async with running_engine(decoder, encoder=encoder) as engine:
-        good = asyncio.ensure_future(engine.run([make_sequence([5], first_id=BOS_ID, eos_id=None, max_new_tokens=40)]))
-        await asyncio.sleep(0.005)
+        good = make_sequence([5], first_id=BOS_ID, eos_id=None, max_new_tokens=60, wants_pieces=True)
+        stream = engine.stream(good)
+        await anext(stream)  # it is encoded
         with pytest.raises(StepError):
             await engine.run([make_sequence([2, 3], first_id=BOS_ID)])
-        assert (await good)[0].num_new_tokens == 40
+        assert [piece async for piece in stream][-1].num_new_tokens == 60
