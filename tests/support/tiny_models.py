@@ -18,8 +18,9 @@ from headway_training.models import build_model
 SEED = 7
 PROVERBS = (
     "a bird in the hand is worth two in the bush. the early bird catches the worm. actions speak louder than words. "
-    "all that glitters is not gold. better late than never. birds of a feather flock together. fortune favours the bold. "
-    "look before you leap. the pen is mightier than the sword. when in rome, do as the romans do. practice makes perfect. "
+    "all that glitters is not gold. better late than never. birds of a feather flock together. fortune favours the "
+    "bold. look before you leap. the pen is mightier than the sword. when in rome, do as the romans do. practice makes "
+    "perfect. "
 )
 NUMBERS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
 ZAHLEN = ["eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun", "zehn"]
@@ -30,7 +31,7 @@ FILLERS = ("the", "near", "a", "of", "under", "old", "bright", "long")
 def generation_checkpoint(folder: Path) -> Path:
     """A character model that has learned a page of proverbs by heart."""
     torch.manual_seed(SEED)
-    characters = sorted(set(PROVERBS)) + ["é", "€"]
+    characters = [*sorted(set(PROVERBS)), "é", "€"]
     tokenizer = Tokenizer(models.WordLevel({character: index for index, character in enumerate(characters)}, "e"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     tokenizer.decoder = decoders.Fuse()

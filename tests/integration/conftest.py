@@ -1,0 +1,52 @@
+"""Real servers in processes of their own, on the tiny bundles."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from headway_client import Client
+
+
+def _serve(store: Path, precision: str, log: Path) -> Iterator[str]:
+    """Runs a server until the generator is closed; yields its address."""
+    command = [sys.executable, "-m", "headway_server", "--store", str(store), "--port", "0", "--precision", precision]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("HEADWAY_")}
+    with log.open("w") as errors:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment)
+    try:
+        line = process.stdout.readline()
+        assert "ready on" in line, log.read_text()
+        yield line.split("ready on ")[1].split()[0]
+    finally:
+        process.terminate()
+        code = process.wait(60)
+        process.stdout.close()
+    assert code == 0, log.read_text()
+
+
+@pytest.fixture(scope="session", params=["fp32", "int8"])
+def server(request: pytest.FixtureRequest, tiny_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a server on the tiny bundles, once in each precision."""
+    yield from _serve(tiny_store, request.param, tmp_path_factory.mktemp("log") / "server.log")
+
+
+@pytest.fixture(scope="session")
+def fp32_server(tiny_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of an fp32 server on the tiny bundles."""
+    yield from _serve(tiny_store, "fp32", tmp_path_factory.mktemp("log") / "server.log")
+
+
+@pytest.fixture
+def client(server: str) -> Iterator[Client]:
+    with Client(server) as connected:
+        yield connected
+
+
+@pytest.fixture
+def fp32_client(fp32_server: str) -> Iterator[Client]:
+    with Client(fp32_server) as connected:
+        yield connected
