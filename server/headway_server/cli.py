@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
+import structlog
 import typer
 from pydantic import BaseModel, ValidationError
 from pydantic_settings import SettingsError
@@ -20,6 +21,7 @@ from headway_server.runtime import Runtime
 from headway_server.server import HeadwayServer, address_problem, format_address
 from headway_server.settings import ServerSettings
 
+_log = structlog.get_logger(__name__)
 _USAGE_ERROR = 2
 _GROUPS: dict[str, type[BaseModel]] = {"engine": EngineSettings, "batching": BatchingSettings}
 
@@ -102,6 +104,7 @@ async def _run(registry: ModelRegistry, runtime: Runtime, settings: ServerSettin
             f"rejected={len(registry.rejected)} device={runtime.device} threads={runtime.num_threads}\n"
         )
         sys.stdout.flush()
+        _log.info("serving", store=str(settings.store), runtime=repr(runtime))
 
     await HeadwayServer(registry, settings).run(announce)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,7 +107,7 @@ class ModelRegistry:
             try:
                 models.append(_load_bundle(folder, runtime, settings))
             except Exception as error:  # one bad bundle must not keep the others from being served
-                reason = str(error) if isinstance(error, HeadwayError) else f"{type(error).__name__}: {error}"
+                reason = _reason(error, folder, settings.store)
                 rejected.append(RejectedBundle(path=path, reason=reason))
                 unexpected = None if isinstance(error, HeadwayError) else error
                 _log.error("bundle rejected", bundle=path, reason=reason, exc_info=unexpected)
@@ -231,9 +232,24 @@ def _load_bundle(folder: Path, runtime: Runtime, settings: ServerSettings) -> Se
     loader = LOADERS.get(bundle.manifest.task)
     if loader is None:
         raise BundleError(f"{folder}: is for {bundle.manifest.task}, which this server does not serve yet")
+    began = time.monotonic()
     model = loader(bundle, runtime, settings)
-    _log.info("model loaded", model=repr(model), device=model.device)
+    _log.info(
+        "model loaded",
+        model=bundle.manifest.name,
+        version=bundle.manifest.version,
+        task=bundle.manifest.task.value,
+        variant=model.precision.value,
+        device=model.device,
+        seconds=round(time.monotonic() - began, 3),
+    )
     return model
+
+
+def _reason(error: Exception, folder: Path, store: Path) -> str:
+    """Says what is wrong with a bundle; where the store lies is not the business of those who list models."""
+    text = str(error) if isinstance(error, HeadwayError) else f"{type(error).__name__}: {error}"
+    return text.removeprefix(f"{folder}: ").replace(f"{store}/", "")
 
 
 def _name_and_version(model: ServedModel) -> tuple[str, tuple[tuple[int, int, str], ...]]:
