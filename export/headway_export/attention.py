@@ -1,4 +1,4 @@
-"""The attention functions that the exporter injects: with a cache in graphs, without one for reference.
+"""The attention functions that the exporter injects into the graphs of decoders.
 
 Shapes: R rows (slots), N sources, T target tokens, S source tokens, H heads, K head width.
 """
@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional
-
-from headway_export.protocols import AttendCross
 
 
 class CachedAttention:
@@ -74,22 +71,3 @@ class CrossAttention:
         context = scores.softmax(dim=-1) @ value  # (N, H, R/N * T, K)
         rows: Tensor = context.transpose(1, 2).reshape(query.shape)
         return rows
-
-
-def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Attention over the tokens at hand, each seeing itself and those before it: (B, T, H, K) -> (B, T, H, K)."""
-    query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))
-    grouped = key.shape[1] != query.shape[1]
-    context = functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
-    return context.transpose(1, 2)
-
-
-def full_cross_attention(keys_values: list[tuple[Tensor, Tensor]]) -> AttendCross:
-    """Returns cross-attention over unpadded sources; a (key, value) a layer, each (B, S, H, K)."""
-    layers = iter(keys_values)
-
-    def attend(query: Tensor) -> Tensor:
-        key, value = (tensor.transpose(1, 2) for tensor in next(layers))
-        return functional.scaled_dot_product_attention(query.transpose(1, 2), key, value).transpose(1, 2)
-
-    return attend

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from headway_export.attention import CachedAttention, CrossAttention
 from headway_export.errors import SourceError, TraceError
-from headway_export.protocols import Attend, Decoder, EncoderDecoder
 from headway_server.bundles import StateTensor, Task, TensorSpec
+from headway_training.models.parts.attention import Attend
+from headway_training.models.protocols import Decoder, EncoderDecoder
 
 OPSET = 21
 Role: TypeAlias = Literal["model", "encoder", "decoder"]

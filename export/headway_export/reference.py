@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from headway_export.attention import causal_attention, full_cross_attention
-from headway_export.protocols import Decoder, EncoderDecoder
+from headway_training.models.parts.attention import causal_attention, cross_attention, fused_attention
+from headway_training.models.protocols import Decoder, EncoderDecoder
 
 
 def generation_logits(module: nn.Module, token_ids: NDArray[np.int64]) -> NDArray[np.float32]:
@@ -21,7 +21,9 @@ def generation_logits(module: nn.Module, token_ids: NDArray[np.int64]) -> NDArra
     decoder = cast("Decoder", module)
     with torch.inference_mode():
         ids = torch.from_numpy(token_ids).unsqueeze(0)
-        hidden = decoder.hidden_states(ids, torch.arange(len(token_ids)).unsqueeze(0), causal_attention)
+        hidden = decoder.hidden_states(
+            ids, torch.arange(len(token_ids)).unsqueeze(0), causal_attention(fused_attention)
+        )
         return decoder.logits(hidden)[0].float().numpy()
 
 
@@ -32,11 +34,12 @@ def translation_logits(
     model = cast("EncoderDecoder", module)
     with torch.inference_mode():
         source = torch.from_numpy(source_ids).unsqueeze(0)
-        memory = model.encode(source, torch.ones_like(source))
-        attend_cross = full_cross_attention(list(model.cross_keys_values(memory)))
+        mask = torch.ones_like(source)
+        keys_values = model.cross_keys_values(model.encode(source, mask))
+        attend, attend_cross = causal_attention(fused_attention), cross_attention(keys_values, mask, fused_attention)
         target = torch.from_numpy(target_ids).unsqueeze(0)
         positions = torch.arange(len(target_ids)).unsqueeze(0)
-        return model.logits(model.decode(target, positions, causal_attention, attend_cross))[0].float().numpy()
+        return model.logits(model.decode(target, positions, attend, attend_cross))[0].float().numpy()
 
 
 def text_logits(module: nn.Module, token_ids: NDArray[np.int64]) -> NDArray[np.float32]:

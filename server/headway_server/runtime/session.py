@@ -6,6 +6,7 @@ the threads of one do not push those of another off their cores.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias
@@ -41,6 +42,7 @@ _pool_threads: int | None = None
 
 
 def _import_onnxruntime() -> Any:
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # its builds report to their maker unless told not to
     try:
         import onnxruntime  # noqa: PLC0415 (an extra: the message below is better than an ImportError)
     except ImportError:
