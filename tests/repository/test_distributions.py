@@ -57,6 +57,7 @@ _DISTRIBUTIONS = {
 _NEEDED_BUT_NOT_IMPORTED = {
     "training": {"tensorboard": "torch.utils.tensorboard imports it"},
     "export": {
+        "onnx": "torch.onnx.export imports it",
         "onnxscript": "torch.onnx.export imports it",
         "onnxruntime": "the proof runs there: it comes with the server's extra",
     },
