@@ -43,6 +43,7 @@ class Serving:
 
     server: HeadwayServer
     registry: ModelRegistry
+    port: int
     channel: grpc.aio.Channel
 
     @property
@@ -72,7 +73,7 @@ def serve(runtime: Runtime) -> Serve:
         server = HeadwayServer(registry, checked)
         port = await server.start()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            yield Serving(server=server, registry=registry, channel=channel)
+            yield Serving(server=server, registry=registry, port=port, channel=channel)
             hurry = asyncio.Event()
             hurry.set()
             await server.stop(hurry)

@@ -12,6 +12,9 @@ from waiting import until
 
 from headway.v1 import model_service_pb2
 from headway.v1 import text_classification_service_pb2 as texts_pb
+from headway_server.errors import HeadwayError
+from headway_server.server import HeadwayServer, address_problem
+from headway_server.settings import ServerSettings
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -78,6 +81,15 @@ async def test_bundles_that_could_not_be_loaded_are_listed(serve, tmp_path):
         assert "model.onnx has 8 bytes" in rejected.reason
         assert await health_of(serving) == SERVING
         assert await health_of(serving, "headway.v1.TextClassificationService") == NOT_SERVING
+
+
+async def test_two_servers_do_not_share_a_port(serving, classifier_store):
+    taken = serving.port
+    problem = address_problem("127.0.0.1", taken)
+    assert problem == "Address already in use"
+    second = HeadwayServer(serving.registry, ServerSettings(store=classifier_store, port=taken))
+    with pytest.raises(HeadwayError, match=f"cannot listen on 127.0.0.1:{taken}"):
+        await second.start()
 
 
 # Limits

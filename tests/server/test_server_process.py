@@ -1,5 +1,6 @@
 """A server in a process of its own: what it prints, how it starts, ends, and refuses to start."""
 
+import json
 import re
 import signal
 import socket
@@ -54,13 +55,16 @@ def test_a_running_call_is_finished_after_sigterm(start_process, tmp_path):
 def test_bad_bundles_are_logged_and_the_others_are_served(start_process, tmp_path):
     tiny_bundles.write_colour_bundle(tmp_path)
     (tiny_bundles.write_topic_bundle(tmp_path).path / "tokenizer.json").write_text("tampered")
-    server = start_process("--store", tmp_path, "--port", 0)
+    server = start_process("--store", tmp_path, "--port", 0, "--log-format", "json")
     match = READY.fullmatch(server.wait_ready())
     assert match is not None
     assert match.groups()[1:] == ("1", "1")
-    log = server.log.read_text()
-    assert "topics/1" in log
-    assert "tokenizer.json has 8 bytes" in log
+    server.process.terminate()
+    assert server.wait_end() == 0
+    lines = [json.loads(line) for line in server.log.read_text().splitlines()]
+    assert [line["event"] for line in lines] == ["model loaded", "bundle rejected", "serving", "draining", "stopped"]
+    assert (lines[1]["bundle"], lines[1]["level"]) == ("topics/1", "error")
+    assert lines[1]["reason"].startswith("tokenizer.json has 8 bytes")
 
 
 def refusal(*arguments: object) -> str:
