@@ -87,21 +87,25 @@ def _truck() -> Image.Image:
 
 
 def _frog() -> Image.Image:
-    """A green frog among leaves."""
-    image = _mottled((96, 86, 52), (58, 66, 34), seed=4)
+    """A green frog from the side, sitting on the ground."""
+    image = _mottled((96, 84, 66), (60, 50, 38), seed=4)
     draw = ImageDraw.Draw(image)
-    draw.ellipse((14, 68, 62, 112), fill=(76, 112, 36))
-    draw.ellipse((66, 68, 114, 112), fill=(76, 112, 36))
-    draw.ellipse((24, 48, 104, 108), fill=(104, 148, 48))
-    draw.ellipse((30, 26, 98, 80), fill=(120, 166, 56))
-    for left in (30, 76):
-        draw.ellipse((left, 16, left + 22, 40), fill=(128, 174, 62))
-        draw.ellipse((left + 4, 20, left + 18, 35), fill=(206, 176, 60))
-        draw.ellipse((left + 8, 23, left + 14, 33), fill=(16, 16, 12))
-    draw.arc((40, 36, 88, 70), 20, 160, fill=(58, 84, 26), width=3)
-    draw.ellipse((44, 72, 84, 106), fill=(196, 200, 138))
-    for x, y in ((38, 60), (90, 62), (30, 82), (98, 86)):
-        draw.ellipse((x - 4, y - 3, x + 4, y + 3), fill=(70, 104, 34))
+    light, green, dark = (142, 170, 62), (104, 138, 42), (62, 88, 26)
+    draw.ellipse((8, 96, 122, 122), fill=(88, 76, 54))
+    draw.ellipse((10, 48, 92, 112), fill=green)
+    draw.polygon([(20, 66), (64, 34), (100, 36), (110, 80), (70, 104)], fill=green)
+    draw.ellipse((66, 28, 122, 74), fill=light)
+    draw.ellipse((8, 66, 62, 116), fill=dark)
+    draw.ellipse((14, 68, 58, 108), fill=green)
+    draw.ellipse((70, 66, 112, 102), fill=(206, 204, 150))
+    draw.polygon([(72, 84), (86, 82), (90, 116), (74, 118)], fill=dark)
+    draw.polygon([(30, 106), (76, 112), (78, 120), (24, 120)], fill=dark)
+    draw.ellipse((84, 18, 108, 42), fill=light)
+    draw.ellipse((89, 22, 106, 39), fill=(214, 176, 58))
+    draw.ellipse((94, 25, 102, 37), fill=(14, 14, 10))
+    draw.line((90, 62, 121, 54), fill=dark, width=3)
+    for x, y in ((40, 56), (58, 50), (52, 70), (74, 46), (30, 74)):
+        draw.ellipse((x - 4, y - 3, x + 4, y + 3), fill=dark)
     return image
 
 
