@@ -1,6 +1,6 @@
 """Turns a module into the graphs of a bundle (docs/architecture.md gives their tensors).
 
-Shapes: B rows, R slots, N sources, T tokens of a step, S source tokens, H heads, K head width, V vocabulary.
+Shapes: B rows, T tokens of a step, H heads, K head width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -14,8 +14,14 @@ import onnx_ir as ir
 import torch
 from torch import Tensor, nn
 
-from headway_export.attention import CachedAttention, CrossAttention
 from headway_export.errors import SourceError, TraceError
+from headway_export.graph_modules import (
+    ClassifierGraph,
+    CrossDecoderGraph,
+    DecoderGraph,
+    EncoderGraph,
+    float_dtype,
+)
 from headway_server.bundles import StateTensor, Task, TensorSpec
 from headway_training.models.parts.attention import Attend
 from headway_training.models.protocols import Decoder, EncoderDecoder
@@ -86,7 +92,7 @@ def trace(module: nn.Module, task: Task, *, image_size: tuple[int, int] | None =
 
 
 def _trace_classifier(module: nn.Module, inputs: tuple[TensorSpec, ...]) -> TracedModel:
-    graph = _ClassifierGraph(module)
+    graph = ClassifierGraph(module)
     with torch.inference_mode():
         classes = graph(*_example(inputs)).shape[-1]
     outputs = (_spec("logits", "float32", "batch", classes),)
@@ -98,7 +104,7 @@ def _trace_decoder(module: nn.Module, task: Task) -> TracedModel:
     state, past, present = _state_specs(layers, _float_name(module))
     inputs = (*_step_specs(), *past)
     outputs = (_logits_spec(vocabulary_size(module, task)), *present)
-    graph = _trace_graph("decoder", _DecoderGraph(module), inputs, outputs)
+    graph = _trace_graph("decoder", DecoderGraph(module), inputs, outputs)
     return TracedModel(graphs=(graph,), state=state)
 
 
@@ -122,91 +128,12 @@ def _trace_encoder_decoder(module: nn.Module, task: Task) -> TracedModel:
     decoder_outputs = (_logits_spec(vocabulary_size(module, task)), *present)
     return TracedModel(
         graphs=(
-            _trace_graph("encoder", _EncoderGraph(module), encoder_inputs, encoder_outputs),
-            _trace_graph("decoder", _CrossDecoderGraph(module, len(past)), decoder_inputs, decoder_outputs),
+            _trace_graph("encoder", EncoderGraph(module), encoder_inputs, encoder_outputs),
+            _trace_graph("decoder", CrossDecoderGraph(module, len(past)), decoder_inputs, decoder_outputs),
         ),
         state=state,
         cross=tuple(shapes),
     )
-
-
-class _ClassifierGraph(nn.Module):
-    """Graph `model`."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, first: Tensor, *rest: Tensor) -> Tensor:
-        if first.is_floating_point():
-            first = first.to(_float_dtype(self.module))
-        logits: Tensor = self.module(first, *rest)
-        return logits.float()
-
-
-class _DecoderGraph(nn.Module):
-    """Graph `decoder` of a generation model."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(
-        self,
-        input_ids: Tensor,
-        position_ids: Tensor,
-        logits_positions: Tensor,
-        seqlens_k: Tensor,
-        total_sequence_length: Tensor,
-        *past: Tensor,
-    ) -> tuple[Tensor, ...]:
-        module = cast("Decoder", self.module)
-        attend = CachedAttention(list(past), seqlens_k, total_sequence_length)
-        hidden = module.hidden_states(input_ids, position_ids, attend)  # (R, T, D)
-        return (_logits_at(module, hidden, logits_positions), *attend.present)
-
-
-class _EncoderGraph(nn.Module):
-    """Graph `encoder` of a translation model."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, ...]:
-        module = cast("EncoderDecoder", self.module)
-        pairs = module.cross_keys_values(module.encode(input_ids, attention_mask))
-        return tuple(tensor.transpose(1, 2).contiguous() for pair in pairs for tensor in pair)  # (N, H, S, K)
-
-
-class _CrossDecoderGraph(nn.Module):
-    """Graph `decoder` of a translation model."""
-
-    def __init__(self, module: nn.Module, num_state_tensors: int) -> None:
-        super().__init__()
-        self.module = module
-        self.num_state_tensors = num_state_tensors
-
-    def forward(
-        self,
-        input_ids: Tensor,
-        position_ids: Tensor,
-        logits_positions: Tensor,
-        seqlens_k: Tensor,
-        total_sequence_length: Tensor,
-        *tensors: Tensor,
-    ) -> tuple[Tensor, ...]:
-        module = cast("EncoderDecoder", self.module)
-        past, (source_mask, *cross) = tensors[: self.num_state_tensors], tensors[self.num_state_tensors :]
-        attend = CachedAttention(list(past), seqlens_k, total_sequence_length)
-        hidden = module.decode(input_ids, position_ids, attend, CrossAttention(cross, source_mask))  # (R, T, D)
-        return (_logits_at(module, hidden, logits_positions), *attend.present)
-
-
-def _logits_at(module: Decoder | EncoderDecoder, hidden: Tensor, positions: Tensor) -> Tensor:
-    """Logits of the asked positions alone: (R, T, D), (R, L) -> (R, L, V), since the projection is a step's dearest."""
-    index = positions.unsqueeze(-1).expand(-1, -1, hidden.shape[-1])
-    return module.logits(hidden.gather(1, index)).float()
 
 
 def probe_attention(module: nn.Module, task: Task) -> list[tuple[int, int]]:
@@ -295,12 +222,8 @@ def _spec(name: str, dtype: str, *shape: int | str) -> TensorSpec:
     return TensorSpec.model_validate({"name": name, "dtype": dtype, "shape": shape})
 
 
-def _float_dtype(module: nn.Module) -> torch.dtype:
-    return next(parameter.dtype for parameter in module.parameters())
-
-
 def _float_name(module: nn.Module) -> str:
-    return _FLOAT_NAMES[_float_dtype(module)]
+    return _FLOAT_NAMES[float_dtype(module)]
 
 
 def _example(specs: Sequence[TensorSpec]) -> tuple[Tensor, ...]:
