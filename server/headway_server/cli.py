@@ -28,7 +28,7 @@ _GROUPS: dict[str, type[BaseModel]] = {"engine": EngineSettings, "batching": Bat
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
-def _help(setting: str, text: str) -> Any:
+def _option(setting: str, text: str) -> Any:
     """Makes an option of a setting, with its default and its name in the environment.
 
     The option's own default is None: what is not given is left to the environment and then to the settings.
@@ -42,42 +42,43 @@ def _help(setting: str, text: str) -> Any:
 
 @app.command()
 def serve(
-    store: Annotated[Path | None, _help("store", "Folder that holds the bundles, STORE/MODEL/VERSION/.")] = None,
-    host: Annotated[str | None, _help("host", "Address to listen on.")] = None,
-    port: Annotated[int | None, _help("port", "Port to listen on; 0 takes a free one.")] = None,
-    device: Annotated[str | None, _help("device", "auto, cpu or cuda; auto takes CUDA where it is.")] = None,
+    store: Annotated[Path | None, _option("store", "Folder that holds the bundles, STORE/MODEL/VERSION/.")] = None,
+    host: Annotated[str | None, _option("host", "Address to listen on.")] = None,
+    port: Annotated[int | None, _option("port", "Port to listen on; 0 takes a free one.")] = None,
+    device: Annotated[str | None, _option("device", "auto, cpu or cuda; auto takes CUDA where it is.")] = None,
     precision: Annotated[
-        str | None, _help("precision", "fp32, int8 or fp16; left out, the fastest that suits the device.")
+        str | None, _option("precision", "fp32, int8 or fp16; left out, the fastest that suits the device.")
     ] = None,
     threads: Annotated[
-        int | None, _help("threads", "Threads of the models; left out, the cores this process may use.")
+        int | None, _option("threads", "Threads of the models; left out, the cores this process may use.")
     ] = None,
-    max_message_mib: Annotated[int | None, _help("max_message_mib", "Largest request, in MiB.")] = None,
-    max_image_mib: Annotated[float | None, _help("max_image_mib", "Largest encoded image, in MiB.")] = None,
+    max_message_mib: Annotated[int | None, _option("max_message_mib", "Largest request, in MiB.")] = None,
+    max_image_mib: Annotated[float | None, _option("max_image_mib", "Largest encoded image, in MiB.")] = None,
     max_image_megapixels: Annotated[
-        float | None, _help("max_image_megapixels", "Most pixels of an image, in millions.")
+        float | None, _option("max_image_megapixels", "Most pixels of an image, in millions.")
     ] = None,
     num_slots: Annotated[
-        int | None, _help("engine.num_slots", "Sequences that a generation or translation model runs at once.")
+        int | None, _option("engine.num_slots", "Sequences that a generation or translation model runs at once.")
     ] = None,
     max_waiting: Annotated[
-        int | None, _help("engine.max_waiting", "Sequences that may wait for a slot; past that calls are refused.")
+        int | None, _option("engine.max_waiting", "Sequences that may wait for a slot; past that calls are refused.")
     ] = None,
     max_batch_tokens: Annotated[
-        int | None, _help("batching.max_batch_tokens", "Most tokens of a classifier's batch, padding included.")
+        int | None, _option("batching.max_batch_tokens", "Most tokens of a classifier's batch, padding included.")
     ] = None,
-    max_batch_images: Annotated[int | None, _help("batching.max_batch_images", "Most images of a batch.")] = None,
+    max_batch_images: Annotated[int | None, _option("batching.max_batch_images", "Most images of a batch.")] = None,
     max_waiting_texts: Annotated[
-        int | None, _help("batching.max_waiting_texts", "Texts that a classifier admits; past that calls are refused.")
+        int | None,
+        _option("batching.max_waiting_texts", "Texts that a classifier admits; past that calls are refused."),
     ] = None,
     max_waiting_images: Annotated[
-        int | None, _help("batching.max_waiting_images", "Images that a model admits; past that calls are refused.")
+        int | None, _option("batching.max_waiting_images", "Images that a model admits; past that calls are refused.")
     ] = None,
     drain_timeout: Annotated[
-        float | None, _help("drain_timeout", "Seconds that running calls have to finish after SIGTERM or Ctrl-C.")
+        float | None, _option("drain_timeout", "Seconds that running calls have to finish after SIGTERM or Ctrl-C.")
     ] = None,
-    log_level: Annotated[str | None, _help("log_level", "debug, info, warning or error.")] = None,
-    log_format: Annotated[str | None, _help("log_format", "text for people, json for programs.")] = None,
+    log_level: Annotated[str | None, _option("log_level", "debug, info, warning or error.")] = None,
+    log_format: Annotated[str | None, _option("log_format", "text for people, json for programs.")] = None,
 ) -> None:
     """Serves the bundles of a store over gRPC."""
     _serve(_settings({name: value for name, value in locals().items() if value is not None}))

@@ -158,6 +158,14 @@ class HeadwayServer:
         await self._health.enter_graceful_shutdown()
         self._interceptor.refuse_new_calls()
         _log.info("draining", running_calls=self._interceptor.num_running, timeout_s=self._settings.drain_timeout)
+        await self._wait_for_calls(hurry)
+        await self._registry.drain(0)
+        await asyncio.to_thread(self._registry.close)  # it waits for the models' last step
+        await self._server.stop(_LAST_WORDS_S)
+        _log.info("stopped")
+
+    async def _wait_for_calls(self, hurry: asyncio.Event | None) -> None:
+        """Waits until no call runs, the drain's time is over, or `hurry` is set."""
         waits: list[asyncio.Future[Any]] = [asyncio.ensure_future(self._interceptor.wait_idle())]
         if hurry is not None:
             waits.append(asyncio.ensure_future(hurry.wait()))
@@ -166,10 +174,6 @@ class HeadwayServer:
             wait.cancel()
         if self._interceptor.num_running:
             _log.warning("cutting off calls", running_calls=self._interceptor.num_running)
-        await self._registry.drain(0)
-        await asyncio.to_thread(self._registry.close)  # it waits for the models' last step
-        await self._server.stop(_LAST_WORDS_S)
-        _log.info("stopped")
 
     async def run(self, announce: Callable[[int], None]) -> None:
         """Serves until SIGTERM or SIGINT, then drains; a second signal ends the wait for running calls.
