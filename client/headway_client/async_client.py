@@ -150,6 +150,7 @@ class AsyncClient(BaseClient):
             call.path, request_serializer=serialize, response_deserializer=call.response_type.FromString
         )
         while True:
+            self._check_open()
             try:
                 response = await rpc(call.request, timeout=attempts.remaining_s(), metadata=self._settings.metadata)
             except grpc.RpcError as error:
@@ -174,11 +175,13 @@ class AsyncClient(BaseClient):
         )
 
         def open_rpc(remaining_s: float) -> AsyncStreamRpc[MessageT]:
+            self._check_open()
             return rpc(call.request, timeout=remaining_s, metadata=self._settings.metadata)
 
         return AsyncTextStream(call, attempts, open_rpc)
 
     def _open_channel(self) -> grpc.aio.Channel:
+        self._check_open()
         if self._channel is None:
             self._channel = self._settings.open_async()
         return self._channel

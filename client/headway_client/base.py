@@ -45,11 +45,14 @@ class BaseClient:
         return f"<{type(self).__name__} {self._settings.server} {state}, timeout {self._timeout_s:g} s>"
 
     def _attempts(self, timeout_s: float | None, retry: RetryPolicy | None = None) -> Attempts:
-        """Starts the clock of a call.
+        """Starts the clock of a call."""
+        return Attempts(retry or self._retry, self._timeout_s if timeout_s is None else timeout_s)
+
+    def _check_open(self) -> None:
+        """Checks before every try of a call, since a client may be closed during the wait for the next one.
 
         Raises:
             ClientClosedError: The client is closed.
         """
         if self._closed:
             raise ClientClosedError(f"the client of {self._settings.server} is closed; make a new one")
-        return Attempts(retry or self._retry, self._timeout_s if timeout_s is None else timeout_s)

@@ -158,6 +158,7 @@ class Client(BaseClient):
             call.path, request_serializer=serialize, response_deserializer=call.response_type.FromString
         )
         while True:
+            self._check_open()
             try:
                 response = rpc(call.request, timeout=attempts.remaining_s(), metadata=self._settings.metadata)
             except grpc.RpcError as error:
@@ -175,6 +176,7 @@ class Client(BaseClient):
         rpc = self._channel.unary_stream(call.path, request_serializer=serialize, response_deserializer=call.parse)
 
         def open_rpc(remaining_s: float) -> StreamRpc[MessageT]:
+            self._check_open()
             return rpc(call.request, timeout=remaining_s, metadata=self._settings.metadata)
 
         return TextStream(call, attempts, open_rpc)

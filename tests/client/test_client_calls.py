@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -333,6 +334,18 @@ def test_a_closed_client_says_so(server: Any, connect: Connect) -> None:
     assert "closed" in repr(caller.client)
     with pytest.raises(headway_client.ClientClosedError):
         caller.call("health")
+
+
+def test_a_client_that_is_closed_during_a_wait_ends_the_call(server: Any, fault: Any) -> None:
+    server.rules.faults.append(fault(grpc.StatusCode.RESOURCE_EXHAUSTED, retry_delay_s=0.5))
+    client = Client(server.address)
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(client.classify, "one")
+        assert server.rules.admitted.wait(10)
+        client.close()
+        with pytest.raises(headway_client.HeadwayError, match=r"closed|cancelled|ended"):
+            call.result(10)
+    assert len(server.rules.requests) == 1
 
 
 def test_leaving_a_stream_early_frees_the_call_on_the_server(server: Any) -> None:
