@@ -87,10 +87,12 @@ def list_() -> None:
     """Lists the recipes."""
     from headway_training.recipes import list_recipes, read_recipe  # noqa: PLC0415 (as above)
 
-    table = Table("recipe", "task", "architecture", "data", "description")
+    table = Table("recipe", "task", "description")
+    for column in table.columns[:2]:
+        column.no_wrap = True
     for file in list_recipes():
         recipe = read_recipe(file.stem)
-        table.add_row(file.stem, recipe.task, recipe.model["architecture"], recipe.data.dataset, recipe.description)
+        table.add_row(file.stem, recipe.task, recipe.description)
     Console().print(table)
 
 

@@ -35,8 +35,7 @@ def resize_and_crop(image: Image.Image, preprocessing: ImagePreprocessing) -> ND
 def _shorter_side(image: Image.Image, preprocessing: ImagePreprocessing) -> tuple[int, int]:
     """Width and height, in proportion, whose shorter one is `resize_size`."""
     assert preprocessing.resize_size is not None
-    scale = preprocessing.resize_size / min(image.size)
-    width, height = (max(preprocessing.resize_size, round(side * scale)) for side in image.size)
+    width, height = (round(side * preprocessing.resize_size / min(image.size)) for side in image.size)
     return width, height
 
 

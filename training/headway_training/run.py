@@ -19,6 +19,7 @@ from headway_training.checkpoint import (
     CHECKPOINT_FILE,
     IMAGE_EVALUATION_FILE,
     TEXT_EVALUATION_FILE,
+    TOKENIZER_FILE,
     Checkpoint,
     Evaluation,
     Scalar,
@@ -113,13 +114,20 @@ def run_training(options: RunOptions, console: Console) -> Path:
 def _prepare(options: RunOptions, console: Console, accelerator: Accelerator) -> _Run:
     """Reads recipe and data, makes the model, and finds where the run stands."""
     recipe = _read_recipe(options)
-    _claim_folder(options, recipe, accelerator)
+    described = _describe(options, recipe)
+    _check_folder(options, described)
+    tokenizer_file = options.folder / TOKENIZER_FILE
     with accelerator.main_process_first():  # the first process trains the tokenizer, the others read it
         splits = read_splits(recipe, data_folder(options.data_dir), options.own_data)
-        task = make_task(recipe, splits, options.folder / "tokenizer.json")
+        if accelerator.is_main_process and not options.resume:
+            tokenizer_file.unlink(missing_ok=True)  # of a run that failed before it began
+        task = make_task(recipe, splits, tokenizer_file)
     if options.own_data is not None:
         recipe = for_own_data(recipe, options.own_data, splits.labels)
     model, configuration = _build(recipe, task, options.seed)
+    if accelerator.is_main_process:
+        options.folder.mkdir(parents=True, exist_ok=True)
+        (options.folder / RUN_FILE).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
     trainer = Trainer(
         task=task,
         model=model,
@@ -158,34 +166,31 @@ def _model_name(options: RunOptions) -> str:
     return re.sub(r"[^a-z0-9._-]+", "-", words.lower()).strip("._-")[:64].strip("._-") or "model"
 
 
-def _claim_folder(options: RunOptions, recipe: Recipe, accelerator: Accelerator) -> None:
-    """Takes the run's folder, or checks that the run in it is the one to resume.
+def _check_folder(options: RunOptions, described: Mapping[str, Any]) -> None:
+    """Checks that the run's folder is free, or that the run in it is the one to resume.
 
     Raises:
         ResumeError: There is a run and `resume` is off, there is none and it is on, or it is another one.
     """
     file = options.folder / RUN_FILE
-    described = {
+    if options.resume and not file.is_file():
+        raise ResumeError(f"{options.folder} holds no run to resume; leave --resume out to start one")
+    if options.resume:
+        _check_same(json.loads(file.read_text(encoding="utf-8")), described, options.folder)
+    elif file.is_file():
+        raise ResumeError(
+            f"{options.folder} holds a run already. Go on with it by --resume, choose another folder with --output, "
+            "or remove it"
+        )
+
+
+def _describe(options: RunOptions, recipe: Recipe) -> dict[str, Any]:
+    """What decides the result of a run, as it is kept in its folder."""
+    return {
         "recipe": TypeAdapter(Recipe).dump_python(recipe, mode="json"),
         "seed": options.seed,
         "own_data": asdict(options.own_data) if options.own_data else None,
     }
-    if not options.resume:
-        accelerator.wait_for_everyone()
-        taken = file.is_file()
-        accelerator.wait_for_everyone()
-        if taken:
-            raise ResumeError(
-                f"{options.folder} holds a run already. Go on with it by --resume, choose another folder with "
-                "--output, or remove it"
-            )
-        if accelerator.is_main_process:
-            options.folder.mkdir(parents=True, exist_ok=True)
-            file.write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
-        return
-    if not file.is_file():
-        raise ResumeError(f"{options.folder} holds no run to resume; leave --resume out to start one")
-    _check_same(json.loads(file.read_text(encoding="utf-8")), described, options.folder)
 
 
 def _check_same(stored: Mapping[str, Any], wanted: Mapping[str, Any], folder: Path) -> None:

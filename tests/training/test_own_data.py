@@ -1,0 +1,191 @@
+"""The user's own files: what is read, and that a bad row is named by file and line."""
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from headway_training.checkpoint import ImagePreprocessing
+from headway_training.data.image_folder import read_image_folder
+from headway_training.data.labeled_text import read_labeled_texts
+from headway_training.data.parallel_text import read_parallel_texts
+from headway_training.data.plain_text import cut_text, read_plain_text
+from headway_training.data.sources import check_own_data
+from headway_training.errors import DataError, MissingDataError
+
+PREPROCESSING = ImagePreprocessing(height=8, width=8, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
+
+
+def write(folder: Path, content: str, name: str = "data.csv") -> Path:
+    file = folder / name
+    file.write_text(content, encoding="utf-8")
+    return file
+
+
+def test_csv_with_a_header_reads_text_and_label_in_any_order(tmp_path):
+    examples, labels = read_labeled_texts(write(tmp_path, 'id,Label,Text\n1,b,"one, two"\n2,a,three\n\n3,b,four\n'))
+    assert labels == ("a", "b")
+    assert (examples.texts, examples.labels) == (["one, two", "three", "four"], [1, 0, 1])
+
+
+def test_csv_without_a_header_has_the_label_first(tmp_path):
+    examples, labels = read_labeled_texts(write(tmp_path, '"10","Title","Body"\n"9","Other","Text"\n"10","A","B"\n'))
+    assert labels == ("9", "10")  # by value, not by the alphabet
+    assert (examples.texts, examples.labels) == (["Title Body", "Other Text", "A B"], [1, 0, 1])
+
+
+def test_tab_separated_and_packed_files_are_read(tmp_path):
+    file = tmp_path / "data.tsv.gz"
+    file.write_bytes(gzip.compress(b"\xef\xbb\xbftext\tlabel\r\none, two\ta\r\nthree\tb\r\n"))
+    examples, labels = read_labeled_texts(file)
+    assert (examples.texts, labels) == (["one, two", "three"], ("a", "b"))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "holds no rows; expected a header"),
+        ("text,label\none,a\ntwo\n", r"data\.csv, line 3: 1 columns; expected 2 \(text, label\)"),
+        ("text,label\none,a\ntwo,too,b\n", r"line 3: 3 columns; expected 2 .* in double quotes"),
+        ("text,label\none,a\n,b\n", "line 3: the text is empty"),
+        ("text,label\none,a\ntwo,\n", "line 3: the label is empty"),
+        ('text,label\none,a\n"two"x,b\n', "line 3: .*expected CSV"),
+        ('text,label\n"one\nmore",a\n,b\n', "line 4: the text is empty"),
+        ("text,label\none,a\ntwo,a\n", "every row has the label 'a'; a classifier needs at least 2 classes"),
+        ("a\nb\n", "line 1: 1 column; expected a header"),
+        ("sentence,class\none,a\none,two\nthree,b\none,c\n", r"line 1: \['sentence', 'class'\] looks like a header"),
+    ],
+)
+def test_a_bad_csv_is_an_error_that_names_the_line(tmp_path, content, message):
+    with pytest.raises(DataError, match=message):
+        read_labeled_texts(write(tmp_path, content))
+
+
+def test_a_label_that_training_has_not_is_named(tmp_path):
+    with pytest.raises(DataError, match=r"line 2: the label 'c' is not among the training data's: a, b"):
+        read_labeled_texts(write(tmp_path, "text,label\nx,c\n"), ("a", "b"))
+
+
+def test_text_that_is_not_utf8_is_named_by_its_line(tmp_path):
+    file = tmp_path / "latin.csv"
+    file.write_bytes("text,label\none,a\nM\xfcller,b\n".encode("latin-1"))
+    with pytest.raises(DataError, match=r"latin\.csv, line 3: the text is not UTF-8"):
+        read_labeled_texts(file)
+
+
+def test_a_missing_file_or_a_folder_is_an_error(tmp_path):
+    with pytest.raises(MissingDataError, match=r"none\.csv does not exist"):
+        read_labeled_texts(tmp_path / "none.csv")
+    with pytest.raises(MissingDataError, match="is a folder, where a file is expected"):
+        read_labeled_texts(tmp_path)
+
+
+def test_a_damaged_packed_file_is_an_error(tmp_path):
+    file = tmp_path / "data.csv.gz"
+    file.write_bytes(gzip.compress(b"text,label\n" * 50)[:20])
+    with pytest.raises(DataError, match="cannot be read"):
+        read_labeled_texts(file)
+
+
+def test_parallel_text_is_read_from_one_file_or_two(tmp_path):
+    one = write(tmp_path, "a b\tc d\n\ne\tf\n\n", "pairs.tsv")
+    source, target = write(tmp_path, "a b\ne\n", "t.en"), write(tmp_path, "c d\nf\n\n", "t.de")
+    for name in (str(one), f"{source},{target}"):
+        texts = read_parallel_texts(name)
+        assert (texts.sources, texts.targets) == (["a b", "e"], ["c d", "f"])
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("a\tb\nc d\n", r"pairs\.tsv, line 2: expected source<TAB>target, both not empty, and found 1 columns"),
+        ("a\tb\tc\n", "line 1: .*found 3 columns"),
+        ("a\t\n", "line 1: .*both not empty"),
+        ("\n", "holds no sentences"),
+    ],
+)
+def test_a_bad_line_of_parallel_text_is_named(tmp_path, content, message):
+    with pytest.raises(DataError, match=message):
+        read_parallel_texts(str(write(tmp_path, content, "pairs.tsv")))
+
+
+def test_two_files_that_do_not_belong_together_are_an_error(tmp_path):
+    three, two = write(tmp_path, "a\nb\nc\n", "t.en"), write(tmp_path, "a\nb\n", "t.de")
+    gap = write(tmp_path, "a\n\nc\n", "gap.de")
+    with pytest.raises(DataError, match=r"has 3 lines and .* has 2"):
+        read_parallel_texts(f"{three},{two}")
+    with pytest.raises(DataError, match=r"gap\.de, line 2: the line is empty and its partner is not"):
+        read_parallel_texts(f"{three},{gap}")
+    with pytest.raises(DataError, match=r"expected one file .* or two files, and got 3"):
+        read_parallel_texts("a,b,c")
+
+
+def test_a_short_plain_text_is_an_error(tmp_path):
+    with pytest.raises(DataError, match="has 5 characters; expected at least 100"):
+        read_plain_text(write(tmp_path, "short"))
+
+
+def test_a_text_is_cut_into_parts_that_make_it_up():
+    text = "".join(chr(97 + i % 26) for i in range(1000))
+    train, valid, test = cut_text(text, 0.05, 0.1)
+    assert (len(train), len(valid), len(test)) == (850, 50, 100)
+    assert train.text + valid.text + test.text == text
+
+
+def test_an_image_folder_is_read_with_a_class_for_each_folder(pictures):
+    examples, labels = read_image_folder(pictures, PREPROCESSING)
+    assert labels == ("blue", "green", "red")
+    assert examples.images.shape == (24, 8, 8, 3)
+    assert examples.images.dtype == np.uint8
+    strongest = examples.images.mean(axis=(1, 2)).argmax(axis=1)  # 0 red, 1 green, 2 blue
+    assert [("red", "green", "blue")[i] for i in strongest] == [labels[i] for i in examples.labels]
+
+
+def test_an_image_that_cannot_be_read_is_named(pictures):
+    (pictures / "red" / "broken.png").write_bytes(b"not an image")
+    with pytest.raises(DataError, match=r"broken\.png cannot be read as an image"):
+        read_image_folder(pictures, PREPROCESSING)
+
+
+def test_a_truncated_image_is_named(pictures):
+    whole = (pictures / "red" / "0.jpg").read_bytes()
+    (pictures / "red" / "cut.jpg").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DataError, match=r"cut\.jpg cannot be read as an image"):
+        read_image_folder(pictures, PREPROCESSING)
+
+
+def test_image_folders_without_classes_or_images_are_errors(tmp_path, pictures):
+    with pytest.raises(MissingDataError, match="is not a folder"):
+        read_image_folder(tmp_path / "none", PREPROCESSING)
+    (tmp_path / "one" / "cat").mkdir(parents=True)
+    with pytest.raises(DataError, match="has 1 folders; a classifier needs a folder for each of at least 2"):
+        read_image_folder(tmp_path / "one", PREPROCESSING)
+    (pictures / "white").mkdir()
+    with pytest.raises(DataError, match="white holds no images"):
+        read_image_folder(pictures, PREPROCESSING)
+    with pytest.raises(DataError, match="the label 'white' is not among the training data's"):
+        read_image_folder(pictures, PREPROCESSING, ("red", "green", "blue"))
+
+
+def test_an_image_lying_on_its_side_is_turned_upright(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        pixels = np.zeros((8, 8, 3), np.uint8)
+        pixels[:4] = 255  # the upper half is white as stored
+        exif = Image.Exif()
+        exif[0x0112] = 6 if name == "b" else 1  # 6: to be turned clockwise, which brings the top to the right
+        Image.fromarray(pixels).save(tmp_path / name / "x.png", exif=exif)
+    examples, _ = read_image_folder(tmp_path, PREPROCESSING)
+    assert examples.images[0, 0].mean() > 250
+    assert examples.images[1, :, -1].mean() > 250
+    assert examples.images[1, :, 0].mean() < 5
+
+
+def test_training_data_without_validation_data_is_an_error():
+    assert check_own_data(None, None, None) is None
+    with pytest.raises(DataError, match="--valid is missing"):
+        check_own_data("a.csv", None, None)
+    with pytest.raises(DataError, match="--train is missing"):
+        check_own_data(None, None, "a.csv")
