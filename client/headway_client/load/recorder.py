@@ -6,6 +6,7 @@ for a thousand calls as for a million.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -69,9 +70,16 @@ class CallRecord:
 
 
 class Recorder:
-    """Gathers the calls of the measured phase."""
+    """Gathers what happened in the measured phase.
 
-    def __init__(self) -> None:
+    Latencies and outcomes are of the calls that were due in it. Throughput is of the calls that ended well in it,
+    whenever they were due: a server that is behind still answers calls of the warm-up.
+    """
+
+    def __init__(self, start_s: float = 0.0, end_s: float = math.inf) -> None:
+        """Measures from `start_s` to `end_s`, in seconds on the event loop's clock."""
+        self.start_s = start_s
+        self.end_s = end_s
         self.latency = TimeHistogram()
         """From the intended time to the answer, of calls that were answered."""
         self.send_delay = TimeHistogram()
@@ -81,14 +89,17 @@ class Recorder:
         self.token_gap = TimeHistogram()
         """From token to token within a stream."""
         self.outcomes: Counter[str] = Counter()
+        self.completed_count = 0
+        """Calls that ended well in the measured phase."""
         self.input_count = 0
+        """Inputs of these calls."""
         self.token_count = 0
+        """Tokens that these calls produced."""
         self.outstanding_count = 0
         self.limit_count = 0
         """Calls that were held back by the bound on outstanding calls."""
         self.not_sent_count = 0
         """Calls that were due but still held back when the test ended."""
-        self.last_end_s = 0.0
         self.model: ModelReference | None = None
 
     @property
@@ -103,16 +114,18 @@ class Recorder:
 
     def add(self, call: CallRecord) -> None:
         """Takes note of a call that has ended."""
-        self.outcomes[call.outcome] += 1
-        self.last_end_s = max(self.last_end_s, call.ended_s)
-        self.send_delay.record(call.sent_s - call.intended_s)
-        if call.outcome != OK:
-            return
-        self.latency.record(call.ended_s - call.intended_s)
-        self.input_count += call.input_count
-        self.token_count += call.token_count
+        answered = call.outcome == OK
         self.model = call.model or self.model
-        self._add_tokens(call)
+        if answered and self.start_s <= call.ended_s < self.end_s:
+            self.completed_count += 1
+            self.input_count += call.input_count
+            self.token_count += call.token_count
+        if call.intended_s >= self.start_s:
+            self.outcomes[call.outcome] += 1
+            self.send_delay.record(call.sent_s - call.intended_s)
+            if answered:
+                self.latency.record(call.ended_s - call.intended_s)
+                self._add_tokens(call)
 
     def _add_tokens(self, call: CallRecord) -> None:
         """Records the first token and the gaps; a gap that brought several tokens is shared among them."""

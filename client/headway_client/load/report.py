@@ -33,7 +33,8 @@ def make_report(runner: LoadRunner, server: str, started_at: datetime) -> dict[s
         "errors": errors,
         "not_sent_count": recorder.not_sent_count,
         "outstanding_limit_count": recorder.limit_count,
-        "calls_per_s": _rate(recorder.ok_count, elapsed_s),
+        "completed_count": recorder.completed_count,
+        "calls_per_s": _rate(recorder.completed_count, elapsed_s),
         "inputs_per_s": _rate(recorder.input_count, elapsed_s),
         "tokens_per_s": _rate(recorder.token_count, elapsed_s),
         "latency_ms": recorder.latency.summary_ms(),
@@ -52,10 +53,11 @@ def make_report(runner: LoadRunner, server: str, started_at: datetime) -> dict[s
 def format_report(runner: LoadRunner) -> list[str]:
     """The measured figures in lines for people."""
     recorder, elapsed_s = runner.recorder, runner.elapsed_s
+    failed_count = sum(recorder.error_counts.values())
     lines = [
         f"model          {recorder.model or '-'}",
-        f"calls          {recorder.ok_count} ok, {sum(recorder.error_counts.values())} failed in {elapsed_s:.1f} s",
-        f"throughput     {_rate(recorder.ok_count, elapsed_s):g} calls/s, "
+        f"calls          {recorder.ok_count} ok, {failed_count} failed, due in {elapsed_s:.1f} s",
+        f"throughput     {_rate(recorder.completed_count, elapsed_s):g} calls/s, "
         f"{_rate(recorder.input_count, elapsed_s):g} inputs/s"
         + (f", {_rate(recorder.token_count, elapsed_s):g} tokens/s" if recorder.token_count else ""),
         *_format_times("latency", recorder.latency),
@@ -65,8 +67,12 @@ def format_report(runner: LoadRunner) -> list[str]:
     ]
     if recorder.limit_count:
         lines.append(
-            f"bound          {recorder.limit_count} calls waited for one of {runner.plan.max_outstanding} places "
-            f"(their wait is in the latency); {recorder.not_sent_count} were never sent"
+            f"held back      {recorder.limit_count} calls waited for one of {runner.plan.max_outstanding} places; "
+            "their wait is in the latency"
+        )
+    if recorder.not_sent_count:
+        lines.append(
+            f"not sent       {recorder.not_sent_count} calls were still held back at the end and are in no latency"
         )
     return lines
 

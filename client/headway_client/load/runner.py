@@ -24,7 +24,7 @@ class LoadRunner:
         self.plan = plan
         self.recorder = Recorder()
         self.elapsed_s = 0.0
-        """Length of the measured phase, up to its last answer, in seconds."""
+        """Length of the measured phase, in seconds."""
         self._sender = sender
         self._start_s = 0.0
         self._end_s = 0.0
@@ -37,10 +37,11 @@ class LoadRunner:
         """Runs the test to its end, or until `stop`."""
         self._start_s = self._clock() + self.plan.warmup_s
         self._end_s = self._start_s + self.plan.duration_s
+        self.recorder.start_s, self.recorder.end_s = self._start_s, self._end_s
         self._driver = asyncio.create_task(self._open_loop() if self.plan.rate_per_s else self._closed_loop())
         try:
             await asyncio.wait([self._driver])
-            stopped_s = self._clock()
+            self.recorder.end_s = min(self._end_s, self._clock())
             if self._calls:
                 await asyncio.wait(self._calls)
             if self._fault is not None:
@@ -48,7 +49,7 @@ class LoadRunner:
         finally:
             for task in (self._driver, *self._calls):
                 task.cancel()
-        self.elapsed_s = max(0.0, max(stopped_s, self.recorder.last_end_s) - self._start_s)
+        self.elapsed_s = max(0.0, self.recorder.end_s - self._start_s)
         return self.recorder
 
     def stop(self) -> None:
@@ -126,15 +127,14 @@ class LoadRunner:
                 await asyncio.sleep(0.01)
 
     async def _call(self, due_s: float) -> bool:
-        """Makes one call and records it, if it was due in the measured phase; whether it failed."""
+        """Makes one call and records it; tells whether it failed."""
         call = CallRecord(intended_s=due_s)
         self.recorder.outstanding_count += 1
         try:
             await self._sender.send(call)
         finally:
             self.recorder.outstanding_count -= 1
-        if due_s >= self._start_s:
-            self.recorder.add(call)
+        self.recorder.add(call)
         return call.outcome != OK
 
     @staticmethod
