@@ -19,6 +19,7 @@ from headway_server.errors import (
     HeadwayError,
     InvalidInputError,
     ModelNotFoundError,
+    RuntimeUnavailableError,
     StoreError,
     WrongTaskError,
 )
@@ -98,6 +99,7 @@ class ModelRegistry:
         """Loads every bundle of the store; one that cannot be loaded is told in the log and in `rejected`.
 
         Raises:
+            RuntimeUnavailableError: A bundle lacks what was asked for: a precision, or a variant that runs on CUDA.
             StoreError: The store is missing, or none of its bundles can be loaded.
         """
         models: list[ServedModel] = []
@@ -106,6 +108,8 @@ class ModelRegistry:
             path = folder.relative_to(settings.store).as_posix()
             try:
                 models.append(_load_bundle(folder, runtime, settings))
+            except RuntimeUnavailableError:  # what was asked for is not there: not the bundle's fault
+                raise
             except Exception as error:  # one bad bundle must not keep the others from being served
                 reason = _reason(error, folder, settings.store)
                 rejected.append(RejectedBundle(path=path, reason=reason))
@@ -233,7 +237,7 @@ def _load_bundle(folder: Path, runtime: Runtime, settings: ServerSettings) -> Se
     if loader is None:
         raise BundleError(f"{folder}: is for {bundle.manifest.task}, which this server does not serve yet")
     began = time.monotonic()
-    model = loader(bundle, runtime, settings)
+    model = loader(bundle, runtime.suiting(bundle.manifest, settings.precision), settings)
     _log.info(
         "model loaded",
         model=bundle.manifest.name,

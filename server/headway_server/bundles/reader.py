@@ -66,13 +66,23 @@ def open_bundle(path: Path) -> Bundle:
     Raises:
         BundleError: The manifest is missing or wrong, or a file is missing, unlisted, or not the one that was written.
     """
-    manifest = read_manifest(path)
+    manifest = check_bundle(path)
     if (path.parent.name, path.name) != (manifest.name, manifest.version):
         raise BundleError(
             f"{path}: the manifest is of {manifest.name}/{manifest.version}; name the folders so or export it again"
         )
-    _check_files(path, manifest)
     return Bundle(path=path, manifest=manifest)
+
+
+def check_bundle(path: Path) -> Manifest:
+    """Checks all of the bundle in the folder `path`, wherever that lies, and returns its manifest.
+
+    Raises:
+        BundleError: As `open_bundle`, but for the names of the folders.
+    """
+    manifest = read_manifest(path)
+    _check_files(path, manifest)
+    return manifest
 
 
 def read_manifest(path: Path) -> Manifest:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from headway_server.bundles.manifest import MANIFEST_FILE, BundleFile, Manifest
-from headway_server.bundles.reader import Bundle, open_bundle, sha256_of
+from headway_server.bundles.reader import Bundle, check_bundle, sha256_of
 from headway_server.errors import BundleError
 
 
@@ -46,13 +46,15 @@ def publish(staged: Path, store: Path, *, replace: bool = False) -> Bundle:
     Raises:
         BundleError: The bundle is not whole, or that version exists and `replace` is not set.
     """
-    manifest = Manifest.model_validate_json((staged / MANIFEST_FILE).read_text(encoding="utf-8"))
+    manifest = check_bundle(staged)
     place = store / manifest.name / manifest.version
     if place.exists() and not replace:
         raise BundleError(f"{place}: exists already; choose another --version or pass --replace")
     place.parent.mkdir(parents=True, exist_ok=True)
     staged.chmod(0o755)  # a temporary folder is private to its maker; a bundle is for everyone to read
+    aside = staged.with_name(f"{staged.name}.replaced")
     if place.exists():
-        shutil.rmtree(place)
+        place.rename(aside)
     staged.rename(place)
-    return open_bundle(place)
+    shutil.rmtree(aside, ignore_errors=True)
+    return Bundle(path=place, manifest=manifest)

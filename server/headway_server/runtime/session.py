@@ -83,11 +83,26 @@ class Runtime:
         """
         self._onnxruntime = _import_onnxruntime()
         self.device: Device = _choose_device(self._onnxruntime, device)
+        self._was_found = device == "auto"
         self.num_threads = _size_thread_pool(self._onnxruntime, num_threads or usable_cores())
         self.version: str = self._onnxruntime.__version__
 
     def __repr__(self) -> str:
         return f"Runtime({self.device}, {self.num_threads} threads, ONNX Runtime {self.version})"
+
+    def suiting(self, manifest: Manifest, precision: Precision | None) -> Runtime:
+        """Returns the runtime for a bundle.
+
+        That is this one, unless CUDA was found, not asked for, and the bundle has nothing to run there: then one on
+        the CPU.
+        """
+        if not self._was_found or self.device == "cpu":
+            return self
+        try:
+            self.choose_variant(manifest, precision)
+        except RuntimeUnavailableError:
+            return Runtime(device="cpu", num_threads=self.num_threads)
+        return self
 
     def choose_variant(self, manifest: Manifest, precision: Precision | None) -> tuple[Precision, Variant]:
         """Chooses the variant to run: the one asked for, or the fastest that this device runs well.

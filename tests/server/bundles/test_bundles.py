@@ -1,0 +1,115 @@
+"""Bundles are found, checked whole, and written whole or not at all."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from headway_server.bundles import (
+    find_bundles,
+    open_bundle,
+    publish,
+    read_manifest,
+    staging_folder,
+    version_key,
+)
+from headway_server.errors import BundleError, StoreError
+
+
+@pytest.fixture
+def bundle(classifier_store: Path, tmp_path: Path) -> Path:
+    """A bundle that may be damaged."""
+    original = min(classifier_store.glob("*/*"))
+    return shutil.copytree(original, tmp_path / original.parent.name / original.name)
+
+
+def _edit(change: Callable[[dict], object]) -> Callable[[Path], object]:
+    def edit(bundle: Path) -> None:
+        file = bundle / "bundle.json"
+        content = json.loads(file.read_text())
+        change(content)
+        file.write_text(json.dumps(content))
+
+    return edit
+
+
+def _flip_a_byte(bundle: Path) -> None:
+    file = next(bundle.rglob("*.onnx"))
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (_flip_a_byte, "it was changed or is damaged: copy the bundle again"),
+        (lambda path: next(path.rglob("*.onnx")).write_bytes(b""), "has 0 bytes, the manifest says"),
+        (lambda path: next(path.rglob("*.onnx")).unlink(), "is missing; export the model again"),
+        (lambda path: (path / "extra.txt").write_text("x"), "extra.txt is not in the manifest"),
+        (lambda path: (path / "bundle.json").unlink(), "bundle.json is missing"),
+        (lambda path: (path / "bundle.json").write_text("{"), "cannot be read as JSON"),
+        (lambda path: (path / "bundle.json").write_bytes(b"\xff\xfe"), "cannot be read as JSON"),
+        (lambda path: (path / "bundle.json").write_text("[]"), "schema_version is None, this server reads 1"),
+        (_edit(lambda manifest: manifest.update(schema_version=2)), "schema_version is 2, this server reads 1"),
+        (_edit(lambda manifest: manifest.update(surprise=1)), "surprise: Extra inputs are not permitted"),
+        (_edit(lambda manifest: manifest.update(labels=[])), "labels: .* needs them"),
+        (_edit(lambda manifest: manifest.update(variants={})), "variants: at least one is needed"),
+        (_edit(lambda manifest: manifest.update(name="another")), "the manifest is of another/"),
+        (_edit(lambda manifest: manifest.update(name="../up")), "name: String should match"),
+    ],
+)
+def test_a_damaged_bundle_is_refused_and_says_what_is_wrong(bundle, damage, message):
+    damage(bundle)
+    with pytest.raises(BundleError, match=message):
+        open_bundle(bundle)
+
+
+def test_a_whole_bundle_opens_and_its_manifest_survives_json(bundle):
+    opened = open_bundle(bundle)
+    assert read_manifest(bundle) == opened.manifest
+    assert opened.file("bundle.json").is_file()
+
+
+def test_a_store_that_is_missing_or_empty_says_how_to_make_one(tmp_path):
+    with pytest.raises(StoreError, match="no such folder; make one with headway-export"):
+        find_bundles(tmp_path / "nowhere")
+    (tmp_path / "model").mkdir()
+    with pytest.raises(StoreError, match="holds no bundle"):
+        find_bundles(tmp_path)
+
+
+def test_hidden_folders_are_no_bundles(bundle):
+    store = bundle.parent.parent
+    (store / ".staging-x" / "1").mkdir(parents=True)
+    assert find_bundles(store) == [bundle]
+
+
+def test_versions_are_ordered_as_people_read_them():
+    versions = ["1", "2", "10", "1.9", "1.10", "2026-11-21", "1.0-rc"]
+    assert max(versions, key=version_key) == "2026-11-21"
+    assert version_key("10") > version_key("9")
+    assert version_key("1.10") > version_key("1.9")
+
+
+def test_a_version_that_exists_is_not_overwritten(bundle):
+    store = bundle.parent.parent
+    with staging_folder(store) as folder:
+        staged = shutil.copytree(bundle, folder / "again")
+        with pytest.raises(BundleError, match="exists already; choose another --version or pass --replace"):
+            publish(staged, store)
+        assert publish(staged, store, replace=True).path == bundle
+    assert not list(store.glob(".staging-*"))
+
+
+def test_a_bundle_that_is_not_whole_is_not_published(bundle):
+    store = bundle.parent.parent
+    with staging_folder(store) as folder:
+        staged = shutil.copytree(bundle, folder / "again")
+        _flip_a_byte(staged)
+        _edit(lambda manifest: manifest.update(version="2"))(staged)
+        with pytest.raises(BundleError, match="it was changed or is damaged"):
+            publish(staged, store)
+    assert find_bundles(store) == [bundle]
