@@ -10,11 +10,13 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 from tokenizers import Tokenizer
 
 from headway_export.source import ExportSource
 from headway_server.bundles import Bundle, Precision, Variant
 from headway_server.engine.runner import DecoderRunner, EncoderRunner
+from headway_server.preprocessing.image import normalize
 from headway_server.runtime import Runtime
 
 NUM_SLOTS = 32
@@ -73,13 +75,13 @@ def prefill(runner: DecoderRunner, slot: int, token_ids: NDArray[np.int64]) -> N
     return logits.copy()
 
 
-def normalise(source: ExportSource, images: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Turns pixels of the right size into a model's input: (N, height, width, 3) -> (N, 3, height, width) float32."""
+def pixel_values_of(source: ExportSource, images: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Makes a model's input of pixels of the right size, as a server does.
+
+    (N, height, width, 3) -> (N, 3, height, width) float32.
+    """
     assert source.image_preprocessing is not None, "an image model has its preprocessing"
-    mean = np.array(source.image_preprocessing.mean, np.float32)
-    std = np.array(source.image_preprocessing.std, np.float32)
-    scaled = (images.astype(np.float32) / np.float32(255) - mean) / std
-    return np.ascontiguousarray(scaled.transpose(0, 3, 1, 2))
+    return np.stack([normalize(Image.fromarray(image), source.image_preprocessing) for image in images])
 
 
 def encode(tokenizer: Tokenizer, texts: Sequence[str], *, add_special_tokens: bool) -> list[NDArray[np.int64]]:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway_export import reference
-from headway_export.candidate import Candidate, encode, normalise, prefill
+from headway_export.candidate import Candidate, encode, pixel_values_of, prefill
 from headway_export.errors import ParityError
 from headway_export.source import ExportSource
 from headway_server.bundles import ParityFigures, Precision, Task
@@ -167,7 +167,7 @@ def _compare_images(candidate: Candidate, comparison: _Comparison) -> None:
     assert source.image_preprocessing is not None, "an image model has its preprocessing"
     images = _sample_images(source, max(_BATCH_SIZES))
     for batch_size in _BATCH_SIZES:
-        pixel_values = normalise(source, images[:batch_size])
+        pixel_values = pixel_values_of(source, images[:batch_size])
         expected = np.stack([reference.image_logits(source.module, image) for image in pixel_values])
         comparison.add_logits(runner.classify_images(pixel_values), expected, f"batch {batch_size}")
         comparison.num_shapes += 1

@@ -11,7 +11,7 @@ import numpy as np
 import sacrebleu
 from numpy.typing import NDArray
 
-from headway_export.candidate import NUM_SLOTS, Candidate, encode, normalise
+from headway_export.candidate import NUM_SLOTS, Candidate, encode, pixel_values_of
 from headway_export.errors import ParityError
 from headway_export.source import EvaluationData
 from headway_server.bundles import QualityFigure, Task
@@ -72,7 +72,9 @@ def _accuracy_of_texts(candidate: Candidate, data: EvaluationData) -> tuple[floa
 def _accuracy_of_images(candidate: Candidate, data: EvaluationData) -> tuple[float, str]:
     runner = candidate.open_classifier()
     predicted = [
-        runner.classify_images(normalise(candidate.source, data.images[start : start + NUM_SLOTS])).argmax(axis=-1)
+        runner.classify_images(pixel_values_of(candidate.source, data.images[start : start + NUM_SLOTS])).argmax(
+            axis=-1
+        )
         for start in range(0, len(data), NUM_SLOTS)
     ]
     return _percent(np.concatenate(predicted), data.labels)

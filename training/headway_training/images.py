@@ -23,13 +23,26 @@ def preprocess(image: Image.Image, preprocessing: ImagePreprocessing) -> NDArray
 
 
 def resize_and_crop(image: Image.Image, preprocessing: ImagePreprocessing) -> NDArray[np.uint8]:
-    """Turns an image upright (EXIF), makes it RGB, resizes it and crops its centre: uint8 (H, W, 3)."""
-    upright = ImageOps.exif_transpose(image).convert("RGB")
+    """Turns an image upright (EXIF), makes it RGB, resizes it and crops its centre: uint8 (H, W, 3).
+
+    A server does the same (`headway_server.preprocessing`), and a test holds the two together.
+    """
+    upright = _to_rgb(ImageOps.exif_transpose(image))
     height, width = preprocessing.height, preprocessing.width
     size = (width, height) if preprocessing.resize == "stretch" else _shorter_side(upright, preprocessing)
     resized = upright.resize(size, _FILTERS[preprocessing.interpolation]) if upright.size != size else upright
     left, top = (size[0] - width) // 2, (size[1] - height) // 2
     return np.asarray(resized.crop((left, top, left + width, top + height)), dtype=np.uint8)
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    """Makes an image RGB: transparency over white, 16-bit grey by its upper byte."""
+    if image.mode.startswith("I"):
+        grey = np.asarray(image).astype(np.uint16) >> 8  # (H, W)
+        return Image.fromarray(grey.astype(np.uint8)).convert("RGB")
+    if image.has_transparency_data:
+        return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA")).convert("RGB")
+    return image.convert("RGB")
 
 
 def _shorter_side(image: Image.Image, preprocessing: ImagePreprocessing) -> tuple[int, int]:

@@ -1,0 +1,78 @@
+"""An image reaches the model as it did in training: the server's preprocessing against the training's."""
+
+import io
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from headway_server.bundles import ImagePreprocessing
+from headway_server.preprocessing.image import ImageLimits, ImagePreprocessor
+from headway_training.checkpoint import ImagePreprocessing as TrainingPreprocessing
+from headway_training.images import preprocess
+
+SETTINGS = [
+    {"height": 32, "width": 32, "resize": "stretch", "interpolation": "bicubic"},
+    {"height": 24, "width": 40, "resize": "stretch", "interpolation": "bilinear"},
+    {"height": 48, "width": 32, "resize": "shorter_side", "resize_size": 56, "interpolation": "bicubic"},
+]
+SCALE = {"mean": (0.5, 0.4, 0.3), "std": (0.25, 0.2, 0.3)}
+ONE_GREY_LEVEL = 1 / 255 / 0.2 + 1e-6
+
+
+def _photographs() -> list[Path]:
+    named = os.environ.get("HEADWAY_DATA_DIR")
+    folder = Path(named) if named else Path(__file__).parents[3] / "shared" / "data"
+    return sorted(file for file in (folder / "photos").glob("*") if file.suffix in (".png", ".jpg"))
+
+
+def _drawn() -> dict[str, bytes]:
+    """Pictures of the kinds that decoders treat apart."""
+    generator = np.random.default_rng(0)
+    colours = Image.fromarray(generator.integers(0, 256, (61, 83, 3)).astype(np.uint8))
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    see_through = colours.convert("RGBA")
+    see_through.putalpha(Image.fromarray(generator.integers(0, 256, (61, 83)).astype(np.uint8)))
+    deep = Image.fromarray(generator.integers(0, 65_536, (61, 83)).astype(np.uint16))
+    pictures = {
+        "grey.png": (colours.convert("L"), {}),
+        "palette.png": (colours.convert("P"), {}),
+        "see-through.png": (see_through, {}),
+        "deep.png": (deep, {}),
+        "print.jpg": (colours.convert("CMYK"), {}),
+        "turned.jpg": (colours, {"exif": turned}),
+        "still.gif": (colours, {}),
+        "plain.bmp": (colours, {}),
+        "plain.webp": (colours, {"lossless": True}),
+    }
+    files = {}
+    for name, (picture, options) in pictures.items():
+        file = io.BytesIO()
+        picture.save(file, {"jpg": "JPEG"}.get(name[-3:], name.rpartition(".")[2].upper()), **options)
+        files[name] = file.getvalue()
+    return files
+
+
+def _largest_difference(data: bytes, settings: dict) -> float:
+    limits = ImageLimits(max_bytes=2**24, max_pixels=2**26)
+    served = ImagePreprocessor(ImagePreprocessing(**settings, **SCALE), limits).prepare(data).pixel_values
+    with Image.open(io.BytesIO(data)) as image:
+        trained = preprocess(image, TrainingPreprocessing(**settings, **SCALE))
+    assert served.shape == trained.shape
+    return float(np.abs(served - trained).max())
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("name", _drawn())
+def test_drawn_pictures_agree_with_training(name, settings):
+    assert _largest_difference(_drawn()[name], settings) <= ONE_GREY_LEVEL
+
+
+@pytest.mark.skipif(not _photographs(), reason="no photographs: set HEADWAY_DATA_DIR to the data sets")
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_photographs_agree_with_training(settings):
+    for file in _photographs():
+        assert _largest_difference(file.read_bytes(), settings) <= ONE_GREY_LEVEL, file.name
