@@ -1,326 +1,74 @@
-# ruff: noqa: N802, ARG002 -- methods carry the names and arguments of the API
-"""A real gRPC server in this process that answers the API by simple rules, and fails when it is told to."""
+"""A real gRPC server that answers by simple rules, and both clients to call it alike."""
 
 from __future__ import annotations
 
 import asyncio
-import threading
-import time
-from collections import deque
-from collections.abc import AsyncIterator, Iterator
-from concurrent.futures import Future
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import grpc
-import grpc.aio
 import pytest
-from google.protobuf import any_pb2, duration_pb2
-from google.rpc import code_pb2, error_details_pb2, status_pb2
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_status import rpc_status
+from rule_server import Fault, RuleServer
 
-from headway.v1 import (
-    common_pb2,
-    generation_service_pb2,
-    generation_service_pb2_grpc,
-    image_classification_service_pb2,
-    image_classification_service_pb2_grpc,
-    model_service_pb2,
-    model_service_pb2_grpc,
-    text_classification_service_pb2,
-    text_classification_service_pb2_grpc,
-    translation_service_pb2,
-    translation_service_pb2_grpc,
-)
+from headway_client import AsyncClient, Client
 
-MODEL = common_pb2.ModelReference(name="rule", version="1", variant="fp32")
-TIMINGS = common_pb2.Timings(
-    total=duration_pb2.Duration(seconds=1, nanos=500_000_000), queue=duration_pb2.Duration(nanos=250_000_000)
-)
+Connect = Callable[..., Any]
 
 
-@dataclass
-class Fault:
-    """A failure the server answers instead of a result."""
+class Blocking:
+    """Calls the blocking client."""
 
-    code: grpc.StatusCode
-    message: str = "told to fail"
-    reason: str = ""
-    violations: dict[str, str] = field(default_factory=dict)
-    retry_delay_s: float | None = None
+    kind = Client
 
-    def status(self) -> Any:
-        details = []
-        if self.reason:
-            details.append(error_details_pb2.ErrorInfo(reason=self.reason, domain="headway", metadata={"limit": "8"}))
-        if self.violations:
-            bad = error_details_pb2.BadRequest()
-            for name, description in self.violations.items():
-                bad.field_violations.add(field=name, description=description)
-            details.append(bad)
-        if self.retry_delay_s is not None:
-            delay = duration_pb2.Duration()
-            delay.FromNanoseconds(int(self.retry_delay_s * 1e9))
-            details.append(error_details_pb2.RetryInfo(retry_delay=delay))
-        status = status_pb2.Status(code=code_pb2.Code.Value(self.code.name), message=self.message)
-        for detail in details:
-            packed = any_pb2.Any()
-            packed.Pack(detail)
-            status.details.append(packed)
-        return rpc_status.to_status(status)
+    def __init__(self, address: str, **settings: Any) -> None:
+        self.client = Client(address, **settings)
 
+    def call(self, name: str, *args: Any, **options: Any) -> Any:
+        return getattr(self.client, name)(*args, **options)
 
-class Rules:
-    """What the server does; tests change it while it runs."""
-
-    def __init__(self) -> None:
-        self.requests: list[Any] = []
-        self.times_s: list[float] = []
-        self.faults: deque[Fault] = deque()
-        self.fault_after_pieces: Fault | None = None
-        self.delay_s = 0.0
-        self.piece_delay_s = 0.0
-        self.stall: tuple[float, float] | None = None  # from and until, on the clock of time.monotonic
-        self.running = 0
-        self.most_running = 0
-        self.admitted = threading.Event()
-        self.cancelled = threading.Event()
-        self.serving = True
-        self.omit_result = False
-
-    async def admit(self, request: Any, context: Any) -> None:
-        """Takes note of a call, and delays or fails it as told."""
-        self.requests.append(request)
-        self.admitted.set()
-        self.times_s.append(time.monotonic())
-        if self.faults:
-            await context.abort_with_status(self.faults.popleft().status())
-        self.running += 1
-        self.most_running = max(self.most_running, self.running)
-        try:
-            await asyncio.sleep(self.delay_s)
-            if self.stall is not None and self.stall[0] <= time.monotonic() < self.stall[1]:
-                await asyncio.sleep(self.stall[1] - time.monotonic())
-        except asyncio.CancelledError:
-            self.cancelled.set()
-            raise
-        finally:
-            self.running -= 1
-
-    async def words(self, text: str, context: Any) -> AsyncIterator[str]:
-        """Hands out a text word by word; the words joined are the text."""
-        try:
-            for index, word in enumerate(text.split(" ")):
-                if index > 0 and self.fault_after_pieces is not None:
-                    await context.abort_with_status(self.fault_after_pieces.status())
-                if index > 0:
-                    await asyncio.sleep(self.piece_delay_s)
-                yield word if index == 0 else " " + word
-        except (asyncio.CancelledError, GeneratorExit):
-            self.cancelled.set()
-            raise
-
-
-def continuation(prompt: str) -> generation_service_pb2.GeneratedText:
-    words = len(prompt.split())
-    return generation_service_pb2.GeneratedText(
-        text=f"{prompt} and so on",
-        finish_reason=generation_service_pb2.FINISH_REASON_LENGTH,
-        prompt_token_count=words,
-        new_token_count=words + 3,
-        seed=7,
-    )
-
-
-def translation(text: str) -> translation_service_pb2.TranslatedText:
-    return translation_service_pb2.TranslatedText(
-        text=text.upper(),
-        log_probability=-1.5,
-        finish_reason=generation_service_pb2.FINISH_REASON_END_OF_SEQUENCE,
-        source_token_count=len(text.split()),
-        new_token_count=len(text.split()),
-    )
-
-
-def labels(top_k: int, *names: str) -> list[text_classification_service_pb2.LabelScore]:
-    scores = [
-        text_classification_service_pb2.LabelScore(label=name, probability=0.5**index)
-        for index, name in enumerate(names, 1)
-    ]
-    return scores[: top_k or None]
-
-
-class Generation(generation_service_pb2_grpc.GenerationServiceServicer):
-    def __init__(self, rules: Rules) -> None:
-        self.rules = rules
-
-    async def GenerateText(self, request: Any, context: Any) -> Any:
-        await self.rules.admit(request, context)
-        results = [continuation(prompt) for prompt in request.prompts]
-        return generation_service_pb2.GenerateTextResponse(results=results, model=MODEL, timings=TIMINGS)
-
-    async def StreamGenerateText(self, request: Any, context: Any) -> AsyncIterator[Any]:
-        await self.rules.admit(request, context)
-        result = continuation(request.prompt)
-        count = 0
-        async for word in self.rules.words(result.text, context):
-            count += 1
-            yield generation_service_pb2.StreamGenerateTextResponse(text_delta=word, new_token_count=count)
-        if not self.rules.omit_result:
-            yield generation_service_pb2.StreamGenerateTextResponse(
-                new_token_count=count, result=result, model=MODEL, timings=TIMINGS
-            )
-
-
-class Translation(translation_service_pb2_grpc.TranslationServiceServicer):
-    def __init__(self, rules: Rules) -> None:
-        self.rules = rules
-
-    async def TranslateText(self, request: Any, context: Any) -> Any:
-        await self.rules.admit(request, context)
-        results = [translation(text) for text in request.texts]
-        return translation_service_pb2.TranslateTextResponse(results=results, model=MODEL, timings=TIMINGS)
-
-    async def StreamTranslateText(self, request: Any, context: Any) -> AsyncIterator[Any]:
-        await self.rules.admit(request, context)
-        result = translation(request.text)
-        count = 0
-        async for word in self.rules.words(result.text, context):
-            count += 1
-            yield translation_service_pb2.StreamTranslateTextResponse(text_delta=word, new_token_count=count)
-        yield translation_service_pb2.StreamTranslateTextResponse(
-            new_token_count=count, result=result, model=MODEL, timings=TIMINGS
-        )
-
-
-class Classification(text_classification_service_pb2_grpc.TextClassificationServiceServicer):
-    def __init__(self, rules: Rules) -> None:
-        self.rules = rules
-
-    async def ClassifyText(self, request: Any, context: Any) -> Any:
-        await self.rules.admit(request, context)
-        results = [
-            text_classification_service_pb2.TextLabels(
-                labels=labels(request.top_k, "World", "Sports", "Business"), token_count=len(text.split())
-            )
-            for text in request.texts
-        ]
-        return text_classification_service_pb2.ClassifyTextResponse(results=results, model=MODEL, timings=TIMINGS)
-
-    async def ClassifyTokens(self, request: Any, context: Any) -> Any:
-        await self.rules.admit(request, context)
-        span = text_classification_service_pb2.LabeledSpan(label="noun", probability=0.5, start=0, end=4)
-        results = [text_classification_service_pb2.TextSpans(spans=[span], token_count=2) for _ in request.texts]
-        return text_classification_service_pb2.ClassifyTokensResponse(results=results, model=MODEL, timings=TIMINGS)
-
-    async def EmbedText(self, request: Any, context: Any) -> Any:
-        await self.rules.admit(request, context)
-        results = [
-            text_classification_service_pb2.TextEmbedding(values=[0.5, -0.5], token_count=2) for _ in request.texts
-        ]
-        return text_classification_service_pb2.EmbedTextResponse(results=results, model=MODEL, timings=TIMINGS)
-
-
-class Images(image_classification_service_pb2_grpc.ImageClassificationServiceServicer):
-    def __init__(self, rules: Rules) -> None:
-        self.rules = rules
-
-    async def ClassifyImage(self, request: Any, context: Any) -> Any:
-        await self.rules.admit(request, context)
-        results = [
-            image_classification_service_pb2.ImageLabels(
-                labels=labels(request.top_k, "ship", "airplane"), width=len(image), height=1
-            )
-            for image in request.images
-        ]
-        return image_classification_service_pb2.ClassifyImageResponse(results=results, model=MODEL, timings=TIMINGS)
-
-
-class Models(model_service_pb2_grpc.ModelServiceServicer):
-    def __init__(self, rules: Rules) -> None:
-        self.rules = rules
-        self.model = model_service_pb2.Model(
-            name="rule",
-            version="1",
-            task=model_service_pb2.TASK_GENERATION,
-            description="Answers by rule.",
-            variant="fp32",
-            device="cpu",
-            parameter_count=1_234_567,
-            default_sampling=generation_service_pb2.SamplingParameters(temperature=0.5),
-            quality=[model_service_pb2.QualityFigure(variant="fp32", metric="accuracy", value=90.5, example_count=10)],
-        )
-
-    async def ListModels(self, request: Any, context: Any) -> Any:
-        await self.rules.admit(request, context)
-        rejected = [model_service_pb2.RejectedBundle(path="broken/1", reason="model.onnx: wrong SHA-256")]
-        models = [self.model] if request.task in (0, model_service_pb2.TASK_GENERATION) else []
-        return model_service_pb2.ListModelsResponse(models=models, rejected_bundles=rejected)
-
-    async def GetModel(self, request: Any, context: Any) -> Any:
-        await self.rules.admit(request, context)
-        return model_service_pb2.GetModelResponse(model=self.model, manifest_json='{"schema_version": 1}')
-
-
-class Health(health_pb2_grpc.HealthServicer):
-    def __init__(self, rules: Rules) -> None:
-        self.rules = rules
-
-    async def Check(self, request: Any, context: Any) -> Any:
-        statuses = health_pb2.HealthCheckResponse
-        return statuses(status=statuses.SERVING if self.rules.serving else statuses.NOT_SERVING)
-
-
-class RuleServer:
-    """The server, on an event loop and a thread of its own; it can be stopped and started again on its port."""
-
-    def __init__(self) -> None:
-        self.rules = Rules()
-        self.port = 0
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="rule-server", daemon=True)
-        self._thread.start()
-        self._server: grpc.aio.Server | None = None
-
-    @property
-    def address(self) -> str:
-        return f"127.0.0.1:{self.port}"
-
-    def start(self) -> None:
-        self._submit(self._start()).result(10)
-
-    def stop(self) -> None:
-        self._submit(self._stop()).result(10)
+    def stream(self, name: str, *args: Any, **options: Any) -> tuple[list[Any], Any]:
+        with getattr(self.client, name)(*args, **options) as stream:
+            return list(stream), stream.answer
 
     def close(self) -> None:
-        self.stop()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
-        self._loop.close()
+        self.client.close()
 
-    def _submit(self, coroutine: Any) -> Future[None]:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
-    async def _start(self) -> None:
-        server = grpc.aio.server()
-        rules = self.rules
-        generation_service_pb2_grpc.add_GenerationServiceServicer_to_server(Generation(rules), server)
-        translation_service_pb2_grpc.add_TranslationServiceServicer_to_server(Translation(rules), server)
-        text_classification_service_pb2_grpc.add_TextClassificationServiceServicer_to_server(
-            Classification(rules), server
-        )
-        image_classification_service_pb2_grpc.add_ImageClassificationServiceServicer_to_server(Images(rules), server)
-        model_service_pb2_grpc.add_ModelServiceServicer_to_server(Models(rules), server)
-        health_pb2_grpc.add_HealthServicer_to_server(Health(rules), server)
-        self.port = server.add_insecure_port(f"127.0.0.1:{self.port}")
-        await server.start()
-        self._server = server
+class Asynchronous:
+    """Calls the asyncio client, on an event loop of its own."""
 
-    async def _stop(self) -> None:
-        if self._server is not None:
-            await self._server.stop(0)
-            self._server = None
+    kind = AsyncClient
+
+    def __init__(self, address: str, **settings: Any) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.client = AsyncClient(address, **settings)
+
+    def call(self, name: str, *args: Any, **options: Any) -> Any:
+        return self.loop.run_until_complete(getattr(self.client, name)(*args, **options))
+
+    def stream(self, name: str, *args: Any, **options: Any) -> tuple[list[Any], Any]:
+        async def collect() -> tuple[list[Any], Any]:
+            async with getattr(self.client, name)(*args, **options) as stream:
+                return [piece async for piece in stream], stream.answer
+
+        return self.loop.run_until_complete(collect())
+
+    def close(self) -> None:
+        self.loop.run_until_complete(self.client.close())
+        self.loop.close()
+
+
+@pytest.fixture(params=[Blocking, Asynchronous], ids=["blocking", "asyncio"])
+def connect(request: pytest.FixtureRequest) -> Iterator[Connect]:
+    """Makes clients of one kind; they are closed after the test."""
+    made: list[Any] = []
+
+    def make(address: str, **settings: Any) -> Any:
+        made.append(request.param(address, **settings))
+        return made[-1]
+
+    yield make
+    for caller in made:
+        caller.close()
 
 
 @pytest.fixture(scope="session")

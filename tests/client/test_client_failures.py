@@ -1,0 +1,213 @@
+"""How calls fail, through both clients: errors, retries, deadlines, cancellation."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+import pytest
+
+import headway_client
+from headway_client import AsyncClient, Client, RetryPolicy, requests
+
+Connect = Callable[..., Any]
+
+
+def test_an_error_carries_its_details(server: Any, connect: Connect, fault: Any) -> None:
+    server.rules.faults.append(
+        fault(
+            grpc.StatusCode.INVALID_ARGUMENT,
+            message="bad request",
+            reason="TEXT_TOO_LONG",
+            violations={"texts[3]": "the text has 9 tokens, the model reads 8"},
+        )
+    )
+    with pytest.raises(headway_client.InvalidArgumentError) as caught:
+        connect(server.address).call("classify", ["x"])
+    error = caught.value
+    assert (error.code, error.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "TEXT_TOO_LONG")
+    assert error.details.domain == "headway"
+    assert error.details.metadata == {"limit": "8"}
+    assert error.field_violations[0].field == "texts[3]"
+    assert str(error) == "INVALID_ARGUMENT: bad request; texts[3]: the text has 9 tokens, the model reads 8"
+    assert error.retry_delay_s is None
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (grpc.StatusCode.NOT_FOUND, headway_client.NotFoundError),
+        (grpc.StatusCode.FAILED_PRECONDITION, headway_client.FailedPreconditionError),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, headway_client.ResourceExhaustedError),
+        (grpc.StatusCode.CANCELLED, headway_client.CallCancelledError),
+        (grpc.StatusCode.UNAUTHENTICATED, headway_client.AccessDeniedError),
+        (grpc.StatusCode.DATA_LOSS, headway_client.InternalError),
+    ],
+)
+def test_a_code_has_its_error_and_is_not_tried_again(
+    server: Any, connect: Connect, fault: Any, code: grpc.StatusCode, kind: type[Exception]
+) -> None:
+    server.rules.faults.append(fault(code))
+    with pytest.raises(kind):
+        connect(server.address).call("generate", "one")
+    assert len(server.rules.requests) == 1
+
+
+def test_a_fault_of_the_server_is_an_internal_error(server: Any, connect: Connect) -> None:
+    server.rules.faults.append(None)  # the servicer itself raises
+    with pytest.raises(headway_client.InternalError):
+        connect(server.address).call("generate", "one")
+
+
+def test_an_answer_with_too_few_results_is_a_protocol_error() -> None:
+    call = requests.generate(["one", "two"])
+    reply = call.response_type()
+    reply.results.add()
+    with pytest.raises(headway_client.ProtocolError, match="1 results to 2 inputs"):
+        call.read(reply)
+
+
+def test_a_stream_without_a_result_is_a_protocol_error(server: Any, connect: Connect) -> None:
+    server.rules.omit_result = True
+    with pytest.raises(headway_client.ProtocolError, match="ended without its result"):
+        connect(server.address).stream("stream_generate", "one")
+
+
+def test_unavailable_is_tried_again_until_it_succeeds(server: Any, connect: Connect, fault: Any) -> None:
+    server.rules.faults.extend([fault(grpc.StatusCode.UNAVAILABLE)] * 2)
+    retry = RetryPolicy(initial_backoff_s=0.01)
+    assert connect(server.address, retry=retry).call("generate", "one")[0].text == "one and so on"
+    assert len(server.rules.requests) == 3
+
+
+def test_retries_end_with_the_last_attempt(server: Any, connect: Connect, fault: Any) -> None:
+    server.rules.faults.extend([fault(grpc.StatusCode.UNAVAILABLE)] * 9)
+    caller = connect(server.address, retry=RetryPolicy(max_attempts=3, initial_backoff_s=0.01))
+    with pytest.raises(headway_client.UnavailableError):
+        caller.call("generate", "one")
+    assert len(server.rules.requests) == 3
+
+
+def test_an_overloaded_server_is_given_the_time_it_asks_for(server: Any, connect: Connect, fault: Any) -> None:
+    server.rules.faults.append(fault(grpc.StatusCode.RESOURCE_EXHAUSTED, retry_delay_s=0.2))
+    caller = connect(server.address, retry=RetryPolicy(initial_backoff_s=0.01))
+    assert caller.call("classify", "one")[0].token_count == 1
+    first_s, second_s = server.rules.times_s
+    assert second_s - first_s >= 0.2
+
+
+def test_a_wait_past_the_deadline_is_not_begun(server: Any, connect: Connect, fault: Any) -> None:
+    server.rules.faults.append(fault(grpc.StatusCode.RESOURCE_EXHAUSTED, retry_delay_s=60))
+    with pytest.raises(headway_client.ResourceExhaustedError) as caught:
+        connect(server.address).call("classify", "one", timeout_s=5)
+    assert caught.value.retry_delay_s == 60
+    assert len(server.rules.requests) == 1
+
+
+def test_a_stream_is_tried_again_before_its_first_piece(server: Any, connect: Connect, fault: Any) -> None:
+    server.rules.faults.append(fault(grpc.StatusCode.UNAVAILABLE))
+    caller = connect(server.address, retry=RetryPolicy(initial_backoff_s=0.01))
+    _, answer = caller.stream("stream_generate", "one")
+    assert answer[0].text == "one and so on"
+    assert len(server.rules.requests) == 2
+
+
+def test_a_stream_is_not_tried_again_after_its_first_piece(server: Any, connect: Connect, fault: Any) -> None:
+    server.rules.fault_after_pieces = fault(grpc.StatusCode.UNAVAILABLE)
+    with pytest.raises(headway_client.UnavailableError):
+        connect(server.address).stream("stream_generate", "one")
+    assert len(server.rules.requests) == 1
+
+
+def test_a_server_that_goes_away_and_returns_is_found_again(new_server: Any, connect: Connect) -> None:
+    new_server.start()
+    caller = connect(new_server.address, retry=RetryPolicy(max_attempts=100, initial_backoff_s=0.2))
+    assert len(caller.call("generate", "one")) == 1
+    new_server.stop()
+    with pytest.raises(headway_client.CallError):
+        caller.call("generate", "two", timeout_s=0.3)
+    new_server.start()
+    assert len(caller.call("generate", "three", timeout_s=30)) == 1
+
+
+def test_a_deadline_ends_the_call_on_both_sides(server: Any, connect: Connect) -> None:
+    server.rules.delay_s = 60
+    with pytest.raises(headway_client.DeadlineExceededError):
+        connect(server.address).call("generate", "one", timeout_s=0.2)
+    assert server.rules.cancelled.wait(10)
+    with pytest.raises(headway_client.DeadlineExceededError):
+        connect(server.address, timeout_s=0.2).stream("stream_generate", "one")
+
+
+def test_a_closed_client_says_so(server: Any, connect: Connect) -> None:
+    caller = connect(server.address, timeout_s=3)
+    assert repr(caller.client) == f"<{caller.kind.__name__} {server.address} open, timeout 3 s>"
+    caller.call("health")
+    if isinstance(caller.client, Client):
+        caller.client.close()
+    else:
+        caller.loop.run_until_complete(caller.client.close())
+    assert "closed" in repr(caller.client)
+    with pytest.raises(headway_client.ClientClosedError):
+        caller.call("health")
+
+
+def test_a_client_that_is_closed_during_a_wait_ends_the_call(server: Any, fault: Any) -> None:
+    server.rules.faults.append(fault(grpc.StatusCode.RESOURCE_EXHAUSTED, retry_delay_s=0.5))
+    client = Client(server.address)
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(client.classify, "one")
+        assert server.rules.admitted.wait(10)
+        client.close()
+        with pytest.raises(headway_client.HeadwayError, match=r"closed|cancelled|ended"):
+            call.result(10)
+    assert len(server.rules.requests) == 1
+
+
+def test_leaving_a_stream_early_frees_the_call_on_the_server(server: Any) -> None:
+    server.rules.piece_delay_s = 0.05
+    long_prompt = "word " * 2000
+    with Client(server.address) as client:
+        with client.stream_generate(long_prompt) as stream:
+            assert next(stream).text == "word"
+            assert "open, 1 tokens" in repr(stream)
+            with pytest.raises(headway_client.StreamNotFinishedError):
+                _ = stream.answer
+        assert server.rules.cancelled.wait(10)
+        assert list(stream) == []
+        assert "closed" in repr(stream)
+
+
+async def test_leaving_an_asyncio_stream_early_frees_the_call_on_the_server(server: Any) -> None:
+    server.rules.piece_delay_s = 0.05
+    async with AsyncClient(server.address) as client:
+        async with client.stream_generate("word " * 2000) as stream:
+            assert (await anext(stream)).text == "word"
+        assert await asyncio.to_thread(server.rules.cancelled.wait, 10)
+        assert [piece async for piece in stream] == []
+
+
+async def test_cancelling_a_task_cancels_its_call(server: Any) -> None:
+    server.rules.delay_s = 60
+    async with AsyncClient(server.address) as client:
+        task = asyncio.create_task(client.generate("one"))
+        assert await asyncio.to_thread(server.rules.admitted.wait, 10)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await asyncio.to_thread(server.rules.cancelled.wait, 10)
+
+
+async def test_closing_a_client_ends_its_calls_with_an_error_of_their_own(server: Any) -> None:
+    server.rules.delay_s = 60
+    client = AsyncClient(server.address)
+    task = asyncio.create_task(client.generate("one"))
+    assert await asyncio.to_thread(server.rules.admitted.wait, 10)
+    await client.close()
+    with pytest.raises(headway_client.CallCancelledError):
+        await task
