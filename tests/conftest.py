@@ -1,8 +1,11 @@
 """Fixtures that every test may use: tiny trained models, as checkpoints and as bundles."""
 
+import os
 from pathlib import Path
 
 import pytest
+
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # before any test imports ONNX Runtime
 
 
 @pytest.fixture(scope="session")

@@ -26,7 +26,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import grpc
-from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]  # its stubs lack py.typed
+from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 

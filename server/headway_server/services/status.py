@@ -14,7 +14,7 @@ import grpc
 import structlog
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
-from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]  # has stubs, lacks the marker
+from google.rpc import error_details_pb2, status_pb2
 
 from headway_server.errors import (
     CancelledError,
