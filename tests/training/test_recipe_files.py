@@ -70,6 +70,25 @@ def test_a_file_that_is_no_toml_or_is_not_there_is_an_error(tmp_path: Path):
         read_recipe(str(tmp_path / "none.toml"))
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["model.configuration=cifar10-vit"], "unknown key 'model.max_length'"),
+        (["task=generation"], "model.architecture is 'encoder'; generation needs 'gpt'"),
+        (["model.head=token"], "model.head is 'token'; text_classification needs 'sequence'"),
+        (["task=image_classification"], "model.architecture is 'encoder'; image_classification needs 'vit'"),
+    ],
+)
+def test_a_model_that_does_not_fit_the_task_is_an_error(settings, message):
+    with pytest.raises(RecipeError, match=message):
+        read_recipe("ag-news", settings)
+
+
+def test_images_must_be_square():
+    with pytest.raises(RecipeError, match=r"preprocessing.height is 48 and width 32; the models take square images"):
+        read_recipe("cifar10", ["preprocessing.height=48"])
+
+
 def test_a_missing_section_is_named(tmp_path: Path):
     source = next(file for file in list_recipes() if file.stem == "multi30k-en-de").read_text(encoding="utf-8")
     mine = tmp_path / "mine.toml"

@@ -28,7 +28,7 @@ _DATA_DIR_HELP = "Folder of the public data sets. Default: HEADWAY_DATA_DIR, or 
 def _fail(error: TrainingError, console: Console) -> NoReturn:
     """Shows an error to the user; no traceback, as it says what to do."""
     console.print(f"[bold red]error:[/] {error}", soft_wrap=True, highlight=False)
-    raise typer.Exit(130 if isinstance(error, StoppedError) else 1)
+    raise typer.Exit(1)
 
 
 @app.command("run")
@@ -73,13 +73,12 @@ def run(
             max_steps=max_steps,
             resume=resume,
         )
-        checkpoint = run_training(options, console)
+        run_training(options, console)
     except StoppedError as error:
         console.print(f"{error}; go on with the same command and --resume", highlight=False)
         raise typer.Exit(130) from error
     except TrainingError as error:
         _fail(error, Console(stderr=True))
-    console.print(f"export it with: headway-export {checkpoint} --store models", highlight=False)
 
 
 @app.command("list")

@@ -16,7 +16,6 @@ from pydantic import TypeAdapter
 from rich.console import Console
 
 from headway_training.checkpoint import (
-    CHECKPOINT_FILE,
     IMAGE_EVALUATION_FILE,
     TEXT_EVALUATION_FILE,
     TOKENIZER_FILE,
@@ -299,4 +298,4 @@ def _report(record: TrainingRecord, folder: Path, console: Console) -> None:
         baseline = record.baseline
         console.print(f"baseline ({baseline.name}): {baseline.metric} {baseline.value:.4g}", highlight=False)
     console.print(f"{record.step_count:,} steps, {record.epoch_count} epochs, {record.wall_time_s:,.0f} s")
-    console.print(f"checkpoint: {folder / CHECKPOINT_FILE}", highlight=False)
+    console.print(f"export it with: headway-export {folder} --store models", highlight=False, soft_wrap=True)

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Literal
 
 from headway_training.checkpoint import ImagePreprocessing, Languages, SamplingDefaults
 
 TaskName = Literal["generation", "translation", "text_classification", "image_classification"]
+
+ARCHITECTURES: Mapping[TaskName, str] = MappingProxyType(
+    {
+        "generation": "gpt",
+        "translation": "transformer",
+        "text_classification": "encoder",
+        "image_classification": "vit",
+    }
+)
+"""The architecture that each task trains."""
 
 
 def _check_range(name: str, value: float, low: float, high: float) -> None:
@@ -156,9 +168,17 @@ class Recipe:
     """What a generation request takes for parameters it does not set."""
 
     def __post_init__(self) -> None:
-        if "architecture" not in self.model:
-            raise ValueError("model.architecture is missing; it must be gpt, transformer, encoder or vit")
+        architecture, head = self.model.get("architecture"), self.model.get("head", "sequence")
+        if architecture != ARCHITECTURES[self.task]:
+            raise ValueError(f"model.architecture is {architecture!r}; {self.task} needs {ARCHITECTURES[self.task]!r}")
+        if head != "sequence":
+            raise ValueError(f"model.head is {head!r}; {self.task} needs 'sequence'")
         if self.task == "image_classification" and self.preprocessing is None:
             raise ValueError("the section [preprocessing] is missing; image_classification needs it")
+        if self.preprocessing is not None and self.preprocessing.height != self.preprocessing.width:
+            raise ValueError(
+                f"preprocessing.height is {self.preprocessing.height} and width {self.preprocessing.width}; "
+                "the models take square images"
+            )
         if self.task == "translation" and self.languages is None:
             raise ValueError("the section [languages] is missing; translation needs it")

@@ -41,8 +41,8 @@ class ImageClassificationTask(Task):
         return len(self._splits.train)
 
     def model_fields(self) -> dict[str, int]:
-        """The classes."""
-        return {"num_classes": len(self._splits.labels)}
+        """The classes, and the size that images are brought to."""
+        return {"num_classes": len(self._splits.labels), "image_size": self._preprocessing.height}
 
     def checkpoint_fields(self) -> dict[str, Any]:
         """Labels and preprocessing."""
