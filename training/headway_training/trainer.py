@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 from accelerate import Accelerator
@@ -133,10 +134,10 @@ class Trainer:
             history=self.progress.history,
         )
 
-    def evaluate(self, part: str) -> Metrics:
-        """Measures the model as it is, fp32, on `valid` or `test`."""
+    def evaluate(self, part: Literal["valid", "test"]) -> Metrics:
+        """Measures the model as it is, in fp32, on a part of the data."""
         self.model.eval()
-        return self._task.evaluate(self.model, "test" if part == "test" else "valid")
+        return self._task.evaluate(self.model, part)
 
     def _display(self) -> TrainingDisplay:
         return TrainingDisplay(
