@@ -1,0 +1,23 @@
+"""State in the memory of a GPU."""
+
+import numpy as np
+import pytest
+
+from headway_server.runtime.memory import CudaBuffer, HostBuffer
+
+SHAPE = (4, 3, 10, 8)  # slots, heads, cache_length, head_dim
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_slots_move_on_the_device_as_they_do_in_main_memory(cuda, dtype):
+    values = np.random.default_rng(3).standard_normal(SHAPE).astype(dtype)
+    on_device, on_host = CudaBuffer(SHAPE, dtype), HostBuffer(SHAPE, dtype)
+    assert not on_device._value.numpy().any()
+    on_device._value.update_inplace(values)
+    on_host._array[:] = values
+    for source, target, length in [(3, 0, 10), (1, 3, 4), (0, 2, 1), (2, 1, 7)]:
+        on_device.move(source, target, length)
+        on_host.move(source, target, length)
+    np.testing.assert_array_equal(on_device._value.numpy(), on_host._array)
+    assert on_device.address(2) - on_device.address(0) == on_host.address(2) - on_host.address(0)
