@@ -83,6 +83,19 @@ if sys.argv[1] == "cuda":
 PYTHON
 }
 
+# Folders of the CUDA libraries that come with torch. ONNX Runtime looks for them beside itself, and it is installed in a
+# folder of its own.
+cuda_libraries() {
+    "$python" - <<'PYTHON'
+import importlib.util
+from pathlib import Path
+
+nvidia = importlib.util.find_spec("nvidia")
+roots = list(nvidia.submodule_search_locations or ()) if nvidia else []
+print(":".join(str(folder) for root in roots for folder in sorted(Path(root).glob("*/lib"))))
+PYTHON
+}
+
 gpu_tests() {
     # Warnings are no errors here: the machine's libraries may be others than those that are pinned.
     HEADWAY_GPU_TESTS_DEVICE="$device" "$python" -m pytest -m gpu -W default -p no:cacheprovider -v tests/gpu ||
@@ -107,7 +120,8 @@ import sys
 
 training = json.load(open(sys.argv[1]))["training"]
 print(json.dumps({key: training[key] for key in ("hardware", "step_count", "wall_time_s", "metrics")}))
-assert sys.argv[2] == "cpu" or "core" not in training["hardware"], f"not trained on a GPU: {training['hardware']}"
+on_cpu = training["hardware"].endswith((" core", " cores"))
+assert on_cpu == (sys.argv[2] == "cpu"), f"trained on {training['hardware']}"
 PYTHON
 }
 
@@ -133,6 +147,10 @@ printf '# GPU run, device %s, %s\n\n| step | outcome | time |\n|---|---|---|\n' 
 if [[ "$wheels" != - ]]; then
     export PYTHONPATH="$work/site${PYTHONPATH:+:$PYTHONPATH}"
     step install install
+fi
+if [[ "$device" == cuda ]]; then
+    libraries="$(cuda_libraries)"
+    export LD_LIBRARY_PATH="${libraries}${libraries:+:}${LD_LIBRARY_PATH:-}"
 fi
 step describe describe
 step gpu-tests gpu_tests

@@ -52,7 +52,7 @@ def running_server(store: Path, flags: Sequence[str]) -> Iterator[RunningServer]
         try:
             line = _ready_line(process)
             start_s = time.perf_counter() - begun_s
-            if not line.startswith(_READY):
+            if not line:
                 _stop(process)
                 log.seek(0)
                 raise ServerFailedError(f"the server did not start (exit code {process.returncode}):\n{log.read()}")
@@ -67,12 +67,15 @@ def running_server(store: Path, flags: Sequence[str]) -> Iterator[RunningServer]
 
 
 def _ready_line(process: subprocess.Popen[str]) -> str:
-    """Waits for the one line that a server writes; empty if it ended or was killed for being late."""
+    """Waits for the line that announces the address; empty if the server ended or was killed for being late.
+
+    Libraries that the server loads may write lines before it.
+    """
     assert process.stdout is not None
     too_late = threading.Timer(START_TIMEOUT_S, process.kill)
     too_late.start()
     try:
-        return process.stdout.readline().strip()
+        return next((line.strip() for line in process.stdout if line.startswith(_READY)), "")
     finally:
         too_late.cancel()
 

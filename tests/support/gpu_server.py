@@ -23,8 +23,9 @@ def serve(store: Path, log: Path, *flags: str) -> Iterator[str]:
     with log.open("w") as errors:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment)
     try:
-        line = process.stdout.readline()
-        assert line.startswith(READY), log.read_text()
+        # CUDA's libraries may have something to say before.
+        line = next((line for line in process.stdout if line.startswith(READY)), None)
+        assert line, log.read_text()
         yield line
     finally:
         process.terminate()
