@@ -28,8 +28,9 @@ class _CountingSender(Sender):
 def measure_calls(server: str, plan: LoadPlan, inputs: Sequence[str | bytes]) -> dict[str, Any]:
     """Runs a plan; returns rates a second, and latencies in milliseconds.
 
-    Rates count what was answered within the measured window, whenever it was asked: the load tester's own count, of the
-    calls begun within it divided by the time until the last answer, is low where an answer takes long.
+    Rates count what was done within the measured window: of a call that was running when it began or ended, the part of
+    its duration that lies within. The load tester's own rate, calls begun in the window over the time until the last
+    answer, is low where an answer takes long.
 
     Raises:
         HeadwayError: The server is not there or refuses such requests.
@@ -46,16 +47,16 @@ async def _measure(server: str, plan: LoadPlan, inputs: Sequence[str | bytes]) -
         recorder = await runner.run()
     end_s = start_s + plan.duration_s
     answered = [call for call in sender.calls if call.outcome == OK]
-    in_window = [call for call in answered if start_s <= call.ended_s < end_s]
     figures: dict[str, Any] = {
-        "requests_per_s": len(in_window) / plan.duration_s,
+        "requests_per_s": sum(_part_within(call, start_s, end_s) for call in answered) / plan.duration_s,
         "latency_p50_ms": recorder.latency.percentile_ms(50),
         "latency_p99_ms": recorder.latency.percentile_ms(99),
         "call_count": len(recorder.latency),
         "error_count": sum(call.outcome != OK for call in sender.calls),
     }
     if plan.task in (LoadTask.GENERATE, LoadTask.TRANSLATE):
-        figures["tokens_per_s"] = _count_tokens(answered, start_s, end_s) / plan.duration_s
+        tokens = sum(_count_tokens(call, start_s, end_s) for call in answered)
+        figures["tokens_per_s"] = tokens / plan.duration_s
     if plan.stream:
         figures |= {
             "first_token_p50_ms": recorder.first_token.percentile_ms(50),
@@ -66,12 +67,18 @@ async def _measure(server: str, plan: LoadPlan, inputs: Sequence[str | bytes]) -
     return figures
 
 
-def _count_tokens(calls: Sequence[CallRecord], start_s: float, end_s: float) -> int:
-    """Counts tokens that arrived within a window: of a stream piece by piece, of other calls with the answer."""
-    total = 0
-    for call in calls:
-        last_count = 0
-        for time_s, count in call.token_times_s or [(call.ended_s, call.token_count)]:
-            total += (count - last_count) * (start_s <= time_s < end_s)
-            last_count = count
+def _part_within(call: CallRecord, start_s: float, end_s: float) -> float:
+    """Part of a call's duration that lies within a window, 0 to 1."""
+    overlap_s = min(call.ended_s, end_s) - max(call.sent_s, start_s)
+    return max(0.0, overlap_s) / (call.ended_s - call.sent_s)
+
+
+def _count_tokens(call: CallRecord, start_s: float, end_s: float) -> float:
+    """Tokens of a call that came within a window; those of a call without a stream as evenly as it ran."""
+    if not call.token_times_s:
+        return call.token_count * _part_within(call, start_s, end_s)
+    total = last_count = 0
+    for time_s, count in call.token_times_s:
+        total += (count - last_count) * (start_s <= time_s < end_s)
+        last_count = count
     return total

@@ -171,6 +171,8 @@ class _BareLoop:
         self._num_new = np.zeros(num_rows, np.int64)  # (R,) tokens of each answer so far
         self._sources: list[CrossTensors | None] = [None] * num_rows
         self._fill(list(range(num_rows)))
+        # As if they had begun one after another: rows that all ended at once would fill a window in waves.
+        self._num_new += np.arange(num_rows) * (self._new_tokens - 1) // num_rows
 
     def measure(self, seconds: float) -> dict[str, Any]:
         """Runs for `seconds`, after a few steps that meet cold memory."""
