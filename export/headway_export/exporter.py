@@ -157,8 +157,7 @@ class _Prover:
             parity=_UNPROVED,
             quality=None,
         )
-        files = {TOKENIZER_FILE: BundleFile(sha256="0" * 64, size_bytes=0)}  # a stand-in until all files are there
-        manifest = _manifest(self._source, self._options, {precision: variant}, files)
+        manifest = _manifest(self._source, self._options, {precision: variant}, describe_files(self._folder))
         return Candidate(
             source=self._source,
             bundle=Bundle(path=self._folder, manifest=manifest),

@@ -23,8 +23,15 @@ MANIFEST_FILE = "bundle.json"
 TOKENIZER_FILE = "tokenizer.json"
 CARD_FILE = "README.md"
 
-Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?$")]
+NAME_PATTERN = r"^[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?$"
+Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 """A model's name or version: 1 to 64 of a-z, 0-9, dot, underscore and hyphen, a letter or digit at both ends."""
+
+Size = Annotated[int, Field(ge=1)]
+Index = Annotated[int, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
+FilePath = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*$")]
+"""A path below the bundle's folder, with slashes; it does not lead out of it."""
 
 
 class Task(StrEnum):
@@ -130,46 +137,46 @@ class Architecture(Record):
 class SpecialTokens(Record):
     """Token ids with a meaning of their own; an id that the model does not have is None."""
 
-    pad: int | None = None
-    bos: int | None = None
+    pad: Index | None = None
+    bos: Index | None = None
     """First token of a translation, and of a generation with an empty prompt."""
-    eos: int | None = None
-    unk: int | None = None
+    eos: Index | None = None
+    unk: Index | None = None
 
 
 class Limits(Record):
     """Sizes past which a request is refused, in tokens."""
 
-    max_input_tokens: int | None = None
+    max_input_tokens: Size | None = None
     """Of a prompt, a text or a source sentence, special tokens included; None for images."""
-    max_total_tokens: int | None = None
+    max_total_tokens: Size | None = None
     """Of prompt and continuation together, or of a translation; None for classifiers. The length of a slot."""
 
 
 class ImagePreprocessing(Record):
     """How an image becomes `pixel_values`, float32 (B, 3, height, width): made RGB, resized, cropped, normalised."""
 
-    height: int
-    width: int
+    height: Size
+    width: Size
     resize: Literal["stretch", "shorter_side"]
     """`stretch`: to height and width. `shorter_side`: keeping proportions, so that the shorter side is
     `resize_size`, then a crop of height and width from the centre."""
-    resize_size: int | None = None
+    resize_size: Size | None = None
     interpolation: Literal["bilinear", "bicubic"]
     """Pillow's filter of that name, with antialiasing."""
     mean: tuple[float, float, float]
     """Subtracted from values in 0 to 1, a channel."""
-    std: tuple[float, float, float]
+    std: tuple[Positive, Positive, Positive]
     """Divides what is left, a channel."""
 
 
 class SamplingDefaults(Record):
     """What a generation request takes for parameters it does not set."""
 
-    max_new_tokens: int | None = None
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
+    max_new_tokens: Size | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
+    top_k: Index = 0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
 
 
 class Languages(Record):
@@ -206,12 +213,12 @@ class Manifest(Record):
     opset: int
     libraries: dict[str, str]
     """Versions that made the bundle."""
-    files: dict[str, BundleFile]
+    files: dict[FilePath, BundleFile]
     """Every other file of the bundle by its path below the bundle's folder."""
 
     @model_validator(mode="after")
-    def _check_task(self) -> Manifest:
-        """Checks that the parts the task needs are there."""
+    def _check_variants(self) -> Manifest:
+        """Checks that every variant has the graphs the task needs, and that their files are hashed."""
         if not self.variants:
             raise ValueError("variants: at least one is needed")
         needed = {
@@ -221,6 +228,13 @@ class Manifest(Record):
         for precision, variant in self.variants.items():
             if set(variant.graphs) != set(needed):
                 raise ValueError(f"variants.{precision}.graphs: {self.task} needs {', '.join(needed)}")
+            if unlisted := {graph.file for graph in variant.graphs.values()} - set(self.files):
+                raise ValueError(f"variants.{precision}.graphs: {min(unlisted)} is not among the files")
+        return self
+
+    @model_validator(mode="after")
+    def _check_task(self) -> Manifest:
+        """Checks that the parts the task needs are there."""
         if (
             self.task in (Task.TEXT_CLASSIFICATION, Task.TOKEN_CLASSIFICATION, Task.IMAGE_CLASSIFICATION)
             and not self.labels

@@ -11,10 +11,11 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from headway_server.bundles.manifest import MANIFEST_FILE, SCHEMA_VERSION, Manifest
+from headway_server.bundles.manifest import MANIFEST_FILE, NAME_PATTERN, SCHEMA_VERSION, Manifest
 from headway_server.errors import BundleError, StoreError
 
 _BLOCK_BYTES = 1 << 20
+_NAME = re.compile(NAME_PATTERN)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,19 +41,25 @@ def find_bundles(store: Path) -> list[Path]:
     """
     if not store.is_dir():
         raise StoreError(f"store {store}: no such folder; make one with headway-export CHECKPOINT --store {store}")
-    folders = sorted(
-        version
-        for model in store.iterdir()
-        if model.is_dir() and not model.name.startswith(".")
-        for version in model.iterdir()
-        if version.is_dir() and not version.name.startswith(".")
-    )
+    try:
+        models = [model for model in store.iterdir() if model.is_dir() and _NAME.match(model.name)]
+    except OSError as error:
+        raise StoreError(f"store {store}: cannot be read ({error.strerror}); check its permissions") from error
+    folders = sorted(folder for model in models for folder in _versions(model))
     if not folders:
         raise StoreError(
             f"store {store}: holds no bundle (<model>/<version>/{MANIFEST_FILE}); "
             f"make one with headway-export CHECKPOINT --store {store}"
         )
     return folders
+
+
+def _versions(model: Path) -> list[Path]:
+    """Returns the folders of a model's versions; the model's own if it cannot be read, for opening it says why."""
+    try:
+        return [version for version in model.iterdir() if version.is_dir() and _NAME.match(version.name)]
+    except OSError:
+        return [model]
 
 
 def version_key(version: str) -> tuple[tuple[int, int, str], ...]:

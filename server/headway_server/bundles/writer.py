@@ -19,7 +19,7 @@ def describe_files(folder: Path) -> dict[str, BundleFile]:
     return {
         file.relative_to(folder).as_posix(): BundleFile(sha256=sha256_of(file), size_bytes=file.stat().st_size)
         for file in sorted(folder.rglob("*"))
-        if file.is_file() and file.name != MANIFEST_FILE
+        if file.is_file() and file != folder / MANIFEST_FILE
     }
 
 
@@ -55,6 +55,11 @@ def publish(staged: Path, store: Path, *, replace: bool = False) -> Bundle:
     aside = staged.with_name(f"{staged.name}.replaced")
     if place.exists():
         place.rename(aside)
-    staged.rename(place)
+    try:
+        staged.rename(place)
+    except OSError:
+        if aside.exists():
+            aside.rename(place)
+        raise
     shutil.rmtree(aside, ignore_errors=True)
     return Bundle(path=place, manifest=manifest)

@@ -9,6 +9,7 @@ rows and for every slot that prefills, since only the small inputs change from s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -45,7 +46,7 @@ class DecoderRunner:
         num_slots: Rows that can run at once.
         max_length: Positions of a slot.
         vocab_size: V.
-        cache_bytes: Memory of the state, in bytes, taken when the runner is made.
+        cache_bytes: Memory of the state and of packed sources, in bytes, taken when the runner is made.
         prefill_chunk: Tokens of a prefill at most.
     """
 
@@ -65,13 +66,16 @@ class DecoderRunner:
                                                  specs[state.past].dtype))
             for state in variant.state
         ]  # fmt: skip
-        self._cross = [specs[name] for name in variant.cross]
+        max_sources, max_source_length = num_slots, bundle.manifest.limits.max_input_tokens or 0
+        self._cross = {name: _CrossBuffer(specs[name], max_sources, max_source_length) for name in variant.cross}
         self._sources: dict[str, NDArray[Any]] = {}
         self._bindings: dict[tuple[int, int], _Binding] = {}
         self.num_slots = num_slots
         self.max_length = max_length
         self.vocab_size = _fixed(specs[_LOGITS], -1)
-        self.cache_bytes = sum(buffer.num_bytes for _, _, buffer in self._state)
+        self.cache_bytes = sum(buffer.num_bytes for _, _, buffer in self._state) + sum(
+            buffer.num_bytes for buffer in self._cross.values()
+        )
         self.prefill_chunk = PREFILL_CHUNK
         self._logits: NDArray[np.float32] = np.empty((num_slots, 1, self.vocab_size), np.float32)
 
@@ -111,17 +115,20 @@ class DecoderRunner:
         """
         length = len(token_ids)
         assert 0 < length <= self.prefill_chunk, "the caller cuts texts into chunks"
+        assert start + length <= self.max_length, "the caller cuts texts into windows"
         logits: NDArray[np.float32] = np.empty((1, length, self.vocab_size), np.float32)
         binding = self._binding(slot, 1)
         binding.bind_logits(logits)
-        self._step(
-            first_slot=slot,
-            input_ids=token_ids[np.newaxis],
-            position_ids=np.arange(start, start + length, dtype=np.int64)[np.newaxis],
-            logits_positions=np.arange(length, dtype=np.int64)[np.newaxis],
-            lengths=np.array([start + length], np.int32),
-        )
-        binding.bind_logits(self._logits[:1])
+        try:
+            self._step(
+                first_slot=slot,
+                input_ids=token_ids[np.newaxis],
+                position_ids=np.arange(start, start + length, dtype=np.int64)[np.newaxis],
+                logits_positions=np.arange(length, dtype=np.int64)[np.newaxis],
+                lengths=np.array([start + length], np.int32),
+            )
+        finally:  # the next step must not write into an array that is gone
+            binding.bind_logits(self._logits[:1])
         scores: NDArray[np.float32] = logits[0]
         return scores
 
@@ -154,22 +161,14 @@ class DecoderRunner:
     def set_sources(self, sources: Sequence[CrossTensors]) -> None:
         """Says which encoded sentences the running slots read, in the order of the slots.
 
-        To be called whenever that changes. The tensors are packed to the longest source, (N, heads, S, head_dim).
+        To be called whenever that changes. The tensors are packed to the longest source, (N, heads, S, head_dim), in
+        memory that all steps share.
         """
-        if not sources:
-            self._sources = {}
-            return
-        longest = max(source.num_tokens for source in sources)
+        longest = max((source.num_tokens for source in sources), default=0)
         lengths = np.array([source.num_tokens for source in sources])
-        packed: dict[str, NDArray[Any]] = {
-            "source_mask": (np.arange(longest) < lengths[:, np.newaxis]).astype(np.int64)
-        }
-        for spec in self._cross:
-            shape = (len(sources), _fixed(spec, 1), longest, _fixed(spec, 3))
-            packed[spec.name] = tensor = np.zeros(shape, spec.dtype)  # (N, heads, S, head_dim)
-            for row, source in enumerate(sources):
-                tensor[row, :, : source.num_tokens] = source.tensors[spec.name]
-        self._sources = packed
+        self._sources = {name: buffer.pack(sources, longest) for name, buffer in self._cross.items()} if sources else {}
+        if sources:
+            self._sources["source_mask"] = (np.arange(longest) < lengths[:, np.newaxis]).astype(np.int64)  # (N, S)
         for binding in self._bindings.values():
             binding.sources_are_bound = False
 
@@ -236,6 +235,26 @@ class _Binding:
 
     def run(self) -> None:
         self._session.run_bound(self._binding)
+
+
+class _CrossBuffer:
+    """Memory for one cross-attention tensor of all running sentences, packed to the longest of them."""
+
+    def __init__(self, spec: TensorSpec, max_sources: int, max_length: int) -> None:
+        self._heads, self._head_dim = _fixed(spec, 1), _fixed(spec, 3)
+        self._name = spec.name
+        self._memory: NDArray[Any] = np.zeros(max_sources * self._heads * max_length * self._head_dim, spec.dtype)
+        self._memory.fill(0)  # takes the memory now
+        self.num_bytes = self._memory.nbytes
+
+    def pack(self, sources: Sequence[CrossTensors], length: int) -> NDArray[Any]:
+        """Returns (N, heads, S, head_dim): a view that the next call overwrites, zero where a source is shorter."""
+        shape = (len(sources), self._heads, length, self._head_dim)
+        packed = self._memory[: math.prod(shape)].reshape(shape)
+        for row, source in enumerate(sources):
+            packed[row, :, : source.num_tokens] = source.tensors[self._name]
+            packed[row, :, source.num_tokens :] = 0
+        return packed
 
 
 class EncoderRunner:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from headway_server.errors import RuntimeUnavailableError
+from headway_server.errors import BundleError, RuntimeUnavailableError
 from headway_server.runtime.session import Device, Tensor
 
 _CUDA_MEMCPY_DEVICE_TO_DEVICE = 3
@@ -47,7 +47,8 @@ class HostBuffer:
     """State in main memory."""
 
     def __init__(self, shape: tuple[int, ...], dtype: str) -> None:
-        self._array: Tensor = np.zeros(shape, dtype)
+        self._array: Tensor = np.empty(shape, dtype)
+        self._array.fill(0)  # unlike np.zeros, this takes the memory now and not under load
         self.shape = shape
         self.dtype = self._array.dtype
         self.num_bytes = self._array.nbytes
@@ -104,7 +105,7 @@ class CudaBuffer:
 
     def _check(self, code: int) -> None:
         if code != 0:
-            raise RuntimeUnavailableError(f"CUDA call failed with code {code}; see the CUDA runtime's error table")
+            raise BundleError(f"CUDA call failed with code {code}; see the CUDA runtime's error table")
 
 
 def _load_cudart() -> ctypes.CDLL:

@@ -1,6 +1,7 @@
 """Bundles are found, checked whole, and written whole or not at all."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -35,6 +36,13 @@ def _edit(change: Callable[[dict], object]) -> Callable[[Path], object]:
     return edit
 
 
+_A_FILE = {"sha256": "0" * 64, "size_bytes": 1}
+
+
+def _graph_file(manifest: dict) -> str:
+    return next(iter(manifest["variants"].values()))["graphs"]["model"]["file"]
+
+
 def _flip_a_byte(bundle: Path) -> None:
     file = next(bundle.rglob("*.onnx"))
     content = bytearray(file.read_bytes())
@@ -57,6 +65,15 @@ def _flip_a_byte(bundle: Path) -> None:
         (_edit(lambda manifest: manifest.update(surprise=1)), "surprise: Extra inputs are not permitted"),
         (_edit(lambda manifest: manifest.update(labels=[])), "labels: .* needs them"),
         (_edit(lambda manifest: manifest.update(variants={})), "variants: at least one is needed"),
+        (_edit(lambda manifest: manifest["files"].pop(_graph_file(manifest))), "is not among the files"),
+        (_edit(lambda manifest: manifest["files"].update({"../up.onnx": _A_FILE})), "String should match"),
+        (_edit(lambda manifest: manifest["files"].update({"/up.onnx": _A_FILE})), "String should match"),
+        (
+            _edit(lambda manifest: manifest["limits"].update(max_input_tokens=0)),
+            r"limits\.max_input_tokens: .*equal to 1",
+        ),
+        (_edit(lambda manifest: manifest.update(sampling_defaults={"temperature": 5})), "temperature: .*equal to 2"),
+        (_edit(lambda manifest: manifest.update(sampling_defaults={"top_k": -3})), "top_k: .*equal to 0"),
         (_edit(lambda manifest: manifest.update(name="another")), "the manifest is of another/"),
         (_edit(lambda manifest: manifest.update(name="../up")), "name: String should match"),
     ],
@@ -81,10 +98,20 @@ def test_a_store_that_is_missing_or_empty_says_how_to_make_one(tmp_path):
         find_bundles(tmp_path)
 
 
-def test_hidden_folders_are_no_bundles(bundle):
+def test_folders_that_no_model_can_be_called_are_no_bundles(bundle):
     store = bundle.parent.parent
     (store / ".staging-x" / "1").mkdir(parents=True)
+    (store / "lost+found" / "1").mkdir(parents=True)
     assert find_bundles(store) == [bundle]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every folder")
+def test_a_folder_that_cannot_be_read_is_a_bad_bundle_and_no_more(bundle):
+    closed = bundle.parent.parent / "closed"
+    closed.mkdir(mode=0)
+    assert find_bundles(bundle.parent.parent) == [closed, bundle]
+    with pytest.raises(BundleError, match="cannot be read"):
+        open_bundle(closed)
 
 
 def test_versions_are_ordered_as_people_read_them():
