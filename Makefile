@@ -45,7 +45,7 @@ serve: install ## A server on 127.0.0.1:50051 with the shipped models
 	$(BIN)/headway-server --store models --host 127.0.0.1 --port 50051
 
 bench: install ## Measure the shipped models on this machine
-	$(BIN)/python benchmarks/run.py
+	$(BIN)/python benchmarks/run.py $(ARGS)
 
 demo: $(DEMO_VENV)/.installed ## A real server, and every call answered (no torch); IMAGES="FILE ..." adds your pictures
 	$(DEMO_BIN)/python demo/run.py $(IMAGES)

@@ -6,7 +6,9 @@ the threads of one do not push those of another off their cores.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
 import threading
 from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias
@@ -182,13 +184,15 @@ def _choose_device(onnxruntime: Any, device: Literal["auto", "cpu", "cuda"]) -> 
         return "cpu"
     built_with_cuda = "CUDAExecutionProvider" in onnxruntime.get_available_providers()
     if built_with_cuda:
-        onnxruntime.preload_dlls()
+        with contextlib.redirect_stdout(sys.stderr):  # it prints what it cannot load; stdout is the ready line's
+            onnxruntime.preload_dlls()
     if built_with_cuda and _has_cuda_device(onnxruntime):
         return "cuda"
     if device == "auto":
         return "cpu"
     reason = (
-        "no usable CUDA device or driver was found"
+        "no usable CUDA device was found, or its driver or the CUDA and cuDNN libraries are missing (the log names "
+        "those that could not be loaded)"
         if built_with_cuda
         else "the installed ONNX Runtime is built without CUDA; run: pip uninstall onnxruntime && "
         "pip install 'headway-server[gpu]'"
