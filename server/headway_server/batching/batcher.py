@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 import numpy as np
+import structlog
 from numpy.typing import NDArray
 
 from headway_server.batching.queue import BatchQueue, Entry
@@ -25,8 +26,14 @@ Item = TypeVar("Item")
 Item_contra = TypeVar("Item_contra", contravariant=True)
 Feeds: TypeAlias = dict[str, NDArray[Any]]
 
+_log = structlog.get_logger(__name__)
+
 _NUM_THREADS = 2
 _JOIN_TIMEOUT_S = 10.0
+
+
+class BatchError(RuntimeError):
+    """The model could not be run; the log says why. A bug or a broken machine, never the caller's fault."""
 
 
 class BatchModel(Protocol[Item_contra]):
@@ -96,9 +103,10 @@ class Batcher(Generic[Item]):
         Args:
             model: What runs the batches.
             budget: Most that `longest x count` of a batch may be.
-            name: Of the model, for the threads.
+            name: Of the model, for the threads and the log.
         """
         self._model = model
+        self._name = name
         self._queue: BatchQueue[Item] = BatchQueue(budget)
         self._changed = threading.Condition()  # guards the queue and the two below
         self._num_taken = 0  # batches that were taken and have not run to their end
@@ -124,6 +132,7 @@ class Batcher(Generic[Item]):
             deadline: When the caller stops waiting, by `time.monotonic`.
 
         Raises:
+            BatchError: The model could not be run.
             DeadlineError: The deadline passed before all items ran.
             DrainingError: The batcher was closed.
         """
@@ -174,6 +183,8 @@ class Batcher(Generic[Item]):
                         self._post(_fail, expired, DeadlineError("the deadline passed while the call was waiting"))
                     if batch:
                         self._num_taken += 1
+                        if self._queue.fills_batch:  # a call worth several batches has woken this thread alone
+                            self._changed.notify()
                         return batch
                 else:
                     self._changed.wait()
@@ -187,7 +198,8 @@ class Batcher(Generic[Item]):
             end = time.monotonic()
             rows = self._model.finish(outputs)
         except Exception as error:  # whatever it is, it belongs to the callers of this batch and not to the thread
-            self._post(_fail, batch, error)
+            _log.error("a batch failed", model=self._name, num_items=len(batch), exc_info=error)
+            self._post(_fail, batch, BatchError("the model could not be run; the server's log says why"))
         else:
             self._post(_deliver, batch, rows, start, end)
 

@@ -2,7 +2,7 @@
 
 Every error carries `google.rpc.ErrorInfo` with a reason that does not change between versions; a wrong field also
 `BadRequest`, an overload also `RetryInfo`. What is not a `RequestError` is a bug: the caller gets INTERNAL and the
-number of an incident, and the log gets the rest.
+number of an incident, and the log gets the rest: once, however many calls a failed step or batch belonged to.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
+from headway_server.batching.batcher import BatchError
+from headway_server.engine.engine import StepError
 from headway_server.errors import (
     CancelledError,
     DeadlineError,
@@ -40,6 +42,8 @@ STATUS: Final[dict[type[RequestError], tuple[grpc.StatusCode, str]]] = {
 }
 """The table: code and reason of each kind of error."""
 
+_LOGGED_WHERE_RAISED: Final = (BatchError, StepError)
+
 # Status and details travel in trailers, of which clients take 8 KiB; a message may quote what the caller sent.
 _MAX_MESSAGE_LENGTH = 1000
 
@@ -52,7 +56,10 @@ def to_status(error: Exception, method: str) -> status_pb2.Status:
         if isinstance(error, kind):
             return _status(code, _clip(str(error)), [_error_info(reason), *_details(error)])
     incident = secrets.token_hex(6)
-    _log.error("internal error", incident=incident, method=method, exc_info=error)
+    if isinstance(error, _LOGGED_WHERE_RAISED):
+        _log.error("internal error", incident=incident, method=method, reason=str(error))
+    else:
+        _log.error("internal error", incident=incident, method=method, exc_info=error)
     message = f"internal error; the server's log has it as incident {incident}"
     return _status(grpc.StatusCode.INTERNAL, message, [_error_info(INTERNAL_REASON, incident=incident)])
 

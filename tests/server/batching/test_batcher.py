@@ -6,9 +6,10 @@ import time
 
 import numpy as np
 import pytest
+import structlog
 from waiting import until
 
-from headway_server.batching.batcher import Batcher
+from headway_server.batching.batcher import BatchError, Batcher
 from headway_server.errors import DeadlineError, DrainingError
 
 
@@ -124,9 +125,30 @@ async def test_a_call_past_its_deadline_never_runs_and_is_told(batcher, model):
 
 @pytest.mark.parametrize("bad", [13, 17])
 async def test_an_error_fails_the_calls_of_its_batch_and_no_others(batcher, bad):
-    with pytest.raises(ArithmeticError, match=str(bad)):
+    with pytest.raises(BatchError, match="the server's log says why"):
         await submit(batcher, bad)
     assert (await submit(batcher, 2)).rows.tolist() == [[2, 4]]
+
+
+async def test_an_error_is_logged_once_for_all_calls_of_its_batch(batcher, model):
+    first = await hold(model, batcher)
+    with structlog.testing.capture_logs() as lines:
+        calls = [submit(batcher, n) for n in (13, 14, 15)]
+        await until(lambda: len(batcher._queue) == 3)
+        model.gate.set()
+        assert all(isinstance(error, BatchError) for error in await asyncio.gather(*calls, return_exceptions=True))
+    await first
+    [line] = lines
+    assert (line["event"], line["model"], line["num_items"]) == ("a batch failed", "squares", 3)
+    assert isinstance(line["exc_info"], ArithmeticError)
+
+
+async def test_a_call_worth_two_batches_wakes_both_threads(batcher, model):
+    model.gate.clear()
+    call = submit(batcher, *range(8))
+    await until(lambda: batcher._num_taken == 2)
+    model.gate.set()
+    await call
 
 
 async def test_closing_fails_what_waits_and_refuses_what_comes(batcher, model):

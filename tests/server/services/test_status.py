@@ -8,6 +8,8 @@ import structlog
 from google.rpc import error_details_pb2
 
 from headway_server import errors
+from headway_server.batching.batcher import BatchError
+from headway_server.engine.engine import StepError
 from headway_server.services.status import STATUS, to_status
 
 
@@ -67,6 +69,17 @@ def test_a_bug_is_logged_with_an_incident_and_hidden_from_the_caller():
     [line] = lines
     assert (line["incident"], line["method"], line["log_level"]) == (incident, "/headway.v1.X/Y", "error")
     assert isinstance(line["exc_info"], KeyError)
+
+
+@pytest.mark.parametrize("kind", [BatchError, StepError])
+def test_what_was_logged_where_it_was_raised_is_an_incident_without_a_traceback(kind):
+    with structlog.testing.capture_logs() as lines:
+        status = to_status(kind("the model could not be run"), "/headway.v1.X/Y")
+    assert status.code == grpc.StatusCode.INTERNAL.value[0]
+    [line] = lines
+    assert line["incident"] in status.message
+    assert line["reason"] == "the model could not be run"
+    assert "exc_info" not in line
 
 
 def test_details_stay_below_what_clients_take_of_trailers():
