@@ -53,6 +53,7 @@ def serve(
         int | None, _option("threads", "Threads of the models; left out, the cores this process may use.")
     ] = None,
     max_message_mib: Annotated[int | None, _option("max_message_mib", "Largest request, in MiB.")] = None,
+    max_text_kib: Annotated[int | None, _option("max_text_kib", "Largest text or prompt, in KiB of UTF-8.")] = None,
     max_image_mib: Annotated[float | None, _option("max_image_mib", "Largest encoded image, in MiB.")] = None,
     max_image_megapixels: Annotated[
         float | None, _option("max_image_megapixels", "Most pixels of an image, in millions.")

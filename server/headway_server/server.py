@@ -50,7 +50,7 @@ class _Service:
     name: str
     tasks: frozenset[Task]
     """It is healthy when a model for one of these is loaded; when empty, always."""
-    add: Callable[[ModelRegistry, grpc.aio.Server], None]
+    add: Callable[[ModelRegistry, ServerSettings, grpc.aio.Server], None]
     """Makes the servicer and adds it to a server."""
 
 
@@ -62,30 +62,30 @@ _SERVICES = (
     _Service(
         name=_name(generation_service_pb2, "GenerationService"),
         tasks=frozenset({Task.GENERATION}),
-        add=lambda registry, server: generation_service_pb2_grpc.add_GenerationServiceServicer_to_server(
-            GenerationService(registry), server
+        add=lambda registry, settings, server: generation_service_pb2_grpc.add_GenerationServiceServicer_to_server(
+            GenerationService(registry, max_text_bytes=settings.max_text_kib * 2**10), server
         ),
     ),
     _Service(
         name=_name(translation_service_pb2, "TranslationService"),
         tasks=frozenset({Task.TRANSLATION}),
-        add=lambda registry, server: translation_service_pb2_grpc.add_TranslationServiceServicer_to_server(
-            TranslationService(registry), server
+        add=lambda registry, settings, server: translation_service_pb2_grpc.add_TranslationServiceServicer_to_server(
+            TranslationService(registry, max_text_bytes=settings.max_text_kib * 2**10), server
         ),
     ),
     _Service(
         name=_name(text_classification_service_pb2, "TextClassificationService"),
         tasks=frozenset({Task.TEXT_CLASSIFICATION, Task.TOKEN_CLASSIFICATION, Task.TEXT_EMBEDDING}),
-        add=lambda registry, server: (
+        add=lambda registry, settings, server: (
             text_classification_service_pb2_grpc.add_TextClassificationServiceServicer_to_server(
-                TextClassificationService(registry), server
+                TextClassificationService(registry, max_text_bytes=settings.max_text_kib * 2**10), server
             )
         ),
     ),
     _Service(
         name=_name(image_classification_service_pb2, "ImageClassificationService"),
         tasks=frozenset({Task.IMAGE_CLASSIFICATION}),
-        add=lambda registry, server: (
+        add=lambda registry, _settings, server: (
             image_classification_service_pb2_grpc.add_ImageClassificationServiceServicer_to_server(
                 ImageClassificationService(registry), server
             )
@@ -94,7 +94,7 @@ _SERVICES = (
     _Service(
         name=_name(model_service_pb2, "ModelService"),
         tasks=frozenset(),
-        add=lambda registry, server: model_service_pb2_grpc.add_ModelServiceServicer_to_server(
+        add=lambda registry, _settings, server: model_service_pb2_grpc.add_ModelServiceServicer_to_server(
             ModelService(registry), server
         ),
     ),
@@ -118,7 +118,7 @@ class HeadwayServer:
             ],
         )
         for service in _SERVICES:
-            service.add(registry, self._server)
+            service.add(registry, settings, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = [service.name for service in _SERVICES]
         reflection.enable_server_reflection((*names, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)

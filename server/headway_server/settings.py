@@ -18,6 +18,9 @@ from headway_server.engine.settings import EngineSettings
 _PIXELS_THAT_PILLOW_DECODES: Final = 89_000_000
 """Past this Pillow warns of a decompression bomb itself."""
 
+DEFAULT_MAX_TEXT_KIB: Final = 256
+"""A thousand times the length of a news item, and tokenized in a third of a second."""
+
 
 class ServerSettings(BaseSettings):
     """Everything that can be set."""
@@ -40,6 +43,9 @@ class ServerSettings(BaseSettings):
     """Threads of the models, together; left out, the cores this process may use."""
     max_message_mib: Annotated[int, Field(ge=1, le=1024)] = 64
     """Largest request, in MiB; what is larger is refused before it is read."""
+    max_text_kib: Annotated[int, Field(ge=1, le=1024 * 1024)] = DEFAULT_MAX_TEXT_KIB
+    """Largest text or prompt, in KiB of UTF-8; what is larger is refused before it is tokenized. A call may hold 16
+    times as much in all."""
     max_image_mib: Annotated[float, Field(gt=0, le=1024)] = 16
     """Largest encoded image, in MiB."""
     max_image_megapixels: Annotated[float, Field(gt=0, le=_PIXELS_THAT_PILLOW_DECODES / 1e6)] = 50

@@ -55,6 +55,7 @@ def test_every_flag_reaches_its_setting(settings_of):
         "--host": "::1",
         "--threads": "3",
         "--max-message-mib": "4",
+        "--max-text-kib": "5",
         "--max-image-mib": "5.5",
         "--max-image-megapixels": "6.5",
         "--max-waiting": "7",

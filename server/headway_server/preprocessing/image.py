@@ -16,7 +16,7 @@ from PIL import BmpImagePlugin, GifImagePlugin, Image, JpegImagePlugin, PngImage
 
 from headway_server.bundles import ImagePreprocessing
 from headway_server.errors import BundleError, InvalidInputError
-from headway_server.preprocessing.pool import preprocessing_pool
+from headway_server.preprocessing.pool import image_pool
 
 # Imported here because Image.open would import every plugin there is at the first WebP image.
 _PLUGINS = (JpegImagePlugin, PngImagePlugin, WebPImagePlugin, BmpImagePlugin, GifImagePlugin)
@@ -90,7 +90,7 @@ class ImagePreprocessor:
         # The cheap checks of all images come first: one bomb among 64 images costs no decoding.
         for data, field in zip(images, fields, strict=True):
             check_bytes(data, field=field, max_bytes=self._limits.max_bytes)
-        pool = preprocessing_pool()
+        pool = image_pool()
         tasks = [
             loop.run_in_executor(pool, self.prepare, data, field) for data, field in zip(images, fields, strict=True)
         ]

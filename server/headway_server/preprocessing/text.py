@@ -6,7 +6,7 @@ T is the number of tokens of a text.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -16,7 +16,10 @@ from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
 
 from headway_server.errors import BundleError, InvalidInputError
-from headway_server.preprocessing.pool import preprocessing_pool
+from headway_server.preprocessing.pool import text_pool
+
+_SLICE_LENGTH = 2**16
+"""Characters of the texts that are encoded at a time: what the library makes of a text is many times its size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +67,7 @@ class TextTokenizer:
     async def encode_batch(
         self, texts: Sequence[str], *, add_special_tokens: bool, with_offsets: bool = False
     ) -> list[EncodedText]:
-        """Encodes texts off the event loop.
+        """Encodes texts off the event loop, slice by slice; what has not begun when the caller goes is not done.
 
         Args:
             texts: Any number of texts.
@@ -72,8 +75,10 @@ class TextTokenizer:
                 prompts.
             with_offsets: Whether the characters of each token are wanted; without them it is faster.
         """
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(preprocessing_pool(), self._encode, texts, add_special_tokens, with_offsets)
+        encoded: list[EncodedText] = []
+        for part in _slices(texts):
+            encoded += await self._encode_slice(texts[part], add_special_tokens, with_offsets)
+        return encoded
 
     async def encode_limited(
         self,
@@ -86,7 +91,7 @@ class TextTokenizer:
         keep: Literal["start", "end"] = "start",
         with_offsets: bool = False,
     ) -> list[EncodedText]:
-        """Encodes texts off the event loop and holds them to a model's limit.
+        """Encodes texts off the event loop and holds them to a model's limit; nothing follows the first refusal.
 
         Args:
             texts: The texts of a request.
@@ -98,28 +103,35 @@ class TextTokenizer:
             with_offsets: Whether the characters of each token are wanted.
 
         Raises:
-            InvalidInputError: A text is past the limit and `truncate` is not set, or has no token at all.
+            InvalidInputError: A text is past the limit and `truncate` is not set, or is nothing but special tokens.
         """
-        encoded = await self.encode_batch(texts, add_special_tokens=add_special_tokens, with_offsets=with_offsets)
-        for index, text in enumerate(encoded):
-            if len(text) == 0:
-                raise InvalidInputError(fields[index], "has nothing the model reads; give it at least one word")
-            if len(text) <= max_tokens:
-                continue
-            if not truncate:
-                raise InvalidInputError(
-                    fields[index],
-                    f"has {len(text)} tokens, the model reads at most {max_tokens}; "
-                    "shorten it, split it, or set truncate to have it cut",
+        least = self.num_special_tokens if add_special_tokens else 0
+        encoded: list[EncodedText] = []
+        for part in _slices(texts):
+            for text in await self._encode_slice(texts[part], add_special_tokens, with_offsets):
+                index = len(encoded)
+                if len(text) <= least:
+                    raise InvalidInputError(fields[index], "holds no text; give it at least one word")
+                if len(text) <= max_tokens:
+                    encoded.append(text)
+                    continue
+                if not truncate:
+                    raise _too_long(fields[index], len(text), max_tokens)
+                shortened = await asyncio.get_running_loop().run_in_executor(
+                    text_pool(), self._shorten, texts[index], max_tokens, add_special_tokens, keep, with_offsets
                 )
-            encoded[index] = await asyncio.get_running_loop().run_in_executor(
-                preprocessing_pool(), self._shorten, texts[index], max_tokens, add_special_tokens, keep, with_offsets
-            )
+                encoded.append(shortened)
         return encoded
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Returns the text of `token_ids`; special tokens are left out. Runs on the caller's thread."""
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
+
+    async def _encode_slice(
+        self, texts: Sequence[str], add_special_tokens: bool, with_offsets: bool
+    ) -> list[EncodedText]:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(text_pool(), self._encode, texts, add_special_tokens, with_offsets)
 
     def _encode(self, texts: Sequence[str], add_special_tokens: bool, with_offsets: bool) -> list[EncodedText]:
         encode = self._tokenizer.encode_batch if with_offsets else self._tokenizer.encode_batch_fast
@@ -146,4 +158,24 @@ def _encoded_text(encoding: Encoding, with_offsets: bool, *, truncated: bool = F
         input_ids=np.asarray(encoding.ids, np.int64),
         offsets=tuple(encoding.offsets) if with_offsets else (),
         truncated=truncated,
+    )
+
+
+def _slices(texts: Sequence[str]) -> Iterator[slice]:
+    """Cuts texts into runs of at most `_SLICE_LENGTH` characters; a longer text is a run of its own."""
+    start, length = 0, 0
+    for index, text in enumerate(texts):
+        if index > start and length + len(text) > _SLICE_LENGTH:
+            yield slice(start, index)
+            start, length = index, 0
+        length += len(text)
+    if start < len(texts):
+        yield slice(start, len(texts))
+
+
+def _too_long(field: str, length: int, max_tokens: int) -> InvalidInputError:
+    return InvalidInputError(
+        field,
+        f"has {length} tokens, the model reads at most {max_tokens}; "
+        "shorten it, split it, or set truncate to have it cut",
     )

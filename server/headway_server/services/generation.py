@@ -13,9 +13,15 @@ from headway.v1 import generation_service_pb2 as pb
 from headway.v1 import generation_service_pb2_grpc as pb_grpc
 from headway_server.bundles import Task
 from headway_server.engine import Decoded, FinishReason, GeneratedText, GenerationModel, Piece, SamplingRequest
-from headway_server.errors import InvalidInputError
 from headway_server.registry import ModelRegistry
-from headway_server.services.messages import check_texts, deadline_of, model_reference, timings_of_call
+from headway_server.services.messages import (
+    check_text,
+    check_texts,
+    deadline_of,
+    model_reference,
+    timings_of_call,
+)
+from headway_server.settings import DEFAULT_MAX_TEXT_KIB
 
 MAX_PROMPTS = 256
 
@@ -29,8 +35,10 @@ FINISH_REASONS = {
 class GenerationService(pb_grpc.GenerationServiceServicer):
     """Answers from the registry's decoder-only models."""
 
-    def __init__(self, registry: ModelRegistry) -> None:
+    def __init__(self, registry: ModelRegistry, *, max_text_bytes: int = DEFAULT_MAX_TEXT_KIB * 2**10) -> None:
+        """Answers from `registry`; a text of more than `max_text_bytes` in UTF-8 is refused unread."""
         self._registry = registry
+        self._max_text_bytes = max_text_bytes
 
     async def GenerateText(  # noqa: N802 (the method's name in the protocol)
         self, request: pb.GenerateTextRequest, context: grpc.aio.ServicerContext[Any, Any]
@@ -41,7 +49,7 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
         prompts = list(request.prompts)
         answer = await model.generate(
             prompts,
-            fields=check_texts("prompts", prompts, MAX_PROMPTS),
+            fields=check_texts("prompts", prompts, MAX_PROMPTS, self._max_text_bytes),
             sampling=parse_sampling(request.sampling),
             truncate=request.truncate,
             deadline=deadline_of(context),
@@ -60,7 +68,7 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
         model = self._find(request)
         parts = model.stream(
             request.prompt,
-            field=check_text("prompt", request.prompt),
+            field=check_text("prompt", request.prompt, self._max_text_bytes),
             sampling=parse_sampling(request.sampling),
             truncate=request.truncate,
             deadline=deadline_of(context),
@@ -73,17 +81,6 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
         model = self._registry.find(Task.GENERATION, request.model, request.model_version)
         assert isinstance(model, GenerationModel)  # by the registry's table of loaders
         return model
-
-
-def check_text(field: str, text: str) -> str:
-    """Checks the one text of a streaming request and returns what to call it in messages.
-
-    Raises:
-        InvalidInputError: It is empty.
-    """
-    if not text:
-        raise InvalidInputError(field, "is empty; give at least one character")
-    return field
 
 
 def parse_sampling(sampling: pb.SamplingParameters) -> SamplingRequest:

@@ -22,6 +22,7 @@ from headway_server.services.messages import (
     model_reference,
     timings_of_call,
 )
+from headway_server.settings import DEFAULT_MAX_TEXT_KIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +35,8 @@ class ClassifyTextCall:
     truncate: bool
 
     @classmethod
-    def parse(cls, request: pb.ClassifyTextRequest, num_labels: int) -> ClassifyTextCall:
-        """Checks a request to a model of `num_labels` labels.
+    def parse(cls, request: pb.ClassifyTextRequest, num_labels: int, max_text_bytes: int) -> ClassifyTextCall:
+        """Checks a request to a model of `num_labels` labels, of texts of at most `max_text_bytes`.
 
         Raises:
             InvalidInputError: A field is out of range.
@@ -43,7 +44,7 @@ class ClassifyTextCall:
         texts = list(request.texts)
         return cls(
             texts=texts,
-            fields=check_texts("texts", texts, MAX_TEXTS),
+            fields=check_texts("texts", texts, MAX_TEXTS, max_text_bytes),
             top_k=check_top_k(request.top_k, num_labels),
             truncate=request.truncate,
         )
@@ -52,8 +53,10 @@ class ClassifyTextCall:
 class TextClassificationService(pb_grpc.TextClassificationServiceServicer):
     """Answers from the registry's text models."""
 
-    def __init__(self, registry: ModelRegistry) -> None:
+    def __init__(self, registry: ModelRegistry, *, max_text_bytes: int = DEFAULT_MAX_TEXT_KIB * 2**10) -> None:
+        """Answers from `registry`; a text of more than `max_text_bytes` in UTF-8 is refused unread."""
         self._registry = registry
+        self._max_text_bytes = max_text_bytes
 
     async def ClassifyText(  # noqa: N802 (the method's name in the protocol)
         self, request: pb.ClassifyTextRequest, context: grpc.aio.ServicerContext[Any, Any]
@@ -62,7 +65,7 @@ class TextClassificationService(pb_grpc.TextClassificationServiceServicer):
         arrived = time.monotonic()
         model = self._registry.find(Task.TEXT_CLASSIFICATION, request.model, request.model_version)
         assert isinstance(model, TextClassifier)  # by the registry's table of loaders
-        call = ClassifyTextCall.parse(request, len(model.labels))
+        call = ClassifyTextCall.parse(request, len(model.labels), self._max_text_bytes)
         answer = await model.classify(
             call.texts, fields=call.fields, top_k=call.top_k, truncate=call.truncate, deadline=deadline_of(context)
         )

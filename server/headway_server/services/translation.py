@@ -13,8 +13,15 @@ from headway.v1 import translation_service_pb2 as pb
 from headway.v1 import translation_service_pb2_grpc as pb_grpc
 from headway_server.engine import Decoded, Piece, TranslatedText, TranslationModel
 from headway_server.registry import ModelRegistry
-from headway_server.services.generation import FINISH_REASONS, check_text
-from headway_server.services.messages import check_texts, deadline_of, model_reference, timings_of_call
+from headway_server.services.generation import FINISH_REASONS
+from headway_server.services.messages import (
+    check_text,
+    check_texts,
+    deadline_of,
+    model_reference,
+    timings_of_call,
+)
+from headway_server.settings import DEFAULT_MAX_TEXT_KIB
 
 MAX_TEXTS = 256
 
@@ -22,8 +29,10 @@ MAX_TEXTS = 256
 class TranslationService(pb_grpc.TranslationServiceServicer):
     """Answers from the registry's encoder-decoder models."""
 
-    def __init__(self, registry: ModelRegistry) -> None:
+    def __init__(self, registry: ModelRegistry, *, max_text_bytes: int = DEFAULT_MAX_TEXT_KIB * 2**10) -> None:
+        """Answers from `registry`; a text of more than `max_text_bytes` in UTF-8 is refused unread."""
         self._registry = registry
+        self._max_text_bytes = max_text_bytes
 
     async def TranslateText(  # noqa: N802 (the method's name in the protocol)
         self, request: pb.TranslateTextRequest, context: grpc.aio.ServicerContext[Any, Any]
@@ -34,7 +43,7 @@ class TranslationService(pb_grpc.TranslationServiceServicer):
         texts = list(request.texts)
         answer = await model.translate(
             texts,
-            fields=check_texts("texts", texts, MAX_TEXTS),
+            fields=check_texts("texts", texts, MAX_TEXTS, self._max_text_bytes),
             max_new_tokens=_max_new_tokens(request.parameters),
             truncate=request.truncate,
             deadline=deadline_of(context),
@@ -53,7 +62,7 @@ class TranslationService(pb_grpc.TranslationServiceServicer):
         model = self._find(request)
         parts = model.stream(
             request.text,
-            field=check_text("text", request.text),
+            field=check_text("text", request.text, self._max_text_bytes),
             max_new_tokens=_max_new_tokens(request.parameters),
             truncate=request.truncate,
             deadline=deadline_of(context),

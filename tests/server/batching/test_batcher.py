@@ -9,7 +9,7 @@ import pytest
 import structlog
 from waiting import until
 
-from headway_server.batching.batcher import BatchError, Batcher
+from headway_server.batching.batcher import Batcher, BatchError
 from headway_server.errors import DeadlineError, DrainingError
 
 

@@ -1,5 +1,7 @@
 """Text to ids and back."""
 
+import asyncio
+import threading
 from pathlib import Path
 
 import pytest
@@ -7,6 +9,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from headway_server.errors import BundleError, InvalidInputError
 from headway_server.preprocessing import TextTokenizer
+from headway_server.preprocessing.pool import text_pool
 
 VOCABULARY = {"[PAD]": 0, "[CLS]": 1, "[SEP]": 2, "[UNK]": 3, "a": 4, "b": 5, "c": 6, "ü": 7}
 
@@ -71,9 +74,64 @@ async def test_a_text_at_the_limit_is_whole_and_one_past_it_is_refused(tokenizer
     assert caught.value.field == "texts[1]"
 
 
-async def test_a_text_without_a_token_is_refused(tokenizer):
-    with pytest.raises(InvalidInputError, match="nothing the model reads"):
-        await tokenizer.encode_limited(["  "], fields=["text"], max_tokens=4, truncate=False, add_special_tokens=False)
+@pytest.mark.parametrize("add_special_tokens", [True, False])
+async def test_a_text_without_a_token_of_its_own_is_refused(tokenizer, add_special_tokens):
+    with pytest.raises(InvalidInputError, match=r"texts\[1\]: holds no text; give it at least one word"):
+        await tokenizer.encode_limited(
+            ["a", " \n "],
+            fields=["texts[0]", "texts[1]"],
+            max_tokens=4,
+            truncate=False,
+            add_special_tokens=add_special_tokens,
+        )
+
+
+class CountingTokenizer(TextTokenizer):
+    """Notes how many texts it encodes at a time."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__(tokenizer)
+        self.counts: list[int] = []
+
+    def _encode(self, texts, add_special_tokens, with_offsets):
+        self.counts.append(len(texts))
+        return super()._encode(texts, add_special_tokens, with_offsets)
+
+
+LONG = "a b c " * 6_000  # 36,000 characters
+
+
+async def test_many_texts_are_encoded_a_slice_at_a_time_and_as_if_at_once(library_tokenizer):
+    tokenizer = CountingTokenizer(library_tokenizer)
+    texts = ["a", LONG, "b", LONG, LONG * 3, "c", "a b"]
+    for encoded in (
+        await tokenizer.encode_batch(texts, add_special_tokens=True),
+        await tokenizer.encode_limited(texts, fields=texts, max_tokens=10**6, truncate=False),
+    ):
+        assert [text.input_ids.tolist() for text in encoded] == [library_tokenizer.encode(text).ids for text in texts]
+    assert tokenizer.counts == [3, 1, 1, 2] * 2
+
+
+async def test_nothing_is_encoded_after_the_first_refusal(library_tokenizer):
+    tokenizer = CountingTokenizer(library_tokenizer)
+    with pytest.raises(InvalidInputError, match="1: has 18002 tokens"):
+        await tokenizer.encode_limited(["a", *[LONG] * 9], fields=list("0123456789"), max_tokens=4, truncate=False)
+    assert tokenizer.counts == [2]
+
+
+async def test_what_a_caller_that_went_has_not_had_encoded_is_left(library_tokenizer):
+    tokenizer = CountingTokenizer(library_tokenizer)
+    gate, pool = threading.Event(), text_pool()
+    held = [pool.submit(gate.wait, 30) for _ in range(pool._max_workers)]
+    call = asyncio.create_task(tokenizer.encode_batch([LONG] * 9, add_special_tokens=True))
+    await asyncio.sleep(0)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    gate.set()
+    assert all(job.result() for job in held)
+    pool.submit(int).result()  # whatever the call had left in the pool would have run before this
+    assert tokenizer.counts == []
 
 
 def test_decoding_leaves_special_tokens_out(tokenizer):

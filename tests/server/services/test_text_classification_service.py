@@ -81,8 +81,22 @@ async def test_truncate_shortens_a_text_at_its_end_and_says_so(serving):
 
 
 async def test_a_text_of_unknown_words_is_answered(serving):
-    response = await serving.texts.ClassifyText(pb.ClassifyTextRequest(texts=["ünknøwn wörds 🙂", " "]))
-    assert [result.token_count for result in response.results] == [4, 1]
+    response = await serving.texts.ClassifyText(pb.ClassifyTextRequest(texts=["ünknøwn wörds 🙂"]))
+    assert [result.token_count for result in response.results] == [4]
+
+
+async def test_a_text_of_nothing_but_spaces_is_refused(serving):
+    failure = await failure_of(serving.texts.ClassifyText(pb.ClassifyTextRequest(texts=["goal", " \n"])))
+    assert (failure.code, failure.field) == (grpc.StatusCode.INVALID_ARGUMENT, "texts[1]")
+    assert "holds no text" in failure.message
+
+
+async def test_the_largest_text_is_that_of_the_settings(serve, classifier_store):
+    async with serve(classifier_store, max_text_kib=1) as serving:
+        request = pb.ClassifyTextRequest(texts=["goal", "goal " * 205], truncate=True)
+        failure = await failure_of(serving.texts.ClassifyText(request))
+        assert (failure.code, failure.field) == (grpc.StatusCode.INVALID_ARGUMENT, "texts[1]")
+        assert "has 1025 bytes, the limit is 1024" in failure.message
 
 
 async def test_an_unknown_model_lists_what_is_loaded(serving):
