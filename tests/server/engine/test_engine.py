@@ -24,6 +24,12 @@ from headway_server.engine.sequence import FinishReason, SamplingParameters
 from headway_server.errors import CancelledError, DeadlineError, DrainingError
 
 
+def text_of(token_ids) -> str:
+    """The text of all tokens at once, less what may be the beginning of a character."""
+    text = decode(token_ids)
+    return text[: len(text) - min(len(text) - len(text.rstrip("\ufffd")), 3)]
+
+
 def random_parameters(rng: np.random.Generator) -> dict:
     """Greedy or sampled, of any length."""
     return {
@@ -45,8 +51,7 @@ async def test_every_request_equals_the_naive_loop_whatever_runs_beside_it():
     lengths = set()
     for (prompt, parameters), result in zip(requests, results, strict=True):
         token_ids, reason = naive_decode(alone, prompt, SamplingParameters(**parameters), eos_id=EOS_ID)
-        text = decode(token_ids)
-        assert (result.text, result.num_new_tokens) == (text.rstrip("\ufffd"), len(token_ids))
+        assert (result.text, result.num_new_tokens) == (text_of(token_ids), len(token_ids))
         assert result.finish_reason is reason
         lengths.add(result.num_new_tokens)
     assert len(lengths) > 5
@@ -214,7 +219,7 @@ async def test_a_failed_decode_ends_those_in_slots_and_the_engine_goes_on():
         if not isinstance(outcome, StepError):
             parameters = SamplingParameters(max_new_tokens=30)
             expected = naive_decode(alone, np.array([5, n]), parameters, eos_id=None)[0]
-            assert outcome[0].text == decode(expected).rstrip("\ufffd")
+            assert outcome[0].text == text_of(expected)
 
 
 async def test_logits_that_are_not_finite_end_that_sequence_alone():
@@ -303,7 +308,7 @@ async def test_translations_equal_the_naive_loop_in_any_company():
             source=encoder.encode([source])[0],
             first_id=BOS_ID,
         )
-        assert (result.text, result.finish_reason) == (decode(token_ids).rstrip("\ufffd"), reason)
+        assert (result.text, result.finish_reason) == (text_of(token_ids), reason)
         assert result.log_probability == pytest.approx(log_probability(alone, encoder, source, token_ids), abs=1e-4)
     assert {result.finish_reason for result in results} == {FinishReason.END_OF_SEQUENCE, FinishReason.LENGTH}
 

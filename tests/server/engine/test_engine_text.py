@@ -74,6 +74,12 @@ def decode_with(tokenizer: Tokenizer):
     return lambda ids: tokenizer.decode(list(ids), skip_special_tokens=True)
 
 
+def without_unfinished(text: str) -> str:
+    """Leaves out what may be the beginning of a character: at most three U+FFFD at the end."""
+    num_broken = len(text) - len(text.rstrip("\ufffd"))
+    return text[: len(text) - min(num_broken, 3)]
+
+
 def pieces_of(tokenizer: Tokenizer, ids, context=()):
     detokenizer = Detokenizer(decode_with(tokenizer), context)
     return [detokenizer.push((token,)) for token in ids]
@@ -98,7 +104,7 @@ def test_pieces_of_any_tokens_join_to_the_text_decoded_at_once(name):
     for _ in range(500):
         ids = [rng.randrange(tokenizer.get_vocab_size()) for _ in range(rng.randrange(1, 60))]
         whole = tokenizer.decode(ids)
-        assert "".join(pieces_of(tokenizer, ids)) == whole.rstrip("\ufffd")
+        assert "".join(pieces_of(tokenizer, ids)) == without_unfinished(whole)
 
 
 def test_bytes_that_form_no_character_raise_nothing():
@@ -122,12 +128,68 @@ def test_a_continuation_reads_on_from_its_prompt(name):
         assert prompt + "".join(pieces_of(tokenizer, ids[cut:], ids[:cut])) == tokenizer.decode(ids)
 
 
+def byte_ids(name: str, text: bytes) -> list[int]:
+    """The tokens of single bytes."""
+    tokenizer = TOKENIZERS[name]
+    if name == "byte_fallback":
+        return [tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in text]
+    # Of the alphabet, printable characters stand for themselves, those from 256 on for the other bytes in their order.
+    printable = {ord(character) for character in pre_tokenizers.ByteLevel.alphabet()}
+    others = [byte for byte in range(256) if byte not in printable]
+    characters = {byte: chr(byte) for byte in printable} | {byte: chr(256 + place) for place, byte in enumerate(others)}
+    return [tokenizer.token_to_id(characters[byte]) for byte in text]
+
+
 def test_an_emoji_split_over_tokens_comes_in_one_piece():
     tokenizer = TOKENIZERS["byte_fallback"]
     ids = tokenizer.encode("a😀f").ids
     pieces = pieces_of(tokenizer, ids)
     assert "😀" in pieces
     assert pieces.count("") >= 3
+
+
+@pytest.mark.parametrize("name", ["byte_level", "byte_fallback"])
+@pytest.mark.parametrize("broken", [b"\x80", b"\xe6\x97", b"\xf0\x9f\x98\x41\xff"])
+def test_bytes_that_never_form_a_character_cost_no_more_with_their_number(name, broken):
+    tokenizer = TOKENIZERS[name]
+    window_sizes = []
+
+    def decode(ids):
+        window_sizes.append(len(ids))
+        return tokenizer.decode(list(ids), skip_special_tokens=True)
+
+    ids = byte_ids(name, broken * 200)
+    detokenizer = Detokenizer(decode)
+    text = "".join(detokenizer.push((token,)) for token in ids)
+    assert max(window_sizes) <= 20
+    assert len(window_sizes) <= 3 * len(ids)
+    assert text.count("\ufffd") > 190
+    after = "".join(detokenizer.push((token,)) for token in tokenizer.encode(" now 😀").ids)
+    assert after.endswith("now 😀") or name == "byte_fallback"  # whose run of bytes is spoilt as a whole
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_broken_and_whole_characters_come_in_the_order_of_their_bytes(seed):
+    tokenizer = TOKENIZERS["byte_level"]
+    rng = random.Random(seed)
+    parts = ["日".encode(), "😀".encode(), "é".encode(), b"a", b"\x80", b"\xf0\x9f\x98", b"\xe6\x97", b"\xff"]
+    for _ in range(300):
+        whole = b"".join(rng.choices(parts, weights=[1, 1, 1, 1, 9, 2, 2, 9], k=rng.randrange(1, 70)))
+        pieces = pieces_of(tokenizer, byte_ids("byte_level", whole))
+        assert "".join(pieces) == without_unfinished(whole.decode("utf-8", "replace"))
+
+
+@pytest.mark.parametrize("name", ["byte_level", "byte_fallback"])
+def test_broken_text_made_at_the_end_equals_text_made_in_pieces(name):
+    tokenizer = TOKENIZERS[name]
+    for end in (b"", b"\xf0", b"\xf0\x9f\x98", b"\x80" * 5, b"\x80" * 50):
+        ids = byte_ids(name, (TEXT * 2).encode() + end)
+        eager, lazy = (TextAssembly(decode_with(tokenizer), eager=eager) for eager in (True, False))
+        for token in ids:
+            eager.push(token)
+            lazy.push(token)
+        assert eager.finish() == lazy.finish()
+        assert lazy.finish().startswith(TEXT * 2)
 
 
 def test_an_unfinished_character_at_the_end_is_no_text():
