@@ -48,8 +48,9 @@ class ServerSettings(BaseSettings):
     times as much in all."""
     max_image_mib: Annotated[float, Field(gt=0, le=1024)] = 16
     """Largest encoded image, in MiB."""
-    max_image_megapixels: Annotated[float, Field(gt=0, le=_PIXELS_THAT_PILLOW_DECODES / 1e6)] = 50
-    """Most pixels of an image, in millions: of what its header announces and of what it is resized to."""
+    max_image_megapixels: Annotated[float, Field(gt=0, le=_PIXELS_THAT_PILLOW_DECODES / 1e6)] = 20
+    """Most pixels of an image, in millions: of what its header announces and of what it is resized to. Decoding takes
+    up to 16 bytes a pixel, and no more than these are decoded at a time."""
     drain_timeout: Annotated[float, Field(ge=0, le=3600)] = 30
     """Seconds that running calls have to finish after SIGTERM or Ctrl-C."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"

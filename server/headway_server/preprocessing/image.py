@@ -1,6 +1,8 @@
 """Encoded images to `pixel_values`, as the bundle's manifest says.
 
-Sizes are checked on the header, before anything is decoded: a few kilobytes can announce gigabytes of pixels.
+Sizes are checked on the header, before anything is decoded: a few bytes can announce gigabytes of pixels. What passes
+takes about 16 bytes a pixel while it is decoded (a WebP; others less), so the pixels that are decoded at a time, by all
+threads together, are held to the limit of one image.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from PIL import BmpImagePlugin, GifImagePlugin, Image, JpegImagePlugin, PngImage
 
 from headway_server.bundles import ImagePreprocessing
 from headway_server.errors import BundleError, InvalidInputError
+from headway_server.preprocessing.gate import Gate
 from headway_server.preprocessing.pool import image_pool
 
 # Imported here because Image.open would import every plugin there is at the first WebP image.
@@ -32,7 +35,12 @@ _UPRIGHT: dict[int, Image.Transpose] = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+_BAND_HEIGHT = 256
+"""Rows that are converted at a time: of a whole picture there would be copies in two more modes, and other threads
+would wait for each, since some of Pillow's conversions keep the GIL."""
 _RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
+_DECODING = Gate()
+"""The process's pixels that are being decoded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +51,8 @@ class ImageLimits:
     """Of the encoded image."""
     max_pixels: int
     """Width times height, as the header says and after resizing."""
+    max_side: int = 16_384
+    """Width and height, as the header says: the weights of a resize alone grow with the longer side."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,11 +96,10 @@ class ImagePreprocessor:
         Raises:
             InvalidInputError: An image is empty, too large, damaged, or none.
         """
-        loop = asyncio.get_running_loop()
-        # The cheap checks of all images come first: one bomb among 64 images costs no decoding.
-        for data, field in zip(images, fields, strict=True):
-            check_bytes(data, field=field, max_bytes=self._limits.max_bytes)
-        pool = image_pool()
+        loop, pool = asyncio.get_running_loop(), image_pool()
+        # The headers of all images come first: one bomb among 64 images costs no decoding.
+        if len(images) > 1:
+            await loop.run_in_executor(pool, self._check_headers, images, fields)
         tasks = [
             loop.run_in_executor(pool, self.prepare, data, field) for data, field in zip(images, fields, strict=True)
         ]
@@ -106,10 +115,17 @@ class ImagePreprocessor:
         Raises:
             InvalidInputError: It is empty, too large, damaged, or none.
         """
-        image = decode_image(data, field=field, limits=self._limits)
-        width, height = image.size
-        pixels = self._resize(image, field)
+        header = _open_header(data, field, self._limits)
+        with _DECODING.hold(header.width * header.height, self._limits.max_pixels):
+            image = _decode(header, field)
+            width, height = image.size
+            pixels = self._resize(image, field)
         return PreparedImage(pixel_values=normalize(pixels, self._settings), width=width, height=height)
+
+    def _check_headers(self, images: Sequence[bytes], fields: Sequence[str]) -> None:
+        """Checks what images announce; the headers are not kept, since some come with buffers for the pixels."""
+        for data, field in zip(images, fields, strict=True):
+            _open_header(data, field, self._limits)
 
     def _resize(self, image: Image.Image, field: str) -> Image.Image:
         """Resizes and crops an RGB image to the model's size."""
@@ -133,56 +149,68 @@ class ImagePreprocessor:
         return f"ImagePreprocessor({self._settings.resize} to {self._settings.width} x {self._settings.height})"
 
 
-def check_bytes(data: bytes, *, field: str, max_bytes: int) -> None:
-    """Checks the size of an encoded image.
-
-    Raises:
-        InvalidInputError: It is empty or past the limit.
-    """
-    if not data:
-        raise InvalidInputError(field, f"is empty; send the bytes of a {_READABLE} file")
-    if len(data) > max_bytes:
-        raise InvalidInputError(field, f"has {len(data)} bytes, the limit is {max_bytes}; send a smaller image")
-
-
 def decode_image(data: bytes, *, field: str, limits: ImageLimits) -> Image.Image:
     """Decodes the first frame of an image, turned upright, as RGB.
 
     Raises:
         InvalidInputError: It is empty, too large, damaged, or none.
     """
-    check_bytes(data, field=field, max_bytes=limits.max_bytes)
-    image = _open_header(data, field, limits.max_pixels)
+    return _decode(_open_header(data, field, limits), field)
+
+
+def _decode(image: Image.Image, field: str) -> Image.Image:
+    """Decodes an image of which the header was read and checked."""
+    image_format = image.format
     try:
         image.load()
-        return to_rgb(_upright(image))
+        image = _upright(image)  # of each picture there is one at a time, as far as this function holds it
+        return to_rgb(image)
     except MemoryError:
         raise
     except Exception as error:  # on damaged files Pillow's decoders raise nearly everything
         raise InvalidInputError(
-            field, f"is a damaged or truncated {image.format} image ({error}); send the whole file"
+            field, f"is a damaged or truncated {image_format} image ({error}); send the whole file"
         ) from error
 
 
-def _open_header(data: bytes, field: str, max_pixels: int) -> Image.Image:
-    """Reads the header only and checks the size it announces."""
+def _open_header(data: bytes, field: str, limits: ImageLimits) -> Image.Image:
+    """Reads the header only; checks the bytes there are and the size it announces."""
+    _check_bytes(data, field, limits.max_bytes)
     try:
         image = Image.open(BytesIO(data), formats=_FORMATS)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise InvalidInputError(
-            field, f"announces more pixels than the limit of {max_pixels}; send a smaller image"
+            field, f"announces more pixels than the limit of {limits.max_pixels}; send a smaller image"
         ) from error
     except MemoryError:
         raise
-    except Exception as error:  # as in decode_image: a damaged header is no more orderly
+    except Exception as error:  # as in _decode: a damaged header is no more orderly
         raise InvalidInputError(field, f"is not an image this server can read; send a {_READABLE} file") from error
-    if image.width * image.height > max_pixels:
+    _check_size(image, field, limits)
+    return image
+
+
+def _check_bytes(data: bytes, field: str, max_bytes: int) -> None:
+    if not data:
+        raise InvalidInputError(field, f"is empty; send the bytes of a {_READABLE} file")
+    if len(data) > max_bytes:
+        raise InvalidInputError(field, f"has {len(data)} bytes, the limit is {max_bytes}; send a smaller image")
+
+
+def _check_size(image: Image.Image, field: str, limits: ImageLimits) -> None:
+    num_pixels = image.width * image.height
+    if num_pixels > limits.max_pixels:
         raise InvalidInputError(
             field,
-            f"announces {image.width} x {image.height} = {image.width * image.height} pixels, the limit is "
-            f"{max_pixels}; send a smaller image",
+            f"announces {image.width} x {image.height} = {num_pixels} pixels, the limit is {limits.max_pixels}; "
+            "send a smaller image",
         )
-    return image
+    if max(image.size) > limits.max_side:
+        raise InvalidInputError(
+            field,
+            f"announces {image.width} x {image.height} pixels, the limit of a side is {limits.max_side}; crop it or "
+            "send a smaller image",
+        )
 
 
 def _upright(image: Image.Image) -> Image.Image:
@@ -199,6 +227,17 @@ def to_rgb(image: Image.Image) -> Image.Image:
     """Makes an image RGB: transparency over white, 16-bit grey by its upper byte (as Pillow reads 16-bit RGB)."""
     if image.mode == "RGB" and not image.has_transparency_data:
         return image
+    if image.height <= _BAND_HEIGHT:
+        return _band_to_rgb(image)
+    result = Image.new("RGB", image.size)
+    for top in range(0, image.height, _BAND_HEIGHT):
+        band = image.crop((0, top, image.width, min(top + _BAND_HEIGHT, image.height)))
+        result.paste(_band_to_rgb(band), (0, top))
+    return result
+
+
+def _band_to_rgb(image: Image.Image) -> Image.Image:
+    """Makes an image of a few rows RGB."""
     if image.mode.startswith("I"):
         grey = np.asarray(image).astype(np.uint16) >> 8  # (height, width)
         return Image.fromarray(grey.astype(np.uint8)).convert("RGB")

@@ -1,6 +1,9 @@
 """Encoded images to pixel values."""
 
+import asyncio
 import struct
+import threading
+import time
 import zlib
 from io import BytesIO
 
@@ -8,14 +11,14 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageFile
 
 from headway_server.bundles import ImagePreprocessing
 from headway_server.errors import BundleError, InvalidInputError
 from headway_server.preprocessing import ImageLimits, ImagePreprocessor
-from headway_server.preprocessing.image import decode_image
+from headway_server.preprocessing.image import decode_image, to_rgb
 
-LIMITS = ImageLimits(max_bytes=1_000_000, max_pixels=1_000_000)
+LIMITS = ImageLimits(max_bytes=1_000_000, max_pixels=1_000_000, max_side=50_000)
 STRETCH = ImagePreprocessing(
     height=6, width=4, resize="stretch", interpolation="bilinear", mean=(0.5, 0.4, 0.3), std=(0.2, 0.25, 0.5)
 )
@@ -147,6 +150,28 @@ def test_16_bit_grey_keeps_its_range():
     assert np.asarray(decoded(encoded(image)))[0, :, 0].tolist() == [0, 0, 128, 255]
 
 
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "PA", "P", "L", "1", "CMYK", "I;16", "RGB with a transparent colour"])
+def test_a_tall_image_becomes_rgb_as_its_pieces_do(mode):
+    image = tall_image(mode)
+    whole = np.asarray(to_rgb(image))
+    for top in range(0, image.height, 100):  # of at most 256 rows, an image is converted at once
+        piece = image.crop((0, top, image.width, min(top + 100, image.height)))
+        np.testing.assert_array_equal(whole[top : top + 100], np.asarray(to_rgb(piece)))
+
+
+def tall_image(mode: str) -> Image.Image:
+    pixels = np.random.default_rng(7).integers(0, 256, (600, 5, 4), np.uint8)
+    if mode == "I;16":
+        return Image.open(BytesIO(encoded(Image.fromarray(pixels[..., :2].copy().view(np.uint16)[..., 0]))))
+    image = Image.fromarray(pixels)
+    if mode in ("P", "PA"):
+        return Image.open(BytesIO(encoded((image if mode == "PA" else image.convert("RGB")).quantize(16))))
+    if mode.startswith("RGB with"):
+        colour = tuple(pixels[300, 2, :3].tolist())
+        return Image.open(BytesIO(encoded(image.convert("RGB"), transparency=colour)))
+    return image.convert("RGB").convert(mode) if mode == "CMYK" else image.convert(mode)
+
+
 def test_cmyk_becomes_rgb():
     pixel = decoded(encoded(Image.new("CMYK", (8, 8), (0, 255, 255, 0)), "JPEG")).getpixel((4, 4))
     assert np.abs(np.array(pixel) - RED).max() <= 3
@@ -194,9 +219,46 @@ def test_too_many_bytes_are_refused():
 
 @pytest.mark.parametrize(("width", "height"), [(1001, 1000), (12_000, 9_000), (40_000, 40_000), (2**31 - 1, 2**31 - 1)])
 def test_a_decompression_bomb_is_refused_by_its_header(width, height, monkeypatch):
-    monkeypatch.setattr(Image.Image, "load", lambda _: pytest.fail("it was decoded"))
+    monkeypatch.setattr(ImageFile.ImageFile, "load", lambda _: pytest.fail("it was decoded"))
     with pytest.raises(InvalidInputError, match=r"announces .*limit of 1000000|announces .*the limit is 1000000"):
         decoded(png_header(width, height))
+
+
+def test_a_side_past_the_limit_is_refused_by_the_header(monkeypatch):
+    monkeypatch.setattr(ImageFile.ImageFile, "load", lambda _: pytest.fail("it was decoded"))
+    for width, height in ((50_001, 2), (2, 50_001)):
+        with pytest.raises(InvalidInputError, match=f"announces {width} x {height} pixels, the limit of a side is 500"):
+            decoded(png_header(width, height))
+
+
+async def test_the_headers_of_all_images_are_checked_before_any_is_decoded(monkeypatch):
+    images = [encoded(noise(9, 9))] * 20 + [png_header(2000, 2000)]
+    monkeypatch.setattr(ImageFile.ImageFile, "load", lambda _: pytest.fail("it was decoded"))
+    with pytest.raises(InvalidInputError, match=r"images\[20\]: announces 2000 x 2000"):
+        await ImagePreprocessor(STRETCH, LIMITS).prepare_batch(images, fields=[f"images[{i}]" for i in range(21)])
+
+
+async def test_no_more_pixels_are_decoded_at_a_time_than_one_image_may_have(monkeypatch):
+    running, most, load, lock = 0, 0, ImageFile.ImageFile.load, threading.Lock()
+
+    def slow_load(image: Image.Image) -> object:
+        nonlocal running, most
+        with lock:
+            running += image.width * image.height
+            most = max(most, running)
+        time.sleep(0.005)
+        try:
+            return load(image)
+        finally:
+            with lock:
+                running -= image.width * image.height
+
+    images = [encoded(Image.new("L", (size, 1000))) for size in (600, 700, 1000, 300, 500, 600)]
+    monkeypatch.setattr(ImageFile.ImageFile, "load", slow_load)
+    pools = [ImagePreprocessor(STRETCH, LIMITS) for _ in range(2)]  # of two models
+    fields = [f"images[{i}]" for i in range(len(images))]
+    await asyncio.gather(*(preprocessor.prepare_batch(images, fields=fields) for preprocessor in pools))
+    assert 0 < most <= LIMITS.max_pixels
 
 
 def test_a_strip_that_resizing_would_blow_up_is_refused():
