@@ -61,7 +61,7 @@ def run(
     """
     from headway_training.run import RunOptions, run_training  # noqa: PLC0415 (torch is slow to load, --help is not)
 
-    console = Console()
+    console = Console(soft_wrap=True)
     try:
         options = RunOptions(
             recipe=recipe,
