@@ -252,8 +252,9 @@ def _load_bundle(folder: Path, runtime: Runtime, settings: ServerSettings) -> Se
 
 def _reason(error: Exception, folder: Path, store: Path) -> str:
     """Says what is wrong with a bundle; where the store lies is not the business of those who list models."""
-    text = str(error) if isinstance(error, HeadwayError) else f"{type(error).__name__}: {error}"
-    return text.removeprefix(f"{folder}: ").replace(f"{store}/", "")
+    if not isinstance(error, HeadwayError):  # nobody has looked at what its text tells
+        return "cannot be loaded; the server's log says why"
+    return str(error).removeprefix(f"{folder}: ").replace(f"{store}/", "")
 
 
 def _name_and_version(model: ServedModel) -> tuple[str, tuple[tuple[int, int, str], ...]]:

@@ -4,8 +4,10 @@ import shutil
 from pathlib import Path
 
 import pytest
+import structlog
 import tiny_bundles
 
+from headway_server import registry as registry_module
 from headway_server.bundles import Languages, Manifest, Precision, Task, open_bundle
 from headway_server.errors import InvalidInputError, ModelNotFoundError, StoreError, WrongTaskError
 from headway_server.registry import ModelRegistry
@@ -76,6 +78,21 @@ def test_a_task_that_is_not_served_yet_is_rejected(tmp_path, load):
     registry = load(tmp_path)
     assert names(registry) == ["topics/1"]
     assert "token_classification, which this server does not serve yet" in registry.rejected[0].reason
+
+
+def test_an_error_that_nobody_foresaw_is_told_in_the_log_alone(tmp_path, load, monkeypatch):
+    tiny_bundles.write_colour_bundle(tmp_path)
+    tiny_bundles.write_topic_bundle(tmp_path)
+
+    def fail(*_: object) -> None:
+        raise PermissionError(13, "Permission denied", "/secret/path")
+
+    loaders = {**registry_module.LOADERS, Task.TEXT_CLASSIFICATION: fail}
+    monkeypatch.setattr(registry_module, "LOADERS", loaders)
+    with structlog.testing.capture_logs() as lines:
+        [rejected] = load(tmp_path).rejected
+    assert rejected.reason == "cannot be loaded; the server's log says why"
+    assert [type(line["exc_info"]) for line in lines if line["event"] == "bundle rejected"] == [PermissionError]
 
 
 def test_a_store_without_a_usable_bundle_is_refused_with_every_reason(tmp_path, load):

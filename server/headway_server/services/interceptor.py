@@ -1,4 +1,4 @@
-"""What happens around every call: refused while the server drains, counted, its errors made statuses."""
+"""What happens around every call: refused while the server drains, counted, read, its errors made statuses."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from contextlib import aclosing, contextmanager
 from typing import Any, TypeAlias
 
 import grpc
+from google.protobuf.message import DecodeError
 from grpc_status import rpc_status
 
-from headway_server.errors import DrainingError
+from headway_server.errors import DrainingError, InvalidInputError
 from headway_server.services.status import to_status
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"  # generic in the stubs alone
+Deserializer: TypeAlias = Callable[[bytes], Any]
 UnaryMethod: TypeAlias = Callable[[Any, Context], Awaitable[Any]]
 StreamMethod: TypeAlias = Callable[[Any, Context], AsyncGenerator[Any, None]]
 
@@ -61,23 +63,26 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
     def _wrap(self, handler: Handler, method: str) -> Handler:
         assert not handler.request_streaming, method
+        assert handler.request_deserializer is not None, method
         behaviour: Any = handler.unary_stream or handler.unary_unary  # typed for the synchronous API
         if handler.response_streaming:
             make: Any = grpc.unary_stream_rpc_method_handler
-            wrapped: Any = self._wrap_stream(behaviour, method)
+            wrapped: Any = self._wrap_stream(behaviour, handler.request_deserializer, method)
         else:
-            make, wrapped = grpc.unary_unary_rpc_method_handler, self._wrap_unary(behaviour, method)
+            make = grpc.unary_unary_rpc_method_handler
+            wrapped = self._wrap_unary(behaviour, handler.request_deserializer, method)
+        # Without a deserializer gRPC hands on the bytes: what it makes of bytes that are no request is UNKNOWN.
         handler_with_status: Handler = make(
-            wrapped, request_deserializer=handler.request_deserializer, response_serializer=handler.response_serializer
+            wrapped, request_deserializer=None, response_serializer=handler.response_serializer
         )
         return handler_with_status
 
-    def _wrap_unary(self, behaviour: UnaryMethod, method: str) -> UnaryMethod:
-        async def call(request: Any, context: Context) -> Any:
+    def _wrap_unary(self, behaviour: UnaryMethod, deserialize: Deserializer, method: str) -> UnaryMethod:
+        async def call(data: bytes, context: Context) -> Any:
             with self._counted():
                 try:
                     self._check_draining()
-                    return await behaviour(request, context)
+                    return await behaviour(_parse(data, deserialize), context)
                 except grpc.aio.AbortError:
                     raise
                 except Exception as error:  # the one place where every error becomes a status
@@ -85,12 +90,12 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
         return call
 
-    def _wrap_stream(self, behaviour: StreamMethod, method: str) -> StreamMethod:
-        async def call(request: Any, context: Context) -> AsyncGenerator[Any, None]:
+    def _wrap_stream(self, behaviour: StreamMethod, deserialize: Deserializer, method: str) -> StreamMethod:
+        async def call(data: bytes, context: Context) -> AsyncGenerator[Any, None]:
             with self._counted():
                 try:
                     self._check_draining()
-                    async with aclosing(behaviour(request, context)) as responses:
+                    async with aclosing(behaviour(_parse(data, deserialize), context)) as responses:
                         async for response in responses:
                             yield response
                 except grpc.aio.AbortError:
@@ -117,3 +122,17 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
     def __repr__(self) -> str:
         return f"CallInterceptor({self._num_running} calls running{', draining' if self._draining else ''})"
+
+
+def _parse(data: bytes, deserialize: Deserializer) -> Any:
+    """Makes a message of the bytes of a call.
+
+    Raises:
+        InvalidInputError: They are no such message.
+    """
+    try:
+        return deserialize(data)
+    except DecodeError as error:
+        raise InvalidInputError(
+            "request", "is not a message of this method; send what its .proto file says, with strings in UTF-8"
+        ) from error

@@ -4,6 +4,7 @@ import asyncio
 
 import grpc
 import pytest
+import structlog
 from rpc_failures import failure_of
 from waiting import until
 
@@ -53,14 +54,19 @@ def interceptor() -> CallInterceptor:
 
 
 @pytest.fixture
-async def stub(servicer, interceptor):
+async def channel(servicer, interceptor):
     server = grpc.aio.server(interceptors=[interceptor])
     pb_grpc.add_GenerationServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        yield pb_grpc.GenerationServiceStub(channel)
+        yield channel
     await server.stop(None)
+
+
+@pytest.fixture
+def stub(channel):
+    return pb_grpc.GenerationServiceStub(channel)
 
 
 async def unary(stub, prompt):
@@ -115,6 +121,26 @@ async def test_a_deadline_ends_a_stream(stub, servicer, interceptor):
 
 async def read_all(call):
     return [response async for response in call]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(b"\xff\xff\xff", id="no message"),
+        pytest.param(b"\x1a\x03\xed\xa0\x80", id="a lone surrogate in a prompt"),
+    ],
+)
+@pytest.mark.parametrize("streams", [False, True])
+async def test_bytes_that_are_no_request_are_refused(stub, channel, interceptor, data, streams):
+    name = f"/headway.v1.GenerationService/{'StreamGenerateText' if streams else 'GenerateText'}"
+    call = channel.unary_stream(name)(data) if streams else channel.unary_unary(name)(data)
+    with structlog.testing.capture_logs() as lines:
+        failure = await failure_of(read_all(call) if streams else call)
+    assert (failure.code, failure.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_INPUT")
+    assert failure.field == "request"
+    assert "UTF-8" in failure.message
+    assert lines == []
+    await until(lambda: interceptor.num_running == 0)
 
 
 @pytest.mark.parametrize("call", [unary, stream])
