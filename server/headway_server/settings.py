@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from headway_server.batching.settings import BatchingSettings
@@ -18,22 +18,33 @@ from headway_server.engine.settings import EngineSettings
 _PIXELS_THAT_PILLOW_DECODES: Final = 89_000_000
 """Past this Pillow warns of a decompression bomb itself."""
 
+_DEFAULT_PORT: Final = 50051
 DEFAULT_MAX_TEXT_KIB: Final = 256
 """A thousand times the length of a news item, and tokenized in a third of a second."""
+
+
+def _own_port(value: object) -> object:
+    """Tells a port from the address of a Kubernetes Service, whose links set HEADWAY_PORT where it is named headway."""
+    return _DEFAULT_PORT if isinstance(value, str) and value.startswith("tcp://") else value
 
 
 class ServerSettings(BaseSettings):
     """Everything that can be set."""
 
     model_config = SettingsConfigDict(
-        env_prefix="HEADWAY_", env_nested_delimiter="__", frozen=True, extra="forbid", use_attribute_docstrings=True
+        env_prefix="HEADWAY_",
+        env_nested_delimiter="__",
+        env_ignore_empty=True,  # how compose files and manifests say that a variable is not set
+        frozen=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
     )
 
     store: Path
     """Folder that holds the bundles, `<store>/<model>/<version>/`."""
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
     """Address to listen on; 0.0.0.0 for all of IPv4, :: for all."""
-    port: Annotated[int, Field(ge=0, le=65535)] = 50051
+    port: Annotated[int, BeforeValidator(_own_port), Field(ge=0, le=65535)] = _DEFAULT_PORT
     """Port to listen on; 0 takes a free one, which the ready line names."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where models run; auto takes CUDA where it is."""

@@ -5,6 +5,7 @@ from typer.testing import CliRunner
 
 from headway_server import cli
 from headway_server.bundles import Precision
+from headway_server.engine.settings import EngineSettings
 from headway_server.settings import ServerSettings
 
 
@@ -48,6 +49,23 @@ def test_flags_win_over_the_environment_which_wins_over_defaults(settings_of, mo
 def test_the_store_may_come_from_the_environment(settings_of, monkeypatch):
     monkeypatch.setenv("HEADWAY_STORE", "models")
     assert str(settings_of().store) == "models"
+
+
+def test_an_empty_variable_is_as_good_as_none(settings_of, monkeypatch):
+    monkeypatch.setenv("HEADWAY_PRECISION", "")
+    monkeypatch.setenv("HEADWAY_THREADS", "")
+    monkeypatch.setenv("HEADWAY_ENGINE__NUM_SLOTS", "")
+    settings = settings_of("--store", "models")
+    assert (settings.precision, settings.threads, settings.engine) == (None, None, EngineSettings())
+
+
+def test_the_links_of_a_kubernetes_service_named_headway_change_nothing(settings_of, monkeypatch):
+    address = {"HEADWAY_PORT": "tcp://10.0.0.1:7", "HEADWAY_SERVICE_HOST": "10.0.0.1", "HEADWAY_SERVICE_PORT": "7"}
+    parts = {"": "tcp://10.0.0.1:7", "_PROTO": "tcp", "_PORT": "7", "_ADDR": "10.0.0.1"}
+    for name, value in (address | {f"HEADWAY_PORT_7_TCP{part}": value for part, value in parts.items()}).items():
+        monkeypatch.setenv(name, value)
+    assert settings_of("--store", "models") == ServerSettings(store="models", port=50051)
+    assert settings_of("--store", "models", "--port", "2222").port == 2222
 
 
 def test_every_flag_reaches_its_setting(settings_of):
