@@ -75,6 +75,12 @@ def serve(
     max_waiting_images: Annotated[
         int | None, _option("batching.max_waiting_images", "Images that a model admits; past that calls are refused.")
     ] = None,
+    max_waiting_mib: Annotated[
+        int | None, _option("batching.max_waiting_mib", "MiB of texts or images that a classifier admits.")
+    ] = None,
+    max_calls: Annotated[
+        int | None, _option("max_calls", "Calls that run at a time; past that they are refused unread.")
+    ] = None,
     drain_timeout: Annotated[
         float | None, _option("drain_timeout", "Seconds that running calls have to finish after SIGTERM or Ctrl-C.")
     ] = None,

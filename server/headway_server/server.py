@@ -111,6 +111,7 @@ class HeadwayServer:
         self._interceptor = CallInterceptor()
         self._server = grpc.aio.server(
             interceptors=[self._interceptor],
+            maximum_concurrent_rpcs=settings.max_calls,
             options=[
                 ("grpc.so_reuseport", 0),  # a second server at this port is a mistake, not a load balancer
                 ("grpc.max_receive_message_length", settings.max_message_mib * 2**20),

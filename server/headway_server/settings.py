@@ -62,6 +62,8 @@ class ServerSettings(BaseSettings):
     max_image_megapixels: Annotated[float, Field(gt=0, le=_PIXELS_THAT_PILLOW_DECODES / 1e6)] = 20
     """Most pixels of an image, in millions: of what its header announces and of what it is resized to. Decoding takes
     up to 16 bytes a pixel, and no more than these are decoded at a time."""
+    max_calls: Annotated[int, Field(ge=1)] = 4096
+    """Most calls that run at a time, whatever they ask for; what comes beyond them is refused before it is read."""
     drain_timeout: Annotated[float, Field(ge=0, le=3600)] = 30
     """Seconds that running calls have to finish after SIGTERM or Ctrl-C."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"

@@ -120,6 +120,18 @@ async def test_a_full_queue_is_told_with_a_time_to_come_back(serve, classifier_s
 # Deadlines, cancellation, bugs
 
 
+async def test_calls_past_the_most_that_may_run_are_refused(serve, classifier_store):
+    async with serve(classifier_store, max_calls=1) as serving:
+        [model] = [model for model in serving.registry.models if model.bundle.manifest.name == "topics"]
+        with model._batcher._run_lock:
+            running = asyncio.ensure_future(classify(serving))
+            await until(lambda: serving.server._interceptor.num_running == 1)
+            failure = await failure_of(classify(serving))
+            assert failure.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        await running
+        await classify(serving)
+
+
 async def test_a_call_past_its_deadline_ends_and_leaves_nothing_behind(serving, busy, interceptor):
     with busy:
         failure = await failure_of(classify(serving, *["goal"] * 100, timeout=0.2))

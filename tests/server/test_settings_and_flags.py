@@ -81,6 +81,8 @@ def test_every_flag_reaches_its_setting(settings_of):
         "--max-batch-images": "9",
         "--max-waiting-texts": "300",
         "--max-waiting-images": "301",
+        "--max-waiting-mib": "302",
+        "--max-calls": "303",
         "--drain-timeout": "1.5",
         "--log-level": "debug",
         "--log-format": "json",

@@ -134,7 +134,12 @@ class TextClassifier(StatelessModel):
             precision,
             graph.device,
             Batcher(graph, budget=settings.max_batch_tokens, name=manifest.name),
-            Admission(limit=settings.max_waiting_texts, noun="texts", owner=manifest.name),
+            Admission(
+                limit=settings.max_waiting_texts,
+                noun="texts",
+                owner=manifest.name,
+                max_bytes=settings.max_waiting_mib * 2**20,
+            ),
         )
 
     @classmethod
@@ -172,7 +177,7 @@ class TextClassifier(StatelessModel):
         Raises:
             RequestError: The texts cannot be read, the queue is full, the deadline passed, the server is draining.
         """
-        with self._admission.admit(len(texts)):
+        with self._admission.admit(len(texts), sum(len(text.encode()) for text in texts)):
             began = time.monotonic()
             encoded = await self._tokenizer.encode_limited(
                 texts, fields=fields, max_tokens=self.max_input_tokens, truncate=truncate
@@ -206,7 +211,12 @@ class ImageClassifier(StatelessModel):
             precision,
             graph.device,
             Batcher(graph, budget=settings.max_batch_images, name=name),
-            Admission(limit=settings.max_waiting_images, noun="images", owner=name),
+            Admission(
+                limit=settings.max_waiting_images,
+                noun="images",
+                owner=name,
+                max_bytes=settings.max_waiting_mib * 2**20,
+            ),
         )
 
     @classmethod
@@ -248,7 +258,7 @@ class ImageClassifier(StatelessModel):
         Raises:
             RequestError: The images cannot be read, the queue is full, the deadline passed, the server is draining.
         """
-        with self._admission.admit(len(images)):
+        with self._admission.admit(len(images), sum(map(len, images))):
             began = time.monotonic()
             prepared = await self._preprocessor.prepare_batch(images, fields=fields)
             preprocessing_s = time.monotonic() - began

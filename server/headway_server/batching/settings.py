@@ -25,3 +25,6 @@ class BatchingSettings(BaseModel):
     """Most texts of a model that are admitted and not yet answered."""
     max_waiting_images: Annotated[int, Field(ge=MAX_IMAGES)] = 256
     """Most images of a model that are admitted and not yet answered."""
+    max_waiting_mib: Annotated[int, Field(ge=1)] = 256
+    """Most MiB of a model's images, or of its texts, that are admitted and not yet answered; a larger call is taken
+    alone."""

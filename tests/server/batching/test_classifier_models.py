@@ -99,6 +99,15 @@ async def test_a_full_queue_refuses_before_any_work(topics):
         await classify(topics, ["goal"] * 200)
 
 
+async def test_waiting_bytes_are_bounded_beside_the_count(classifier_store, runtime, colours):
+    bundle = open_bundle(classifier_store / "topics" / "1")
+    model = TextClassifier.load(bundle, runtime, BatchingSettings(max_waiting_mib=1))
+    with model._admission.admit(1, 2**20 - 7), pytest.raises(OverloadedError, match="this call brings 8;"):
+        await classify(model, ["gööl", "up"])
+    with colours._admission.admit(1, 2**28), pytest.raises(OverloadedError, match="limit is 268435456 and this call"):
+        await colours.classify([b"x"], fields=["images[0]"], top_k=1, deadline=None)
+
+
 async def test_a_cancelled_call_leaves_nothing_behind(topics):
     with topics._batcher._run_lock:  # the model is busy
         calls = [asyncio.create_task(classify(topics, ["goal"] * 200)) for _ in range(5)]
