@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Iterable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from queue import Empty, SimpleQueue
-from threading import Thread
+from threading import Lock, Thread
 
 import numpy as np
 import structlog
@@ -20,10 +20,13 @@ from headway_server.engine.outbox import Outbox
 from headway_server.engine.reply import Piece
 from headway_server.engine.sampler import SampledTokens, Sampler
 from headway_server.engine.scheduler import Move, Scheduler
-from headway_server.engine.sequence import FinishReason, Sequence, SequenceResult, Stage
-from headway_server.errors import CancelledError, DeadlineError, DrainingError
+from headway_server.engine.sequence import Sequence, SequenceResult, Stage
+from headway_server.errors import DrainingError
 
 _log = structlog.get_logger(__name__)
+
+_DRAINING = "the server is shutting down; try another one"
+_STEP_FAILED = "a step failed"
 
 
 class StepError(RuntimeError):
@@ -66,7 +69,9 @@ class Engine:
         self._inbox: SimpleQueue[list[Sequence] | None] = SimpleQueue()
         self._outbox: Outbox | None = None
         self._thread: Thread | None = None
+        self._gate = Lock()  # nothing enters the inbox once the engine is closed
         self._is_closed = False
+        self._is_broken = False
 
     def __repr__(self) -> str:
         return f"Engine({self._name}, {self._scheduler!r})"
@@ -75,6 +80,11 @@ class Engine:
     def num_slots(self) -> int:
         """Sequences that can run at once."""
         return self._decoder.num_slots
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it runs what is submitted: from `start` to `close`, unless the thread has ended by itself."""
+        return self._thread is not None and not self._is_closed
 
     def start(self) -> None:
         """Starts the thread. Called on the event loop that results are to go to."""
@@ -88,13 +98,17 @@ class Engine:
 
         Raises:
             DrainingError: The engine was closed.
+            StepError: The thread has ended by itself.
         """
-        if self._is_closed:
-            raise DrainingError("the server is shutting down; try another one")
         now = time.monotonic()
         for sequence in sequences:
             sequence.arrived_at = now
-        self._inbox.put(sequences)
+        with self._gate:
+            if self._is_broken:
+                raise StepError("the model has stopped; restart the server")
+            if self._is_closed:
+                raise DrainingError(_DRAINING)
+            self._inbox.put(sequences)
 
     async def run(self, sequences: list[Sequence]) -> list[SequenceResult]:
         """Submits sequences and waits for all of them; when one fails, or the caller goes, none goes on.
@@ -129,21 +143,40 @@ class Engine:
 
     def close(self) -> None:
         """Ends the thread after its present step. Sequences that are not finished fail with DrainingError."""
-        self._is_closed = True
-        self._inbox.put(None)
+        with self._gate:
+            self._is_closed = True
+            self._inbox.put(None)
         if self._thread is not None:
             self._thread.join()
 
     def _loop_forever(self, outbox: Outbox) -> None:
-        while self._receive():
-            try:
-                self._step(outbox)
-            except Exception as error:  # whatever it is, the engine goes on without the sequences of this step
-                self._recover(error, outbox)
-            outbox.flush()
-        for sequence in [*self._scheduler.reset(), *self._scheduler.waiting]:
-            outbox.add_end(sequence.reply, DrainingError("the server is shutting down; try another one"))
+        ending: BaseException | None = None
+        try:
+            while self._receive():
+                try:
+                    self._step(outbox)
+                except Exception as error:  # whatever it is, the engine goes on without the sequences of this step
+                    self._recover(error, outbox)
+                outbox.flush()
+        except BaseException as error:  # not even the loop can go on; nobody may be left waiting for it
+            ending = error
+        finally:
+            self._end(outbox, ending)
+
+    def _end(self, outbox: Outbox, error: BaseException | None) -> None:
+        """Refuses what comes from now on, and fails all that runs, waits or has been submitted."""
+        with self._gate:
+            self._is_closed, self._is_broken = True, error is not None
+        with suppress(Empty):
+            while True:
+                self._scheduler.add(self._inbox.get_nowait() or [])
+        sequences = [*self._scheduler.reset(), *self._scheduler.waiting]
         self._scheduler.waiting.clear()
+        if error is None:
+            for sequence in sequences:
+                outbox.add_end(sequence.reply, DrainingError(_DRAINING))
+        else:
+            self._report("the engine has stopped", sequences, error, outbox)
         outbox.flush()
 
     def _receive(self) -> bool:
@@ -165,7 +198,7 @@ class Engine:
         now = time.monotonic()
         if overdue := self._scheduler.overdue(now):
             for sequence in overdue:
-                outbox.add_end(sequence.reply, _reason(sequence))
+                outbox.add_end(sequence.reply, sequence.overdue_error())
             self._retire(overdue)
         if self._encoder is None:
             self._scheduler.admit(now)
@@ -198,14 +231,14 @@ class Engine:
             return
         try:
             encoded = encoder.encode([sequence.input_ids for sequence in admitted])
-        except Exception as error:
+            for sequence, cross in zip(admitted, encoded, strict=True):
+                assert sequence.first_id is not None, "a translation begins with a token of its own"
+                sequence.cross = cross
+                self._join(sequence, position=0)
+                self._token_ids[sequence.slot] = sequence.first_id
+        except Exception as error:  # some may have joined; the queue knows none of them any more
             self._fail(admitted, error, outbox)
             return
-        for sequence, cross in zip(admitted, encoded, strict=True):
-            assert sequence.first_id is not None, "a translation begins with a token of its own"
-            sequence.cross = cross
-            self._join(sequence, position=0)
-            self._token_ids[sequence.slot] = sequence.first_id
         self._sources_changed = True
 
     def _join(self, sequence: Sequence, position: int) -> None:
@@ -231,7 +264,8 @@ class Engine:
         self._token_ids[slots] = sampled.token_ids
         self._positions[slots] += 1
         finished: list[Sequence] = []
-        broken: list[Sequence] = []
+        not_finite: list[Sequence] = []
+        broken: list[tuple[Sequence, Exception]] = []
         rows = zip(
             self._scheduler.running[slots],
             sampled.token_ids.tolist(),
@@ -241,22 +275,19 @@ class Engine:
         )
         for sequence, token_id, log_probability, is_valid in rows:
             if not is_valid:
-                broken.append(sequence)
-            elif (finish_reason := sequence.accept(token_id, log_probability)) is not None:
-                self._finish(sequence, finish_reason, outbox)
-                finished.append(sequence)
-            elif sequence.wants_pieces:
-                outbox.add_text(sequence.reply, sequence.text.take(), sequence.num_new_tokens)
+                not_finite.append(sequence)
+                continue
+            try:
+                if outbox.add_token(sequence, token_id, log_probability):
+                    finished.append(sequence)
+            except Exception as error:  # its text cannot be made: not the other rows' business
+                broken.append((sequence, error))
         if finished:
             self._retire(finished)
-        if broken:
-            self._fail(broken, FloatingPointError("the model's logits are not finite"), outbox)
-
-    def _finish(self, sequence: Sequence, finish_reason: FinishReason, outbox: Outbox) -> None:
-        result = sequence.result(finish_reason, time.monotonic())
-        if sequence.wants_pieces:
-            outbox.add_text(sequence.reply, sequence.text.take(), sequence.num_new_tokens)
-        outbox.add_end(sequence.reply, result)
+        if not_finite:
+            self._fail(not_finite, FloatingPointError("the model's logits are not finite"), outbox)
+        for sequence, reason in broken:
+            self._fail([sequence], reason, outbox)
 
     def _retire(self, sequences: Iterable[Sequence]) -> None:
         """Frees the slots of sequences whose end was handed out."""
@@ -274,35 +305,26 @@ class Engine:
 
     def _fail(self, sequences: list[Sequence], error: Exception, outbox: Outbox) -> None:
         """Ends sequences that the model could not be run for."""
-        self._report(sequences, error, outbox)
+        self._report(_STEP_FAILED, sequences, error, outbox)
         self._retire(sequences)
 
     def _recover(self, error: Exception, outbox: Outbox) -> None:
         """Ends every sequence that has a slot: what the slots hold is not known after a step broke off."""
-        self._report(self._scheduler.reset(), error, outbox)
+        self._report(_STEP_FAILED, self._scheduler.reset(), error, outbox)
         self._sources_changed = self._encoder is not None
 
-    def _report(self, sequences: list[Sequence], error: Exception, outbox: Outbox) -> None:
-        _log.error("a step failed", engine=self._name, num_sequences=len(sequences), exc_info=error)
+    def _report(self, event: str, sequences: list[Sequence], error: BaseException, outbox: Outbox) -> None:
+        """Hands out the failure, and only then logs it: a log that cannot be written keeps nobody waiting."""
         for sequence in sequences:
             failure = StepError("the model could not be run; the server's log says why")
             failure.__cause__ = error
             outbox.add_end(sequence.reply, failure)
+        outbox.flush()
+        with suppress(Exception):
+            _log.error(event, engine=self._name, num_sequences=len(sequences), exc_info=error)
 
 
 def cancel(sequences: Iterable[Sequence]) -> None:
     """Lets sequences that are not finished leave the engine at its next step."""
     for sequence in sequences:
         sequence.cancelled = True
-
-
-def _reason(sequence: Sequence) -> CancelledError | DeadlineError:
-    """Returns why an overdue sequence ends."""
-    if sequence.cancelled:
-        return CancelledError("the caller has gone")
-    if sequence.stage is Stage.WAITING:
-        return DeadlineError("the deadline passed while the call waited for a free slot; allow more time or try later")
-    return DeadlineError(
-        f"the deadline passed after {sequence.num_new_tokens} of at most {sequence.parameters.max_new_tokens} tokens; "
-        "allow more time or ask for fewer"
-    )

@@ -81,6 +81,11 @@ class DecodingModel:
         manifest = self.bundle.manifest
         return f"{type(self).__name__}({manifest.name}/{manifest.version}, {self.precision}, {self._engine!r})"
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether calls are answered: from `start` to `close`, unless the engine has stopped by itself."""
+        return self._engine.is_alive
+
     def start(self) -> None:
         """Starts the engine; called with the event loop running."""
         self._engine.start()

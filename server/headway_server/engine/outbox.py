@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from contextlib import suppress
 from typing import TypeAlias
 
 import structlog
 
 from headway_server.engine.reply import Reply
-from headway_server.engine.sequence import SequenceResult
+from headway_server.engine.sequence import Sequence, SequenceResult
 
 _Text: TypeAlias = tuple[Reply, str, int]
 _End: TypeAlias = tuple[Reply, "SequenceResult | BaseException"]
@@ -28,6 +30,16 @@ class Outbox:
         """Hands out text that has appeared."""
         self._texts.append((reply, text, num_new_tokens))
 
+    def add_token(self, sequence: Sequence, token_id: int, log_probability: float) -> bool:
+        """Gives a sequence its next token, hands out what has appeared, and says whether it has finished."""
+        finish_reason = sequence.accept(token_id, log_probability)
+        result = None if finish_reason is None else sequence.result(finish_reason, time.monotonic())
+        if sequence.wants_pieces:
+            self.add_text(sequence.reply, sequence.text.take(), sequence.num_new_tokens)
+        if result is not None:
+            self.add_end(sequence.reply, result)
+        return result is not None
+
     def add_end(self, reply: Reply, outcome: SequenceResult | BaseException) -> None:
         """Hands out a result, or the error instead."""
         self._ends.append((reply, outcome))
@@ -41,7 +53,8 @@ class Outbox:
         try:
             self._loop.call_soon_threadsafe(_deliver, texts, ends)
         except RuntimeError:  # the loop is closed: nobody is left to tell
-            _log.warning("the event loop is closed; results are dropped", num_results=len(ends))
+            with suppress(Exception):  # the log may have gone with it
+                _log.warning("the event loop is closed; results are dropped", num_results=len(ends))
 
 
 def _deliver(texts: list[_Text], ends: list[_End]) -> None:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from headway_server.engine.reply import Reply
 from headway_server.engine.text import TextAssembly
+from headway_server.errors import CancelledError, DeadlineError
 
 
 class FinishReason(Enum):
@@ -166,6 +167,19 @@ class Sequence:
         if self.num_new_tokens == self.parameters.max_new_tokens:
             return FinishReason.LENGTH
         return None
+
+    def overdue_error(self) -> CancelledError | DeadlineError:
+        """Returns why it ends, where it was cancelled or its deadline has passed."""
+        if self.cancelled:
+            return CancelledError("the caller has gone")
+        if self.stage is Stage.WAITING:
+            return DeadlineError(
+                "the deadline passed while the call waited for a free slot; allow more time or try later"
+            )
+        return DeadlineError(
+            f"the deadline passed after {self.num_new_tokens} of at most {self.parameters.max_new_tokens} tokens; "
+            "allow more time or ask for fewer"
+        )
 
     def result(self, finish_reason: FinishReason, now: float) -> SequenceResult:
         """Closes the text and returns the result."""
