@@ -30,7 +30,10 @@ def is_serving(address: str, timeout_s: float) -> bool:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    own_address = f"127.0.0.1:{os.environ.get('HEADWAY_PORT', '50051')}"
+    port = os.environ.get("HEADWAY_PORT", "")
+    if not port.isdigit():  # Kubernetes puts tcp://... there for a Service of that name; the server ignores it too
+        port = "50051"
+    own_address = f"127.0.0.1:{port}"
     parser.add_argument("--address", default=own_address, help="host:port (default: %(default)s)")
     parser.add_argument("--timeout-s", type=float, default=3.0, help="seconds to wait (default: %(default)s)")
     arguments = parser.parse_args()

@@ -111,7 +111,14 @@ async def running_engine(decoder, **options):
     assert not engine._scheduler.waiting
 
 
-def make_bundle(task: Task, *, max_input_tokens: int = 40, defaults: SamplingDefaults | None = None) -> Bundle:
+def make_bundle(
+    task: Task,
+    *,
+    max_input_tokens: int = 40,
+    defaults: SamplingDefaults | None = None,
+    bos: int = BOS_ID,
+    eos: int = EOS_ID,
+) -> Bundle:
     """Describes a bundle whose graphs are the NumPy runners; there are no files."""
     graph = Graph(file="none.onnx", inputs=(), outputs=())
     names = ("decoder",) if task is Task.GENERATION else ("encoder", "decoder")
@@ -126,13 +133,13 @@ def make_bundle(task: Task, *, max_input_tokens: int = 40, defaults: SamplingDef
         license="Apache-2.0",
         architecture=Architecture(kind="numpy", parameter_count=1, configuration={}),
         variants={Precision.FP32: variant},
-        special_tokens=SpecialTokens(bos=BOS_ID, eos=EOS_ID),
+        special_tokens=SpecialTokens(bos=bos, eos=eos),
         limits=Limits(max_input_tokens=max_input_tokens, max_total_tokens=MAX_LENGTH),
         languages=Languages(source="en", target="de") if task is Task.TRANSLATION else None,
         sampling_defaults=defaults,
         opset=23,
         libraries={},
-        files={"tokenizer.json": BundleFile(sha256="0" * 64, size_bytes=1)},
+        files=dict.fromkeys(("tokenizer.json", "none.onnx"), BundleFile(sha256="0" * 64, size_bytes=1)),
     )
     return Bundle(path=Path("tiny") / task.value, manifest=manifest)
 
@@ -149,10 +156,10 @@ def make_generation_model(decoder: NumpyDecoder, *, max_waiting: int = 300, **bu
 
 
 def make_translation_model(
-    decoder: NumpyDecoder, encoder: NumpyEncoder, *, max_waiting: int = 300, **settings
+    decoder: NumpyDecoder, encoder: NumpyEncoder, *, max_waiting: int = 300, bundle: Bundle | None = None, **settings
 ) -> TranslationModel:
     return TranslationModel(
-        make_bundle(Task.TRANSLATION),
+        bundle or make_bundle(Task.TRANSLATION),
         precision=Precision.FP32,
         device="cpu",
         tokenizer=TextTokenizer(byte_tokenizer()),
