@@ -153,7 +153,12 @@ def check_range(field: str, value: float, low: float, high: float) -> None:
         InvalidInputError: It is not, or is not a number.
     """
     if not low <= value <= high:
-        raise InvalidInputError(field, f"is {value:g}; must be from {low:g} to {high:g}")
+        raise InvalidInputError(field, f"is {_number(value)}; must be from {_number(low)} to {_number(high)}")
+
+
+def _number(value: float) -> str:
+    """Writes a whole number in full, as the caller gave it, and any other shortly."""
+    return str(value) if isinstance(value, int) else f"{value:g}"
 
 
 def _check_stop_strings(stop_strings: tuple[str, ...]) -> None:
