@@ -12,6 +12,7 @@ from typing import Self
 import numpy as np
 
 from headway_server.bundles import TOKENIZER_FILE, Bundle, Precision
+from headway_server.engine.interfaces import Decoder
 from headway_server.engine.model import Decoded, DecodingModel, call_timings
 from headway_server.engine.reply import Piece, Reply
 from headway_server.engine.request import FittedPrompt, SamplingPlan, SamplingRequest, plan_sampling
@@ -62,13 +63,14 @@ class GenerationModel(DecodingModel):
             decoder=decoder,
             settings=settings,
         )
-
-        def run_once() -> None:
-            decoder.prefill(0, np.zeros(1, np.int64), 0)
-            decoder.decode(np.zeros(1, np.int64), np.ones(1, np.int64))
-
-        model._check_runs(run_once)
+        model._check_runs(lambda: model._run_once(decoder))
         return model
+
+    def _run_once(self, decoder: Decoder) -> None:
+        """Runs each kind of step with the largest id, which a graph with a smaller embedding does not take."""
+        largest = np.array([self._largest_id])
+        decoder.prefill(0, largest, 0)
+        decoder.decode(largest, np.ones(1, np.int64))
 
     async def generate(
         self,

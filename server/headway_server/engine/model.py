@@ -51,16 +51,13 @@ class DecodingModel:
         """Makes a model of its parts; `load` makes the parts.
 
         Raises:
-            BundleError: The tokenizer knows tokens that the model does not.
+            BundleError: The tokenizer, a special token or a default does not fit the model.
         """
         manifest = bundle.manifest
         assert manifest.limits.max_input_tokens is not None, "the manifest's validator demands it"
         assert manifest.special_tokens is not None, "the manifest's validator demands it"
-        if tokenizer.vocabulary_size > decoder.vocab_size:
-            raise BundleError(
-                f"{bundle.path}: the tokenizer has {tokenizer.vocabulary_size} tokens, the model {decoder.vocab_size}; "
-                "export it again with its own tokenizer"
-            )
+        self._largest_id = _largest_id(tokenizer)
+        _check_fits(bundle, self._largest_id, decoder.vocab_size)
         self.bundle = bundle
         self.precision = precision
         self.device: Device = device
@@ -120,6 +117,36 @@ class DecodingModel:
             )
         with self._admission.admit(count):
             yield
+
+
+def _largest_id(tokenizer: TextTokenizer) -> int:
+    """Returns the largest id the tokenizer may give: ids may have gaps, so their number does not tell."""
+    vocabulary: dict[str, int] = tokenizer._tokenizer.get_vocab(with_added_tokens=True)  # noqa: SLF001 (it tells no ids)
+    return max(vocabulary.values(), default=0)
+
+
+def _check_fits(bundle: Bundle, largest_id: int, vocab_size: int) -> None:
+    """Checks that every id a call may bring to the model is one of its own.
+
+    Raises:
+        BundleError: One is not; or more tokens are to be sampled among than there are.
+    """
+    holds = f"the model has {vocab_size} tokens"
+    if largest_id >= vocab_size:
+        raise BundleError(
+            f"{bundle.path}: the tokenizer's largest id is {largest_id}, {holds}; "
+            "export it again with its own tokenizer"
+        )
+    special_tokens = bundle.manifest.special_tokens
+    assert special_tokens is not None, "the manifest's validator demands it"
+    for name, token_id in (("bos", special_tokens.bos), ("eos", special_tokens.eos)):
+        if token_id is not None and not 0 <= token_id < vocab_size:
+            raise BundleError(f"{bundle.path}: special_tokens.{name} is {token_id}, {holds}; export the model again")
+    defaults = bundle.manifest.sampling_defaults
+    if defaults is not None and defaults.top_k > vocab_size:
+        raise BundleError(
+            f"{bundle.path}: sampling_defaults.top_k is {defaults.top_k}, {holds}; export the model again"
+        )
 
 
 def call_timings(results: Elements[SequenceResult], preprocessing_s: float) -> CallTimings:

@@ -89,14 +89,15 @@ class TranslationModel(DecodingModel):
             encoder=encoder,
             settings=settings,
         )
-
-        def run_once() -> None:
-            decoder.set_sources(encoder.encode([np.zeros(1, np.int64)]))
-            decoder.decode(np.zeros(1, np.int64), np.zeros(1, np.int64))
-            decoder.set_sources([])
-
-        model._check_runs(run_once)
+        model._check_runs(lambda: model._run_once(decoder, encoder))
         return model
+
+    def _run_once(self, decoder: Decoder, encoder: Encoder) -> None:
+        """Runs both graphs with the ids at the ends of what they must take: the first token, and the largest."""
+        decoder.set_sources(encoder.encode([np.array([self._largest_id])]))
+        for token_id in (self._bos_id, self._largest_id):
+            decoder.decode(np.array([token_id]), np.zeros(1, np.int64))
+        decoder.set_sources([])
 
     async def translate(
         self,

@@ -1,7 +1,9 @@
 """Served models over the tiny decoder: parameters, limits, admission, results."""
 
 import asyncio
+import json
 import math
+from functools import partial
 
 import pytest
 from numpy_decoder import NumpyEncoder
@@ -10,15 +12,17 @@ from tiny_engine import (
     MAX_LENGTH,
     TOKENIZER,
     VOCAB_SIZE,
+    make_bundle,
     make_decoder,
     make_generation_model,
     make_translation_model,
 )
 
-from headway_server.bundles import SamplingDefaults
-from headway_server.engine import Decoded, Piece, SamplingRequest
+from headway_server.bundles import Precision, SamplingDefaults, Task
+from headway_server.engine import Decoded, EngineSettings, GenerationModel, Piece, SamplingRequest
 from headway_server.engine.sequence import FinishReason
 from headway_server.errors import BundleError, DeadlineError, DrainingError, InvalidInputError, OverloadedError
+from headway_server.preprocessing import TextTokenizer
 
 SEEDED = SamplingRequest(temperature=1.0, seed=5, max_new_tokens=12)
 
@@ -101,6 +105,7 @@ async def test_without_defaults_a_continuation_fills_the_room():
         ({"temperature": -0.1}, "sampling.temperature", "is -0.1; must be from 0 to 2"),
         ({"temperature": math.nan}, "sampling.temperature", "is nan; must be from 0 to 2"),
         ({"top_k": -1}, "sampling.top_k", f"is -1; must be from 0 to {VOCAB_SIZE}"),
+        ({"top_k": 2**31 - 1}, "sampling.top_k", f"is 2147483647; must be from 0 to {VOCAB_SIZE}"),
         ({"top_k": VOCAB_SIZE + 1}, "sampling.top_k", f"must be from 0 to {VOCAB_SIZE}"),
         ({"top_p": 0.0}, "sampling.top_p", "is 0; must be above 0 and at most 1"),
         ({"top_p": 1.01}, "sampling.top_p", "is 1.01; must be above 0 and at most 1"),
@@ -254,8 +259,71 @@ async def test_a_source_past_the_limit_is_refused_or_cut_at_its_end(translator):
 async def test_a_tokenizer_with_more_tokens_than_the_model_is_a_bad_bundle():
     decoder = make_decoder()
     decoder.vocab_size = VOCAB_SIZE - 1
-    with pytest.raises(BundleError, match=f"the tokenizer has {VOCAB_SIZE} tokens, the model {VOCAB_SIZE - 1}"):
+    with pytest.raises(BundleError, match=f"largest id is {VOCAB_SIZE - 1}, the model has {VOCAB_SIZE - 1} tokens"):
         make_generation_model(decoder)
+
+
+async def test_a_tokenizer_whose_ids_have_gaps_is_held_to_its_largest_id():
+    tokenizer = TOKENIZER.from_str(TOKENIZER.to_str())
+    vocabulary = json.loads(tokenizer.to_str())
+    ids = vocabulary["model"]["vocab"]
+    token = next(token for token, index in ids.items() if index == VOCAB_SIZE - 1)
+    ids[token] = VOCAB_SIZE + 5
+    decoder = make_decoder()
+    with pytest.raises(BundleError, match=f"largest id is {VOCAB_SIZE + 5}, the model has {VOCAB_SIZE} tokens"):
+        GenerationModel(
+            make_bundle(Task.GENERATION),
+            precision=Precision.FP32,
+            device="cpu",
+            tokenizer=TextTokenizer(tokenizer.from_str(json.dumps(vocabulary))),
+            decoder=decoder,
+            settings=EngineSettings(num_slots=decoder.num_slots),
+        )
+
+
+@pytest.mark.parametrize(("name", "value"), [("bos", 999), ("eos", VOCAB_SIZE)])
+async def test_a_special_token_that_the_model_does_not_have_is_a_bad_bundle(name, value):
+    says = f"special_tokens.{name} is {value}, the model has {VOCAB_SIZE} tokens"
+    with pytest.raises(BundleError, match=says):
+        make_generation_model(make_decoder(), **{name: value})
+    bundle = make_bundle(Task.TRANSLATION, **{name: value})
+    with pytest.raises(BundleError, match=says):
+        make_translation_model(make_decoder(), NumpyEncoder(vocab_size=VOCAB_SIZE), bundle=bundle)
+
+
+async def test_a_default_that_no_call_could_ask_for_is_a_bad_bundle():
+    make_generation_model(make_decoder(), defaults=SamplingDefaults(top_k=VOCAB_SIZE))
+    with pytest.raises(BundleError, match=f"top_k is {VOCAB_SIZE + 1}, the model has {VOCAB_SIZE} tokens"):
+        make_generation_model(make_decoder(), defaults=SamplingDefaults(top_k=VOCAB_SIZE + 1))
+
+
+def decoder_with_embeddings(num_embeddings: int):
+    decoder = make_decoder()
+    decoder.tokens = decoder.tokens[:num_embeddings]
+    return decoder
+
+
+async def test_a_graph_with_fewer_embeddings_than_the_tokenizer_has_ids_is_a_bad_bundle():
+    decoder = decoder_with_embeddings(VOCAB_SIZE - 1)
+    model = make_generation_model(decoder)
+    with pytest.raises(BundleError, match="does not run"):
+        model._check_runs(partial(model._run_once, decoder))
+
+
+@pytest.mark.parametrize(("num_decoded", "num_encoded"), [(VOCAB_SIZE - 1, VOCAB_SIZE), (VOCAB_SIZE, VOCAB_SIZE - 1)])
+async def test_a_translation_is_tried_with_the_largest_id_of_source_and_target(num_decoded, num_encoded):
+    decoder, encoder = decoder_with_embeddings(num_decoded), NumpyEncoder(vocab_size=num_encoded)
+    model = make_translation_model(decoder, encoder)
+    with pytest.raises(BundleError, match="does not run"):
+        model._check_runs(partial(model._run_once, decoder, encoder))
+
+
+async def test_a_translation_is_tried_with_the_token_it_begins_with():
+    decoder, encoder = make_decoder(), NumpyEncoder(vocab_size=VOCAB_SIZE)
+    decoder.vocab_size = VOCAB_SIZE + 9  # logits for more tokens than it has embeddings
+    translator = make_translation_model(decoder, encoder, bundle=make_bundle(Task.TRANSLATION, bos=VOCAB_SIZE + 3))
+    with pytest.raises(BundleError, match="does not run"):
+        translator._check_runs(partial(translator._run_once, decoder, encoder))
 
 
 async def test_a_model_that_cannot_be_run_is_a_bad_bundle():
