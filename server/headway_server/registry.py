@@ -37,6 +37,10 @@ class ServedModel(Protocol):
     precision: Precision
     device: Device
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether calls are answered: from `start` to `close`, unless the model has ended by itself."""
+
     def start(self) -> None:
         """Starts threads and tasks; called with the event loop running."""
 
@@ -206,8 +210,8 @@ class ModelRegistry:
             model.close()
 
     def tasks(self) -> set[Task]:
-        """Returns what the loaded models can do."""
-        return {model.bundle.manifest.task for model in self.models}
+        """Returns what the models that are alive can do."""
+        return {model.bundle.manifest.task for model in self.models if model.is_alive}
 
     def _with_task(self, task: Task) -> list[ServedModel]:
         return [model for model in self.models if model.bundle.manifest.task is task]

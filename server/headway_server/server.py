@@ -39,6 +39,7 @@ from headway_server.settings import ServerSettings
 
 _log = structlog.get_logger(__name__)
 
+_HEALTH_INTERVAL_S = 1.0
 _LAST_WORDS_S = 1.0
 """What calls that were cut off have to hand their error to the caller."""
 
@@ -109,6 +110,7 @@ class HeadwayServer:
         self._settings = settings
         self._health = health.aio.HealthServicer()
         self._interceptor = CallInterceptor()
+        self._watch: asyncio.Task[None] | None = None
         self._server = grpc.aio.server(
             interceptors=[self._interceptor],
             maximum_concurrent_rpcs=settings.max_calls,
@@ -136,17 +138,31 @@ class HeadwayServer:
         except RuntimeError as error:
             raise HeadwayError(f"cannot listen on {address}: {error}") from error
         self._registry.start()
-        await self._tell_health()
+        serving = self._registry.tasks()
+        await self._tell_health(serving)
         await self._server.start()
+        self._watch = asyncio.create_task(self._watch_health(serving))
         return port
 
-    async def _tell_health(self) -> None:
-        """Serving is the server as a whole and every service that has a model."""
-        loaded = self._registry.tasks()
+    async def _tell_health(self, tasks: set[Task]) -> None:
+        """Serving is the server as a whole and every service that has a model which is alive."""
         for service in _SERVICES:
-            serving = not service.tasks or service.tasks & loaded
+            serving = not service.tasks or service.tasks & tasks
             status = health_pb2.HealthCheckResponse
             await self._health.set(service.name, status.SERVING if serving else status.NOT_SERVING)
+
+    async def _watch_health(self, alive: set[Task]) -> None:
+        """Tells health anew when a model has ended by itself, which is a bug or a machine out of order.
+
+        The server as a whole is then not serving either, so that an orchestrator starts it again.
+        """
+        while True:
+            await asyncio.sleep(_HEALTH_INTERVAL_S)
+            if (now := self._registry.tasks()) != alive:
+                alive = now
+                _log.error("a model has ended; restart the server", serving=sorted(now))
+                await self._tell_health(now)
+                await self._health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
 
     async def stop(self, hurry: asyncio.Event | None = None) -> None:
         """Refuses new calls, lets running ones finish for as long as the settings say, and closes.
@@ -156,6 +172,8 @@ class HeadwayServer:
         Args:
             hurry: When set, running calls are not waited for any longer.
         """
+        if self._watch is not None:
+            self._watch.cancel()
         await self._health.enter_graceful_shutdown()
         self._interceptor.refuse_new_calls()
         _log.info("draining", running_calls=self._interceptor.num_running, timeout_s=self._settings.drain_timeout)

@@ -73,10 +73,12 @@ def serve(runtime: Runtime) -> Serve:
         server = HeadwayServer(registry, checked)
         port = await server.start()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            yield Serving(server=server, registry=registry, port=port, channel=channel)
-            hurry = asyncio.Event()
-            hurry.set()
-            await server.stop(hurry)
+            try:
+                yield Serving(server=server, registry=registry, port=port, channel=channel)
+            finally:  # a server that a failed test leaves behind keeps the whole run from ending
+                hurry = asyncio.Event()
+                hurry.set()
+                await server.stop(hurry)
 
     return start
 

@@ -117,6 +117,7 @@ class NamedModel:
 
     device = "cpu"
     precision = Precision.FP32
+    is_alive = True
 
     def __init__(self, bundle) -> None:
         self.bundle = bundle

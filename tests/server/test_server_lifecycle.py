@@ -55,6 +55,18 @@ async def test_health_is_told_for_the_whole_and_for_each_service(serving):
     assert failure.code is grpc.StatusCode.NOT_FOUND
 
 
+async def test_a_model_that_has_ended_by_itself_is_not_serving(classifier_store, serve, monkeypatch):
+    monkeypatch.setattr("headway_server.server._HEALTH_INTERVAL_S", 0.01)
+    async with serve(classifier_store) as serving:
+        [model] = [model for model in serving.registry.models if model.bundle.manifest.name == "topics"]
+        await asyncio.to_thread(model.close)
+        async with asyncio.timeout(30):
+            while await health_of(serving) == SERVING:  # noqa: ASYNC110 (what is waited for sets no event)
+                await asyncio.sleep(0.01)
+        assert await health_of(serving, "headway.v1.TextClassificationService") == NOT_SERVING
+        assert await health_of(serving, "headway.v1.ImageClassificationService") == SERVING
+
+
 async def test_reflection_lists_every_service(serving):
     stub = reflection_pb2_grpc.ServerReflectionStub(serving.channel)
     call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))

@@ -123,6 +123,11 @@ class Batcher(Generic[Item]):
         for thread in self._threads:
             thread.start()
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether batches are run: from `start` to `close`."""
+        return any(thread.is_alive() for thread in self._threads) and not self._closed
+
     async def submit(self, items: Sequence[Item], lengths: Sequence[int], *, deadline: float | None) -> BatchedResults:
         """Waits for the results of a call's items. If the caller goes, what has not run is dropped.
 

@@ -94,6 +94,11 @@ class StatelessModel:
         """Takes nothing new and waits, at most `timeout_s`, for what was taken."""
         await self._admission.drain(timeout_s)
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether calls are answered: from `start` to `close`."""
+        return self._batcher.is_alive
+
     def close(self) -> None:
         """Stops the batcher; what still waits fails."""
         self._batcher.close()
