@@ -10,6 +10,7 @@
 ARG PYTHON_VERSION=3.12
 
 FROM python:${PYTHON_VERSION}-slim AS builder
+ENV PIP_CACHE_DIR=/var/cache/pip
 WORKDIR /src
 COPY constraints.txt ./
 COPY docker/ docker/
@@ -17,15 +18,15 @@ COPY proto/ proto/
 
 FROM builder AS server-cpu-builder
 COPY server/ server/
-RUN --mount=type=cache,target=/root/.cache/pip bash docker/make-environment.sh server-cpu /opt/headway
+RUN --mount=type=cache,target=/var/cache/pip bash docker/make-environment.sh server-cpu /opt/headway
 
 FROM builder AS server-gpu-builder
 COPY server/ server/
-RUN --mount=type=cache,target=/root/.cache/pip bash docker/make-environment.sh server-gpu /opt/headway
+RUN --mount=type=cache,target=/var/cache/pip bash docker/make-environment.sh server-gpu /opt/headway
 
 FROM builder AS client-builder
 COPY client/ client/
-RUN --mount=type=cache,target=/root/.cache/pip bash docker/make-environment.sh client /opt/headway
+RUN --mount=type=cache,target=/var/cache/pip bash docker/make-environment.sh client /opt/headway
 
 FROM python:${PYTHON_VERSION}-slim AS runtime
 # A fixed id, so that the rights of mounted folders can be set before the container runs.

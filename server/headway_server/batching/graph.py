@@ -5,6 +5,7 @@ B is the number of items, T the tokens of the longest text, C the classes.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Generic, TypeVar
 
@@ -19,7 +20,7 @@ from headway_server.runtime import Device, Session
 Item = TypeVar("Item")
 
 
-class _ClassifierGraph(Generic[Item]):
+class _ClassifierGraph(ABC, Generic[Item]):
     """A graph that ends in `logits`."""
 
     def __init__(self, session: Session) -> None:
@@ -30,9 +31,9 @@ class _ClassifierGraph(Generic[Item]):
         """Where the graph runs."""
         return self._session.device
 
+    @abstractmethod
     def collate(self, items: Sequence[Item]) -> Feeds:
         """Makes the graph's inputs of B items."""
-        raise NotImplementedError
 
     def warm_up(self, items: Sequence[Item], *, num_labels: int) -> None:
         """Runs the graph once, so that the first call does not pay for it and a bundle that cannot run is known now.
