@@ -63,10 +63,10 @@ def _gpt3(*, num_layers: int, d_model: int, num_heads: int, millions: int) -> Na
 def _transformer(*, d_model: int, num_heads: int, dropout: float, millions: int) -> NamedConfiguration:
     """A row of table 3 of Vaswani et al. (2017), with a vocabulary of 38,400 that both languages share.
 
-    The paper says "about 37000 tokens" (section 5.1). With 37,000, `base` counts 63.1 million, 3 % under the printed 65,
-    and `big` 214.2 (printed: 213). The difference is in the embeddings: all that the table varies around `base` (layers,
-    inner width) adds and takes away what it does here, and what remains of each row is an embedding of about 41,000
-    tokens for `base` and 36,000 for `big`. From 38,300 to 40,000 both rows come within 2 %.
+    The paper says "about 37000 tokens" (section 5.1). With 37,000, `base` counts 63.1 million, 3 % under the printed
+    65, and `big` 214.2 (printed: 213). The difference is in the embeddings: all that the table varies around `base`
+    (layers, inner width) adds and takes away what it does here, and what remains of each row is an embedding of about
+    41,000 tokens for `base` and 36,000 for `big`. From 38,300 to 40,000 both rows come within 2 %.
     """
     return NamedConfiguration(
         architecture="transformer",
