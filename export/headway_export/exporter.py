@@ -97,6 +97,22 @@ def _check_source(source: ExportSource) -> None:
             raise SourceError("translation needs the ids of bos and eos; give them with --bos-token and --eos-token")
 
 
+def _check_outputs(source: ExportSource, traced: TracedModel) -> None:
+    """Checks that labels or tokenizer are those of the model: its logits have one column for each."""
+    graph = traced.graphs[-1]
+    columns = next(output.shape[-1] for output in graph.outputs if output.name == "logits")
+    assert isinstance(columns, int), "classes and vocabulary are fixed axes"
+    if graph.role == "model" and len(source.labels) != columns:
+        raise SourceError(f"there are {len(source.labels)} labels, and the model has {columns} classes; name each once")
+    if source.tokenizer is not None and graph.role == "decoder":
+        largest = max(source.tokenizer.get_vocab().values(), default=0)
+        if largest >= columns:
+            raise SourceError(
+                f"the tokenizer has a token of id {largest}, and the model's vocabulary ends at {columns - 1}; "
+                "they do not belong together"
+            )
+
+
 class _Prover:
     """Makes the variants of one source, fp32 first: it is what the others are judged by, even where it is not kept."""
 
@@ -112,6 +128,7 @@ class _Prover:
         wanted = self._options.precisions
         self._progress("fp32: tracing")
         traced = trace(self._source.module, self._source.task, image_size=self._image_size())
+        _check_outputs(self._source, traced)
         fp32 = self._prove(Precision.FP32, traced)
         self._fp32_quality = fp32.quality
         variants = {Precision.FP32: fp32}

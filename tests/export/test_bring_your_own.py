@@ -71,6 +71,11 @@ def test_int8_of_ones_own_module_is_judged_on_ones_own_data(run, tmp_path):
         ("decoder", ["--task", "generation"], "--task generation needs --tokenizer"),
         ("decoder", ["--task", "poetry"], "task poetry: cannot be exported"),
         ("text_classifier", ["--task", "text_classification", *TEXT], "needs --labels"),
+        (
+            "text_classifier",
+            ["--task", "text_classification", "--labels", "red,green,blue,grey", *TEXT],
+            "there are 4 labels, and the model has 3 classes",
+        ),
         ("image_classifier", ["--task", "image_classification", "--labels", "a"], "needs --preprocessing"),
         ("encoder_decoder", ["--task", "translation", *TEXT], "needs --languages"),
         ("encoder_decoder", ["--task", "translation", "--languages", "ende", *TEXT], "--languages ende"),

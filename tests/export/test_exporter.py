@@ -123,6 +123,14 @@ def test_a_checkpoint_that_does_not_fit_is_refused(tiny_checkpoints, tmp_path, c
         from_checkpoint(folder)
 
 
+def test_a_tokenizer_of_another_model_is_refused(tiny_checkpoints, tmp_path):
+    source = from_checkpoint(tiny_checkpoints["generation"])
+    source.tokenizer.add_tokens(["one more"])
+    with pytest.raises(SourceError, match=r"the tokenizer has a token of id .*, and the model's vocabulary ends at"):
+        export(source, ExportOptions(store=tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path):
     with pytest.raises(SourceError, match="is not a checkpoint"):
         from_checkpoint(tmp_path)
