@@ -16,6 +16,7 @@ from headway_export.errors import ParityError
 from headway_export.source import EvaluationData
 from headway_server.bundles import QualityFigure, Task
 from headway_server.engine.runner import DecoderRunner
+from headway_training.evaluation import evaluation_windows
 
 ALLOWED_LOSS = {"accuracy": 0.5, "sacrebleu": 0.5, "nats_per_character": 0.02}
 """How much worse than fp32 a variant may be: in points, or nats."""
@@ -132,30 +133,21 @@ def _nats_per_character(candidate: Candidate, data: EvaluationData) -> tuple[flo
     nats, characters = 0.0, 0
     for text in data.texts:
         (ids,) = encode(tokenizer, [text], add_special_tokens=False)
-        nats += sum(_nats_of_window(runner, ids, start, first_new) for start, first_new in _windows(len(ids), runner))
+        windows = evaluation_windows(len(ids), runner.max_length)
+        nats += sum(_nats_of_window(runner, ids[start:end], predicted - start) for start, end, predicted in windows)
         characters += len(text) - len(tokenizer.decode(ids[:1].tolist(), skip_special_tokens=False))
     return nats / characters, ""
 
 
-def _windows(num_tokens: int, runner: DecoderRunner) -> Iterator[tuple[int, int]]:
-    """Yields the start of each window and the first token in it that no window before has predicted."""
-    first_new = 1
-    for start in range(0, num_tokens - 1, max(1, runner.max_length // 2)):
-        if first_new >= num_tokens:
-            return
-        yield start, first_new
-        first_new = start + runner.max_length
-
-
-def _nats_of_window(runner: DecoderRunner, ids: NDArray[np.int64], start: int, first_new: int) -> float:
-    window = ids[start : start + runner.max_length]
+def _nats_of_window(runner: DecoderRunner, window: NDArray[np.int64], first: int) -> float:
+    """Returns the negative log-likelihood of a window's tokens from its `first` on."""
     logits = np.concatenate(
         [
             runner.score(0, window[at : at + runner.prefill_chunk], at)
             for at in range(0, len(window), runner.prefill_chunk)
         ]
-    )[first_new - start - 1 : -1].astype(np.float64)  # (new, V): logits before each new token
-    targets = window[first_new - start :]
+    )[first - 1 : -1].astype(np.float64)  # (new, V): logits before each new token
+    targets = window[first:]
     highest = logits.max(axis=-1, keepdims=True)
     log_total = np.log(np.exp(logits - highest).sum(axis=-1)) + highest[:, 0]
     return float((log_total - logits[np.arange(len(targets)), targets]).sum())
