@@ -26,7 +26,18 @@ _INTEGERS = {
     FieldDescriptorProto.TYPE_UINT32,
     FieldDescriptorProto.TYPE_UINT64,
 }
-_INTEGERS_THAT_DO_NOT_COUNT = {"end", "height", "seed", "start", "top_k", "width"}
+_INTEGERS_THAT_DO_NOT_COUNT = {
+    "end",
+    "height",
+    "priority",
+    "sample_index",
+    "seed",
+    "start",
+    "stop_token_ids",
+    "token_id",
+    "top_k",
+    "width",
+}
 """Every other integer of the API is a number of things and says so: `<thing>_count`."""
 
 

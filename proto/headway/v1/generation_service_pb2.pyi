@@ -31,9 +31,11 @@ class _FinishReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FinishRe
     FINISH_REASON_END_OF_SEQUENCE: _FinishReason.ValueType  # 1
     """The model produced its end-of-sequence token."""
     FINISH_REASON_STOP: _FinishReason.ValueType  # 2
-    """One of the request's stop strings appeared; it is not part of the text."""
+    """One of the request's stop strings or stop tokens appeared; it is not part of the text."""
     FINISH_REASON_LENGTH: _FinishReason.ValueType  # 3
     """The token limit of the request, or the length the model can hold, was reached."""
+    FINISH_REASON_CONSTRAINT: _FinishReason.ValueType  # 4
+    """The text fulfils the request's constraint and nothing may follow it."""
 
 class FinishReason(_FinishReason, metaclass=_FinishReasonEnumTypeWrapper):
     """Why a continuation ended."""
@@ -43,10 +45,40 @@ FINISH_REASON_UNSPECIFIED: FinishReason.ValueType  # 0
 FINISH_REASON_END_OF_SEQUENCE: FinishReason.ValueType  # 1
 """The model produced its end-of-sequence token."""
 FINISH_REASON_STOP: FinishReason.ValueType  # 2
-"""One of the request's stop strings appeared; it is not part of the text."""
+"""One of the request's stop strings or stop tokens appeared; it is not part of the text."""
 FINISH_REASON_LENGTH: FinishReason.ValueType  # 3
 """The token limit of the request, or the length the model can hold, was reached."""
+FINISH_REASON_CONSTRAINT: FinishReason.ValueType  # 4
+"""The text fulfils the request's constraint and nothing may follow it."""
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
+
+class _Role:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _RoleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Role.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    ROLE_UNSPECIFIED: _Role.ValueType  # 0
+    """Not a role."""
+    ROLE_SYSTEM: _Role.ValueType  # 1
+    """Who sets the task."""
+    ROLE_USER: _Role.ValueType  # 2
+    """The person."""
+    ROLE_ASSISTANT: _Role.ValueType  # 3
+    """The model."""
+
+class Role(_Role, metaclass=_RoleEnumTypeWrapper):
+    """Who speaks in a conversation."""
+
+ROLE_UNSPECIFIED: Role.ValueType  # 0
+"""Not a role."""
+ROLE_SYSTEM: Role.ValueType  # 1
+"""Who sets the task."""
+ROLE_USER: Role.ValueType  # 2
+"""The person."""
+ROLE_ASSISTANT: Role.ValueType  # 3
+"""The model."""
+Global___Role: _TypeAlias = Role  # noqa: Y015
 
 @_typing.final
 class SamplingParameters(_message.Message):
@@ -62,6 +94,14 @@ class SamplingParameters(_message.Message):
     TOP_P_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
     STOP_STRINGS_FIELD_NUMBER: _builtins.int
+    MIN_NEW_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    MIN_P_FIELD_NUMBER: _builtins.int
+    REPETITION_PENALTY_FIELD_NUMBER: _builtins.int
+    PRESENCE_PENALTY_FIELD_NUMBER: _builtins.int
+    FREQUENCY_PENALTY_FIELD_NUMBER: _builtins.int
+    LOGIT_BIASES_FIELD_NUMBER: _builtins.int
+    STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    CONSTRAINT_FIELD_NUMBER: _builtins.int
     max_new_token_count: _builtins.int
     """Most tokens to produce. Range 1 to the model's maximum length less the prompt; default: 128, or that room if smaller."""
     temperature: _builtins.float
@@ -72,9 +112,33 @@ class SamplingParameters(_message.Message):
     """Sample among the smallest set of tokens whose probability reaches p (nucleus sampling). Range above 0, to 1. Default 1."""
     seed: _builtins.int
     """Seed of the random stream: a seed gives the same text whatever else runs. Default: drawn by the server, and answered."""
+    min_new_token_count: _builtins.int
+    """Tokens to produce before the end-of-sequence token or a stop token may follow. Range 0 to max_new_token_count. Default 0."""
+    min_p: _builtins.float
+    """Leave out tokens less likely than this share of the likeliest one's probability. Range 0 to 1; 0 turns it off. Default 0."""
+    repetition_penalty: _builtins.float
+    """Divides positive logits, and multiplies negative ones, of tokens that are in the prompt or the text so far.
+    Range 0.01 to 100; 1 turns it off, above 1 discourages repetition. Default 1.
+    """
+    presence_penalty: _builtins.float
+    """Subtracted from the logit of every token that is in the text so far. Range -2 to 2. Default 0."""
+    frequency_penalty: _builtins.float
+    """Subtracted from the logit of a token once for every time it is in the text so far. Range -2 to 2. Default 0."""
     @_builtins.property
     def stop_strings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Strings that end the text; they are not part of it. At most 16 of 1 to 256 characters."""
+
+    @_builtins.property
+    def logit_biases(self) -> _containers.RepeatedCompositeFieldContainer[Global___LogitBias]:
+        """Added to logits, a token each. At most 1024 different tokens."""
+
+    @_builtins.property
+    def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Tokens that end the text like the end-of-sequence token; they are not part of it. At most 64 of the vocabulary."""
+
+    @_builtins.property
+    def constraint(self) -> Global___Constraint:
+        """What the text must look like. Default: anything."""
 
     def __init__(
         self,
@@ -85,13 +149,31 @@ class SamplingParameters(_message.Message):
         top_p: _builtins.float | None = ...,
         seed: _builtins.int | None = ...,
         stop_strings: _abc.Iterable[_builtins.str] | None = ...,
+        min_new_token_count: _builtins.int | None = ...,
+        min_p: _builtins.float | None = ...,
+        repetition_penalty: _builtins.float | None = ...,
+        presence_penalty: _builtins.float | None = ...,
+        frequency_penalty: _builtins.float | None = ...,
+        logit_biases: _abc.Iterable[Global___LogitBias] | None = ...,
+        stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        constraint: Global___Constraint | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_new_token_count", b"_max_new_token_count", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "max_new_token_count", b"max_new_token_count", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_max_new_token_count", b"_max_new_token_count", "_min_new_token_count", b"_min_new_token_count", "_min_p", b"_min_p", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "constraint", b"constraint", "frequency_penalty", b"frequency_penalty", "max_new_token_count", b"max_new_token_count", "min_new_token_count", b"min_new_token_count", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_new_token_count", b"_max_new_token_count", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "max_new_token_count", b"max_new_token_count", "seed", b"seed", "stop_strings", b"stop_strings", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_max_new_token_count", b"_max_new_token_count", "_min_new_token_count", b"_min_new_token_count", "_min_p", b"_min_p", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "constraint", b"constraint", "frequency_penalty", b"frequency_penalty", "logit_biases", b"logit_biases", "max_new_token_count", b"max_new_token_count", "min_new_token_count", b"min_new_token_count", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop_strings", b"stop_strings", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__frequency_penalty: _TypeAlias = _typing.Literal["frequency_penalty"]  # noqa: Y015
+    _WhichOneofArgType__frequency_penalty: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty"]  # noqa: Y015
     _WhichOneofReturnType__max_new_token_count: _TypeAlias = _typing.Literal["max_new_token_count"]  # noqa: Y015
     _WhichOneofArgType__max_new_token_count: _TypeAlias = _typing.Literal["_max_new_token_count", b"_max_new_token_count"]  # noqa: Y015
+    _WhichOneofReturnType__min_new_token_count: _TypeAlias = _typing.Literal["min_new_token_count"]  # noqa: Y015
+    _WhichOneofArgType__min_new_token_count: _TypeAlias = _typing.Literal["_min_new_token_count", b"_min_new_token_count"]  # noqa: Y015
+    _WhichOneofReturnType__min_p: _TypeAlias = _typing.Literal["min_p"]  # noqa: Y015
+    _WhichOneofArgType__min_p: _TypeAlias = _typing.Literal["_min_p", b"_min_p"]  # noqa: Y015
+    _WhichOneofReturnType__presence_penalty: _TypeAlias = _typing.Literal["presence_penalty"]  # noqa: Y015
+    _WhichOneofArgType__presence_penalty: _TypeAlias = _typing.Literal["_presence_penalty", b"_presence_penalty"]  # noqa: Y015
+    _WhichOneofReturnType__repetition_penalty: _TypeAlias = _typing.Literal["repetition_penalty"]  # noqa: Y015
+    _WhichOneofArgType__repetition_penalty: _TypeAlias = _typing.Literal["_repetition_penalty", b"_repetition_penalty"]  # noqa: Y015
     _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
     _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
     _WhichOneofReturnType__temperature: _TypeAlias = _typing.Literal["temperature"]  # noqa: Y015
@@ -101,7 +183,17 @@ class SamplingParameters(_message.Message):
     _WhichOneofReturnType__top_p: _TypeAlias = _typing.Literal["top_p"]  # noqa: Y015
     _WhichOneofArgType__top_p: _TypeAlias = _typing.Literal["_top_p", b"_top_p"]  # noqa: Y015
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__frequency_penalty) -> _WhichOneofReturnType__frequency_penalty | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_new_token_count) -> _WhichOneofReturnType__max_new_token_count | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_new_token_count) -> _WhichOneofReturnType__min_new_token_count | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_p) -> _WhichOneofReturnType__min_p | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__presence_penalty) -> _WhichOneofReturnType__presence_penalty | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__repetition_penalty) -> _WhichOneofReturnType__repetition_penalty | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__seed) -> _WhichOneofReturnType__seed | None: ...
     @_typing.overload
@@ -114,6 +206,166 @@ class SamplingParameters(_message.Message):
 Global___SamplingParameters: _TypeAlias = SamplingParameters  # noqa: Y015
 
 @_typing.final
+class LogitBias(_message.Message):
+    """A token made more or less likely."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_ID_FIELD_NUMBER: _builtins.int
+    BIAS_FIELD_NUMBER: _builtins.int
+    token_id: _builtins.int
+    """The token. Range 0 to the vocabulary's size less 1."""
+    bias: _builtins.float
+    """Added to its logit. Range -100 to 100: the ends as good as forbid and as good as demand it."""
+    def __init__(
+        self,
+        *,
+        token_id: _builtins.int = ...,
+        bias: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bias", b"bias", "token_id", b"token_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LogitBias: _TypeAlias = LogitBias  # noqa: Y015
+
+@_typing.final
+class Constraint(_message.Message):
+    """What a text must look like: every token that cannot lead to such a text is left out."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JSON_SCHEMA_FIELD_NUMBER: _builtins.int
+    REGEX_FIELD_NUMBER: _builtins.int
+    CHOICES_FIELD_NUMBER: _builtins.int
+    json_schema: _builtins.str
+    """A JSON Schema, as JSON text: the text is a JSON value that it accepts. At most 64 KiB."""
+    regex: _builtins.str
+    """A regular expression that the whole text matches; no look-around and no back-references. At most 8 KiB."""
+    @_builtins.property
+    def choices(self) -> Global___Choices:
+        """The text is one of these."""
+
+    def __init__(
+        self,
+        *,
+        json_schema: _builtins.str = ...,
+        regex: _builtins.str = ...,
+        choices: Global___Choices | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "json_schema", b"json_schema", "kind", b"kind", "regex", b"regex"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "json_schema", b"json_schema", "kind", b"kind", "regex", b"regex"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["json_schema", "regex", "choices"]  # noqa: Y015
+    _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
+
+Global___Constraint: _TypeAlias = Constraint  # noqa: Y015
+
+@_typing.final
+class Choices(_message.Message):
+    """Texts to choose among."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """1 to 256 different texts of 1 to 1024 characters."""
+
+    def __init__(
+        self,
+        *,
+        texts: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["texts", b"texts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Choices: _TypeAlias = Choices  # noqa: Y015
+
+@_typing.final
+class ChatMessage(_message.Message):
+    """One turn of a conversation."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROLE_FIELD_NUMBER: _builtins.int
+    CONTENT_FIELD_NUMBER: _builtins.int
+    role: Global___Role.ValueType
+    """Who speaks."""
+    content: _builtins.str
+    """What is said."""
+    def __init__(
+        self,
+        *,
+        role: Global___Role.ValueType = ...,
+        content: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "role", b"role"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChatMessage: _TypeAlias = ChatMessage  # noqa: Y015
+
+@_typing.final
+class Conversation(_message.Message):
+    """A conversation that the model is to continue. The bundle's chat template makes the prompt of it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
+        """The turns so far, at least one. At most 1024."""
+
+    def __init__(
+        self,
+        *,
+        messages: _abc.Iterable[Global___ChatMessage] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Conversation: _TypeAlias = Conversation  # noqa: Y015
+
+@_typing.final
+class LogProbabilityOptions(_message.Message):
+    """Which log-probabilities to answer. They are the model's own, before penalties, biases, constraints and temperature."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOP_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    INCLUDE_PROMPT_FIELD_NUMBER: _builtins.int
+    top_token_count: _builtins.int
+    """Likeliest tokens to answer at each position, beside the chosen one. Range 0 to 20. Default 0."""
+    include_prompt: _builtins.bool
+    """Answer those of the prompt's tokens as well. They cost time: the prompt is read without reuse of what was read before."""
+    def __init__(
+        self,
+        *,
+        top_token_count: _builtins.int = ...,
+        include_prompt: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["include_prompt", b"include_prompt", "top_token_count", b"top_token_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LogProbabilityOptions: _TypeAlias = LogProbabilityOptions  # noqa: Y015
+
+@_typing.final
 class GenerateTextRequest(_message.Message):
     """Request of GenerateText."""
 
@@ -124,19 +376,38 @@ class GenerateTextRequest(_message.Message):
     PROMPTS_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
     TRUNCATE_FIELD_NUMBER: _builtins.int
+    ECHO_FIELD_NUMBER: _builtins.int
+    LOG_PROBABILITIES_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    CONVERSATIONS_FIELD_NUMBER: _builtins.int
+    SAMPLE_COUNT_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Model to use. Default: the server's only model for this task; with several, one must be named."""
     model_version: _builtins.str
     """Version of the model. Default: the latest one loaded."""
     truncate: _builtins.bool
     """Shorten a prompt that is past the model's limit, from its beginning, instead of refusing it."""
+    echo: _builtins.bool
+    """Repeat the prompt at the beginning of the text."""
+    priority: _builtins.int
+    """Place in the queue: a higher one goes first, equal ones in the order of arrival. Range -100 to 100. Default 0."""
+    sample_count: _builtins.int
+    """Texts to answer for every prompt, each with a random stream of its own. Range 1 to 16. Default 1."""
     @_builtins.property
     def prompts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Prompts, answered one to one and in order. 1 to 256 prompts of at least 1 character."""
+        """Prompts, answered in order, each with sample_count texts. 1 to 256 prompts of at least 1 character."""
 
     @_builtins.property
     def sampling(self) -> Global___SamplingParameters:
         """How to choose tokens, for every prompt of the call."""
+
+    @_builtins.property
+    def log_probabilities(self) -> Global___LogProbabilityOptions:
+        """Answer log-probabilities. Default: none are answered."""
+
+    @_builtins.property
+    def conversations(self) -> _containers.RepeatedCompositeFieldContainer[Global___Conversation]:
+        """Conversations to continue instead of prompts, answered alike. 1 to 256."""
 
     def __init__(
         self,
@@ -146,12 +417,19 @@ class GenerateTextRequest(_message.Message):
         prompts: _abc.Iterable[_builtins.str] | None = ...,
         sampling: Global___SamplingParameters | None = ...,
         truncate: _builtins.bool = ...,
+        echo: _builtins.bool = ...,
+        log_probabilities: Global___LogProbabilityOptions | None = ...,
+        priority: _builtins.int = ...,
+        conversations: _abc.Iterable[Global___Conversation] | None = ...,
+        sample_count: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_sample_count", b"_sample_count", "log_probabilities", b"log_probabilities", "sample_count", b"sample_count", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "model_version", b"model_version", "prompts", b"prompts", "sampling", b"sampling", "truncate", b"truncate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_sample_count", b"_sample_count", "conversations", b"conversations", "echo", b"echo", "log_probabilities", b"log_probabilities", "model", b"model", "model_version", b"model_version", "priority", b"priority", "prompts", b"prompts", "sample_count", b"sample_count", "sampling", b"sampling", "truncate", b"truncate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__sample_count: _TypeAlias = _typing.Literal["sample_count"]  # noqa: Y015
+    _WhichOneofArgType__sample_count: _TypeAlias = _typing.Literal["_sample_count", b"_sample_count"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__sample_count) -> _WhichOneofReturnType__sample_count | None: ...
 
 Global___GenerateTextRequest: _TypeAlias = GenerateTextRequest  # noqa: Y015
 
@@ -167,8 +445,12 @@ class GeneratedText(_message.Message):
     NEW_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     TRUNCATED_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
+    SAMPLE_INDEX_FIELD_NUMBER: _builtins.int
+    CACHED_PROMPT_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     text: _builtins.str
-    """The text that follows the prompt; the prompt is not repeated."""
+    """The text that follows the prompt. With echo, the prompt and what follows it."""
     finish_reason: Global___FinishReason.ValueType
     """Why it ended."""
     prompt_token_count: _builtins.int
@@ -179,6 +461,18 @@ class GeneratedText(_message.Message):
     """Whether the prompt was shortened."""
     seed: _builtins.int
     """Seed of the random stream that was used."""
+    sample_index: _builtins.int
+    """Number of the sample among those of its prompt, from 0."""
+    cached_prompt_token_count: _builtins.int
+    """Tokens of the prompt that had been read for an earlier call and were not read again."""
+    @_builtins.property
+    def tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogProbability]:
+        """The tokens produced, where log_probabilities asks for them."""
+
+    @_builtins.property
+    def prompt_tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogProbability]:
+        """The prompt's tokens, where log_probabilities asks for them."""
+
     def __init__(
         self,
         *,
@@ -188,14 +482,86 @@ class GeneratedText(_message.Message):
         new_token_count: _builtins.int = ...,
         truncated: _builtins.bool = ...,
         seed: _builtins.int = ...,
+        sample_index: _builtins.int = ...,
+        cached_prompt_token_count: _builtins.int = ...,
+        tokens: _abc.Iterable[Global___TokenLogProbability] | None = ...,
+        prompt_tokens: _abc.Iterable[Global___TokenLogProbability] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "new_token_count", b"new_token_count", "prompt_token_count", b"prompt_token_count", "seed", b"seed", "text", b"text", "truncated", b"truncated"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_prompt_token_count", b"cached_prompt_token_count", "finish_reason", b"finish_reason", "new_token_count", b"new_token_count", "prompt_token_count", b"prompt_token_count", "prompt_tokens", b"prompt_tokens", "sample_index", b"sample_index", "seed", b"seed", "text", b"text", "tokens", b"tokens", "truncated", b"truncated"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GeneratedText: _TypeAlias = GeneratedText  # noqa: Y015
+
+@_typing.final
+class TokenLogProbability(_message.Message):
+    """A token and how likely the model found it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_ID_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    LOG_PROBABILITY_FIELD_NUMBER: _builtins.int
+    TOP_TOKENS_FIELD_NUMBER: _builtins.int
+    token_id: _builtins.int
+    """The token."""
+    text: _builtins.str
+    """The token by itself as text; what is not valid UTF-8 reads as U+FFFD."""
+    log_probability: _builtins.float
+    """Natural logarithm of its probability. Not set for the first token of a prompt."""
+    @_builtins.property
+    def top_tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenCandidate]:
+        """The likeliest tokens at its place, the likeliest first."""
+
+    def __init__(
+        self,
+        *,
+        token_id: _builtins.int = ...,
+        text: _builtins.str = ...,
+        log_probability: _builtins.float | None = ...,
+        top_tokens: _abc.Iterable[Global___TokenCandidate] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_log_probability", b"_log_probability", "log_probability", b"log_probability"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_log_probability", b"_log_probability", "log_probability", b"log_probability", "text", b"text", "token_id", b"token_id", "top_tokens", b"top_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__log_probability: _TypeAlias = _typing.Literal["log_probability"]  # noqa: Y015
+    _WhichOneofArgType__log_probability: _TypeAlias = _typing.Literal["_log_probability", b"_log_probability"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__log_probability) -> _WhichOneofReturnType__log_probability | None: ...
+
+Global___TokenLogProbability: _TypeAlias = TokenLogProbability  # noqa: Y015
+
+@_typing.final
+class TokenCandidate(_message.Message):
+    """A token that might have been chosen."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_ID_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    LOG_PROBABILITY_FIELD_NUMBER: _builtins.int
+    token_id: _builtins.int
+    """The token."""
+    text: _builtins.str
+    """The token by itself as text; what is not valid UTF-8 reads as U+FFFD."""
+    log_probability: _builtins.float
+    """Natural logarithm of its probability."""
+    def __init__(
+        self,
+        *,
+        token_id: _builtins.int = ...,
+        text: _builtins.str = ...,
+        log_probability: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["log_probability", b"log_probability", "text", b"text", "token_id", b"token_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenCandidate: _TypeAlias = TokenCandidate  # noqa: Y015
 
 @_typing.final
 class GenerateTextResponse(_message.Message):
@@ -208,7 +574,7 @@ class GenerateTextResponse(_message.Message):
     TIMINGS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___GeneratedText]:
-        """One continuation for every prompt, in order."""
+        """sample_count continuations for every prompt, in the order of the prompts."""
 
     @_builtins.property
     def model(self) -> _common_pb2.ModelReference:
@@ -244,6 +610,10 @@ class StreamGenerateTextRequest(_message.Message):
     PROMPT_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
     TRUNCATE_FIELD_NUMBER: _builtins.int
+    ECHO_FIELD_NUMBER: _builtins.int
+    LOG_PROBABILITIES_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    CONVERSATION_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Model to use. Default: the server's only model for this task; with several, one must be named."""
     model_version: _builtins.str
@@ -252,9 +622,21 @@ class StreamGenerateTextRequest(_message.Message):
     """The prompt, of at least 1 character."""
     truncate: _builtins.bool
     """Shorten a prompt that is past the model's limit, from its beginning, instead of refusing it."""
+    echo: _builtins.bool
+    """Repeat the prompt at the beginning of the text."""
+    priority: _builtins.int
+    """Place in the queue: a higher one goes first, equal ones in the order of arrival. Range -100 to 100. Default 0."""
     @_builtins.property
     def sampling(self) -> Global___SamplingParameters:
         """How to choose tokens."""
+
+    @_builtins.property
+    def log_probabilities(self) -> Global___LogProbabilityOptions:
+        """Answer log-probabilities. Default: none are answered."""
+
+    @_builtins.property
+    def conversation(self) -> Global___Conversation:
+        """A conversation to continue instead of a prompt."""
 
     def __init__(
         self,
@@ -264,10 +646,14 @@ class StreamGenerateTextRequest(_message.Message):
         prompt: _builtins.str = ...,
         sampling: Global___SamplingParameters | None = ...,
         truncate: _builtins.bool = ...,
+        echo: _builtins.bool = ...,
+        log_probabilities: Global___LogProbabilityOptions | None = ...,
+        priority: _builtins.int = ...,
+        conversation: Global___Conversation | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation", "log_probabilities", b"log_probabilities", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "model_version", b"model_version", "prompt", b"prompt", "sampling", b"sampling", "truncate", b"truncate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation", "echo", b"echo", "log_probabilities", b"log_probabilities", "model", b"model", "model_version", b"model_version", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "truncate", b"truncate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -284,6 +670,7 @@ class StreamGenerateTextResponse(_message.Message):
     RESULT_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
     text_delta: _builtins.str
     """The next piece of text: whole characters, possibly none. The pieces joined are the text."""
     new_token_count: _builtins.int
@@ -300,6 +687,10 @@ class StreamGenerateTextResponse(_message.Message):
     def timings(self) -> _common_pb2.Timings:
         """Set in the last message only: where the time went."""
 
+    @_builtins.property
+    def tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogProbability]:
+        """The tokens produced since the last message, where log_probabilities asks for them."""
+
     def __init__(
         self,
         *,
@@ -308,10 +699,11 @@ class StreamGenerateTextResponse(_message.Message):
         result: Global___GeneratedText | None = ...,
         model: _common_pb2.ModelReference | None = ...,
         timings: _common_pb2.Timings | None = ...,
+        tokens: _abc.Iterable[Global___TokenLogProbability] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "result", b"result", "timings", b"timings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "new_token_count", b"new_token_count", "result", b"result", "text_delta", b"text_delta", "timings", b"timings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "new_token_count", b"new_token_count", "result", b"result", "text_delta", b"text_delta", "timings", b"timings", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -38,3 +38,20 @@ class Encoder(Protocol):
 
     def encode(self, sources: Sequence[NDArray[np.int64]]) -> Sequence[Any]:
         """Encodes sentences (S,) in one batch; returns for each what `set_sources` takes."""
+
+
+class Constraint(Protocol):
+    """What one sequence's text must look like, and how far it is. One thread calls it."""
+
+    def fill(self, mask: NDArray[np.int32]) -> None:
+        """Marks the tokens that may follow: bit i % 32 of word i // 32 of `mask`, (ceil(V / 32),) int32, for token i.
+
+        The end-of-sequence token is among them where the text may end here.
+        """
+
+    def accept(self, token_id: int) -> None:
+        """Takes the next token, one of those that may follow."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing but the end may follow."""

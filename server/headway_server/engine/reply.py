@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from headway_server.engine.sequence import SequenceResult
+    from headway_server.engine.sequence import SequenceResult, TokenLogProbability
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +19,8 @@ class Piece:
     """Whole characters, possibly none."""
     num_new_tokens: int
     """Tokens produced so far."""
+    tokens: tuple[TokenLogProbability, ...] = ()
+    """Those produced since the last piece, where log-probabilities were asked for."""
 
 
 class Reply:

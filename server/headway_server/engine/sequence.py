@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from headway_server.engine.interfaces import Constraint
 from headway_server.engine.reply import Reply
 from headway_server.engine.text import TextAssembly
 from headway_server.errors import CancelledError, DeadlineError
@@ -28,9 +29,11 @@ class FinishReason(Enum):
     END_OF_SEQUENCE = "end_of_sequence"
     """The model produced its end-of-sequence token."""
     STOP = "stop"
-    """A stop string appeared."""
+    """A stop string or stop token appeared."""
     LENGTH = "length"
     """The limit of new tokens was reached."""
+    CONSTRAINT = "constraint"
+    """The text fulfils its constraint and nothing may follow."""
 
 
 class Stage(Enum):
@@ -60,6 +63,35 @@ class SamplingParameters:
     """Number of the sample among those of one seed."""
     stop_strings: tuple[str, ...] = ()
     """Strings that end the text."""
+    stop_ids: frozenset[int] = frozenset()
+    """Tokens that end the text, as the end-of-sequence token does."""
+    min_new_tokens: int = 0
+    """Tokens to produce before the end-of-sequence token or a stop token may follow."""
+    min_p: float = 0.0
+    """Leave out tokens less likely than this share of the likeliest one's probability; 0 turns it off."""
+    repetition_penalty: float = 1.0
+    """Divides positive and multiplies negative logits of tokens of the prompt and of the text so far."""
+    presence_penalty: float = 0.0
+    """Subtracted from the logits of tokens of the text so far."""
+    frequency_penalty: float = 0.0
+    """Subtracted from the logit of a token once for every time it is in the text so far."""
+    logit_biases: tuple[tuple[int, float], ...] = ()
+    """Token and what is added to its logit; every token once."""
+    num_top_tokens: int | None = None
+    """Likeliest tokens whose log-probabilities are wanted at each position, beside the chosen one's; None: none at all."""
+    wants_prompt_log_probabilities: bool = False
+    """Whether those of the prompt's tokens are wanted too."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogProbability:
+    """A token and how likely the model found it, before penalties, biases, constraint and temperature."""
+
+    token_id: int
+    log_probability: float | None
+    """Natural logarithm; None for the first token of a prompt."""
+    top_tokens: tuple[tuple[int, float], ...] = ()
+    """The likeliest tokens at its place with their log-probabilities, the likeliest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +110,13 @@ class SequenceResult:
     """When it left the queue."""
     finished_at: float
     """When its last token was there."""
+    num_cached_tokens: int = 0
+    """Tokens of the prompt that had been read for an earlier sequence and were not read again."""
+    tokens: tuple[TokenLogProbability, ...] = ()
+    """The produced tokens, where log-probabilities were asked for; without those that are not part of the text at its
+    end (the end of the sequence, a stop token)."""
+    prompt_tokens: tuple[TokenLogProbability, ...] = ()
+    """The prompt's tokens, where theirs were asked for."""
 
 
 class Sequence:
@@ -86,6 +125,7 @@ class Sequence:
     __slots__ = (
         "arrived_at",
         "cancelled",
+        "constraint",
         "cross",
         "deadline",
         "eos_id",
@@ -95,6 +135,7 @@ class Sequence:
         "num_new_tokens",
         "num_prefilled",
         "parameters",
+        "priority",
         "reply",
         "slot",
         "stage",
@@ -114,6 +155,8 @@ class Sequence:
         deadline: float | None = None,
         wants_pieces: bool = False,
         first_id: int | None = None,
+        priority: int = 0,
+        constraint: Constraint | None = None,
     ) -> None:
         """Describes a sequence that is about to wait.
 
@@ -126,6 +169,8 @@ class Sequence:
             deadline: When the caller stops waiting, in seconds of `time.monotonic`.
             wants_pieces: Whether the text is handed out as it appears.
             first_id: The token at position 0, for a translation; a prompt has its own.
+            priority: Place in the queue: higher ones go first.
+            constraint: What the text must look like; the engine's from now on.
         """
         self.input_ids = input_ids
         self.parameters = parameters
@@ -135,6 +180,8 @@ class Sequence:
         self.deadline = float("inf") if deadline is None else deadline
         self.wants_pieces = wants_pieces
         self.first_id = first_id
+        self.priority = priority
+        self.constraint = constraint
         self.stage = Stage.WAITING
         self.cancelled = False
         self.slot = -1
