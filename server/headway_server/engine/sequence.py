@@ -78,7 +78,7 @@ class SamplingParameters:
     logit_biases: tuple[tuple[int, float], ...] = ()
     """Token and what is added to its logit; every token once."""
     num_top_tokens: int | None = None
-    """Likeliest tokens whose log-probabilities are wanted at each position, beside the chosen one's; None: none at all."""
+    """Likeliest tokens whose log-probabilities are wanted at each position, beside the chosen one's; None: not even its."""
     wants_prompt_log_probabilities: bool = False
     """Whether those of the prompt's tokens are wanted too."""
 
