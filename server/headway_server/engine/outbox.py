@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence as Elements
 from contextlib import suppress
 from typing import TypeAlias
 
 import structlog
 
 from headway_server.engine.reply import Reply
-from headway_server.engine.sequence import Sequence, SequenceResult
+from headway_server.engine.sequence import Sequence, SequenceResult, TokenLogProbability
 
-_Text: TypeAlias = tuple[Reply, str, int]
+_Text: TypeAlias = tuple[Reply, str, int, tuple[TokenLogProbability, ...]]
 _End: TypeAlias = tuple[Reply, "SequenceResult | BaseException"]
 
 _log = structlog.get_logger(__name__)
@@ -26,16 +27,20 @@ class Outbox:
         self._texts: list[_Text] = []
         self._ends: list[_End] = []
 
-    def add_text(self, reply: Reply, text: str, num_new_tokens: int) -> None:
-        """Hands out text that has appeared."""
-        self._texts.append((reply, text, num_new_tokens))
-
-    def add_token(self, sequence: Sequence, token_id: int, log_probability: float) -> bool:
+    def add_token(
+        self,
+        sequence: Sequence,
+        token_id: int,
+        log_probability: float,
+        top_tokens: Elements[tuple[int, float]] = (),
+    ) -> bool:
         """Gives a sequence its next token, hands out what has appeared, and says whether it has finished."""
-        finish_reason = sequence.accept(token_id, log_probability)
+        finish_reason = sequence.accept(token_id, log_probability, top_tokens)
         result = None if finish_reason is None else sequence.result(finish_reason, time.monotonic())
         if sequence.wants_pieces:
-            self.add_text(sequence.reply, sequence.text.take(), sequence.num_new_tokens)
+            self._texts.append(
+                (sequence.reply, sequence.text.take(), sequence.num_new_tokens, sequence.take_tokens())
+            )
         if result is not None:
             self.add_end(sequence.reply, result)
         return result is not None
@@ -58,7 +63,7 @@ class Outbox:
 
 
 def _deliver(texts: list[_Text], ends: list[_End]) -> None:
-    for reply, text, num_new_tokens in texts:
-        reply.add(text, num_new_tokens)
+    for reply, text, num_new_tokens, tokens in texts:
+        reply.add(text, num_new_tokens, tokens)
     for reply, outcome in ends:
         reply.end(outcome)

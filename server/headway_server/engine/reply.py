@@ -30,11 +30,13 @@ class Reply:
         self.result: asyncio.Future[SequenceResult] = asyncio.get_running_loop().create_future()
         self._text: list[str] = []
         self._num_new_tokens = 0
+        self._tokens: list[TokenLogProbability] = []
         self._arrival = asyncio.Event()
 
-    def add(self, text: str, num_new_tokens: int) -> None:
+    def add(self, text: str, num_new_tokens: int, tokens: tuple[TokenLogProbability, ...] = ()) -> None:
         """Takes text that has appeared."""
         self._text.append(text)
+        self._tokens += tokens
         self._num_new_tokens = num_new_tokens
         self._arrival.set()
 
@@ -59,7 +61,8 @@ class Reply:
             ended = self.result.done()  # before the reader takes its time: what comes meanwhile is the next round's
             if self._text:
                 text, self._text = "".join(self._text), []
-                yield Piece(text=text, num_new_tokens=self._num_new_tokens)
+                tokens, self._tokens = tuple(self._tokens), []
+                yield Piece(text=text, num_new_tokens=self._num_new_tokens, tokens=tokens)
             if ended:
                 self.result.result()
                 return

@@ -10,7 +10,7 @@ blocks as it counts slots, and only the engine turns a block into rows.
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import insort
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -44,7 +44,7 @@ class Scheduler:
     """The waiting queue and the slots.
 
     Attributes:
-        waiting: Sequences without a slot, the oldest first.
+        waiting: Sequences without a slot, in the order of admission: by falling priority, then as they came.
         running: The sequences that decode; the index is the slot.
         prefilling: The sequence whose prompt is being read, in slot `len(running)`.
     """
@@ -58,9 +58,10 @@ class Scheduler:
         """
         self.num_slots = num_slots
         self.prefill_chunk = prefill_chunk
-        self.waiting: deque[Sequence] = deque()
+        self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.prefilling: Sequence | None = None
+        self._num_added = 0
 
     def __repr__(self) -> str:
         return (
@@ -79,8 +80,11 @@ class Scheduler:
         return bool(self.running or self.waiting or self.prefilling is not None)
 
     def add(self, sequences: Iterable[Sequence]) -> None:
-        """Queues sequences."""
-        self.waiting.extend(sequences)
+        """Queues sequences: before those of lower priority, after all others."""
+        for sequence in sequences:
+            sequence.place_in_queue = (-sequence.priority, self._num_added)
+            self._num_added += 1
+            insort(self.waiting, sequence, key=_place_in_queue)
 
     def overdue(self, now: float) -> list[Sequence]:
         """Returns the sequences, wherever they are, that were cancelled or whose deadline is before `now`."""
@@ -90,7 +94,7 @@ class Scheduler:
         return [sequence for sequence in everyone if sequence.cancelled or sequence.deadline < now]
 
     def admit(self, now: float) -> Sequence | None:
-        """Gives the oldest waiting sequence the slot to prefill in, if it is free and nothing prefills already."""
+        """Gives the first waiting sequence the slot to prefill in, if it is free and nothing prefills already."""
         if self.prefilling is not None or not self.waiting or not self.num_free:
             return None
         sequence = self._leave_queue(now)
@@ -118,7 +122,7 @@ class Scheduler:
         return admitted
 
     def _leave_queue(self, now: float) -> Sequence:
-        sequence = self.waiting.popleft()
+        sequence = self.waiting.pop(0)
         sequence.started_at = now
         return sequence
 
@@ -148,7 +152,7 @@ class Scheduler:
         retired = list(sequences)
         if any(sequence.stage is Stage.WAITING for sequence in retired):
             gone = {id(sequence) for sequence in retired}
-            self.waiting = deque(sequence for sequence in self.waiting if id(sequence) not in gone)
+            self.waiting = [sequence for sequence in self.waiting if id(sequence) not in gone]
         if self.prefilling in retired:
             self.prefilling = None
         slots = sorted((sequence.slot for sequence in retired if sequence.stage is Stage.RUNNING), reverse=True)
@@ -181,3 +185,7 @@ class Scheduler:
             sequence.stage = Stage.FINISHED
             sequence.slot = -1
         return evicted
+
+
+def _place_in_queue(sequence: Sequence) -> tuple[int, int]:
+    return sequence.place_in_queue

@@ -10,6 +10,7 @@ changes a sequence, but for `cancelled`, which the event loop sets and the engin
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Elements
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -78,7 +79,7 @@ class SamplingParameters:
     logit_biases: tuple[tuple[int, float], ...] = ()
     """Token and what is added to its logit; every token once."""
     num_top_tokens: int | None = None
-    """Likeliest tokens whose log-probabilities are wanted at each position, beside the chosen one's; None: not even its."""
+    """Likeliest tokens whose log-probabilities are wanted at each position, beside the chosen one's."""
     wants_prompt_log_probabilities: bool = False
     """Whether those of the prompt's tokens are wanted too."""
 
@@ -119,6 +120,34 @@ class SequenceResult:
     """The prompt's tokens, where theirs were asked for."""
 
 
+class SharedPrompt:
+    """What the samples of one prompt share: the first of them reads it, the others begin where that one did."""
+
+    __slots__ = ("logits", "members")
+
+    def __init__(self) -> None:
+        self.members: list[Sequence] = []
+        self.logits: NDArray[np.float32] | None = None
+        """(V,) after the prompt's last token, once it has been read."""
+
+    def reader(self) -> Sequence | None:
+        """Returns a member whose slot holds the whole prompt, if there is one."""
+        if self.logits is None:
+            return None
+        return next((member for member in self.members if member.stage is Stage.RUNNING), None)
+
+    def __repr__(self) -> str:
+        return f"SharedPrompt({len(self.members)} members, {'un' * (self.logits is None)}read)"
+
+
+def share_prompt(sequences: Elements[Sequence]) -> None:
+    """Lets sequences with the same prompt, about to wait in this order, read it once."""
+    shared = SharedPrompt()
+    shared.members.extend(sequences)
+    for sequence in sequences:
+        sequence.shared_prompt = shared
+
+
 class Sequence:
     """One prompt or sentence, its parameters and how far it is."""
 
@@ -132,15 +161,22 @@ class Sequence:
         "first_id",
         "input_ids",
         "log_probability",
+        "num_cached_tokens",
         "num_new_tokens",
         "num_prefilled",
+        "num_tokens_taken",
         "parameters",
+        "place_in_queue",
         "priority",
+        "prompt_digests",
+        "prompt_tokens",
         "reply",
+        "shared_prompt",
         "slot",
         "stage",
         "started_at",
         "text",
+        "tokens",
         "wants_pieces",
     )
 
@@ -185,8 +221,15 @@ class Sequence:
         self.stage = Stage.WAITING
         self.cancelled = False
         self.slot = -1
+        self.place_in_queue = (0, 0)
+        self.shared_prompt: SharedPrompt | None = None
+        self.prompt_digests: list[bytes] = []  # of whole chunks, for the prefix cache
         self.num_prefilled = 0
+        self.num_cached_tokens = 0
         self.num_new_tokens = 0
+        self.tokens: list[TokenLogProbability] = []
+        self.num_tokens_taken = 0
+        self.prompt_tokens: list[TokenLogProbability] = []
         self.log_probability = 0.0
         self.cross: Any = None  # what the encoder made of the source; the runner's own type
         self.arrived_at = 0.0
@@ -203,17 +246,39 @@ class Sequence:
         """Positions of its slot that are written. The newest token is not among them: the next step writes it."""
         return self.num_prefilled + max(self.num_new_tokens - 1, 0) if self.first_id is None else self.num_new_tokens
 
-    def accept(self, token_id: int, log_probability: float) -> FinishReason | None:
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """Tokens that end it."""
+        stop_ids = self.parameters.stop_ids
+        return stop_ids if self.eos_id is None else stop_ids | {self.eos_id}
+
+    def accept(
+        self, token_id: int, log_probability: float, top_tokens: Elements[tuple[int, float]] = ()
+    ) -> FinishReason | None:
         """Takes the next token and says whether the sequence ends with it."""
         self.num_new_tokens += 1
         self.log_probability += log_probability
         if token_id == self.eos_id:
             return FinishReason.END_OF_SEQUENCE
+        if token_id in self.parameters.stop_ids:
+            return FinishReason.STOP
+        if self.parameters.num_top_tokens is not None:
+            self.tokens.append(TokenLogProbability(token_id, log_probability, tuple(top_tokens)))
         if self.text.push(token_id):
             return FinishReason.STOP
+        if self.constraint is not None:
+            self.constraint.accept(token_id)
+            if self.constraint.is_complete:
+                return FinishReason.CONSTRAINT
         if self.num_new_tokens == self.parameters.max_new_tokens:
             return FinishReason.LENGTH
         return None
+
+    def take_tokens(self) -> tuple[TokenLogProbability, ...]:
+        """Returns the tokens since the last call, where log-probabilities were asked for."""
+        taken = tuple(self.tokens[self.num_tokens_taken :])
+        self.num_tokens_taken = len(self.tokens)
+        return taken
 
     def overdue_error(self) -> CancelledError | DeadlineError:
         """Returns why it ends, where it was cancelled or its deadline has passed."""
@@ -238,4 +303,7 @@ class Sequence:
             arrived_at=self.arrived_at,
             started_at=self.started_at,
             finished_at=now,
+            num_cached_tokens=self.num_cached_tokens,
+            tokens=tuple(self.tokens),
+            prompt_tokens=tuple(self.prompt_tokens),
         )
