@@ -68,7 +68,7 @@ class GenerationModel(DecodingModel):
 
     def _run_once(self, decoder: Decoder) -> None:
         """Runs each kind of step with the largest id, which a graph with a smaller embedding does not take."""
-        largest = np.array([self._largest_id])
+        largest = np.array([self._tokenizer.largest_id])
         decoder.prefill(0, largest, 0)
         decoder.decode(largest, np.ones(1, np.int64))
 

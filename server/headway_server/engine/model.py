@@ -56,8 +56,7 @@ class DecodingModel:
         manifest = bundle.manifest
         assert manifest.limits.max_input_tokens is not None, "the manifest's validator demands it"
         assert manifest.special_tokens is not None, "the manifest's validator demands it"
-        self._largest_id = _largest_id(tokenizer)
-        _check_fits(bundle, self._largest_id, decoder.vocab_size)
+        _check_fits(bundle, tokenizer.largest_id, decoder.vocab_size)
         self.bundle = bundle
         self.precision = precision
         self.device: Device = device
@@ -117,12 +116,6 @@ class DecodingModel:
             )
         with self._admission.admit(count):
             yield
-
-
-def _largest_id(tokenizer: TextTokenizer) -> int:
-    """Returns the largest id the tokenizer may give: ids may have gaps, so their number does not tell."""
-    vocabulary: dict[str, int] = tokenizer._tokenizer.get_vocab(with_added_tokens=True)  # noqa: SLF001 (it tells no ids)
-    return max(vocabulary.values(), default=0)
 
 
 def _check_fits(bundle: Bundle, largest_id: int, vocab_size: int) -> None:

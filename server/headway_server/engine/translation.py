@@ -94,8 +94,8 @@ class TranslationModel(DecodingModel):
 
     def _run_once(self, decoder: Decoder, encoder: Encoder) -> None:
         """Runs both graphs with the ids at the ends of what they must take: the first token, and the largest."""
-        decoder.set_sources(encoder.encode([np.array([self._largest_id])]))
-        for token_id in (self._bos_id, self._largest_id):
+        decoder.set_sources(encoder.encode([np.array([self._tokenizer.largest_id])]))
+        for token_id in (self._bos_id, self._tokenizer.largest_id):
             decoder.decode(np.array([token_id]), np.zeros(1, np.int64))
         decoder.set_sources([])
 

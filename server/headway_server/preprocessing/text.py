@@ -6,7 +6,8 @@ T is the number of tokens of a text.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -38,7 +39,10 @@ class EncodedText:
 
 
 class TextTokenizer:
-    """The tokenizer of a bundle. Safe to use from several threads: nothing of it changes after loading."""
+    """The tokenizer of a bundle.
+
+    Safe to use from several threads: nothing of it changes after loading but a cache, whose entries depend on nothing.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         # What a tokenizer was saved with must not shorten or pad texts behind the server's back.
@@ -46,6 +50,9 @@ class TextTokenizer:
         tokenizer.no_padding()
         self._tokenizer = tokenizer
         self.num_special_tokens: int = tokenizer.num_special_tokens_to_add(is_pair=False)
+        vocabulary: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
+        self._largest_id = max(vocabulary.values(), default=0)
+        self._token_texts: dict[int, str] = {}
 
     @classmethod
     def load(cls, file: Path) -> TextTokenizer:
@@ -64,6 +71,11 @@ class TextTokenizer:
         """Number of tokens, added ones included."""
         return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
 
+    @property
+    def largest_id(self) -> int:
+        """The largest id it may give: ids may have gaps, so their number does not tell."""
+        return self._largest_id
+
     async def encode_batch(
         self, texts: Sequence[str], *, add_special_tokens: bool, with_offsets: bool = False
     ) -> list[EncodedText]:
@@ -75,10 +87,19 @@ class TextTokenizer:
                 prompts.
             with_offsets: Whether the characters of each token are wanted; without them it is faster.
         """
-        encoded: list[EncodedText] = []
+        each = self.encode_each(texts, add_special_tokens=add_special_tokens, with_offsets=with_offsets)
+        return [text async for text in each]
+
+    async def encode_each(
+        self, texts: Sequence[str], *, add_special_tokens: bool, with_offsets: bool = False
+    ) -> AsyncGenerator[EncodedText, None]:
+        """Yields encoded texts in order, made slice by slice: who stops at one has none made of a later slice.
+
+        Args are those of `encode_batch`.
+        """
         for part in _slices(texts):
-            encoded += await self._encode_slice(texts[part], add_special_tokens, with_offsets)
-        return encoded
+            for text in await self._encode_slice(texts[part], add_special_tokens, with_offsets):
+                yield text
 
     async def encode_limited(
         self,
@@ -107,8 +128,10 @@ class TextTokenizer:
         """
         least = self.num_special_tokens if add_special_tokens else 0
         encoded: list[EncodedText] = []
-        for part in _slices(texts):
-            for text in await self._encode_slice(texts[part], add_special_tokens, with_offsets):
+        async with aclosing(
+            self.encode_each(texts, add_special_tokens=add_special_tokens, with_offsets=with_offsets)
+        ) as each:
+            async for text in each:
                 index = len(encoded)
                 if len(text) <= least:
                     raise InvalidInputError(fields[index], "holds no text; give it at least one word")
@@ -126,6 +149,22 @@ class TextTokenizer:
     def decode(self, token_ids: Sequence[int]) -> str:
         """Returns the text of `token_ids`; special tokens are left out. Runs on the caller's thread."""
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
+
+    def token_text(self, token_id: int) -> str:
+        """Returns a token by itself as it reads within a text: with the space before it, if it brings one.
+
+        What is not a whole character reads as U+FFFD, a special token by its name. Runs on the caller's thread.
+
+        Args:
+            token_id: A token of the model; one that the tokenizer does not know has no text.
+        """
+        text = self._token_texts.get(token_id)
+        if text is None:  # at the beginning of a text it may read otherwise, so it is read after itself
+            alone = str(self._tokenizer.decode([token_id], skip_special_tokens=False))
+            doubled = str(self._tokenizer.decode([token_id, token_id], skip_special_tokens=False))
+            text = doubled.removeprefix(alone) if doubled.startswith(alone) else alone
+            self._token_texts[token_id] = text
+        return text
 
     async def _encode_slice(
         self, texts: Sequence[str], add_special_tokens: bool, with_offsets: bool

@@ -5,7 +5,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from headway_server.errors import BundleError, InvalidInputError
 from headway_server.preprocessing import TextTokenizer
@@ -142,3 +142,51 @@ def test_a_file_that_is_no_tokenizer_is_a_bad_bundle(tmp_path: Path):
     (tmp_path / "tokenizer.json").write_text('{"model": "none"}')
     with pytest.raises(BundleError, match="cannot be read as a tokenizer"):
         TextTokenizer.load(tmp_path / "tokenizer.json")
+
+
+async def test_who_stops_at_a_text_has_none_encoded_of_a_later_slice(tokenizer, monkeypatch):
+    encoded = []
+    encode = tokenizer._encode
+    monkeypatch.setattr(
+        tokenizer, "_encode", lambda texts, *rest: (encoded.append(len(texts)), encode(texts, *rest))[1]
+    )
+    each = tokenizer.encode_each([LONG] * 9, add_special_tokens=False)
+    await anext(each)
+    await each.aclose()
+    assert encoded == [1]
+
+
+def test_the_largest_id_is_not_the_number_of_tokens():
+    gapped = TextTokenizer(Tokenizer(models.WordLevel({"a": 0, "b": 9}, "a")))
+    assert (gapped.largest_id, gapped.vocabulary_size) == (9, 2)
+
+
+@pytest.mark.parametrize(
+    ("model", "decoder", "texts"),
+    [
+        (models.Unigram([("▁the", -1.0), ("a", -1.0)]), decoders.Metaspace(), [" the", "a"]),
+        (
+            models.Unigram([("▁the", -1.0), ("<0xC3>", -1.0)]),
+            decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip()]),
+            [" the", "\ufffd"],
+        ),
+        (models.WordPiece({"the": 0, "##ing": 1}), decoders.WordPiece(), [" the", "ing"]),
+        (
+            models.WordLevel({"Ġthe": 0, "Ã": 1, "©": 2, "Ã©": 3, "©Ã": 4}, "Ã"),
+            decoders.ByteLevel(),
+            [" the", "\ufffd", "\ufffd", "é", "\ufffd\ufffd"],
+        ),
+    ],
+    ids=["metaspace", "byte-fallback", "wordpiece", "byte-level"],
+)
+def test_a_token_by_itself_reads_as_it_does_within_a_text(model, decoder, texts):
+    library_tokenizer = Tokenizer(model)
+    library_tokenizer.decoder = decoder
+    tokenizer = TextTokenizer(library_tokenizer)
+    for _ in range(2):  # made, and remembered
+        assert [tokenizer.token_text(token_id) for token_id in range(len(texts))] == texts
+
+
+def test_a_special_token_by_itself_reads_as_its_name_and_an_unknown_one_as_nothing(tokenizer):
+    assert tokenizer.token_text(1).strip() == "[CLS]"
+    assert tokenizer.token_text(999) == ""
