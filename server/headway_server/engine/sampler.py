@@ -18,7 +18,8 @@ elementwise or reduces one row. A log-probability is that of the model itself, l
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +41,8 @@ class SampledTokens:
     """(R,) zeros where they are not computed."""
     is_valid: NDArray[np.bool_]
     """(R,) False where the logits hold NaN, infinity, or nothing finite: the token means nothing then."""
+    top_tokens: dict[int, list[tuple[int, float]]] = field(default_factory=dict)
+    """By row, where they were asked for: the likeliest tokens with their log-probabilities."""
 
 
 class Sampler:
@@ -66,7 +69,14 @@ class Sampler:
     def __repr__(self) -> str:
         return f"Sampler({len(self._temperature)} slots, {self.vocab_size} tokens)"
 
-    def assign(self, slot: int, parameters: SamplingParameters) -> None:
+    def assign(
+        self,
+        slot: int,
+        parameters: SamplingParameters,
+        *,
+        prompt_ids: NDArray[np.int64] | None = None,
+        end_ids: Sequence[int] = (),
+    ) -> None:
         """Gives a slot the parameters of the sequence that begins in it."""
         is_greedy = parameters.top_k == 1
         self._temperature[slot] = 0.0 if is_greedy else parameters.temperature
@@ -76,6 +86,14 @@ class Sampler:
             np.array([parameters.seed], np.uint64), np.array([parameters.sample], np.uint64)
         )[0]
         self._step[slot] = 0
+
+    def mask_row(self, slot: int) -> NDArray[np.int32]:
+        """Returns the words of a slot's mask."""
+        raise NotImplementedError
+
+    def allow(self, slot: int, mask: NDArray[np.int32] | None) -> None:
+        """Sets what a slot's next draw may choose."""
+        raise NotImplementedError
 
     def move(self, source: int, target: int) -> None:
         """Takes what belongs to slot `source` to slot `target`."""
@@ -254,3 +272,10 @@ def _target(mass: NDArray[np.float64], numbers: NDArray[np.float64]) -> NDArray[
     """Returns `numbers` of `mass`, always less than it, so that some running sum exceeds it."""
     target: NDArray[np.float64] = np.minimum(numbers * mass, np.nextafter(mass, 0.0))
     return target
+
+
+def token_log_probabilities(
+    logits: NDArray[np.float32], token_ids: NDArray[np.int64], num_top: int
+) -> tuple[NDArray[np.float64], list[list[tuple[int, float]]]]:
+    """Returns log-probabilities of tokens."""
+    raise NotImplementedError
