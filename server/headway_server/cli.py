@@ -59,7 +59,18 @@ def serve(
         float | None, _option("max_image_megapixels", "Most pixels of an image, in millions.")
     ] = None,
     num_slots: Annotated[
-        int | None, _option("engine.num_slots", "Sequences that a generation or translation model runs at once.")
+        int | None,
+        _option(
+            "engine.num_slots",
+            "Sequences that a generation or translation model runs at once; left out, 32 or what memory holds.",
+        ),
+    ] = None,
+    num_prefix_slots: Annotated[
+        int | None,
+        _option(
+            "engine.num_prefix_slots",
+            "Slots' worth of memory that keeps the beginnings of prompts; left out, one to eight slots.",
+        ),
     ] = None,
     max_waiting: Annotated[
         int | None, _option("engine.max_waiting", "Sequences that may wait for a slot; past that calls are refused.")

@@ -4,6 +4,7 @@ HeadwayError                  what this package raises
 ├── BundleError               a bundle that cannot be used: damaged, incomplete, of another schema
 ├── StoreError                a store that is missing or holds no bundle
 ├── RuntimeUnavailableError   ONNX Runtime, a provider or a variant that was asked for is not there
+│   └── MemoryUnavailableError  the state of a model does not fit memory
 └── RequestError              a call that cannot be answered; services/status.py maps each kind to one gRPC code
     ├── InvalidInputError     a field of the request is wrong: names the field
     ├── ModelNotFoundError    no such model or version
@@ -31,6 +32,10 @@ class StoreError(HeadwayError):
 
 class RuntimeUnavailableError(HeadwayError):
     """ONNX Runtime, an execution provider or a variant is not there."""
+
+
+class MemoryUnavailableError(RuntimeUnavailableError):
+    """The state of a model does not fit the memory there is."""
 
 
 class RequestError(HeadwayError):

@@ -22,6 +22,7 @@ class NumpyDecoder:
         self,
         *,
         num_slots: int,
+        num_prefix_slots: int = 0,
         vocab_size: int,
         max_length: int = 64,
         prefill_chunk: int = 8,
@@ -31,6 +32,7 @@ class NumpyDecoder:
         """Draws weights; `likely_id` is a token that shall be frequent, such as the one that ends a sequence."""
         rng = np.random.default_rng(seed)
         self.num_slots = num_slots
+        self.num_prefix_slots = num_prefix_slots
         self.max_length = max_length
         self.vocab_size = vocab_size
         self.prefill_chunk = prefill_chunk
@@ -40,8 +42,8 @@ class NumpyDecoder:
         self.output = rng.normal(size=(WIDTH, vocab_size)).astype(np.float32)
         if likely_id is not None:
             self.output[:, likely_id] *= np.float32(2)
-        self.keys = np.zeros((num_slots, max_length, WIDTH), np.float32)
-        self.values = np.zeros((num_slots, max_length, WIDTH), np.float32)
+        self.keys = np.zeros((num_slots + num_prefix_slots, max_length, WIDTH), np.float32)
+        self.values = np.zeros((num_slots + num_prefix_slots, max_length, WIDTH), np.float32)
         self.sources: list[CrossTensors] = []
         self.decode_sizes: list[int] = []
         """Rows of each decode step."""
@@ -56,6 +58,11 @@ class NumpyDecoder:
             logits = self._row(slot, token_id, position, None)
         return logits
 
+    def score(self, slot: int, token_ids: NDArray[np.int64], start: int) -> NDArray[np.float32]:
+        self.steps.append("score")
+        rows = enumerate(token_ids.tolist(), start)
+        return np.stack([self._row(slot, token_id, position, None) for position, token_id in rows])
+
     def decode(self, token_ids: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.float32]:
         self.steps.append("decode")
         self.decode_sizes.append(len(token_ids))
@@ -68,6 +75,12 @@ class NumpyDecoder:
         for cache in (self.keys, self.values):
             cache[target, :length] = cache[source, :length]
             cache[source] = np.nan  # nobody may read it again before it is written
+
+    def copy(self, *, source: tuple[int, int], target: tuple[int, int], length: int) -> None:
+        self.steps.append("copy")
+        (from_slot, start), (to_slot, to_start) = source, target
+        for cache in (self.keys, self.values):
+            cache[to_slot, to_start : to_start + length] = cache[from_slot, start : start + length]
 
     def set_sources(self, sources: Sequence[CrossTensors]) -> None:
         self.sources = list(sources)

@@ -107,8 +107,8 @@ async def running_engine(decoder, **options):
         yield engine
     finally:
         engine.close()
-    assert engine._scheduler.num_free == decoder.num_slots
-    assert not engine._scheduler.waiting
+    assert engine._stepper.scheduler.num_free == decoder.num_slots
+    assert not engine._stepper.scheduler.waiting
 
 
 def make_bundle(

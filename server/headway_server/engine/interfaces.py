@@ -13,6 +13,8 @@ class Decoder(Protocol):
     """A decoder whose state lives in slots. One thread calls it."""
 
     num_slots: int
+    num_prefix_slots: int
+    """Slots past `num_slots` that never run: they keep chunks of prompts."""
     max_length: int
     vocab_size: int
     prefill_chunk: int
@@ -23,11 +25,17 @@ class Decoder(Protocol):
         They hold until the next call, like those of `decode`.
         """
 
+    def score(self, slot: int, token_ids: NDArray[np.int64], start: int) -> NDArray[np.float32]:
+        """Reads tokens as `prefill` does; returns the logits (T, V) after every one, an array of their own."""
+
     def decode(self, token_ids: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.float32]:
         """Runs one token (R,) in each slot 0 to R-1, at `positions` (R,); returns the logits (R, V) after each."""
 
     def move(self, source: int, target: int, length: int) -> None:
-        """Copies the first `length` positions of a slot to another."""
+        """Copies the first `length` positions of a slot, which nobody reads any more, to another."""
+
+    def copy(self, *, source: tuple[int, int], target: tuple[int, int], length: int) -> None:
+        """Copies `length` positions from a (slot, position) to another, in a slot of its own."""
 
     def set_sources(self, sources: Sequence[Any]) -> None:
         """Says which encoded sentences the running slots read, in their order."""

@@ -8,17 +8,23 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+import structlog
+
 from headway_server.batching import CallTimings
 from headway_server.batching.admission import Admission
-from headway_server.bundles import Bundle, Precision
+from headway_server.bundles import Bundle, Precision, Variant
 from headway_server.engine.engine import Engine
 from headway_server.engine.interfaces import Decoder, Encoder
+from headway_server.engine.memory_plan import format_size, plan_memory
 from headway_server.engine.request import DecodingLimits
+from headway_server.engine.runner import DecoderRunner, slot_sizes
 from headway_server.engine.sequence import SequenceResult
 from headway_server.engine.settings import EngineSettings
 from headway_server.errors import BundleError, InvalidInputError
 from headway_server.preprocessing import TextTokenizer
-from headway_server.runtime import Device
+from headway_server.runtime import Device, Runtime, available_bytes
+
+_log = structlog.get_logger(__name__)
 
 _T = TypeVar("_T")
 
@@ -67,7 +73,7 @@ class DecodingModel:
         )
         self._tokenizer = tokenizer
         self._eos_id = manifest.special_tokens.eos
-        self._capacity = settings.num_slots + settings.max_waiting
+        self._capacity = decoder.num_slots + settings.max_waiting
         self._admission = Admission(limit=self._capacity, noun=self._noun, owner=manifest.name)
         self._engine = Engine(
             decoder, encoder=encoder, max_encoder_tokens=settings.max_encoder_tokens, name=f"engine-{manifest.name}"
@@ -140,6 +146,31 @@ def _check_fits(bundle: Bundle, largest_id: int, vocab_size: int) -> None:
         raise BundleError(
             f"{bundle.path}: sampling_defaults.top_k is {defaults.top_k}, {holds}; export the model again"
         )
+
+
+def open_decoder(runtime: Runtime, bundle: Bundle, variant: Variant, settings: EngineSettings) -> DecoderRunner:
+    """Opens a decoder with as many slots as were asked for, or as memory holds, and logs the arithmetic.
+
+    Raises:
+        BundleError: The graph is not what the manifest says.
+        MemoryUnavailableError: What was asked for does not fit.
+    """
+    manifest = bundle.manifest
+    owner = f"{manifest.name}/{manifest.version}"
+    weights = sum(  # with external data, which lies in files beside the graph's
+        file.size_bytes
+        for path, file in manifest.files.items()
+        if any(path.startswith(graph.file) for graph in variant.graphs.values())
+    )
+    available = available_bytes(runtime.device)
+    plan = plan_memory(
+        settings,
+        slot_sizes(manifest, variant),
+        available=None if available is None else max(0, available - weights),
+        owner=owner,
+    )
+    _log.info("memory", model=owner, weights=format_size(weights), state=str(plan))
+    return DecoderRunner(runtime, bundle, variant, num_slots=plan.num_slots, num_prefix_slots=plan.num_prefix_slots)
 
 
 def call_timings(results: Elements[SequenceResult], preprocessing_s: float) -> CallTimings:

@@ -38,9 +38,7 @@ class Outbox:
         finish_reason = sequence.accept(token_id, log_probability, top_tokens)
         result = None if finish_reason is None else sequence.result(finish_reason, time.monotonic())
         if sequence.wants_pieces:
-            self._texts.append(
-                (sequence.reply, sequence.text.take(), sequence.num_new_tokens, sequence.take_tokens())
-            )
+            self._texts.append((sequence.reply, sequence.text.take(), sequence.num_new_tokens, sequence.take_tokens()))
         if result is not None:
             self.add_end(sequence.reply, result)
         return result is not None

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headway_server.bundles import Bundle, TensorSpec, Variant
+from headway_server.bundles import Bundle, Manifest, Task, TensorSpec, Variant
+from headway_server.engine.memory_plan import SlotSizes
 from headway_server.errors import BundleError
 from headway_server.runtime import Runtime, Session
 from headway_server.runtime.memory import StateBuffer, allocate
@@ -39,38 +40,57 @@ class CrossTensors:
     """Each (heads, S, head_dim), by the name that the encoder and the decoder give it."""
 
 
+def slot_sizes(manifest: Manifest, variant: Variant) -> SlotSizes:
+    """Returns what a slot of a `DecoderRunner` takes.
+
+    Raises:
+        BundleError: A tensor that the manifest names as state has no fixed size.
+    """
+    specs = {spec.name: spec for spec in variant.graphs["decoder"].inputs}
+    max_length, max_source = manifest.limits.max_total_tokens or 0, manifest.limits.max_input_tokens or 0
+    return SlotSizes(
+        state_bytes=sum(max_length * _bytes_per_token(specs[state.past]) for state in variant.state),
+        source_bytes=sum(max_source * _bytes_per_token(specs[name]) for name in variant.cross),
+        keeps_prompts=manifest.task is Task.GENERATION and max_length >= PREFILL_CHUNK,
+    )
+
+
 class DecoderRunner:
     """A decoder with its state. Not thread-safe: one engine's thread calls it.
 
     Attributes:
         num_slots: Rows that can run at once.
+        num_prefix_slots: Slots past these that never run: they keep chunks of prompts.
         max_length: Positions of a slot.
         vocab_size: V.
         cache_bytes: Memory of the state and of packed sources, in bytes, taken when the runner is made.
         prefill_chunk: Tokens of a prefill at most.
     """
 
-    def __init__(self, runtime: Runtime, bundle: Bundle, variant: Variant, *, num_slots: int) -> None:
-        """Opens the variant's decoder and allocates the state of `num_slots` slots.
+    def __init__(
+        self, runtime: Runtime, bundle: Bundle, variant: Variant, *, num_slots: int, num_prefix_slots: int = 0
+    ) -> None:
+        """Opens the variant's decoder and allocates the state of `num_slots + num_prefix_slots` slots.
 
         Raises:
             BundleError: The graph is not what the manifest says.
         """
         max_length = bundle.manifest.limits.max_total_tokens
         assert max_length is not None, "the manifest's validator demands it"
+        all_slots = num_slots + num_prefix_slots
         graph = variant.graphs["decoder"]
         specs = {spec.name: spec for spec in (*graph.inputs, *graph.outputs)}
         self._session = runtime.open(bundle, graph)
         self._state = [
-            (state.past, state.present, allocate(runtime.device, _state_shape(specs[state.past], num_slots, max_length),
-                                                 specs[state.past].dtype))
+            (state.past, state.present, _allocate_state(runtime, specs[state.past], all_slots, max_length))
             for state in variant.state
-        ]  # fmt: skip
+        ]
         max_sources, max_source_length = num_slots, bundle.manifest.limits.max_input_tokens or 0
         self._cross = {name: _CrossBuffer(specs[name], max_sources, max_source_length) for name in variant.cross}
         self._sources: dict[str, NDArray[Any]] = {}
         self._bindings: dict[tuple[int, int], _Binding] = {}
         self.num_slots = num_slots
+        self.num_prefix_slots = num_prefix_slots
         self.max_length = max_length
         self.vocab_size = _fixed(specs[_LOGITS], -1)
         self.cache_bytes = sum(buffer.num_bytes for _, _, buffer in self._state) + sum(
@@ -155,8 +175,13 @@ class DecoderRunner:
 
     def move(self, source: int, target: int, length: int) -> None:
         """Copies the first `length` positions of slot `source` to slot `target`."""
+        self.copy(source=(source, 0), target=(target, 0), length=length)
+
+    def copy(self, *, source: tuple[int, int], target: tuple[int, int], length: int) -> None:
+        """Copies `length` positions of a slot, from a position on, over those of another slot: (slot, position)."""
+        assert max(source[1], target[1]) + length <= self.max_length, "a slot has no more positions"
         for _, _, buffer in self._state:
-            buffer.move(source, target, length)
+            buffer.copy(source, target, length)
 
     def set_sources(self, sources: Sequence[CrossTensors]) -> None:
         """Says which encoded sentences the running slots read, in the order of the slots.
@@ -293,9 +318,14 @@ class EncoderRunner:
         ]
 
 
-def _state_shape(spec: TensorSpec, num_slots: int, max_length: int) -> tuple[int, ...]:
-    """Returns (num_slots, heads, max_length, head_dim) for a declared (slots, heads, cache_length, head_dim)."""
-    return (num_slots, _fixed(spec, 1), max_length, _fixed(spec, 3))
+def _allocate_state(runtime: Runtime, spec: TensorSpec, num_slots: int, max_length: int) -> StateBuffer:
+    """Allocates (num_slots, heads, max_length, head_dim) for a declared (slots, heads, cache_length, head_dim)."""
+    return allocate(runtime.device, (num_slots, _fixed(spec, 1), max_length, _fixed(spec, 3)), spec.dtype)
+
+
+def _bytes_per_token(spec: TensorSpec) -> int:
+    """Returns the bytes of a position of (rows, heads, positions, head_dim)."""
+    return _fixed(spec, 1) * _fixed(spec, 3) * np.dtype(spec.dtype).itemsize
 
 
 def _fixed(spec: TensorSpec, axis: int) -> int:

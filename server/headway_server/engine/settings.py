@@ -12,8 +12,12 @@ class EngineSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    num_slots: Annotated[int, Field(ge=1, le=1024)] = 16
-    """Sequences that run at once. Each takes the model's maximum length of cache, allocated at start."""
+    num_slots: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """Sequences that run at once. Each takes the model's maximum length of cache, allocated at start. Left out: 32, or
+    as many as half of the memory there is holds."""
+    num_prefix_slots: Annotated[int, Field(ge=0, le=1024)] | None = None
+    """Slots' worth of memory that keeps the beginnings of prompts, so that prompts with the same beginning read it
+    once; 0 turns that off. Left out: one to eight slots."""
     max_waiting: Annotated[int, Field(ge=0, le=100_000)] = 512
     """Sequences that may wait for a slot; past that a call is refused as overloaded."""
     max_encoder_tokens: Annotated[int, Field(ge=1)] = 4096

@@ -13,10 +13,10 @@ import numpy as np
 
 from headway_server.bundles import TOKENIZER_FILE, Bundle, Precision
 from headway_server.engine.interfaces import Decoder, Encoder
-from headway_server.engine.model import Decoded, DecodingModel, call_timings
+from headway_server.engine.model import Decoded, DecodingModel, call_timings, open_decoder
 from headway_server.engine.reply import Piece, Reply
 from headway_server.engine.request import check_range
-from headway_server.engine.runner import DecoderRunner, EncoderRunner
+from headway_server.engine.runner import EncoderRunner
 from headway_server.engine.sequence import SamplingParameters, Sequence, SequenceResult
 from headway_server.engine.settings import EngineSettings
 from headway_server.engine.text import TextAssembly
@@ -78,7 +78,7 @@ class TranslationModel(DecodingModel):
             RuntimeUnavailableError: The bundle has no such variant.
         """
         chosen, variant = runtime.choose_variant(bundle.manifest, precision)
-        decoder = DecoderRunner(runtime, bundle, variant, num_slots=settings.num_slots)
+        decoder = open_decoder(runtime, bundle, variant, settings)
         encoder = EncoderRunner(runtime, bundle, variant)
         model = cls(
             bundle,

@@ -28,8 +28,8 @@ class StateBuffer(Protocol):
     def address(self, slot: int) -> int:
         """Returns the memory address of a slot's state."""
 
-    def move(self, source: int, target: int, length: int) -> None:
-        """Copies the first `length` positions of slot `source` over those of slot `target`."""
+    def copy(self, source: tuple[int, int], target: tuple[int, int], length: int) -> None:
+        """Copies `length` positions from a (slot, position) over those from another."""
 
 
 def allocate(device: Device, shape: tuple[int, ...], dtype: str) -> StateBuffer:
@@ -60,9 +60,10 @@ class HostBuffer:
         """Returns the memory address of a slot's state."""
         return int(self._array.ctypes.data) + slot * self._array.strides[0]
 
-    def move(self, source: int, target: int, length: int) -> None:
-        """Copies the first `length` positions of slot `source` over those of slot `target`."""
-        self._array[target, :, :length] = self._array[source, :, :length]
+    def copy(self, source: tuple[int, int], target: tuple[int, int], length: int) -> None:
+        """Copies `length` positions from a (slot, position) over those from another."""
+        (from_slot, start), (to_slot, to_start) = source, target
+        self._array[to_slot, :, to_start : to_start + length] = self._array[from_slot, :, start : start + length]
 
 
 class CudaBuffer:
@@ -76,7 +77,7 @@ class CudaBuffer:
         self.num_bytes = math.prod(shape) * self.dtype.itemsize
         self._value = onnxruntime.OrtValue.ortvalue_from_shape_and_type(list(shape), self.dtype, "cuda", 0)
         self._address = int(self._value.data_ptr())
-        self._cudart = _load_cudart()
+        self._cudart = load_cudart()
         self._check(self._cudart.cudaMemset(ctypes.c_void_p(self._address), 0, ctypes.c_size_t(self.num_bytes)))
 
     def __repr__(self) -> str:
@@ -86,8 +87,8 @@ class CudaBuffer:
         """Returns the device address of a slot's state."""
         return self._address + slot * self._bytes(self.shape[1:])
 
-    def move(self, source: int, target: int, length: int) -> None:
-        """Copies the first `length` positions of slot `source` over those of slot `target`.
+    def copy(self, source: tuple[int, int], target: tuple[int, int], length: int) -> None:
+        """Copies `length` positions from a (slot, position) over those from another.
 
         One strided copy does all heads. ONNX Runtime works on a stream of its own, so the device is waited for on
         both sides of it.
@@ -95,10 +96,13 @@ class CudaBuffer:
         _, heads, _, _ = self.shape
         pitch = ctypes.c_size_t(self._bytes(self.shape[2:]))
         width = ctypes.c_size_t(length * self._bytes(self.shape[3:]))
-        to, start = ctypes.c_void_p(self.address(target)), ctypes.c_void_p(self.address(source))
+        to, start = ctypes.c_void_p(self._position(*target)), ctypes.c_void_p(self._position(*source))
         self._check(self._cudart.cudaDeviceSynchronize())
         self._check(self._cudart.cudaMemcpy2D(to, pitch, start, pitch, width, heads, _CUDA_MEMCPY_DEVICE_TO_DEVICE))
         self._check(self._cudart.cudaDeviceSynchronize())
+
+    def _position(self, slot: int, position: int) -> int:
+        return self.address(slot) + position * self._bytes(self.shape[3:])
 
     def _bytes(self, shape: tuple[int, ...]) -> int:
         return math.prod(shape) * self.dtype.itemsize
@@ -108,7 +112,7 @@ class CudaBuffer:
             raise BundleError(f"CUDA call failed with code {code}; see the CUDA runtime's error table")
 
 
-def _load_cudart() -> ctypes.CDLL:
+def load_cudart() -> ctypes.CDLL:
     """Loads the CUDA runtime that ONNX Runtime has loaded already."""
     for name in ("libcudart.so.13", "libcudart.so.12"):
         try:

@@ -17,7 +17,7 @@ from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
 from headway_server.batching.batcher import BatchError
-from headway_server.engine.engine import StepError
+from headway_server.engine.stepper import StepError
 from headway_server.errors import (
     CancelledError,
     DeadlineError,

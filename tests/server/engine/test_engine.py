@@ -19,8 +19,9 @@ from tiny_engine import (
     slow_down,
 )
 
-from headway_server.engine.engine import StepError, cancel
+from headway_server.engine.engine import cancel
 from headway_server.engine.sequence import FinishReason, SamplingParameters
+from headway_server.engine.stepper import StepError
 from headway_server.errors import CancelledError, DeadlineError, DrainingError
 
 

@@ -10,7 +10,8 @@ import structlog
 from numpy_decoder import NumpyEncoder
 from tiny_engine import BOS_ID, VOCAB_SIZE, make_decoder, make_sequence, running_engine, slow_down
 
-from headway_server.engine.engine import Engine, StepError
+from headway_server.engine.engine import Engine
+from headway_server.engine.stepper import StepError
 from headway_server.engine.text import TextAssembly
 from headway_server.errors import DrainingError
 

@@ -9,7 +9,7 @@ from google.rpc import error_details_pb2
 
 from headway_server import errors
 from headway_server.batching.batcher import BatchError
-from headway_server.engine.engine import StepError
+from headway_server.engine.stepper import StepError
 from headway_server.services.status import STATUS, to_status
 
 

@@ -1,0 +1,289 @@
+"""One step of the engine: who leaves, who enters, a chunk of a prompt, a token for everyone (docs/engine.md).
+
+Shapes: R running sequences (slots 0 to R-1), T tokens of a chunk, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+
+from headway_server.engine.interfaces import Decoder, Encoder
+from headway_server.engine.outbox import Outbox
+from headway_server.engine.prefix_cache import PrefixCache
+from headway_server.engine.sampler import SampledTokens, Sampler, token_log_probabilities
+from headway_server.engine.scheduler import Chunk, Move, Scheduler
+from headway_server.engine.sequence import Sequence, Stage, TokenLogProbability
+
+_log = structlog.get_logger(__name__)
+
+_STEP_FAILED = "a step failed"
+
+
+class StepError(RuntimeError):
+    """A step failed for a reason that is not the caller's: a bug, or a machine out of memory."""
+
+
+class Stepper:
+    """The state that a step changes, and the step. For the engine's thread alone.
+
+    Attributes:
+        scheduler: Who waits and who runs.
+        prefix_cache: Chunks of prompts that are kept.
+    """
+
+    def __init__(
+        self, decoder: Decoder, *, encoder: Encoder | None, max_encoder_tokens: int, name: str, outbox: Outbox
+    ) -> None:
+        """Starts with every slot free.
+
+        Args:
+            decoder: The runner.
+            encoder: For translation: sequences are sentences that it reads, and log-probabilities are computed.
+            max_encoder_tokens: Tokens of an encoder batch, padding counted.
+            name: Of the engine, for the log.
+            outbox: Takes what is handed out.
+        """
+        self._decoder = decoder
+        self._encoder = encoder
+        self._max_encoder_tokens = max_encoder_tokens
+        self._name = name
+        self._outbox = outbox
+        self.scheduler = Scheduler(num_slots=decoder.num_slots, prefill_chunk=decoder.prefill_chunk)
+        self._chunks_per_slot = decoder.max_length // decoder.prefill_chunk
+        self.prefix_cache = PrefixCache(
+            num_places=decoder.num_prefix_slots * self._chunks_per_slot, chunk=decoder.prefill_chunk
+        )
+        self._sampler = Sampler(
+            num_slots=decoder.num_slots, vocab_size=decoder.vocab_size, with_log_probabilities=encoder is not None
+        )
+        self._token_ids = np.zeros(decoder.num_slots, np.int64)  # of each slot: the token that the next step reads
+        self._positions = np.zeros(decoder.num_slots, np.int64)  # and its position
+        self._sources_changed = False
+
+    def __repr__(self) -> str:
+        return f"Stepper({self._name}, {self.scheduler!r}, {self.prefix_cache!r})"
+
+    def step(self) -> None:
+        """Drops who has gone, admits, prefills one chunk at most, decodes every running sequence once.
+
+        Whatever fails ends its own sequences, or all that have a slot; the engine goes on.
+        """
+        try:
+            now = time.monotonic()
+            self._drop_overdue(now)
+            if self._encoder is None:
+                self._admit(now)
+                self._prefill()
+            else:
+                self._admit_sources(self._encoder, now)
+            self._decode()
+        except Exception as error:  # what the slots hold is not known after a step broke off
+            self.prefix_cache.clear()
+            self.report(_STEP_FAILED, self.scheduler.reset(), error)
+            self._sources_changed = self._encoder is not None
+        self._outbox.flush()
+
+    def _drop_overdue(self, now: float) -> None:
+        if overdue := self.scheduler.overdue(now):
+            for sequence in overdue:
+                self._outbox.add_end(sequence.reply, sequence.overdue_error())
+            self._retire(overdue)
+
+    def _admit(self, now: float) -> None:
+        """Gives the next prompt its slot; samples of a prompt that has been read join at once, and so may the next."""
+        while (sequence := self.scheduler.admit(now)) is not None:
+            shared = sequence.shared_prompt
+            reader = None if shared is None else shared.reader()
+            if reader is None:
+                self._reuse_chunks(sequence)
+                return
+            assert shared is not None, "there is a reader"
+            assert shared.logits is not None, "a reader has read"
+            sequence.num_prefilled = sequence.num_cached_tokens = len(sequence.input_ids)
+            sequence.prompt_tokens = reader.prompt_tokens
+            self._decoder.copy(source=(reader.slot, 0), target=(sequence.slot, 0), length=sequence.num_prefilled)
+            self._begin(sequence, shared.logits)
+
+    def _reuse_chunks(self, sequence: Sequence) -> None:
+        """Copies the chunks of a prompt that are kept into its slot."""
+        if sequence.parameters.wants_prompt_log_probabilities:
+            return  # its logits are wanted, and these are not kept
+        sequence.prompt_digests = self.prefix_cache.digests(sequence.input_ids)
+        chunk = self.scheduler.prefill_chunk
+        for place in self.prefix_cache.look_up(sequence.prompt_digests, len(sequence.input_ids)):
+            target = (sequence.slot, sequence.num_prefilled)
+            self._decoder.copy(source=self._kept_at(place), target=target, length=chunk)
+            sequence.num_prefilled += chunk
+        sequence.num_cached_tokens = sequence.num_prefilled
+
+    def _keep_chunk(self, chunk: Chunk) -> None:
+        """Copies a whole chunk that was just read to where later prompts find it."""
+        number, rest = divmod(chunk.stop, self.scheduler.prefill_chunk)
+        if rest or number > len(chunk.sequence.prompt_digests):
+            return
+        place = self.prefix_cache.reserve(chunk.sequence.prompt_digests[number - 1])
+        if place is not None:
+            source = (chunk.sequence.slot, chunk.start)
+            self._decoder.copy(source=source, target=self._kept_at(place), length=chunk.stop - chunk.start)
+
+    def _kept_at(self, place: int) -> tuple[int, int]:
+        """Returns slot and position of a place of the prefix cache."""
+        row, column = divmod(place, self._chunks_per_slot)
+        return self._decoder.num_slots + row, column * self.scheduler.prefill_chunk
+
+    def _prefill(self) -> None:
+        """Reads one chunk of a prompt; after the last one, the sequence gets its first token and joins the batch."""
+        chunk = self.scheduler.next_chunk()
+        if chunk is None:
+            return
+        sequence = chunk.sequence
+        try:
+            logits = self._read(chunk)
+        except Exception as error:  # the running sequences are not touched by it
+            self._fail([sequence], error)
+            return
+        sequence.num_prefilled = chunk.stop
+        self._keep_chunk(chunk)
+        if chunk.is_last:
+            if (shared := sequence.shared_prompt) is not None and shared.logits is None:
+                shared.logits = logits.copy()
+            self._begin(sequence, logits)
+            self._outbox.flush()  # the first token does not wait for the decode step that follows
+
+    def _read(self, chunk: Chunk) -> NDArray[np.float32]:
+        """Prefills a chunk and returns the logits (V,) after it."""
+        sequence = chunk.sequence
+        token_ids = sequence.input_ids[chunk.start : chunk.stop]
+        if not sequence.parameters.wants_prompt_log_probabilities:
+            return self._decoder.prefill(sequence.slot, token_ids, chunk.start)
+        logits = self._decoder.score(sequence.slot, token_ids, chunk.start)  # (T, V)
+        if chunk.start == 0:
+            sequence.prompt_tokens.append(TokenLogProbability(int(token_ids[0]), None))
+        following = sequence.input_ids[chunk.start + 1 : chunk.stop + 1]  # (T,) or (T - 1,) at the end of the prompt
+        log_probabilities, top_tokens = token_log_probabilities(
+            logits[: len(following)], following, sequence.parameters.num_top_tokens or 0
+        )
+        for row in zip(following.tolist(), log_probabilities.tolist(), map(tuple, top_tokens), strict=True):
+            sequence.prompt_tokens.append(TokenLogProbability(*row))
+        last: NDArray[np.float32] = logits[-1]
+        return last
+
+    def _begin(self, sequence: Sequence, logits: NDArray[np.float32]) -> None:
+        """Lets a sequence whose prompt has been read join, with its first token from the logits (V,)."""
+        self._join(sequence, position=len(sequence.input_ids) - 1)
+        self._allow(sequence)
+        self._hand_out(self._sampler.sample(logits[np.newaxis], sequence.slot), sequence.slot)
+
+    def _admit_sources(self, encoder: Encoder, now: float) -> None:
+        """Encodes waiting sentences in one batch; they join with the next decode step."""
+        admitted = self.scheduler.admit_sources(now, self._max_encoder_tokens)
+        if not admitted:
+            return
+        try:
+            encoded = encoder.encode([sequence.input_ids for sequence in admitted])
+            for sequence, cross in zip(admitted, encoded, strict=True):
+                assert sequence.first_id is not None, "a translation begins with a token of its own"
+                sequence.cross = cross
+                self._join(sequence, position=0)
+                self._token_ids[sequence.slot] = sequence.first_id
+        except Exception as error:  # some may have joined; the queue knows none of them any more
+            self._fail(admitted, error)
+            return
+        self._sources_changed = True
+
+    def _join(self, sequence: Sequence, position: int) -> None:
+        self.scheduler.join(sequence)
+        self._sampler.assign(
+            sequence.slot,
+            sequence.parameters,
+            prompt_ids=sequence.input_ids if sequence.first_id is None else None,
+            end_ids=sorted(sequence.end_ids),
+        )
+        self._positions[sequence.slot] = position
+
+    def _decode(self) -> None:
+        """Runs every running sequence by one token."""
+        num_running = len(self.scheduler.running)
+        if self._sources_changed:
+            self._decoder.set_sources([sequence.cross for sequence in self.scheduler.running])
+            self._sources_changed = False
+        if num_running == 0:
+            return
+        logits = self._decoder.decode(self._token_ids[:num_running], self._positions[:num_running])  # (R, V)
+        for sequence in self.scheduler.running:
+            self._allow(sequence)
+        self._hand_out(self._sampler.sample(logits), 0)
+
+    def _allow(self, sequence: Sequence) -> None:
+        """Restricts a sequence's next token to what its constraint allows."""
+        if sequence.constraint is not None:
+            mask = self._sampler.mask_row(sequence.slot)
+            sequence.constraint.fill(mask)
+            self._sampler.allow(sequence.slot, mask)
+
+    def _hand_out(self, sampled: SampledTokens, first_slot: int) -> None:
+        """Gives each slot from `first_slot` its token, hands out what that completes, and retires who has finished."""
+        num_rows = len(sampled.token_ids)
+        slots = slice(first_slot, first_slot + num_rows)
+        self._token_ids[slots] = sampled.token_ids
+        self._positions[slots] += 1
+        finished: list[Sequence] = []
+        not_finite: list[Sequence] = []
+        broken: list[tuple[Sequence, Exception]] = []
+        rows = zip(
+            self.scheduler.running[slots],
+            sampled.token_ids.tolist(),
+            sampled.log_probabilities.tolist(),
+            sampled.is_valid.tolist(),
+            strict=True,
+        )
+        for row, (sequence, token_id, log_probability, is_valid) in enumerate(rows):
+            if not is_valid:
+                not_finite.append(sequence)
+                continue
+            try:
+                if self._outbox.add_token(sequence, token_id, log_probability, sampled.top_tokens.get(row, ())):
+                    finished.append(sequence)
+            except Exception as error:  # its text cannot be made: not the other rows' business
+                broken.append((sequence, error))
+        if finished:
+            self._retire(finished)
+        if not_finite:
+            self._fail(not_finite, FloatingPointError("the model's logits are not finite, or no token is allowed"))
+        for sequence, reason in broken:
+            self._fail([sequence], reason)
+
+    def _retire(self, sequences: Iterable[Sequence]) -> None:
+        """Frees the slots of sequences whose end was handed out."""
+        for move in self.scheduler.retire(sequences):
+            self._make(move)
+        self._sources_changed = self._encoder is not None
+
+    def _make(self, move: Move) -> None:
+        if move.sequence.num_cached:
+            self._decoder.move(move.source, move.target, move.sequence.num_cached)
+        if move.sequence.stage is Stage.RUNNING:
+            self._sampler.move(move.source, move.target)
+            self._token_ids[move.target] = self._token_ids[move.source]
+            self._positions[move.target] = self._positions[move.source]
+
+    def _fail(self, sequences: list[Sequence], error: Exception) -> None:
+        """Ends sequences that the model could not be run for."""
+        self.report(_STEP_FAILED, sequences, error)
+        self._retire(sequences)
+
+    def report(self, event: str, sequences: list[Sequence], error: BaseException) -> None:
+        """Hands out a failure, and only then logs it: a log that cannot be written keeps nobody waiting."""
+        for sequence in sequences:
+            failure = StepError("the model could not be run; the server's log says why")
+            failure.__cause__ = error
+            self._outbox.add_end(sequence.reply, failure)
+        self._outbox.flush()
+        with suppress(Exception):
+            _log.error(event, engine=self._name, num_sequences=len(sequences), exc_info=error)
