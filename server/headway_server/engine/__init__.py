@@ -3,7 +3,7 @@
 from headway_server.engine.generation import GeneratedText, GenerationModel
 from headway_server.engine.model import Decoded
 from headway_server.engine.reply import Piece
-from headway_server.engine.request import SamplingRequest
+from headway_server.engine.request import LogProbabilityRequest, SamplingRequest
 from headway_server.engine.sequence import FinishReason
 from headway_server.engine.settings import EngineSettings
 from headway_server.engine.translation import TranslatedText, TranslationModel
@@ -14,6 +14,7 @@ __all__ = [
     "FinishReason",
     "GeneratedText",
     "GenerationModel",
+    "LogProbabilityRequest",
     "Piece",
     "SamplingRequest",
     "TranslatedText",

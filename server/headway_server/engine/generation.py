@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from collections.abc import Sequence as Elements
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import Self
 
@@ -13,13 +13,22 @@ import numpy as np
 
 from headway_server.bundles import TOKENIZER_FILE, Bundle, Precision
 from headway_server.engine.interfaces import Decoder
-from headway_server.engine.model import Decoded, DecodingModel, call_timings
+from headway_server.engine.model import Decoded, DecodingModel, call_timings, open_decoder
+from headway_server.engine.prompt import FittedPrompt, fit_prompt
 from headway_server.engine.reply import Piece, Reply
-from headway_server.engine.request import FittedPrompt, SamplingPlan, SamplingRequest, plan_sampling
-from headway_server.engine.runner import DecoderRunner
-from headway_server.engine.sequence import Sequence, SequenceResult
+from headway_server.engine.request import (
+    MAX_PRIORITY,
+    MAX_SAMPLES,
+    LogProbabilityRequest,
+    SamplingPlan,
+    SamplingRequest,
+    check_range,
+    plan_sampling,
+)
+from headway_server.engine.sequence import SamplingParameters, Sequence, SequenceResult, share_prompt
 from headway_server.engine.settings import EngineSettings
 from headway_server.engine.text import TextAssembly
+from headway_server.errors import InvalidInputError
 from headway_server.preprocessing import TextTokenizer
 from headway_server.runtime import Runtime
 
@@ -31,10 +40,32 @@ _CONTEXT_TOKENS = 16
 class GeneratedText:
     """A continuation."""
 
+    text: str
+    """What follows the prompt, after the prompt itself where it was to be repeated."""
     result: SequenceResult
     num_prompt_tokens: int
     truncated: bool
     seed: int
+    sample: int
+    """Number of the continuation among those of its prompt, from 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Call:
+    """What a call asks for every prompt, checked."""
+
+    plan: SamplingPlan
+    truncate: bool
+    deadline: float | None
+    sample_count: int = 1
+    echo: bool
+    priority: int
+    wants_pieces: bool = False
+
+    def __post_init__(self) -> None:
+        """Checks what does not depend on the model."""
+        check_range("sample_count", self.sample_count, 1, MAX_SAMPLES)
+        check_range("priority", self.priority, -MAX_PRIORITY, MAX_PRIORITY)
 
 
 class GenerationModel(DecodingModel):
@@ -51,10 +82,11 @@ class GenerationModel(DecodingModel):
 
         Raises:
             BundleError: A graph or the tokenizer cannot be loaded, or does not fit the manifest.
+            MemoryUnavailableError: The slots that were asked for do not fit.
             RuntimeUnavailableError: The bundle has no such variant.
         """
         chosen, variant = runtime.choose_variant(bundle.manifest, precision)
-        decoder = DecoderRunner(runtime, bundle, variant, num_slots=settings.num_slots)
+        decoder = open_decoder(runtime, bundle, variant, settings)
         model = cls(
             bundle,
             precision=chosen,
@@ -72,6 +104,10 @@ class GenerationModel(DecodingModel):
         decoder.prefill(0, largest, 0)
         decoder.decode(largest, np.ones(1, np.int64))
 
+    def token_text(self, token_id: int) -> str:
+        """Returns a token by itself, as it reads within a text."""
+        return self._tokenizer.token_text(token_id)
+
     async def generate(
         self,
         prompts: Elements[str],
@@ -80,6 +116,10 @@ class GenerationModel(DecodingModel):
         sampling: SamplingRequest,
         truncate: bool,
         deadline: float | None,
+        sample_count: int = 1,
+        echo: bool = False,
+        log_probabilities: LogProbabilityRequest | None = None,
+        priority: int = 0,
     ) -> Decoded[GeneratedText]:
         """Continues prompts; all of them, or none.
 
@@ -89,60 +129,124 @@ class GenerationModel(DecodingModel):
             sampling: How to choose tokens, for every prompt.
             truncate: Whether a prompt past the limit is shortened at its beginning instead of refused.
             deadline: When the caller stops waiting, by `time.monotonic`.
+            sample_count: Continuations of each prompt; those of one follow each other in the answer.
+            echo: Whether texts begin with their prompts.
+            log_probabilities: Which are wanted; None is none.
+            priority: Place in the queue: higher ones go first.
 
         Raises:
             RequestError: A parameter or prompt is out of its range, there is no room, the deadline passed, the server
                 is draining.
         """
-        plan = self._plan(sampling)
-        with self._admit(len(prompts)):
+        call = _Call(
+            plan=self._plan(sampling, log_probabilities),
+            truncate=truncate,
+            deadline=deadline,
+            sample_count=sample_count,
+            echo=echo,
+            priority=priority,
+        )
+        with self._admit_samples(fields, sample_count):
             began = time.monotonic()
-            fitted = await self._fit(prompts, fields, plan, truncate)
+            fitted = await self._fit(prompts, fields, call)
             preprocessing_s = time.monotonic() - began
-            sequences = [self._sequence(prompt, plan, deadline, wants_pieces=False) for prompt in fitted]
-            results = await self._engine.run(sequences)
-        return _generated(sequences, fitted, results, preprocessing_s)
+            pairs = [(prompt, sequence) for prompt in fitted for sequence in self._sequences(prompt, call)]
+            results = await self._engine.run([sequence for _, sequence in pairs])
+        texts = [
+            self._generated(prompt, sequence.parameters, result, call)
+            for (prompt, sequence), result in zip(pairs, results, strict=True)
+        ]
+        return Decoded(results=texts, timings=call_timings(results, preprocessing_s))
 
     async def stream(
-        self, prompt: str, *, field: str, sampling: SamplingRequest, truncate: bool, deadline: float | None
+        self,
+        prompt: str,
+        *,
+        field: str,
+        sampling: SamplingRequest,
+        truncate: bool,
+        deadline: float | None,
+        echo: bool = False,
+        log_probabilities: LogProbabilityRequest | None = None,
+        priority: int = 0,
     ) -> AsyncGenerator[Piece | Decoded[GeneratedText], None]:
         """Continues a prompt: yields pieces of text as they appear, and last the answer.
 
-        Args and errors are those of `generate`.
+        With `echo` the first piece is the prompt. Args and errors are those of `generate`.
         """
-        plan = self._plan(sampling)
+        call = _Call(
+            plan=self._plan(sampling, log_probabilities),
+            truncate=truncate,
+            deadline=deadline,
+            echo=echo,
+            priority=priority,
+            wants_pieces=True,
+        )
         with self._admit(1):
             began = time.monotonic()
-            fitted = await self._fit([prompt], [field], plan, truncate)
+            (fitted,) = await self._fit([prompt], [field], call)
             preprocessing_s = time.monotonic() - began
-            sequence = self._sequence(fitted[0], plan, deadline, wants_pieces=True)
+            (sequence,) = self._sequences(fitted, call)
+            if echo:
+                yield Piece(text=self._echo(fitted), num_new_tokens=0)
             async with aclosing(self._engine.stream(sequence)) as pieces:
                 async for piece in pieces:
                     yield piece
-            yield _generated([sequence], fitted, [sequence.reply.result.result()], preprocessing_s)
+            result = sequence.reply.result.result()
+            text = self._generated(fitted, sequence.parameters, result, call)
+            yield Decoded(results=[text], timings=call_timings([result], preprocessing_s))
 
-    def _plan(self, sampling: SamplingRequest) -> SamplingPlan:
-        return plan_sampling(sampling, defaults=self.bundle.manifest.sampling_defaults, limits=self.limits)
+    def _plan(self, sampling: SamplingRequest, log_probabilities: LogProbabilityRequest | None) -> SamplingPlan:
+        return plan_sampling(
+            sampling,
+            defaults=self.bundle.manifest.sampling_defaults,
+            limits=self.limits,
+            log_probabilities=log_probabilities,
+        )
 
-    async def _fit(
-        self, prompts: Elements[str], fields: Elements[str], plan: SamplingPlan, truncate: bool
-    ) -> list[FittedPrompt]:
-        """Tokenizes prompts, without the post-processor: what it adds at an end would end the prompt."""
-        encoded = await self._tokenizer.encode_batch(prompts, add_special_tokens=False)
-        return [
-            plan.fit(prompt.input_ids, field=field, limits=self.limits, truncate=truncate)
-            for prompt, field in zip(encoded, fields, strict=True)
-        ]
+    @contextmanager
+    def _admit_samples(self, fields: Elements[str], sample_count: int) -> Iterator[None]:
+        """Holds a permit for every sample of every prompt; what is wrong with too many may be the samples."""
+        count = len(fields) * sample_count
+        if sample_count > 1 and count > self._capacity:
+            raise InvalidInputError(
+                "sample_count",
+                f"is {sample_count}, with {len(fields)} {self._noun} {count} texts; {self.bundle.manifest.name} "
+                f"takes at most {self._capacity} at once; ask for fewer, or send the {self._noun} in several calls",
+            )
+        with self._admit(count):
+            yield
 
-    def _sequence(
-        self, prompt: FittedPrompt, plan: SamplingPlan, deadline: float | None, *, wants_pieces: bool
-    ) -> Sequence:
-        parameters = plan.for_prompt(prompt)
+    async def _fit(self, prompts: Elements[str], fields: Elements[str], call: _Call) -> list[FittedPrompt]:
+        """Tokenizes prompts, without the post-processor: what it adds at an end would end the prompt.
+
+        Raises:
+            InvalidInputError: A prompt does not fit; those of later slices have not been looked at.
+        """
+        fitted: list[FittedPrompt] = []
+        async with aclosing(self._tokenizer.encode_each(prompts, add_special_tokens=False)) as each:
+            async for encoded in each:
+                text, field = prompts[len(fitted)], fields[len(fitted)]
+                prompt = fit_prompt(
+                    text, encoded.input_ids, field=field, plan=call.plan, limits=self.limits, truncate=call.truncate
+                )
+                fitted.append(prompt)
+        return fitted
+
+    def _sequences(self, prompt: FittedPrompt, call: _Call) -> list[Sequence]:
+        """Makes the samples of a prompt, which read it once."""
+        samples = call.plan.for_samples(prompt.max_new_tokens, call.sample_count)
+        sequences = [self._sequence(prompt, parameters, call) for parameters in samples]
+        if len(sequences) > 1:
+            share_prompt(sequences)
+        return sequences
+
+    def _sequence(self, prompt: FittedPrompt, parameters: SamplingParameters, call: _Call) -> Sequence:
         text = TextAssembly(
             self._tokenizer.decode,
             context_ids=prompt.input_ids[-_CONTEXT_TOKENS:].tolist(),
             stop_strings=parameters.stop_strings,
-            eager=wants_pieces,
+            eager=call.wants_pieces,
         )
         return Sequence(
             input_ids=prompt.input_ids,
@@ -150,24 +254,23 @@ class GenerationModel(DecodingModel):
             text=text,
             reply=Reply(),
             eos_id=self._eos_id,
-            deadline=deadline,
-            wants_pieces=wants_pieces,
+            deadline=call.deadline,
+            wants_pieces=call.wants_pieces,
+            priority=call.priority,
         )
 
-
-def _generated(
-    sequences: Elements[Sequence],
-    prompts: Elements[FittedPrompt],
-    results: Elements[SequenceResult],
-    preprocessing_s: float,
-) -> Decoded[GeneratedText]:
-    texts = [
-        GeneratedText(
+    def _generated(
+        self, prompt: FittedPrompt, parameters: SamplingParameters, result: SequenceResult, call: _Call
+    ) -> GeneratedText:
+        return GeneratedText(
+            text=self._echo(prompt) + result.text if call.echo else result.text,
             result=result,
             num_prompt_tokens=len(prompt.input_ids),
             truncated=prompt.truncated,
-            seed=sequence.parameters.seed,
+            seed=parameters.seed,
+            sample=parameters.sample,
         )
-        for sequence, prompt, result in zip(sequences, prompts, results, strict=True)
-    ]
-    return Decoded(results=texts, timings=call_timings(results, preprocessing_s))
+
+    def _echo(self, prompt: FittedPrompt) -> str:
+        """Returns the prompt as its text continues it: what was cut from it is not there."""
+        return self._tokenizer.decode(prompt.input_ids.tolist()) if prompt.truncated else prompt.text
