@@ -2,6 +2,7 @@
 
 from headway_server.bundles.manifest import (
     CARD_FILE,
+    CHAT_TEMPLATE_FILE,
     MANIFEST_FILE,
     SCHEMA_VERSION,
     TOKENIZER_FILE,
@@ -27,6 +28,7 @@ from headway_server.bundles.writer import describe_files, publish, staging_folde
 
 __all__ = [
     "CARD_FILE",
+    "CHAT_TEMPLATE_FILE",
     "MANIFEST_FILE",
     "SCHEMA_VERSION",
     "TOKENIZER_FILE",

@@ -1,6 +1,16 @@
 """Text to ids, image bytes to pixels, ids to text; all of it off the event loop."""
 
+from headway_server.preprocessing.chat import ChatPrompt, ChatTemplate, ChatTurn
 from headway_server.preprocessing.image import ImageLimits, ImagePreprocessor, PreparedImage
 from headway_server.preprocessing.text import EncodedText, TextTokenizer
 
-__all__ = ["EncodedText", "ImageLimits", "ImagePreprocessor", "PreparedImage", "TextTokenizer"]
+__all__ = [
+    "ChatPrompt",
+    "ChatTemplate",
+    "ChatTurn",
+    "EncodedText",
+    "ImageLimits",
+    "ImagePreprocessor",
+    "PreparedImage",
+    "TextTokenizer",
+]
