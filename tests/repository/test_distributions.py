@@ -33,6 +33,7 @@ _DISTRIBUTIONS = {
     "headway_export": "headway-export",
     "headway_server": "headway-server",
     "headway_training": "headway-training",
+    "llguidance": "llguidance",
     "numpy": "numpy",
     "onnx": "onnx",
     "onnx_ir": "onnx-ir",
