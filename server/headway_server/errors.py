@@ -9,6 +9,7 @@ HeadwayError                  what this package raises
     ├── InvalidInputError     a field of the request is wrong: names the field
     ├── ModelNotFoundError    no such model or version
     ├── WrongTaskError        the model cannot do this task
+    ├── NoChatTemplateError   the model cannot continue conversations
     ├── OverloadedError       the queue is full
     ├── DrainingError         the server is shutting down
     ├── DeadlineError         the call's deadline passed
@@ -58,6 +59,10 @@ class ModelNotFoundError(RequestError):
 
 class WrongTaskError(RequestError):
     """The model cannot do what was asked."""
+
+
+class NoChatTemplateError(RequestError):
+    """The model has no chat template, so it cannot continue conversations."""
 
 
 class OverloadedError(RequestError):

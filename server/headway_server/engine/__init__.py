@@ -2,13 +2,15 @@
 
 from headway_server.engine.generation import GeneratedText, GenerationModel
 from headway_server.engine.model import Decoded
+from headway_server.engine.prompt import Conversation, Prompt
 from headway_server.engine.reply import Piece
 from headway_server.engine.request import LogProbabilityRequest, SamplingRequest
-from headway_server.engine.sequence import FinishReason
+from headway_server.engine.sequence import FinishReason, TokenLogProbability
 from headway_server.engine.settings import EngineSettings
 from headway_server.engine.translation import TranslatedText, TranslationModel
 
 __all__ = [
+    "Conversation",
     "Decoded",
     "EngineSettings",
     "FinishReason",
@@ -16,7 +18,9 @@ __all__ = [
     "GenerationModel",
     "LogProbabilityRequest",
     "Piece",
+    "Prompt",
     "SamplingRequest",
+    "TokenLogProbability",
     "TranslatedText",
     "TranslationModel",
 ]

@@ -11,10 +11,10 @@ from typing import Self
 
 import numpy as np
 
-from headway_server.bundles import TOKENIZER_FILE, Bundle, Precision
+from headway_server.bundles import CHAT_TEMPLATE_FILE, TOKENIZER_FILE, Bundle, Precision
 from headway_server.engine.interfaces import Decoder
 from headway_server.engine.model import Decoded, DecodingModel, call_timings, open_decoder
-from headway_server.engine.prompt import FittedPrompt, fit_prompt
+from headway_server.engine.prompt import FittedPrompt, Prompt, PromptReader
 from headway_server.engine.reply import Piece, Reply
 from headway_server.engine.request import (
     MAX_PRIORITY,
@@ -29,8 +29,8 @@ from headway_server.engine.sequence import SamplingParameters, Sequence, Sequenc
 from headway_server.engine.settings import EngineSettings
 from headway_server.engine.text import TextAssembly
 from headway_server.errors import InvalidInputError
-from headway_server.preprocessing import TextTokenizer
-from headway_server.runtime import Runtime
+from headway_server.preprocessing import ChatTemplate, TextTokenizer
+from headway_server.runtime import Device, Runtime
 
 _CONTEXT_TOKENS = 16
 """Tokens of a prompt that may matter for how its continuation reads."""
@@ -74,6 +74,29 @@ class GenerationModel(DecodingModel):
     _noun = "prompts"
     _field = "prompts"
 
+    def __init__(
+        self,
+        bundle: Bundle,
+        *,
+        precision: Precision,
+        device: Device,
+        tokenizer: TextTokenizer,
+        decoder: Decoder,
+        settings: EngineSettings,
+        chat_template: ChatTemplate | None = None,
+    ) -> None:
+        """Makes a model of its parts; `load` makes the parts.
+
+        Raises:
+            BundleError: The tokenizer, a special token or a default does not fit the model.
+        """
+        super().__init__(
+            bundle, precision=precision, device=device, tokenizer=tokenizer, decoder=decoder, settings=settings
+        )
+        self._reader = PromptReader(
+            tokenizer, limits=self.limits, chat_template=chat_template, owner=bundle.manifest.name
+        )
+
     @classmethod
     def load(
         cls, bundle: Bundle, runtime: Runtime, settings: EngineSettings, *, precision: Precision | None = None
@@ -92,6 +115,7 @@ class GenerationModel(DecodingModel):
             precision=chosen,
             device=runtime.device,
             tokenizer=TextTokenizer.load(bundle.file(TOKENIZER_FILE)),
+            chat_template=_load_chat_template(bundle),
             decoder=decoder,
             settings=settings,
         )
@@ -110,7 +134,7 @@ class GenerationModel(DecodingModel):
 
     async def generate(
         self,
-        prompts: Elements[str],
+        prompts: Elements[Prompt],
         *,
         fields: Elements[str],
         sampling: SamplingRequest,
@@ -124,7 +148,7 @@ class GenerationModel(DecodingModel):
         """Continues prompts; all of them, or none.
 
         Args:
-            prompts: Prompts of at least one character.
+            prompts: Prompts of at least one character, or conversations of at least one turn.
             fields: What the request calls each of them, for messages.
             sampling: How to choose tokens, for every prompt.
             truncate: Whether a prompt past the limit is shortened at its beginning instead of refused.
@@ -135,8 +159,8 @@ class GenerationModel(DecodingModel):
             priority: Place in the queue: higher ones go first.
 
         Raises:
-            RequestError: A parameter or prompt is out of its range, there is no room, the deadline passed, the server
-                is draining.
+            RequestError: A parameter or prompt is out of its range, the model continues no conversations, there is no
+                room, the deadline passed, the server is draining.
         """
         call = _Call(
             plan=self._plan(sampling, log_probabilities),
@@ -146,9 +170,10 @@ class GenerationModel(DecodingModel):
             echo=echo,
             priority=priority,
         )
+        self._reader.check_kind(prompts)
         with self._admit_samples(fields, sample_count):
             began = time.monotonic()
-            fitted = await self._fit(prompts, fields, call)
+            fitted = await self._reader.read(prompts, fields=fields, plan=call.plan, truncate=truncate)
             preprocessing_s = time.monotonic() - began
             pairs = [(prompt, sequence) for prompt in fitted for sequence in self._sequences(prompt, call)]
             results = await self._engine.run([sequence for _, sequence in pairs])
@@ -160,7 +185,7 @@ class GenerationModel(DecodingModel):
 
     async def stream(
         self,
-        prompt: str,
+        prompt: Prompt,
         *,
         field: str,
         sampling: SamplingRequest,
@@ -182,9 +207,10 @@ class GenerationModel(DecodingModel):
             priority=priority,
             wants_pieces=True,
         )
+        self._reader.check_kind([prompt])
         with self._admit(1):
             began = time.monotonic()
-            (fitted,) = await self._fit([prompt], [field], call)
+            (fitted,) = await self._reader.read([prompt], fields=[field], plan=call.plan, truncate=truncate)
             preprocessing_s = time.monotonic() - began
             (sequence,) = self._sequences(fitted, call)
             if echo:
@@ -216,22 +242,6 @@ class GenerationModel(DecodingModel):
             )
         with self._admit(count):
             yield
-
-    async def _fit(self, prompts: Elements[str], fields: Elements[str], call: _Call) -> list[FittedPrompt]:
-        """Tokenizes prompts, without the post-processor: what it adds at an end would end the prompt.
-
-        Raises:
-            InvalidInputError: A prompt does not fit; those of later slices have not been looked at.
-        """
-        fitted: list[FittedPrompt] = []
-        async with aclosing(self._tokenizer.encode_each(prompts, add_special_tokens=False)) as each:
-            async for encoded in each:
-                text, field = prompts[len(fitted)], fields[len(fitted)]
-                prompt = fit_prompt(
-                    text, encoded.input_ids, field=field, plan=call.plan, limits=self.limits, truncate=call.truncate
-                )
-                fitted.append(prompt)
-        return fitted
 
     def _sequences(self, prompt: FittedPrompt, call: _Call) -> list[Sequence]:
         """Makes the samples of a prompt, which read it once."""
@@ -274,3 +284,20 @@ class GenerationModel(DecodingModel):
     def _echo(self, prompt: FittedPrompt) -> str:
         """Returns the prompt as its text continues it: what was cut from it is not there."""
         return self._tokenizer.decode(prompt.input_ids.tolist()) if prompt.truncated else prompt.text
+
+
+def _load_chat_template(bundle: Bundle) -> ChatTemplate | None:
+    """Loads the chat template of a bundle that has one.
+
+    Raises:
+        BundleError: It cannot be used.
+    """
+    manifest = bundle.manifest
+    if CHAT_TEMPLATE_FILE not in manifest.files:
+        return None
+    assert manifest.special_tokens is not None, "the manifest's validator demands it"
+    return ChatTemplate.load(
+        bundle.file(CHAT_TEMPLATE_FILE),
+        tokenizer_file=bundle.file(TOKENIZER_FILE),
+        special_tokens=manifest.special_tokens,
+    )

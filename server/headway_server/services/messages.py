@@ -73,8 +73,8 @@ def deadline_of(context: grpc.aio.ServicerContext[Any, Any]) -> float | None:
     return None if remaining is None else time.monotonic() + remaining
 
 
-def check_count(field: str, count: int, maximum: int) -> None:
-    """Checks how many elements a repeated field has.
+def check_count(field: str, count: int, maximum: int, advice: str = "send them in several calls") -> None:
+    """Checks how many elements a repeated field has; `advice` is for who gives more than `maximum`.
 
     Raises:
         InvalidInputError: None, or more than `maximum`.
@@ -82,7 +82,7 @@ def check_count(field: str, count: int, maximum: int) -> None:
     if count < 1:
         raise InvalidInputError(field, f"is empty; give 1 to {maximum}")
     if count > maximum:
-        raise InvalidInputError(field, f"has {count} elements, the limit is {maximum}; send them in several calls")
+        raise InvalidInputError(field, f"has {count} elements, the limit is {maximum}; {advice}")
 
 
 def check_text(field: str, text: str, max_bytes: int) -> str:
@@ -95,7 +95,7 @@ def check_text(field: str, text: str, max_bytes: int) -> str:
     """
     if not text:
         raise InvalidInputError(field, "is empty; give at least one character")
-    if (size := _num_bytes(text)) > max_bytes:
+    if (size := num_bytes(text)) > max_bytes:
         raise InvalidInputError(field, f"has {size} bytes, the limit is {max_bytes}; split or shorten it")
     return field
 
@@ -109,15 +109,25 @@ def check_texts(field: str, texts: Sequence[str], maximum: int, max_bytes: int) 
     """
     check_count(field, len(texts), maximum)
     names = [check_text(f"{field}[{index}]", text, max_bytes) for index, text in enumerate(texts)]
-    limit = _LARGEST_TEXTS_OF_A_CALL * max_bytes
-    if (size := sum(map(_num_bytes, texts))) > limit:
-        raise InvalidInputError(
-            field, f"has {size} bytes in all, the limit of a call is {limit}; send them in several calls"
-        )
+    check_size_of_call(field, texts, max_bytes)
     return names
 
 
-def _num_bytes(text: str) -> int:
+def check_size_of_call(field: str, texts: Iterable[str], max_bytes: int) -> None:
+    """Checks the texts of a call, each of at most `max_bytes`, together.
+
+    Raises:
+        InvalidInputError: They have more than `_LARGEST_TEXTS_OF_A_CALL` times that.
+    """
+    limit = _LARGEST_TEXTS_OF_A_CALL * max_bytes
+    if (size := sum(map(num_bytes, texts))) > limit:
+        raise InvalidInputError(
+            field, f"has {size} bytes in all, the limit of a call is {limit}; send them in several calls"
+        )
+
+
+def num_bytes(text: str) -> int:
+    """Returns the bytes of a text in UTF-8."""
     return len(text) if text.isascii() else len(text.encode())
 
 

@@ -35,6 +35,7 @@ def test_every_kind_of_request_error_has_a_code_and_a_reason_of_its_own():
         (errors.InvalidInputError("texts[3]", "is empty"), grpc.StatusCode.INVALID_ARGUMENT, "INVALID_INPUT"),
         (errors.ModelNotFoundError("no"), grpc.StatusCode.NOT_FOUND, "MODEL_NOT_FOUND"),
         (errors.WrongTaskError("no"), grpc.StatusCode.FAILED_PRECONDITION, "WRONG_TASK"),
+        (errors.NoChatTemplateError("no"), grpc.StatusCode.FAILED_PRECONDITION, "NO_CHAT_TEMPLATE"),
         (errors.OverloadedError("no", 1.5), grpc.StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED"),
         (errors.DrainingError("no"), grpc.StatusCode.UNAVAILABLE, "DRAINING"),
         (errors.DeadlineError("no"), grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED"),
