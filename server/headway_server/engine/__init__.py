@@ -1,5 +1,6 @@
 """Continuous batching of decoders: sequence, scheduler, runner, sampler, engine (docs/engine.md)."""
 
+from headway_server.engine.constraints import ConstraintRequest
 from headway_server.engine.generation import GeneratedText, GenerationModel
 from headway_server.engine.model import Decoded
 from headway_server.engine.prompt import Conversation, Prompt
@@ -10,6 +11,7 @@ from headway_server.engine.settings import EngineSettings
 from headway_server.engine.translation import TranslatedText, TranslationModel
 
 __all__ = [
+    "ConstraintRequest",
     "Conversation",
     "Decoded",
     "EngineSettings",

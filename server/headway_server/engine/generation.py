@@ -12,28 +12,18 @@ from typing import Self
 import numpy as np
 
 from headway_server.bundles import CHAT_TEMPLATE_FILE, TOKENIZER_FILE, Bundle, Precision
+from headway_server.engine.constraints import CompiledConstraint, ConstraintCompiler
+from headway_server.engine.generation_call import GenerationCall
 from headway_server.engine.interfaces import Decoder
 from headway_server.engine.model import Decoded, DecodingModel, call_timings, open_decoder
 from headway_server.engine.prompt import FittedPrompt, Prompt, PromptReader
-from headway_server.engine.reply import Piece, Reply
-from headway_server.engine.request import (
-    MAX_PRIORITY,
-    MAX_SAMPLES,
-    LogProbabilityRequest,
-    SamplingPlan,
-    SamplingRequest,
-    check_range,
-    plan_sampling,
-)
-from headway_server.engine.sequence import SamplingParameters, Sequence, SequenceResult, share_prompt
+from headway_server.engine.reply import Piece
+from headway_server.engine.request import LogProbabilityRequest, SamplingPlan, SamplingRequest, plan_sampling
+from headway_server.engine.sequence import SamplingParameters, SequenceResult
 from headway_server.engine.settings import EngineSettings
-from headway_server.engine.text import TextAssembly
 from headway_server.errors import InvalidInputError
 from headway_server.preprocessing import ChatTemplate, TextTokenizer
 from headway_server.runtime import Device, Runtime
-
-_CONTEXT_TOKENS = 16
-"""Tokens of a prompt that may matter for how its continuation reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,24 +38,6 @@ class GeneratedText:
     seed: int
     sample: int
     """Number of the continuation among those of its prompt, from 0."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Call:
-    """What a call asks for every prompt, checked."""
-
-    plan: SamplingPlan
-    truncate: bool
-    deadline: float | None
-    sample_count: int = 1
-    echo: bool
-    priority: int
-    wants_pieces: bool = False
-
-    def __post_init__(self) -> None:
-        """Checks what does not depend on the model."""
-        check_range("sample_count", self.sample_count, 1, MAX_SAMPLES)
-        check_range("priority", self.priority, -MAX_PRIORITY, MAX_PRIORITY)
 
 
 class GenerationModel(DecodingModel):
@@ -92,6 +64,9 @@ class GenerationModel(DecodingModel):
         """
         super().__init__(
             bundle, precision=precision, device=device, tokenizer=tokenizer, decoder=decoder, settings=settings
+        )
+        self._constraints = ConstraintCompiler(
+            tokenizer.library_tokenizer, vocab_size=self.limits.vocab_size, eos_id=self._eos_id
         )
         self._reader = PromptReader(
             tokenizer, limits=self.limits, chat_template=chat_template, owner=bundle.manifest.name
@@ -162,8 +137,9 @@ class GenerationModel(DecodingModel):
             RequestError: A parameter or prompt is out of its range, the model continues no conversations, there is no
                 room, the deadline passed, the server is draining.
         """
-        call = _Call(
+        call = GenerationCall(
             plan=self._plan(sampling, log_probabilities),
+            constraint=sampling.constraint,
             truncate=truncate,
             deadline=deadline,
             sample_count=sample_count,
@@ -173,9 +149,14 @@ class GenerationModel(DecodingModel):
         self._reader.check_kind(prompts)
         with self._admit_samples(fields, sample_count):
             began = time.monotonic()
+            constraint = await self._compile(call)
             fitted = await self._reader.read(prompts, fields=fields, plan=call.plan, truncate=truncate)
             preprocessing_s = time.monotonic() - began
-            pairs = [(prompt, sequence) for prompt in fitted for sequence in self._sequences(prompt, call)]
+            pairs = [
+                (prompt, sequence)
+                for prompt in fitted
+                for sequence in call.sequences(prompt, self._tokenizer, self._eos_id, constraint)
+            ]
             results = await self._engine.run([sequence for _, sequence in pairs])
         texts = [
             self._generated(prompt, sequence.parameters, result, call)
@@ -199,8 +180,9 @@ class GenerationModel(DecodingModel):
 
         With `echo` the first piece is the prompt. Args and errors are those of `generate`.
         """
-        call = _Call(
+        call = GenerationCall(
             plan=self._plan(sampling, log_probabilities),
+            constraint=sampling.constraint,
             truncate=truncate,
             deadline=deadline,
             echo=echo,
@@ -210,9 +192,10 @@ class GenerationModel(DecodingModel):
         self._reader.check_kind([prompt])
         with self._admit(1):
             began = time.monotonic()
+            constraint = await self._compile(call)
             (fitted,) = await self._reader.read([prompt], fields=[field], plan=call.plan, truncate=truncate)
             preprocessing_s = time.monotonic() - began
-            (sequence,) = self._sequences(fitted, call)
+            (sequence,) = call.sequences(fitted, self._tokenizer, self._eos_id, constraint)
             if echo:
                 yield Piece(text=self._echo(fitted), num_new_tokens=0)
             async with aclosing(self._engine.stream(sequence)) as pieces:
@@ -243,34 +226,13 @@ class GenerationModel(DecodingModel):
         with self._admit(count):
             yield
 
-    def _sequences(self, prompt: FittedPrompt, call: _Call) -> list[Sequence]:
-        """Makes the samples of a prompt, which read it once."""
-        samples = call.plan.for_samples(prompt.max_new_tokens, call.sample_count)
-        sequences = [self._sequence(prompt, parameters, call) for parameters in samples]
-        if len(sequences) > 1:
-            share_prompt(sequences)
-        return sequences
-
-    def _sequence(self, prompt: FittedPrompt, parameters: SamplingParameters, call: _Call) -> Sequence:
-        text = TextAssembly(
-            self._tokenizer.decode,
-            context_ids=prompt.input_ids[-_CONTEXT_TOKENS:].tolist(),
-            stop_strings=parameters.stop_strings,
-            eager=call.wants_pieces,
-        )
-        return Sequence(
-            input_ids=prompt.input_ids,
-            parameters=parameters,
-            text=text,
-            reply=Reply(),
-            eos_id=self._eos_id,
-            deadline=call.deadline,
-            wants_pieces=call.wants_pieces,
-            priority=call.priority,
-        )
+    async def _compile(self, call: GenerationCall) -> CompiledConstraint | None:
+        if call.constraint is None:
+            return None
+        return await self._constraints.compile_off_loop(call.constraint, field="sampling.constraint")
 
     def _generated(
-        self, prompt: FittedPrompt, parameters: SamplingParameters, result: SequenceResult, call: _Call
+        self, prompt: FittedPrompt, parameters: SamplingParameters, result: SequenceResult, call: GenerationCall
     ) -> GeneratedText:
         return GeneratedText(
             text=self._echo(prompt) + result.text if call.echo else result.text,

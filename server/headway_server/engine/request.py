@@ -10,6 +10,7 @@ from typing import Final, TypeVar
 import numpy as np
 
 from headway_server.bundles import SamplingDefaults
+from headway_server.engine.constraints import ConstraintRequest
 from headway_server.engine.sequence import SamplingParameters
 from headway_server.errors import InvalidInputError
 
@@ -53,6 +54,8 @@ class SamplingRequest:
     seed: int | None = None
     stop_strings: tuple[str, ...] = ()
     stop_ids: tuple[int, ...] = ()
+    constraint: ConstraintRequest | None = None
+    """What the text must look like; None is anything. Held to its limits where it is compiled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

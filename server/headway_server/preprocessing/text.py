@@ -72,6 +72,11 @@ class TextTokenizer:
         return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
 
     @property
+    def library_tokenizer(self) -> Tokenizer:
+        """The library's own tokenizer, for what reads its vocabulary; nobody changes it."""
+        return self._tokenizer
+
+    @property
     def largest_id(self) -> int:
         """The largest id it may give: ids may have gaps, so their number does not tell."""
         return self._largest_id

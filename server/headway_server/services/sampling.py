@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from headway.v1 import generation_service_pb2 as pb
-from headway_server.engine import LogProbabilityRequest, SamplingRequest
+from headway_server.engine import ConstraintRequest, LogProbabilityRequest, SamplingRequest
+from headway_server.errors import InvalidInputError
 
 
 def parse_sampling(sampling: pb.SamplingParameters) -> SamplingRequest:
-    """Reads sampling parameters; a field that is not set becomes None."""
+    """Reads sampling parameters; a field that is not set becomes None.
+
+    Raises:
+        InvalidInputError: The constraint is of no kind.
+    """
     return SamplingRequest(
         max_new_tokens=sampling.max_new_token_count if sampling.HasField("max_new_token_count") else None,
         min_new_tokens=sampling.min_new_token_count if sampling.HasField("min_new_token_count") else None,
@@ -22,7 +27,19 @@ def parse_sampling(sampling: pb.SamplingParameters) -> SamplingRequest:
         seed=sampling.seed if sampling.HasField("seed") else None,
         stop_strings=tuple(sampling.stop_strings),
         stop_ids=tuple(sampling.stop_token_ids),
+        constraint=_parse_constraint(sampling.constraint) if sampling.HasField("constraint") else None,
     )
+
+
+def _parse_constraint(constraint: pb.Constraint) -> ConstraintRequest:
+    kind = constraint.WhichOneof("kind")
+    if kind == "json_schema":
+        return ConstraintRequest(json_schema=constraint.json_schema)
+    if kind == "regex":
+        return ConstraintRequest(regex=constraint.regex)
+    if kind == "choices":
+        return ConstraintRequest(choices=tuple(constraint.choices.texts))
+    raise InvalidInputError("sampling.constraint", "is of no kind; set one of json_schema, regex and choices")
 
 
 def parse_log_probabilities(
