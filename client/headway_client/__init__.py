@@ -2,6 +2,7 @@
 
 from headway_client.async_client import AsyncClient
 from headway_client.client import Client
+from headway_client.conversation import ChatMessage, Role
 from headway_client.errors import (
     AccessDeniedError,
     CallCancelledError,
@@ -42,6 +43,8 @@ from headway_client.results import (
     TextLabels,
     TextSpans,
     Timings,
+    TokenCandidate,
+    TokenLogProbability,
     TranslatedText,
 )
 from headway_client.retry import NO_RETRIES, RetryPolicy
@@ -55,6 +58,7 @@ __all__ = [
     "AsyncTextStream",
     "CallCancelledError",
     "CallError",
+    "ChatMessage",
     "Client",
     "ClientClosedError",
     "DeadlineExceededError",
@@ -80,6 +84,7 @@ __all__ = [
     "RejectedBundle",
     "ResourceExhaustedError",
     "RetryPolicy",
+    "Role",
     "SamplingDefaults",
     "StreamNotFinishedError",
     "StreamPiece",
@@ -89,6 +94,8 @@ __all__ = [
     "TextSpans",
     "TextStream",
     "Timings",
+    "TokenCandidate",
+    "TokenLogProbability",
     "TranslatedText",
     "UnavailableError",
     "UnimplementedError",

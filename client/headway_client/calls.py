@@ -8,7 +8,7 @@ from typing import Generic, Protocol, TypeVar
 
 from google.protobuf.message import Message
 
-from headway_client.results import Answer
+from headway_client.results import Answer, TokenLogProbability
 
 ResponseT = TypeVar("ResponseT", bound=Message)
 ResultT = TypeVar("ResultT")
@@ -52,6 +52,8 @@ class StreamCall(Generic[PieceT, ResultT]):
     """Decodes a message of the stream."""
     read: Callable[[PieceT], Answer[ResultT] | None]
     """Makes the answer from the last message; None for those before it."""
+    read_tokens: Callable[[PieceT], tuple[TokenLogProbability, ...]] = lambda _: ()
+    """Reads the log-probabilities that came with a message."""
 
 
 def serialize(message: Message) -> bytes:

@@ -11,12 +11,20 @@ import grpc
 
 from headway.v1.generation_service_pb2 import StreamGenerateTextResponse
 from headway.v1.translation_service_pb2 import StreamTranslateTextResponse
-from headway_client import requests
+from headway_client import generation_requests, requests
 from headway_client.base import DEFAULT_TIMEOUT_S, BaseClient
 from headway_client.calls import Piece, ResponseT, StreamCall, UnaryCall, serialize
 from headway_client.channels import DEFAULT_SERVER
+from headway_client.conversation import Conversation, Conversations
 from headway_client.errors import from_rpc_error
-from headway_client.options import ClassifyOptions, GenerateOptions, LabelOptions, TextOptions, TranslateOptions
+from headway_client.options import (
+    ClassifyOptions,
+    GenerateOptions,
+    LabelOptions,
+    StreamGenerateOptions,
+    TextOptions,
+    TranslateOptions,
+)
 from headway_client.requests import Images, Texts
 from headway_client.results import (
     Answer,
@@ -67,13 +75,25 @@ class Client(BaseClient):
         self, prompts: Texts, *, timeout_s: float | None = None, **options: Unpack[GenerateOptions]
     ) -> Answer[GeneratedText]:
         """Continues every prompt."""
-        return self._send(requests.generate(prompts, **options), timeout_s)
+        return self._send(generation_requests.generate(prompts, **options), timeout_s)
 
     def stream_generate(
-        self, prompt: str, *, timeout_s: float | None = None, **options: Unpack[GenerateOptions]
+        self, prompt: str, *, timeout_s: float | None = None, **options: Unpack[StreamGenerateOptions]
     ) -> TextStream[StreamGenerateTextResponse, GeneratedText]:
         """Continues one prompt and hands out the text as it appears."""
-        return self._stream(requests.stream_generate(prompt, **options), timeout_s)
+        return self._stream(generation_requests.stream_generate(prompt, **options), timeout_s)
+
+    def chat(
+        self, conversations: Conversations, *, timeout_s: float | None = None, **options: Unpack[GenerateOptions]
+    ) -> Answer[GeneratedText]:
+        """Continues a conversation, or each of several, by the model's turn."""
+        return self._send(generation_requests.chat(conversations, **options), timeout_s)
+
+    def stream_chat(
+        self, conversation: Conversation, *, timeout_s: float | None = None, **options: Unpack[StreamGenerateOptions]
+    ) -> TextStream[StreamGenerateTextResponse, GeneratedText]:
+        """Continues one conversation by the model's turn and hands out the text as it appears."""
+        return self._stream(generation_requests.stream_chat(conversation, **options), timeout_s)
 
     def translate(
         self, texts: Texts, *, timeout_s: float | None = None, **options: Unpack[TranslateOptions]

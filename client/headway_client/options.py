@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypedDict
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
 
 
 class ModelOptions(TypedDict, total=False):
@@ -27,20 +27,56 @@ class SamplingOptions(TypedDict, total=False):
 
     max_new_tokens: int | None
     """Most tokens to produce, from 1 to the room the model has left."""
+    min_new_tokens: int | None
+    """Tokens to produce before the text may end, from 0 to `max_new_tokens`."""
     temperature: float | None
     """Softmax temperature, 0 to 2; 0 is greedy decoding."""
     top_k: int | None
     """Sample among the k most likely tokens; 0 turns it off."""
     top_p: float | None
     """Sample among the smallest set of tokens whose probability reaches p, above 0 to 1."""
+    min_p: float | None
+    """Leave out tokens less likely than this share of the likeliest one's probability, 0 to 1; 0 turns it off."""
+    repetition_penalty: float | None
+    """Makes tokens that are in the prompt or the text less likely above 1, more likely below it, 0.01 to 100."""
+    presence_penalty: float | None
+    """Subtracted from the logit of every token that is in the text, -2 to 2."""
+    frequency_penalty: float | None
+    """Subtracted from the logit of a token once for every time it is in the text, -2 to 2."""
+    logit_bias: Mapping[int, float] | None
+    """Added to the logits of tokens, -100 to 100 by token id; at most 1024."""
     seed: int | None
     """Seed of the random stream: a seed gives the same text whatever else runs."""
     stop: Sequence[str]
-    """Strings that end the text; they are not part of it."""
+    """Strings that end the text; they are not part of it. At most 16."""
+    stop_token_ids: Sequence[int]
+    """Tokens that end the text; they are not part of it. At most 64."""
+    json_schema: str | Mapping[str, Any] | None
+    """A JSON Schema that the text is a value of, as JSON text or as what `json.dumps` makes that of."""
+    regex: str | None
+    """A regular expression that the whole text matches. Only one of `json_schema`, `regex` and `choices` can be set."""
+    choices: Sequence[str] | None
+    """Texts of which the text is one. At most 256."""
 
 
-class GenerateOptions(TextOptions, SamplingOptions, total=False):
+class StreamGenerateOptions(TextOptions, SamplingOptions, total=False):
+    """Options of streamed text generation."""
+
+    echo: bool
+    """Repeat the prompt at the beginning of the text. Default: False."""
+    log_probabilities: int | None
+    """Answer the log-probability of every token, and so many of the likeliest at its place, 0 to 20. Default: none."""
+    prompt_log_probabilities: bool
+    """Answer those of the prompt's tokens too. Default: False."""
+    priority: int
+    """Place in the queue, -100 to 100: a higher one goes first. Default: 0."""
+
+
+class GenerateOptions(StreamGenerateOptions, total=False):
     """Options of text generation."""
+
+    samples: int | None
+    """Texts to answer for every prompt, one after the other, 1 to 16. Default: 1."""
 
 
 class TranslateOptions(TextOptions, total=False):

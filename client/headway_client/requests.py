@@ -1,7 +1,8 @@
 """From arguments to the API's requests: the one place where they are built, for both clients.
 
 A function here makes a call that is ready to be sent: its path, its request, and how its response is read. The
-server judges what a request says; here only types are checked, because a wrong type cannot be sent at all.
+server judges what a request says; here only types are checked, because a wrong type cannot be sent at all. The calls
+of GenerationService, which have the most arguments, are made in `generation_requests`.
 """
 
 from __future__ import annotations
@@ -9,21 +10,18 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeGuard, Unpack
+from typing import TypeGuard
 
 from grpc_health.v1 import health_pb2
 
-from headway.v1 import generation_service_pb2 as generation_pb2
 from headway.v1 import image_classification_service_pb2 as images_pb2
 from headway.v1 import model_service_pb2 as models_pb2
 from headway.v1 import text_classification_service_pb2 as texts_pb2
 from headway.v1 import translation_service_pb2 as translation_pb2
 from headway_client import responses
 from headway_client.calls import StreamCall, UnaryCall
-from headway_client.options import SamplingOptions
 from headway_client.results import (
     Answer,
-    GeneratedText,
     HealthStatus,
     ImageLabels,
     ModelDetails,
@@ -41,55 +39,6 @@ Image = bytes | str | os.PathLike[str]
 Images = Image | Sequence[Image]
 
 _TASK_NUMBERS = {task: number for number, task in responses.TASKS.items()}
-
-
-def generate(
-    prompts: Texts,
-    *,
-    model: str = "",
-    model_version: str = "",
-    truncate: bool = False,
-    **sampling: Unpack[SamplingOptions],
-) -> UnaryCall[generation_pb2.GenerateTextResponse, Answer[GeneratedText]]:
-    """GenerateText; the arguments are those of `options.GenerateOptions`."""
-    request = generation_pb2.GenerateTextRequest(
-        model=model,
-        model_version=model_version,
-        prompts=as_texts("prompts", prompts),
-        sampling=_sampling(**sampling),
-        truncate=truncate,
-    )
-    return UnaryCall(
-        path="/headway.v1.GenerationService/GenerateText",
-        request=request,
-        response_type=generation_pb2.GenerateTextResponse,
-        read=lambda reply: responses.answer(reply, reply.results, responses.generated_text, len(request.prompts)),
-    )
-
-
-def stream_generate(
-    prompt: str,
-    *,
-    model: str = "",
-    model_version: str = "",
-    truncate: bool = False,
-    **sampling: Unpack[SamplingOptions],
-) -> StreamCall[generation_pb2.StreamGenerateTextResponse, GeneratedText]:
-    """StreamGenerateText; the arguments are those of `options.GenerateOptions`."""
-    return StreamCall(
-        path="/headway.v1.GenerationService/StreamGenerateText",
-        request=generation_pb2.StreamGenerateTextRequest(
-            model=model,
-            model_version=model_version,
-            prompt=as_text("prompt", prompt),
-            sampling=_sampling(**sampling),
-            truncate=truncate,
-        ),
-        parse=generation_pb2.StreamGenerateTextResponse.FromString,
-        read=lambda piece: (
-            responses.answer(piece, [piece.result], responses.generated_text, 1) if piece.HasField("result") else None
-        ),
-    )
 
 
 def translate(
@@ -288,23 +237,3 @@ def _as_image(name: str, value: object) -> bytes:
     if isinstance(value, str | os.PathLike):
         return Path(value).read_bytes()
     raise TypeError(f"{name}: bytes or a path is needed, got {type(value).__name__}")
-
-
-def _sampling(
-    *,
-    max_new_tokens: int | None = None,
-    temperature: float | None = None,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    seed: int | None = None,
-    stop: Sequence[str] = (),
-) -> generation_pb2.SamplingParameters:
-    """Fields that are None stay unset, so that the model's own defaults apply."""
-    return generation_pb2.SamplingParameters(
-        max_new_token_count=max_new_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        seed=seed,
-        stop_strings=as_texts("stop", stop),
-    )

@@ -37,6 +37,8 @@ from headway_client.results import (
     TextLabels,
     TextSpans,
     Timings,
+    TokenCandidate,
+    TokenLogProbability,
     TranslatedText,
 )
 
@@ -48,6 +50,7 @@ _FINISH_REASONS: dict[int, FinishReason] = {
     generation_service_pb2.FINISH_REASON_END_OF_SEQUENCE: FinishReason.END_OF_SEQUENCE,
     generation_service_pb2.FINISH_REASON_STOP: FinishReason.STOP,
     generation_service_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
+    generation_service_pb2.FINISH_REASON_CONSTRAINT: FinishReason.CONSTRAINT,
 }
 TASKS: dict[int, Task] = {
     model_service_pb2.TASK_UNSPECIFIED: Task.UNSPECIFIED,
@@ -78,16 +81,16 @@ class Reply(Protocol):
 
 
 def answer(
-    reply: Reply, messages: Iterable[MessageT], convert: Callable[[MessageT], ResultT], input_count: int
+    reply: Reply, messages: Iterable[MessageT], convert: Callable[[MessageT], ResultT], expected_count: int
 ) -> Answer[ResultT]:
-    """Makes the answer of a call with `input_count` inputs.
+    """Makes the answer of a call that asks for `expected_count` results.
 
     Raises:
-        ProtocolError: There is not one result for every input.
+        ProtocolError: There are more or fewer.
     """
     results = tuple(convert(message) for message in messages)
-    if len(results) != input_count:
-        raise ProtocolError(f"the server answered {len(results)} results to {input_count} inputs")
+    if len(results) != expected_count:
+        raise ProtocolError(f"the server answered {len(results)} results, {expected_count} were asked for")
     return Answer(results, _model_reference(reply.model), _timings(reply.timings))
 
 
@@ -100,6 +103,27 @@ def generated_text(message: generation_service_pb2.GeneratedText) -> GeneratedTe
         new_token_count=message.new_token_count,
         truncated=message.truncated,
         seed=message.seed,
+        sample_index=message.sample_index,
+        cached_prompt_token_count=message.cached_prompt_token_count,
+        tokens=token_log_probabilities(message.tokens),
+        prompt_tokens=token_log_probabilities(message.prompt_tokens),
+    )
+
+
+def token_log_probabilities(
+    messages: Iterable[generation_service_pb2.TokenLogProbability],
+) -> tuple[TokenLogProbability, ...]:
+    """Reads tokens and how likely the model found them."""
+    return tuple(
+        TokenLogProbability(
+            token_id=message.token_id,
+            text=message.text,
+            log_probability=message.log_probability if message.HasField("log_probability") else None,
+            top_tokens=tuple(
+                TokenCandidate(token.token_id, token.text, token.log_probability) for token in message.top_tokens
+            ),
+        )
+        for message in messages
     )
 
 

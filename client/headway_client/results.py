@@ -20,6 +20,7 @@ class FinishReason(StrEnum):
     END_OF_SEQUENCE = "end_of_sequence"
     STOP = "stop"
     LENGTH = "length"
+    CONSTRAINT = "constraint"
 
 
 class Task(StrEnum):
@@ -69,7 +70,10 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Answer(Generic[ResultT_co]):
-    """The results of a call, one for every input and in order; iterate it, index it or take its `results`."""
+    """The results of a call in the order of its inputs; iterate it, index it or take its `results`.
+
+    There is one result for every input, or as many as `samples` asked for, one after the other.
+    """
 
     results: tuple[ResultT_co, ...]
     model: ModelReference
@@ -86,15 +90,48 @@ class Answer(Generic[ResultT_co]):
 
 
 @dataclass(frozen=True, slots=True)
+class TokenCandidate:
+    """A token that might have been chosen."""
+
+    token_id: int
+    text: str
+    """The token by itself; what is not a whole character reads as U+FFFD."""
+    log_probability: float
+    """Natural logarithm of its probability."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogProbability:
+    """A token and how likely the model found it, before anything the request says of how to choose tokens."""
+
+    token_id: int
+    text: str
+    """The token by itself; what is not a whole character reads as U+FFFD."""
+    log_probability: float | None
+    """Natural logarithm of its probability; None for the first token of a prompt."""
+    top_tokens: tuple[TokenCandidate, ...] = ()
+    """The likeliest tokens at its place, the likeliest first, as many as were asked for."""
+
+
+@dataclass(frozen=True, slots=True)
 class GeneratedText:
-    """A continuation of a prompt; the prompt is not repeated."""
+    """A continuation of a prompt."""
 
     text: str
+    """What follows the prompt; with `echo`, the prompt and what follows it."""
     finish_reason: FinishReason
     prompt_token_count: int
     new_token_count: int
     truncated: bool
     seed: int
+    sample_index: int = 0
+    """Number of the text among those of its prompt, from 0."""
+    cached_prompt_token_count: int = 0
+    """Tokens of the prompt that had been read for an earlier call."""
+    tokens: tuple[TokenLogProbability, ...] = ()
+    """The tokens produced, where log-probabilities were asked for."""
+    prompt_tokens: tuple[TokenLogProbability, ...] = ()
+    """The prompt's tokens, where theirs were asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +154,8 @@ class StreamPiece:
     """Whole characters, possibly none."""
     new_token_count: int
     """Tokens produced so far."""
+    tokens: tuple[TokenLogProbability, ...] = ()
+    """The tokens produced since the last piece, where log-probabilities were asked for."""
 
 
 @dataclass(frozen=True, slots=True)

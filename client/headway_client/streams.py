@@ -76,7 +76,7 @@ class _StreamState(Generic[MessageT, ResultT]):
         self._message_count += 1
         self._new_token_count = message.new_token_count
         self._answer = self._call.read(message)
-        return StreamPiece(message.text_delta, message.new_token_count)
+        return StreamPiece(message.text_delta, message.new_token_count, self._call.read_tokens(message))
 
     def _end(self) -> None:
         """Checks that a stream that ended well was whole."""

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 import headway_client
-from headway_client import AsyncClient, Client, results
+from headway.v1 import generation_service_pb2 as pb
+from headway_client import AsyncClient, ChatMessage, Client, Role, results
 
 Connect = Callable[..., Any]
 
@@ -25,28 +26,149 @@ def test_generate_sends_every_option_and_reads_every_field(server: Any, connect:
         model_version="1",
         truncate=True,
         max_new_tokens=5,
+        min_new_tokens=2,
         temperature=0.5,
         top_k=3,
         top_p=0.75,
+        min_p=0.25,
+        repetition_penalty=1.5,
+        presence_penalty=-0.5,
+        frequency_penalty=0.125,
+        logit_bias={17: -5, 3: 100},
         seed=2**63,
         stop=["."],
+        stop_token_ids=[8, 9],
+        regex="[a-z]+",
+        echo=True,
+        log_probabilities=2,
+        prompt_log_probabilities=True,
+        priority=-7,
+        samples=2,
     )
     (request,) = server.rules.requests
-    assert (request.model, request.model_version, request.truncate) == ("rule", "1", True)
-    sampling = request.sampling
-    assert (sampling.max_new_token_count, sampling.top_k, sampling.seed) == (5, 3, 2**63)
-    assert (sampling.temperature, sampling.top_p, list(sampling.stop_strings)) == (0.5, 0.75, ["."])
-    assert answer[0] == results.GeneratedText("one two and so on", results.FinishReason.LENGTH, 2, 5, False, 7)
-    assert [result.text for result in answer] == ["one two and so on", "three and so on"]
+    expected = pb.GenerateTextRequest(
+        model="rule",
+        model_version="1",
+        prompts=["one two", "three"],
+        truncate=True,
+        sampling=pb.SamplingParameters(
+            max_new_token_count=5,
+            min_new_token_count=2,
+            temperature=0.5,
+            top_k=3,
+            top_p=0.75,
+            min_p=0.25,
+            repetition_penalty=1.5,
+            presence_penalty=-0.5,
+            frequency_penalty=0.125,
+            logit_biases=[pb.LogitBias(token_id=17, bias=-5), pb.LogitBias(token_id=3, bias=100)],
+            seed=2**63,
+            stop_strings=["."],
+            stop_token_ids=[8, 9],
+            constraint=pb.Constraint(regex="[a-z]+"),
+        ),
+        echo=True,
+        log_probabilities=pb.LogProbabilityOptions(top_token_count=2, include_prompt=True),
+        priority=-7,
+        sample_count=2,
+    )
+    assert request == expected
+    candidates = (results.TokenCandidate(0, " on", -0.5), results.TokenCandidate(1, " on", -1.5))
+    assert answer[0].tokens[-1] == results.TokenLogProbability(3, " on", -0.5, candidates)
+    (first,) = answer[0].prompt_tokens
+    assert (first.text, first.log_probability) == ("one two", None)
+    assert [result.sample_index for result in answer] == [0, 1, 0, 1]
+    assert [result.text for result in answer] == ["one two and so on"] * 2 + ["three and so on"] * 2
+    assert answer[0].cached_prompt_token_count == 1
     assert str(answer.model) == "rule 1 (fp32)"
     assert answer.timings == results.Timings(1.5, 0.25, 0.0, 0.0)
 
 
+def test_an_answer_without_what_was_not_asked_for(server: Any, connect: Connect) -> None:
+    answer = connect(server.address).call("generate", "one two")
+    assert answer[0] == results.GeneratedText("one two and so on", results.FinishReason.LENGTH, 2, 5, False, 7, 0, 1)
+
+
 def test_options_that_are_not_given_stay_unset(server: Any, connect: Connect) -> None:
     connect(server.address).call("generate", "one", temperature=0.0)
-    sampling = server.rules.requests[0].sampling
-    assert sampling.HasField("temperature")
-    assert not any(sampling.HasField(name) for name in ("max_new_token_count", "top_k", "top_p", "seed"))
+    sampling = pb.SamplingParameters(temperature=0)
+    assert server.rules.requests == [pb.GenerateTextRequest(prompts=["one"], sampling=sampling)]
+
+
+@pytest.mark.parametrize(
+    ("options", "constraint"),
+    [
+        ({"json_schema": '{"type": "object"}'}, pb.Constraint(json_schema='{"type": "object"}')),
+        ({"json_schema": {"type": "object"}}, pb.Constraint(json_schema='{"type": "object"}')),
+        ({"choices": ["yes", "no"]}, pb.Constraint(choices=pb.Choices(texts=["yes", "no"]))),
+        ({"choices": []}, pb.Constraint(choices=pb.Choices())),
+        ({"regex": ""}, pb.Constraint(regex="")),
+    ],
+)
+def test_a_constraint_is_sent(server: Any, connect: Connect, options: dict[str, Any], constraint: Any) -> None:
+    connect(server.address).call("generate", "one", **options)
+    assert server.rules.requests[0].sampling.constraint == constraint
+
+
+def test_two_constraints_are_a_value_error(server: Any, connect: Connect) -> None:
+    with pytest.raises(ValueError, match="regex and choices are given"):
+        connect(server.address).call("generate", "one", regex="a", choices=["a"])
+
+
+SYSTEM, USER, ASSISTANT = (pb.ChatMessage(role=role, content=text) for role, text in enumerate(("be", "hi", "oh"), 1))
+
+
+@pytest.mark.parametrize(
+    ("conversations", "sent"),
+    [
+        ("hi", [[USER]]),
+        (["hi", "hi"], [[USER], [USER]]),
+        ([("system", "be"), ("user", "hi")], [[SYSTEM, USER]]),
+        ([ChatMessage(Role.USER, "hi"), ChatMessage(Role.ASSISTANT, "oh")], [[USER, ASSISTANT]]),
+        ([{"role": "assistant", "content": "oh"}, {"role": "user", "content": "hi"}], [[ASSISTANT, USER]]),
+        ([[("user", "hi")], "hi", ({"role": "user", "content": "hi"},)], [[USER], [USER], [USER]]),
+        ([], []),
+    ],
+)
+def test_chat_sends_one_conversation_or_several(
+    server: Any, connect: Connect, conversations: Any, sent: list[list[Any]]
+) -> None:
+    answer = connect(server.address).call("chat", conversations, priority=3, samples=2)
+    (request,) = server.rules.requests
+    assert [list(conversation.messages) for conversation in request.conversations] == sent
+    assert (request.priority, list(request.prompts), len(answer)) == (3, [], 2 * len(sent))
+
+
+def test_stream_chat_sends_a_conversation(server: Any, connect: Connect) -> None:
+    turns = [ChatMessage(Role.SYSTEM, "be"), ChatMessage(Role.USER, "hi")]
+    pieces, answer = connect(server.address).stream("stream_chat", turns, top_k=4)
+    assert "".join(piece.text for piece in pieces) == answer[0].text == "hi and so on"
+    (request,) = server.rules.requests
+    assert list(request.conversation.messages) == [SYSTEM, USER]
+    assert (request.prompt, request.sampling.top_k) == ("", 4)
+
+
+@pytest.mark.parametrize(
+    ("conversation", "error", "message"),
+    [
+        (3, TypeError, "a str, a sequence of messages, or a sequence of these"),
+        ([3], TypeError, r"conversations\[0\]: a str or a sequence of messages is needed, got int"),
+        ([("user", "hi"), "hi"], TypeError, r"conversations\[1\]: a pair of role and content is needed, got str"),
+        ([("user", 3)], TypeError, r"conversations\[0\]: a pair"),
+        (
+            [("human", "hi")],
+            ValueError,
+            r"conversations\[0\]: the role is 'human'; must be one of system, user, assist",
+        ),
+        ([{"role": "user", "text": "hi"}], ValueError, r"has the keys 'role', 'text'; must be 'role' and 'content'"),
+    ],
+)
+def test_what_is_no_conversation_is_told_before_anything_is_sent(
+    server: Any, connect: Connect, conversation: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        connect(server.address).call("chat", conversation)
+    assert server.rules.requests == []
 
 
 def test_stream_generate_hands_out_pieces_whose_join_is_the_text(server: Any, connect: Connect) -> None:
@@ -55,6 +177,15 @@ def test_stream_generate_hands_out_pieces_whose_join_is_the_text(server: Any, co
     assert "".join(piece.text for piece in pieces) == answer[0].text == "one two and so on"
     assert [piece.new_token_count for piece in pieces] == [1, 2, 3, 4, 5, 5]
     assert server.rules.requests[0].sampling.max_new_token_count == 9
+    assert not any(piece.tokens for piece in pieces)
+
+
+def test_streamed_pieces_carry_their_log_probabilities(server: Any, connect: Connect) -> None:
+    pieces, answer = connect(server.address).stream("stream_generate", "one", log_probabilities=0, echo=True)
+    assert [token.text for piece in pieces for token in piece.tokens] == ["one", " and", " so", " on"]
+    assert len(answer[0].tokens) == 3
+    (request,) = server.rules.requests
+    assert (request.echo, request.log_probabilities) == (True, pb.LogProbabilityOptions())
 
 
 def test_translate(server: Any, connect: Connect) -> None:

@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 import headway_client
-from headway_client import AsyncClient, Client, RetryPolicy, requests
+from headway_client import AsyncClient, Client, RetryPolicy, generation_requests
 
 Connect = Callable[..., Any]
 
@@ -65,10 +65,10 @@ def test_a_fault_of_the_server_is_an_internal_error(server: Any, connect: Connec
 
 
 def test_an_answer_with_too_few_results_is_a_protocol_error() -> None:
-    call = requests.generate(["one", "two"])
+    call = generation_requests.generate(["one", "two"])
     reply = call.response_type()
     reply.results.add()
-    with pytest.raises(headway_client.ProtocolError, match="1 results to 2 inputs"):
+    with pytest.raises(headway_client.ProtocolError, match="1 results, 2 were asked for"):
         call.read(reply)
 
 

@@ -121,15 +121,40 @@ class Rules:
             raise
 
 
-def continuation(prompt: str) -> generation_service_pb2.GeneratedText:
+def continuations(prompt: str, request: Any, num_samples: int = 1) -> list[generation_service_pb2.GeneratedText]:
     words = len(prompt.split())
-    return generation_service_pb2.GeneratedText(
-        text=f"{prompt} and so on",
-        finish_reason=generation_service_pb2.FINISH_REASON_LENGTH,
-        prompt_token_count=words,
-        new_token_count=words + 3,
-        seed=7,
+    with_tokens = request.HasField("log_probabilities")
+    with_prompt = with_tokens and request.log_probabilities.include_prompt
+    return [
+        generation_service_pb2.GeneratedText(
+            text=f"{prompt} and so on",
+            finish_reason=generation_service_pb2.FINISH_REASON_LENGTH,
+            prompt_token_count=words,
+            new_token_count=words + 3,
+            seed=7,
+            sample_index=sample,
+            cached_prompt_token_count=1,
+            tokens=[token(word, -0.5, request) for word in (" and", " so", " on")] if with_tokens else (),
+            prompt_tokens=[token(prompt, None, request)] if with_prompt else (),
+        )
+        for sample in range(num_samples)
+    ]
+
+
+def token(text: str, log_probability: float | None, request: Any) -> generation_service_pb2.TokenLogProbability:
+    return generation_service_pb2.TokenLogProbability(
+        token_id=len(text),
+        text=text,
+        log_probability=log_probability,
+        top_tokens=[
+            generation_service_pb2.TokenCandidate(token_id=index, text=text, log_probability=-0.5 - index)
+            for index in range(request.log_probabilities.top_token_count)
+        ],
     )
+
+
+def last_turn(conversation: Any) -> str:
+    return str(conversation.messages[-1].content)
 
 
 def translation(text: str) -> translation_service_pb2.TranslatedText:
@@ -156,16 +181,22 @@ class Generation(generation_service_pb2_grpc.GenerationServiceServicer):
 
     async def GenerateText(self, request: Any, context: Any) -> Any:
         await self.rules.admit(request, context)
-        results = [continuation(prompt) for prompt in request.prompts]
+        prompts = [*request.prompts, *map(last_turn, request.conversations)]
+        samples = request.sample_count if request.HasField("sample_count") else 1
+        results = [text for prompt in prompts for text in continuations(prompt, request, samples)]
         return generation_service_pb2.GenerateTextResponse(results=results, model=MODEL, timings=TIMINGS)
 
     async def StreamGenerateText(self, request: Any, context: Any) -> AsyncIterator[Any]:
         await self.rules.admit(request, context)
-        result = continuation(request.prompt)
+        prompt = last_turn(request.conversation) if request.HasField("conversation") else request.prompt
+        (result,) = continuations(prompt, request)
         count = 0
         async for word in self.rules.words(result.text, context):
             count += 1
-            yield generation_service_pb2.StreamGenerateTextResponse(text_delta=word, new_token_count=count)
+            tokens = [token(word, -0.5, request)] if request.HasField("log_probabilities") else ()
+            yield generation_service_pb2.StreamGenerateTextResponse(
+                text_delta=word, new_token_count=count, tokens=tokens
+            )
         if not self.rules.omit_result:
             yield generation_service_pb2.StreamGenerateTextResponse(
                 new_token_count=count, result=result, model=MODEL, timings=TIMINGS

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from headway_client.cli import load, server, tasks
+from headway_client.cli import chat, load, server, tasks
 
 app = typer.Typer(
     name="headway",
@@ -19,6 +19,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(tasks.generate)
+app.command()(chat.chat)
 app.command()(tasks.translate)
 app.command()(tasks.classify)
 app.command()(tasks.label)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, is_dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import typer
 
-from headway_client.results import Answer, LabelScore
+from headway_client.results import Answer, LabelScore, TokenLogProbability
+
+InputT = TypeVar("InputT")
+ResultT = TypeVar("ResultT")
 
 
 def print_json(value: dict[str, Any]) -> None:
@@ -17,12 +20,34 @@ def print_json(value: dict[str, Any]) -> None:
     typer.echo(json.dumps(value, ensure_ascii=False))
 
 
-def print_answer_json(inputs: Sequence[str], answer: Answer[Any]) -> None:
-    """Prints one object for every input: the input, its result, the model and the call's timings."""
-    for text, result in zip(inputs, answer, strict=True):
+def print_answer_json(inputs: Sequence[object], answer: Answer[Any]) -> None:
+    """Prints one object for every result: its input, the result, the model and the call's timings."""
+    for value, result in with_inputs(inputs, answer):
         print_json(
-            {"input": text, **as_dict(result), "model": as_dict(answer.model), "timings": as_dict(answer.timings)}
+            {"input": value, **as_dict(result), "model": as_dict(answer.model), "timings": as_dict(answer.timings)}
         )
+
+
+def with_inputs(inputs: Sequence[InputT], answer: Answer[ResultT]) -> Iterator[tuple[InputT, ResultT]]:
+    """Yields every result with its input; an input may have several results."""
+    for index, result in enumerate(answer):
+        yield inputs[index * len(inputs) // len(answer)], result
+
+
+def print_tokens(tokens: Sequence[TokenLogProbability]) -> None:
+    """Prints a line for every token: its log-probability, the token, and the likeliest ones at its place."""
+    if not tokens:
+        return
+    print_table(
+        [
+            (
+                "-" if token.log_probability is None else f"{token.log_probability:.4f}",
+                repr(token.text),
+                ", ".join(f"{other.text!r} {other.log_probability:.4f}" for other in token.top_tokens),
+            )
+            for token in tokens
+        ]
+    )
 
 
 def as_dict(value: object) -> dict[str, Any]:
@@ -44,9 +69,9 @@ def shorten(text: str) -> str:
     return line if len(line) <= 72 else line[:71] + "…"
 
 
-def heading(text: str) -> str:
-    """Heads the output of one input among several."""
-    return f"==> {shorten(text)} <=="
+def heading(text: str, sample: int | None = None) -> str:
+    """Heads the output of one input among several, or one sample of it."""
+    return f"==> {shorten(text)} <==" if sample is None else f"==> {shorten(text)} [{sample}] <=="
 
 
 def print_table(rows: Sequence[Sequence[str]]) -> None:

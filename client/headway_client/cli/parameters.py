@@ -32,11 +32,6 @@ TopLabels = Annotated[
     typer.Option("--top-k", min=0, help="Labels to ask for; 0 is all. Default: all, of which three are printed."),
 ]
 MaxNewTokens = Annotated[int | None, typer.Option("--max-new-tokens", help="Most tokens to produce.")]
-Temperature = Annotated[float | None, typer.Option("--temperature", help="Softmax temperature; 0 is greedy.")]
-TopK = Annotated[int | None, typer.Option("--top-k", help="Sample among the k most likely tokens.")]
-TopP = Annotated[float | None, typer.Option("--top-p", help="Sample among the likeliest tokens of this mass.")]
-Seed = Annotated[int | None, typer.Option("--seed", help="Seed of the random stream.")]
-Stop = Annotated[list[str] | None, typer.Option("--stop", help="Text that ends the output; may be repeated.")]
 
 _INDEX = re.compile(r"^(?:texts|prompts|images)\[(\d+)\]")
 

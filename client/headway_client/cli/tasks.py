@@ -11,64 +11,67 @@ import typer
 from headway_client.base import DEFAULT_TIMEOUT_S
 from headway_client.channels import DEFAULT_SERVER
 from headway_client.cli import parameters
+from headway_client.cli.generation_flags import GenerationFlags, takes_flags
 from headway_client.cli.inputs import batches, read_inputs
-from headway_client.cli.output import as_dict, format_labels, heading, print_answer_json, print_json
+from headway_client.cli.output import (
+    as_dict,
+    format_labels,
+    heading,
+    print_answer_json,
+    print_json,
+    print_tokens,
+    with_inputs,
+)
 from headway_client.cli.parameters import connected, named_inputs
-from headway_client.options import GenerateOptions, TranslateOptions
-from headway_client.results import Answer
+from headway_client.options import StreamGenerateOptions, TranslateOptions
+from headway_client.results import Answer, GeneratedText, TranslatedText
 from headway_client.streams import TextStream
 
 Stream = Annotated[
     bool | None, typer.Option("--stream/--no-stream", help="Print text as it appears. Default: yes, unless --json.")
 ]
+Samples = Annotated[
+    int | None, typer.Option("--samples", metavar="N", help="Texts for every input, 1 to 16. Default: 1.")
+]
+Echo = Annotated[bool, typer.Option("--echo", help="Repeat the input before what follows it.")]
 StreamOfTranslations = Annotated[bool, typer.Option("--stream/--no-stream", help="Print text as it appears.")]
 SourceLanguage = Annotated[str, typer.Option("--source-language", metavar="CODE", help="Language of the texts.")]
 TargetLanguage = Annotated[str, typer.Option("--target-language", metavar="CODE", help="Language to translate to.")]
 
 
+@takes_flags
 def generate(
     texts: parameters.Texts = None,
     *,
     file: parameters.File = None,
-    server: parameters.Server = DEFAULT_SERVER,
-    model: parameters.ModelName = "",
-    model_version: parameters.ModelVersion = "",
-    max_new_tokens: parameters.MaxNewTokens = None,
-    temperature: parameters.Temperature = None,
-    top_k: parameters.TopK = None,
-    top_p: parameters.TopP = None,
-    seed: parameters.Seed = None,
-    stop: parameters.Stop = None,
-    truncate: parameters.Truncate = False,
+    samples: Samples = None,
+    echo: Echo = False,
     stream: Stream = None,
     batch_size: parameters.BatchSize = 16,
-    timeout: parameters.Timeout = DEFAULT_TIMEOUT_S,
-    as_json: parameters.AsJson = False,
+    flags: GenerationFlags,
 ) -> None:
     """Continue texts."""
-    options: GenerateOptions = {
-        "model": model,
-        "model_version": model_version,
-        "truncate": truncate,
-        "max_new_tokens": max_new_tokens,
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "seed": seed,
-        "stop": stop or (),
-    }
+    has_samples = samples is not None and samples != 1
+    if stream and has_samples:
+        raise typer.BadParameter("a stream has one text a prompt; leave out --stream or --samples")
     prompts = read_inputs(texts, file)
-    headed = file is not None or len(texts or ()) != 1
-    with connected(server, timeout) as client:
-        if stream if stream is not None else not as_json:
-            _print_streams(prompts, lambda text: client.stream_generate(text, **options), as_json, headed)
-        else:
-            _print_answers(
-                batches(prompts, batch_size),
-                lambda batch: client.generate(batch, **options),
-                as_json,
-                lambda text, result: f"{heading(text)}\n{result.text}" if headed else result.text,
-            )
+    headed = file is not None or len(texts or ()) != 1 or has_samples
+    with connected(flags.server, flags.timeout) as client:
+        options: StreamGenerateOptions = {**flags.options(), "echo": echo}
+        if stream or (stream is None and not flags.as_json and not has_samples):
+            _print_streams(prompts, lambda text: client.stream_generate(text, **options), flags.as_json, headed)
+            return
+        for batch in batches(prompts, batch_size):
+            with named_inputs(batch):
+                answer = client.generate(batch, samples=samples, **options)
+            if flags.as_json:
+                print_answer_json(batch, answer)
+                continue
+            for text, result in with_inputs(batch, answer):
+                if headed:
+                    typer.echo(heading(text, result.sample_index + 1 if has_samples else None))
+                typer.echo(result.text)
+                _print_log_probabilities(result)
 
 
 def translate(
@@ -179,7 +182,7 @@ def _print_answers(
         if as_json:
             print_answer_json(batch, answer)
             continue
-        for text, result in zip(batch, answer, strict=True):
+        for text, result in with_inputs(batch, answer):
             typer.echo(line(text, result))
 
 
@@ -200,3 +203,11 @@ def _print_streams(
                 print_answer_json([text], stream.answer)
             else:
                 typer.echo()
+                _print_log_probabilities(stream.answer[0])
+
+
+def _print_log_probabilities(result: GeneratedText | TranslatedText) -> None:
+    """Prints those that came with a text, after it."""
+    if isinstance(result, GeneratedText):
+        print_tokens(result.prompt_tokens)
+        print_tokens(result.tokens)

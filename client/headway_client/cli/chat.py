@@ -1,0 +1,102 @@
+"""The command `chat`: a conversation in the terminal, or one answer to a conversation that is given."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from importlib import import_module
+from typing import Annotated
+
+import typer
+
+from headway_client.cli.generation_flags import GenerationFlags, takes_flags
+from headway_client.cli.output import as_dict, print_answer_json, print_json, print_tokens
+from headway_client.cli.parameters import connected
+from headway_client.client import Client
+from headway_client.conversation import ChatMessage, Role
+from headway_client.errors import HeadwayError
+
+System = Annotated[str, typer.Option("--system", metavar="TEXT", help="What sets the task; comes first.")]
+Messages = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--message",
+        "-m",
+        metavar="ROLE:TEXT",
+        help="A turn of the conversation to answer; may be repeated. Without one, turns are read line by line.",
+    ),
+]
+
+
+@takes_flags
+def chat(*, system: System = "", messages: Messages = None, flags: GenerationFlags) -> None:
+    """Talk to a model.
+
+    Reads a line, prints the answer as it appears, and goes on with the conversation so far until the input ends
+    (Ctrl-D). Ctrl-C ends an answer early. With --message, answers the conversation that is given, and ends.
+    """
+    turns = [ChatMessage(Role.SYSTEM, system)] if system else []
+    turns += [_turn(message) for message in messages or ()]
+    with connected(flags.server, flags.timeout) as client:
+        if messages:
+            _answer(client, turns, flags)
+        elif sys.stdin.isatty():
+            _talk(client, turns, flags)
+        else:
+            for line in sys.stdin:
+                if line.strip():
+                    turns.append(ChatMessage(Role.USER, line.rstrip("\r\n")))
+                    turns.append(ChatMessage(Role.ASSISTANT, _answer(client, turns, flags)))
+
+
+def _talk(client: Client, turns: list[ChatMessage], flags: GenerationFlags) -> None:
+    """Reads turns from a person, who may try again when one fails."""
+    with suppress(ImportError):
+        import_module("readline")  # lets lines be edited
+    while True:
+        try:
+            line = input("> ")
+        except (EOFError, KeyboardInterrupt):
+            typer.echo()
+            return
+        if not line.strip():
+            continue
+        turns.append(ChatMessage(Role.USER, line))
+        try:
+            turns.append(ChatMessage(Role.ASSISTANT, _answer(client, turns, flags)))
+        except HeadwayError as error:
+            typer.echo(f"headway: {' '.join(str(error).split())}", err=True)
+            turns.pop()
+
+
+def _answer(client: Client, turns: Sequence[ChatMessage], flags: GenerationFlags) -> str:
+    """Prints the model's turn and returns what of it has come."""
+    texts: list[str] = []
+    with client.stream_chat(turns, **flags.options()) as stream:
+        try:
+            for piece in stream:
+                texts.append(piece.text)
+                if flags.as_json:
+                    print_json(as_dict(piece))
+                else:
+                    typer.echo(piece.text, nl=False)
+        except KeyboardInterrupt:
+            typer.echo()
+            return "".join(texts)
+        if flags.as_json:
+            print_answer_json([[turn._asdict() for turn in turns]], stream.answer)
+        else:
+            typer.echo()
+            print_tokens(stream.answer[0].prompt_tokens)
+            print_tokens(stream.answer[0].tokens)
+    return "".join(texts)
+
+
+def _turn(message: str) -> ChatMessage:
+    role, colon, text = message.partition(":")
+    if not colon or role not in set(Role):
+        raise typer.BadParameter(
+            f"{message!r} does not begin with {', '.join(f'{role}:' for role in Role)}", param_hint="--message"
+        )
+    return ChatMessage(Role(role), text.lstrip())
