@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
+import select
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +17,7 @@ import grpc
 import pytest
 from typer.testing import CliRunner
 
+from headway.v1 import generation_service_pb2 as pb
 from headway_client.cli import app
 
 Run = Callable[..., Any]
@@ -59,6 +64,161 @@ def test_json_is_one_object_a_line_in_the_order_of_the_inputs(run: Run, server: 
     assert [answer["input"] for answer in objects(ended.stdout)] == ["one", "two", "three"]
     assert [len(request.prompts) for request in server.rules.requests] == [2, 1]
     assert objects(ended.stdout)[0]["finish_reason"] == "length"
+
+
+def test_generate_sends_every_flag(run: Run, server: Any, tmp_path: Path) -> None:
+    ended = run(
+        *("generate", "one", "--min-tokens", "2", "--max-new-tokens", "9", "--temperature", "0.5", "--top-k", "4"),
+        *("--top-p", "0.75", "--min-p", "0.25", "--repetition-penalty", "1.5", "--presence-penalty", "-0.5"),
+        *("--frequency-penalty", "0.125", "--logit-bias", "17=-5", "--logit-bias", "3=1.5", "--seed", "3"),
+        *("--stop-id", "8", "--stop-id", "9", "--choice", "yes", "--choice", "no", "--echo", "--priority", "-7"),
+        *("--logprobs", "2", "--prompt-logprobs", "--truncate", "--samples", "1", "--no-stream"),
+    )
+    assert ended.exit_code == 0, ended.stderr
+    (request,) = server.rules.requests
+    assert request == pb.GenerateTextRequest(
+        prompts=["one"],
+        sampling=pb.SamplingParameters(
+            max_new_token_count=9,
+            min_new_token_count=2,
+            temperature=0.5,
+            top_k=4,
+            top_p=0.75,
+            min_p=0.25,
+            repetition_penalty=1.5,
+            presence_penalty=-0.5,
+            frequency_penalty=0.125,
+            logit_biases=[pb.LogitBias(token_id=17, bias=-5), pb.LogitBias(token_id=3, bias=1.5)],
+            seed=3,
+            stop_token_ids=[8, 9],
+            constraint=pb.Constraint(choices=pb.Choices(texts=["yes", "no"])),
+        ),
+        echo=True,
+        priority=-7,
+        truncate=True,
+        sample_count=1,
+        log_probabilities=pb.LogProbabilityOptions(top_token_count=2, include_prompt=True),
+    )
+
+
+def test_a_schema_is_a_file_or_json(run: Run, server: Any, tmp_path: Path) -> None:
+    file = tmp_path / "schema.json"
+    file.write_text('{"type": "integer"}', encoding="utf-8")
+    for given in (str(file), '{"type": "integer"}'):
+        assert run("generate", "one", "--json-schema", given).exit_code == 0
+    run("generate", "one", "--regex", "[0-9]+")
+    schema, same, regex = [request.sampling.constraint for request in server.rules.requests]
+    assert schema == same == pb.Constraint(json_schema='{"type": "integer"}')
+    assert regex == pb.Constraint(regex="[0-9]+")
+
+
+def test_samples_are_headed_and_numbered(run: Run) -> None:
+    ended = run("generate", "one", "--samples", "2")
+    assert ended.stdout == "==> one [1] <==\none and so on\n==> one [2] <==\none and so on\n"
+    answers = objects(run("generate", "one", "two", "--samples", "2", "--json").stdout)
+    assert [(answer["input"], answer["sample_index"]) for answer in answers] == [
+        *(("one", 0), ("one", 1)),
+        *(("two", 0), ("two", 1)),
+    ]
+
+
+@pytest.mark.parametrize("stream", ["--stream", "--no-stream"])
+def test_log_probabilities_follow_the_text(run: Run, stream: str) -> None:
+    assert run("generate", "one", "--logprobs", "1", "--prompt-logprobs", stream).stdout.splitlines() == [
+        "one and so on",
+        "-  'one'  'one' -0.5000",
+        "-0.5000  ' and'  ' and' -0.5000",
+        "-0.5000  ' so'   ' so' -0.5000",
+        "-0.5000  ' on'   ' on' -0.5000",
+    ]
+
+
+def test_chat_answers_the_messages_that_are_given(run: Run, server: Any) -> None:
+    ended = run("chat", "--system", "be kind", "-m", "user: hi", "-m", "assistant:oh", "-m", "user:a: b", "--seed", "3")
+    assert (ended.exit_code, ended.stdout, ended.stderr) == (0, "a: b and so on\n", "")
+    (request,) = server.rules.requests
+    turns = [(message.role, message.content) for message in request.conversation.messages]
+    assert turns == [(1, "be kind"), (2, "hi"), (3, "oh"), (2, "a: b")]
+    assert request.sampling.seed == 3
+    answer = objects(run("chat", "-m", "user:hi", "--json").stdout)[-1]
+    assert (answer["input"], answer["text"]) == ([{"role": "user", "content": "hi"}], "hi and so on")
+
+
+def test_chat_goes_on_with_the_conversation_line_by_line(run: Run, server: Any) -> None:
+    assert run("chat", stdin="hi\n\nmore\n").stdout == "hi and so on\nmore and so on\n"
+    first, second = server.rules.requests
+    assert [message.content for message in first.conversation.messages] == ["hi"]
+    assert [message.content for message in second.conversation.messages] == ["hi", "hi and so on", "more"]
+
+
+def test_piped_turns_end_with_the_first_failure(run: Run, server: Any, fault: Any) -> None:
+    server.rules.faults.append(fault(grpc.StatusCode.FAILED_PRECONDITION, message="rule has no chat template"))
+    ended = run("chat", stdin="hi\nmore\n")
+    assert (ended.exit_code, ended.stdout) == (1, "")
+    assert ended.stderr == "headway: FAILED_PRECONDITION: rule has no chat template\n"
+
+
+class Terminal:
+    """A `headway chat` that a person types into."""
+
+    def __init__(self, address: str) -> None:
+        self.screen, typed = pty.openpty()
+        command = [str(Path(sys.executable).with_name("headway")), "chat", "--server", address]
+        environment = os.environ | {"TERM": "dumb"}
+        self.process = subprocess.Popen(command, stdin=typed, stdout=typed, stderr=typed, env=environment)
+        os.close(typed)
+        self.shown = ""
+
+    def read_until(self, text: str) -> None:
+        """Waits until `text` is shown after what was waited for before."""
+        seen = ""
+        while text not in seen:
+            ready, _, _ = select.select([self.screen], [], [], 20)
+            assert ready, f"{text!r} does not come after {self.shown!r}, only {seen!r}"
+            seen += os.read(self.screen, 4096).decode()
+        self.shown += seen
+
+    def type(self, text: str) -> None:
+        os.write(self.screen, text.encode())
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self.screen)
+
+
+@pytest.fixture
+def terminal(server: Any) -> Iterator[Terminal]:
+    started = Terminal(server.address)
+    yield started
+    started.close()
+
+
+def test_a_person_talks_corrects_and_interrupts(terminal: Terminal, server: Any, fault: Any) -> None:
+    terminal.read_until("> ")
+    terminal.type("hi\n")
+    terminal.read_until("hi and so on")
+    terminal.read_until("> ")
+    server.rules.faults.append(fault(grpc.StatusCode.INVALID_ARGUMENT, message="is too long"))
+    terminal.type("longer\n")
+    terminal.read_until("headway: INVALID_ARGUMENT: is too long")
+    terminal.read_until("> ")
+    server.rules.piece_delay_s = 30.0
+    terminal.type("slow one\n")
+    terminal.read_until("slow")  # what was typed, or the first word
+    assert server.rules.cancelled.wait(0) is False
+    terminal.read_until("slow")
+    terminal.process.send_signal(signal.SIGINT)
+    terminal.read_until("> ")
+    assert server.rules.cancelled.wait(10)
+    server.rules.piece_delay_s = 0.0
+    terminal.type("last\n")
+    terminal.read_until("last and so on")
+    contents = [message.content for message in server.rules.requests[-1].conversation.messages]
+    assert contents == ["hi", "hi and so on", "slow one", "slow", "last"]
+    terminal.read_until("> ")
+    terminal.type("\x04")
+    assert terminal.process.wait(10) == 0
 
 
 def test_translate_answers_a_line_for_a_line(run: Run, tmp_path: Path) -> None:
@@ -143,6 +303,13 @@ def test_a_server_that_is_not_there_is_named(run: Run) -> None:
         (["label", "absent.png"], "absent.png: No such file"),
         (["generate", "one", "--seed", "-1"], "out of range"),
         (["generate", "one", "--timeout", "0"], "timeout"),
+        (["generate", "one", "--logit-bias", "17"], "'17' is not a token's id and a number"),
+        (["generate", "one", "--logit-bias", "a=1"], "'a=1' is not a token's id and a number"),
+        (["generate", "one", "--json-schema", "absent.json"], "absent.json: No such file"),
+        (["generate", "one", "--regex", "a", "--choice", "a"], "regex and choices are given"),
+        (["generate", "one", "--samples", "2", "--stream"], "leave out --stream or --samples"),
+        (["chat", "-m", "hello"], "'hello' does not begin with system:, user:, assistant:"),
+        (["chat", "-m", "human:hello"], "'human:hello' does not begin with"),
         (["models", "--task", "juggling"], "juggling"),
         (["load", "juggling", "--rate", "1"], "juggling"),
         (["load", "classify"], "either a rate"),
