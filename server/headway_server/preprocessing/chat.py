@@ -139,8 +139,7 @@ class ChatTemplate:
                 field, f"has {length:,} characters, a prompt at most {MAX_TEXT_LENGTH:,}; leave out older turns"
             )
         try:
-            text = self._write(turns)
-            return ChatPrompt(text="".join(run for run, _ in text.runs()), input_ids=self._reader.encode(text))
+            return self._make(turns)
         except RefusedConversationError as error:
             reason = str(error)[:_MAX_REASON_LENGTH]
             raise InvalidInputError(field, f"is not one the model's chat template has a prompt for: {reason}") from None
@@ -149,7 +148,14 @@ class ChatTemplate:
                 field, f"is too long for the model's chat template, which {error}; leave out older turns"
             ) from None
         except Exception as error:  # what a wrong template leads to can be of any kind
-            raise BundleError(f"{self._file}: fails ({error}); correct it and export the model again") from error
+            raise self._failure(error) from error
+
+    def _make(self, turns: Sequence[ChatTurn]) -> ChatPrompt:
+        text = self._write(turns)
+        return ChatPrompt(text="".join(run for run, _ in text.runs()), input_ids=self._reader.encode(text))
+
+    def _failure(self, error: Exception) -> BundleError:
+        return BundleError(f"{self._file}: fails ({error}); correct it and export the model again")
 
     def _write(self, turns: Sequence[ChatTurn]) -> MarkedText:
         messages = [{"role": turn.role, "content": MarkedText(turn.content)} for turn in turns]
@@ -171,15 +177,17 @@ class ChatTemplate:
         refusals: list[str] = []
         for turns in _SAMPLES:
             try:
-                prompt = self.prompt(turns, "a conversation")
-            except InvalidInputError as error:
+                prompt = self._make(turns)
+            except RefusedConversationError as error:
                 refusals.append(str(error))
                 continue
+            except Exception as error:  # what a wrong template leads to can be of any kind
+                raise self._failure(error) from error
             expected = tokenizer.encode(prompt.text, add_special_tokens=False).ids
             if prompt.input_ids.tolist() != expected:
                 raise BundleError(
                     f"{self._file}: its special tokens cannot be told from what people write; join them to other text "
-                    "with + or ~ or by writing them where they stand, and export the model again"
+                    "with + or ~ or write them where they stand, and export the model again"
                 )
         if len(refusals) == len(_SAMPLES):
             raise BundleError(f"{self._file}: has a prompt for no conversation ({refusals[0]}); correct it")

@@ -4,11 +4,13 @@ A template is a program that came with a model. It cannot reach anything but the
 server busy. Jinja's immutable sandbox forbids private attributes and changes; here also
 
 - only listed filters and methods exist, none of which makes much of little (`center`, `format`, `%` on text, `**`);
-- every iteration, call, filter and operator is a step, and steps and processor time are counted;
-- texts, numbers and containers have a largest size, and containers are not written out but by `tojson`.
+- every iteration, call, filter, test, operator and comparison is a step, and steps and processor time are counted;
+- texts, numbers and containers have a largest size, all texts together too, and containers are not written out but
+  by `tojson`.
 
-So a run ends within its time and what one operation takes on values of that size. What is not bounded in time is
-parsing and compiling, which happen once, at load, on a file of limited size.
+So a run ends within its time and what one operation takes on values of that size, some tens of milliseconds. Its
+memory is held to a few hundred megabytes, not to less. What is not bounded in time is parsing and compiling, which
+happen once, at load, on a file of limited size.
 """
 
 from __future__ import annotations
@@ -26,8 +28,9 @@ from jinja2.runtime import Context, LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment, safe_range
 from jinja2.utils import Namespace
 
-from headway_server.preprocessing.template.filters import marked, template_filters
+from headway_server.preprocessing.template.filters import counted, marked, template_filters
 from headway_server.preprocessing.template.limits import (
+    MAX_TEXT_LENGTH,
     LimitError,
     check_length,
     check_value,
@@ -76,8 +79,10 @@ def write(template: Template, **values: object) -> MarkedText:
     with metered():
         for chunk in template.generate(**values):
             length += len(chunk)
-            check_length(length)
+            if length > MAX_TEXT_LENGTH:
+                break
             chunks.append(chunk)
+        check_length(length)
     return join("", chunks)
 
 
@@ -96,6 +101,8 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         )
         self.code_generator_class = _MeteredCode
         self.filters = template_filters()
+        tests: dict[str, Any] = self.tests
+        self.tests = {name: counted(test) for name, test in tests.items()}
         self.globals = {
             "dict": dict,
             "namespace": Namespace,
@@ -162,8 +169,23 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         return join_within_limits("", map(written, values))
 
     @staticmethod
-    def iteration() -> None:
-        """Is called at each iteration of a loop, so that it is a step."""
+    def iteration() -> bool:
+        """Is called at each iteration of a loop, so that it is a step; is true, to stand before a loop's condition."""
+        return True
+
+    @staticmethod
+    def compared(result: object) -> object:
+        """Passes on the result of a comparison as a step: looking something up in a list takes a while."""
+        step()
+        return result
+
+    @staticmethod
+    def sliced(value: Any, part: slice) -> Any:
+        """Takes a part of a text or list as a step."""
+        step()
+        result = value[part]
+        check_value(result)
+        return result
 
     @staticmethod
     def weighed(container: object) -> object:
@@ -178,12 +200,31 @@ class _MeteredCode(CodeGenerator):
     def visit_For(self, node: nodes.For, frame: Frame) -> None:  # noqa: N802 (the visitor's name for it)
         tick = nodes.Call(nodes.EnvironmentAttribute("iteration"), [], [], None, None)
         node.body.insert(0, nodes.ExprStmt(tick).set_lineno(node.lineno))
+        if node.test is not None:
+            node.test = nodes.And(tick, node.test)
         super().visit_For(node, frame)
+
+    def visit_Compare(self, node: nodes.Compare, frame: Frame) -> None:  # noqa: N802 (the visitor's name for it)
+        self.write("environment.compared(")
+        super().visit_Compare(node, frame)
+        self.write(")")
 
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802 (the visitor's name for it)
         self.write("environment.join_values((")
         for part in node.nodes:
             self.visit(part, frame)
+            self.write(", ")
+        self.write("))")
+
+    def visit_Getitem(self, node: nodes.Getitem, frame: Frame) -> None:  # noqa: N802 (the visitor's name for it)
+        if not isinstance(node.arg, nodes.Slice):
+            super().visit_Getitem(node, frame)
+            return
+        self.write("environment.sliced(")
+        self.visit(node.node, frame)
+        self.write(", slice(")
+        for bound in (node.arg.start, node.arg.stop, node.arg.step):
+            self.visit(bound or nodes.Const(None), frame)
             self.write(", ")
         self.write("))")
 

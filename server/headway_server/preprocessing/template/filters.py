@@ -1,4 +1,4 @@
-"""The filters that chat templates may use, each counted as a step and held to the limits."""
+"""The filters and tests that chat templates may use, each counted as a step and held to the limits."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def template_filters() -> dict[str, Callable[..., Any]]:
     own = {"join": _join, "replace": _replace, "safe": written, "string": written, "tojson": _tojson}
     handing_on = {name: FILTERS[name] for name in _CHOOSING} | own
     making = {name: FILTERS[name] for name in _MAKING}
-    return {name: _metered(function, makes_text=False) for name, function in handing_on.items()} | {
-        name: _metered(function, makes_text=True) for name, function in making.items()
+    return {name: _limited(function, makes_text=False) for name, function in handing_on.items()} | {
+        name: _limited(function, makes_text=True) for name, function in making.items()
     }
 
 
@@ -58,18 +58,30 @@ def _is_templates_own(value: object) -> bool:
     return value is None or isinstance(value, bool | int | float | Undefined)
 
 
-def _metered(function: Callable[..., Any], *, makes_text: bool) -> Callable[..., Any]:
+def counted(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes a filter or a test of Jinja's a step."""
     wanted = getattr(getattr(function, "jinja_pass_arg", None), "name", None)
 
     @pass_context  # what depends on the context is not computed while the template is compiled
-    def metered(context: Context, *args: Any, **kwargs: Any) -> Any:
+    def stepping(context: Context, *args: Any, **kwargs: Any) -> Any:
         step()
         first = {"context": context, "eval_context": context.eval_ctx, "environment": context.environment}
-        result = function(*((first[wanted],) if wanted else ()), *args, **kwargs)
+        return function(*((first[wanted],) if wanted else ()), *args, **kwargs)
+
+    return stepping
+
+
+def _limited(function: Callable[..., Any], *, makes_text: bool) -> Callable[..., Any]:
+    """Makes a filter a step whose result is held to the limits."""
+    stepping = counted(function)
+
+    @pass_context
+    def limited(context: Context, *args: Any, **kwargs: Any) -> Any:
+        result = stepping(context, *args, **kwargs)
         check_value(result)
         return marked(result, (*args, *kwargs.values())) if makes_text else result
 
-    return metered
+    return limited
 
 
 @pass_context

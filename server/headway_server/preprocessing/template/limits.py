@@ -12,10 +12,12 @@ from jinja2 import TemplateError, Undefined
 
 from headway_server.preprocessing.template.marked_text import MarkedText, join
 
-MAX_TEXT_LENGTH = 2**20
+MAX_TEXT_LENGTH = 2**19
 """Characters of a prompt, and of any text on the way to it."""
+_MAX_MADE_LENGTH = 2**26
+"""Characters of all texts that a run makes, which bounds its memory."""
 _MAX_STEPS = 200_000
-_MAX_PROCESSOR_S = 2.0
+_MAX_PROCESSOR_S = 1.0
 _STEPS_BETWEEN_LOOKS = 64
 _MAX_WEIGHT = 2**19
 """Of a container: values in it at any depth, a shared one counted each time, and characters by `_TEXT_UNIT`."""
@@ -33,6 +35,7 @@ class _Meter:
 
     def __init__(self) -> None:
         self._steps = 0
+        self._made_length = 0
         self._began_s = time.thread_time()
 
     def step(self) -> None:
@@ -41,6 +44,11 @@ class _Meter:
             raise LimitError(f"takes more than {_MAX_STEPS:,} steps")
         if self._steps % _STEPS_BETWEEN_LOOKS == 0 and time.thread_time() - self._began_s > _MAX_PROCESSOR_S:
             raise LimitError(f"takes more than {_MAX_PROCESSOR_S:.0f} s of a processor")
+
+    def make(self, length: int) -> None:
+        self._made_length += length
+        if self._made_length > _MAX_MADE_LENGTH:
+            raise LimitError(f"makes texts of more than {_MAX_MADE_LENGTH:,} characters altogether")
 
 
 _meter: ContextVar[_Meter] = ContextVar("_meter")
@@ -66,17 +74,18 @@ def step() -> None:
 
 
 def check_length(length: int) -> None:
-    """Checks the characters of a text that is about to be made.
+    """Checks the characters of a text that is to be made, and counts them.
 
     Raises:
         LimitError: They are too many.
     """
     if length > MAX_TEXT_LENGTH:
         raise LimitError(f"makes a text of more than {MAX_TEXT_LENGTH:,} characters")
+    _meter.get().make(length)
 
 
 def check_value(value: object) -> None:
-    """Checks the size of a value that was made.
+    """Checks the size of a value that was made, and counts the characters of a text.
 
     Raises:
         LimitError: It is too large.
@@ -143,8 +152,10 @@ def join_within_limits(separator: str, parts: Iterable[object]) -> str:
         if not isinstance(part, str):
             raise TypeError(f"joins a {type(part).__name__} as if it were a text")
         length += len(part) + (len(separator) if texts else 0)
-        check_length(length)
+        if length > MAX_TEXT_LENGTH:
+            break
         texts.append(part)
+    check_length(length)
     if any(isinstance(text, MarkedText) for text in (separator, *texts)):
         return join(separator, texts)
     return separator.join(texts)
