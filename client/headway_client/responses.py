@@ -196,6 +196,7 @@ def _model(message: model_service_pb2.Model) -> Model:
         default_sampling=_sampling(message.default_sampling) if message.HasField("default_sampling") else None,
         quality=tuple(_quality_figure(figure) for figure in message.quality),
         license=message.license,
+        has_chat_template=message.has_chat_template,
     )
 
 

@@ -253,6 +253,7 @@ class Model:
     default_sampling: SamplingDefaults | None
     quality: tuple[QualityFigure, ...]
     license: str
+    has_chat_template: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,6 +82,7 @@ class Model(_message.Message):
     DEFAULT_SAMPLING_FIELD_NUMBER: _builtins.int
     QUALITY_FIELD_NUMBER: _builtins.int
     LICENSE_FIELD_NUMBER: _builtins.int
+    HAS_CHAT_TEMPLATE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name of the model."""
     version: _builtins.str
@@ -108,6 +109,8 @@ class Model(_message.Message):
     """Language a translation model writes, as a BCP 47 code."""
     license: _builtins.str
     """Licence of the model."""
+    has_chat_template: _builtins.bool
+    """Whether a conversation can be given instead of a prompt: the bundle has a chat template."""
     @_builtins.property
     def labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Labels of a classifier in the order of its outputs."""
@@ -139,10 +142,11 @@ class Model(_message.Message):
         default_sampling: _generation_service_pb2.SamplingParameters | None = ...,
         quality: _abc.Iterable[Global___QualityFigure] | None = ...,
         license: _builtins.str = ...,
+        has_chat_template: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["default_sampling", b"default_sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "default_sampling", b"default_sampling", "description", b"description", "device", b"device", "labels", b"labels", "license", b"license", "max_input_token_count", b"max_input_token_count", "max_token_count", b"max_token_count", "name", b"name", "parameter_count", b"parameter_count", "quality", b"quality", "source_language", b"source_language", "target_language", b"target_language", "task", b"task", "variant", b"variant", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "default_sampling", b"default_sampling", "description", b"description", "device", b"device", "has_chat_template", b"has_chat_template", "labels", b"labels", "license", b"license", "max_input_token_count", b"max_input_token_count", "max_token_count", b"max_token_count", "name", b"name", "parameter_count", b"parameter_count", "quality", b"quality", "source_language", b"source_language", "target_language", b"target_language", "task", b"task", "variant", b"variant", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

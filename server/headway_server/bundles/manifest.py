@@ -22,6 +22,7 @@ SCHEMA_VERSION = 1
 MANIFEST_FILE = "bundle.json"
 TOKENIZER_FILE = "tokenizer.json"
 CHAT_TEMPLATE_FILE = "chat_template.jinja"
+"""Of a generation model that can continue conversations."""
 CARD_FILE = "README.md"
 
 NAME_PATTERN = r"^[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?$"
@@ -250,4 +251,6 @@ class Manifest(Record):
             raise ValueError(f"limits.max_total_tokens: {self.task} needs it")
         if self.task is Task.TRANSLATION and self.languages is None:
             raise ValueError("languages: translation needs them")
+        if self.task is not Task.GENERATION and CHAT_TEMPLATE_FILE in self.files:
+            raise ValueError(f"files: {CHAT_TEMPLATE_FILE} belongs to generation, not to {self.task}")
         return self

@@ -9,7 +9,7 @@ import grpc
 from headway.v1 import generation_service_pb2
 from headway.v1 import model_service_pb2 as pb
 from headway.v1 import model_service_pb2_grpc as pb_grpc
-from headway_server.bundles import Manifest, SamplingDefaults, Task
+from headway_server.bundles import CHAT_TEMPLATE_FILE, Manifest, SamplingDefaults, Task
 from headway_server.errors import InvalidInputError
 from headway_server.registry import ModelRegistry, ServedModel
 
@@ -73,6 +73,7 @@ def _model_message(model: ServedModel) -> pb.Model:
         default_sampling=_sampling(manifest.sampling_defaults) if manifest.sampling_defaults else None,
         quality=_quality(manifest),
         license=manifest.license,
+        has_chat_template=CHAT_TEMPLATE_FILE in manifest.files,
     )
 
 
