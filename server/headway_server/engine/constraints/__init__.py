@@ -1,7 +1,7 @@
 """Constraints: texts that follow a JSON schema, a regular expression, or are one of several choices.
 
     request.py      what a call asks for, checked
-    grammar.py      the grammar of the texts it allows
+    grammar.py      the grammar of the texts it allows, and what is wrong with it
     vocabulary.py   the bytes that every token adds to a text
     compiler.py     both, made into a constraint that can be started for every sequence
     state.py        how far one sequence is: the tokens that may follow

@@ -4,22 +4,43 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from types import SimpleNamespace
 
+import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from tokenizers import Tokenizer
 
-from headway_server.engine.constraints.grammar import grammar
+from headway_server.engine.constraints.grammar import explain, write_grammar
 from headway_server.engine.constraints.request import ConstraintRequest
 from headway_server.engine.constraints.state import ConstraintState, ModelMasks
-from headway_server.engine.constraints.vocabulary import UnsupportedTokenizerError, token_bytes
+from headway_server.engine.constraints.vocabulary import (
+    UnsupportedTokenizerError,
+    Vocabulary,
+    read_vocabulary,
+)
 from headway_server.errors import InvalidInputError, WrongTaskError
 from headway_server.preprocessing.pool import text_pool
 
 MAX_CACHED = 64
 """Compiled constraints that are kept."""
+
+_LIMITS = LLParserLimits(
+    max_lexer_states=50_000,  # a few hundred bytes each, for every sequence
+    verbose_errors=False,
+)
+"""Beside the library's own: work to build a grammar, its size, and work a step."""
+
+
+@dataclass(frozen=True, slots=True)
+class _ModelParts:
+    """What is made once for a model."""
+
+    vocabulary: Vocabulary
+    tokenizer: LLTokenizer
+    masks: ModelMasks
 
 
 class CompiledConstraint:
@@ -27,17 +48,18 @@ class CompiledConstraint:
 
     __slots__ = ("_end_ids", "_lock", "_masks", "_matcher")
 
-    def __init__(self, matcher: LLMatcher, masks: ModelMasks, end_ids: frozenset[int]) -> None:
+    def __init__(self, matcher: LLMatcher, masks: ModelMasks, eos_id: int | None) -> None:
         self._matcher = matcher
         self._masks = masks
-        self._end_ids = end_ids
+        self._end_ids = frozenset(() if eos_id is None else (eos_id,))
         self._lock = Lock()
 
     def start(self, *, end_ids: frozenset[int] = frozenset(), follows_text: bool = True) -> ConstraintState:
         """Makes the state of a new sequence; takes some microseconds.
 
         Args:
-            end_ids: Tokens that end the text beside the model's end-of-sequence token: the request's stop tokens.
+            end_ids: Tokens that end the text beside the model's end-of-sequence token: the request's stop tokens. They
+                may follow only where the text may end.
             follows_text: Whether the prompt has any text; False if it is nothing but special tokens.
         """
         with self._lock:
@@ -61,9 +83,9 @@ class ConstraintCompiler:
         """
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
-        self._end_ids = frozenset(() if eos_id is None else (eos_id,))
+        self._eos_id = eos_id
         self._lock = Lock()
-        self._vocabulary: tuple[LLTokenizer, ModelMasks] | None = None
+        self._parts: _ModelParts | None = None
         self._cache: OrderedDict[ConstraintRequest, CompiledConstraint] = OrderedDict()
 
     async def compile_off_loop(self, request: ConstraintRequest, *, field: str) -> CompiledConstraint:
@@ -95,37 +117,46 @@ class ConstraintCompiler:
         return compiled
 
     def _compile(self, request: ConstraintRequest, field: str) -> CompiledConstraint:
-        tokenizer, masks = self._load()
-        matcher = LLMatcher(
-            tokenizer, grammar(request, field), log_level=0, limits=LLParserLimits(verbose_errors=False)
-        )
+        parts = self._load()
+        field = f"{field}.{request.kind}"
+        grammar = write_grammar(request, parts.vocabulary, field)
+        matcher = LLMatcher(parts.tokenizer, grammar, log_level=0, limits=_LIMITS)
         if not matcher.is_error():
-            matcher.compute_bitmask()
+            matcher.compute_bitmask()  # some mistakes show with the first mask, and it makes every first step faster
         if matcher.is_error():
-            raise InvalidInputError(field, "cannot be used")
-        return CompiledConstraint(matcher, masks, self._end_ids)
+            raise InvalidInputError(field, explain(matcher.get_error(), request))
+        compiled = CompiledConstraint(matcher, parts.masks, self._eos_id)
+        first = compiled.start()
+        first.fill(np.empty_like(parts.masks.text))
+        if first.failure is not None:
+            raise InvalidInputError(field, f"cannot be met: {first.failure}")
+        return compiled
 
-    def _load(self) -> tuple[LLTokenizer, ModelMasks]:
+    def _load(self) -> _ModelParts:
         with self._lock:
-            if self._vocabulary is None:
-                self._vocabulary = _load_vocabulary(self._tokenizer, self._vocab_size)
-            return self._vocabulary
+            if self._parts is None:
+                self._parts = _load_parts(self._tokenizer, self._vocab_size, self._eos_id)
+            return self._parts
+
+    def __repr__(self) -> str:
+        return f"ConstraintCompiler({self._vocab_size} tokens, {len(self._cache)} of {MAX_CACHED} constraints kept)"
 
 
-def _load_vocabulary(tokenizer: Tokenizer | Path, vocab_size: int) -> tuple[LLTokenizer, ModelMasks]:
+def _load_parts(tokenizer: Tokenizer | Path, vocab_size: int, eos_id: int | None) -> _ModelParts:
     if isinstance(tokenizer, Path):
         tokenizer = Tokenizer.from_file(str(tokenizer))
     try:
-        vocabulary = token_bytes(tokenizer, vocab_size)
+        vocabulary = read_vocabulary(tokenizer, vocab_size, eos_id)
     except UnsupportedTokenizerError as error:
-        raise WrongTaskError(f"this model cannot be constrained: {error}") from error
-    wrapped = SimpleNamespace(
+        raise WrongTaskError(f"this model's texts cannot be constrained: {error}") from error
+    # The library wants one token that ends a text; a model has none or several, so it gets one past the model's.
+    library_tokens = SimpleNamespace(
         tokens=(*vocabulary.tokens, b""), eos_token_id=vocab_size, bos_token_id=None, special_token_ids=[vocab_size]
     )
     masks = ModelMasks(
-        text=vocabulary.text_mask(),
-        spaced=vocabulary.spaced_mask(),
+        text=vocabulary.mask(bool),
+        first=vocabulary.mask(lambda token: bool(token) and not (vocabulary.drops_first_space and b" " in token)),
         num_words=-(-(vocab_size + 1) // 32),
-        spells_everything=True,
+        spells_everything=vocabulary.spells_everything,
     )
-    return LLTokenizer(TokenizerWrapper(wrapped)), masks
+    return _ModelParts(vocabulary, LLTokenizer(TokenizerWrapper(library_tokens)), masks)

@@ -11,6 +11,8 @@ MAX_REGEX_BYTES = 8 * 1024
 MAX_CHOICES = 256
 MAX_CHOICE_LENGTH = 1024
 
+_KINDS = ("json_schema", "regex", "choices")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConstraintRequest:
@@ -24,9 +26,14 @@ class ConstraintRequest:
     """The text is one of these."""
 
     def __post_init__(self) -> None:
-        kinds = [name for name in ("json_schema", "regex", "choices") if getattr(self, name) is not None]
+        kinds = [kind for kind in _KINDS if getattr(self, kind) is not None]
         if len(kinds) != 1:
-            raise ValueError(f"a constraint is one of json_schema, regex and choices; got {kinds or 'none'}")
+            raise ValueError(f"a constraint is one of {', '.join(_KINDS)}; got {' and '.join(kinds) or 'none'}")
+
+    @property
+    def kind(self) -> str:
+        """Which of them it is."""
+        return next(kind for kind in _KINDS if getattr(self, kind) is not None)
 
     def check_size(self, field: str) -> None:
         """Holds it to the limits; what it means is looked at when it is compiled.

@@ -1,89 +1,168 @@
 """The bytes that every token of a tokenizer adds to a text.
 
 V is the number of the model's logits, which may be larger than the tokenizer's vocabulary.
+
+A constraint is about the text as it is handed out, decoded after its prompt. So a token counts with what it reads as
+within a text, its space included, and tokenizers where that depends on the next token are refused.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-_SPACE = "\u2581"
-"""What sentencepiece writes for a space."""
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+_NOT_IN_TEXT = 0xFF
+"""A byte that no UTF-8 text has; the library gives it a meaning of its own."""
+_UTF8_BYTES = frozenset(bytes([byte]) for byte in (*range(0xC0), *range(0xC2, 0xF5)))
+_MAX_TRIED = 4096
+"""Tokens that are decoded to see whether they read as expected."""
 
 
 class UnsupportedTokenizerError(ValueError):
-    """What a token adds to a text depends on more than the token."""
+    """What a token adds to a text depends on more than the token, or cannot be told."""
 
 
-@dataclass(frozen=True, slots=True)
-class TokenBytes:
+@dataclass(frozen=True)
+class Vocabulary:
     """What tokens add to a text that goes on."""
 
     tokens: tuple[bytes, ...]
     """(V,) bytes of each token; empty where a token is no part of a text."""
     drops_first_space: bool
-    """Whether the very first token of a text loses its space, so that it must not begin with one there."""
+    """Whether the first token of a text loses its spaces."""
 
-    def text_mask(self) -> NDArray[np.int32]:
-        """Returns the tokens that are part of a text, (ceil(V / 32),) int32, a bit each."""
-        return pack_mask(np.array([bool(token) for token in self.tokens]))
+    @cached_property
+    def spells_everything(self) -> bool:
+        """Whether every text can be written, so that none ends for want of a token."""
+        return set(self.tokens) >= _UTF8_BYTES
 
-    def spaced_mask(self) -> NDArray[np.int32]:
-        """Returns the tokens that begin with a space, (ceil(V / 32),) int32, a bit each."""
-        return pack_mask(np.array([token.startswith(b" ") for token in self.tokens]))
+    @cached_property
+    def characters(self) -> frozenset[str]:
+        """The characters that are tokens."""
+        texts = (token.decode(errors="ignore") for token in set(self.tokens))
+        return frozenset(text for text in texts if len(text) == 1)
+
+    def mask(self, is_marked: Callable[[bytes], bool]) -> NDArray[np.int32]:
+        """Returns marked tokens as bits: bit i % 32 of word i // 32 of (ceil(V / 32),) int32 for token i."""
+        marked = np.zeros(-(-len(self.tokens) // 32) * 32, np.bool_)
+        marked[: len(self.tokens)] = [is_marked(token) for token in self.tokens]
+        return np.packbits(marked, bitorder="little").view(np.int32)
 
 
-def pack_mask(allowed: NDArray[np.bool_]) -> NDArray[np.int32]:
-    """Packs booleans (V,) into bits: bit i % 32 of word i // 32 of (ceil(V / 32),) int32 for token i."""
-    padded = np.zeros(-(-len(allowed) // 32) * 32, np.bool_)
-    padded[: len(allowed)] = allowed
-    return np.packbits(padded, bitorder="little").view(np.dtype("<i4")).astype(np.int32)
-
-
-def token_bytes(tokenizer: Tokenizer, vocab_size: int) -> TokenBytes:
+def read_vocabulary(tokenizer: Tokenizer, vocab_size: int, eos_id: int | None) -> Vocabulary:
     """Finds what every token adds to a text that goes on, and tries it on the tokenizer.
 
     Args:
         tokenizer: The tokenizer of the bundle.
         vocab_size: V; ids past the tokenizer's own are no part of a text, nor are special tokens.
+        eos_id: Token that ends a text, which the tokenizer need not know as a special one.
 
     Raises:
         UnsupportedTokenizerError: What a token reads as depends on its neighbours.
     """
     settings = json.loads(tokenizer.to_str())
-    special = {token["id"] for token in settings["added_tokens"] if token["special"]}
+    not_text = {token["id"] for token in settings["added_tokens"] if token["special"]}
+    not_text |= {
+        eos_id,
+        settings["model"].get("unk_id"),
+        tokenizer.token_to_id(settings["model"].get("unk_token") or ""),
+    }
     decoder = _Decoder(settings["decoder"])
     tokens = [b""] * vocab_size
     for text, token_id in tokenizer.get_vocab(with_added_tokens=True).items():
-        if token_id not in special and token_id < vocab_size:
-            tokens[token_id] = decoder.decode(text)
-    return TokenBytes(tuple(tokens), decoder.drops_first_space)
+        if token_id < vocab_size and token_id not in not_text:
+            added = decoder.decode(text)
+            tokens[token_id] = b"" if _NOT_IN_TEXT in added else added
+    _try(tokenizer, tokens)
+    return Vocabulary(tuple(tokens), decoder.drops_first_space)
+
+
+def _try(tokenizer: Tokenizer, tokens: list[bytes]) -> None:
+    """Decodes tokens after a word and compares.
+
+    Raises:
+        UnsupportedTokenizerError: One reads otherwise than expected.
+    """
+    word = next((token_id for token_id, token in enumerate(tokens) if token.isalpha()), None)
+    if word is None:
+        raise UnsupportedTokenizerError("no token of its vocabulary is a word or a letter")
+    whole = [token_id for token_id, token in enumerate(tokens) if token and _is_utf8(token)]
+    tried = whole[:: -(-len(whole) // _MAX_TRIED)]
+    before = tokenizer.decode([word])
+    for token_id, text in zip(tried, tokenizer.decode_batch([[word, token_id] for token_id in tried]), strict=True):
+        if text != before + tokens[token_id].decode():
+            raise UnsupportedTokenizerError(f"token {token_id} does not read within a text as its decoder says")
+
+
+def _is_utf8(token: bytes) -> bool:
+    try:
+        token.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 class _Decoder:
-    """A tokenizer's decoder, token by token."""
+    """A tokenizer's decoder, token by token, from its settings in `tokenizer.json`."""
 
-    def __init__(self, settings: dict[str, object] | None) -> None:
-        self._is_byte_level = settings is not None and settings["type"] == "ByteLevel"
+    def __init__(self, settings: dict[str, Any] | None) -> None:
         self.drops_first_space = False
+        self._is_byte_level = False
+        self._has_byte_tokens = False
+        self._replaced: list[tuple[str, str]] = []
+        if settings is None:
+            raise UnsupportedTokenizerError("its tokenizer has no decoder, so its tokens are joined by spaces")
+        steps = settings["decoders"] if settings["type"] == "Sequence" else [settings]
+        for index, step in enumerate(steps):
+            self._add(step, is_fused=any(earlier["type"] == "Fuse" for earlier in steps[:index]))
+
+    def _add(self, step: dict[str, Any], *, is_fused: bool) -> None:
+        match step:
+            case {"type": "ByteLevel"}:
+                self._is_byte_level = True
+            case {"type": "ByteFallback"}:
+                self._has_byte_tokens = True
+            case {"type": "Fuse"}:
+                pass
+            case {"type": "Metaspace", "replacement": str(mark)}:
+                self._replaced.append((mark, " "))
+                self.drops_first_space |= step.get("prepend_scheme", "always") != "never"
+            case {"type": "Replace", "pattern": {"String": str(mark)}, "content": str(content)} if len(mark) == 1:
+                self._replaced.append((mark, content))
+            case {"type": "Strip", "content": " ", "stop": 0} if is_fused:
+                self.drops_first_space |= step["start"] > 0
+            case _:
+                raise UnsupportedTokenizerError(
+                    f"its tokenizer's decoder has a step {step['type']}, by which what a token reads as depends on its "
+                    "neighbours; byte-level, metaspace and byte-fallback tokenizers can be constrained"
+                )
 
     def decode(self, token: str) -> bytes:
-        return b"".join(_BYTES[char] for char in token) if all(char in _BYTES for char in token) else token.encode()
+        """Returns what a token adds to a text that goes on."""
+        if self._is_byte_level:
+            return b"".join(map(_BYTES.__getitem__, token)) if _BYTES.keys() >= set(token) else token.encode()
+        for mark, content in self._replaced:
+            token = token.replace(mark, content)
+        if self._has_byte_tokens and (byte := _BYTE_TOKEN.fullmatch(token)):
+            return bytes.fromhex(byte[1])
+        return token.encode(errors="replace")
 
 
 def _byte_level_alphabet() -> dict[str, bytes]:
     """Returns the character that stands for each byte in byte-level vocabularies (Radford et al. 2019)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
+    others = [byte for byte in range(0x100) if byte not in printable]
     alphabet = {chr(byte): bytes([byte]) for byte in printable}
-    return alphabet | {chr(256 + index): bytes([byte]) for index, byte in enumerate(others)}
+    return alphabet | {chr(0x100 + index): bytes([byte]) for index, byte in enumerate(others)}
 
 
 _BYTES = _byte_level_alphabet()
