@@ -30,7 +30,7 @@ from headway_server.engine.engine import Engine
 from headway_server.engine.reply import Reply
 from headway_server.engine.sequence import SamplingParameters, Sequence
 from headway_server.engine.text import TextAssembly
-from headway_server.preprocessing import TextTokenizer
+from headway_server.preprocessing import ChatTemplate, TextTokenizer
 
 MAX_LENGTH = 64
 
@@ -144,7 +144,9 @@ def make_bundle(
     return Bundle(path=Path("tiny") / task.value, manifest=manifest)
 
 
-def make_generation_model(decoder: NumpyDecoder, *, max_waiting: int = 300, **bundle_options) -> GenerationModel:
+def make_generation_model(
+    decoder: NumpyDecoder, *, max_waiting: int = 300, chat_template: ChatTemplate | None = None, **bundle_options
+) -> GenerationModel:
     return GenerationModel(
         make_bundle(Task.GENERATION, **bundle_options),
         precision=Precision.FP32,
@@ -152,6 +154,18 @@ def make_generation_model(decoder: NumpyDecoder, *, max_waiting: int = 300, **bu
         tokenizer=TextTokenizer(byte_tokenizer()),
         decoder=decoder,
         settings=EngineSettings(num_slots=decoder.num_slots, max_waiting=max_waiting),
+        chat_template=chat_template,
+    )
+
+
+def make_chat_template(folder: Path, source: str) -> ChatTemplate:
+    """Loads a template that goes with the tokenizer of the tiny models."""
+    (folder / "chat_template.jinja").write_text(source, encoding="utf-8")
+    byte_tokenizer().save(str(folder / "tokenizer.json"))
+    return ChatTemplate.load(
+        folder / "chat_template.jinja",
+        tokenizer_file=folder / "tokenizer.json",
+        special_tokens=SpecialTokens(bos=BOS_ID, eos=EOS_ID),
     )
 
 

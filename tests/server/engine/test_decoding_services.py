@@ -1,63 +1,16 @@
 """GenerationService and TranslationService through a real channel, over the tiny decoder."""
 
 import asyncio
-from contextlib import asynccontextmanager
 
 import grpc
 import pytest
-from google.rpc import error_details_pb2
-from grpc_status import rpc_status
-from numpy_decoder import NumpyEncoder
-from tiny_engine import VOCAB_SIZE, make_decoder, make_generation_model, make_translation_model, slow_down
+from decoding_server import serving, violation
+from tiny_engine import make_decoder, slow_down
 
 from headway.v1 import generation_service_pb2 as generation
-from headway.v1 import generation_service_pb2_grpc as generation_grpc
 from headway.v1 import translation_service_pb2 as translation
-from headway.v1 import translation_service_pb2_grpc as translation_grpc
-from headway_server.registry import ModelRegistry
-from headway_server.services.generation import GenerationService
-from headway_server.services.interceptor import CallInterceptor
-from headway_server.services.translation import TranslationService
 
 SAMPLING = generation.SamplingParameters(max_new_token_count=12, temperature=1.0, seed=5)
-
-
-@asynccontextmanager
-async def serving(decoder=None, **options):
-    """Serves a generation and a translation model; gives a stub of each service."""
-    models = [
-        make_generation_model(decoder or make_decoder(), **options),
-        make_translation_model(make_decoder(), NumpyEncoder(vocab_size=VOCAB_SIZE)),
-    ]
-    registry = ModelRegistry(models)
-    registry.start()
-    server = grpc.aio.server(interceptors=[CallInterceptor()])
-    generation_grpc.add_GenerationServiceServicer_to_server(GenerationService(registry), server)
-    translation_grpc.add_TranslationServiceServicer_to_server(TranslationService(registry), server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    try:
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            yield (
-                generation_grpc.GenerationServiceStub(channel),
-                translation_grpc.TranslationServiceStub(channel),
-            )
-    finally:
-        await server.stop(None)
-        registry.close()
-    for model in models:
-        assert model._engine._stepper.scheduler.num_free == model._engine.num_slots
-        assert not model._engine._stepper.scheduler.has_work
-        await model.drain(10.0)  # a cancelled handler ends a little after its call
-        assert model._admission._num_admitted == 0
-
-
-def violation(error: grpc.aio.AioRpcError) -> error_details_pb2.BadRequest.FieldViolation:
-    for detail in rpc_status.from_call(error).details:
-        bad_request = error_details_pb2.BadRequest()
-        if detail.Unpack(bad_request):
-            return bad_request.field_violations[0]
-    raise AssertionError(error)
 
 
 async def test_prompts_are_answered_in_order_with_everything_the_protocol_promises():
