@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from headway_export.source import ExportSource
-from headway_server.bundles import Manifest, Variant
+from headway_server.bundles import CHAT_TEMPLATE_FILE, Manifest, Variant
 from headway_training.checkpoint import TrainingRecord
 
 
@@ -36,6 +36,7 @@ def _facts(manifest: Manifest) -> str:
         "Architecture": f"{architecture.kind}, {architecture.parameter_count:,} parameters",
         "Languages": f"{manifest.languages.source} to {manifest.languages.target}" if manifest.languages else "",
         "Labels": ", ".join(manifest.labels),
+        "Conversations": "continued too, by the chat template" if CHAT_TEMPLATE_FILE in manifest.files else "",
     }
     return _table(("", ""), [(name, str(value)) for name, value in facts.items() if value])
 

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from headway_export.errors import ExportError, SourceError
 from headway_export.exporter import ExportOptions, export
 from headway_export.source import ExportSource, from_checkpoint, from_factory
-from headway_server.bundles import Bundle, ImagePreprocessing, Languages, Precision, SpecialTokens
+from headway_server.bundles import CHAT_TEMPLATE_FILE, Bundle, ImagePreprocessing, Languages, Precision, SpecialTokens
 from headway_server.errors import HeadwayError
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -45,6 +45,9 @@ def main(
     weights: Annotated[Path | None, typer.Option(help="safetensors file for --model.")] = None,
     task: Annotated[str | None, typer.Option(help="Task of --model; of CHECKPOINT too, if given.")] = None,
     tokenizer: Annotated[Path | None, typer.Option(help="tokenizer.json for --model.")] = None,
+    chat_template: Annotated[
+        Path | None, typer.Option(help="Chat template for --model: Jinja, or a tokenizer_config.json with one.")
+    ] = None,
     labels: Annotated[str | None, typer.Option(help="Labels for --model, separated by commas.")] = None,
     languages: Annotated[str | None, typer.Option(help="Languages for --model, such as en-de.")] = None,
     preprocessing: Annotated[
@@ -80,6 +83,7 @@ def main(
                 name=name,
                 tokenizer_file=tokenizer,
                 special_tokens=_special_tokens(tokenizer, tokens) if tokenizer else None,
+                chat_template_file=chat_template,
                 labels=[label.strip() for label in labels.split(",")] if labels else (),
                 image_preprocessing=_preprocessing(preprocessing) if preprocessing else None,
                 languages=_languages(languages) if languages else None,
@@ -158,4 +162,6 @@ def _print_summary(bundle: Bundle) -> None:
         )
     console = Console()
     console.print(table)
+    if CHAT_TEMPLATE_FILE in manifest.files:
+        console.print("has a chat template: conversations can be given instead of prompts", highlight=False)
     console.print(f"wrote {bundle.path}", highlight=False, soft_wrap=True)

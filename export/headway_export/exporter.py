@@ -15,11 +15,13 @@ import onnx_ir as ir
 from headway_export import int8, parity, quality
 from headway_export.candidate import Candidate
 from headway_export.card import write_card
+from headway_export.chat import check_chat_template
 from headway_export.errors import SourceError
 from headway_export.graphs import OPSET, TracedGraph, TracedModel, trace
 from headway_export.source import ExportSource
 from headway_server.bundles import (
     CARD_FILE,
+    CHAT_TEMPLATE_FILE,
     TOKENIZER_FILE,
     Bundle,
     BundleFile,
@@ -82,6 +84,8 @@ def export(source: ExportSource, options: ExportOptions, progress: Progress = la
     with staging_folder(options.store) as folder:
         if source.tokenizer is not None:
             source.tokenizer.save(str(folder / TOKENIZER_FILE))
+        if source.chat_template is not None:
+            (folder / CHAT_TEMPLATE_FILE).write_text(source.chat_template, encoding="utf-8", newline="")
         variants = _Prover(source, folder, options, progress).prove_all()
         manifest = _manifest(source, options, variants, describe_files(folder))
         write_card(folder / CARD_FILE, source, manifest)
@@ -95,6 +99,10 @@ def _check_source(source: ExportSource) -> None:
         tokens = source.special_tokens
         if tokens is None or tokens.bos is None or tokens.eos is None:
             raise SourceError("translation needs the ids of bos and eos; give them with --bos-token and --eos-token")
+    if source.chat_template is not None:
+        assert source.tokenizer is not None, "a generation model has one"
+        assert source.special_tokens is not None, "a generation model has them"
+        check_chat_template(source.chat_template, source.tokenizer, source.special_tokens)
 
 
 def _check_outputs(source: ExportSource, traced: TracedModel) -> None:

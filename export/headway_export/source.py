@@ -18,6 +18,7 @@ from safetensors.torch import load_model as load_weights
 from tokenizers import Tokenizer
 from torch import nn
 
+from headway_export.chat import find_chat_template, read_chat_template
 from headway_export.errors import SourceError
 from headway_export.graphs import parameter_count
 from headway_server.bundles import (
@@ -79,6 +80,8 @@ class ExportSource:
     limits: Limits
     tokenizer: Tokenizer | None = None
     special_tokens: SpecialTokens | None = None
+    chat_template: str | None = None
+    """Jinja that makes a prompt of a conversation; for generation."""
     labels: tuple[str, ...] = ()
     image_preprocessing: ImagePreprocessing | None = None
     languages: Languages | None = None
@@ -118,6 +121,7 @@ def from_checkpoint(path: Path, *, name: str | None = None) -> ExportSource:
         limits=limits_of(module, task),
         tokenizer=tokenizer,
         special_tokens=_convert(SpecialTokens, checkpoint.special_tokens),
+        chat_template=find_chat_template(path) if task is Task.GENERATION else None,
         labels=checkpoint.labels,
         image_preprocessing=_convert(ImagePreprocessing, checkpoint.image_preprocessing),
         languages=_convert(Languages, checkpoint.languages),
@@ -135,6 +139,7 @@ def from_factory(
     name: str,
     tokenizer_file: Path | None = None,
     special_tokens: SpecialTokens | None = None,
+    chat_template_file: Path | None = None,
     labels: Sequence[str] = (),
     image_preprocessing: ImagePreprocessing | None = None,
     languages: Languages | None = None,
@@ -151,6 +156,7 @@ def from_factory(
         name: The model's name in the store.
         tokenizer_file: `tokenizer.json`, for text.
         special_tokens: Ids with a meaning of their own, for text.
+        chat_template_file: Jinja, or a `tokenizer_config.json` that holds it, for generation.
         labels: Names in the order of the outputs, for classifiers.
         image_preprocessing: For images.
         languages: For translation.
@@ -170,6 +176,8 @@ def from_factory(
     }
     if missing := [flag for flag, given in needed.items() if not given]:
         raise SourceError(f"--task {task} needs {', '.join(missing)}")
+    if chat_template_file is not None and exportable is not Task.GENERATION:
+        raise SourceError(f"--chat-template is for generation, not for {task}; leave it out")
     module = _build(factory)
     try:
         load_weights(module, str(weights))
@@ -188,6 +196,7 @@ def from_factory(
         limits=limits_of(module, exportable),
         tokenizer=_open_tokenizer(tokenizer_file) if tokenizer_file else None,
         special_tokens=None if exportable is Task.IMAGE_CLASSIFICATION else special_tokens or SpecialTokens(),
+        chat_template=_open_chat_template(chat_template_file) if chat_template_file else None,
         labels=tuple(labels),
         image_preprocessing=image_preprocessing,
         languages=languages,
@@ -250,6 +259,13 @@ def _open_tokenizer(file: Path) -> Tokenizer:
         return Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises bare Exception
         raise SourceError(f"{file}: cannot be read as a tokenizer ({error})") from error
+
+
+def _open_chat_template(file: Path) -> str:
+    template = read_chat_template(file)
+    if template is None:
+        raise SourceError(f"{file}: holds no chat_template")
+    return template
 
 
 def _read_evaluation(path: Path, task: Task, dataset: str) -> EvaluationData:

@@ -50,3 +50,15 @@ def client(server: str) -> Iterator[Client]:
 def fp32_client(fp32_server: str) -> Iterator[Client]:
     with Client(fp32_server) as connected:
         yield connected
+
+
+@pytest.fixture(scope="session")
+def chat_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    """A client of a server on the tiny model that has a chat template, and on nothing else."""
+    from tiny_chat_model import chat_checkpoint, write_chat_bundle
+
+    folder = tmp_path_factory.mktemp("chat")
+    write_chat_bundle(folder / "store", chat_checkpoint(folder / "checkpoint"))
+    for address in _serve(folder / "store", "fp32", folder / "server.log"):
+        with Client(address) as connected:
+            yield connected

@@ -34,6 +34,7 @@ _DISTRIBUTIONS = {
     "headway_server": "headway-server",
     "headway_training": "headway-training",
     "llguidance": "llguidance",
+    "jinja2": "jinja2",
     "numpy": "numpy",
     "onnx": "onnx",
     "onnx_ir": "onnx-ir",
