@@ -127,9 +127,11 @@ class ConstraintCompiler:
             raise InvalidInputError(field, explain(matcher.get_error(), request))
         compiled = CompiledConstraint(matcher, parts.masks, self._eos_id)
         first = compiled.start()
-        first.fill(np.empty_like(parts.masks.text))
+        first.fill(mask := np.empty_like(parts.masks.text))
         if first.failure is not None:
             raise InvalidInputError(field, f"cannot be met: {first.failure}")
+        if not (mask & parts.masks.text).any():
+            raise InvalidInputError(field, "allows no text but the empty one, which needs no model")
         return compiled
 
     def _load(self) -> _ModelParts:
