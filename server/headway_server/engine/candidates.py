@@ -8,8 +8,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-_MIN_GROUPS = 256
 _GROUPS_PER_CANDIDATE = 4
+_TOKENS_PER_GROUP = 24  # more groups take longer to partition, fewer are passed over more often
+_WORD_BYTES = 8
 
 
 def top_candidates(
@@ -26,52 +27,69 @@ def top_candidates(
         are minus infinity.
     """
     largest = int(counts.max())
-    vocab_size = logits.shape[1]
-    num_groups = max(_MIN_GROUPS, _GROUPS_PER_CANDIDATE * largest)
-    ids, values = (
-        _all(logits)
-        if num_groups * 2 > vocab_size
-        else select(logits, logits >= _floor(logits, largest, num_groups)[:, np.newaxis])
-    )
+    ids, values = select(logits, candidate_floor(logits, largest), padding=-np.inf)
     order = np.argsort(-values, axis=1, kind="stable")[:, :largest]  # stable: ids rise within a row
     ids, values = np.take_along_axis(ids, order, axis=1), np.take_along_axis(values, order, axis=1)
     values[np.arange(largest) >= counts[:, np.newaxis]] = -np.inf
     return ids, values
 
 
-def _all(logits: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    return np.broadcast_to(np.arange(logits.shape[1]), logits.shape), logits
+def candidate_floor(values: NDArray[np.float32], count: int) -> NDArray[np.float32]:
+    """Returns, a row, a value (n,) that at least `count` of its tokens reach and not many more.
 
+    It is the `count`-th largest among the maxima of groups of tokens: each of these maxima is such a token. Where
+    groups would be too small for that to pay, it is the `count`-th largest value itself.
 
-def _floor(logits: NDArray[np.float32], count: int, num_groups: int) -> NDArray[np.float32]:
-    """Returns, a row, a logit (n,) that at least `count` of its tokens reach and not many more.
-
-    It is the `count`-th largest among the maxima of groups of tokens: each of these maxima is such a token.
+    Args:
+        values: (n, V) float32, no NaN.
+        count: 1 to V.
     """
-    depth = logits.shape[1] // num_groups
-    grouped = logits[:, : depth * num_groups].reshape(len(logits), depth, num_groups)
-    maxima = grouped.max(axis=1)  # (n, G) of tokens G apart, which is faster than of neighbours
-    maxima.partition(num_groups - count, axis=1)
-    floor: NDArray[np.float32] = maxima[:, num_groups - count]
+    vocab_size = values.shape[1]
+    num_groups = max(_GROUPS_PER_CANDIDATE * count, vocab_size // _TOKENS_PER_GROUP)
+    depth = vocab_size // num_groups
+    if depth > 1:
+        grouped = values[:, : depth * num_groups].reshape(len(values), depth, num_groups)
+        values = grouped.max(axis=1)  # (n, G) of tokens G apart, which is faster than of neighbours
+    kth = values.shape[1] - count
+    floor: NDArray[np.float32] = np.partition(values, kth, axis=1)[:, kth]
     return floor
 
 
-def select(logits: NDArray[np.float32], chosen: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Packs the chosen tokens of every row.
+def select(
+    values: NDArray[np.float32], floor: NDArray[np.float32], *, padding: float
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Packs the tokens of every row whose value reaches its floor.
 
     Args:
-        logits: (n, V) float32, contiguous.
-        chosen: (n, V) at least one token of each row.
+        values: (n, V) float32, contiguous.
+        floor: (n,) reached by at least one token of each row.
+        padding: Value of places that are left over.
 
     Returns:
-        Ids, rising, and logits, each (n, C), where C is the largest number of a row; padded with minus infinity.
+        Ids, rising, and values, each (n, C), where C is the largest number of a row.
     """
-    flat = np.flatnonzero(chosen)
-    rows, columns = np.divmod(flat, logits.shape[1])
-    found = np.bincount(rows, minlength=len(logits))
+    flat = true_positions(values >= floor[:, np.newaxis])
+    rows, columns = np.divmod(flat, values.shape[1])
+    found = np.bincount(rows, minlength=len(values))
     places = np.arange(len(flat)) - (np.cumsum(found) - found)[rows]
-    ids = np.zeros((len(logits), int(found.max())), np.int64)
-    values = np.full(ids.shape, -np.inf, np.float32)
+    ids = np.zeros((len(values), int(found.max())), np.int64)
+    selected = np.full(ids.shape, padding, np.float32)
     ids[rows, places] = columns
-    values[rows, places] = logits.ravel()[flat]
-    return ids, values
+    selected[rows, places] = values.ravel()[flat]
+    return ids, selected
+
+
+def true_positions(flags: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Returns `np.flatnonzero(flags)`, faster where few of them are set: flags are looked at eight at a time.
+
+    Args:
+        flags: Contiguous, of any shape.
+    """
+    flat = flags.ravel()
+    num_words = len(flat) // _WORD_BYTES
+    packed = flat[: num_words * _WORD_BYTES]
+    words = np.flatnonzero(packed.view(np.uint64))
+    inner = np.flatnonzero(packed.reshape(num_words, _WORD_BYTES)[words])
+    positions = words[inner // _WORD_BYTES] * _WORD_BYTES + inner % _WORD_BYTES
+    rest = np.flatnonzero(flat[len(packed) :]) + len(packed)
+    return np.concatenate([positions, rest])

@@ -1,0 +1,165 @@
+"""Draws among the likeliest tokens: top-k, top-p and min-p.
+
+Shapes: n rows, C candidates, B candidates a block, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway_server.engine.candidates import candidate_floor, select, true_positions
+from headway_server.engine.weights import below
+
+_BLOCK = 256
+_FIRST_CANDIDATES = 512
+"""Likeliest tokens among which a nucleus is looked for before all are sorted."""
+_SMALLEST_WEIGHT = np.finfo(np.float32).tiny  # what is below it never changes a sum that begins with 1
+_SMALLEST_LOGIT = np.finfo(np.float32).min  # minus infinity is below it: tokens that are forbidden
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restriction:
+    """What is drawn among, and the number that decides; each (n,)."""
+
+    top_p: NDArray[np.float64]
+    min_p: NDArray[np.float32]
+    numbers: NDArray[np.float64]
+    """In [0, 1)."""
+
+    def take(self, rows: NDArray[np.intp]) -> Restriction:
+        """Returns that of some rows."""
+        return Restriction(top_p=self.top_p[rows], min_p=self.min_p[rows], numbers=self.numbers[rows])
+
+
+class FallingWeights:
+    """Weights by falling size, with running sums in two steps: of blocks, and within the one that matters."""
+
+    def __init__(self, weights: NDArray[np.float32]) -> None:
+        """Sums up blocks.
+
+        Args:
+            weights: (n, C) float32, falling, some of each row above 0.
+        """
+        spare = -weights.shape[1] % _BLOCK
+        padded = np.pad(weights, ((0, 0), (0, spare))) if spare else weights
+        self.num_candidates = weights.shape[1]
+        self._blocks = padded.reshape(len(weights), -1, _BLOCK)  # (n, C / B, B)
+        self._running = np.cumsum(self._blocks.sum(axis=2, dtype=np.float64), axis=1)  # (n, C / B)
+        self._rows = np.arange(len(weights))
+
+    @property
+    def totals(self) -> NDArray[np.float64]:
+        """Sum of the weights of every row."""
+        return self._running[:, -1]
+
+    def draw(self, restriction: Restriction, totals: NDArray[np.float64]) -> NDArray[np.int64]:
+        """Draws places (n,) among those that the restriction leaves; `totals` (n,) is what p is a share of."""
+        num_kept = self._num_kept(restriction, totals)
+        mass = np.minimum(self._sum_of_first(num_kept), self.totals)
+        target = below(restriction.numbers * mass, mass)
+        block = (self._running <= target[:, np.newaxis]).sum(axis=1)
+        before, within = self._within(block)
+        # The block's sum was taken in another order, so what is left of the target may be a rounding past `within`.
+        left = below(target - before, within[:, -1])
+        member = (within <= left[:, np.newaxis]).sum(axis=1)
+        places: NDArray[np.int64] = np.minimum(block * _BLOCK + member, num_kept - 1)
+        return places
+
+    def _num_kept(self, restriction: Restriction, totals: NDArray[np.float64]) -> NDArray[np.int64]:
+        """Returns how many of the likeliest (n,) hold p of `totals` and are not less likely than min-p demands."""
+        bound = restriction.top_p * totals
+        block = np.minimum((self._running < bound[:, np.newaxis]).sum(axis=1), self._running.shape[1] - 1)
+        before, within = self._within(block)
+        by_top_p = block * _BLOCK + (before[:, np.newaxis] + within < bound[:, np.newaxis]).sum(axis=1) + 1
+        by_top_p[restriction.top_p == 1] = self.num_candidates
+        floor = restriction.min_p[:, np.newaxis]
+        block = np.minimum((self._blocks[:, :, -1] >= floor).sum(axis=1), self._running.shape[1] - 1)
+        by_min_p = block * _BLOCK + (self._blocks[self._rows, block] >= floor).sum(axis=1)
+        # The likeliest has the weight 1, which is not below any min-p.
+        num_kept: NDArray[np.int64] = np.minimum(np.minimum(by_top_p, by_min_p), self.num_candidates)
+        return num_kept
+
+    def _sum_of_first(self, count: NDArray[np.int64]) -> NDArray[np.float64]:
+        block, member = np.divmod(count - 1, _BLOCK)
+        before, within = self._within(block)
+        total: NDArray[np.float64] = before + within[self._rows, member]
+        return total
+
+    def _within(self, block: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Returns the sum (n,) before a block of each row, and the running sums (n, B) in it."""
+        before = np.where(block > 0, self._running[self._rows, block - 1], 0.0)
+        return before, np.cumsum(self._blocks[self._rows, block], axis=1, dtype=np.float64)
+
+
+def draw_top_k(
+    logits: NDArray[np.float32],
+    maximum: NDArray[np.float32],
+    temperature: NDArray[np.float32],
+    top_k: NDArray[np.int64],
+    restriction: Restriction,
+) -> NDArray[np.int64]:
+    """Draws tokens (n,) among the k with the largest logits; p is a share of their weights.
+
+    Args:
+        logits: (n, V) float32, contiguous, no NaN.
+        maximum: (n,) of the logits.
+        temperature: (n,) above 0.
+        top_k: (n,) 1 to V.
+        restriction: Of these rows.
+    """
+    largest = int(top_k.max())
+    floor = np.maximum(candidate_floor(logits, largest), _SMALLEST_LOGIT)
+    ids, values = select(logits, floor, padding=-np.inf)
+    falling = _fall(values)[:, :largest]  # (n, C)
+    weights = np.exp((falling - maximum[:, np.newaxis]) / temperature[:, np.newaxis])
+    weights[np.arange(weights.shape[1]) >= top_k[:, np.newaxis]] = 0
+    sums = FallingWeights(weights)
+    columns = _columns(values, falling, sums.draw(restriction, sums.totals))
+    return ids[np.arange(len(ids)), columns]
+
+
+def draw_likely(
+    weights: NDArray[np.float32], totals: NDArray[np.float64], restriction: Restriction
+) -> NDArray[np.int64]:
+    """Draws tokens (n,) among the likeliest that top-p and min-p leave, all tokens being there to begin with.
+
+    Where the first few hundred are enough, which is nearly always so with a trained model, only these are sorted.
+
+    Args:
+        weights: (n, W) float32, contiguous, the largest of each row 1.
+        totals: (n,) their sums.
+        restriction: Of these rows.
+    """
+    floor = np.maximum(candidate_floor(weights, min(_FIRST_CANDIDATES, weights.shape[1])), _SMALLEST_WEIGHT)
+    ids, values = select(weights, floor, padding=0.0)
+    falling = _fall(values)  # (n, C)
+    sums = FallingWeights(falling)
+    token_ids = ids[np.arange(len(ids)), _columns(values, falling, sums.draw(restriction, totals))]
+    holds_nucleus = (restriction.top_p < 1) & (sums.totals >= restriction.top_p * totals)
+    holds_likely = floor <= np.maximum(restriction.min_p, _SMALLEST_WEIGHT)
+    if (rest := np.flatnonzero(~(holds_nucleus | holds_likely))).size:
+        values = weights[rest]
+        falling = _fall(values)  # (n, W)
+        ranks = FallingWeights(falling).draw(restriction.take(rest), totals[rest])
+        token_ids[rest] = _columns(values, falling, ranks)
+    return token_ids
+
+
+def _fall(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Returns values (n, C) by falling size. Values alone are sorted several times faster than places."""
+    falling = -values
+    falling.sort(axis=1)
+    return np.negative(falling, out=falling)
+
+
+def _columns(values: NDArray[np.float32], falling: NDArray[np.float32], ranks: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Returns where in `values` (n, C) the `ranks`-th (n,) of `falling` is, equal values having the order of places."""
+    rows = np.arange(len(values))
+    chosen = falling[rows, ranks][:, np.newaxis]
+    num_before = ranks - (falling > chosen).sum(axis=1)
+    equal_rows, equal_columns = np.divmod(true_positions(values == chosen), values.shape[1])
+    columns: NDArray[np.int64] = equal_columns[np.searchsorted(equal_rows, rows) + num_before]
+    return columns
