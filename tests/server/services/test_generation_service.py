@@ -334,9 +334,9 @@ async def test_no_log_probabilities_are_answered_that_were_not_asked_for():
     ],
 )
 async def test_a_text_follows_its_constraint_and_says_that_it_is_complete(constraint, texts):
-    sampling = pb.SamplingParameters(max_new_token_count=30, temperature=1.5, seed=3, constraint=constraint)
+    sampling = pb.SamplingParameters(max_new_token_count=30, temperature=2, seed=3, constraint=constraint)
     async with serving() as (stub, _):
-        request = pb.GenerateTextRequest(prompts=["the cat", "the dog"], sampling=sampling, sample_count=4)
+        request = pb.GenerateTextRequest(prompts=["the cat", "the dog"], sampling=sampling, sample_count=16)
         results = (await stub.GenerateText(request)).results
         stream = stub.StreamGenerateText(pb.StreamGenerateTextRequest(prompt="the cat", sampling=sampling))
         streamed = [message async for message in stream][-1].result
