@@ -73,6 +73,16 @@ BOMBS = {
         "{% set ns = namespace(x=['a' * 9999]) %}"
         "{% for i in range(99) %}{% set ns.x = {'a': ns.x, 'b': ns.x} %}{% endfor %}{{ ns.x | tojson }}"
     ),
+    "nesting views": (
+        "{% set ns = namespace(x={'a': 1}) %}{% for i in range(99) %}"
+        "{% set ns.x = {'a': ns.x.items(), 'b': ns.x.values()} %}{% endfor %}{{ ns.x | trim }}"
+    ),
+    "nesting namespaces": (
+        "{% set ns = namespace(x=1) %}{% for i in range(99) %}"
+        "{% set ns.x = namespace(a=ns.x, b=ns.x) %}{% endfor %}{{ {}[ns.x].a }}"
+    ),
+    "rounding": "{{ 1 | round(9999999999, 'ceil') }}",
+    "numbers of many digits": "{{ ('f' * 499999) | int(base=16) }}",
     "squaring": "{% set ns = namespace(x=9) %}{% for i in range(99) %}{% set ns.x = ns.x * ns.x %}{% endfor %}",
     "power": "{{ 9 ** 9 ** 9 }}",
     "replacing": "{{ ('a' * 99999).replace('a', 'b' * 99999) }}",
@@ -204,6 +214,14 @@ def test_the_date_and_json_are_written_as_templates_expect(tmp_path):
         "{{ strftime_now('%Y') | length }}{{ {'b': 'é<', 'a': [1, none, true]} | tojson }}{{ messages[0].content }}"
     )
     assert load_template(tmp_path, source).prompt(turns("!"), "c").text == '4{"b": "é<", "a": [1, null, true]}!'
+
+
+def test_a_namespace_is_not_written_out(tmp_path):
+    source = (
+        "{% set ns = namespace(x=1) %}{% for i in range(99) %}{% set ns.x = namespace(a=ns.x, b=ns.x) %}{% endfor %}"
+        "{{ ns.x | trim }} {{ ns.x is lower }} {{ messages[0].content }}"
+    )
+    assert load_template(tmp_path, source).prompt(turns("!"), "c").text == "<namespace> True !"
 
 
 def test_what_is_not_given_is_none_and_unknown_names_are_undefined(tmp_path):

@@ -105,7 +105,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         self.tests = {name: counted(test) for name, test in tests.items()}
         self.globals = {
             "dict": dict,
-            "namespace": Namespace,
+            "namespace": _Namespace,
             "raise_exception": _raise_exception,
             "range": safe_range,
             "strftime_now": _strftime_now,
@@ -266,6 +266,13 @@ class _GenerationBlock(Extension):
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return nodes.Scope(body, lineno=line)
+
+
+class _Namespace(Namespace):
+    """Jinja's, but that it is not written out: what it holds may be shared, so that there is no end to it."""
+
+    def __repr__(self) -> str:
+        return "<namespace>"
 
 
 def _check_repetition(left: Any, right: Any) -> None:

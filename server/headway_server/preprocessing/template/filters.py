@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from jinja2 import Undefined, pass_context
 from jinja2.filters import FILTERS
@@ -22,6 +22,7 @@ from headway_server.preprocessing.template.limits import (
 from headway_server.preprocessing.template.marked_text import MarkedText
 
 _MAX_INDENT = 16
+_MAX_PLACES = 15
 
 _CHOOSING: Final = (
     *("d", "default", "dictsort", "first", "items", "last", "list", "map", "max", "min", "reject", "rejectattr"),
@@ -30,14 +31,14 @@ _CHOOSING: Final = (
 """Jinja's filters that hand on what is there and make no text."""
 
 _MAKING: Final = (
-    *("abs", "capitalize", "count", "float", "int", "length", "lower", "reverse", "round", "title", "trim", "upper"),
+    *("abs", "capitalize", "count", "float", "int", "length", "lower", "reverse", "title", "trim", "upper"),
 )
 """Jinja's filters that make a new value."""
 
 
 def template_filters() -> dict[str, Callable[..., Any]]:
     """Returns the filters by name."""
-    own = {"join": _join, "replace": _replace, "safe": written, "string": written, "tojson": _tojson}
+    own = {"join": _join, "replace": _replace, "round": _round, "safe": written, "string": written, "tojson": _tojson}
     handing_on = {name: FILTERS[name] for name in _CHOOSING} | own
     making = {name: FILTERS[name] for name in _MAKING}
     return {name: _limited(function, makes_text=False) for name, function in handing_on.items()} | {
@@ -93,6 +94,13 @@ def _join(context: Context, values: Iterable[Any], d: str = "", attribute: str |
 
 def _replace(text: Any, old: str, new: str, count: int = -1) -> str:
     return replace_within_limits(written(text), old, new, count)
+
+
+def _round(value: float, precision: int = 0, method: Literal["common", "ceil", "floor"] = "common") -> Any:
+    """Rounds as Jinja does, whose own computes a power of ten as large as it is told to."""
+    if not -_MAX_PLACES <= precision <= _MAX_PLACES:
+        raise LimitError(f"rounds to {precision} places; -{_MAX_PLACES} to {_MAX_PLACES} are possible")
+    return FILTERS["round"](value, precision, method)
 
 
 def _tojson(

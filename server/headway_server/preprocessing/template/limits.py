@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -117,7 +117,7 @@ def weigh(value: object) -> bool:
             has_content = has_content or isinstance(part, MarkedText)
         elif isinstance(part, Mapping):
             children = (*part.keys(), *part.values())
-        elif isinstance(part, list | tuple):
+        elif isinstance(part, list | tuple | KeysView | ValuesView | ItemsView):
             children = part
         left -= 1
         if left < 0 or depth > _MAX_DEPTH:
