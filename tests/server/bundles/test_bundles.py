@@ -57,6 +57,10 @@ def _flip_a_byte(bundle: Path) -> None:
         (lambda path: next(path.rglob("*.onnx")).write_bytes(b""), "has 0 bytes, the manifest says"),
         (lambda path: next(path.rglob("*.onnx")).unlink(), "is missing; export the model again"),
         (lambda path: (path / "extra.txt").write_text("x"), "extra.txt is not in the manifest"),
+        (
+            _edit(lambda m: m["files"].update({"chat_template.jinja": _A_FILE})),
+            "chat_template.jinja belongs to generation",
+        ),
         (lambda path: (path / "bundle.json").unlink(), "bundle.json is missing"),
         (lambda path: (path / "bundle.json").write_text("{"), "cannot be read as JSON"),
         (lambda path: (path / "bundle.json").write_bytes(b"\xff\xfe"), "cannot be read as JSON"),

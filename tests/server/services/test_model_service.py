@@ -19,6 +19,7 @@ async def test_models_are_listed_by_name_and_version_with_what_they_are(serving)
     assert (colours.task, colours.max_input_token_count) == (pb.TASK_IMAGE_CLASSIFICATION, 0)
     figure = topics.quality[0]
     assert (figure.variant, figure.metric, figure.value, figure.example_count) == ("fp32", "accuracy", 99.5, 200)
+    assert not topics.has_chat_template
     assert not response.rejected_bundles
 
 
