@@ -20,6 +20,7 @@ from headway_server.engine.constraints import (
     ConstraintRequest,
 )
 from headway_server.engine.constraints.compiler import MAX_CACHED
+from headway_server.engine.constraints.trial import needs_trial
 from headway_server.errors import InvalidInputError, WrongTaskError
 
 FIELD = "sampling.constraint"
@@ -197,6 +198,36 @@ def test_hostile_constraints_are_refused_or_followed_within_bounds(
         except ValueError:
             assert state.failure is not None
             return
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"allOf": [{"type": "string", "pattern": f"a{i}.*b{i}"} for i in range(1000)]},
+        {"patternProperties": {f"^{chr(97 + i % 26)}{chr(97 + i // 26)}.*$": {} for i in range(600)}},
+    ],
+    ids=["allOf", "patternProperties"],
+)
+def test_a_schema_that_would_take_minutes_is_given_up(compiler: ConstraintCompiler, schema: dict[str, Any]) -> None:
+    refusal = _refusal(compiler, json_schema=json.dumps(schema))
+    assert "takes more than 2 s or 32 MiB to be compiled" in refusal.description
+
+
+@pytest.mark.parametrize(
+    ("schema", "is_tried"),
+    [
+        ({"type": "object", "properties": {"allOf": {"type": "string"}, "not": {"$ref": "#/$defs/a"}}}, False),
+        ({"$defs": {"patternProperties": {"anyOf": [{"type": "null"}, {"const": {"oneOf": 1}}], "title": "A"}}}, False),
+        ({"type": "array", "items": {"allOf": [{"minLength": 3}]}}, True),
+        ({"properties": {"a": {"anyOf": [{"type": "string"}], "maxLength": 5}}}, True),
+        ({"properties": {"a": {"$ref": "#", "description": "again"}}}, False),
+        ({"properties": {"a": {"$ref": "#", "minLength": 1}}}, True),
+        ({"$defs": {"a": {"patternProperties": {"a": {}}}}}, True),
+        ({"some future keyword": 1}, True),
+    ],
+)
+def test_schemas_of_the_usual_keywords_need_no_trial(schema: dict[str, Any], is_tried: bool) -> None:
+    assert needs_trial(schema) == is_tried
 
 
 def test_the_same_request_is_compiled_once_and_the_oldest_forgotten(compiler: ConstraintCompiler) -> None:

@@ -2,6 +2,7 @@
 
     request.py      what a call asks for, checked
     grammar.py      the grammar of the texts it allows, and what is wrong with it
+    trial.py        whether a schema can be compiled at a reasonable cost
     vocabulary.py   the bytes that every token adds to a text
     compiler.py     both, made into a constraint that can be started for every sequence
     state.py        how far one sequence is: the tokens that may follow

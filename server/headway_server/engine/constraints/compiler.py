@@ -24,7 +24,7 @@ from headway_server.engine.constraints.vocabulary import (
 from headway_server.errors import InvalidInputError, WrongTaskError
 from headway_server.preprocessing.pool import text_pool
 
-MAX_CACHED = 64
+MAX_CACHED = 32
 """Compiled constraints that are kept."""
 
 _LIMITS = LLParserLimits(

@@ -12,6 +12,7 @@ from typing import Any
 from llguidance import regex_to_lark
 
 from headway_server.engine.constraints.request import ConstraintRequest
+from headway_server.engine.constraints.trial import CPU_LIMIT_S, MEMORY_LIMIT_BYTES, is_affordable, needs_trial
 from headway_server.engine.constraints.vocabulary import Vocabulary
 from headway_server.errors import InvalidInputError
 
@@ -53,7 +54,14 @@ def write_grammar(request: ConstraintRequest, vocabulary: Vocabulary, field: str
         _check_multiples(schema, field)
         if not vocabulary.spells_everything:
             _check_spelling("".join(_JSON_CHARACTERS), vocabulary, field, "JSON")
-        return f"{_HEAD}%json {json.dumps({**schema, 'x-guidance': _JSON_OPTIONS})}"
+        grammar = f"{_HEAD}%json {json.dumps({**schema, 'x-guidance': _JSON_OPTIONS})}"
+        if needs_trial(schema) and not is_affordable(grammar):
+            raise InvalidInputError(
+                field,
+                f"takes more than {CPU_LIMIT_S} s or {MEMORY_LIMIT_BYTES >> 20} MiB to be compiled; use fewer allOf, "
+                "oneOf, patternProperties and patterns that are combined with each other",
+            )
+        return grammar
     if request.regex is not None:
         pattern = f"/{regex_to_lark(request.regex, '')}/"
         if vocabulary.spells_everything:
