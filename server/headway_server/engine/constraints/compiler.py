@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -24,14 +26,19 @@ from headway_server.engine.constraints.vocabulary import (
 from headway_server.errors import InvalidInputError, WrongTaskError
 from headway_server.preprocessing.pool import text_pool
 
-MAX_CACHED = 32
-"""Compiled constraints that are kept."""
+MAX_CACHED = 128
+"""Grammars that are kept: what was checked once is not checked again."""
+
+_MAX_SHARING = 8
+"""Sequences that share an automaton, where another costs little."""
+_CHEAP_S = 0.005
 
 _LIMITS = LLParserLimits(
-    max_lexer_states=50_000,  # a few hundred bytes each, for every sequence
+    max_lexer_states=50_000,  # about 300 bytes each
+    step_lexer_fuel=1_000_000,  # up to some 30 ms a step; five times the library's own, which ends plain expressions
     verbose_errors=False,
 )
-"""Beside the library's own: work to build a grammar, its size, and work a step."""
+"""Beside the library's own on the work to build a grammar and on its size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,18 +51,31 @@ class _ModelParts:
 
 
 class CompiledConstraint:
-    """What texts may look like, ready to be started for any number of sequences. Safe to use from several threads."""
+    """What the texts of a call may look like, ready to be started for any number of sequences.
 
-    __slots__ = ("_end_ids", "_lock", "_masks", "_matcher")
+    Safe to use from several threads. The automaton is made as far as texts need it, and has a limit of its own; it is
+    shared by few sequences, and never by those of different calls, so that none comes to its limit by the others.
+    """
 
-    def __init__(self, matcher: LLMatcher, masks: ModelMasks, eos_id: int | None) -> None:
-        self._matcher = matcher
+    __slots__ = ("_build", "_end_ids", "_is_cheap", "_lock", "_masks", "_matcher", "_num_started")
+
+    def __init__(self, build: Callable[[], LLMatcher], masks: ModelMasks, eos_id: int | None) -> None:
+        began = time.monotonic()
+        self._build = build
+        self._matcher = build()
+        self._is_cheap = time.monotonic() - began < _CHEAP_S
+        self._num_started = 0
         self._masks = masks
         self._end_ids = frozenset(() if eos_id is None else (eos_id,))
         self._lock = Lock()
 
+    @property
+    def complaint(self) -> str | None:
+        """What the library has against the grammar, if anything."""
+        return self._matcher.get_error() if self._matcher.is_error() else None
+
     def start(self, *, end_ids: frozenset[int] = frozenset(), follows_text: bool = True) -> ConstraintState:
-        """Makes the state of a new sequence; takes some microseconds.
+        """Makes the state of a new sequence; takes some microseconds, and now and then a few milliseconds.
 
         Args:
             end_ids: Tokens that end the text beside the model's end-of-sequence token: the request's stop tokens. They
@@ -63,8 +83,14 @@ class CompiledConstraint:
             follows_text: Whether the prompt has any text; False if it is nothing but special tokens.
         """
         with self._lock:
+            if self._is_cheap and self._num_started == _MAX_SHARING:
+                self._matcher, self._num_started = self._build(), 0
+            self._num_started += 1
             matcher = self._matcher.deep_copy()
         return ConstraintState(matcher, self._masks, end_ids=self._end_ids | end_ids, is_at_beginning=not follows_text)
+
+    def __repr__(self) -> str:
+        return f"CompiledConstraint({'wrong' if self._matcher.is_error() else 'ready'})"
 
 
 class ConstraintCompiler:
@@ -86,7 +112,7 @@ class ConstraintCompiler:
         self._eos_id = eos_id
         self._lock = Lock()
         self._parts: _ModelParts | None = None
-        self._cache: OrderedDict[ConstraintRequest, CompiledConstraint] = OrderedDict()
+        self._grammars: OrderedDict[ConstraintRequest, str] = OrderedDict()
 
     async def compile_off_loop(self, request: ConstraintRequest, *, field: str) -> CompiledConstraint:
         """Does `compile` on a thread of its own kind, off the event loop."""
@@ -94,7 +120,7 @@ class ConstraintCompiler:
         return await loop.run_in_executor(text_pool(), lambda: self.compile(request, field=field))
 
     def compile(self, request: ConstraintRequest, *, field: str) -> CompiledConstraint:
-        """Makes a constraint, or finds one that was made of the same request. Blocks: not for the event loop.
+        """Makes the constraint of a call. Not for the event loop: it takes milliseconds, and a check may take a second.
 
         Args:
             request: What the text must look like.
@@ -104,35 +130,33 @@ class ConstraintCompiler:
             InvalidInputError: It is too large, means nothing, allows no text, or needs what is not supported.
             WrongTaskError: The model's tokenizer cannot be constrained.
         """
-        with self._lock:
-            if (found := self._cache.get(request)) is not None:
-                self._cache.move_to_end(request)
-                return found
-        request.check_size(field)
-        compiled = self._compile(request, field)
-        with self._lock:
-            self._cache[request] = compiled
-            if len(self._cache) > MAX_CACHED:
-                self._cache.popitem(last=False)
-        return compiled
-
-    def _compile(self, request: ConstraintRequest, field: str) -> CompiledConstraint:
         parts = self._load()
+        with self._lock:
+            if (grammar := self._grammars.get(request)) is not None:
+                self._grammars.move_to_end(request)
+        if grammar is not None:
+            return self._constraint(parts, grammar)
+        request.check_size(field)
         field = f"{field}.{request.kind}"
         grammar = write_grammar(request, parts.vocabulary, field)
-        matcher = LLMatcher(parts.tokenizer, grammar, log_level=0, limits=_LIMITS)
-        if not matcher.is_error():
-            matcher.compute_bitmask()  # some mistakes show with the first mask, and it makes every first step faster
-        if matcher.is_error():
-            raise InvalidInputError(field, explain(matcher.get_error(), request))
-        compiled = CompiledConstraint(matcher, parts.masks, self._eos_id)
-        first = compiled.start()
-        first.fill(mask := np.empty_like(parts.masks.text))
-        if first.failure is not None:
-            raise InvalidInputError(field, f"cannot be met: {first.failure}")
-        if not (mask & parts.masks.text).any():
-            raise InvalidInputError(field, "allows no text but the empty one, which needs no model")
-        return compiled
+        constraint = self._constraint(parts, grammar)
+        if constraint.complaint is not None:
+            raise InvalidInputError(field, explain(constraint.complaint, request))
+        _check_beginning(constraint, parts.masks, field)
+        with self._lock:
+            self._grammars[request] = grammar
+            if len(self._grammars) > MAX_CACHED:
+                self._grammars.popitem(last=False)
+        return constraint
+
+    def _constraint(self, parts: _ModelParts, grammar: str) -> CompiledConstraint:
+        def build() -> LLMatcher:
+            matcher = LLMatcher(parts.tokenizer, grammar, log_level=0, limits=_LIMITS)
+            if not matcher.is_error():
+                matcher.compute_bitmask()  # some mistakes show only here; and the first step finds it made
+            return matcher
+
+        return CompiledConstraint(build, parts.masks, self._eos_id)
 
     def _load(self) -> _ModelParts:
         with self._lock:
@@ -141,7 +165,21 @@ class ConstraintCompiler:
             return self._parts
 
     def __repr__(self) -> str:
-        return f"ConstraintCompiler({self._vocab_size} tokens, {len(self._cache)} of {MAX_CACHED} constraints kept)"
+        return f"ConstraintCompiler({self._vocab_size} tokens, {len(self._grammars)} of {MAX_CACHED} grammars kept)"
+
+
+def _check_beginning(constraint: CompiledConstraint, masks: ModelMasks, field: str) -> None:
+    """Tries the first step.
+
+    Raises:
+        InvalidInputError: No token may begin a text.
+    """
+    state = constraint.start()
+    state.fill(mask := np.empty_like(masks.text))
+    if state.failure is not None:
+        raise InvalidInputError(field, f"cannot be met: {state.failure}")
+    if not (mask & masks.text).any():
+        raise InvalidInputError(field, "allows no text but the empty one, which needs no model")
 
 
 def _load_parts(tokenizer: Tokenizer | Path, vocab_size: int, eos_id: int | None) -> _ModelParts:

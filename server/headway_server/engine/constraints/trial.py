@@ -2,8 +2,8 @@
 
 The library bounds the work and the size of a grammar, but not how long it takes to merge subschemas: a few kilobytes
 of `allOf` and `patternProperties` can keep it busy for minutes, and nothing stops it. Schemas of the usual keywords
-cost milliseconds whatever they say; others are compiled elsewhere first, which takes a tenth of a second, and refused
-if that is stopped.
+cost milliseconds whatever they say; others are compiled elsewhere first, once, which takes a tenth of a second, and
+refused if that is stopped.
 """
 
 from __future__ import annotations
@@ -13,18 +13,23 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-CPU_LIMIT_S = 2
+CPU_LIMIT_S = 1
 """Processor time of a trial, the start of the process included."""
 MEMORY_LIMIT_BYTES = 32 * 2**20
 """Memory that a compiled schema may take."""
 _WALL_LIMIT_S = 20
 """A trial that gets no processor is given up, too."""
 
-_ANNOTATIONS = frozenset("$comment $defs $id $schema default definitions deprecated description examples title".split())
-_USUAL = _ANNOTATIONS | frozenset(
-    "additionalProperties const enum exclusiveMaximum exclusiveMinimum format items maxItems maxLength maximum "
-    "minItems minLength minimum pattern prefixItems properties required type".split()
-)
+# fmt: off
+_ANNOTATIONS = frozenset({
+    "$comment", "$defs", "$id", "$schema", "default", "definitions", "deprecated", "description", "examples", "title",
+})
+_USUAL = _ANNOTATIONS | {
+    "additionalProperties", "const", "enum", "exclusiveMaximum", "exclusiveMinimum", "format", "items", "maxItems",
+    "maxLength", "maximum", "minItems", "minLength", "minimum", "pattern", "prefixItems", "properties", "required",
+    "type",
+}
+# fmt: on
 _ALONE = frozenset(("$ref", "anyOf"))
 """Usual without others beside them, with which they would be merged."""
 _NAMED = frozenset(("$defs", "definitions", "properties"))
