@@ -1,5 +1,8 @@
 """One sequence at a time, one row at a time: what the engine and its sampler are held against."""
 
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -9,33 +12,76 @@ from headway_server.engine.sequence import FinishReason, SamplingParameters
 NUM_GROUPS = 256
 
 
-def naive_token(logits: NDArray[np.float32], parameters: SamplingParameters, step: int) -> int:
-    """Chooses a token as `sampler.py` defines it, in float64 and plain Python."""
-    if parameters.temperature == 0 or parameters.top_k == 1:
-        return int(np.flatnonzero(logits == logits.max())[0])
-    scaled = (logits - logits.max()) / np.float32(parameters.temperature)
-    weights = {token: float(w) for token, w in enumerate(np.exp(scaled))}
-    by_likelihood = sorted(weights, key=lambda token: (-logits[token], token))
-    vocab_size = len(logits)
-    groups = min(NUM_GROUPS, vocab_size)
-    order = sorted(weights, key=lambda token: (token % groups, token // groups))
-    if 0 < parameters.top_k < vocab_size:
-        order = by_likelihood = by_likelihood[: parameters.top_k]
-    if parameters.top_p < 1:
-        order, mass = [], 0.0
-        total = sum(weights[token] for token in by_likelihood)
-        for token in by_likelihood:
-            order.append(token)
-            mass += weights[token]
-            if mass >= parameters.top_p * total:
-                break
-    target = naive_number(parameters, step) * sum(weights[token] for token in order)
+def naive_token(logits: NDArray[np.float32], parameters: SamplingParameters, step: int, **context: Any) -> int | None:
+    """Chooses a token as `sampler.py` defines it, in plain Python; `context` is that of `naive_distribution`."""
+    return naive_pick(naive_distribution(logits, parameters, **context), naive_number(parameters, step))
+
+
+def naive_pick(distribution: dict[int, float], number: float) -> int | None:
+    """Draws from tokens and their weights in float64; None if there are none."""
+    target = number * sum(distribution.values())
     running = 0.0
-    for token in order:
-        running += weights[token]
+    for token, weight in distribution.items():
+        running += weight
         if running > target:
             return token
-    return next(token for token in reversed(order) if weights[token] > 0)
+    return next((token for token in reversed(distribution) if distribution[token] > 0), None)
+
+
+def naive_distribution(
+    logits: NDArray[np.float32],
+    parameters: SamplingParameters,
+    *,
+    prompt_ids: Iterable[int] = (),
+    text_ids: Sequence[int] = (),
+    end_ids: Collection[int] = (),
+    forbidden: Collection[int] = (),
+) -> dict[int, float]:
+    """Returns the tokens that may follow with their weights, in the order in which they are drawn."""
+    logits = naive_logits(logits, parameters, prompt_ids, text_ids)
+    for token in range(len(logits)):
+        if token in forbidden or (token in end_ids and len(text_ids) < parameters.min_new_tokens):
+            logits[token] = -np.inf
+    if not np.isfinite(logits.max()):
+        return {}
+    if parameters.temperature == 0 or parameters.top_k == 1:
+        return {int(np.flatnonzero(logits == logits.max())[0]): 1.0}
+    weights = np.exp((logits - logits.max()) / np.float32(parameters.temperature)).tolist()
+    vocab_size = len(logits)
+    groups = min(NUM_GROUPS, vocab_size)
+    order = sorted(range(vocab_size), key=lambda token: (token % groups, token // groups))
+    if 0 < parameters.top_k < vocab_size:
+        order = sorted(range(vocab_size), key=lambda token: (-logits[token], token))[: parameters.top_k]
+    elif parameters.top_p < 1 or parameters.min_p > 0:
+        order = sorted(range(vocab_size), key=lambda token: (-weights[token], token))
+    if parameters.top_p < 1:
+        bound, mass, kept = parameters.top_p * sum(weights[token] for token in order), 0.0, []
+        for token in order:
+            kept.append(token)
+            mass += weights[token]
+            if mass >= bound:
+                break
+        order = kept
+    return {token: weights[token] for token in order if weights[token] >= np.float32(parameters.min_p)}
+
+
+def naive_logits(
+    logits: NDArray[np.float32], parameters: SamplingParameters, prompt_ids: Iterable[int], text_ids: Sequence[int]
+) -> NDArray[np.float32]:
+    """Returns the logits with biases and penalties, one token after the other."""
+    biases, seen = dict(parameters.logit_biases), {*prompt_ids, *text_ids}
+    repetition, frequency, presence = (
+        np.float32(getattr(parameters, f"{name}_penalty")) for name in ("repetition", "frequency", "presence")
+    )
+    logits = logits.copy()
+    for token in {*biases, *seen}:
+        logit = logits[token] + np.float32(biases.get(token, 0))
+        if token in seen:
+            logit = logit / repetition if logit > 0 else logit * repetition
+        if count := list(text_ids).count(token):
+            logit = logit - frequency * np.float32(count) - presence
+        logits[token] = logit
+    return logits
 
 
 def naive_number(parameters: SamplingParameters, step: int) -> float:
@@ -53,11 +99,16 @@ def naive_decode(decoder, input_ids, parameters, *, eos_id, source=None, first_i
     else:
         decoder.set_sources([source])
         logits, position = decoder.decode(np.array([first_id]), np.array([0]))[0], 1
+    prompt_ids = input_ids.tolist() if first_id is None else []
+    end_ids = parameters.stop_ids | {eos_id}
     token_ids = []
     while True:
-        token_ids.append(naive_token(np.asarray(logits), parameters, len(token_ids)))
+        context = {"prompt_ids": prompt_ids, "text_ids": token_ids, "end_ids": end_ids}
+        token_ids.append(naive_token(np.asarray(logits), parameters, len(token_ids), **context))
         if token_ids[-1] == eos_id:
             return token_ids, FinishReason.END_OF_SEQUENCE
+        if token_ids[-1] in parameters.stop_ids:
+            return token_ids, FinishReason.STOP
         if len(token_ids) == parameters.max_new_tokens:
             return token_ids, FinishReason.LENGTH
         logits = decoder.decode(np.array(token_ids[-1:]), np.array([position]))[0]

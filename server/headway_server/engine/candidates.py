@@ -88,7 +88,7 @@ def true_positions(flags: NDArray[np.bool_]) -> NDArray[np.int64]:
     flat = flags.ravel()
     num_words = len(flat) // _WORD_BYTES
     packed = flat[: num_words * _WORD_BYTES]
-    words = np.flatnonzero(packed.view(np.uint64))
+    words = np.flatnonzero(packed.view(np.uint64) != 0)  # of booleans it is fast
     inner = np.flatnonzero(packed.reshape(num_words, _WORD_BYTES)[words])
     positions = words[inner // _WORD_BYTES] * _WORD_BYTES + inner % _WORD_BYTES
     rest = np.flatnonzero(flat[len(packed) :]) + len(packed)

@@ -1,0 +1,109 @@
+"""Rows for tests of the sampler: random parameters, text so far, masks, and the naive sampler's opinion of them."""
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from naive_decoding import naive_distribution, naive_number, naive_pick
+from numpy.typing import NDArray
+
+from headway_server.engine.sampler import Sampler
+from headway_server.engine.sequence import SamplingParameters
+
+ROUNDING = 1e-6
+"""Share of the weights that float32 may put on the wrong side of a border."""
+
+
+def pack(allowed: NDArray[np.bool_]) -> NDArray[np.int32]:
+    """Packs which tokens (V,) are allowed, bit by bit."""
+    words = np.zeros(-(-len(allowed) // 32), np.uint32)
+    for token in np.flatnonzero(allowed).tolist():
+        words[token // 32] |= np.uint32(1 << (token % 32))
+    return words.view(np.int32)
+
+
+def make_parameters(rng: np.random.Generator, vocab_size: int, *, with_edits: bool = True) -> SamplingParameters:
+    """Draws parameters, each of them off as often as not."""
+
+    def maybe(off: float, *values: float) -> float:
+        return float(rng.choice([*[off] * len(values), *values]))
+
+    num_biases = int(maybe(0, 1, 5)) if with_edits else 0
+    biased = rng.choice(vocab_size, min(num_biases, vocab_size), replace=False).tolist()
+    edits = {
+        "repetition_penalty": maybe(1, 0.5, 1.3, 100),
+        "presence_penalty": maybe(0, -1, 1.5),
+        "frequency_penalty": maybe(0, -0.5, 2),
+        "logit_biases": tuple((token, float(rng.normal() * 5)) for token in biased),
+        "min_new_tokens": int(maybe(0, 2, 4)),
+    }
+    return SamplingParameters(
+        max_new_tokens=10,
+        temperature=float(rng.choice([0.0, 1e-6, 0.3, 0.8, 1.0, 2.0])),
+        top_k=int(maybe(0, 1, 2, min(40, vocab_size), vocab_size, max(vocab_size // 2, 1))),
+        top_p=maybe(1.0, 0.05, 0.5, 0.9, 0.999),
+        min_p=maybe(0.0, 0.001, 0.1, 1.0),
+        seed=int(rng.integers(2**63)),
+        sample=int(rng.integers(3)),
+        num_top_tokens=[None, 0, 3][rng.integers(3)],
+        **(edits if with_edits else {}),
+    )
+
+
+def make_sampler(parameters: list[SamplingParameters], vocab_size: int, **options: bool) -> Sampler:
+    """Makes a sampler whose slots have these parameters."""
+    sampler = Sampler(num_slots=len(parameters), vocab_size=vocab_size, **options)
+    for slot, one in enumerate(parameters):
+        sampler.assign(slot, one)
+    return sampler
+
+
+@dataclass(kw_only=True)
+class Row:
+    """A sequence as the naive sampler sees it."""
+
+    parameters: SamplingParameters
+    prompt_ids: NDArray[np.int64]
+    end_ids: tuple[int, ...]
+    text_ids: list[int] = field(default_factory=list)
+    allowed: NDArray[np.bool_] | None = None
+
+    def assign(self, sampler: Sampler, slot: int) -> None:
+        """Begins in a slot."""
+        sampler.assign(slot, self.parameters, prompt_ids=self.prompt_ids, end_ids=self.end_ids)
+
+    def restrict(self, sampler: Sampler, slot: int) -> None:
+        """Hands its mask to a slot, in one way or the other."""
+        if self.allowed is None:
+            return
+        if len(self.text_ids) % 2:
+            sampler.allow(slot, pack(self.allowed))
+        else:
+            sampler.mask_row(slot)[:] = pack(self.allowed)
+            sampler.allow(slot, sampler.mask_row(slot))
+
+    def choices(self, logits: NDArray[np.float32]) -> set[int | None]:
+        """Returns what the naive sampler chooses, and what it would if weights were a rounding larger or smaller."""
+        number = naive_number(self.parameters, len(self.text_ids))
+        found = {naive_pick(self.distribution(logits, self.parameters), number)}
+        for share in (-ROUNDING, ROUNDING):
+            nudged = replace(self.parameters, top_p=min(self.parameters.top_p * (1 + share), 1.0))
+            for top_p in {nudged.top_p, self.parameters.top_p}:
+                distribution = self.distribution(logits, replace(self.parameters, top_p=top_p))
+                found |= {naive_pick(distribution, number * (1 + s) + s) for s in (-ROUNDING, ROUNDING)}
+        return found
+
+    def choice(self, logits: NDArray[np.float32]) -> int | None:
+        """Returns what the naive sampler chooses."""
+        number = naive_number(self.parameters, len(self.text_ids))
+        return naive_pick(self.distribution(logits, self.parameters), number)
+
+    def distribution(self, logits: NDArray[np.float32], parameters: SamplingParameters) -> dict[int, float]:
+        """Returns tokens and weights."""
+        return naive_distribution(
+            logits,
+            parameters,
+            prompt_ids=self.prompt_ids.tolist(),
+            text_ids=self.text_ids,
+            end_ids=self.end_ids,
+            forbidden=() if self.allowed is None else set(np.flatnonzero(~self.allowed).tolist()),
+        )
