@@ -41,6 +41,10 @@ _LIMITS = LLParserLimits(
 """Beside the library's own on the work to build a grammar and on its size."""
 
 
+_IDENTIFIERS = "[a-zA-Z0-9]{1,10}"
+"""Tokens of this kind are marked all at once where all of them may follow; the library knows such kinds for JSON."""
+
+
 @dataclass(frozen=True, slots=True)
 class _ModelParts:
     """What is made once for a model."""
@@ -199,4 +203,6 @@ def _load_parts(tokenizer: Tokenizer | Path, vocab_size: int, eos_id: int | None
         num_words=-(-(vocab_size + 1) // 32),
         spells_everything=vocabulary.spells_everything,
     )
-    return _ModelParts(vocabulary, LLTokenizer(TokenizerWrapper(library_tokens)), masks)
+    white_space, *texts = LLTokenizer.general_slices()
+    slices = [white_space, _IDENTIFIERS, *texts]
+    return _ModelParts(vocabulary, LLTokenizer(TokenizerWrapper(library_tokens), slices=slices), masks)

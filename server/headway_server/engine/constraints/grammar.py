@@ -20,9 +20,9 @@ _HEAD = '%llguidance {"no_forcing": true}\nstart: '
 """Every token that can lead to an allowed text may follow, not only those the tokenizer would have chosen."""
 
 _JSON_OPTIONS = {
-    # One space, or lines with an indentation: white space without end is how a model fails to end.
+    # One space, or a new line with an indentation: white space without end is how a model fails to end.
     "whitespace_flexible": True,
-    "whitespace_pattern": r" |\n{1,2}[ \t]{0,32}",
+    "whitespace_pattern": r" |\n[ \t]{0,20}",
     "item_separator": ",",
     "key_separator": ":",
     # oneOf as anyOf would allow what the schema does not.
