@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 _GROUPS_PER_CANDIDATE = 4
 _TOKENS_PER_GROUP = 24  # more groups take longer to partition, fewer are passed over more often
-_WORD_BYTES = 8
+_WORD_SHIFT = 3
+_WORD_BYTES = 1 << _WORD_SHIFT
 
 
 def top_candidates(
@@ -68,14 +69,17 @@ def select(
     Returns:
         Ids, rising, and values, each (n, C), where C is the largest number of a row.
     """
+    num_rows, vocab_size = values.shape
     flat = true_positions(values >= floor[:, np.newaxis])
-    rows, columns = np.divmod(flat, values.shape[1])
-    found = np.bincount(rows, minlength=len(values))
-    places = np.arange(len(flat)) - (np.cumsum(found) - found)[rows]
-    ids = np.zeros((len(values), int(found.max())), np.int64)
-    selected = np.full(ids.shape, padding, np.float32)
-    ids[rows, places] = columns
-    selected[rows, places] = values.ravel()[flat]
+    starts = np.searchsorted(flat, np.arange(num_rows + 1) * vocab_size)  # of each row's tokens among `flat`
+    found = np.diff(starts)
+    rows = np.repeat(np.arange(num_rows), found)
+    width = int(found.max())
+    places = np.arange(len(flat)) + np.repeat(np.arange(num_rows) * width - starts[:-1], found)
+    ids = np.zeros((num_rows, width), np.int64)
+    selected = np.full((num_rows, width), padding, np.float32)
+    ids.reshape(-1)[places] = flat - rows * vocab_size
+    selected.reshape(-1)[places] = values.reshape(-1)[flat]
     return ids, selected
 
 
@@ -86,10 +90,10 @@ def true_positions(flags: NDArray[np.bool_]) -> NDArray[np.int64]:
         flags: Contiguous, of any shape.
     """
     flat = flags.ravel()
-    num_words = len(flat) // _WORD_BYTES
-    packed = flat[: num_words * _WORD_BYTES]
-    words = np.flatnonzero(packed.view(np.uint64) != 0)  # of booleans it is fast
-    inner = np.flatnonzero(packed.reshape(num_words, _WORD_BYTES)[words])
-    positions = words[inner // _WORD_BYTES] * _WORD_BYTES + inner % _WORD_BYTES
-    rest = np.flatnonzero(flat[len(packed) :]) + len(packed)
-    return np.concatenate([positions, rest])
+    num_packed = len(flat) // _WORD_BYTES * _WORD_BYTES
+    words = flat[:num_packed].view(np.uint64)
+    found = np.flatnonzero(words != 0)  # of booleans it is fast
+    inner = np.flatnonzero(words[found].view(np.bool_))
+    positions = (found[inner >> _WORD_SHIFT] << _WORD_SHIFT) + (inner & (_WORD_BYTES - 1))
+    rest = np.flatnonzero(flat[num_packed:]) + num_packed
+    return np.concatenate([positions, rest]) if rest.size else positions

@@ -37,61 +37,82 @@ class Restriction:
 
 
 class FallingWeights:
-    """Weights by falling size, with running sums in two steps: of blocks, and within the one that matters."""
+    """Weights by falling size, with running sums in two steps: of blocks, and within the one that matters.
+
+    How many candidates there are depends on the neighbours of a row; those past its own have no weight. So nothing
+    here may depend on how many of these follow, not even by a rounding.
+
+    Attributes:
+        totals: (n,) sums of the weights.
+    """
 
     def __init__(self, weights: NDArray[np.float32]) -> None:
         """Sums up blocks.
 
         Args:
-            weights: (n, C) float32, falling, some of each row above 0.
+            weights: (n, C) float32, falling, the first of each row 1.
         """
-        spare = -weights.shape[1] % _BLOCK
+        num_rows, num_candidates = weights.shape
+        self._width = min(_BLOCK, num_candidates)
+        spare = -num_candidates % self._width
         padded = np.pad(weights, ((0, 0), (0, spare))) if spare else weights
-        self.num_candidates = weights.shape[1]
-        self._blocks = padded.reshape(len(weights), -1, _BLOCK)  # (n, C / B, B)
-        self._running = np.cumsum(self._blocks.sum(axis=2, dtype=np.float64), axis=1)  # (n, C / B)
-        self._rows = np.arange(len(weights))
+        self._rows = np.arange(num_rows)
+        self._blocks = padded.reshape(num_rows, -1, self._width)  # (n, C / B, B)
+        self._only_block = np.cumsum(weights, axis=1, dtype=np.float64) if num_candidates == self._width else None
+        self._running = (  # (n, C / B)
+            self._only_block[:, -1:]
+            if self._only_block is not None
+            else np.cumsum(self._blocks.sum(axis=2, dtype=np.float64), axis=1)
+        )
+        self._num_blocks = np.full(num_rows, self._running.shape[1])  # with weights in them, once that is known
+        self._num_weights = self._num_at_least(np.full(num_rows, _SMALLEST_WEIGHT))
+        self._num_blocks = (self._num_weights - 1) // self._width + 1
+        self.totals = self._sum_of_first(self._num_weights)
 
-    @property
-    def totals(self) -> NDArray[np.float64]:
-        """Sum of the weights of every row."""
-        return self._running[:, -1]
+    def __repr__(self) -> str:
+        return f"FallingWeights({len(self._rows)} rows, {self._num_weights.max()} weights)"
 
     def draw(self, restriction: Restriction, totals: NDArray[np.float64]) -> NDArray[np.int64]:
         """Draws places (n,) among those that the restriction leaves; `totals` (n,) is what p is a share of."""
-        num_kept = self._num_kept(restriction, totals)
-        mass = np.minimum(self._sum_of_first(num_kept), self.totals)
+        num_kept, mass = self._num_weights, self.totals
+        if (restriction.top_p < 1).any() or (restriction.min_p > 0).any():
+            num_kept = np.minimum(num_kept, self._num_by_top_p(restriction.top_p, totals))
+            num_kept = np.minimum(num_kept, self._num_at_least(restriction.min_p))
+            mass = self._sum_of_first(num_kept)
         target = below(restriction.numbers * mass, mass)
-        block = (self._running <= target[:, np.newaxis]).sum(axis=1)
+        block = np.minimum((self._running <= target[:, np.newaxis]).sum(axis=1), (num_kept - 1) // self._width)
         before, within = self._within(block)
         # The block's sum was taken in another order, so what is left of the target may be a rounding past `within`.
         left = below(target - before, within[:, -1])
         member = (within <= left[:, np.newaxis]).sum(axis=1)
-        places: NDArray[np.int64] = np.minimum(block * _BLOCK + member, num_kept - 1)
+        places: NDArray[np.int64] = np.minimum(block * self._width + member, num_kept - 1)
         return places
 
-    def _num_kept(self, restriction: Restriction, totals: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Returns how many of the likeliest (n,) hold p of `totals` and are not less likely than min-p demands."""
-        bound = restriction.top_p * totals
-        block = np.minimum((self._running < bound[:, np.newaxis]).sum(axis=1), self._running.shape[1] - 1)
+    def _num_by_top_p(self, top_p: NDArray[np.float64], totals: NDArray[np.float64]) -> NDArray[np.int64]:
+        """Returns how many of the likeliest (n,) hold p of `totals`; one more than all where p is 1."""
+        bound = top_p * totals
+        block = np.minimum((self._running < bound[:, np.newaxis]).sum(axis=1), self._num_blocks - 1)
         before, within = self._within(block)
-        by_top_p = block * _BLOCK + (before[:, np.newaxis] + within < bound[:, np.newaxis]).sum(axis=1) + 1
-        by_top_p[restriction.top_p == 1] = self.num_candidates
-        floor = restriction.min_p[:, np.newaxis]
-        block = np.minimum((self._blocks[:, :, -1] >= floor).sum(axis=1), self._running.shape[1] - 1)
-        by_min_p = block * _BLOCK + (self._blocks[self._rows, block] >= floor).sum(axis=1)
-        # The likeliest has the weight 1, which is not below any min-p.
-        num_kept: NDArray[np.int64] = np.minimum(np.minimum(by_top_p, by_min_p), self.num_candidates)
-        return num_kept
+        num_less = block * self._width + (before[:, np.newaxis] + within < bound[:, np.newaxis]).sum(axis=1)
+        return np.where(top_p < 1, num_less, self._num_weights) + 1
+
+    def _num_at_least(self, floor: NDArray[np.float32]) -> NDArray[np.int64]:
+        """Returns how many weights (n,) are not less than `floor` (n,), which is at most 1."""
+        floor = floor[:, np.newaxis]
+        block = np.minimum((self._blocks[:, :, -1] >= floor).sum(axis=1), self._num_blocks - 1)
+        number: NDArray[np.int64] = block * self._width + (self._blocks[self._rows, block] >= floor).sum(axis=1)
+        return number
 
     def _sum_of_first(self, count: NDArray[np.int64]) -> NDArray[np.float64]:
-        block, member = np.divmod(count - 1, _BLOCK)
+        block, member = np.divmod(count - 1, self._width)
         before, within = self._within(block)
         total: NDArray[np.float64] = before + within[self._rows, member]
         return total
 
     def _within(self, block: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Returns the sum (n,) before a block of each row, and the running sums (n, B) in it."""
+        if self._only_block is not None:
+            return np.zeros(len(block)), self._only_block
         before = np.where(block > 0, self._running[self._rows, block - 1], 0.0)
         return before, np.cumsum(self._blocks[self._rows, block], axis=1, dtype=np.float64)
 
@@ -169,7 +190,9 @@ def _columns(values: NDArray[np.float32], falling: NDArray[np.float32], ranks: N
     """Returns where in `values` (n, C) the `ranks`-th (n,) of `falling` is, equal values having the order of places."""
     rows = np.arange(len(values))
     chosen = falling[rows, ranks][:, np.newaxis]
-    num_before = ranks - (falling > chosen).sum(axis=1)
-    equal_rows, equal_columns = np.divmod(true_positions(values == chosen), values.shape[1])
-    columns: NDArray[np.int64] = equal_columns[np.searchsorted(equal_rows, rows) + num_before]
+    # Counting flags is fastest without an axis, by far.
+    num_larger = np.array([np.count_nonzero(flags) for flags in falling > chosen])
+    equal = true_positions(values == chosen)
+    row_starts = rows * values.shape[1]
+    columns: NDArray[np.int64] = equal[np.searchsorted(equal, row_starts) + ranks - num_larger] - row_starts
     return columns
