@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from headway_export.errors import SourceError, TraceError
+from headway_export.fusion import fuse
 from headway_export.graph_modules import (
     ClassifierGraph,
     CrossDecoderGraph,
@@ -261,6 +262,8 @@ def _trace_graph(
         raise TraceError(f"{role}: PyTorch cannot trace {type(graph).__name__}: {error}") from error
     assert program is not None, "the tracer returns a program when it is given no file"
     model: ir.Model = program.model
+    if role == "decoder":
+        fuse(model)
     _tidy(model, inputs, outputs)
     return TracedGraph(role=role, model=model, inputs=inputs, outputs=outputs)
 

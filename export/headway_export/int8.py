@@ -2,14 +2,19 @@
 
 Every product of an activation with a weight becomes
 
-    scale_x = max|x| / 127 over a row of x           q_x = round(x / scale_x) + 128, uint8
+    m = max|x| over a row of x                       q_x = round(127 x / m) + 128, uint8
     scale_w = max|w| / 127 over a column of w        q_w = round(w / scale_w), int8
-    y = (q_x - 128) q_w  scale_x  scale_w
+    y = (q_x - 128) q_w  (scale_w / 127)  m
 
-written with standard operators. A scale a row, where ONNX Runtime's own dynamic quantization takes one for the tensor,
-makes the answer for a row independent of its neighbours, bit for bit, and loses less. q_x is unsigned because the
-kernel for signed activations is not a fast one: 768 x 3072 at 32 rows takes 0.31 ms with uint8, 4.2 ms with int8 and
-0.94 ms in fp32 (two AVX-512 cores with VNNI). Embedding tables are stored in int8 with a scale a row.
+written with standard operators, as few as there can be: each is a pass over memory. A scale a row, where ONNX Runtime's
+own dynamic quantization takes one for the tensor, makes the answer for a row independent of its neighbours, bit for
+bit, and loses less. q_x is unsigned because the kernel for signed activations is not a fast one: 768 x 3072 at 32 rows
+takes 0.31 ms with uint8, 4.2 ms with int8 and 0.94 ms in fp32 (two AVX-512 cores with VNNI).
+
+What an activation function gives lies mostly on one side of zero, and so do its 256 levels then: `_ONE_SIDED`. A row of
+zeros divides zero by zero; whatever byte comes of that is multiplied by its m, which is 0.
+
+Embedding tables are stored in int8 with a scale a row.
 """
 
 from __future__ import annotations
@@ -24,7 +29,28 @@ MIN_WEIGHT_SIZE = 1 << 12
 """Elements of a weight below which it stays fp32: a small classifier head costs nothing and decides everything."""
 
 _INT8_MAX = 127
-_SMALLEST_SCALE = 1e-12  # for rows of zeros
+_SMALLEST_SCALE = 1e-12  # for weights that are all zeros
+
+
+@dataclass(frozen=True, slots=True)
+class _Levels:
+    """How the 256 levels of a quantized activation are spread."""
+
+    positive: int
+    """Level of the largest value of a row, counted from that of zero."""
+    zero_point: int
+    """Level of zero, and how many there are below it."""
+    least_maximum: float | None
+    """The least that a row's largest value is taken for, so that the levels below zero reach the function's minimum;
+    None: the function has no minimum, and the largest magnitude counts."""
+
+
+_SYMMETRIC = _Levels(positive=127, zero_point=128, least_maximum=None)
+_ONE_SIDED = {
+    "Relu": _Levels(positive=255, zero_point=0, least_maximum=0.0),
+    "Gelu": _Levels(positive=215, zero_point=40, least_maximum=0.9375),  # 40 / 215 * 0.9375 > 0.17, its minimum
+}
+"""By the operator that gives the activation."""
 
 
 def quantize(model: ir.Model) -> int:
@@ -52,7 +78,8 @@ class _QuantizedRows:
     """A quantized activation."""
 
     values: ir.Value  # uint8, the shape of the activation
-    scale: ir.Value  # float32, (..., 1)
+    maximum: ir.Value  # float32, (..., 1)
+    levels: _Levels
 
 
 class _Rewriter:
@@ -100,11 +127,11 @@ class _Rewriter:
         right = quantized.values
         if transposed:  # folded by the runtime when it loads the graph, so that a tied table is stored once
             right = self._add(node, "Transpose", [right], {"perm": [1, 0]}, dtype=ir.DataType.INT8)
-        zero_point = self._constant("headway.zero_point", np.uint8(128))
+        zero_point = self._zero_point(rows.levels)
         sums = self._add(node, "MatMulInteger", [rows.values, right, zero_point], dtype=ir.DataType.INT32)
         result = self._add(node, "Cast", [sums], {"to": int(ir.DataType.FLOAT)})
-        result = self._add(node, "Mul", [result, rows.scale])
-        result = self._add(node, "Mul", [result, quantized.scale])
+        result = self._add(node, "Mul", [result, self._step(quantized.scale, rows.levels)])
+        result = self._add(node, "Mul", [result, rows.maximum])
         if bias is not None:
             result = self._add(node, "Add", [result, bias])
         self._replace(node, result)
@@ -128,17 +155,36 @@ class _Rewriter:
         """Quantizes an activation, once however many products read it (query, key and value projections do)."""
         name = str(activation.name)
         if name not in self._rows:
-            last_axis = self._constant("headway.last_axis", np.array([-1], np.int64))
-            magnitude = self._add(before, "Abs", [activation])
-            magnitude = self._add(before, "ReduceMax", [magnitude, last_axis], {"keepdims": 1})
-            scale = self._add(before, "Mul", [magnitude, self._constant("headway.step", np.float32(1 / _INT8_MAX))])
-            scale = self._add(before, "Max", [scale, self._constant("headway.least", np.float32(_SMALLEST_SCALE))])
-            values = self._add(before, "Div", [activation, scale])
-            values = self._add(before, "Round", [values])
-            values = self._add(before, "Add", [values, self._constant("headway.middle", np.float32(128))])
-            values = self._add(before, "Cast", [values], {"to": int(ir.DataType.UINT8)}, dtype=ir.DataType.UINT8)
-            self._rows[name] = _QuantizedRows(values, scale)
+            producer = activation.producer()
+            levels = _ONE_SIDED.get(producer.op_type, _SYMMETRIC) if producer is not None else _SYMMETRIC
+            maximum = self._maximum(before, activation, levels)
+            step = self._constant(f"headway.step_{levels.positive}", np.float32(1 / levels.positive))
+            values = self._add(before, "Div", [activation, maximum])
+            values = self._add(
+                before, "QuantizeLinear", [values, step, self._zero_point(levels)], dtype=ir.DataType.UINT8
+            )
+            self._rows[name] = _QuantizedRows(values, maximum, levels)
         return self._rows[name]
+
+    def _maximum(self, before: ir.Node, activation: ir.Value, levels: _Levels) -> ir.Value:
+        """Adds what finds the value of each row, (..., D) -> (..., 1), that gets the highest level."""
+        last_axis = self._constant("headway.last_axis", np.array([-1], np.int64))
+        if levels.least_maximum is None:
+            activation = self._add(before, "Abs", [activation])
+        maximum = self._add(before, "ReduceMax", [activation, last_axis], {"keepdims": 1})
+        if levels.least_maximum:
+            least = self._constant("headway.least_maximum", np.float32(levels.least_maximum))
+            maximum = self._add(before, "Max", [maximum, least])
+        return maximum
+
+    def _zero_point(self, levels: _Levels) -> ir.Value:
+        return self._constant(f"headway.zero_point_{levels.zero_point}", np.uint8(levels.zero_point))
+
+    def _step(self, weight_scale: ir.Value, levels: _Levels) -> ir.Value:
+        """Returns what one unit of a product's sum stands for, (N,), but for the row's maximum."""
+        assert weight_scale.const_value is not None, "the scale of a weight is a constant"
+        step = weight_scale.const_value.numpy() / np.float32(levels.positive)
+        return self._constant(f"{weight_scale.name}_{levels.positive}", step)
 
     def _quantize_weight(self, weight: ir.Value, *, by_row: bool) -> _QuantizedWeight:
         """Quantizes a weight, once however it is read: a tied table by its rows, for look-ups and for products."""

@@ -59,7 +59,10 @@ def test_a_module_that_is_not_its_graph_is_refused_and_nothing_is_written(tmp_pa
 def test_a_variant_that_loses_too_much_is_refused_and_nothing_is_written(tiny_checkpoints, tmp_path, monkeypatch):
     """Rounding the weights to nothing, as a quantizer with a bug would."""
     source = from_checkpoint(tiny_checkpoints["text_classification"])
-    monkeypatch.setattr("headway_export.int8._INT8_MAX", 1)
+    monkeypatch.setattr(
+        "headway_export.int8.quantize_matrix",
+        lambda matrix, *, axis: (np.zeros(matrix.shape, np.int8), np.ones(matrix.shape[1 - axis], np.float32)),
+    )
     with pytest.raises(ParityError, match=r"int8: accuracy on weather \(200 examples\) is .*, fp32 has .* bound 0.5"):
         export(source, ExportOptions(store=tmp_path, precisions=(Precision.INT8,)))
     assert list(tmp_path.iterdir()) == []

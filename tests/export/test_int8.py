@@ -97,3 +97,54 @@ def test_a_tied_table_is_stored_once_and_the_file_is_a_quarter(sessions):
     assert shapes.count((300, 64)) == 1
     assert (64, 300) not in shapes
     assert (folder / "int8.onnx").stat().st_size < 0.4 * (folder / "fp32.onnx").stat().st_size
+
+
+class Activated(nn.Module):
+    """One product, of what an activation function makes of the pixels; its weights are whole steps of int8."""
+
+    def __init__(self, activation):
+        super().__init__()
+        self.activation = activation
+        self.output = nn.Linear(3 * 8 * 8, 64)
+        with torch.no_grad():
+            self.output.weight.copy_(torch.randint(-127, 128, (64, 192), generator=torch.Generator().manual_seed(1)))
+            self.output.weight[:, 0] = 127
+
+    def forward(self, pixel_values):
+        return self.output(self.activation(pixel_values.flatten(1)))
+
+
+@pytest.fixture(scope="module", params=[nn.Identity(), nn.ReLU(), nn.GELU()], ids=["none", "relu", "gelu"])
+def activated(request, tmp_path_factory):
+    """A module, and a session of its int8 variant."""
+    module = Activated(request.param).eval()
+    model = trace(module, Task.IMAGE_CLASSIFICATION, image_size=(8, 8)).graphs[0].model
+    assert quantize(model) == 1
+    file = tmp_path_factory.mktemp("activated") / "int8.onnx"
+    ir.save(model, file)
+    Runtime(device="cpu")
+    options = onnxruntime.SessionOptions()
+    options.use_per_session_threads = False
+    return module, onnxruntime.InferenceSession(file, options)
+
+
+@pytest.mark.parametrize("magnitude", [1e-3, 1.0, 50.0])
+def test_an_activation_is_within_half_a_step_of_its_row(activated, magnitude):
+    module, session = activated
+    pixels = np.random.default_rng(0).normal(size=(16, 3, 8, 8)).astype(np.float32) * np.float32(magnitude)
+    with torch.inference_mode():
+        values = module.activation(torch.from_numpy(pixels).flatten(1)).numpy()  # (16, 192)
+        expected = module(torch.from_numpy(pixels)).numpy()
+    step = {
+        nn.Identity: np.abs(values).max(axis=1) / 127,
+        nn.ReLU: values.max(axis=1) / 255,
+        nn.GELU: np.maximum(values.max(axis=1), 0.9375) / 215,
+    }[type(module.activation)]
+    bound = 0.501 * step[:, np.newaxis] * np.abs(module.output.weight.detach().numpy()).sum(axis=1)
+    assert (np.abs(session.run(None, {"pixel_values": pixels})[0] - expected) <= bound).all()
+
+
+def test_a_row_of_zeros_gives_the_bias(activated):
+    module, session = activated
+    found = session.run(None, {"pixel_values": np.zeros((3, 3, 8, 8), np.float32)})[0]
+    np.testing.assert_array_equal(found, np.tile(module.output.bias.detach().numpy(), (3, 1)))

@@ -1,0 +1,136 @@
+"""Fused decoders, held against the same ones as they were traced."""
+
+from collections import Counter
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime
+import pytest
+import torch
+from torch import nn
+
+from headway_export.graphs import trace
+from headway_server.bundles import Task
+from headway_server.runtime import Runtime
+from headway_training.models.gpt import GPT, GPTConfig
+
+CACHE_LENGTH, WIDTH, HEAD = 40, 32, 8
+
+
+class OneLayer(nn.Module):
+    """A decoder of one layer, whose projections of query, key and value are one product or three."""
+
+    max_length = CACHE_LENGTH
+
+    def __init__(self, *, heads, key_heads, packed):
+        super().__init__()
+        self.tokens = nn.Embedding(50, WIDTH)
+        self.sizes = [heads * HEAD, key_heads * HEAD, key_heads * HEAD]
+        self.packed = nn.Linear(WIDTH, sum(self.sizes)) if packed else None
+        self.apart = None if packed else nn.ModuleList(nn.Linear(WIDTH, size) for size in self.sizes)
+        self.output = nn.Linear(heads * HEAD, WIDTH)
+
+    def hidden_states(self, input_ids, position_ids, attend):
+        hidden = self.tokens(input_ids) + position_ids.unsqueeze(-1) * 0.01
+        parts = (
+            self.packed(hidden).split(self.sizes, dim=-1)
+            if self.packed is not None
+            else [projection(hidden) for projection in self.apart]
+        )
+        query, key, value = (part.unflatten(-1, (-1, HEAD)) for part in parts)
+        return hidden + self.output(attend(query, key, value).flatten(2))
+
+    def logits(self, hidden_states):
+        return hidden_states @ self.tokens.weight.T
+
+
+class SwappedOneLayer(OneLayer):
+    """Its product holds the value before the key, which no packed attention understands."""
+
+    def hidden_states(self, input_ids, position_ids, attend):
+        return super().hidden_states(input_ids, position_ids, lambda query, key, value: attend(query, value, key))
+
+
+def _tiny_gpt():
+    return GPT(GPTConfig(vocabulary_size=50, max_length=CACHE_LENGTH, num_layers=2, d_model=32, num_heads=4, d_ff=64))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def pool():
+    Runtime(device="cpu")  # makes the process's pool, unless another test has
+
+
+def _traced(module, *, fused):
+    with pytest.MonkeyPatch.context() as patch:
+        if not fused:
+            patch.setattr("headway_export.graphs.fuse", lambda _: None)
+        return trace(module.eval(), Task.GENERATION).graphs[0]
+
+
+def _logits_of_a_chunk_and_a_step(traced, tmp_path):
+    """Reads 17 tokens into each of three rows, and then one in all of them together, at positions of their own."""
+    ir.save(traced.model, tmp_path / "decoder.onnx")
+    options = onnxruntime.SessionOptions()
+    options.use_per_session_threads = False
+    session = onnxruntime.InferenceSession(tmp_path / "decoder.onnx", options)
+    ids = np.random.default_rng(0).integers(0, 50, (3, 18))
+    past = {
+        spec.name: np.zeros((1, spec.shape[1], CACHE_LENGTH, spec.shape[3]), np.float32)
+        for spec in traced.inputs
+        if spec.name.startswith("past")
+    }
+    chunks = [_run(session, row[np.newaxis, :17], past, [0]) for row in ids]
+    caches = {name: np.concatenate([chunk[name.replace("past", "present")] for chunk in chunks]) for name in past}
+    step = _run(session, ids[:, 17:], caches, [17, 12, 9])
+    return np.concatenate([chunk["logits"] for chunk in chunks]), step["logits"]
+
+
+def _run(session, ids, past, starts):
+    rows, length = ids.shape
+    starts = np.array(starts)
+    feeds = past | {
+        "input_ids": ids,
+        "position_ids": starts[:, np.newaxis] + np.arange(length),
+        "logits_positions": np.full((rows, 1), length - 1),
+        "seqlens_k": (starts + length - 1).astype(np.int32),
+        "total_sequence_length": np.array((starts + length).max(), np.int32),
+    }
+    names = [output.name for output in session.get_outputs()]
+    return dict(zip(names, session.run(names, feeds), strict=True))
+
+
+def _operators(traced):
+    return Counter(node.op_type for node in traced.model.graph)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(_tiny_gpt, id="gpt"),
+        pytest.param(lambda: OneLayer(heads=4, key_heads=2, packed=True), id="fewer key heads"),
+        pytest.param(lambda: OneLayer(heads=4, key_heads=4, packed=False), id="three projections"),
+        pytest.param(lambda: SwappedOneLayer(heads=4, key_heads=4, packed=True), id="value before key"),
+    ],
+)
+def test_a_fused_decoder_gives_the_same_logits(make, tmp_path):
+    torch.manual_seed(0)
+    module = make()
+    expected = _logits_of_a_chunk_and_a_step(_traced(module, fused=False), tmp_path)
+    found = _logits_of_a_chunk_and_a_step(_traced(module, fused=True), tmp_path)
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_nothing_is_sliced_or_reshaped_around_attention():
+    operators = _operators(_traced(_tiny_gpt(), fused=True))
+    assert operators["GroupQueryAttention"] == 2
+    assert not {"Split", "Reshape", "Concat"} & set(operators)
+
+
+def test_slices_that_are_not_query_key_and_value_in_turn_stay_slices():
+    attention = next(
+        node
+        for node in _traced(SwappedOneLayer(heads=4, key_heads=4, packed=True), fused=True).model.graph
+        if node.op_type == "GroupQueryAttention"
+    )
+    assert all(value is not None for value in attention.inputs[:3])
