@@ -137,10 +137,10 @@ def _measure_decoding(model: BareModel, num_rows: int, seconds: float) -> dict[s
     def make(runtime: Runtime, bundle: Bundle, variant: Variant) -> tuple[Any, ...]:
         decoder = DecoderRunner(runtime, bundle, variant, num_slots=model.num_slots)
         encoder = EncoderRunner(runtime, bundle, variant) if "encoder" in variant.graphs else None
-        texts = encode_texts(bundle, [text for text in model.inputs if isinstance(text, str)])
-        return bundle, decoder, encoder, texts
+        return bundle, decoder, encoder
 
-    bundle, decoder, encoder, texts = _load(model, make)
+    bundle, decoder, encoder = _load(model, make)
+    texts = encode_texts(bundle, [text for text in model.inputs if isinstance(text, str)])
     loop = _BareLoop(bundle, decoder, encoder, texts, num_rows=num_rows, new_tokens=model.new_tokens)
     return loop.measure(seconds)
 

@@ -1,0 +1,88 @@
+"""What the peers' processes share: requests and answers as lines of JSON on standard input and output.
+
+A request is `{"key": str, "batches": [[[token_id]]], "new_tokens": int, "seconds": float}`. The answer is
+`{"tokens_per_s": float, "settings": str, "answers": [[token_id]]}`, the answers being those to the first batch, or
+`{"error": str}`. The first line, once all is loaded, is `{"versions": {name: version}}`.
+
+The scripts of this folder run in an environment of their own (environment.py) and know nothing of headway.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from itertools import cycle
+from typing import Any, TypeAlias
+
+Batch: TypeAlias = list[list[int]]
+Generate: TypeAlias = Callable[[Batch, int], list[list[int]]]
+"""Takes prompts and the number of new tokens; returns the new tokens of each."""
+
+_TUNING_TOKENS = 16
+"""New tokens of a run that only warms up."""
+
+
+class Contestant:
+    """A library with several ways to run; of each kind of load it is measured in the way that was fastest."""
+
+    def __init__(self, ways: Callable[[Batch], Mapping[str, Generate]]) -> None:
+        """Takes a function from a batch to the ways worth trying with its like, by a description."""
+        self._ways = ways
+        self._best: dict[str, tuple[str, Generate]] = {}
+
+    def measure(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Generates for batch after batch until the time is over; counts whole batches."""
+        batches, new_tokens = request["batches"], request["new_tokens"]
+        if request["key"] not in self._best:
+            self._best[request["key"]] = self._fastest(batches[0], new_tokens)
+        settings, generate = self._best[request["key"]]
+        first: list[list[int]] = []
+        count = 0
+        begun_s = time.perf_counter()
+        for batch in cycle(batches):
+            answers = generate(batch, new_tokens)
+            _check(answers, new_tokens)
+            first = first or answers
+            count += len(batch) * new_tokens
+            if (elapsed_s := time.perf_counter() - begun_s) >= request["seconds"]:
+                break
+        return {"tokens_per_s": count / elapsed_s, "settings": settings, "answers": first}
+
+    def _fastest(self, batch: Batch, new_tokens: int) -> tuple[str, Generate]:
+        ways = self._ways(batch)
+        times_s = {}
+        for settings, generate in ways.items():
+            generate(batch, min(_TUNING_TOKENS, new_tokens))
+            if len(ways) == 1:
+                return settings, generate
+            begun_s = time.perf_counter()
+            generate(batch, new_tokens)
+            times_s[settings] = time.perf_counter() - begun_s
+        best = min(times_s, key=times_s.__getitem__)
+        return best, ways[best]
+
+
+def serve(packages: Sequence[str], load: Callable[[], Contestant]) -> None:
+    """Loads, then answers until standard input ends. What libraries print goes to standard error."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    contestant = load()
+    print(json.dumps({"versions": {name: importlib.metadata.version(name) for name in packages}}), file=answers)
+    answers.flush()
+    for line in sys.stdin:
+        try:
+            answer = contestant.measure(json.loads(line))
+        except Exception as error:  # the report names what a peer cannot do
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+def _check(answers: list[list[int]], new_tokens: int) -> None:
+    """Makes sure that the work was done."""
+    lengths = {len(answer) for answer in answers}
+    if lengths != {new_tokens}:
+        raise RuntimeError(f"answers have {sorted(lengths)} tokens, {new_tokens} were asked for")
