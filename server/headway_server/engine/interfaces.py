@@ -51,6 +51,9 @@ class Encoder(Protocol):
 class Constraint(Protocol):
     """What one sequence's text must look like, and how far it is. One thread calls it."""
 
+    failure: str | None
+    """Why nothing may follow although the text is not complete, for the caller; None as long as something may."""
+
     def fill(self, mask: NDArray[np.int32]) -> None:
         """Marks the tokens that may follow: bit i % 32 of word i // 32 of `mask`, (ceil(V / 32),) int32, for token i.
 

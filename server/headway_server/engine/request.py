@@ -175,7 +175,13 @@ def _check_counts(request: SamplingRequest, limits: DecodingLimits) -> None:
     if request.max_new_tokens is not None:
         check_range("sampling.max_new_token_count", request.max_new_tokens, 1, most)
         most = request.max_new_tokens
-    check_range("sampling.min_new_token_count", _given(request.min_new_tokens, 0), 0, most)
+    least = _given(request.min_new_tokens, 0)
+    check_range("sampling.min_new_token_count", least, 0, most)
+    if least and request.constraint is not None:
+        raise InvalidInputError(
+            "sampling.min_new_token_count",
+            f"is {least} beside a constraint, which alone says where the text ends; set one of the two",
+        )
 
 
 def _check_drawing(parameters: SamplingParameters, vocab_size: int) -> None:

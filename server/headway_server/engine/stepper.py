@@ -19,10 +19,14 @@ from headway_server.engine.prefix_cache import PrefixCache
 from headway_server.engine.sampler import SampledTokens, Sampler, token_log_probabilities
 from headway_server.engine.scheduler import Chunk, Move, Scheduler
 from headway_server.engine.sequence import Sequence, Stage, TokenLogProbability
+from headway_server.errors import InvalidInputError
 
 _log = structlog.get_logger(__name__)
 
 _STEP_FAILED = "a step failed"
+_SHORT_PREFILLS = 4
+"""Short prompts that are read between two decode steps at most. However short, one costs a pass over all weights, about
+a quarter of what a whole chunk costs."""
 
 
 class StepError(RuntimeError):
@@ -70,7 +74,7 @@ class Stepper:
         return f"Stepper({self._name}, {self.scheduler!r}, {self.prefix_cache!r})"
 
     def step(self) -> None:
-        """Drops who has gone, admits, prefills one chunk at most, decodes every running sequence once.
+        """Drops who has gone, admits, prefills one chunk's worth at most, decodes every running sequence once.
 
         Whatever fails ends its own sequences, or all that have a slot; the engine goes on.
         """
@@ -78,8 +82,7 @@ class Stepper:
             now = time.monotonic()
             self._drop_overdue(now)
             if self._encoder is None:
-                self._admit(now)
-                self._prefill()
+                self._read_prompts(now)
             else:
                 self._admit_sources(self._encoder, now)
             self._decode()
@@ -94,6 +97,21 @@ class Stepper:
             for sequence in overdue:
                 self._outbox.add_end(sequence.reply, sequence.overdue_error())
             self._retire(overdue)
+
+    def _read_prompts(self, now: float) -> None:
+        """Prefills as much as a whole chunk takes: one chunk, or several prompts that are short."""
+        whole = self.scheduler.prefill_chunk
+        budget = whole
+        while budget > 0:
+            self._admit(now)
+            chunk = self.scheduler.next_chunk()
+            if chunk is None:
+                return
+            cost = max(chunk.stop - chunk.start, whole // _SHORT_PREFILLS)
+            if cost > budget:
+                return
+            self._prefill(chunk)
+            budget -= cost
 
     def _admit(self, now: float) -> None:
         """Gives the next prompt its slot; samples of a prompt that has been read join at once, and so may the next."""
@@ -137,11 +155,8 @@ class Stepper:
         row, column = divmod(place, self._chunks_per_slot)
         return self._decoder.num_slots + row, column * self.scheduler.prefill_chunk
 
-    def _prefill(self) -> None:
+    def _prefill(self, chunk: Chunk) -> None:
         """Reads one chunk of a prompt; after the last one, the sequence gets its first token and joins the batch."""
-        chunk = self.scheduler.next_chunk()
-        if chunk is None:
-            return
         sequence = chunk.sequence
         try:
             logits = self._read(chunk)
@@ -254,10 +269,10 @@ class Stepper:
                 broken.append((sequence, error))
         if finished:
             self._retire(finished)
-        if not_finite:
-            self._fail(not_finite, FloatingPointError("the model's logits are not finite, or no token is allowed"))
+        for sequence in not_finite:
+            self._fail_row(sequence, FloatingPointError("the model's logits are not finite, or no token is allowed"))
         for sequence, reason in broken:
-            self._fail([sequence], reason)
+            self._fail_row(sequence, reason)
 
     def _retire(self, sequences: Iterable[Sequence]) -> None:
         """Frees the slots of sequences whose end was handed out."""
@@ -272,6 +287,14 @@ class Stepper:
             self._sampler.move(move.source, move.target)
             self._token_ids[move.target] = self._token_ids[move.source]
             self._positions[move.target] = self._positions[move.source]
+
+    def _fail_row(self, sequence: Sequence, error: Exception) -> None:
+        """Ends a sequence for a reason of its own, which may be that its constraint led nowhere."""
+        if sequence.constraint is not None and (failure := sequence.constraint.failure) is not None:
+            self._outbox.add_end(sequence.reply, InvalidInputError("sampling.constraint", failure))
+            self._retire([sequence])
+        else:
+            self._fail([sequence], error)
 
     def _fail(self, sequences: list[Sequence], error: Exception) -> None:
         """Ends sequences that the model could not be run for."""
