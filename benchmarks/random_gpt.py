@@ -17,9 +17,14 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from machine import ROOT
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+if TYPE_CHECKING:
+    from headway_training.models.gpt import GPT
 
 SEED = 1
 _ENLARGED = ("attention.output.weight", "feed_forward.output.weight", "positions.weight")
@@ -97,6 +102,18 @@ def words(vocabulary_size: int) -> Iterator[str]:
     return (f" {a}{b}{c}" for a in letters for b in letters for c in letters)
 
 
+def make_tokenizer(vocabulary_size: int) -> Tokenizer:
+    """Returns a byte-level tokenizer of exactly so many tokens, like GPT-2's."""
+    merges = _merges(vocabulary_size)
+    tokens = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *(left + right for left, right in merges)]
+    tokenizer = Tokenizer(models.BPE({token: index for index, token in enumerate(tokens)}, merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken("<|endoftext|>", special=True)])
+    assert tokenizer.get_vocab_size() == vocabulary_size, "merges fill what bytes and the special token leave"
+    return tokenizer
+
+
 def _key(values: object) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
 
@@ -139,7 +156,7 @@ def _make(model: RandomGpt) -> None:
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns of optional packages that are not needed
     warnings.filterwarnings("ignore", module=r"torch\..*")
     module = _random_module(model.geometry)
-    tokenizer = _tokenizer(model.geometry.vocabulary_size)
+    tokenizer = make_tokenizer(model.geometry.vocabulary_size)
     model.folder.mkdir(parents=True, exist_ok=True)
     save_model(module, str(model.folder / "weights.safetensors"))
     tokenizer.save(str(model.folder / "tokenizer.json"))
@@ -149,7 +166,7 @@ def _make(model: RandomGpt) -> None:
     _export(model, module, tokenizer)
 
 
-def _random_module(geometry: Geometry):
+def _random_module(geometry: Geometry) -> GPT:
     import torch  # noqa: PLC0415
 
     from headway_training.models.gpt import GPT, GPTConfig  # noqa: PLC0415
@@ -170,20 +187,7 @@ def _random_module(geometry: Geometry):
     return module
 
 
-def _tokenizer(vocabulary_size: int):
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers  # noqa: PLC0415
-
-    merges = _merges(vocabulary_size)
-    tokens = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *(left + right for left, right in merges)]
-    tokenizer = Tokenizer(models.BPE({token: index for index, token in enumerate(tokens)}, merges))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken("<|endoftext|>", special=True)])
-    assert tokenizer.get_vocab_size() == vocabulary_size, "merges fill what bytes and the special token leave"
-    return tokenizer
-
-
-def _export(model: RandomGpt, module, tokenizer) -> None:
+def _export(model: RandomGpt, module: GPT, tokenizer: Tokenizer) -> None:
     from headway_export.exporter import ExportOptions, export  # noqa: PLC0415
     from headway_export.graphs import parameter_count  # noqa: PLC0415
     from headway_export.source import EvaluationData, ExportSource, limits_of  # noqa: PLC0415

@@ -72,16 +72,23 @@ class StreamCaller:
         return call
 
 
-@asynccontextmanager
-async def caller(address: str, model: str) -> AsyncIterator[StreamCaller]:
-    """Connects, and says one thing, so that neither is part of a measurement."""
-    async with ChannelSettings(server=address).open_async() as channel:
-        await channel.channel_ready()
-        yield StreamCaller(channel, model)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A model of a server."""
+
+    address: str
+    model: str
+
+    @asynccontextmanager
+    async def connect(self) -> AsyncIterator[StreamCaller]:
+        """Connects first, so that this is no part of a measurement."""
+        async with ChannelSettings(server=self.address).open_async() as channel:
+            await channel.channel_ready()
+            yield StreamCaller(channel, self.model)
 
 
 def measure_streams(
-    address: str, model: str, prompts: PromptSource, *, num_streams: int, new_tokens: int, seconds: float
+    target: Target, prompts: PromptSource, *, num_streams: int, new_tokens: int, seconds: float
 ) -> dict[str, float]:
     """Keeps streams busy, each asking again when it has its answer, and measures tokens a second.
 
@@ -92,15 +99,25 @@ def measure_streams(
         `tokens_per_s`, `first_token_p50_ms`, `token_gap_p50_ms`, `token_gap_p99_ms`, `client_cores` (processor seconds
         a second of this process).
     """
-    return asyncio.run(_measure(address, model, prompts, num_streams, new_tokens, seconds))
-
-
-async def _measure(
-    address: str, model: str, prompts: PromptSource, num_streams: int, new_tokens: int, seconds: float
-) -> dict[str, float]:
     window = _Window(cycle=num_streams * new_tokens, seconds=seconds)
+    calls = asyncio.run(_fill(window, target, prompts, num_streams, new_tokens))
+    gaps_ms = gaps_within(calls, window.begun_s, window.ended_s)
+    firsts_ms = [call.first_token_s * 1e3 for call in calls if call.token_times_s and call.sent_s >= window.begun_s]
+    return {
+        "tokens_per_s": window.tokens_per_s,
+        "first_token_p50_ms": float(np.median(firsts_ms)),
+        "token_gap_p50_ms": float(np.median(gaps_ms)),
+        "token_gap_p99_ms": float(np.percentile(gaps_ms, 99)),
+        "client_cores": window.client_cores,
+    }
+
+
+async def _fill(
+    window: _Window, target: Target, prompts: PromptSource, num_streams: int, new_tokens: int
+) -> list[Call]:
+    """Lets streams run until the window has what it wants; returns all calls."""
     calls: list[Call] = []
-    async with caller(address, model) as stream_caller:
+    async with target.connect() as stream_caller:
 
         async def keep_busy() -> None:
             while True:
@@ -110,15 +127,7 @@ async def _measure(
                     window.add(count, call.token_times_s[-1])
 
         await run_until(window.has_ended, [keep_busy() for _ in range(num_streams)])
-    gaps_ms = gaps_within(calls, window.begun_s, window.ended_s)
-    firsts_ms = [call.first_token_s * 1e3 for call in calls if call.token_times_s and call.sent_s >= window.begun_s]
-    return {
-        "tokens_per_s": window.tokens_per_s,
-        "first_token_p50_ms": float(np.median(firsts_ms)) if firsts_ms else float("nan"),
-        "token_gap_p50_ms": float(np.median(gaps_ms)),
-        "token_gap_p99_ms": float(np.percentile(gaps_ms, 99)),
-        "client_cores": window.client_cores,
-    }
+    return calls
 
 
 class _Window:
@@ -159,11 +168,11 @@ class _Window:
 
 
 def gaps_within(calls: list[Call], begun_s: float, ended_s: float) -> list[float]:
-    """Times between tokens that follow each other in an answer, in ms, where both came within a time."""
+    """Times between messages with tokens that follow each other in an answer, in ms, where both came within a time."""
     return [
         float(gap) * 1e3
         for call in calls
-        for gap in np.diff([time_s for time_s in call.token_times_s if begun_s <= time_s <= ended_s])
+        for gap in np.diff(np.unique([time_s for time_s in call.token_times_s if begun_s <= time_s <= ended_s]))
     ]
 
 
@@ -173,7 +182,7 @@ async def run_until(event: asyncio.Event, endless: list[Coroutine[Any, Any, None
     waiting = asyncio.ensure_future(event.wait())
     try:
         done, _ = await asyncio.wait([waiting, *tasks], return_when=asyncio.FIRST_COMPLETED)
-        for task in done - {waiting}:
+        for task in done - {waiting}:  # a failure, or an end that has set the event
             task.result()
     finally:
         for task in (waiting, *tasks):
