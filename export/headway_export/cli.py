@@ -6,7 +6,7 @@ import json
 import logging
 import warnings
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from pydantic import ValidationError
@@ -38,6 +38,9 @@ def main(
         list[Precision] | None,
         typer.Option(help="Variant to write; repeat for several. [default: all; fp32 alone without evaluation data]"),
     ] = None,
+    cache: Annotated[
+        Literal["int8", "fp32"], typer.Option(help="Key/value cache of the int8 variant of a decoder.")
+    ] = "int8",
     replace: Annotated[bool, typer.Option("--replace", help="Replace that version if it exists.")] = False,
     model: Annotated[
         str | None, typer.Option(help="Your own module as package.module:function (docs/bring-your-own.md).")
@@ -92,7 +95,7 @@ def main(
                 license_name=license_name,
             )
         options = ExportOptions(
-            store=store, version=version, precisions=_precisions(precision, source), replace=replace
+            store=store, version=version, precisions=_precisions(precision, source), cache=cache, replace=replace
         )
         with _console.status("") as status:
             bundle = export(source, options, progress=status.update)

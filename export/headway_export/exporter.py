@@ -13,6 +13,8 @@ from typing import Literal, TypeAlias
 import onnx_ir as ir
 
 from headway_export import int8, parity, quality
+from headway_export.cache import quantize_cache
+from headway_export.calibration import measure_ranges
 from headway_export.candidate import Candidate
 from headway_export.card import write_card
 from headway_export.chat import check_chat_template
@@ -62,6 +64,8 @@ class ExportOptions:
     """Version of the model in the store."""
     precisions: tuple[Precision, ...] = (Precision.FP32, Precision.INT8, Precision.FP16)
     """Variants to write."""
+    cache: Literal["int8", "fp32"] = "int8"
+    """Key/value cache of an int8 decoder."""
     replace: bool = False
     """Whether to replace that version if it exists."""
     external_data_threshold_bytes: int = EXTERNAL_DATA_THRESHOLD_BYTES
@@ -157,7 +161,9 @@ class _Prover:
         self._progress("int8: quantizing")
         for graph in traced.graphs:
             int8.quantize(graph.model)
-        return traced
+        if not traced.state or self._options.cache == "fp32" or self._source.evaluation is None:
+            return traced  # without evaluation data the variant is refused anyway
+        return quantize_cache(traced, measure_ranges(self._source))
 
     def _prove(self, precision: Precision, traced: TracedModel) -> Variant:
         self._progress(f"{precision}: comparing with PyTorch")

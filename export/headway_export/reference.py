@@ -12,31 +12,31 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from headway_training.models.parts.attention import causal_attention, cross_attention, fused_attention
+from headway_training.models.parts.attention import Attend, causal_attention, cross_attention, fused_attention
 from headway_training.models.protocols import Decoder, EncoderDecoder
 
+CAUSAL: Attend = causal_attention(fused_attention)
 
-def generation_logits(module: nn.Module, token_ids: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Logits after every token of a text: (T,) int64 -> (T, V) float32."""
+
+def generation_logits(module: nn.Module, token_ids: NDArray[np.int64], attend: Attend = CAUSAL) -> NDArray[np.float32]:
+    """Logits after every token of a text: (T,) int64 -> (T, V) float32. `attend` must compute what `CAUSAL` does."""
     decoder = cast("Decoder", module)
     with torch.inference_mode():
         ids = torch.from_numpy(token_ids).unsqueeze(0)
-        hidden = decoder.hidden_states(
-            ids, torch.arange(len(token_ids)).unsqueeze(0), causal_attention(fused_attention)
-        )
+        hidden = decoder.hidden_states(ids, torch.arange(len(token_ids)).unsqueeze(0), attend)
         return decoder.logits(hidden)[0].float().numpy()
 
 
 def translation_logits(
-    module: nn.Module, source_ids: NDArray[np.int64], target_ids: NDArray[np.int64]
+    module: nn.Module, source_ids: NDArray[np.int64], target_ids: NDArray[np.int64], attend: Attend = CAUSAL
 ) -> NDArray[np.float32]:
-    """Logits after every token of a target: (S,), (T,) int64 -> (T, V) float32."""
+    """Logits after every token of a target: (S,), (T,) int64 -> (T, V) float32. `attend` as for a text."""
     model = cast("EncoderDecoder", module)
     with torch.inference_mode():
         source = torch.from_numpy(source_ids).unsqueeze(0)
         mask = torch.ones_like(source)
         keys_values = model.cross_keys_values(model.encode(source, mask))
-        attend, attend_cross = causal_attention(fused_attention), cross_attention(keys_values, mask, fused_attention)
+        attend_cross = cross_attention(keys_values, mask, fused_attention)
         target = torch.from_numpy(target_ids).unsqueeze(0)
         positions = torch.arange(len(target_ids)).unsqueeze(0)
         return model.logits(model.decode(target, positions, attend, attend_cross))[0].float().numpy()

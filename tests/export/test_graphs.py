@@ -66,8 +66,9 @@ def test_a_row_answers_bit_for_bit_the_same_alone_and_among_others(tiny_store, r
         np.testing.assert_array_equal(alone[0], together[row])
 
 
-def test_a_moved_slot_goes_on_where_it_was(tiny_store, runtime):
-    runner = _decoder(runtime, open_bundle(tiny_store / "tiny-generation" / "1"))
+@pytest.mark.parametrize("precision", [Precision.FP32, Precision.INT8])
+def test_a_moved_slot_goes_on_where_it_was(tiny_store, runtime, precision):
+    runner = _decoder(runtime, open_bundle(tiny_store / "tiny-generation" / "1"), precision)
     prompt = np.arange(20)
     runner.prefill(5, prompt, 0)
     runner.prefill(0, prompt, 0)

@@ -65,7 +65,7 @@ class TensorSpec(Record):
     """A tensor a graph declares."""
 
     name: str
-    dtype: Literal["float32", "float16", "int64", "int32", "bool"]
+    dtype: Literal["float32", "float16", "int64", "int32", "int8", "bool"]
     shape: tuple[int | str, ...]
     """A number for a fixed axis, a name for a dynamic one."""
 

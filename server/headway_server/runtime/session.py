@@ -36,6 +36,7 @@ _DTYPES = {
     "tensor(float16)": "float16",
     "tensor(int64)": "int64",
     "tensor(int32)": "int32",
+    "tensor(int8)": "int8",
     "tensor(bool)": "bool",
 }
 

@@ -1,0 +1,130 @@
+"""The int8 key/value cache: close to the fp32 one, a quarter of it, and the same whichever way it was written."""
+
+import dataclasses
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime
+import pytest
+import torch
+
+from headway_export.cache import HEADROOM, quantize_cache
+from headway_export.calibration import LayerRange, measure_ranges
+from headway_export.exporter import ExportOptions, export
+from headway_export.graphs import trace
+from headway_export.source import from_checkpoint
+from headway_server.bundles import Precision, Task, open_bundle
+from headway_server.engine.runner import DecoderRunner
+from headway_server.runtime import Runtime
+from headway_training.models.gpt import GPT, GPTConfig
+from headway_training.models.parts.attention import scaled_dot_product_attention
+
+
+@pytest.fixture(scope="module")
+def runtime() -> Runtime:
+    return Runtime(device="cpu")
+
+
+@pytest.fixture(scope="module")
+def runners(tiny_store, tiny_checkpoints, tmp_path_factory, runtime):
+    """The int8 variant of the tiny generation model with either cache."""
+    options = ExportOptions(store=tmp_path_factory.mktemp("fp32-cache"), precisions=(Precision.INT8,), cache="fp32")
+    bundles = {
+        "fp32": export(from_checkpoint(tiny_checkpoints["generation"]), options),
+        "int8": open_bundle(tiny_store / "tiny-generation" / "1"),
+    }
+    return {
+        cache: DecoderRunner(runtime, bundle, bundle.manifest.variants[Precision.INT8], num_slots=4)
+        for cache, bundle in bundles.items()
+    }
+
+
+def _mean_error(found, expected):
+    return np.abs(found - expected).mean() / np.abs(expected).mean()
+
+
+def test_the_manifest_says_what_a_cache_is_made_of_and_it_takes_a_quarter(tiny_store, runners):
+    decoder = open_bundle(tiny_store / "tiny-generation" / "1").manifest.variants[Precision.INT8].graphs["decoder"]
+    assert {spec.dtype for spec in decoder.inputs if spec.name.startswith("past")} == {"int8"}
+    assert {spec.dtype for spec in decoder.outputs if spec.name.startswith("present")} == {"int8"}
+    assert runners["int8"].cache_bytes * 4 == runners["fp32"].cache_bytes
+
+
+def test_prompts_and_steps_are_close_to_those_with_an_fp32_cache(runners):
+    ids = np.random.default_rng(0).integers(0, runners["int8"].vocab_size, (4, 60))
+    logits = {}
+    for cache, runner in runners.items():
+        prompts = [runner.score(slot, row[:50], 0) for slot, row in enumerate(ids)]
+        steps = [runner.decode(ids[:, at], np.full(4, at)).copy() for at in range(50, 60)]
+        logits[cache] = np.concatenate([*prompts, *steps])
+    assert 0 < _mean_error(logits["int8"], logits["fp32"]) < 0.02
+
+
+def test_a_prompt_read_token_by_token_is_close_to_one_read_at_once(runners):
+    runner = runners["int8"]
+    ids = np.random.default_rng(1).integers(0, runner.vocab_size, 40)
+    together = runner.score(0, ids, 0)
+    alone = np.concatenate([runner.score(1, ids[at : at + 1], at) for at in range(40)])
+    assert _mean_error(alone, together) < 0.02
+
+
+@pytest.mark.parametrize("cut", [16, 48, 64])
+def test_a_prompt_read_in_two_chunks_gives_the_bits_of_one(runners, cut):
+    runner = runners["int8"]
+    ids = np.random.default_rng(2).integers(0, runner.vocab_size, 96)
+    together = runner.score(0, ids, 0)
+    apart = np.concatenate([runner.score(1, ids[:cut], 0), runner.score(1, ids[cut:], cut)])
+    np.testing.assert_array_equal(apart, together)
+
+
+@pytest.mark.parametrize("task", ["generation", "translation"])
+def test_ranges_reach_what_the_model_writes(tiny_checkpoints, task):
+    source = from_checkpoint(tiny_checkpoints[task])
+    ranges = measure_ranges(source)
+    assert len(ranges) == source.architecture.configuration.get("num_layers", len(ranges))
+    assert all(0 < found.key < 100 and 0 < found.value < 100 for found in ranges)
+    fewer = dataclasses.replace(source.evaluation, texts=source.evaluation.texts[:1])
+    fewer = dataclasses.replace(fewer, references=source.evaluation.references[:1])
+    for less, more in zip(measure_ranges(dataclasses.replace(source, evaluation=fewer)), ranges, strict=True):
+        assert less.key <= more.key
+        assert less.value <= more.value
+
+
+@pytest.mark.parametrize("length", [1, 5])
+def test_the_cache_holds_rounded_keys_and_values_and_clips_the_rest(tmp_path, length):
+    """One layer, so that what goes into it is known; half of the keys and values are beyond its scales."""
+    torch.manual_seed(0)
+    module = GPT(GPTConfig(vocabulary_size=30, max_length=16, num_layers=1, d_model=32, num_heads=4, d_ff=64)).eval()
+    ids = np.arange(length)[np.newaxis]
+    written = []
+
+    def attend(query, key, value):
+        written.extend([key, value])
+        return scaled_dot_product_attention(query, key, value, causal=True)
+
+    with torch.inference_mode():
+        module.hidden_states(torch.from_numpy(ids), torch.arange(length).unsqueeze(0), attend)
+    middle = [float(tensor.abs().median()) for tensor in written]
+    traced = quantize_cache(trace(module, Task.GENERATION), [LayerRange(key=middle[0], value=middle[1])])
+    for past, exact, magnitude in zip(_written(traced, ids, tmp_path), written, middle, strict=True):
+        codes = exact.transpose(1, 2).numpy() / (magnitude * HEADROOM / 127)
+        np.testing.assert_allclose(past[:, :, :length], np.clip(np.round(codes), -128, 127), atol=1)
+        assert not past[:, :, length:].any()
+
+
+def _written(traced, ids, tmp_path):
+    """Runs the decoder on a prompt and returns what it wrote."""
+    ir.save(traced.graphs[0].model, tmp_path / "decoder.onnx")
+    options = onnxruntime.SessionOptions()
+    options.use_per_session_threads = False
+    session = onnxruntime.InferenceSession(tmp_path / "decoder.onnx", options)
+    length = ids.shape[1]
+    feeds = {
+        "input_ids": ids,
+        "position_ids": np.arange(length)[np.newaxis],
+        "logits_positions": np.array([[length - 1]]),
+        "seqlens_k": np.array([length - 1], np.int32),
+        "total_sequence_length": np.array(length, np.int32),
+    }
+    past = {name: np.zeros((1, 4, 16, 8), np.int8) for name in ("past_key_0", "past_value_0")}
+    return session.run(["present_key_0", "present_value_0"], feeds | past)
