@@ -37,6 +37,8 @@ from rows import SETTLING_SHARE, Row
 from served import RunningServer, ServerFailedError, running_server
 from targets import OURS, judge
 
+from headway_export.errors import ExportError
+from headway_server.errors import HeadwayError
 from headway_server.runtime.processor import usable_cores
 
 SCHEMA_VERSION = 1
@@ -95,7 +97,7 @@ def main(
     )
     try:
         report = _profile(settings) if profile else _measure(settings)
-    except (ServerFailedError, PeerError) as error:
+    except (ServerFailedError, PeerError, ExportError, HeadwayError) as error:
         _fail(str(error))
     if not profile:
         for line in format_report(report):

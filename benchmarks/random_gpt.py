@@ -9,6 +9,7 @@ Files are kept below a folder, by a key of all that goes into them, and made whe
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import shutil
@@ -31,6 +32,7 @@ _ENLARGED = ("attention.output.weight", "feed_forward.output.weight", "positions
 _FACTOR = 10.0
 """By which these are larger than GPT-2's."""
 _EVALUATION_TOKENS = 2048
+_STORES_KEPT = 3
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _SPACE = "\u0120"  # what byte-level vocabularies write for a space
 _SOURCES = ("export/headway_export", "training/headway_training/models", "server/headway_server/bundles")
@@ -83,16 +85,20 @@ def prepare(geometry: Geometry, scratch: Path) -> RandomGpt:
 
     Raises:
         ExportError: The exporter refuses the model.
+        HeadwayError: The server's parts do not run it.
     """
     own = {"geometry": asdict(geometry), "seed": SEED, "code": _digest([Path(__file__)])}
     folder = scratch / f"{geometry.name}-{_key(own)}"
     sources = [file for source in _SOURCES for file in sorted((ROOT / source).rglob("*.py"))]
     store = folder / f"store-{_key({'code': _digest(sources)})}"
     model = RandomGpt(geometry=geometry, folder=folder, store=store)
-    if not model.bundle.is_dir():
-        # PyTorch stays out of the process that measures.
-        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-            pool.submit(_make, model).result()
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another run may be making the same files
+        if not model.bundle.is_dir():
+            # PyTorch stays out of the process that measures.
+            with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+                pool.submit(_make, model).result()
     return model
 
 
@@ -157,13 +163,14 @@ def _make(model: RandomGpt) -> None:
     warnings.filterwarnings("ignore", module=r"torch\..*")
     module = _random_module(model.geometry)
     tokenizer = make_tokenizer(model.geometry.vocabulary_size)
-    model.folder.mkdir(parents=True, exist_ok=True)
-    save_model(module, str(model.folder / "weights.safetensors"))
-    tokenizer.save(str(model.folder / "tokenizer.json"))
-    (model.folder / "geometry.json").write_text(json.dumps(asdict(model.geometry)), encoding="utf-8")
-    for outdated in model.folder.glob("store-*"):
-        shutil.rmtree(outdated)
+    if not (model.folder / "geometry.json").is_file():
+        save_model(module, str(model.folder / "weights.safetensors"))
+        tokenizer.save(str(model.folder / "tokenizer.json"))
+        (model.folder / "geometry.json").write_text(json.dumps(asdict(model.geometry)), encoding="utf-8")
     _export(model, module, tokenizer)
+    stores = sorted(model.folder.glob("store-*"), key=lambda store: store.stat().st_mtime)
+    for outdated in stores[:-_STORES_KEPT]:  # a server may still run on the one before
+        shutil.rmtree(outdated)
 
 
 def _random_module(geometry: Geometry) -> GPT:
