@@ -75,6 +75,10 @@ def serve(
     max_waiting: Annotated[
         int | None, _option("engine.max_waiting", "Sequences that may wait for a slot; past that calls are refused.")
     ] = None,
+    stream_interval_ms: Annotated[
+        float | None,
+        _option("engine.stream_interval_ms", "Least time between two pieces of a stream; tokens between are joined."),
+    ] = None,
     max_batch_tokens: Annotated[
         int | None, _option("batching.max_batch_tokens", "Most tokens of a classifier's batch, padding included.")
     ] = None,

@@ -32,6 +32,7 @@ class Engine:
         *,
         encoder: Encoder | None = None,
         max_encoder_tokens: int = 4096,
+        stream_interval_ms: float = 0.0,
         name: str = "engine",
     ) -> None:
         """Makes an engine with every slot free; `start` lets it run.
@@ -40,11 +41,13 @@ class Engine:
             decoder: The runner; the engine's thread alone calls it from now on.
             encoder: For translation: sequences are sentences that it reads, and log-probabilities are computed.
             max_encoder_tokens: Tokens of an encoder batch, padding counted.
+            stream_interval_ms: Least time between two pieces of a stream.
             name: Name of the thread.
         """
         self._decoder = decoder
         self._encoder = encoder
         self._max_encoder_tokens = max_encoder_tokens
+        self._stream_interval_ms = stream_interval_ms
         self._name = name
         self._inbox: SimpleQueue[list[Sequence] | None] = SimpleQueue()
         self._stepper: Stepper | None = None
@@ -69,7 +72,7 @@ class Engine:
     def start(self) -> None:
         """Starts the thread. Called on the event loop that results are to go to."""
         assert self._thread is None, "an engine is started once"
-        outbox = Outbox(asyncio.get_running_loop())
+        outbox = Outbox(asyncio.get_running_loop(), stream_interval_ms=self._stream_interval_ms)
         self._stepper = Stepper(
             self._decoder,
             encoder=self._encoder,

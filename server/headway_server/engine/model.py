@@ -76,7 +76,11 @@ class DecodingModel:
         self._capacity = decoder.num_slots + settings.max_waiting
         self._admission = Admission(limit=self._capacity, noun=self._noun, owner=manifest.name)
         self._engine = Engine(
-            decoder, encoder=encoder, max_encoder_tokens=settings.max_encoder_tokens, name=f"engine-{manifest.name}"
+            decoder,
+            encoder=encoder,
+            max_encoder_tokens=settings.max_encoder_tokens,
+            stream_interval_ms=settings.stream_interval_ms,
+            name=f"engine-{manifest.name}",
         )
 
     def __repr__(self) -> str:

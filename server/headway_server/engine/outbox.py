@@ -22,8 +22,10 @@ _log = structlog.get_logger(__name__)
 class Outbox:
     """Collects on the engine's thread; `flush` wakes the event loop once."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, *, stream_interval_ms: float = 0.0) -> None:
+        """Sends to `loop`; pieces of a stream not more often than every `stream_interval_ms`."""
         self._loop = loop
+        self._interval_s = stream_interval_ms / 1e3
         self._texts: list[_Text] = []
         self._ends: list[_End] = []
 
@@ -38,10 +40,17 @@ class Outbox:
         finish_reason = sequence.accept(token_id, log_probability, top_tokens)
         result = None if finish_reason is None else sequence.result(finish_reason, time.monotonic())
         if sequence.wants_pieces:
-            self._texts.append((sequence.reply, sequence.text.take(), sequence.num_new_tokens, sequence.take_tokens()))
+            self._add_piece(sequence, is_last=result is not None)
         if result is not None:
             self.add_end(sequence.reply, result)
         return result is not None
+
+    def _add_piece(self, sequence: Sequence, *, is_last: bool) -> None:
+        """Hands out the text that has appeared, unless the last piece is too fresh."""
+        now = time.monotonic()
+        if is_last or now - sequence.piece_at >= self._interval_s:
+            sequence.piece_at = now
+            self._texts.append((sequence.reply, sequence.text.take(), sequence.num_new_tokens, sequence.take_tokens()))
 
     def add_end(self, reply: Reply, outcome: SequenceResult | BaseException) -> None:
         """Hands out a result, or the error instead."""

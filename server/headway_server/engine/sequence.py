@@ -166,6 +166,7 @@ class Sequence:
         "num_prefilled",
         "num_tokens_taken",
         "parameters",
+        "piece_at",
         "place_in_queue",
         "priority",
         "prompt_digests",
@@ -229,6 +230,7 @@ class Sequence:
         self.num_new_tokens = 0
         self.tokens: list[TokenLogProbability] = []
         self.num_tokens_taken = 0
+        self.piece_at = float("-inf")  # when the last piece was handed out
         self.prompt_tokens: list[TokenLogProbability] = []
         self.log_probability = 0.0
         self.cross: Any = None  # what the encoder made of the source; the runner's own type

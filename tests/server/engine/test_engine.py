@@ -103,6 +103,16 @@ async def test_a_stream_yields_the_pieces_of_the_result():
             assert counts == sorted(counts)
 
 
+async def test_tokens_that_come_faster_than_the_stream_interval_are_sent_together():
+    async with running_engine(make_decoder(), stream_interval_ms=1000) as engine:
+        sequence = make_sequence([5, 9, 30], eos_id=None, wants_pieces=True, max_new_tokens=25, num_top_tokens=0)
+        pieces = [piece async for piece in engine.stream(sequence)]
+        result = sequence.reply.result.result()
+    assert [piece.num_new_tokens for piece in pieces] == [1, 25]
+    assert "".join(piece.text for piece in pieces) == result.text
+    assert [token for piece in pieces for token in piece.tokens] == list(result.tokens)
+
+
 async def test_a_stop_string_ends_the_text_and_is_not_part_of_it():
     prompt = [5, 9, 30]
     async with running_engine(make_decoder()) as engine:
