@@ -16,10 +16,10 @@ define CHECK_PYTHON
 	+ sys.version.split()[0] + ": make PYTHON=/path/to/python3.12 ...")'
 endef
 
-.PHONY: help install lint proto test serve bench demo clean
+.PHONY: help install lint proto test serve bench bench-shipped bench-generation demo clean
 
 help: ## This list
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
 install: $(VENV)/.installed ## Make .venv with everything
 
@@ -44,8 +44,13 @@ test: install lint ## Everything: style, types and the whole suite
 serve: install ## A server on 127.0.0.1:50051 with the shipped models
 	$(BIN)/headway-server --store models --host 127.0.0.1 --port 50051
 
-bench: install ## Measure the shipped models on this machine
+bench: bench-shipped bench-generation ## Every benchmark below, on this machine
+
+bench-shipped: install ## Measure the shipped models as they are served
 	$(BIN)/python benchmarks/run.py $(ARGS)
+
+bench-generation: install ## Measure a GPT-2 small beside other libraries and the machine's limits
+	$(BIN)/python benchmarks/generation.py $(ARGS)
 
 demo: $(DEMO_VENV)/.installed ## A real server, and every call answered (no torch); IMAGES="FILE ..." adds your pictures
 	$(DEMO_BIN)/python demo/run.py $(IMAGES)
