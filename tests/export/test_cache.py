@@ -1,6 +1,8 @@
 """The int8 key/value cache: close to the fp32 one, a quarter of it, and the same whichever way it was written."""
 
 import dataclasses
+import subprocess
+import sys
 
 import numpy as np
 import onnx_ir as ir
@@ -75,6 +77,55 @@ def test_a_prompt_read_in_two_chunks_gives_the_bits_of_one(runners, cut):
     together = runner.score(0, ids, 0)
     apart = np.concatenate([runner.score(1, ids[:cut], 0), runner.score(1, ids[cut:], cut)])
     np.testing.assert_array_equal(apart, together)
+
+
+ALONE_AND_TOGETHER = """
+import sys
+import numpy as np
+from headway_server.runtime import Runtime
+
+Runtime(device="cpu", num_threads=16)  # a process has one pool, so the test's own will not do
+import onnxruntime
+
+options = onnxruntime.SessionOptions()
+options.use_per_session_threads = False
+session = onnxruntime.InferenceSession(sys.argv[1], options)
+dtype = np.int8 if sys.argv[2] == "int8" else np.float32
+generator = np.random.default_rng(3)
+step = 1.1 / 127 if dtype == np.int8 else 1.0
+past = {
+    name: (generator.uniform(-1, 1, (8, 4, 601, 64)) / step).astype(dtype) for name in ("past_key_0", "past_value_0")
+}
+
+
+def decode(slots):
+    rows = len(range(8)[slots])
+    feeds = {
+        "input_ids": np.full((rows, 1), 7),
+        "position_ids": np.full((rows, 1), 600),
+        "logits_positions": np.zeros((rows, 1), np.int64),
+        "seqlens_k": np.full(rows, 600, np.int32),
+        "total_sequence_length": np.array(601, np.int32),
+    }
+    return session.run(["logits"], {name: array[slots] for name, array in past.items()} | feeds)[0]
+
+
+np.testing.assert_array_equal(decode(slice(2, 3))[0], decode(slice(8))[2])
+"""
+
+
+@pytest.mark.parametrize("cache", ["fp32", "int8"])
+def test_a_row_of_many_tokens_is_the_same_alone_where_threads_are_many(tmp_path, cache):
+    """16 threads and 4 heads: the runtime has told ONNX Runtime not to split a row between them."""
+    torch.manual_seed(0)
+    module = GPT(GPTConfig(vocabulary_size=30, max_length=601, num_layers=1, d_model=256, num_heads=4, d_ff=64))
+    traced = trace(module.eval(), Task.GENERATION)
+    if cache == "int8":
+        traced = quantize_cache(traced, [LayerRange(key=1.0, value=1.0)])
+    ir.save(traced.graphs[0].model, tmp_path / "decoder.onnx")
+    command = [sys.executable, "-c", ALONE_AND_TOGETHER, str(tmp_path / "decoder.onnx"), cache]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("task", ["generation", "translation"])

@@ -46,6 +46,9 @@ _pool_threads: int | None = None
 
 def _import_onnxruntime() -> Any:
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # its builds report to their maker unless told not to
+    # Where there are more threads than rows x heads, it splits a row's cached tokens between threads, and an answer
+    # would depend on how many neighbours it has. Costs an fp32 cache some speed and an int8 one none (docs/export.md).
+    os.environ.setdefault("ORT_GQA_DISABLE_FLASH_ATTENTION", "1")
     try:
         import onnxruntime  # noqa: PLC0415 (an extra: the message below is better than an ImportError)
     except ImportError:
