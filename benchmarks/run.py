@@ -30,7 +30,7 @@ from headway_client import Client, HeadwayError
 from headway_client.load import LoadPlan, LoadTask
 from headway_client.results import Model
 from headway_server.bundles import Bundle, open_bundle
-from headway_server.engine import EngineSettings
+from headway_server.engine.memory_plan import DEFAULT_MAX_SLOTS
 from headway_server.errors import HeadwayError as ServerError
 
 SCHEMA_VERSION = 1
@@ -101,7 +101,7 @@ def main(
     new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate after a prompt.")] = 64,
     num_slots: Annotated[
         int, typer.Option(min=1, help="Sequences that a decoder runs at once.")
-    ] = EngineSettings().num_slots,
+    ] = DEFAULT_MAX_SLOTS,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     precision: Annotated[str | None, typer.Option(help="Variant to run. [default: by device]")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of the models. [default: usable cores]")] = None,

@@ -19,6 +19,7 @@ from typing import IO, Any, Self
 
 HERE = Path(__file__).resolve().parent
 REQUIREMENTS = HERE.parent / "requirements-peers.txt"
+CONSTRAINTS = HERE.parents[1] / "constraints.txt"
 _TAIL_LINES = 3
 
 
@@ -55,7 +56,8 @@ def ensure_environment(scratch: Path) -> Path:
     Raises:
         PeerError: It cannot be made.
     """
-    key = hashlib.sha256(REQUIREMENTS.read_bytes() + sys.version.encode()).hexdigest()[:12]
+    inputs = REQUIREMENTS.read_bytes() + CONSTRAINTS.read_bytes() + sys.version.encode()
+    key = hashlib.sha256(inputs).hexdigest()[:12]
     folder = scratch / f"peers-{key}"
     python = folder / "bin" / "python"
     is_whole = folder / "installed"
@@ -65,7 +67,7 @@ def ensure_environment(scratch: Path) -> Path:
     pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]
     for command in (
         [sys.executable, "-m", "venv", str(folder)],
-        [str(python), *pip, "--requirement", str(REQUIREMENTS)],
+        [str(python), *pip, "--requirement", str(REQUIREMENTS), "--constraint", str(CONSTRAINTS)],
     ):
         ended = subprocess.run(command, capture_output=True, text=True, check=False)
         if ended.returncode:
