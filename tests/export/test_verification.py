@@ -1,0 +1,162 @@
+"""A graph that verifies drafts: the bits of decoding one by one, in any precision, and no cost to other steps."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime
+import pytest
+import torch
+
+from headway_export import int8
+from headway_export.cache import quantize_cache
+from headway_export.calibration import LayerRange
+from headway_export.graphs import TracedModel, trace
+from headway_export.verification import add_verification
+from headway_server.bundles import Graph, Task
+from headway_server.bundles.chain import DECODING_AXES, VERIFIES, chain_width, verifying_axes
+from headway_server.engine.verifier import Verifier
+from headway_server.runtime import Runtime, Session
+from headway_server.runtime.memory import HostBuffer
+from headway_training.models import build_model
+
+VOCAB_SIZE, MAX_LENGTH, NUM_LAYERS, WIDTH, NUM_ROWS = 90, 48, 2, 4, 3
+LENGTHS = np.array([17, 1, 33])
+"""Tokens that each row has read before its drafts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exported:
+    """A graph that was saved, and what a manifest says of it."""
+
+    file: str
+    graph: Graph
+    traced: TracedModel
+
+    def session(self, fixed_axes, optimized_file=None):
+        options = onnxruntime.SessionOptions()
+        options.use_per_session_threads = False
+        for axis, size in fixed_axes.items():
+            options.add_free_dimension_override_by_name(axis, size)
+        if optimized_file is not None:
+            options.optimized_model_filepath = str(optimized_file)
+        options.log_severity_level = 3
+        return onnxruntime.InferenceSession(self.file, options, providers=["CPUExecutionProvider"])
+
+    def new_state(self):
+        specs = {spec.name: spec for spec in self.graph.inputs}
+        return {
+            state.past: np.zeros(
+                (NUM_ROWS, specs[state.past].shape[1], MAX_LENGTH, specs[state.past].shape[3]), specs[state.past].dtype
+            )
+            for state in self.traced.state
+        }
+
+
+@pytest.fixture(scope="module", params=["fp32", "int8", "int8, int8 cache"])
+def exported(request, tmp_path_factory):
+    torch.manual_seed(3)
+    sizes = {"num_layers": NUM_LAYERS, "d_model": 64, "num_heads": 4, "d_ff": 128}
+    model = build_model("gpt", {"vocabulary_size": VOCAB_SIZE, "max_length": MAX_LENGTH, **sizes})
+    for parameter in model.parameters():
+        parameter.data *= 3  # so that attention looks at something
+    traced = trace(model.eval(), Task.GENERATION)
+    if request.param != "fp32":
+        int8.quantize(traced.graphs[0].model)
+    if request.param.endswith("cache"):
+        traced = quantize_cache(traced, [LayerRange(key=3.0, value=3.0)] * NUM_LAYERS)
+    rewritten = add_verification(traced.graphs[0], WIDTH)
+    Runtime(device="cpu")  # makes the process's pool, unless another test has
+    file = tmp_path_factory.mktemp("verification") / "decoder.onnx"
+    ir.save(rewritten.model, file)
+    graph = Graph(file=file.name, inputs=rewritten.inputs, outputs=rewritten.outputs)
+    return Exported(file=str(file), graph=graph, traced=traced)
+
+
+def decode(session, exported, state, token_ids, positions):
+    """Runs a token a row, without sharing memory, and returns logits (R, V); `state` is replaced."""
+    feeds = {
+        "input_ids": token_ids[:, np.newaxis],
+        "position_ids": positions[:, np.newaxis],
+        "logits_positions": np.zeros((len(token_ids), 1), np.int64),
+        "seqlens_k": positions.astype(np.int32),
+        "total_sequence_length": np.array(positions.max() + 1, np.int32),
+        VERIFIES: np.zeros(0, np.int64),
+    }
+    read = {tensor.name for tensor in session.get_inputs()}
+    feeds = {name: array for name, array in feeds.items() if name in read}
+    names = [tensor.present for tensor in exported.traced.state]
+    logits, *presents = session.run(["logits", *names], feeds | state)
+    state.update(zip(state, presents, strict=True))
+    return logits[:, 0]
+
+
+def read_prompts(session, exported, token_ids):
+    """Decodes prompts of different lengths together; returns the state and what followed, which rows overwrite."""
+    state = exported.new_state()
+    for place in range(LENGTHS.max()):
+        positions = np.minimum(place, LENGTHS - 1)
+        decode(session, exported, state, token_ids[np.arange(NUM_ROWS), positions], positions)
+    return state
+
+
+def test_verifying_gives_the_bits_of_decoding_and_writes_the_same_state(exported):
+    rng = np.random.default_rng(5)
+    token_ids = rng.integers(0, VOCAB_SIZE, (NUM_ROWS, MAX_LENGTH))
+    plain = exported.session(DECODING_AXES)
+    state = read_prompts(plain, exported, token_ids)
+    buffers = [HostBuffer(array.shape, str(array.dtype)) for array in state.values()]
+    for buffer, array in zip(buffers, state.values(), strict=True):
+        buffer._array[:] = array
+    verifier = Verifier(
+        Session(exported.session(verifying_axes(WIDTH)), exported.graph, "cpu"),
+        [(tensor.past, tensor.present, buffer) for tensor, buffer in zip(exported.traced.state, buffers, strict=True)],
+        width=WIDTH,
+        vocab_size=VOCAB_SIZE,
+    )
+    drafted = rng.integers(0, VOCAB_SIZE, (NUM_ROWS, WIDTH))
+    verified = verifier.verify(drafted, LENGTHS)
+    for place in range(WIDTH):
+        expected = decode(plain, exported, state, drafted[:, place], LENGTHS + place)
+        np.testing.assert_array_equal(verified[:, place], expected)
+    assert len(np.unique(verified.argmax(axis=-1))) > 1, "the model says something"
+    for buffer, array in zip(buffers, state.values(), strict=True):
+        for row, length in enumerate(LENGTHS + WIDTH):
+            np.testing.assert_array_equal(buffer._array[row, :, :length], array[row, :, :length])
+
+
+def test_fewer_rows_are_verified_alike(exported):
+    session = Session(exported.session(verifying_axes(WIDTH)), exported.graph, "cpu")
+    drafted = np.random.default_rng(6).integers(0, VOCAB_SIZE, (NUM_ROWS, WIDTH))
+    logits = []
+    for rows in (NUM_ROWS, 1):
+        state = exported.new_state()
+        buffers = [HostBuffer(array.shape, str(array.dtype)) for array in state.values()]
+        named = [(t.past, t.present, buffer) for t, buffer in zip(exported.traced.state, buffers, strict=True)]
+        verifier = Verifier(session, named, width=WIDTH, vocab_size=VOCAB_SIZE)
+        logits.append(verifier.verify(drafted[:rows], np.zeros(rows, np.int64)).copy())
+    np.testing.assert_array_equal(logits[0][:1], logits[1])
+
+
+def test_a_session_that_decodes_runs_the_operators_it_would_run_without(exported, tmp_path):
+    without = tmp_path / "without.onnx"
+    ir.save(exported.traced.graphs[0].model, without)
+    graph = Graph(file=without.name, inputs=exported.traced.graphs[0].inputs, outputs=())
+    plain = Exported(file=str(without), graph=graph, traced=exported.traced)
+    plain.session({}, tmp_path / "plain.onnx")
+    exported.session(DECODING_AXES, tmp_path / "rewritten.onnx")
+    kinds = [
+        sorted(
+            node.op_type for node in ir.load(tmp_path / f"{name}.onnx").graph if node.op_type not in ("Sub", "Shape")
+        )
+        for name in ("plain", "rewritten")
+    ]
+    assert kinds[0] == kinds[1]
+
+
+def test_the_graph_tells_how_many_tokens_it_verifies_and_the_old_one_none(exported):
+    present = exported.traced.state[0].present
+    old = exported.traced.graphs[0]
+    assert chain_width(exported.graph, present) == WIDTH
+    assert chain_width(Graph(file="old.onnx", inputs=old.inputs, outputs=old.outputs), present) == 1
+    assert VERIFIES not in {value.name for value in old.model.graph.inputs}, "the traced graph stays as it is"
