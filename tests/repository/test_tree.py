@@ -49,8 +49,8 @@ def test_source_files_have_one_subject(root: Path, tracked_files: list[Path]) ->
 
 @pytest.mark.parametrize("document", _DOCUMENTS)
 def test_every_make_target_of_a_document_exists(root: Path, document: str) -> None:
-    targets = set(re.findall(r"^([a-z]+):", (root / "Makefile").read_text(), flags=re.MULTILINE))
-    named = set(re.findall(r"(?:^|`)make ([a-z]+)", (root / document).read_text(), flags=re.MULTILINE))
+    targets = set(re.findall(r"^([a-z-]+):", (root / "Makefile").read_text(), flags=re.MULTILINE))
+    named = set(re.findall(r"(?:^|`)make ([a-z-]+)", (root / document).read_text(), flags=re.MULTILINE))
     assert sorted(named - targets) == []
 
 
@@ -68,7 +68,7 @@ def test_every_relative_link_of_a_document_leads_somewhere(root: Path, tracked_f
 def test_the_help_names_every_target_a_user_may_call(root: Path) -> None:
     makefile = (root / "Makefile").read_text()
     phony = set(re.findall(r"^\.PHONY: (.*)$", makefile, flags=re.MULTILINE)[0].split())
-    helped = set(re.findall(r"^([a-z]+):.*## \S", makefile, flags=re.MULTILINE))
+    helped = set(re.findall(r"^([a-z-]+):.*## \S", makefile, flags=re.MULTILINE))
     assert phony == helped
 
 
