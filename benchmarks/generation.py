@@ -12,6 +12,7 @@ this file says what is measured and what the last line holds.
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import time
 from contextlib import ExitStack
@@ -95,6 +96,7 @@ def main(
         threads=threads or usable_cores(),
         peers=_chosen(peers, quick=quick),
     )
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started is stopped, as by Ctrl-C
     try:
         report = _profile(settings) if profile else _measure(settings)
     except (ServerFailedError, PeerError, ExportError, HeadwayError) as error:
