@@ -7,7 +7,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,35 +40,33 @@ _KINDS = (
     ("asyncio/", "the event loop itself"),
 )
 """What a function of a file belongs to; the first that matches, from the innermost frame outwards."""
+_WAITING = ("select (selectors", "_worker (concurrent", "wait (threading", "_poll_wrapper", "_receive (headway_server")
+"""Innermost frames of threads that wait, which py-spy may take for running."""
+_THREAD = re.compile(r"thread \((\d+)\)(?:: )?(.*)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """Samples of the threads that were running Python or what it called, and processor time of all threads."""
+    """Processor time of a process by thread and by what the thread did."""
 
     seconds: float
-    shares: list[tuple[str, str, float]]
-    """Thread, kind of work, part of the time."""
-    thread_cores: list[float]
-    """Processor seconds a second of every thread of the process, those of libraries included; the main one first."""
+    parts: list[tuple[str, str, float]]
+    """Thread, kind of work, processor seconds a second."""
     figures: dict[str, Any]
     """Of the load meanwhile."""
 
     def lines(self) -> Iterator[str]:
         """The table."""
         yield ""
-        yield f"{self.seconds:.0f} s at {self.figures['tokens_per_s']:.0f} tokens/s; parts of the time a thread ran:"
-        for thread, kind, share in self.shares:
-            yield f"  {thread:<28} {kind:<28} {100 * share:6.1f} %"
-        cores = ", ".join(f"{value:.2f}" for value in self.thread_cores)
-        yield f"processor seconds a second, by thread (the main one, then the busiest): {cores}"
+        yield f"{self.seconds:.0f} s at {self.figures['tokens_per_s']:.0f} tokens/s; processor seconds a second:"
+        for thread, kind, cores in self.parts:
+            yield f"  {thread:<28} {kind:<28} {cores:6.3f}"
 
     def as_record(self) -> dict[str, Any]:
         """For the JSON object."""
         return {
             "seconds": round(self.seconds, 1),
-            "shares": [{"thread": t, "kind": k, "share": round(s, 4)} for t, k, s in self.shares],
-            "thread_cores": self.thread_cores,
+            "parts": [{"thread": t, "kind": k, "cores": round(c, 4)} for t, k, c in self.parts],
             "load": {name: round(value, 3) for name, value in self.figures.items()},
         }
 
@@ -99,27 +97,40 @@ def profile_server(python: Path, process_id: int, run_load: Callable[[], dict[st
         _, errors = sampler.communicate()
         if not stacks.is_file():
             raise PeerError(f"py-spy cannot look into the server: {errors.strip()}")
-        shares = _shares(stacks.read_text(encoding="utf-8"), seconds)
-    used = {thread: (after[thread] - before.get(thread, 0.0)) / seconds for thread in after}
-    main = used.pop(process_id, 0.0)
-    busiest = sorted((value for value in used.values() if value > 0.005), reverse=True)
-    return Profile(
-        seconds=seconds,
-        shares=shares,
-        thread_cores=[round(value, 3) for value in (main, *busiest)],
-        figures=figures,
-    )
+        names, samples = _read(stacks.read_text(encoding="utf-8"))
+    cores = {thread: (after[thread] - before.get(thread, 0.0)) / seconds for thread in after}
+    return Profile(seconds=seconds, parts=sorted(_parts(cores, names, samples), key=_order), figures=figures)
 
 
-def _shares(folded: str, seconds: float) -> list[tuple[str, str, float]]:
-    """Reads py-spy's folded stacks: `thread;outermost;...;innermost samples`."""
-    samples: Counter[tuple[str, str]] = Counter()
+def _read(folded: str) -> tuple[dict[int, str], dict[int, Counter[str]]]:
+    """Reads py-spy's folded stacks, `thread (id): name;outermost;...;innermost samples`: names and samples by kind."""
+    names: dict[int, str] = {}
+    samples: defaultdict[int, Counter[str]] = defaultdict(Counter)
     for line in folded.splitlines():
         stack, _, count = line.rpartition(" ")
         thread, *frames = stack.split(";")
-        samples[re.sub(r"thread \(0x[0-9a-fA-F]+\)(: )?", "", thread) or "thread", _kind(frames)] += int(count)
-    found = [(thread, kind, count / _RATE_HZ / seconds) for (thread, kind), count in samples.items()]
-    return sorted(found, key=lambda row: (row[0], -row[2]))
+        found = _THREAD.match(thread)
+        if found is None or not frames or frames[-1].startswith(_WAITING):
+            continue
+        names[int(found[1])] = found[2]
+        samples[int(found[1])][_kind(frames)] += int(count)
+    return names, samples
+
+
+def _parts(
+    cores: dict[int, float], names: dict[int, str], samples: dict[int, Counter[str]]
+) -> Iterator[tuple[str, str, float]]:
+    """Divides each thread's processor time by its samples; threads of libraries are put together."""
+    yield "threads of libraries", "all", sum(used for thread, used in cores.items() if thread not in samples)
+    for thread, counts in samples.items():
+        total = counts.total()
+        for kind, count in counts.items():
+            yield names[thread], kind, cores.get(thread, 0.0) * count / total
+
+
+def _order(part: tuple[str, str, float]) -> tuple[str, float]:
+    """By thread, what takes most of it first."""
+    return part[0], -part[2]
 
 
 def _kind(frames: list[str]) -> str:

@@ -99,9 +99,7 @@ def main(
     ] = None,
     starts: Annotated[int, typer.Option(min=1, help="Starts of the server that are timed.")] = 3,
     new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate after a prompt.")] = 64,
-    num_slots: Annotated[
-        int, typer.Option(min=1, help="Sequences that a decoder runs at once.")
-    ] = DEFAULT_MAX_SLOTS,
+    num_slots: Annotated[int, typer.Option(min=1, help="Sequences that a decoder runs at once.")] = DEFAULT_MAX_SLOTS,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     precision: Annotated[str | None, typer.Option(help="Variant to run. [default: by device]")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of the models. [default: usable cores]")] = None,

@@ -38,6 +38,7 @@ def _load(folder: Path, threads: int) -> Contestant:
             [[tokens[token] for token in prompt] for prompt in prompts],
             max_batch_size=max_batch_size,
             max_length=new_tokens,
+            min_length=new_tokens,  # past an end-of-sequence token, as all sides do
             sampling_topk=1,
             include_prompt_in_result=False,  # the prompt is read at once
         )
