@@ -108,7 +108,7 @@ async def test_tokens_that_come_faster_than_the_stream_interval_are_sent_togethe
         sequence = make_sequence([5, 9, 30], eos_id=None, wants_pieces=True, max_new_tokens=25, num_top_tokens=0)
         pieces = [piece async for piece in engine.stream(sequence)]
         result = sequence.reply.result.result()
-    assert [piece.num_new_tokens for piece in pieces] == [1, 25]
+    assert [piece.num_new_tokens for piece in pieces] in ([1, 25], [25])  # a slow reader gets both at once
     assert "".join(piece.text for piece in pieces) == result.text
     assert [token for piece in pieces for token in piece.tokens] == list(result.tokens)
 
