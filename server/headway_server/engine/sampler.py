@@ -85,6 +85,7 @@ class Sampler:
         self._masks = TokenMasks(num_slots=num_slots, vocab_size=vocab_size)
         self._scratch = WeightScratch(num_rows=num_slots, vocab_size=vocab_size)
         self._edited: NDArray[np.float32] | None = None  # (num_slots, V), made when first needed
+        self._is_plain = np.zeros(num_slots, np.bool_)  # nothing but the likeliest token is ever wanted
 
     def __repr__(self) -> str:
         return f"Sampler({len(self._temperature)} slots, {self.vocab_size} tokens)"
@@ -116,6 +117,12 @@ class Sampler:
         self._step[slot] = 0
         self._edits[slot] = LogitEdits.of(parameters, prompt_ids=prompt_ids, end_ids=end_ids)
         self._masks.clear(slot)
+        self._is_plain[slot] = (
+            self._temperature[slot] == 0
+            and self._edits[slot] is None
+            and self._num_top[slot] < 0
+            and not self._with_log_probabilities
+        )
 
     def mask_row(self, slot: int) -> NDArray[np.int32]:
         """Returns the words (M,) of a slot's mask, to be filled in place and handed to `allow`."""
@@ -138,7 +145,10 @@ class Sampler:
         """Takes what belongs to slot `source` to slot `target`; `source` is to be assigned before it is used again."""
         if source == target:
             return
-        for values in self._temperature, self._top_k, self._top_p, self._min_p, self._stream, self._step, self._num_top:
+        for values in (
+            self._temperature, self._top_k, self._top_p, self._min_p,
+            self._stream, self._step, self._num_top, self._is_plain,
+        ):  # fmt: skip
             values[target] = values[source]
         self._edits[target] = self._edits[source]
         self._edits[source] = None
@@ -151,8 +161,11 @@ class Sampler:
             logits: (R, V) float32, contiguous; left as they are.
             first_slot: Slot of the first row.
         """
-        slots = np.arange(first_slot, first_slot + len(logits))
         best, maximum = _best(logits)  # NaN is the largest of all
+        some = slice(first_slot, first_slot + len(logits))
+        if self._is_plain[some].all() and not self._masks.is_set[some].any():
+            return SampledTokens(best, np.zeros(len(logits)), np.isfinite(maximum))
+        slots = np.arange(first_slot, first_slot + len(logits))
         edited = np.array([row for row, slot in enumerate(slots.tolist()) if self._is_edited(slot)], np.intp)
         if edited.size:
             token_ids, is_valid = best.copy(), np.isfinite(maximum)
