@@ -27,8 +27,10 @@ _INTEGERS = {
     FieldDescriptorProto.TYPE_UINT64,
 }
 _INTEGERS_THAT_DO_NOT_COUNT = {
+    "beam_size",
     "end",
     "height",
+    "no_repeat_ngram_size",
     "priority",
     "sample_index",
     "seed",

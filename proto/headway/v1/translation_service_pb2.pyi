@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from headway.v1 import common_pb2 as _common_pb2
 from headway.v1 import generation_service_pb2 as _generation_service_pb2
 import builtins as _builtins
@@ -20,6 +21,91 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _EarlyStopping:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _EarlyStoppingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EarlyStopping.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    EARLY_STOPPING_UNSPECIFIED: _EarlyStopping.ValueType  # 0
+    """Takes the default, EARLY_STOPPING_HEURISTIC."""
+    EARLY_STOPPING_FIRST: _EarlyStopping.ValueType  # 1
+    """At once."""
+    EARLY_STOPPING_HEURISTIC: _EarlyStopping.ValueType  # 2
+    """When the best beam, if it ended now, would score no better than the worst of them."""
+    EARLY_STOPPING_NEVER: _EarlyStopping.ValueType  # 3
+    """When no continuation of a beam can score better than the worst of them."""
+
+class EarlyStopping(_EarlyStopping, metaclass=_EarlyStoppingEnumTypeWrapper):
+    """When a beam search that has found as many translations as it has beams ends."""
+
+EARLY_STOPPING_UNSPECIFIED: EarlyStopping.ValueType  # 0
+"""Takes the default, EARLY_STOPPING_HEURISTIC."""
+EARLY_STOPPING_FIRST: EarlyStopping.ValueType  # 1
+"""At once."""
+EARLY_STOPPING_HEURISTIC: EarlyStopping.ValueType  # 2
+"""When the best beam, if it ended now, would score no better than the worst of them."""
+EARLY_STOPPING_NEVER: EarlyStopping.ValueType  # 3
+"""When no continuation of a beam can score better than the worst of them."""
+Global___EarlyStopping: _TypeAlias = EarlyStopping  # noqa: Y015
+
+@_typing.final
+class TranslationSampling(_message.Message):
+    """Drawing the tokens of a translation at random, instead of searching."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEMPERATURE_FIELD_NUMBER: _builtins.int
+    TOP_K_FIELD_NUMBER: _builtins.int
+    TOP_P_FIELD_NUMBER: _builtins.int
+    MIN_P_FIELD_NUMBER: _builtins.int
+    SEED_FIELD_NUMBER: _builtins.int
+    temperature: _builtins.float
+    """Softmax temperature. Range above 0 to 2; default: 1."""
+    top_k: _builtins.int
+    """Draw among the k likeliest tokens. Range 0 to the vocabulary's size; 0, the default, draws among all."""
+    top_p: _builtins.float
+    """Draw among the smallest set of tokens whose probability reaches this. Range above 0 to 1; default: 1, all."""
+    min_p: _builtins.float
+    """Leave out tokens less likely than this share of the likeliest one's probability. Range 0 to 1; default: 0."""
+    seed: _builtins.int
+    """Seed of the random stream: the same seed gives the same translation. Default: another one for every text."""
+    def __init__(
+        self,
+        *,
+        temperature: _builtins.float | None = ...,
+        top_k: _builtins.int | None = ...,
+        top_p: _builtins.float | None = ...,
+        min_p: _builtins.float | None = ...,
+        seed: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_min_p", b"_min_p", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "min_p", b"min_p", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_min_p", b"_min_p", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "min_p", b"min_p", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__min_p: _TypeAlias = _typing.Literal["min_p"]  # noqa: Y015
+    _WhichOneofArgType__min_p: _TypeAlias = _typing.Literal["_min_p", b"_min_p"]  # noqa: Y015
+    _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
+    _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
+    _WhichOneofReturnType__temperature: _TypeAlias = _typing.Literal["temperature"]  # noqa: Y015
+    _WhichOneofArgType__temperature: _TypeAlias = _typing.Literal["_temperature", b"_temperature"]  # noqa: Y015
+    _WhichOneofReturnType__top_k: _TypeAlias = _typing.Literal["top_k"]  # noqa: Y015
+    _WhichOneofArgType__top_k: _TypeAlias = _typing.Literal["_top_k", b"_top_k"]  # noqa: Y015
+    _WhichOneofReturnType__top_p: _TypeAlias = _typing.Literal["top_p"]  # noqa: Y015
+    _WhichOneofArgType__top_p: _TypeAlias = _typing.Literal["_top_p", b"_top_p"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_p) -> _WhichOneofReturnType__min_p | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__seed) -> _WhichOneofReturnType__seed | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__temperature) -> _WhichOneofReturnType__temperature | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__top_k) -> _WhichOneofReturnType__top_k | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__top_p) -> _WhichOneofReturnType__top_p | None: ...
+
+Global___TranslationSampling: _TypeAlias = TranslationSampling  # noqa: Y015
+
 @_typing.final
 class TranslationParameters(_message.Message):
     """How to decode a translation. A field that is not set takes the default given here."""
@@ -27,22 +113,107 @@ class TranslationParameters(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MAX_NEW_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    MAX_LENGTH_RATIO_FIELD_NUMBER: _builtins.int
+    BEAM_SIZE_FIELD_NUMBER: _builtins.int
+    HYPOTHESIS_COUNT_FIELD_NUMBER: _builtins.int
+    LENGTH_PENALTY_FIELD_NUMBER: _builtins.int
+    EARLY_STOPPING_FIELD_NUMBER: _builtins.int
+    NO_REPEAT_NGRAM_SIZE_FIELD_NUMBER: _builtins.int
+    SAMPLING_FIELD_NUMBER: _builtins.int
     max_new_token_count: _builtins.int
     """Most tokens of a translation. Range 1 to the model's maximum target length; default: that maximum."""
+    max_length_ratio: _builtins.float
+    """Most tokens of a translation for each token of its source; the smaller of both limits holds. Range above 0 to 100;
+    default: no such limit.
+    """
+    beam_size: _builtins.int
+    """Beams of the search. 1 follows the likeliest token alone. Range 1 to 16; default: 1."""
+    hypothesis_count: _builtins.int
+    """Translations to answer of each text, the best first. Range 1 to beam_size; default: 1."""
+    length_penalty: _builtins.float
+    """A translation's score is its log-probability divided by its token count to this power: above 1 favours long
+    translations, below 1 short ones. Range 0 to 5; default: 1.
+    """
+    early_stopping: Global___EarlyStopping.ValueType
+    """When the search ends."""
+    no_repeat_ngram_size: _builtins.int
+    """No so many tokens may follow each other twice in a translation. Range 0 to 16; default: 0, which allows it."""
+    @_builtins.property
+    def sampling(self) -> Global___TranslationSampling:
+        """Draw tokens at random instead of searching. Not with beam_size above 1."""
+
     def __init__(
         self,
         *,
         max_new_token_count: _builtins.int | None = ...,
+        max_length_ratio: _builtins.float | None = ...,
+        beam_size: _builtins.int | None = ...,
+        hypothesis_count: _builtins.int | None = ...,
+        length_penalty: _builtins.float | None = ...,
+        early_stopping: Global___EarlyStopping.ValueType = ...,
+        no_repeat_ngram_size: _builtins.int | None = ...,
+        sampling: Global___TranslationSampling | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_new_token_count", b"_max_new_token_count", "max_new_token_count", b"max_new_token_count"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_beam_size", b"_beam_size", "_hypothesis_count", b"_hypothesis_count", "_length_penalty", b"_length_penalty", "_max_length_ratio", b"_max_length_ratio", "_max_new_token_count", b"_max_new_token_count", "_no_repeat_ngram_size", b"_no_repeat_ngram_size", "beam_size", b"beam_size", "hypothesis_count", b"hypothesis_count", "length_penalty", b"length_penalty", "max_length_ratio", b"max_length_ratio", "max_new_token_count", b"max_new_token_count", "no_repeat_ngram_size", b"no_repeat_ngram_size", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_new_token_count", b"_max_new_token_count", "max_new_token_count", b"max_new_token_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_beam_size", b"_beam_size", "_hypothesis_count", b"_hypothesis_count", "_length_penalty", b"_length_penalty", "_max_length_ratio", b"_max_length_ratio", "_max_new_token_count", b"_max_new_token_count", "_no_repeat_ngram_size", b"_no_repeat_ngram_size", "beam_size", b"beam_size", "early_stopping", b"early_stopping", "hypothesis_count", b"hypothesis_count", "length_penalty", b"length_penalty", "max_length_ratio", b"max_length_ratio", "max_new_token_count", b"max_new_token_count", "no_repeat_ngram_size", b"no_repeat_ngram_size", "sampling", b"sampling"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__beam_size: _TypeAlias = _typing.Literal["beam_size"]  # noqa: Y015
+    _WhichOneofArgType__beam_size: _TypeAlias = _typing.Literal["_beam_size", b"_beam_size"]  # noqa: Y015
+    _WhichOneofReturnType__hypothesis_count: _TypeAlias = _typing.Literal["hypothesis_count"]  # noqa: Y015
+    _WhichOneofArgType__hypothesis_count: _TypeAlias = _typing.Literal["_hypothesis_count", b"_hypothesis_count"]  # noqa: Y015
+    _WhichOneofReturnType__length_penalty: _TypeAlias = _typing.Literal["length_penalty"]  # noqa: Y015
+    _WhichOneofArgType__length_penalty: _TypeAlias = _typing.Literal["_length_penalty", b"_length_penalty"]  # noqa: Y015
+    _WhichOneofReturnType__max_length_ratio: _TypeAlias = _typing.Literal["max_length_ratio"]  # noqa: Y015
+    _WhichOneofArgType__max_length_ratio: _TypeAlias = _typing.Literal["_max_length_ratio", b"_max_length_ratio"]  # noqa: Y015
     _WhichOneofReturnType__max_new_token_count: _TypeAlias = _typing.Literal["max_new_token_count"]  # noqa: Y015
     _WhichOneofArgType__max_new_token_count: _TypeAlias = _typing.Literal["_max_new_token_count", b"_max_new_token_count"]  # noqa: Y015
+    _WhichOneofReturnType__no_repeat_ngram_size: _TypeAlias = _typing.Literal["no_repeat_ngram_size"]  # noqa: Y015
+    _WhichOneofArgType__no_repeat_ngram_size: _TypeAlias = _typing.Literal["_no_repeat_ngram_size", b"_no_repeat_ngram_size"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__beam_size) -> _WhichOneofReturnType__beam_size | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__hypothesis_count) -> _WhichOneofReturnType__hypothesis_count | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__length_penalty) -> _WhichOneofReturnType__length_penalty | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_length_ratio) -> _WhichOneofReturnType__max_length_ratio | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_new_token_count) -> _WhichOneofReturnType__max_new_token_count | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__no_repeat_ngram_size) -> _WhichOneofReturnType__no_repeat_ngram_size | None: ...
 
 Global___TranslationParameters: _TypeAlias = TranslationParameters  # noqa: Y015
+
+@_typing.final
+class PhraseConstraints(_message.Message):
+    """Phrases that decide what one translation says: a glossary. Not in streams, nor with sampling."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUIRED_FIELD_NUMBER: _builtins.int
+    FORBIDDEN_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def required(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Phrases that must appear in the translation, written as they shall stand there. At most 16, of at least 1 character."""
+
+    @_builtins.property
+    def forbidden(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Phrases that must not appear in it. At most 64, of at least 1 character."""
+
+    def __init__(
+        self,
+        *,
+        required: _abc.Iterable[_builtins.str] | None = ...,
+        forbidden: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["forbidden", b"forbidden", "required", b"required"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PhraseConstraints: _TypeAlias = PhraseConstraints  # noqa: Y015
 
 @_typing.final
 class TranslateTextRequest(_message.Message):
@@ -57,6 +228,10 @@ class TranslateTextRequest(_message.Message):
     TARGET_LANGUAGE_FIELD_NUMBER: _builtins.int
     PARAMETERS_FIELD_NUMBER: _builtins.int
     TRUNCATE_FIELD_NUMBER: _builtins.int
+    TARGET_PREFIXES_FIELD_NUMBER: _builtins.int
+    PHRASE_CONSTRAINTS_FIELD_NUMBER: _builtins.int
+    ALIGNMENT_FIELD_NUMBER: _builtins.int
+    SPLIT_SENTENCES_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Model to use. Default: the only loaded model for this task that matches the languages; with several, one must be named."""
     model_version: _builtins.str
@@ -67,6 +242,12 @@ class TranslateTextRequest(_message.Message):
     """Language to translate to as a BCP 47 code, such as "de". Default: the model's."""
     truncate: _builtins.bool
     """Shorten a text that is past the model's limit, at its end, instead of refusing it."""
+    alignment: _builtins.bool
+    """Answer which words became which. Costs another pass over each translation."""
+    split_sentences: _builtins.bool
+    """Split each text into sentences, translate these by themselves, and join their translations with the spacing of the
+    text. For texts past the model's limit; hypothesis_count must then be 1.
+    """
     @_builtins.property
     def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Texts, answered one to one and in order. 1 to 256 texts of at least 1 character."""
@@ -74,6 +255,16 @@ class TranslateTextRequest(_message.Message):
     @_builtins.property
     def parameters(self) -> Global___TranslationParameters:
         """How to decode, for every text of the call."""
+
+    @_builtins.property
+    def target_prefixes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What each translation begins with, such as the beginning of one that a person has typed: none, or one for every
+        text, where an empty one is none. Not with split_sentences.
+        """
+
+    @_builtins.property
+    def phrase_constraints(self) -> _containers.RepeatedCompositeFieldContainer[Global___PhraseConstraints]:
+        """Phrases that each translation must or must not have: none, or one for every text. Not with split_sentences."""
 
     def __init__(
         self,
@@ -85,14 +276,150 @@ class TranslateTextRequest(_message.Message):
         target_language: _builtins.str = ...,
         parameters: Global___TranslationParameters | None = ...,
         truncate: _builtins.bool = ...,
+        target_prefixes: _abc.Iterable[_builtins.str] | None = ...,
+        phrase_constraints: _abc.Iterable[Global___PhraseConstraints] | None = ...,
+        alignment: _builtins.bool = ...,
+        split_sentences: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["parameters", b"parameters"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "model_version", b"model_version", "parameters", b"parameters", "source_language", b"source_language", "target_language", b"target_language", "texts", b"texts", "truncate", b"truncate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alignment", b"alignment", "model", b"model", "model_version", b"model_version", "parameters", b"parameters", "phrase_constraints", b"phrase_constraints", "source_language", b"source_language", "split_sentences", b"split_sentences", "target_language", b"target_language", "target_prefixes", b"target_prefixes", "texts", b"texts", "truncate", b"truncate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TranslateTextRequest: _TypeAlias = TranslateTextRequest  # noqa: Y015
+
+@_typing.final
+class TextSpan(_message.Message):
+    """A part of a text."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    START_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    start: _builtins.int
+    """The first character, in Unicode code points from the beginning of the text."""
+    end: _builtins.int
+    """After the last character."""
+    def __init__(
+        self,
+        *,
+        start: _builtins.int = ...,
+        end: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "start", b"start"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TextSpan: _TypeAlias = TextSpan  # noqa: Y015
+
+@_typing.final
+class TokenAlignment(_message.Message):
+    """What one token of a translation attended to."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SPAN_FIELD_NUMBER: _builtins.int
+    SOURCE_ATTENTION_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def span(self) -> Global___TextSpan:
+        """The token's part of the translation."""
+
+    @_builtins.property
+    def source_attention(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Its attention over the source's tokens, one for one of `source_tokens`: at least 0, with a sum of one."""
+
+    def __init__(
+        self,
+        *,
+        span: Global___TextSpan | None = ...,
+        source_attention: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["span", b"span"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["source_attention", b"source_attention", "span", b"span"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenAlignment: _TypeAlias = TokenAlignment  # noqa: Y015
+
+@_typing.final
+class Alignment(_message.Message):
+    """Which words became which, in one sentence."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SOURCE_TOKENS_FIELD_NUMBER: _builtins.int
+    TARGET_TOKENS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def source_tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___TextSpan]:
+        """The parts of the source text that its tokens stand for, in order. A token without text, such as the end of the
+        sentence, has a span without characters.
+        """
+
+    @_builtins.property
+    def target_tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenAlignment]:
+        """The tokens of the translation, in order."""
+
+    def __init__(
+        self,
+        *,
+        source_tokens: _abc.Iterable[Global___TextSpan] | None = ...,
+        target_tokens: _abc.Iterable[Global___TokenAlignment] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["source_tokens", b"source_tokens", "target_tokens", b"target_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Alignment: _TypeAlias = Alignment  # noqa: Y015
+
+@_typing.final
+class TranslationHypothesis(_message.Message):
+    """One of several translations of a text."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    LOG_PROBABILITY_FIELD_NUMBER: _builtins.int
+    SCORE_FIELD_NUMBER: _builtins.int
+    FINISH_REASON_FIELD_NUMBER: _builtins.int
+    NEW_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    ALIGNMENT_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """The translation."""
+    log_probability: _builtins.float
+    """Natural logarithm of its probability: the sum over its tokens, the end of the sequence included."""
+    score: _builtins.float
+    """What it was ranked by: its log-probability divided by its token count to the power of the length penalty."""
+    finish_reason: _generation_service_pb2.FinishReason.ValueType
+    """Why it ended."""
+    new_token_count: _builtins.int
+    """Tokens produced."""
+    @_builtins.property
+    def alignment(self) -> Global___Alignment:
+        """Set where it was asked for."""
+
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        log_probability: _builtins.float = ...,
+        score: _builtins.float = ...,
+        finish_reason: _generation_service_pb2.FinishReason.ValueType = ...,
+        new_token_count: _builtins.int = ...,
+        alignment: Global___Alignment | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["alignment", b"alignment"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alignment", b"alignment", "finish_reason", b"finish_reason", "log_probability", b"log_probability", "new_token_count", b"new_token_count", "score", b"score", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TranslationHypothesis: _TypeAlias = TranslationHypothesis  # noqa: Y015
 
 @_typing.final
 class TranslatedText(_message.Message):
@@ -106,6 +433,11 @@ class TranslatedText(_message.Message):
     SOURCE_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     NEW_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     TRUNCATED_FIELD_NUMBER: _builtins.int
+    SCORE_FIELD_NUMBER: _builtins.int
+    HYPOTHESES_FIELD_NUMBER: _builtins.int
+    ALIGNMENTS_FIELD_NUMBER: _builtins.int
+    SEED_FIELD_NUMBER: _builtins.int
+    SENTENCE_COUNT_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """The translation."""
     log_probability: _builtins.float
@@ -118,6 +450,22 @@ class TranslatedText(_message.Message):
     """Tokens produced."""
     truncated: _builtins.bool
     """Whether the source was shortened."""
+    score: _builtins.float
+    """What it was ranked by: its log-probability divided by its token count to the power of the length penalty. With
+    split_sentences the sum over the sentences.
+    """
+    seed: _builtins.int
+    """Seed that it was drawn with; set where it was drawn at random."""
+    sentence_count: _builtins.int
+    """Sentences that the text was split into; 1 where it was not."""
+    @_builtins.property
+    def hypotheses(self) -> _containers.RepeatedCompositeFieldContainer[Global___TranslationHypothesis]:
+        """All translations that were asked for, the best, which is this one, first. Set where hypothesis_count is above 1."""
+
+    @_builtins.property
+    def alignments(self) -> _containers.RepeatedCompositeFieldContainer[Global___Alignment]:
+        """Where it was asked for: one for the text, or one for each of its sentences."""
+
     def __init__(
         self,
         *,
@@ -127,12 +475,19 @@ class TranslatedText(_message.Message):
         source_token_count: _builtins.int = ...,
         new_token_count: _builtins.int = ...,
         truncated: _builtins.bool = ...,
+        score: _builtins.float = ...,
+        hypotheses: _abc.Iterable[Global___TranslationHypothesis] | None = ...,
+        alignments: _abc.Iterable[Global___Alignment] | None = ...,
+        seed: _builtins.int | None = ...,
+        sentence_count: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "seed", b"seed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "log_probability", b"log_probability", "new_token_count", b"new_token_count", "source_token_count", b"source_token_count", "text", b"text", "truncated", b"truncated"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "alignments", b"alignments", "finish_reason", b"finish_reason", "hypotheses", b"hypotheses", "log_probability", b"log_probability", "new_token_count", b"new_token_count", "score", b"score", "seed", b"seed", "sentence_count", b"sentence_count", "source_token_count", b"source_token_count", "text", b"text", "truncated", b"truncated"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
+    _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__seed) -> _WhichOneofReturnType__seed | None: ...
 
 Global___TranslatedText: _TypeAlias = TranslatedText  # noqa: Y015
 
@@ -185,6 +540,8 @@ class StreamTranslateTextRequest(_message.Message):
     TARGET_LANGUAGE_FIELD_NUMBER: _builtins.int
     PARAMETERS_FIELD_NUMBER: _builtins.int
     TRUNCATE_FIELD_NUMBER: _builtins.int
+    TARGET_PREFIX_FIELD_NUMBER: _builtins.int
+    ALIGNMENT_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Model to use. Default: the only loaded model for this task that matches the languages; with several, one must be named."""
     model_version: _builtins.str
@@ -197,9 +554,15 @@ class StreamTranslateTextRequest(_message.Message):
     """Language to translate to as a BCP 47 code, such as "de". Default: the model's."""
     truncate: _builtins.bool
     """Shorten a text that is past the model's limit, at its end, instead of refusing it."""
+    target_prefix: _builtins.str
+    """What the translation begins with. Default: nothing."""
+    alignment: _builtins.bool
+    """Answer, in the last message, which words became which."""
     @_builtins.property
     def parameters(self) -> Global___TranslationParameters:
-        """How to decode."""
+        """How to decode: the likeliest token each time, or at random. Beams are refused, since a search changes its mind about
+        what it has said.
+        """
 
     def __init__(
         self,
@@ -211,10 +574,12 @@ class StreamTranslateTextRequest(_message.Message):
         target_language: _builtins.str = ...,
         parameters: Global___TranslationParameters | None = ...,
         truncate: _builtins.bool = ...,
+        target_prefix: _builtins.str = ...,
+        alignment: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["parameters", b"parameters"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "model_version", b"model_version", "parameters", b"parameters", "source_language", b"source_language", "target_language", b"target_language", "text", b"text", "truncate", b"truncate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alignment", b"alignment", "model", b"model", "model_version", b"model_version", "parameters", b"parameters", "source_language", b"source_language", "target_language", b"target_language", "target_prefix", b"target_prefix", "text", b"text", "truncate", b"truncate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
