@@ -179,6 +179,10 @@ class SamplingDefaults(Record):
     temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
     top_k: Index = 0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] = 1.0
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
 
 
 class Languages(Record):
