@@ -1,15 +1,9 @@
 """Batches for stateless models: classifiers of text and of images."""
 
-from headway_server.batching.model import (
-    CallTimings,
-    Classification,
-    ClassifiedImage,
-    ClassifiedText,
-    ImageClassifier,
-    ScoredLabel,
-    TextClassifier,
-)
+from headway_server.batching.image_classifier import ClassifiedImage, ImageClassifier
+from headway_server.batching.model import CallTimings, Classification, ScoredLabel
 from headway_server.batching.settings import BatchingSettings
+from headway_server.batching.text_classifier import ClassifiedText, TextClassifier
 
 __all__ = [
     "BatchingSettings",
