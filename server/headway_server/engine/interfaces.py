@@ -37,6 +37,13 @@ class Decoder(Protocol):
     def copy(self, *, source: tuple[int, int], target: tuple[int, int], length: int) -> None:
         """Copies `length` positions from a (slot, position) to another, in a slot of its own."""
 
+    def align(self, slot: int, source: Any, token_ids: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Returns the attention (T, S) over the S tokens of an encoded sentence of the tokens that follow each of (T,).
+
+        `token_ids` are read anew from position 0 of a slot, whose state is lost; `source` is what `set_sources` takes.
+        Rows sum to one.
+        """
+
     def set_sources(self, sources: Sequence[Any]) -> None:
         """Says which encoded sentences the running slots read, in their order."""
 

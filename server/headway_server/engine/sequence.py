@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from headway_server.engine.hypothesis import Hypothesis, SearchParameters
 from headway_server.engine.interfaces import Constraint
 from headway_server.engine.reply import Reply
 from headway_server.engine.text import TextAssembly
@@ -118,6 +119,10 @@ class SequenceResult:
     end (the end of the sequence, a stop token)."""
     prompt_tokens: tuple[TokenLogProbability, ...] = ()
     """The prompt's tokens, where theirs were asked for."""
+    hypotheses: tuple[Hypothesis, ...] = ()
+    """What its search found, the best first: as many as were asked for, or as there are. Its text, finish reason,
+    number of tokens and log-probability are those of the best. Without a search, the one translation there is where its
+    alignment was asked for, and otherwise nothing."""
 
 
 class SharedPrompt:
@@ -172,12 +177,15 @@ class Sequence:
         "prompt_digests",
         "prompt_tokens",
         "reply",
+        "search",
         "shared_prompt",
         "slot",
         "stage",
         "started_at",
         "text",
+        "token_ids",
         "tokens",
+        "wants_alignment",
         "wants_pieces",
     )
 
@@ -194,6 +202,8 @@ class Sequence:
         first_id: int | None = None,
         priority: int = 0,
         constraint: Constraint | None = None,
+        search: SearchParameters | None = None,
+        wants_alignment: bool = False,
     ) -> None:
         """Describes a sequence that is about to wait.
 
@@ -208,6 +218,10 @@ class Sequence:
             first_id: The token at position 0, for a translation; a prompt has its own.
             priority: Place in the queue: higher ones go first.
             constraint: What the text must look like; the engine's from now on.
+            search: How to search for a translation, which then takes `search.beam_size` slots, and of `parameters`
+                only the number of tokens holds; None: tokens are chosen as `parameters` says.
+            wants_alignment: Whether each token's attention over the source is wanted, for a translation without a
+                search; one with a search says so itself.
         """
         self.input_ids = input_ids
         self.parameters = parameters
@@ -219,6 +233,9 @@ class Sequence:
         self.first_id = first_id
         self.priority = priority
         self.constraint = constraint
+        self.search = search
+        self.wants_alignment = wants_alignment or (search is not None and search.wants_alignment)
+        self.token_ids: list[int] = []  # of the text, where they are needed for its alignment
         self.stage = Stage.WAITING
         self.cancelled = False
         self.slot = -1
@@ -242,6 +259,11 @@ class Sequence:
             f"Sequence({self.stage.value}, slot {self.slot}, {len(self.input_ids)} input tokens, "
             f"{self.num_prefilled} prefilled, {self.num_new_tokens} of {self.parameters.max_new_tokens} new)"
         )
+
+    @property
+    def num_beams(self) -> int:
+        """Neighbouring slots that it takes."""
+        return 1 if self.search is None else self.search.beam_size
 
     @property
     def num_cached(self) -> int:
