@@ -3,7 +3,7 @@
 While the model is idle, whatever waits is taken at once; nothing waits for a batch to fill. While it runs, the other
 thread takes a batch early only if it is full: a smaller one would close the door on callers that are about to come.
 
-N is the number of a call's items, B that of a batch, C the width of a result.
+N is the number of a call's items, B that of a batch.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from headway_server.errors import DeadlineError, DrainingError
 Item = TypeVar("Item")
 Item_contra = TypeVar("Item_contra", contravariant=True)
 Feeds: TypeAlias = dict[str, NDArray[Any]]
+Rows: TypeAlias = Sequence[NDArray[np.float32]] | NDArray[np.float32]
+"""One array an item; their shapes need not be the same."""
 
 _log = structlog.get_logger(__name__)
 
@@ -37,24 +39,27 @@ class BatchError(RuntimeError):
 
 
 class BatchModel(Protocol[Item_contra]):
-    """What a batcher runs; its methods are called from the batcher's threads."""
+    """What a batcher runs; its methods are called from the batcher's threads.
 
-    def collate(self, items: Sequence[Item_contra]) -> Feeds:
-        """Makes the graph's inputs of B items."""
+    What they hand to each other is the model's own business.
+    """
 
-    def run(self, feeds: Feeds) -> NDArray[np.float32]:
-        """Runs the graph: (B, C). Never called twice at a time."""
+    def collate(self, items: Sequence[Item_contra]) -> Any:
+        """Prepares B items to be run."""
 
-    def finish(self, outputs: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Makes results of the graph's outputs: (B, C) to (B, C)."""
+    def run(self, prepared: Any) -> Any:
+        """Runs the graph on what was prepared. Never called twice at a time."""
+
+    def finish(self, outputs: Any) -> Rows:
+        """Makes the B results of what was run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchedResults:
     """The results of a call, in its order."""
 
-    rows: NDArray[np.float32]
-    """(N, C)"""
+    rows: list[NDArray[np.float32]]
+    """N of them."""
     queue_s: float
     """The longest wait of an item."""
     inference_s: float
@@ -88,7 +93,7 @@ class _Call:
     def results(self) -> BatchedResults:
         """Returns the results, all of which must be there."""
         return BatchedResults(
-            rows=np.stack([self._rows[index] for index in range(self._num_items)]),  # (N, C)
+            rows=[self._rows[index] for index in range(self._num_items)],
             queue_s=max(self._starts) - self._arrived,
             inference_s=max(self._ends) - min(self._starts),
         )
@@ -208,13 +213,13 @@ class Batcher(Generic[Item]):
         else:
             self._post(_deliver, batch, rows, start, end)
 
-    def _run_in_turn(self, batch: list[Entry[Item]]) -> tuple[NDArray[np.float32], float]:
-        """Prepares a batch and runs it when the one before has run; returns the outputs, (B, C), and the start."""
+    def _run_in_turn(self, batch: list[Entry[Item]]) -> tuple[Any, float]:
+        """Prepares a batch and runs it when the one before has run; returns the outputs and the start."""
         try:
-            feeds = self._model.collate([entry.item for entry in batch])
+            prepared = self._model.collate([entry.item for entry in batch])
             with self._run_lock:
                 start = time.monotonic()
-                return self._model.run(feeds), start
+                return self._model.run(prepared), start
         finally:
             with self._changed:
                 self._num_taken -= 1
@@ -240,7 +245,7 @@ def _call_of(entry: Entry[Any]) -> _Call:
     return entry.call
 
 
-def _deliver(batch: list[Entry[Any]], rows: NDArray[np.float32], start: float, end: float) -> None:
+def _deliver(batch: list[Entry[Any]], rows: Rows, start: float, end: float) -> None:
     for entry, row in zip(batch, rows, strict=True):
         _call_of(entry).put(entry.index, row, start, end)
 

@@ -5,6 +5,7 @@ C is the number of labels, N that of a call's items.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -79,8 +80,9 @@ class StatelessModel:
         """Stops the batcher; what still waits fails."""
         self._batcher.close()
 
-    def _top_labels(self, rows: NDArray[np.float32], top_k: int) -> list[tuple[ScoredLabel, ...]]:
-        """Names the `top_k` largest probabilities of each row: (N, C)."""
+    def _top_labels(self, results: Sequence[NDArray[np.float32]], top_k: int) -> list[tuple[ScoredLabel, ...]]:
+        """Names the `top_k` largest of N items' probabilities, each (C,)."""
+        rows = np.stack(results)  # (N, C)
         if not np.isfinite(rows).all():
             raise FloatingPointError(f"{self!r} answered probabilities that are not numbers")
         indices = top_k_indices(rows, top_k)  # (N, k)
