@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from headway_server.engine.runner import CrossTensors
+from headway_server.engine.encoder_runner import CrossTensors
 
 WIDTH = 16
 
@@ -81,6 +81,9 @@ class NumpyDecoder:
         (from_slot, start), (to_slot, to_start) = source, target
         for cache in (self.keys, self.values):
             cache[to_slot, to_start : to_start + length] = cache[from_slot, start : start + length]
+
+    def begin(self, slot: int, source: CrossTensors) -> None:
+        """A cache starts from nothing."""
 
     def set_sources(self, sources: Sequence[CrossTensors]) -> None:
         self.sources = list(sources)

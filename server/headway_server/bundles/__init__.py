@@ -1,6 +1,7 @@
 """Bundles: a model with everything it needs to be served, in one folder."""
 
 from headway_server.bundles.manifest import (
+    ALIGNMENT,
     CARD_FILE,
     CHAT_TEMPLATE_FILE,
     MANIFEST_FILE,
@@ -27,6 +28,7 @@ from headway_server.bundles.reader import Bundle, find_bundles, open_bundle, rea
 from headway_server.bundles.writer import describe_files, publish, staging_folder, write_manifest
 
 __all__ = [
+    "ALIGNMENT",
     "CARD_FILE",
     "CHAT_TEMPLATE_FILE",
     "MANIFEST_FILE",

@@ -18,11 +18,16 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from headway_server.bundles.tags import TagSet
+
 SCHEMA_VERSION = 1
 MANIFEST_FILE = "bundle.json"
 TOKENIZER_FILE = "tokenizer.json"
 CHAT_TEMPLATE_FILE = "chat_template.jinja"
 """Of a generation model that can continue conversations."""
+ALIGNMENT = "alignment"
+"""Output of a decoder: how much each token it reads attends to each token of the source, (slots, length,
+source_length) float32. A row sums to one over the source's tokens and is 0 at padding."""
 CARD_FILE = "README.md"
 
 NAME_PATTERN = r"^[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?$"
@@ -83,8 +88,18 @@ class StateTensor(Record):
 
     past: str
     present: str
-    update: Literal["in_place"]
-    """`in_place`: past and present are one buffer, of which a step writes its own positions: a key/value cache."""
+    update: Literal["in_place", "replace"]
+    """`in_place`: past and present are one buffer, (slots, heads, cache_length, head_dim), of which a step writes its
+    own positions: a key/value cache. `replace`: (slots, ...) of fixed size without positions, which a step hands on as
+    a whole: a recurrent state."""
+    initial: str | None = None
+    """Output of the encoder, (batch, ...), that fills a slot when its sentence begins; None: zeros. For `replace`."""
+
+    @model_validator(mode="after")
+    def _check_initial(self) -> StateTensor:
+        if self.initial is not None and self.update != "replace":
+            raise ValueError(f"state {self.past}: initial is for state that is replaced, and this is {self.update}")
+        return self
 
 
 class ParityFigures(Record):
@@ -122,10 +137,30 @@ class Variant(Record):
     """`model` for classifiers; `decoder` for generation; `encoder` and `decoder` for translation."""
     state: tuple[StateTensor, ...] = ()
     cross: tuple[str, ...] = ()
-    """Encoder outputs that every step of the decoder reads, under the same names."""
+    """Encoder outputs, (batch, heads, length, head_dim), that every step of the decoder reads, under the same names."""
+    alignment_layer: Index | None = None
+    """Layer of the decoder, from 0, whose attention over the source the decoder's output `alignment` is; None where it
+    has no such output."""
     parity: ParityFigures
     quality: QualityFigure | None
     """None where the checkpoint carried no evaluation data."""
+
+    @model_validator(mode="after")
+    def _check_tensors(self) -> Variant:
+        """Checks that state, cross tensors and alignment are tensors of the graphs."""
+        encoder = {spec.name for spec in self.graphs["encoder"].outputs} if "encoder" in self.graphs else set()
+        inputs = {spec.name for spec in self.graphs["decoder"].inputs} if "decoder" in self.graphs else set()
+        outputs = {spec.name for spec in self.graphs["decoder"].outputs} if "decoder" in self.graphs else set()
+        initial = {state.initial for state in self.state if state.initial is not None}
+        aligned = {ALIGNMENT} if self.alignment_layer is not None else set()
+        for names, found, where in (
+            ({state.past for state in self.state} | set(self.cross), inputs, "an input of the decoder"),
+            ({state.present for state in self.state} | aligned, outputs, "an output of the decoder"),
+            (initial | set(self.cross), encoder, "an output of the encoder"),
+        ):
+            if missing := names - found:
+                raise ValueError(f"{min(missing)} is named as {where}, which has no such tensor")
+        return self
 
 
 class Architecture(Record):
@@ -234,6 +269,11 @@ class Manifest(Record):
         for precision, variant in self.variants.items():
             if set(variant.graphs) != set(needed):
                 raise ValueError(f"variants.{precision}.graphs: {self.task} needs {', '.join(needed)}")
+            if self.task is not Task.TRANSLATION and any(state.update == "replace" for state in variant.state):
+                raise ValueError(
+                    f"variants.{precision}.state: replace is for translation; the kept chunks and the samples of a "
+                    f"prompt need state with positions, and the task is {self.task}"
+                )
             if unlisted := {graph.file for graph in variant.graphs.values()} - set(self.files):
                 raise ValueError(f"variants.{precision}.graphs: {min(unlisted)} is not among the files")
         return self
@@ -246,6 +286,11 @@ class Manifest(Record):
             and not self.labels
         ):
             raise ValueError(f"labels: {self.task} needs them")
+        if self.task is Task.TOKEN_CLASSIFICATION:
+            try:
+                TagSet.parse(self.labels)
+            except ValueError as error:
+                raise ValueError(f"labels: {error}") from error
         if self.task is Task.IMAGE_CLASSIFICATION:
             if self.image_preprocessing is None:
                 raise ValueError("image_preprocessing: image_classification needs it")

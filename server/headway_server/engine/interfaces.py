@@ -44,6 +44,9 @@ class Decoder(Protocol):
         Rows sum to one.
         """
 
+    def begin(self, slot: int, source: Any) -> None:
+        """Fills what an encoded sentence starts from into the slot it was given, before its first step."""
+
     def set_sources(self, sources: Sequence[Any]) -> None:
         """Says which encoded sentences the running slots read, in their order."""
 

@@ -206,6 +206,7 @@ class Stepper:
                 assert sequence.first_id is not None, "a translation begins with a token of its own"
                 sequence.cross = cross
                 self._join(sequence, position=0)
+                self._decoder.begin(sequence.slot, cross)
                 self._token_ids[sequence.slot] = sequence.first_id
         except Exception as error:  # some may have joined; the queue knows none of them any more
             self._fail(admitted, error)

@@ -12,11 +12,11 @@ from typing import Self
 import numpy as np
 
 from headway_server.bundles import TOKENIZER_FILE, Bundle, Precision
+from headway_server.engine.encoder_runner import EncoderRunner
 from headway_server.engine.interfaces import Decoder, Encoder
 from headway_server.engine.model import Decoded, DecodingModel, call_timings, open_decoder
 from headway_server.engine.reply import Piece, Reply
 from headway_server.engine.request import check_range
-from headway_server.engine.runner import EncoderRunner
 from headway_server.engine.sequence import SamplingParameters, Sequence, SequenceResult
 from headway_server.engine.settings import EngineSettings
 from headway_server.engine.text import TextAssembly

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import ctypes
 import math
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 
 from headway_server.errors import BundleError, RuntimeUnavailableError
 from headway_server.runtime.session import Device, Tensor
 
+_CUDA_MEMCPY_HOST_TO_DEVICE = 1
 _CUDA_MEMCPY_DEVICE_TO_DEVICE = 3
 
 
 class StateBuffer(Protocol):
-    """State of all slots: (slots, heads, cache_length, head_dim)."""
+    """State of all slots: (slots, heads, cache_length, head_dim), or (slots, ...) for state without positions."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -31,14 +32,23 @@ class StateBuffer(Protocol):
     def copy(self, source: tuple[int, int], target: tuple[int, int], length: int) -> None:
         """Copies `length` positions from a (slot, position) over those from another."""
 
+    def copy_slots(self, source: Self, first: int, target: int, count: int) -> None:
+        """Copies `count` whole slots of a buffer of this kind and shape, from `first` on, over those from `target`.
+
+        The two stretches may be of one buffer; they must not overlap then, unless they are the same.
+        """
+
+    def fill(self, slot: int, values: Tensor | None) -> None:
+        """Writes a whole slot, with values of its shape from main memory, or with zeros."""
+
 
 def allocate(device: Device, shape: tuple[int, ...], dtype: str) -> StateBuffer:
     """Allocates a buffer of zeros, all of it at once.
 
     Args:
         device: Where the graph runs that is bound to it.
-        shape: (slots, heads, cache_length, head_dim).
-        dtype: "float32" or "float16".
+        shape: (slots, heads, cache_length, head_dim), or (slots, ...) for state without positions.
+        dtype: As NumPy names it.
     """
     return HostBuffer(shape, dtype) if device == "cpu" else CudaBuffer(shape, dtype)
 
@@ -64,6 +74,14 @@ class HostBuffer:
         """Copies `length` positions from a (slot, position) over those from another."""
         (from_slot, start), (to_slot, to_start) = source, target
         self._array[to_slot, :, to_start : to_start + length] = self._array[from_slot, :, start : start + length]
+
+    def copy_slots(self, source: Self, first: int, target: int, count: int) -> None:
+        """Copies `count` whole slots of a buffer, from `first` on, over those from `target`."""
+        self._array[target : target + count] = source._array[first : first + count]
+
+    def fill(self, slot: int, values: Tensor | None) -> None:
+        """Writes a whole slot, with values of its shape or with zeros."""
+        self._array[slot] = 0 if values is None else values
 
 
 class CudaBuffer:
@@ -99,6 +117,24 @@ class CudaBuffer:
         to, start = ctypes.c_void_p(self._position(*target)), ctypes.c_void_p(self._position(*source))
         self._check(self._cudart.cudaDeviceSynchronize())
         self._check(self._cudart.cudaMemcpy2D(to, pitch, start, pitch, width, heads, _CUDA_MEMCPY_DEVICE_TO_DEVICE))
+        self._check(self._cudart.cudaDeviceSynchronize())
+
+    def copy_slots(self, source: Self, first: int, target: int, count: int) -> None:
+        """Copies `count` whole slots of a buffer, from `first` on, over those from `target`."""
+        size = count * self._bytes(self.shape[1:])
+        self._copy_bytes(self.address(target), source.address(first), size, _CUDA_MEMCPY_DEVICE_TO_DEVICE)
+
+    def fill(self, slot: int, values: Tensor | None) -> None:
+        """Writes a whole slot, with values of its shape from main memory, or with zeros."""
+        array = np.zeros(self.shape[1:], self.dtype) if values is None else np.ascontiguousarray(values, self.dtype)
+        assert array.shape == self.shape[1:], "the graphs give what the manifest declares"
+        self._copy_bytes(self.address(slot), array.ctypes.data, array.nbytes, _CUDA_MEMCPY_HOST_TO_DEVICE)
+
+    def _copy_bytes(self, to: int, start: int, num_bytes: int, kind: int) -> None:
+        """Copies memory, waiting for the device on both sides of it as `copy` does."""
+        arguments = (ctypes.c_void_p(to), ctypes.c_void_p(start), ctypes.c_size_t(num_bytes))
+        self._check(self._cudart.cudaDeviceSynchronize())
+        self._check(self._cudart.cudaMemcpy(*arguments, kind))
         self._check(self._cudart.cudaDeviceSynchronize())
 
     def _position(self, slot: int, position: int) -> int:

@@ -8,7 +8,8 @@ from naive_decoding import naive_decode
 
 from headway_server.bundles import Precision, open_bundle
 from headway_server.engine import EngineSettings, GenerationModel, SamplingRequest, TranslationModel
-from headway_server.engine.runner import DecoderRunner, EncoderRunner
+from headway_server.engine.encoder_runner import EncoderRunner
+from headway_server.engine.runner import DecoderRunner
 from headway_server.engine.sequence import SamplingParameters
 from headway_server.runtime import Runtime
 
