@@ -10,6 +10,7 @@ HeadwayError                  what this package raises
     ├── ModelNotFoundError    no such model or version
     ├── WrongTaskError        the model cannot do this task
     ├── NoChatTemplateError   the model cannot continue conversations
+    ├── NoAlignmentError      the model's bundle cannot tell which words became which
     ├── OverloadedError       the queue is full
     ├── DrainingError         the server is shutting down
     ├── DeadlineError         the call's deadline passed
@@ -63,6 +64,10 @@ class WrongTaskError(RequestError):
 
 class NoChatTemplateError(RequestError):
     """The model has no chat template, so it cannot continue conversations."""
+
+
+class NoAlignmentError(RequestError):
+    """The model's bundle does not give its attention, so it cannot tell which words became which."""
 
 
 class OverloadedError(RequestError):

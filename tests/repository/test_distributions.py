@@ -47,6 +47,7 @@ _DISTRIBUTIONS = {
     "rich": "rich",
     "sacrebleu": "sacrebleu",
     "safetensors": "safetensors",
+    "sentencex": "sentencex",
     "sklearn": "scikit-learn",
     "structlog": "structlog",
     "tensorboard": "tensorboard",

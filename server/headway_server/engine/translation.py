@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from collections.abc import Sequence as Elements
-from contextlib import aclosing
-from dataclasses import dataclass
+from contextlib import ExitStack, aclosing, contextmanager
 from typing import Self
 
 import numpy as np
@@ -15,23 +15,17 @@ from headway_server.bundles import TOKENIZER_FILE, Bundle, Precision
 from headway_server.engine.encoder_runner import EncoderRunner
 from headway_server.engine.interfaces import Decoder, Encoder
 from headway_server.engine.model import Decoded, DecodingModel, call_timings, open_decoder
-from headway_server.engine.reply import Piece, Reply
-from headway_server.engine.request import check_range
-from headway_server.engine.sequence import SamplingParameters, Sequence, SequenceResult
+from headway_server.engine.phrases import PhraseEncoder
+from headway_server.engine.reply import Piece
+from headway_server.engine.sequence import SequenceResult
 from headway_server.engine.settings import EngineSettings
-from headway_server.engine.text import TextAssembly
-from headway_server.errors import BundleError
-from headway_server.preprocessing import EncodedText, TextTokenizer
+from headway_server.engine.translated_text import TranslatedText, read_result, regroup
+from headway_server.engine.translation_call import Passage, Source, TranslationCall, named_passages, whole_texts
+from headway_server.engine.translation_request import TranslationRequest, plan_translation
+from headway_server.errors import BundleError, InvalidInputError, NoAlignmentError
+from headway_server.preprocessing import SplitText, TextTokenizer, split_sentences
+from headway_server.preprocessing.pool import text_pool
 from headway_server.runtime import Device, Runtime
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TranslatedText:
-    """A translation."""
-
-    result: SequenceResult
-    num_source_tokens: int
-    truncated: bool
 
 
 class TranslationModel(DecodingModel):
@@ -66,6 +60,8 @@ class TranslationModel(DecodingModel):
         if special_tokens is None or special_tokens.bos is None:
             raise BundleError(f"{bundle.path}: special_tokens.bos is missing; a translation begins with it")
         self._bos_id: int = special_tokens.bos
+        self._num_slots = decoder.num_slots
+        self._phrases = PhraseEncoder(tokenizer, unknown_id=special_tokens.unk, owner=bundle.manifest.name)
 
     @classmethod
     def load(
@@ -100,90 +96,128 @@ class TranslationModel(DecodingModel):
         decoder.set_sources([])
 
     async def translate(
-        self,
-        texts: Elements[str],
-        *,
-        fields: Elements[str],
-        max_new_tokens: int | None,
-        truncate: bool,
-        deadline: float | None,
+        self, texts: Elements[str], *, fields: Elements[str], request: TranslationRequest
     ) -> Decoded[TranslatedText]:
         """Translates texts; all of them, or none.
 
         Args:
             texts: Texts of at least one character.
             fields: What the request calls each of them, for messages.
-            max_new_tokens: Most tokens of a translation; None takes as many as the model can hold.
-            truncate: Whether a text past the limit is shortened at its end instead of refused.
-            deadline: When the caller stops waiting, by `time.monotonic`.
+            request: What is asked for beside them.
 
         Raises:
-            RequestError: A parameter or text is out of its range, there is no room, the deadline passed, the server is
-                draining.
+            RequestError: A parameter or text is out of its range, the bundle cannot align, there is no room, the
+                deadline passed, the server is draining.
         """
-        parameters = self._parameters(max_new_tokens)
-        with self._admit(len(texts)):
+        call = self._call(request)
+        with ExitStack() as permits:
+            permits.enter_context(self._admit(len(texts)))
             began = time.monotonic()
-            sources = await self._encode(texts, fields, truncate)
+            splits: list[SplitText] = []
+            passages = whole_texts(texts, fields)
+            if request.split_sentences:
+                splits = await self._split(texts)
+                passages = call.sentences(splits, fields)
+                permits.enter_context(self._admit_sentences(len(passages), len(texts)))
+            sources = await self._read(call, passages)
+            sequences = [call.sequence(source) for source in sources]
             preprocessing_s = time.monotonic() - began
-            sequences = [self._sequence(source, parameters, deadline, wants_pieces=False) for source in sources]
             results = await self._engine.run(sequences)
-        return _translated(sources, results, preprocessing_s)
+        return await self._answer(call, sources, results, splits, preprocessing_s)
 
     async def stream(
-        self, text: str, *, field: str, max_new_tokens: int | None, truncate: bool, deadline: float | None
+        self, text: str, *, field: str, request: TranslationRequest
     ) -> AsyncGenerator[Piece | Decoded[TranslatedText], None]:
         """Translates a text: yields pieces of the translation as they appear, and last the answer.
 
-        Args and errors are those of `translate`.
+        What the translation was told to begin with is in the first piece. Args and errors are those of `translate`.
         """
-        parameters = self._parameters(max_new_tokens)
+        call = self._call(request, is_stream=True)
         with self._admit(1):
             began = time.monotonic()
-            sources = await self._encode([text], [field], truncate)
+            sources = await self._read(call, whole_texts([text], [field]))
+            sequence = call.sequence(sources[0])
             preprocessing_s = time.monotonic() - began
-            sequence = self._sequence(sources[0], parameters, deadline, wants_pieces=True)
+            num_given = len(sources[0].prefix_ids)
+            held: list[str] = []
             async with aclosing(self._engine.stream(sequence)) as pieces:
                 async for piece in pieces:
-                    yield piece
-            yield _translated(sources, [sequence.reply.result.result()], preprocessing_s)
+                    held.append(piece.text)
+                    if piece.num_new_tokens >= num_given:
+                        yield Piece(text="".join(held), num_new_tokens=piece.num_new_tokens)
+                        held = []
+            yield await self._answer(call, sources, [sequence.reply.result.result()], [], preprocessing_s)
 
-    def _parameters(self, max_new_tokens: int | None) -> SamplingParameters:
-        most = self.limits.max_total_tokens
-        if max_new_tokens is not None:
-            check_range("parameters.max_new_token_count", max_new_tokens, 1, most)
-        return SamplingParameters(max_new_tokens=max_new_tokens or most)
-
-    async def _encode(self, texts: Elements[str], fields: Elements[str], truncate: bool) -> list[EncodedText]:
-        return await self._tokenizer.encode_limited(
-            texts, fields=fields, max_tokens=self.limits.max_input_tokens, truncate=truncate
+    def _call(self, request: TranslationRequest, *, is_stream: bool = False) -> TranslationCall:
+        """Checks what a call asks for, before anything is done for it."""
+        manifest = self.bundle.manifest
+        if request.wants_alignment and manifest.variants[self.precision].alignment_layer is None:
+            raise NoAlignmentError(
+                f"{manifest.name}/{manifest.version} cannot tell which words became which: its bundle was exported "
+                "without the decoder's attention; export it again, or leave out alignment"
+            )
+        plan = plan_translation(
+            request, limits=self.limits, num_slots=self._num_slots, owner=manifest.name, is_stream=is_stream
         )
-
-    def _sequence(
-        self,
-        source: EncodedText,
-        parameters: SamplingParameters,
-        deadline: float | None,
-        *,
-        wants_pieces: bool,
-    ) -> Sequence:
-        return Sequence(
-            input_ids=source.input_ids,
-            parameters=parameters,
-            text=TextAssembly(self._tokenizer.decode, eager=wants_pieces),
-            reply=Reply(),
-            eos_id=self._eos_id,
-            deadline=deadline,
-            wants_pieces=wants_pieces,
+        return TranslationCall(
+            plan=plan,
+            request=request,
+            tokenizer=self._tokenizer,
+            phrases=self._phrases,
             first_id=self._bos_id,
+            eos_id=self._eos_id,
+            is_stream=is_stream,
         )
 
+    async def _split(self, texts: Elements[str]) -> list[SplitText]:
+        """Splits texts into sentences, off the event loop."""
+        languages = self.bundle.manifest.languages
+        assert languages is not None, "the manifest's validator demands it"
+        loop = asyncio.get_running_loop()
+        return [await loop.run_in_executor(text_pool(), split_sentences, text, languages.source) for text in texts]
 
-def _translated(
-    sources: Elements[EncodedText], results: Elements[SequenceResult], preprocessing_s: float
-) -> Decoded[TranslatedText]:
-    texts = [
-        TranslatedText(result=result, num_source_tokens=len(source), truncated=source.truncated)
-        for source, result in zip(sources, results, strict=True)
-    ]
-    return Decoded(results=texts, timings=call_timings(results, preprocessing_s))
+    @contextmanager
+    def _admit_sentences(self, num_sentences: int, num_admitted: int) -> Iterator[None]:
+        """Holds permits for the sentences of a call beyond those it has, one for each of its texts."""
+        if num_sentences > self._capacity:
+            raise InvalidInputError(
+                self._field,
+                f"has {num_sentences} sentences; {self.bundle.manifest.name} takes at most {self._capacity} at once; "
+                "send them in several calls",
+            )
+        with self._admission.admit(max(num_sentences - num_admitted, 0)):
+            yield
+
+    async def _read(self, call: TranslationCall, passages: Elements[Passage]) -> list[Source]:
+        """Makes tokens of what is to be translated, and of what is said of its translations."""
+        with named_passages(passages):
+            encoded = await self._tokenizer.encode_limited(
+                [passage.text for passage in passages],
+                fields=[str(number) for number in range(len(passages))],
+                max_tokens=self.limits.max_input_tokens,
+                truncate=call.request.truncate,
+                with_offsets=call.request.wants_alignment,
+            )
+        if not call.has_wishes:
+            return call.sources(passages, encoded)
+        return await asyncio.get_running_loop().run_in_executor(text_pool(), call.sources, passages, encoded)
+
+    async def _answer(
+        self,
+        call: TranslationCall,
+        sources: Elements[Source],
+        results: Elements[SequenceResult],
+        splits: Elements[SplitText],
+        preprocessing_s: float,
+    ) -> Decoded[TranslatedText]:
+        def read() -> list[TranslatedText]:
+            texts = [
+                read_result(source, result, plan=call.plan, tokenizer=self._tokenizer)
+                for source, result in zip(sources, results, strict=True)
+            ]
+            return regroup(texts, splits) if splits else texts
+
+        # To find the characters of every token takes a while.
+        in_pool = call.request.wants_alignment
+        texts = await asyncio.get_running_loop().run_in_executor(text_pool(), read) if in_pool else read()
+        return Decoded(results=texts, timings=call_timings(results, preprocessing_s))

@@ -2,6 +2,7 @@
 
 from headway_server.preprocessing.chat import ChatPrompt, ChatTemplate, ChatTurn
 from headway_server.preprocessing.image import ImageLimits, ImagePreprocessor, PreparedImage
+from headway_server.preprocessing.sentences import Sentence, SplitText, split_sentences
 from headway_server.preprocessing.text import EncodedText, TextTokenizer
 
 __all__ = [
@@ -12,5 +13,8 @@ __all__ = [
     "ImageLimits",
     "ImagePreprocessor",
     "PreparedImage",
+    "Sentence",
+    "SplitText",
     "TextTokenizer",
+    "split_sentences",
 ]

@@ -151,6 +151,10 @@ class TextTokenizer:
                 encoded.append(shortened)
         return encoded
 
+    def encode_now(self, text: str) -> EncodedText:
+        """Encodes a short text with its characters and without special tokens. Runs on the caller's thread."""
+        return _encoded_text(self._tokenizer.encode(text, add_special_tokens=False), with_offsets=True)
+
     def decode(self, token_ids: Sequence[int]) -> str:
         """Returns the text of `token_ids`; special tokens are left out. Runs on the caller's thread."""
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))

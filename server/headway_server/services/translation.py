@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -11,7 +12,15 @@ import grpc
 
 from headway.v1 import translation_service_pb2 as pb
 from headway.v1 import translation_service_pb2_grpc as pb_grpc
-from headway_server.engine import Decoded, Piece, TranslatedText, TranslationModel
+from headway_server.engine import (
+    Alignment,
+    Decoded,
+    Piece,
+    TranslatedText,
+    TranslationHypothesis,
+    TranslationModel,
+)
+from headway_server.preprocessing.pool import text_pool
 from headway_server.registry import ModelRegistry
 from headway_server.services.generation import FINISH_REASONS
 from headway_server.services.messages import (
@@ -21,6 +30,7 @@ from headway_server.services.messages import (
     model_reference,
     timings_of_call,
 )
+from headway_server.services.translation_requests import parse_request, parse_stream_request
 from headway_server.settings import DEFAULT_MAX_TEXT_KIB
 
 MAX_TEXTS = 256
@@ -44,15 +54,12 @@ class TranslationService(pb_grpc.TranslationServiceServicer):
         answer = await model.translate(
             texts,
             fields=check_texts("texts", texts, MAX_TEXTS, self._max_text_bytes),
-            max_new_tokens=_max_new_tokens(request.parameters),
-            truncate=request.truncate,
-            deadline=deadline_of(context),
+            request=parse_request(request, max_text_bytes=self._max_text_bytes, deadline=deadline_of(context)),
         )
-        return pb.TranslateTextResponse(
-            results=[_translated_text(text) for text in answer.results],
-            model=model_reference(model),
-            timings=timings_of_call(answer.timings, arrived),
-        )
+        if request.alignment:  # very many small messages
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(text_pool(), _response, answer, model, arrived)
+        return _response(answer, model, arrived)
 
     async def StreamTranslateText(  # noqa: N802 (the method's name in the protocol)
         self, request: pb.StreamTranslateTextRequest, context: grpc.aio.ServicerContext[Any, Any]
@@ -63,9 +70,7 @@ class TranslationService(pb_grpc.TranslationServiceServicer):
         parts = model.stream(
             request.text,
             field=check_text("text", request.text, self._max_text_bytes),
-            max_new_tokens=_max_new_tokens(request.parameters),
-            truncate=request.truncate,
-            deadline=deadline_of(context),
+            request=parse_stream_request(request, max_text_bytes=self._max_text_bytes, deadline=deadline_of(context)),
         )
         async with aclosing(parts):
             async for part in parts:
@@ -79,8 +84,12 @@ class TranslationService(pb_grpc.TranslationServiceServicer):
         return model
 
 
-def _max_new_tokens(parameters: pb.TranslationParameters) -> int | None:
-    return parameters.max_new_token_count if parameters.HasField("max_new_token_count") else None
+def _response(answer: Decoded[TranslatedText], model: TranslationModel, arrived: float) -> pb.TranslateTextResponse:
+    return pb.TranslateTextResponse(
+        results=[_translated_text(text) for text in answer.results],
+        model=model_reference(model),
+        timings=timings_of_call(answer.timings, arrived),
+    )
 
 
 def _piece(piece: Piece) -> pb.StreamTranslateTextResponse:
@@ -92,7 +101,7 @@ def _last_message(
 ) -> pb.StreamTranslateTextResponse:
     (text,) = answer.results
     return pb.StreamTranslateTextResponse(
-        new_token_count=text.result.num_new_tokens,
+        new_token_count=text.num_new_tokens,
         result=_translated_text(text),
         model=model_reference(model),
         timings=timings_of_call(answer.timings, arrived),
@@ -101,10 +110,36 @@ def _last_message(
 
 def _translated_text(text: TranslatedText) -> pb.TranslatedText:
     return pb.TranslatedText(
-        text=text.result.text,
-        log_probability=text.result.log_probability,
-        finish_reason=FINISH_REASONS[text.result.finish_reason],
+        text=text.text,
+        log_probability=text.log_probability,
+        finish_reason=FINISH_REASONS[text.finish_reason],
         source_token_count=text.num_source_tokens,
-        new_token_count=text.result.num_new_tokens,
+        new_token_count=text.num_new_tokens,
         truncated=text.truncated,
+        score=text.score,
+        hypotheses=[_hypothesis(hypothesis) for hypothesis in text.hypotheses],
+        alignments=[_alignment(alignment) for alignment in text.alignments],
+        seed=text.seed,
+        sentence_count=text.num_sentences,
+    )
+
+
+def _hypothesis(hypothesis: TranslationHypothesis) -> pb.TranslationHypothesis:
+    return pb.TranslationHypothesis(
+        text=hypothesis.text,
+        log_probability=hypothesis.log_probability,
+        score=hypothesis.score,
+        finish_reason=FINISH_REASONS[hypothesis.finish_reason],
+        new_token_count=hypothesis.num_new_tokens,
+        alignment=None if hypothesis.alignment is None else _alignment(hypothesis.alignment),
+    )
+
+
+def _alignment(alignment: Alignment) -> pb.Alignment:
+    return pb.Alignment(
+        source_tokens=[pb.TextSpan(start=start, end=end) for start, end in alignment.source_spans],
+        target_tokens=[
+            pb.TokenAlignment(span=pb.TextSpan(start=start, end=end), source_attention=row)
+            for (start, end), row in zip(alignment.target_spans, alignment.attention.tolist(), strict=True)
+        ],
     )

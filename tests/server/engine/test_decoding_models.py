@@ -19,7 +19,15 @@ from tiny_engine import (
 )
 
 from headway_server.bundles import Precision, SamplingDefaults, Task
-from headway_server.engine import Decoded, EngineSettings, GenerationModel, Piece, SamplingRequest
+from headway_server.engine import (
+    Decoded,
+    EngineSettings,
+    GenerationModel,
+    Piece,
+    SamplingRequest,
+    TranslationParameters,
+    TranslationRequest,
+)
 from headway_server.engine.sequence import FinishReason
 from headway_server.errors import BundleError, DeadlineError, DrainingError, InvalidInputError, OverloadedError
 from headway_server.preprocessing import TextTokenizer
@@ -204,10 +212,9 @@ async def test_draining_finishes_what_runs_and_refuses_what_comes(model):
 
 async def translate(model, *texts, max_new_tokens=20, truncate=False):
     fields = [f"texts[{i}]" for i in range(len(texts))]
-    answer = await model.translate(
-        texts, fields=fields, max_new_tokens=max_new_tokens, truncate=truncate, deadline=None
-    )
-    return answer.results
+    parameters = TranslationParameters(max_new_tokens=max_new_tokens)
+    request = TranslationRequest(parameters=parameters, truncate=truncate)
+    return (await model.translate(texts, fields=fields, request=request)).results
 
 
 @pytest.fixture
@@ -223,17 +230,18 @@ async def test_translations_are_the_same_alone_and_together(translator):
     together = await translate(translator, *texts)
     for text, result in zip(texts, together, strict=True):
         (alone,) = await translate(translator, text)
-        assert alone.result.text == result.result.text
-        assert alone.result.log_probability == result.result.log_probability < 0
+        assert alone.text == result.text
+        assert alone.log_probability == result.log_probability < 0
         assert alone.num_source_tokens == len(TOKENIZER.encode(text).ids)
 
 
 async def test_a_streamed_translation_ends_with_the_answer_of_the_unary_call(translator):
     (expected,) = await translate(translator, "the dog")
-    stream = translator.stream("the dog", field="text", max_new_tokens=20, truncate=False, deadline=None)
-    parts = [part async for part in stream]
+    request = TranslationRequest(parameters=TranslationParameters(max_new_tokens=20))
+    parts = [part async for part in translator.stream("the dog", field="text", request=request)]
     (result,) = parts[-1].results
-    assert result.result.text == expected.result.text == "".join(part.text for part in parts[:-1])
+    assert result == expected
+    assert result.text == "".join(part.text for part in parts[:-1])
 
 
 async def test_a_translation_may_be_as_long_as_the_model_holds(translator):
@@ -243,7 +251,7 @@ async def test_a_translation_may_be_as_long_as_the_model_holds(translator):
     endless.start()
     (result,) = await translate(endless, "the cat", max_new_tokens=None)
     endless.close()
-    assert result.result.num_new_tokens == MAX_LENGTH
+    assert result.num_new_tokens == MAX_LENGTH
 
 
 async def test_a_source_past_the_limit_is_refused_or_cut_at_its_end(translator):
@@ -253,7 +261,7 @@ async def test_a_source_past_the_limit_is_refused_or_cut_at_its_end(translator):
     (exact,) = await translate(translator, text_of(39))
     assert cut.truncated
     assert cut.num_source_tokens == exact.num_source_tokens == 40
-    assert cut.result.text == exact.result.text
+    assert cut.text == exact.text
 
 
 async def test_a_tokenizer_with_more_tokens_than_the_model_is_a_bad_bundle():

@@ -7,7 +7,13 @@ import pytest
 from naive_decoding import naive_decode
 
 from headway_server.bundles import Precision, open_bundle
-from headway_server.engine import EngineSettings, GenerationModel, SamplingRequest, TranslationModel
+from headway_server.engine import (
+    EngineSettings,
+    GenerationModel,
+    SamplingRequest,
+    TranslationModel,
+    TranslationRequest,
+)
 from headway_server.engine.encoder_runner import EncoderRunner
 from headway_server.engine.runner import DecoderRunner
 from headway_server.engine.sequence import SamplingParameters
@@ -77,7 +83,7 @@ async def test_translations_equal_the_naive_loop_whatever_runs_beside_them(tiny_
     texts = [" ".join(rng.choice(NUMBERS, size=rng.integers(1, 12))) for _ in range(40)]
     fields = [f"texts[{index}]" for index in range(len(texts))]
     model.start()
-    answer = await model.translate(texts, fields=fields, max_new_tokens=None, truncate=False, deadline=None)
+    answer = await model.translate(texts, fields=fields, request=TranslationRequest())
     model.close()
     variant = bundle.manifest.variants[precision]
     alone, encoder = DecoderRunner(runtime, bundle, variant, num_slots=1), EncoderRunner(runtime, bundle, variant)
@@ -94,6 +100,6 @@ async def test_translations_equal_the_naive_loop_whatever_runs_beside_them(tiny_
             source=source,
             first_id=special_tokens.bos,
         )
-        assert (result.result.text, result.result.finish_reason) == (model._tokenizer.decode(token_ids), reason)
-        assert -50 < result.result.log_probability < 0
-    assert len({result.result.text for result in answer.results}) > 30
+        assert (result.text, result.finish_reason) == (model._tokenizer.decode(token_ids), reason)
+        assert -50 < result.log_probability < 0
+    assert len({result.text for result in answer.results}) > 30

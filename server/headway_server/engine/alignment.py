@@ -1,0 +1,136 @@
+"""From attention over tokens to characters: which part of a translation looked at which part of its source.
+
+T is the number of tokens of a translation, S that of its source. Characters are Unicode code points.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway_server.preprocessing import EncodedText, TextTokenizer
+
+Span: TypeAlias = tuple[int, int]
+"""First character, and character after the last one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alignment:
+    """Which characters became which, in one sentence."""
+
+    source_spans: tuple[Span, ...]
+    """(S,)"""
+    target_spans: tuple[Span, ...]
+    """(T,)"""
+    attention: NDArray[np.float32]
+    """(T, S); rows sum to one."""
+
+    def __post_init__(self) -> None:
+        """Checks that the parts fit each other."""
+        assert self.attention.shape == (len(self.target_spans), len(self.source_spans)), "a row for each token"
+
+    def shifted(self, *, source: int, target: int) -> Alignment:
+        """Returns the same for texts that the sentence and its translation begin at these characters of."""
+        return replace(
+            self, source_spans=_shift(self.source_spans, source), target_spans=_shift(self.target_spans, target)
+        )
+
+
+def align(
+    *,
+    source_text: str,
+    source: EncodedText,
+    target_text: str,
+    target_ids: Sequence[int],
+    attention: NDArray[np.float32],
+    tokenizer: TextTokenizer,
+) -> Alignment:
+    """Gives the tokens on both sides their characters.
+
+    Args:
+        source_text: What was translated.
+        source: Its S tokens, with their characters.
+        target_text: The translation.
+        target_ids: Its T tokens.
+        attention: (T, S) of each of them over the source's.
+        tokenizer: The model's.
+    """
+    return Alignment(
+        source_spans=tuple(_tidy(source.offsets, source_text)),
+        target_spans=tuple(target_spans(target_text, target_ids, tokenizer)),
+        attention=attention,
+    )
+
+
+def target_spans(text: str, token_ids: Sequence[int], tokenizer: TextTokenizer) -> list[Span]:
+    """Finds the characters of a text that each of the T tokens it was made of stands for.
+
+    A token that is a part of a character has the whole of it; one without text has a span without characters.
+
+    Args:
+        text: What the tokens read as, cut at most at its ends.
+        token_ids: The T tokens.
+        tokenizer: The model's.
+    """
+    encoded = tokenizer.encode_now(text)
+    if encoded.input_ids.tolist() == list(token_ids):  # the way a text is usually written: the tokenizer knows best
+        return _tidy(encoded.offsets, text)
+    return _tidy(_spans_by_decoding(text, token_ids, tokenizer), text)
+
+
+def _spans_by_decoding(text: str, token_ids: Sequence[int], tokenizer: TextTokenizer) -> list[Span]:
+    """Finds them by what the text grows by with each token.
+
+    What a token reads as may change with the next one: the parts of a character, or a mark that a word piece is joined
+    to. Such a token has the same characters as the one that settles them.
+    """
+    read = [tokenizer.decode(token_ids[:count]) for count in range(len(token_ids) + 1)]
+    settled = [0]  # characters of the text that are certain after so many tokens
+    for written in read[1:]:
+        settled.append(max(settled[-1], _common_prefix(written, text)))
+    spans: list[Span] = []
+    unsettled: list[int] = []
+    for index, (start, end) in enumerate(pairwise(settled)):
+        spans.append((start, end))
+        if start != end:
+            for earlier in unsettled:
+                spans[earlier] = (start, end)
+            unsettled = []
+        elif read[index] != read[index + 1]:
+            unsettled.append(index)
+    return spans
+
+
+def _shift(spans: Sequence[Span], distance: int) -> tuple[Span, ...]:
+    """Moves spans; what is before the first character then is cut off."""
+    return tuple((max(start + distance, 0), max(end + distance, 0)) for start, end in spans)
+
+
+def _common_prefix(first: str, second: str) -> int:
+    """Returns how many characters two texts begin alike with."""
+    length = min(len(first), len(second))
+    if first[:length] == second[:length]:
+        return length
+    return next(index for index in range(length) if first[index] != second[index])
+
+
+def _tidy(spans: Sequence[Span], text: str) -> list[Span]:
+    """Leaves out the white space at a token's beginning and end, and puts tokens without text where they stand."""
+    tidied: list[Span] = []
+    place = 0
+    for start, end in spans:
+        covered = text[start:end]
+        if not covered:
+            tidied.append((place, place))
+            continue
+        if covered.strip():
+            start += len(covered) - len(covered.lstrip())  # noqa: PLW2901 (the same span, tidied)
+            end -= len(covered) - len(covered.rstrip())  # noqa: PLW2901
+        place = max(place, end)
+        tidied.append((start, end))
+    return tidied

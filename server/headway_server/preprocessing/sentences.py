@@ -1,0 +1,98 @@
+"""Texts to sentences and back: what stands between sentences is kept.
+
+Borders come from sentencex, chosen in docs/translation.md. It keeps every character of a text, and where it is in doubt
+it does not split, which suits translation: two sentences together are translated well, half a sentence is not.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import sentencex
+
+_PARAGRAPH = re.compile(r"(\s*\n\s*\n\s*)")
+"""A blank line, which ends a sentence whatever stands before it."""
+_LINE_BREAK = re.compile(r"[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
+_FULL_WIDTH_ENDS = frozenset("\u3002\uff01\uff1f\uff0e\uff61\u2026")
+"""Ends of sentences in scripts that put no space after them: the full-width stop, exclamation and question marks, the
+full-width and the half-width full stop, the ellipsis."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sentence:
+    """A sentence, without the white space around it."""
+
+    text: str
+    """As long as what stands in the whole text, where a line break within a sentence is now a space."""
+    start: int
+    """Its first character in the whole text, in Unicode code points."""
+
+    @property
+    def end(self) -> int:
+        """After its last character."""
+        return self.start + len(self.text)
+
+
+@dataclass(frozen=True, slots=True)
+class SplitText:
+    """A text as sentences and what stands between them."""
+
+    sentences: tuple[Sentence, ...]
+    gaps: tuple[str, ...]
+    """White space before each sentence and after the last one: one more than there are sentences."""
+
+    def join(self, translations: Sequence[str]) -> tuple[str, list[int]]:
+        """Joins translations of the sentences with the spacing of the text.
+
+        A sentence that nothing separates from the next one, as in Chinese, gets a space after it where its translation
+        does not end as such sentences do.
+
+        Returns:
+            The text, and where in it each translation begins.
+        """
+        assert len(translations) == len(self.sentences), "one translation for each sentence"
+        gaps = list(self.gaps)
+        for index, sentence in enumerate(self.sentences[:-1]):
+            translated = translations[index]
+            if not gaps[index + 1] and sentence.text[-1] in _FULL_WIDTH_ENDS and translated:
+                gaps[index + 1] = "" if translated[-1] in _FULL_WIDTH_ENDS else " "
+        parts = [gaps[0]]
+        for translated, gap in zip(translations, gaps[1:], strict=True):
+            parts += [translated, gap]
+        starts = list(accumulate((len(part) for part in parts), initial=0))
+        return "".join(parts), starts[1:-1:2]
+
+
+def split_sentences(text: str, language: str) -> SplitText:
+    """Splits a text into sentences.
+
+    Args:
+        text: Any text.
+        language: BCP 47 code of its language; of one that is not known, what most languages have in common is taken.
+    """
+    sentences: list[Sentence] = []
+    gaps = [""]
+    start = 0
+    for part in _parts(text, language.partition("-")[0].lower()):
+        stripped = part.strip()
+        if not stripped:
+            gaps[-1] += part
+        else:
+            before = part.index(stripped)
+            gaps[-1] += part[:before]
+            sentences.append(Sentence(_LINE_BREAK.sub(" ", stripped), start + before))
+            gaps.append(part[before + len(stripped) :])
+        start += len(part)
+    assert start == len(text), "splitting loses nothing"
+    return SplitText(tuple(sentences), tuple(gaps))
+
+
+def _parts(text: str, language: str) -> Iterable[str]:
+    """Yields sentences with the white space around them, which joined are the text."""
+    for paragraph in _PARAGRAPH.split(text):
+        parts = sentencex.segment(language, paragraph)
+        # The library promises this; were it wrong, a paragraph as a whole is better than one with a hole.
+        yield from parts if "".join(parts) == paragraph else (paragraph,)
