@@ -125,3 +125,111 @@ class ClassifyImageResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ClassifyImageResponse: _TypeAlias = ClassifyImageResponse  # noqa: Y015
+
+@_typing.final
+class EmbedImageRequest(_message.Message):
+    """Request of EmbedImage."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    MODEL_VERSION_FIELD_NUMBER: _builtins.int
+    IMAGES_FIELD_NUMBER: _builtins.int
+    NORMALIZE_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """Model to use: any that offers a vector of an image. Default: the server's only such model; with several, one must be
+    named.
+    """
+    model_version: _builtins.str
+    """Version of the model. Default: the latest one loaded."""
+    normalize: _builtins.bool
+    """Scale every vector to length 1, so that the product of two is the cosine of their angle. Default true."""
+    @_builtins.property
+    def images(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Encoded images, as in ClassifyImageRequest, answered one to one and in order. 1 to 64 images."""
+
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        model_version: _builtins.str = ...,
+        images: _abc.Iterable[_builtins.bytes] | None = ...,
+        normalize: _builtins.bool | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_normalize", b"_normalize", "normalize", b"normalize"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_normalize", b"_normalize", "images", b"images", "model", b"model", "model_version", b"model_version", "normalize", b"normalize"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__normalize: _TypeAlias = _typing.Literal["normalize"]  # noqa: Y015
+    _WhichOneofArgType__normalize: _TypeAlias = _typing.Literal["_normalize", b"_normalize"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__normalize) -> _WhichOneofReturnType__normalize | None: ...
+
+Global___EmbedImageRequest: _TypeAlias = EmbedImageRequest  # noqa: Y015
+
+@_typing.final
+class ImageEmbedding(_message.Message):
+    """The vector of one image."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VALUES_FIELD_NUMBER: _builtins.int
+    WIDTH_FIELD_NUMBER: _builtins.int
+    HEIGHT_FIELD_NUMBER: _builtins.int
+    width: _builtins.int
+    """Width of the image in pixels, after its orientation was applied."""
+    height: _builtins.int
+    """Height of the image in pixels, after its orientation was applied."""
+    @_builtins.property
+    def values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """The vector that the model tells labels by: its states, pooled as the model's manifest says."""
+
+    def __init__(
+        self,
+        *,
+        values: _abc.Iterable[_builtins.float] | None = ...,
+        width: _builtins.int = ...,
+        height: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["height", b"height", "values", b"values", "width", b"width"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ImageEmbedding: _TypeAlias = ImageEmbedding  # noqa: Y015
+
+@_typing.final
+class EmbedImageResponse(_message.Message):
+    """Response of EmbedImage."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESULTS_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    TIMINGS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___ImageEmbedding]:
+        """One vector for every image, in order."""
+
+    @_builtins.property
+    def model(self) -> _common_pb2.ModelReference:
+        """The model that answered."""
+
+    @_builtins.property
+    def timings(self) -> _common_pb2.Timings:
+        """Where the time went."""
+
+    def __init__(
+        self,
+        *,
+        results: _abc.Iterable[Global___ImageEmbedding] | None = ...,
+        model: _common_pb2.ModelReference | None = ...,
+        timings: _common_pb2.Timings | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "timings", b"timings"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "results", b"results", "timings", b"timings"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EmbedImageResponse: _TypeAlias = EmbedImageResponse  # noqa: Y015

@@ -40,6 +40,11 @@ class ImageClassificationServiceStub:
                 request_serializer=headway_dot_v1_dot_image__classification__service__pb2.ClassifyImageRequest.SerializeToString,
                 response_deserializer=headway_dot_v1_dot_image__classification__service__pb2.ClassifyImageResponse.FromString,
                 _registered_method=True)
+        self.EmbedImage = channel.unary_unary(
+                '/headway.v1.ImageClassificationService/EmbedImage',
+                request_serializer=headway_dot_v1_dot_image__classification__service__pb2.EmbedImageRequest.SerializeToString,
+                response_deserializer=headway_dot_v1_dot_image__classification__service__pb2.EmbedImageResponse.FromString,
+                _registered_method=True)
 
 
 class ImageClassificationServiceServicer:
@@ -53,6 +58,13 @@ class ImageClassificationServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def EmbedImage(self, request, context):
+        """Turns every image into a vector.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ImageClassificationServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -60,6 +72,11 @@ def add_ImageClassificationServiceServicer_to_server(servicer, server):
                     servicer.ClassifyImage,
                     request_deserializer=headway_dot_v1_dot_image__classification__service__pb2.ClassifyImageRequest.FromString,
                     response_serializer=headway_dot_v1_dot_image__classification__service__pb2.ClassifyImageResponse.SerializeToString,
+            ),
+            'EmbedImage': grpc.unary_unary_rpc_method_handler(
+                    servicer.EmbedImage,
+                    request_deserializer=headway_dot_v1_dot_image__classification__service__pb2.EmbedImageRequest.FromString,
+                    response_serializer=headway_dot_v1_dot_image__classification__service__pb2.EmbedImageResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -90,6 +107,33 @@ class ImageClassificationService:
             '/headway.v1.ImageClassificationService/ClassifyImage',
             headway_dot_v1_dot_image__classification__service__pb2.ClassifyImageRequest.SerializeToString,
             headway_dot_v1_dot_image__classification__service__pb2.ClassifyImageResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EmbedImage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headway.v1.ImageClassificationService/EmbedImage',
+            headway_dot_v1_dot_image__classification__service__pb2.EmbedImageRequest.SerializeToString,
+            headway_dot_v1_dot_image__classification__service__pb2.EmbedImageResponse.FromString,
             options,
             channel_credentials,
             insecure,

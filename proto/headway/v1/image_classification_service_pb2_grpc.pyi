@@ -35,6 +35,8 @@ class ImageClassificationServiceStub:
     def __new__(cls, channel: _aio.Channel) -> ImageClassificationServiceAsyncStub: ...
     ClassifyImage: _grpc.UnaryUnaryMultiCallable[_image_classification_service_pb2.ClassifyImageRequest, _image_classification_service_pb2.ClassifyImageResponse]
     """Gives every image its most likely labels."""
+    EmbedImage: _grpc.UnaryUnaryMultiCallable[_image_classification_service_pb2.EmbedImageRequest, _image_classification_service_pb2.EmbedImageResponse]
+    """Turns every image into a vector."""
 
 @_typing.type_check_only
 class ImageClassificationServiceAsyncStub(ImageClassificationServiceStub):
@@ -43,6 +45,8 @@ class ImageClassificationServiceAsyncStub(ImageClassificationServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     ClassifyImage: _aio.UnaryUnaryMultiCallable[_image_classification_service_pb2.ClassifyImageRequest, _image_classification_service_pb2.ClassifyImageResponse]  # type: ignore[assignment]
     """Gives every image its most likely labels."""
+    EmbedImage: _aio.UnaryUnaryMultiCallable[_image_classification_service_pb2.EmbedImageRequest, _image_classification_service_pb2.EmbedImageResponse]  # type: ignore[assignment]
+    """Turns every image into a vector."""
 
 class ImageClassificationServiceServicer(metaclass=_abc_1.ABCMeta):
     """Labels pictures with a vision transformer."""
@@ -54,5 +58,13 @@ class ImageClassificationServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_image_classification_service_pb2.ClassifyImageResponse, _abc.Awaitable[_image_classification_service_pb2.ClassifyImageResponse]]:
         """Gives every image its most likely labels."""
+
+    @_abc_1.abstractmethod
+    def EmbedImage(
+        self,
+        request: _image_classification_service_pb2.EmbedImageRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_image_classification_service_pb2.EmbedImageResponse, _abc.Awaitable[_image_classification_service_pb2.EmbedImageResponse]]:
+        """Turns every image into a vector."""
 
 def add_ImageClassificationServiceServicer_to_server(servicer: ImageClassificationServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -27,19 +27,27 @@ class LabelScore(_message.Message):
 
     LABEL_FIELD_NUMBER: _builtins.int
     PROBABILITY_FIELD_NUMBER: _builtins.int
+    IS_SELECTED_FIELD_NUMBER: _builtins.int
     label: _builtins.str
     """Name of the label, as in the model's labels."""
     probability: _builtins.float
-    """Probability of the label. Range 0 to 1."""
+    """Probability of the label, calibrated where the model carries a fitted temperature. Range 0 to 1. They sum to 1 where
+    one label applies; where several may, each is a probability of its own.
+    """
+    is_selected: _builtins.bool
+    """Whether the label applies. Where one label applies: it is the most likely one, and as probable as the request's
+    `threshold` if there is one. Where several may: it is as probable as its threshold, the request's or the model's.
+    """
     def __init__(
         self,
         *,
         label: _builtins.str = ...,
         probability: _builtins.float = ...,
+        is_selected: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["label", b"label", "probability", b"probability"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_selected", b"is_selected", "label", b"label", "probability", b"probability"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -56,17 +64,31 @@ class ClassifyTextRequest(_message.Message):
     TEXTS_FIELD_NUMBER: _builtins.int
     TOP_K_FIELD_NUMBER: _builtins.int
     TRUNCATE_FIELD_NUMBER: _builtins.int
+    TEXT_PAIRS_FIELD_NUMBER: _builtins.int
+    THRESHOLD_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Model to use. Default: the server's only model for this task; with several, one must be named."""
     model_version: _builtins.str
     """Version of the model. Default: the latest one loaded."""
     top_k: _builtins.int
-    """Labels to answer a text, the most likely first. Range 0 to the number of labels; 0 is all of them. Default 0."""
+    """Labels to answer a text, the most likely first. Range 0 to the number of labels; 0 is all of them. Default 0.
+    Labels that apply may be among those left out.
+    """
     truncate: _builtins.bool
-    """Shorten a text that is past the model's limit, at its end, instead of refusing it."""
+    """Shorten a text that is past the model's limit, at its end, instead of refusing it; of a pair, the longer text first."""
+    threshold: _builtins.float
+    """Probability from which a label applies. Range 0 to 1. Default: the model's own threshold of each label where several
+    may apply; where one applies, none.
+    """
     @_builtins.property
     def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Texts, answered one to one and in order. 1 to 256 texts of at least 1 character."""
+
+    @_builtins.property
+    def text_pairs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What each text is paired with, read with it as one input: none, or one for every text, of at least 1 character. For
+        models that were trained on pairs, some of which take nothing else.
+        """
 
     def __init__(
         self,
@@ -76,12 +98,16 @@ class ClassifyTextRequest(_message.Message):
         texts: _abc.Iterable[_builtins.str] | None = ...,
         top_k: _builtins.int = ...,
         truncate: _builtins.bool = ...,
+        text_pairs: _abc.Iterable[_builtins.str] | None = ...,
+        threshold: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_threshold", b"_threshold", "threshold", b"threshold"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "model_version", b"model_version", "texts", b"texts", "top_k", b"top_k", "truncate", b"truncate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_threshold", b"_threshold", "model", b"model", "model_version", b"model_version", "text_pairs", b"text_pairs", "texts", b"texts", "threshold", b"threshold", "top_k", b"top_k", "truncate", b"truncate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__threshold: _TypeAlias = _typing.Literal["threshold"]  # noqa: Y015
+    _WhichOneofArgType__threshold: _TypeAlias = _typing.Literal["_threshold", b"_threshold"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__threshold) -> _WhichOneofReturnType__threshold | None: ...
 
 Global___ClassifyTextRequest: _TypeAlias = ClassifyTextRequest  # noqa: Y015
 
@@ -95,7 +121,7 @@ class TextLabels(_message.Message):
     TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     TRUNCATED_FIELD_NUMBER: _builtins.int
     token_count: _builtins.int
-    """Tokens of the text as the model read it."""
+    """Tokens of the text as the model read it; of the pair, where it has one."""
     truncated: _builtins.bool
     """Whether the text was shortened."""
     @_builtins.property
@@ -301,15 +327,25 @@ class EmbedTextRequest(_message.Message):
     MODEL_VERSION_FIELD_NUMBER: _builtins.int
     TEXTS_FIELD_NUMBER: _builtins.int
     TRUNCATE_FIELD_NUMBER: _builtins.int
+    TEXT_PAIRS_FIELD_NUMBER: _builtins.int
+    NORMALIZE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """Model to use. Default: the server's only model for this task; with several, one must be named."""
+    """Model to use: any that offers a vector of a text, classifiers among them. Default: the server's only such model; with
+    several, one must be named.
+    """
     model_version: _builtins.str
     """Version of the model. Default: the latest one loaded."""
     truncate: _builtins.bool
-    """Shorten a text that is past the model's limit, at its end, instead of refusing it."""
+    """Shorten a text that is past the model's limit, at its end, instead of refusing it; of a pair, the longer text first."""
+    normalize: _builtins.bool
+    """Scale every vector to length 1, so that the product of two is the cosine of their angle. Default true."""
     @_builtins.property
     def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Texts, answered one to one and in order. 1 to 256 texts of at least 1 character."""
+
+    @_builtins.property
+    def text_pairs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What each text is paired with, as in ClassifyTextRequest."""
 
     def __init__(
         self,
@@ -318,12 +354,16 @@ class EmbedTextRequest(_message.Message):
         model_version: _builtins.str = ...,
         texts: _abc.Iterable[_builtins.str] | None = ...,
         truncate: _builtins.bool = ...,
+        text_pairs: _abc.Iterable[_builtins.str] | None = ...,
+        normalize: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_normalize", b"_normalize", "normalize", b"normalize"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "model_version", b"model_version", "texts", b"texts", "truncate", b"truncate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_normalize", b"_normalize", "model", b"model", "model_version", b"model_version", "normalize", b"normalize", "text_pairs", b"text_pairs", "texts", b"texts", "truncate", b"truncate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__normalize: _TypeAlias = _typing.Literal["normalize"]  # noqa: Y015
+    _WhichOneofArgType__normalize: _TypeAlias = _typing.Literal["_normalize", b"_normalize"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__normalize) -> _WhichOneofReturnType__normalize | None: ...
 
 Global___EmbedTextRequest: _TypeAlias = EmbedTextRequest  # noqa: Y015
 
@@ -342,7 +382,7 @@ class TextEmbedding(_message.Message):
     """Whether the text was shortened."""
     @_builtins.property
     def values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """The vector."""
+        """The vector that the model tells labels by: its states, pooled as the model's manifest says."""
 
     def __init__(
         self,
