@@ -205,11 +205,16 @@ def _quality_figure(message: model_service_pb2.QualityFigure) -> QualityFigure:
 
 
 def _sampling(message: generation_service_pb2.SamplingParameters) -> SamplingDefaults:
+    named = {field.name: value for field, value in message.ListFields()}
     return SamplingDefaults(
-        max_new_tokens=message.max_new_token_count if message.HasField("max_new_token_count") else None,
-        temperature=message.temperature if message.HasField("temperature") else None,
-        top_k=message.top_k if message.HasField("top_k") else None,
-        top_p=message.top_p if message.HasField("top_p") else None,
+        max_new_tokens=named.get("max_new_token_count"),
+        temperature=named.get("temperature"),
+        top_k=named.get("top_k"),
+        top_p=named.get("top_p"),
+        min_p=named.get("min_p"),
+        repetition_penalty=named.get("repetition_penalty"),
+        presence_penalty=named.get("presence_penalty"),
+        frequency_penalty=named.get("frequency_penalty"),
     )
 
 

@@ -231,6 +231,10 @@ class SamplingDefaults:
     temperature: float | None
     top_k: int | None
     top_p: float | None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -224,7 +224,8 @@ def test_models_and_model(server: Any, connect: Connect) -> None:
     listing = caller.call("models")
     (model,) = listing
     assert (model.name, model.task, model.parameter_count) == ("rule", results.Task.GENERATION, 1_234_567)
-    assert model.default_sampling == results.SamplingDefaults(None, 0.5, None, None)
+    expected = results.SamplingDefaults(None, 0.5, None, None, min_p=0.0, repetition_penalty=1.25)
+    assert model.default_sampling == expected
     assert model.quality[0].value == 90.5
     assert listing.rejected_bundles[0].path == "broken/1"
     assert len(caller.call("models", "translation")) == 0

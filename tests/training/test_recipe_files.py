@@ -84,6 +84,14 @@ def test_a_model_that_does_not_fit_the_task_is_an_error(settings, message):
         read_recipe("ag-news", settings)
 
 
+def test_every_default_of_sampling_can_be_set():
+    values = {"max_new_tokens": 9, "temperature": 0.5, "top_k": 4, "top_p": 0.75, "min_p": 0.25}
+    values |= {"repetition_penalty": 1.5, "presence_penalty": -0.5, "frequency_penalty": 0.125}
+    recipe = read_recipe("tiny-shakespeare", [f"sampling.{name}={value}" for name, value in values.items()])
+    assert recipe.sampling is not None
+    assert recipe.sampling.model_dump() == values
+
+
 def test_images_must_be_square():
     with pytest.raises(RecipeError, match=r"preprocessing.height is 48 and width 32; the models take square images"):
         read_recipe("cifar10", ["preprocessing.height=48"])

@@ -83,6 +83,10 @@ def _sampling(defaults: SamplingDefaults) -> generation_service_pb2.SamplingPara
         temperature=defaults.temperature,
         top_k=defaults.top_k,
         top_p=defaults.top_p,
+        min_p=defaults.min_p,
+        repetition_penalty=defaults.repetition_penalty,
+        presence_penalty=defaults.presence_penalty,
+        frequency_penalty=defaults.frequency_penalty,
     )
 
 

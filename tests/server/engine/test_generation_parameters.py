@@ -138,6 +138,25 @@ def test_the_ends_of_the_ranges_belong_to_them(sampling):
         assert getattr(plan.parameters, name) == sampling[name]
 
 
+def test_what_a_call_does_not_set_is_the_models_default():
+    values = {
+        "temperature": 0.5,
+        "top_k": 4,
+        "top_p": 0.75,
+        "min_p": 0.25,
+        "repetition_penalty": 1.5,
+        "presence_penalty": -0.5,
+        "frequency_penalty": 0.125,
+    }
+    defaults = SamplingDefaults(max_new_tokens=9, **values)
+    plan = plan_sampling(SamplingRequest(), defaults=defaults, limits=LIMITS)
+    assert plan.default_new_tokens == 9
+    assert {name: getattr(plan.parameters, name) for name in values} == values
+    for name in values:
+        given = plan_sampling(SamplingRequest(**{name: 1}), defaults=defaults, limits=LIMITS).parameters
+        assert {other: getattr(given, other) for other in values} == values | {name: 1}
+
+
 @pytest.mark.parametrize("count", [-1, 21, LARGEST])
 def test_a_number_of_top_tokens_out_of_its_range_is_named(count):
     wanted = LogProbabilityRequest(num_top_tokens=count)

@@ -4,9 +4,13 @@ import grpc
 import pytest
 import tiny_bundles
 from rpc_failures import failure_of
+from tiny_engine import make_decoder, make_generation_model
 
 from headway.v1 import model_service_pb2 as pb
-from headway_server.bundles import Manifest
+from headway.v1.generation_service_pb2 import SamplingParameters
+from headway_server.bundles import Manifest, SamplingDefaults
+from headway_server.registry import ModelRegistry
+from headway_server.services.models import ModelService
 
 
 async def test_models_are_listed_by_name_and_version_with_what_they_are(serving):
@@ -52,3 +56,28 @@ async def test_a_model_comes_with_its_whole_manifest(serving):
 )
 async def test_a_model_that_is_not_there_is_refused(serving, request_, code):
     assert (await failure_of(serving.models.GetModel(request_))).code is code
+
+
+async def test_what_a_call_need_not_set_is_told():
+    defaults = SamplingDefaults(
+        max_new_tokens=9,
+        temperature=0.5,
+        top_k=4,
+        top_p=0.75,
+        min_p=0.25,
+        repetition_penalty=1.5,
+        presence_penalty=-0.5,
+        frequency_penalty=0.125,
+    )
+    service = ModelService(ModelRegistry([make_generation_model(make_decoder(), defaults=defaults)]))
+    answer = await service.GetModel(pb.GetModelRequest(model="tiny-generation"), None)
+    assert answer.model.default_sampling == SamplingParameters(
+        max_new_token_count=9,
+        temperature=0.5,
+        top_k=4,
+        top_p=0.75,
+        min_p=0.25,
+        repetition_penalty=1.5,
+        presence_penalty=-0.5,
+        frequency_penalty=0.125,
+    )
