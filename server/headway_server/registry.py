@@ -213,6 +213,10 @@ class ModelRegistry:
         """Returns what the models that are alive can do."""
         return {model.bundle.manifest.task for model in self.models if model.is_alive}
 
+    def ended(self) -> list[ServedModel]:
+        """Returns the models that are not alive; once all have been started, these have ended by themselves."""
+        return [model for model in self.models if not model.is_alive]
+
     def _with_task(self, task: Task) -> list[ServedModel]:
         return [model for model in self.models if model.bundle.manifest.task is task]
 

@@ -138,10 +138,9 @@ class HeadwayServer:
         except RuntimeError as error:
             raise HeadwayError(f"cannot listen on {address}: {error}") from error
         self._registry.start()
-        serving = self._registry.tasks()
-        await self._tell_health(serving)
+        await self._tell_health(self._registry.tasks())
         await self._server.start()
-        self._watch = asyncio.create_task(self._watch_health(serving))
+        self._watch = asyncio.create_task(self._watch_health())
         return port
 
     async def _tell_health(self, tasks: set[Task]) -> None:
@@ -151,18 +150,22 @@ class HeadwayServer:
             status = health_pb2.HealthCheckResponse
             await self._health.set(service.name, status.SERVING if serving else status.NOT_SERVING)
 
-    async def _watch_health(self, alive: set[Task]) -> None:
+    async def _watch_health(self) -> None:
         """Tells health anew when a model has ended by itself, which is a bug or a machine out of order.
 
-        The server as a whole is then not serving either, so that an orchestrator starts it again.
+        The server as a whole is then not serving either, so that an orchestrator starts it again. That holds even where
+        another model does the same task: callers name the model they want.
         """
+        num_ended = 0
         while True:
             await asyncio.sleep(_HEALTH_INTERVAL_S)
-            if (now := self._registry.tasks()) != alive:
-                alive = now
-                _log.error("a model has ended; restart the server", serving=sorted(now))
-                await self._tell_health(now)
-                await self._health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
+            if len(ended := self._registry.ended()) == num_ended:
+                continue
+            num_ended = len(ended)
+            names = [f"{model.bundle.manifest.name}/{model.bundle.manifest.version}" for model in ended]
+            _log.error("a model has ended; restart the server", ended=names)
+            await self._tell_health(self._registry.tasks())
+            await self._health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
 
     async def stop(self, hurry: asyncio.Event | None = None) -> None:
         """Refuses new calls, lets running ones finish for as long as the settings say, and closes.

@@ -1,6 +1,7 @@
 """Health, reflection, limits, deadlines and drain of a server in this process."""
 
 import asyncio
+from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -8,21 +9,32 @@ import tiny_bundles
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from rpc_failures import failure_of
+from tiny_engine import make_decoder, make_generation_model
 from waiting import until
 
+from headway.v1 import generation_service_pb2 as generation_pb
+from headway.v1 import generation_service_pb2_grpc as generation_grpc
 from headway.v1 import model_service_pb2
 from headway.v1 import text_classification_service_pb2 as texts_pb
 from headway_server.errors import HeadwayError
+from headway_server.registry import ModelRegistry
 from headway_server.server import HeadwayServer, address_problem
 from headway_server.settings import ServerSettings
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+GENERATION = "headway.v1.GenerationService"
 
 
 async def health_of(serving, service: str = "") -> int:
     stub = health_pb2_grpc.HealthStub(serving.channel)
     return (await stub.Check(health_pb2.HealthCheckRequest(service=service))).status
+
+
+async def until_not_serving(serving) -> None:
+    async with asyncio.timeout(30):
+        while await health_of(serving) == SERVING:  # noqa: ASYNC110 (what is waited for sets no event)
+            await asyncio.sleep(0.01)
 
 
 def classify(serving, *texts: str, timeout: float | None = None):
@@ -60,11 +72,46 @@ async def test_a_model_that_has_ended_by_itself_is_not_serving(classifier_store,
     async with serve(classifier_store) as serving:
         [model] = [model for model in serving.registry.models if model.bundle.manifest.name == "topics"]
         await asyncio.to_thread(model.close)
-        async with asyncio.timeout(30):
-            while await health_of(serving) == SERVING:  # noqa: ASYNC110 (what is waited for sets no event)
-                await asyncio.sleep(0.01)
+        await until_not_serving(serving)
         assert await health_of(serving, "headway.v1.TextClassificationService") == NOT_SERVING
         assert await health_of(serving, "headway.v1.ImageClassificationService") == SERVING
+
+
+async def test_a_model_that_has_ended_is_told_though_another_does_its_task(serve, tmp_path, monkeypatch):
+    monkeypatch.setattr("headway_server.server._HEALTH_INTERVAL_S", 0.01)
+    for name in ("one", "other"):
+        tiny_bundles.write_topic_bundle(tmp_path, name=name)
+    async with serve(tmp_path) as serving:
+        await asyncio.to_thread(serving.registry.models[0].close)
+        await until_not_serving(serving)
+        assert await health_of(serving, "headway.v1.TextClassificationService") == SERVING
+
+
+async def test_a_decoder_whose_thread_has_ended_is_not_serving(monkeypatch):
+    monkeypatch.setattr("headway_server.server._HEALTH_INTERVAL_S", 0.01)
+
+    def end_the_thread(token_ids, positions, *rest):
+        raise SystemExit
+
+    decoder = make_decoder()
+    registry = ModelRegistry([make_generation_model(decoder)])
+    server = HeadwayServer(registry, ServerSettings(store="none", port=0))
+    port = await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        serving = SimpleNamespace(channel=channel)
+        stub = generation_grpc.GenerationServiceStub(channel)
+        request = generation_pb.GenerateTextRequest(prompts=["the cat"])
+        await stub.GenerateText(request)
+        assert await health_of(serving) == await health_of(serving, GENERATION) == SERVING
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=GENERATION))
+        assert (await watch.read()).status == SERVING
+        decoder.decode = end_the_thread
+        assert (await failure_of(stub.GenerateText(request))).code is grpc.StatusCode.INTERNAL
+        assert (await watch.read()).status == NOT_SERVING
+        await until_not_serving(serving)
+        assert (await failure_of(stub.GenerateText(request))).code is grpc.StatusCode.INTERNAL
+        watch.cancel()
+        await server.stop()
 
 
 async def test_reflection_lists_every_service(serving):
