@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from headway_server.engine.beam_block import SlotCopy
 from headway_server.engine.encoder_runner import CrossTensors
 
 WIDTH = 16
@@ -44,7 +45,8 @@ class NumpyDecoder:
             self.output[:, likely_id] *= np.float32(2)
         self.keys = np.zeros((num_slots + num_prefix_slots, max_length, WIDTH), np.float32)
         self.values = np.zeros((num_slots + num_prefix_slots, max_length, WIDTH), np.float32)
-        self.sources: list[CrossTensors] = []
+        self.sources: dict[int, list[CrossTensors]] = {}
+        """By the first slot that reads them."""
         self.decode_sizes: list[int] = []
         """Rows of each decode step."""
         self.steps: list[str] = []
@@ -63,13 +65,17 @@ class NumpyDecoder:
         rows = enumerate(token_ids.tolist(), start)
         return np.stack([self._row(slot, token_id, position, None) for position, token_id in rows])
 
-    def decode(self, token_ids: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.float32]:
+    def decode(
+        self, token_ids: NDArray[np.int64], positions: NDArray[np.int64], first_slot: int = 0
+    ) -> NDArray[np.float32]:
         self.steps.append("decode")
         self.decode_sizes.append(len(token_ids))
-        assert len(self.sources) in (0, len(token_ids))
-        sources = self.sources or [None] * len(token_ids)
-        rows = zip(token_ids.tolist(), positions.tolist(), sources, strict=True)
-        return np.stack([self._row(slot, *row) for slot, row in enumerate(rows)])
+        sources = self.sources.get(first_slot) or [None] * len(token_ids)
+        num_beams, rest = divmod(len(token_ids), len(sources))
+        assert rest == 0, "each source is read by as many rows"
+        each_source = [source for source in sources for _ in range(num_beams)]
+        rows = zip(token_ids.tolist(), positions.tolist(), each_source, strict=True)
+        return np.stack([self._row(slot, *row) for slot, row in enumerate(rows, first_slot)])
 
     def move(self, source: int, target: int, length: int) -> None:
         for cache in (self.keys, self.values):
@@ -85,8 +91,20 @@ class NumpyDecoder:
     def begin(self, slot: int, source: CrossTensors) -> None:
         """A cache starts from nothing."""
 
-    def set_sources(self, sources: Sequence[CrossTensors]) -> None:
-        self.sources = list(sources)
+    def reorder(self, copies: Sequence[SlotCopy]) -> None:
+        assert not {copy.source for copy in copies} & {copy.target for copy in copies}
+        for copy in copies:
+            for cache in (self.keys, self.values):
+                cache[copy.target, copy.start : copy.stop] = cache[copy.source, copy.start : copy.stop]
+
+    def align(self, slot: int, source: CrossTensors, token_ids: NDArray[np.int64]) -> NDArray[np.float32]:
+        self.keys[slot] = self.values[slot] = np.nan
+        scores = self.tokens[token_ids] @ source.tensors["memory"][0].T
+        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+        return weights / weights.sum(axis=1, keepdims=True)
+
+    def set_sources(self, sources: Sequence[CrossTensors], first_slot: int = 0) -> None:
+        self.sources[first_slot] = list(sources)
 
     def _row(self, slot: int, token_id: int, position: int, source: CrossTensors | None) -> NDArray[np.float32]:
         hidden = self.tokens[token_id] + self.places[position]

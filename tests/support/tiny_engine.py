@@ -71,7 +71,15 @@ def random_prompt(rng: np.random.Generator, longest: int = 30) -> np.ndarray:
 
 
 def make_sequence(
-    input_ids, *, deadline=None, wants_pieces=False, eos_id=EOS_ID, first_id=None, **parameters
+    input_ids,
+    *,
+    deadline=None,
+    wants_pieces=False,
+    eos_id=EOS_ID,
+    first_id=None,
+    search=None,
+    wants_alignment=False,
+    **parameters,
 ) -> Sequence:
     """Makes a sequence; to be called with an event loop running."""
     parameters = SamplingParameters(**({"max_new_tokens": 20} | parameters))
@@ -84,6 +92,8 @@ def make_sequence(
         deadline=deadline,
         wants_pieces=wants_pieces,
         first_id=first_id,
+        search=search,
+        wants_alignment=wants_alignment,
     )
 
 
@@ -91,9 +101,9 @@ def slow_down(decoder, seconds: float) -> None:
     """Makes every decode step take at least `seconds`."""
     decode_step = decoder.decode
 
-    def slow(token_ids, positions):
+    def slow(*arguments):
         time.sleep(seconds)
-        return decode_step(token_ids, positions)
+        return decode_step(*arguments)
 
     decoder.decode = slow
 

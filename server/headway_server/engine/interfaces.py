@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from headway_server.engine.beam_block import SlotCopy
 
 
 class Decoder(Protocol):
@@ -28,14 +31,22 @@ class Decoder(Protocol):
     def score(self, slot: int, token_ids: NDArray[np.int64], start: int) -> NDArray[np.float32]:
         """Reads tokens as `prefill` does; returns the logits (T, V) after every one, an array of their own."""
 
-    def decode(self, token_ids: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Runs one token (R,) in each slot 0 to R-1, at `positions` (R,); returns the logits (R, V) after each."""
+    def decode(
+        self, token_ids: NDArray[np.int64], positions: NDArray[np.int64], first_slot: int = 0
+    ) -> NDArray[np.float32]:
+        """Runs one token (R,) in each of R slots from `first_slot` on, at `positions` (R,).
+
+        Returns the logits (R, V) after each, which the caller may change.
+        """
 
     def move(self, source: int, target: int, length: int) -> None:
         """Copies the first `length` positions of a slot, which nobody reads any more, to another."""
 
     def copy(self, *, source: tuple[int, int], target: tuple[int, int], length: int) -> None:
         """Copies `length` positions from a (slot, position) to another, in a slot of its own."""
+
+    def reorder(self, copies: Sequence[SlotCopy]) -> None:
+        """Copies positions of slots over those of others. No slot is both read and written."""
 
     def align(self, slot: int, source: Any, token_ids: NDArray[np.int64]) -> NDArray[np.float32]:
         """Returns the attention (T, S) over the S tokens of an encoded sentence of the tokens that follow each of (T,).
@@ -47,8 +58,11 @@ class Decoder(Protocol):
     def begin(self, slot: int, source: Any) -> None:
         """Fills what an encoded sentence starts from into the slot it was given, before its first step."""
 
-    def set_sources(self, sources: Sequence[Any]) -> None:
-        """Says which encoded sentences the running slots read, in their order."""
+    def set_sources(self, sources: Sequence[Any], first_slot: int = 0) -> None:
+        """Says which encoded sentences the slots read that `decode` runs from `first_slot` on.
+
+        In their order; each sentence is read by as many neighbouring slots as the others.
+        """
 
 
 class Encoder(Protocol):

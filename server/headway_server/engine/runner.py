@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway_server.bundles import ALIGNMENT, Bundle, Graph, Manifest, Task, Variant
+from headway_server.engine.beam_block import SlotCopy
 from headway_server.engine.encoder_runner import CrossBuffer, CrossTensors, bytes_per_token
 from headway_server.engine.memory_plan import SlotSizes
 from headway_server.engine.slot_state import SlotState, fixed_size, state_bytes
@@ -27,6 +28,8 @@ PREFILL_CHUNK = 128
 computed in the same pieces. A chunk takes about 50 ms at GPT-2-small size on two cores."""
 
 _LOGITS = "logits"
+_BINDINGS_PER_SLOT = 4
+"""Bindings that are kept, for each slot: with beams, runs of slots begin anywhere and have any length."""
 
 
 def slot_sizes(manifest: Manifest, variant: Variant) -> SlotSizes:
@@ -75,7 +78,7 @@ class DecoderRunner:
         self._input_names = frozenset(spec.name for spec in graph.inputs)
         max_sources, max_source_length = num_slots, bundle.manifest.limits.max_input_tokens or 0
         self._cross = {name: CrossBuffer(specs[name], max_sources, max_source_length) for name in variant.cross}
-        self._sources: dict[str, NDArray[Any]] = {}
+        self._sources: dict[int, dict[str, NDArray[Any]]] = {}  # by the first slot that reads them
         self._bindings: dict[tuple[int, int], _Binding] = {}
         self.num_slots = num_slots
         self.num_prefix_slots = num_prefix_slots
@@ -125,20 +128,23 @@ class DecoderRunner:
         scores: NDArray[np.float32] = logits[0]
         return scores
 
-    def decode(self, token_ids: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Runs one token in each of the slots 0 to R-1, each at a position of its own.
+    def decode(
+        self, token_ids: NDArray[np.int64], positions: NDArray[np.int64], first_slot: int = 0
+    ) -> NDArray[np.float32]:
+        """Runs one token in each of R neighbouring slots, each at a position of its own.
 
         Args:
             token_ids: (R,) int64.
             positions: (R,) int64 positions of these tokens.
+            first_slot: The first of the slots.
 
         Returns:
-            (R, V) float32 logits of the next tokens: a view that the next call overwrites.
+            (R, V) float32 logits of the next tokens: a view that the next call overwrites; the caller may change it.
         """
         rows = len(token_ids)
-        assert 0 < rows <= self.num_slots, "the scheduler runs a prefix of the slots"
+        assert 0 < rows <= self.num_slots - first_slot, "the scheduler gives these slots alone"
         self._step(
-            0,
+            first_slot,
             input_ids=token_ids[:, np.newaxis],
             position_ids=positions[:, np.newaxis],
             logits_positions=np.zeros((rows, 1), np.int64),
@@ -153,6 +159,11 @@ class DecoderRunner:
     def copy(self, *, source: tuple[int, int], target: tuple[int, int], length: int) -> None:
         """Copies `length` positions of a slot, from a position on, over those of another slot: (slot, position)."""
         self._state.copy(source, target, length)
+
+    def reorder(self, copies: Sequence[SlotCopy]) -> None:
+        """Copies positions of slots over those of others. No slot is both read and written."""
+        for source, target, start, stop in copies:
+            self._state.copy((source, start), (target, start), stop - start)
 
     def begin(self, slot: int, source: CrossTensors) -> None:
         """Fills what an encoded sentence starts from into its slot; to be called before the slot's first step."""
@@ -194,25 +205,30 @@ class DecoderRunner:
         alignment /= alignment.sum(axis=-1, keepdims=True)  # in fp16 they are near one
         return alignment
 
-    def set_sources(self, sources: Sequence[CrossTensors]) -> None:
-        """Says which encoded sentences the running slots read, in the order of the slots.
+    def set_sources(self, sources: Sequence[CrossTensors], first_slot: int = 0) -> None:
+        """Says which encoded sentences the slots read that `decode` runs from `first_slot` on, in their order.
 
-        To be called whenever that changes. The tensors are packed to the longest source, (N, heads, S, head_dim), in
-        memory that all steps share.
+        To be called whenever that changes. Each is read by as many neighbouring slots as the others, its beams. The
+        tensors are packed to the longest source, (N, heads, S, head_dim), in memory that all steps share; that of
+        other slots is not touched.
         """
         longest = max((source.num_tokens for source in sources), default=0)
         lengths = np.array([source.num_tokens for source in sources])
-        self._sources = {name: buffer.pack(sources, longest) for name, buffer in self._cross.items()} if sources else {}
+        packed: dict[str, NDArray[Any]] = {}
         if sources:
-            self._sources["source_mask"] = (np.arange(longest) < lengths[:, np.newaxis]).astype(np.int64)  # (N, S)
-        for binding in self._bindings.values():
-            binding.sources_are_bound = False
+            packed = {name: buffer.pack(sources, longest, first_slot) for name, buffer in self._cross.items()}
+            packed["source_mask"] = (np.arange(longest) < lengths[:, np.newaxis]).astype(np.int64)  # (N, S)
+        self._sources[first_slot] = packed
+        for (slot, _), binding in self._bindings.items():
+            if slot == first_slot:
+                binding.sources_are_bound = False
 
     def _step(self, first_slot: int, **inputs: NDArray[Any]) -> None:
         """Runs the slots from `first_slot` on the running sources; takes what `_run` takes."""
         binding = self._binding(first_slot, len(inputs["input_ids"]))
-        if self._sources and not binding.sources_are_bound:
-            binding.bind_inputs(self._sources)
+        sources = self._sources.get(first_slot)
+        if sources and not binding.sources_are_bound:
+            binding.bind_inputs(sources)
             binding.sources_are_bound = True
         self._run(binding, **inputs)
 
@@ -238,9 +254,11 @@ class DecoderRunner:
     def _binding(self, first_slot: int, rows: int) -> _Binding:
         """Returns the binding of the slots `first_slot` to `first_slot + rows - 1`, made when it is first needed."""
         key = (first_slot, rows)
-        if key not in self._bindings:
-            self._bindings[key] = self._new_binding(first_slot, rows)
-        return self._bindings[key]
+        binding = self._bindings.pop(key, None) or self._new_binding(first_slot, rows)
+        if len(self._bindings) >= _BINDINGS_PER_SLOT * self.num_slots:
+            del self._bindings[next(iter(self._bindings))]  # the one that was not used for longest
+        self._bindings[key] = binding
+        return binding
 
     def _new_binding(self, first_slot: int, rows: int) -> _Binding:
         binding = _Binding(self._session, self._state, first_slot, rows)

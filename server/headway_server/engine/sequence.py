@@ -158,6 +158,7 @@ class Sequence:
 
     __slots__ = (
         "arrived_at",
+        "block",
         "cancelled",
         "constraint",
         "cross",
@@ -250,6 +251,7 @@ class Sequence:
         self.piece_at = float("-inf")  # when the last piece was handed out
         self.prompt_tokens: list[TokenLogProbability] = []
         self.log_probability = 0.0
+        self.block: Any = None  # its beams and where they are, as long as it is searched; a BeamBlock
         self.cross: Any = None  # what the encoder made of the source; the runner's own type
         self.arrived_at = 0.0
         self.started_at = 0.0
@@ -286,6 +288,8 @@ class Sequence:
             return FinishReason.END_OF_SEQUENCE
         if token_id in self.parameters.stop_ids:
             return FinishReason.STOP
+        if self.wants_alignment:
+            self.token_ids.append(token_id)
         if self.parameters.num_top_tokens is not None:
             self.tokens.append(TokenLogProbability(token_id, log_probability, tuple(top_tokens)))
         if self.text.push(token_id):
@@ -317,10 +321,13 @@ class Sequence:
             "allow more time or ask for fewer"
         )
 
-    def result(self, finish_reason: FinishReason, now: float) -> SequenceResult:
-        """Closes the text and returns the result."""
+    def result(
+        self, finish_reason: FinishReason, now: float, alignment: NDArray[np.float32] | None = None
+    ) -> SequenceResult:
+        """Closes the text and returns the result, with the alignment (T, S) of the tokens where it is wanted."""
+        text = self.text.finish()
         return SequenceResult(
-            text=self.text.finish(),
+            text=text,
             finish_reason=finish_reason,
             num_new_tokens=self.num_new_tokens,
             log_probability=self.log_probability,
@@ -330,4 +337,17 @@ class Sequence:
             num_cached_tokens=self.num_cached_tokens,
             tokens=tuple(self.tokens),
             prompt_tokens=tuple(self.prompt_tokens),
+            hypotheses=() if alignment is None else (self._aligned(text, finish_reason, alignment),),
+        )
+
+    def _aligned(self, text: str, finish_reason: FinishReason, alignment: NDArray[np.float32]) -> Hypothesis:
+        """Returns a translation that was made without a search as a hypothesis, with the usual length penalty of 1."""
+        return Hypothesis(
+            token_ids=tuple(self.token_ids),
+            text=text,
+            log_probability=self.log_probability,
+            score=self.log_probability / self.num_new_tokens,
+            num_new_tokens=self.num_new_tokens,
+            finish_reason=finish_reason,
+            alignment=alignment,
         )

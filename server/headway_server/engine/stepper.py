@@ -7,23 +7,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from collections.abc import Sequence as Elements
 from contextlib import suppress
 
 import numpy as np
 import structlog
 from numpy.typing import NDArray
 
+from headway_server.engine.block_layout import Group, Move
 from headway_server.engine.interfaces import Decoder, Encoder
 from headway_server.engine.outbox import Outbox
 from headway_server.engine.prefix_cache import PrefixCache
 from headway_server.engine.sampler import SampledTokens, Sampler, token_log_probabilities
-from headway_server.engine.scheduler import Chunk, Move, Scheduler
+from headway_server.engine.scheduler import Chunk, Scheduler
+from headway_server.engine.search_step import SearchStep, align
 from headway_server.engine.sequence import Sequence, Stage, TokenLogProbability
 from headway_server.errors import InvalidInputError
 
 _log = structlog.get_logger(__name__)
 
 _STEP_FAILED = "a step failed"
+_NOT_FINITE = "the model's logits are not finite, or no token is allowed"
 _SHORT_PREFILLS = 4
 """Short prompts that are read between two decode steps at most. However short, one costs a pass over all weights, about
 a quarter of what a whole chunk costs."""
@@ -68,7 +72,7 @@ class Stepper:
         )
         self._token_ids = np.zeros(decoder.num_slots, np.int64)  # of each slot: the token that the next step reads
         self._positions = np.zeros(decoder.num_slots, np.int64)  # and its position
-        self._sources_changed = False
+        self._search_step = SearchStep(decoder, outbox)
 
     def __repr__(self) -> str:
         return f"Stepper({self._name}, {self.scheduler!r}, {self.prefix_cache!r})"
@@ -89,7 +93,6 @@ class Stepper:
         except Exception as error:  # what the slots hold is not known after a step broke off
             self.prefix_cache.clear()
             self.report(_STEP_FAILED, self.scheduler.reset(), error)
-            self._sources_changed = self._encoder is not None
         self._outbox.flush()
 
     def _drop_overdue(self, now: float) -> None:
@@ -193,7 +196,7 @@ class Stepper:
         """Lets a sequence whose prompt has been read join, with its first token from the logits (V,)."""
         self._join(sequence, position=len(sequence.input_ids) - 1)
         self._allow(sequence)
-        self._hand_out(self._sampler.sample(logits[np.newaxis], sequence.slot), sequence.slot)
+        self._hand_out(self._sampler.sample(logits[np.newaxis], sequence.slot), [sequence], sequence.slot)
 
     def _admit_sources(self, encoder: Encoder, now: float) -> None:
         """Encodes waiting sentences in one batch; they join with the next decode step."""
@@ -206,15 +209,18 @@ class Stepper:
                 assert sequence.first_id is not None, "a translation begins with a token of its own"
                 sequence.cross = cross
                 self._join(sequence, position=0)
-                self._decoder.begin(sequence.slot, cross)
+                for offset in range(sequence.num_beams):
+                    self._decoder.begin(sequence.slot + offset, cross)
                 self._token_ids[sequence.slot] = sequence.first_id
         except Exception as error:  # some may have joined; the queue knows none of them any more
             self._fail(admitted, error)
-            return
-        self._sources_changed = True
 
     def _join(self, sequence: Sequence, position: int) -> None:
-        self.scheduler.join(sequence)
+        for move in self.scheduler.join(sequence):
+            self._make(move)
+        if sequence.search is not None:
+            self._search_step.begin(sequence)
+            return
         self._sampler.assign(
             sequence.slot,
             sequence.parameters,
@@ -224,17 +230,38 @@ class Stepper:
         self._positions[sequence.slot] = position
 
     def _decode(self) -> None:
-        """Runs every running sequence by one token."""
-        num_running = len(self.scheduler.running)
-        if self._sources_changed:
-            self._decoder.set_sources([sequence.cross for sequence in self.scheduler.running])
-            self._sources_changed = False
-        if num_running == 0:
-            return
-        logits = self._decoder.decode(self._token_ids[:num_running], self._positions[:num_running])  # (R, V)
-        for sequence in self.scheduler.running:
+        """Runs every running sequence by one token, those of a kind in one call."""
+        for group in self.scheduler.groups.copy():  # sequences that retire move others of their own group alone
+            if self._encoder is not None and group.has_changed:
+                self._decoder.set_sources([sequence.cross for sequence in group.sequences], group.start)
+            group.has_changed = False
+            if group.kind.has_search:
+                self._search(group)
+            else:
+                self._sample(group)
+
+    def _search(self, group: Group) -> None:
+        """Takes the searches of a group one token further."""
+        ended, invalid = self._search_step.run(group.sequences, group.start)
+        finished: list[Sequence] = []
+        broken: list[tuple[Sequence, Exception]] = []
+        for sequence in ended:
+            try:
+                self._search_step.hand_out(sequence)
+                finished.append(sequence)
+            except Exception as error:  # its text or alignment cannot be made: not the other sentences' business
+                broken.append((sequence, error))
+        broken += [(sequence, FloatingPointError(_NOT_FINITE)) for sequence in invalid]
+        self._leave(finished, broken)
+
+    def _sample(self, group: Group) -> None:
+        """Chooses the next token of each sequence of a group, which have a slot each."""
+        slots = slice(group.start, group.stop)
+        self._outbox.pace(len(group.sequences))
+        logits = self._decoder.decode(self._token_ids[slots], self._positions[slots], group.start)  # (R, V)
+        for sequence in group.sequences:
             self._allow(sequence)
-        self._hand_out(self._sampler.sample(logits), 0)
+        self._hand_out(self._sampler.sample(logits, group.start), group.sequences, group.start)
 
     def _allow(self, sequence: Sequence) -> None:
         """Restricts a sequence's next token to what its constraint allows."""
@@ -243,17 +270,15 @@ class Stepper:
             sequence.constraint.fill(mask)
             self._sampler.allow(sequence.slot, mask)
 
-    def _hand_out(self, sampled: SampledTokens, first_slot: int) -> None:
-        """Gives each slot from `first_slot` its token, hands out what that completes, and retires who has finished."""
-        num_rows = len(sampled.token_ids)
-        slots = slice(first_slot, first_slot + num_rows)
+    def _hand_out(self, sampled: SampledTokens, sequences: Elements[Sequence], first_slot: int) -> None:
+        """Gives sequences, in the slots from `first_slot` on, their tokens; who finishes with one retires."""
+        slots = slice(first_slot, first_slot + len(sequences))
         self._token_ids[slots] = sampled.token_ids
         self._positions[slots] += 1
         finished: list[Sequence] = []
-        not_finite: list[Sequence] = []
         broken: list[tuple[Sequence, Exception]] = []
         rows = zip(
-            self.scheduler.running[slots],
+            sequences,
             sampled.token_ids.tolist(),
             sampled.log_probabilities.tolist(),
             sampled.is_valid.tolist(),
@@ -261,17 +286,25 @@ class Stepper:
         )
         for row, (sequence, token_id, log_probability, is_valid) in enumerate(rows):
             if not is_valid:
-                not_finite.append(sequence)
+                broken.append((sequence, FloatingPointError(_NOT_FINITE)))
                 continue
             try:
-                if self._outbox.add_token(sequence, token_id, log_probability, sampled.top_tokens.get(row, ())):
+                if self._outbox.add_token(
+                    sequence, token_id, log_probability, sampled.top_tokens.get(row, ()), align=self._align
+                ):
                     finished.append(sequence)
             except Exception as error:  # its text cannot be made: not the other rows' business
                 broken.append((sequence, error))
+        self._leave(finished, broken)
+
+    def _align(self, sequence: Sequence) -> NDArray[np.float32]:
+        """Returns the attention (T, S) of a translation that has finished and still has its slot."""
+        return align(self._decoder, sequence, sequence.token_ids)
+
+    def _leave(self, finished: list[Sequence], broken: list[tuple[Sequence, Exception]]) -> None:
+        """Retires sequences that were handed their results, and those that cannot go on, which are told why."""
         if finished:
             self._retire(finished)
-        for sequence in not_finite:
-            self._fail_row(sequence, FloatingPointError("the model's logits are not finite, or no token is allowed"))
         for sequence, reason in broken:
             self._fail_row(sequence, reason)
 
@@ -279,12 +312,11 @@ class Stepper:
         """Frees the slots of sequences whose end was handed out."""
         for move in self.scheduler.retire(sequences):
             self._make(move)
-        self._sources_changed = self._encoder is not None
 
     def _make(self, move: Move) -> None:
-        if move.sequence.num_cached:
-            self._decoder.move(move.source, move.target, move.sequence.num_cached)
-        if move.sequence.stage is Stage.RUNNING:
+        for source, target in move.slots():
+            self._decoder.move(source, target, move.sequence.num_cached)
+        if move.sequence.stage is Stage.RUNNING and move.sequence.search is None:
             self._sampler.move(move.source, move.target)
             self._token_ids[move.target] = self._token_ids[move.source]
             self._positions[move.target] = self._positions[move.source]

@@ -30,6 +30,8 @@ class TextAssembly:
             stop_strings: Strings that end it.
             eager: Whether pieces are wanted as tokens arrive.
         """
+        self._decode = decode
+        self._context_ids = context_ids
         self._detokenizer = Detokenizer(decode, context_ids)
         self._stop = StopMatcher(stop_strings)
         self._eager = eager or bool(stop_strings)
@@ -52,6 +54,10 @@ class TextAssembly:
         taken = self._pieces[self._num_taken :]
         self._num_taken = len(self._pieces)
         return "".join(taken)
+
+    def whole(self, token_ids: Sequence[int]) -> str:
+        """Returns what `token_ids` read as in the same context, whatever was pushed, and whatever would stop it."""
+        return Detokenizer(self._decode, self._context_ids).push(token_ids)
 
     def finish(self) -> str:
         """Returns the whole text: there are no more tokens."""

@@ -210,11 +210,11 @@ async def test_a_failed_decode_ends_those_in_slots_and_the_engine_goes_on():
     decode_step = decoder.decode
     calls = []
 
-    def fail_once(token_ids, positions):
+    def fail_once(token_ids, *arguments):
         calls.append(len(token_ids))
         if len(calls) == 5:
             raise RuntimeError("the machine is ill")
-        return decode_step(token_ids, positions)
+        return decode_step(token_ids, *arguments)
 
     decoder.decode = fail_once
     async with running_engine(decoder) as engine:

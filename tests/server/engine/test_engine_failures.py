@@ -70,14 +70,14 @@ async def test_when_the_thread_ends_by_itself_every_caller_is_told_and_no_other_
     decoder = make_decoder(num_slots=2)
     decode_step, num_steps = decoder.decode, 0
 
-    def end_the_thread(token_ids, positions):
+    def end_the_thread(*arguments):
         nonlocal num_steps
         num_steps += 1
         if num_steps == 5:
             submit.set()
             submitted.wait(SECONDS)
             raise SystemExit
-        return decode_step(token_ids, positions)
+        return decode_step(*arguments)
 
     decoder.decode = end_the_thread
     submit, submitted = threading.Event(), threading.Event()
