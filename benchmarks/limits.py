@@ -27,7 +27,7 @@ from headway_server.batching.graph import ImageClassifierGraph, TextClassifierGr
 from headway_server.bundles import Bundle, Precision, Task, Variant, open_bundle
 from headway_server.engine.encoder_runner import CrossTensors, EncoderRunner
 from headway_server.engine.runner import DecoderRunner
-from headway_server.preprocessing import ImageLimits, ImagePreprocessor
+from headway_server.preprocessing import EncodedText, ImageLimits, ImagePreprocessor
 from headway_server.runtime import Runtime
 from headway_server.settings import ServerSettings
 
@@ -94,7 +94,8 @@ def _measure_batches(model: BareModel, seconds: float) -> list[dict[str, Any]]:
         if bundle.manifest.task is Task.IMAGE_CLASSIFICATION:
             return ImageClassifierGraph(session), _pixels(bundle, model)
         tokens = bundle.manifest.special_tokens
-        texts = encode_texts(bundle, [text for text in model.inputs if isinstance(text, str)])
+        ids = encode_texts(bundle, [text for text in model.inputs if isinstance(text, str)])
+        texts = [EncodedText(input_ids=row) for row in ids]
         return TextClassifierGraph(session, pad_id=(tokens.pad if tokens else None) or 0), sorted(texts, key=len)
 
     graph, items = _load(model, make)

@@ -178,6 +178,33 @@ class ModelRegistry:
             )
         return model
 
+    def find_embedder(self, task: Task, name: str, version: str) -> ServedModel:
+        """Finds the model for a call that asks for embeddings; arguments and errors are those of `find`.
+
+        Args:
+            task: What reads the same inputs: text or image classification.
+            name: Of the model; empty for the only one that offers embeddings of such inputs.
+            version: Of the model; empty for the latest one loaded that does.
+        """
+        nouns = "images" if task is Task.IMAGE_CLASSIFICATION else "texts"
+        capable = [model for model in self._with_task(task) if model.bundle.manifest.embedding is not None]
+        if not name and len(names := dict.fromkeys(model.bundle.manifest.name for model in capable)) != 1:
+            if not names:
+                raise WrongTaskError(f"no loaded model offers embeddings of {nouns}; loaded are {_names(self.models)}")
+            raise InvalidInputError(
+                "model", f"is empty and several models offer embeddings of {nouns}; name one of {_names(capable)}"
+            )
+        name = name or capable[0].bundle.manifest.name
+        model = self.get(name, version)
+        if not version:
+            model = next((other for other in reversed(capable) if other.bundle.manifest.name == name), model)
+        if model not in capable:
+            advice = f"ask {_names(capable)}" if capable else "no loaded model does"
+            raise WrongTaskError(
+                f"model {name}/{model.bundle.manifest.version} offers no embeddings of {nouns}; {advice}"
+            )
+        return model
+
     def get(self, name: str, version: str) -> ServedModel:
         """Finds a model by its name, whatever its task; without a version, the latest one loaded.
 

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from headway_server.bundles import (
     Architecture,
     Bundle,
+    Embedding,
     Graph,
     ImagePreprocessing,
     Limits,
@@ -52,21 +53,30 @@ def write_topic_bundle(
     version: str = "1",
     task: Task = Task.TEXT_CLASSIFICATION,
     num_idle_products: int = 0,
+    offers_embeddings: bool = True,
+    has_token_types: bool = False,
+    **fields: object,
 ) -> Bundle:
     """Publishes the topic model.
 
     With another `task`, a bundle that says it was made for that. With idle products, a run multiplies matrices of
-    512 x 512 so many times before it answers: a call that takes a while.
+    512 x 512 so many times before it answers: a call that takes a while. With token types, a word in the second text of
+    a pair counts ten times. `fields` go into the manifest.
     """
     words = [*_SPECIAL, *(word for topic in TOPICS.values() for word in topic)]
     tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, "[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A", special_tokens=[("[CLS]", 1)])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A", pair="[CLS] $A [CLS]:1 $B:1", special_tokens=[("[CLS]", 1)]
+    )
     ids = TensorSpec(name="input_ids", dtype="int64", shape=("batch", "length"))
     mask = TensorSpec(name="attention_mask", dtype="int64", shape=("batch", "length"))
     with staging_folder(store) as folder:
         tokenizer.save(str(folder / "tokenizer.json"))
-        graph = _save(folder, _topic_nodes(words, num_idle_products), [ids, mask])
+        types = TensorSpec(name="token_type_ids", dtype="int64", shape=("batch", "length"))
+        nodes = _topic_nodes(words, num_idle_products, has_token_types)
+        inputs = [ids, mask, types] if has_token_types else [ids, mask]
+        graph = _save(folder, nodes, inputs, embedding="means" if offers_embeddings else None)
         manifest = _manifest(
             folder,
             graph,
@@ -76,6 +86,8 @@ def write_topic_bundle(
             labels=tuple(TOPICS),
             special_tokens=SpecialTokens(pad=0, unk=2),
             limits=Limits(max_input_tokens=MAX_INPUT_TOKENS),
+            embedding=Embedding(pooling="mean", dimension=len(TOPICS)) if offers_embeddings else None,
+            **fields,
         )
         write_manifest(folder, manifest)
         return publish(folder, store)
@@ -86,10 +98,12 @@ def write_colour_bundle(store: Path, *, name: str = "colours", version: str = "1
     pixels = TensorSpec(name="pixel_values", dtype="float32", shape=("batch", 3, 8, 8))
     nodes = [
         _constant("axes", np.array([2, 3])),
+        _constant("two", np.float32(2)),
         helper.make_node("ReduceMean", ["pixel_values", "axes"], ["logits"], keepdims=0),
+        helper.make_node("Mul", ["logits", "two"], ["doubled"]),
     ]
     with staging_folder(store) as folder:
-        graph = _save(folder, nodes, [pixels])
+        graph = _save(folder, nodes, [pixels], embedding="doubled")
         manifest = _manifest(
             folder,
             graph,
@@ -98,12 +112,13 @@ def write_colour_bundle(store: Path, *, name: str = "colours", version: str = "1
             task=Task.IMAGE_CLASSIFICATION,
             labels=COLOURS,
             image_preprocessing=COLOUR_PREPROCESSING,
+            embedding=Embedding(pooling="doubled", dimension=len(COLOURS)),
         )
         write_manifest(folder, manifest)
         return publish(folder, store)
 
 
-def _topic_nodes(words: list[str], num_idle_products: int) -> list[onnx.NodeProto]:
+def _topic_nodes(words: list[str], num_idle_products: int, has_token_types: bool) -> list[onnx.NodeProto]:
     vectors = np.zeros((len(words), len(TOPICS)), np.float32)
     for topic, members in enumerate(TOPICS.values()):
         for strength, word in enumerate(members):
@@ -115,7 +130,8 @@ def _topic_nodes(words: list[str], num_idle_products: int) -> list[onnx.NodeProt
         _constant("length_axis", np.array([1])),
         _constant("last_axis", np.array([-1])),
         helper.make_node("Gather", ["vectors", "input_ids"], ["embedded"]),  # (B, T, C)
-        helper.make_node("Cast", ["attention_mask"], ["mask"], to=TensorProto.FLOAT),  # (B, T)
+        helper.make_node("Cast", ["attention_mask"], ["ones"], to=TensorProto.FLOAT),  # (B, T)
+        *(_type_nodes() if has_token_types else [helper.make_node("Identity", ["ones"], ["mask"])]),
         helper.make_node("Unsqueeze", ["mask", "last_axis"], ["mask3"]),  # (B, T, 1)
         helper.make_node("Mul", ["embedded", "mask3"], ["masked"]),
         helper.make_node("ReduceSum", ["masked", "length_axis"], ["sums"], keepdims=0),  # (B, C)
@@ -123,6 +139,17 @@ def _topic_nodes(words: list[str], num_idle_products: int) -> list[onnx.NodeProt
         helper.make_node("Div", ["sums", "counts"], ["means"]),
         helper.make_node("MatMul", ["means", "mixing"], ["logits" if not num_idle_products else "first_logits"]),
         *(_idle_nodes(num_idle_products) if num_idle_products else ()),
+    ]
+
+
+def _type_nodes() -> list[onnx.NodeProto]:
+    """Makes tokens of type 1 weigh ten."""
+    return [
+        _constant("nine", np.float32(9)),
+        helper.make_node("Cast", ["token_type_ids"], ["types"], to=TensorProto.FLOAT),
+        helper.make_node("Mul", ["types", "nine"], ["more"]),
+        helper.make_node("Add", ["ones", "more"], ["weights"]),
+        helper.make_node("Mul", ["weights", "ones"], ["mask"]),  # (B, T)
     ]
 
 
@@ -152,16 +179,24 @@ def _constant(name: str, value: np.ndarray) -> onnx.NodeProto:
     return helper.make_node("Constant", [], [name], value=numpy_helper.from_array(value))
 
 
-def _save(folder: Path, nodes: list[onnx.NodeProto], inputs: list[TensorSpec]) -> Graph:
-    """Writes the graph from `inputs` to float32 logits of three classes."""
+def _save(
+    folder: Path, nodes: list[onnx.NodeProto], inputs: list[TensorSpec], *, embedding: str | None = None
+) -> Graph:
+    """Writes the graph from `inputs` to float32 logits of three classes; a tensor named by `embedding` is an output."""
     types = {"int64": TensorProto.INT64, "float32": TensorProto.FLOAT}
-    output = TensorSpec(name="logits", dtype="float32", shape=("batch", 3))
-    values = [helper.make_tensor_value_info(spec.name, types[spec.dtype], spec.shape) for spec in (*inputs, output)]
-    graph = helper.make_graph(nodes, "model", values[:-1], values[-1:])
+    outputs = [TensorSpec(name="logits", dtype="float32", shape=("batch", 3))]
+    if embedding is not None:
+        outputs.append(TensorSpec(name="embedding", dtype="float32", shape=("batch", 3)))
+        nodes = [*nodes, helper.make_node("Identity", [embedding], ["embedding"])]
+    ins, outs = (
+        [helper.make_tensor_value_info(spec.name, types[spec.dtype], spec.shape) for spec in specs]
+        for specs in (inputs, outputs)
+    )
+    graph = helper.make_graph(nodes, "model", ins, outs)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=10)
     onnx.checker.check_model(model)
     onnx.save(model, folder / "model.onnx")
-    return Graph(file="model.onnx", inputs=tuple(inputs), outputs=(output,))
+    return Graph(file="model.onnx", inputs=tuple(inputs), outputs=tuple(outputs))
 
 
 def _manifest(folder: Path, graph: Graph, **fields: object) -> Manifest:

@@ -1,5 +1,6 @@
 """Batches for stateless models: classifiers of text and of images."""
 
+from headway_server.batching.embedder import EmbeddedImage, EmbeddedText
 from headway_server.batching.image_classifier import ClassifiedImage, ImageClassifier
 from headway_server.batching.model import CallTimings, Classification, ScoredLabel
 from headway_server.batching.settings import BatchingSettings
@@ -11,6 +12,8 @@ __all__ = [
     "Classification",
     "ClassifiedImage",
     "ClassifiedText",
+    "EmbeddedImage",
+    "EmbeddedText",
     "ImageClassifier",
     "ScoredLabel",
     "TextClassifier",

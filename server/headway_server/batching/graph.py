@@ -1,27 +1,38 @@
 """The graphs of stateless models, as the batcher runs them.
 
-B is the number of items, T the tokens of the longest text, C the classes.
+B is the number of items, T the tokens of the longest text, C the classes, D the width of an embedding.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headway_server.batching.batcher import Feeds
-from headway_server.batching.tensors import pad, softmax
+from headway_server.batching.tensors import pad, sigmoid, softmax
+from headway_server.bundles import ClassificationScheme, Manifest
 from headway_server.errors import BundleError
+from headway_server.preprocessing import EncodedText
 from headway_server.runtime import Device, Session
 
 Item = TypeVar("Item")
 
 
-class _ClassifierGraph(ABC, Generic[Item]):
-    """A graph that ends in `logits`."""
+class Output(StrEnum):
+    """What is asked of a graph, by the name of its tensor."""
+
+    LOGITS = "logits"
+    EMBEDDING = "embedding"
+
+
+class ClassifierGraph(ABC, Generic[Item]):
+    """A graph that gives `logits`, float32 (B, C), and perhaps `embedding`, float32 (B, D)."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -35,52 +46,130 @@ class _ClassifierGraph(ABC, Generic[Item]):
     def collate(self, items: Sequence[Item]) -> Feeds:
         """Makes the graph's inputs of B items."""
 
-    def warm_up(self, items: Sequence[Item], *, num_labels: int) -> None:
+    def warm_up(self, items: Sequence[Item], manifest: Manifest) -> None:
         """Runs the graph once, so that the first call does not pay for it and a bundle that cannot run is known now.
 
         Raises:
-            BundleError: The graph does not run, or its logits are not (B, `num_labels`).
+            BundleError: The graph does not run, or its outputs are not as wide as the manifest says.
         """
+        file = self._session.graph.file
         try:
-            shape = self.run(self.collate(items)).shape
+            shapes = {name: tensor.shape for name, tensor in self._session.run(self.collate(items)).items()}
+            found = shapes[Output.LOGITS]
         except Exception as error:  # onnxruntime's own kinds, or a KeyError where it has other tensors
-            raise BundleError(f"{self._session.graph.file}: does not run ({error}); export the model again") from error
-        if shape != (len(items), num_labels):
+            raise BundleError(f"{file}: does not run ({error}); export the model again") from error
+        num_labels = len(manifest.labels)
+        if found != (len(items), num_labels):
             raise BundleError(
-                f"{self._session.graph.file}: logits are {shape}, the manifest has {num_labels} labels; "
-                "export the model again"
+                f"{file}: logits are {found}, the manifest has {num_labels} labels; export the model again"
             )
+        if manifest.embedding is not None:
+            expected = (len(items), manifest.embedding.dimension)
+            if shapes.get(Output.EMBEDDING) != expected:
+                raise BundleError(
+                    f"{file}: embeddings are {shapes.get(Output.EMBEDDING)}, by the manifest they are {expected}; "
+                    "export the model again"
+                )
 
     def run(self, feeds: Feeds) -> NDArray[np.float32]:
         """Returns the logits, (B, C)."""
-        logits: NDArray[np.float32] = self._session.run(feeds)["logits"]
-        return logits
+        return self.run_for(feeds, (Output.LOGITS,))[Output.LOGITS]
 
-    def finish(self, outputs: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Makes probabilities of logits: (B, C) to (B, C)."""
-        return softmax(outputs)
+    def run_for(self, feeds: Feeds, outputs: Sequence[Output]) -> dict[str, NDArray[np.float32]]:
+        """Returns the outputs that are asked for, by name."""
+        return self._session.run(feeds, outputs)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._session!r})"
 
 
-class TextClassifierGraph(_ClassifierGraph[NDArray[np.int64]]):
-    """`input_ids` and `attention_mask`, int64 (B, T), to `logits`."""
+class TextClassifierGraph(ClassifierGraph[EncodedText]):
+    """`input_ids` and `attention_mask`, int64 (B, T); `token_type_ids` too where the model has types of tokens."""
 
     def __init__(self, session: Session, *, pad_id: int) -> None:
         """`pad_id` stands where a text has no token; the mask keeps the model from reading it."""
         super().__init__(session)
         self._pad_id = pad_id
+        self._has_types = any(spec.name == "token_type_ids" for spec in session.graph.inputs)
 
-    def collate(self, items: Sequence[NDArray[np.int64]]) -> Feeds:
-        """Pads B arrays of ids."""
-        input_ids, attention_mask = pad(items, self._pad_id)
-        return {"input_ids": input_ids, "attention_mask": attention_mask}
+    def collate(self, items: Sequence[EncodedText]) -> Feeds:
+        """Pads the ids of B texts."""
+        input_ids, attention_mask = pad([item.input_ids for item in items], self._pad_id)
+        feeds: Feeds = {"input_ids": input_ids, "attention_mask": attention_mask}
+        if self._has_types:
+            feeds["token_type_ids"], _ = pad([_types(item) for item in items], 0)
+        return feeds
 
 
-class ImageClassifierGraph(_ClassifierGraph[NDArray[np.float32]]):
-    """`pixel_values`, float32 (B, 3, height, width), to `logits`."""
+class ImageClassifierGraph(ClassifierGraph[NDArray[np.float32]]):
+    """`pixel_values`, float32 (B, 3, height, width)."""
 
     def collate(self, items: Sequence[NDArray[np.float32]]) -> Feeds:
         """Stacks B arrays of (3, height, width)."""
         return {"pixel_values": np.stack(items)}
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted(Generic[Item]):
+    """An item, and what is asked about it."""
+
+    item: Item
+    output: Output
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A batch that is ready to run."""
+
+    feeds: Feeds
+    outputs: tuple[Output, ...]
+    """Of each item."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Answered:
+    """A batch that was run."""
+
+    tensors: dict[str, NDArray[np.float32]]
+    outputs: tuple[Output, ...]
+    """Of each item."""
+
+
+class OutputBatches(Generic[Item]):
+    """Batches in which some items want probabilities and others embeddings: one run answers them all.
+
+    ONNX Runtime computes what leads to either in any case (a graph runs as it was planned at load), and the states
+    before them are nearly all of the work; what is not asked for is not handed out.
+    """
+
+    def __init__(self, graph: ClassifierGraph[Item], classification: ClassificationScheme) -> None:
+        """`classification` says how logits become probabilities."""
+        self._graph = graph
+        self._classification = classification
+
+    def collate(self, items: Sequence[Wanted[Item]]) -> _Prepared:
+        """Makes the graph's inputs of B items."""
+        feeds = self._graph.collate([wanted.item for wanted in items])
+        return _Prepared(feeds, tuple(wanted.output for wanted in items))
+
+    def run(self, prepared: _Prepared) -> _Answered:
+        """Runs the graph for what some item of the batch wants."""
+        outputs = [output for output in Output if output in prepared.outputs]
+        return _Answered(self._graph.run_for(prepared.feeds, outputs), prepared.outputs)
+
+    def finish(self, answered: _Answered) -> list[NDArray[np.float32]]:
+        """Makes the result of each item: probabilities, (C,), or an embedding, (D,)."""
+        tensors = dict(answered.tensors)
+        if Output.LOGITS in tensors:
+            tensors[Output.LOGITS] = to_probabilities(tensors[Output.LOGITS], self._classification)
+        return [tensors[output][row] for row, output in enumerate(answered.outputs)]
+
+
+def to_probabilities(logits: NDArray[np.float32], classification: ClassificationScheme) -> NDArray[np.float32]:
+    """Divides logits, (B, C), by the temperature and makes probabilities of them, (B, C)."""
+    scaled = logits.astype(np.float32, copy=False) / np.float32(classification.temperature)
+    return sigmoid(scaled) if classification.kind == "multi_label" else softmax(scaled)
+
+
+def _types(text: EncodedText) -> NDArray[np.int64]:
+    return np.zeros_like(text.input_ids) if text.type_ids is None else text.type_ids

@@ -1,4 +1,4 @@
-"""Labels of images."""
+"""Labels and embeddings of images."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from typing import Self
 import numpy as np
 
 from headway_server.batching.admission import Admission
-from headway_server.batching.batcher import Batcher
-from headway_server.batching.graph import ImageClassifierGraph
-from headway_server.batching.model import Classification, ScoredLabel, StatelessModel, call_timings
+from headway_server.batching.batcher import BatchedResults, Batcher
+from headway_server.batching.embedder import EmbeddedImage, to_vectors
+from headway_server.batching.graph import ImageClassifierGraph, Output, OutputBatches, Wanted
+from headway_server.batching.model import CallTimings, Classification, ScoredLabel, StatelessModel, call_timings
 from headway_server.batching.settings import BatchingSettings
-from headway_server.bundles import Bundle, Precision
-from headway_server.preprocessing import ImageLimits, ImagePreprocessor
+from headway_server.bundles import Bundle, ClassificationScheme, Precision
+from headway_server.preprocessing import ImageLimits, ImagePreprocessor, PreparedImage
 from headway_server.runtime import Runtime
 
 
@@ -29,7 +30,7 @@ class ClassifiedImage:
 
 
 class ImageClassifier(StatelessModel):
-    """Labels images."""
+    """Labels images, and turns them into vectors."""
 
     def __init__(
         self,
@@ -41,11 +42,12 @@ class ImageClassifier(StatelessModel):
     ) -> None:
         name = bundle.manifest.name
         self._preprocessor = preprocessor
+        batches = OutputBatches(graph, bundle.manifest.classification or ClassificationScheme())
         super().__init__(
             bundle,
             precision,
             graph.device,
-            Batcher(graph, budget=settings.max_batch_images, name=name),
+            Batcher(batches, budget=settings.max_batch_images, name=name),
             Admission(
                 limit=settings.max_waiting_images,
                 noun="images",
@@ -76,7 +78,7 @@ class ImageClassifier(StatelessModel):
         chosen, variant = runtime.choose_variant(manifest, precision)
         graph = ImageClassifierGraph(runtime.open(bundle, variant.graphs["model"]))
         blank = np.zeros((3, manifest.image_preprocessing.height, manifest.image_preprocessing.width), np.float32)
-        graph.warm_up([blank], num_labels=len(manifest.labels))
+        graph.warm_up([blank], manifest)
         return cls(bundle, chosen, graph, preprocessor, settings)
 
     async def classify(
@@ -93,15 +95,44 @@ class ImageClassifier(StatelessModel):
         Raises:
             RequestError: The images cannot be read, the queue is full, the deadline passed, the server is draining.
         """
+        prepared, batched, timings = await self._answer(images, fields, Output.LOGITS, deadline)
+        results = [
+            ClassifiedImage(labels=labels, width=image.width, height=image.height)
+            for labels, image in zip(self._top_labels(batched.rows, top_k), prepared, strict=True)
+        ]
+        return Classification(results=results, timings=timings)
+
+    async def embed(
+        self, images: Sequence[bytes], *, fields: Sequence[str], normalize: bool, deadline: float | None
+    ) -> Classification[EmbeddedImage]:
+        """Turns encoded images into vectors; for bundles whose graphs give embeddings.
+
+        Args:
+            images: 1 to `MAX_IMAGES` images.
+            fields: What the request calls each of them, for messages.
+            normalize: Whether vectors are scaled to length 1.
+            deadline: When the caller stops waiting, by `time.monotonic`.
+
+        Raises:
+            RequestError: As `classify`.
+        """
+        prepared, batched, timings = await self._answer(images, fields, Output.EMBEDDING, deadline)
+        vectors = to_vectors(batched.rows, normalize=normalize)
+        results = [
+            EmbeddedImage(values=vector, width=image.width, height=image.height)
+            for vector, image in zip(vectors, prepared, strict=True)
+        ]
+        return Classification(results=results, timings=timings)
+
+    async def _answer(
+        self, images: Sequence[bytes], fields: Sequence[str], output: Output, deadline: float | None
+    ) -> tuple[list[PreparedImage], BatchedResults, CallTimings]:
+        """Decodes images and waits for what is asked about each."""
         with self._admission.admit(len(images), sum(map(len, images))):
             began = time.monotonic()
             prepared = await self._preprocessor.prepare_batch(images, fields=fields)
             preprocessing_s = time.monotonic() - began
             batched = await self._batcher.submit(
-                [image.pixel_values for image in prepared], [1] * len(prepared), deadline=deadline
+                [Wanted(image.pixel_values, output) for image in prepared], [1] * len(prepared), deadline=deadline
             )
-        results = [
-            ClassifiedImage(labels=labels, width=image.width, height=image.height)
-            for labels, image in zip(self._top_labels(batched.rows, top_k), prepared, strict=True)
-        ]
-        return Classification(results=results, timings=call_timings(batched, preprocessing_s))
+        return prepared, batched, call_timings(batched, preprocessing_s)

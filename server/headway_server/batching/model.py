@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from headway_server.batching.admission import Admission
 from headway_server.batching.batcher import BatchedResults, Batcher
 from headway_server.batching.tensors import top_k_indices
-from headway_server.bundles import Bundle, Precision
+from headway_server.bundles import Bundle, ClassificationScheme, Precision
 from headway_server.runtime import Device
 
 Result = TypeVar("Result")
@@ -36,6 +36,8 @@ class ScoredLabel:
 
     label: str
     probability: float
+    is_selected: bool
+    """Whether the label applies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +57,8 @@ class StatelessModel:
         self.bundle = bundle
         self.precision = precision
         self.device: Device = device
+        self.classification = bundle.manifest.classification or ClassificationScheme()
+        """How logits become probabilities, and which labels apply."""
         self._batcher = batcher
         self._admission = admission
 
@@ -80,17 +84,40 @@ class StatelessModel:
         """Stops the batcher; what still waits fails."""
         self._batcher.close()
 
-    def _top_labels(self, results: Sequence[NDArray[np.float32]], top_k: int) -> list[tuple[ScoredLabel, ...]]:
-        """Names the `top_k` largest of N items' probabilities, each (C,)."""
+    def _top_labels(
+        self, results: Sequence[NDArray[np.float32]], top_k: int, threshold: float | None = None
+    ) -> list[tuple[ScoredLabel, ...]]:
+        """Names the `top_k` largest of N items' probabilities, each (C,), and says which labels apply.
+
+        Args:
+            results: The probabilities.
+            top_k: Labels to name.
+            threshold: Probability from which a label applies, in place of the bundle's.
+        """
         rows = np.stack(results)  # (N, C)
         if not np.isfinite(rows).all():
             raise FloatingPointError(f"{self!r} answered probabilities that are not numbers")
         indices = top_k_indices(rows, top_k)  # (N, k)
         scores = np.take_along_axis(rows, indices, axis=-1)  # (N, k)
+        selected = np.take_along_axis(self._select(rows, threshold), indices, axis=-1)  # (N, k)
         return [
-            tuple(ScoredLabel(label=self.labels[i], probability=p) for i, p in zip(*row, strict=True))
-            for row in zip(indices.tolist(), scores.tolist(), strict=True)
+            tuple(
+                ScoredLabel(label=self.labels[i], probability=p, is_selected=applies)
+                for i, p, applies in zip(*row, strict=True)
+            )
+            for row in zip(indices.tolist(), scores.tolist(), selected.tolist(), strict=True)
         ]
+
+    def _select(self, rows: NDArray[np.float32], threshold: float | None) -> NDArray[np.bool_]:
+        """Tells which labels apply, (N, C), from their probabilities, (N, C)."""
+        if self.classification.kind == "multi_label":
+            thresholds = self.classification.thresholds if threshold is None else (threshold,)
+            return rows >= np.asarray(thresholds, np.float32)
+        selected = np.zeros(rows.shape, np.bool_)
+        best = top_k_indices(rows, 1)  # (N, 1)
+        reached = np.take_along_axis(rows, best, axis=-1) >= np.float32(threshold or 0)
+        np.put_along_axis(selected, best, reached, axis=-1)
+        return selected
 
     def __repr__(self) -> str:
         manifest = self.bundle.manifest

@@ -36,6 +36,28 @@ def softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:
     return exponentials
 
 
+def sigmoid(logits: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Returns a probability for every logit, (B, C), in float32, without overflow whatever the logits."""
+    half: NDArray[np.float32] = np.tanh(logits.astype(np.float32, copy=False) * np.float32(0.5))
+    return (half + np.float32(1.0)) * np.float32(0.5)
+
+
+def unit_vectors(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Scales vectors, (N, D), to length 1; a vector of zeros stays one."""
+    lengths = np.sqrt(np.square(vectors, dtype=np.float64).sum(axis=-1, keepdims=True))  # (N, 1)
+    scaled: NDArray[np.float32] = (vectors / np.maximum(lengths, np.finfo(np.float64).tiny)).astype(np.float32)
+    return scaled
+
+
+def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Returns logarithms of probabilities along the last axis, (..., C), in float32; finite where the logits are."""
+    shifted = logits.astype(np.float32, copy=False)
+    shifted = shifted - shifted.max(axis=-1, keepdims=True)  # (..., C)
+    total = np.exp(shifted).sum(axis=-1, keepdims=True, dtype=np.float32)
+    result: NDArray[np.float32] = shifted - np.log(total)
+    return result
+
+
 def top_k_indices(probabilities: NDArray[np.float32], k: int) -> NDArray[np.int64]:
     """Returns the indices of the `k` largest values of each row, largest first, ties by index: (B, C) to (B, k)."""
     return np.argsort(-probabilities, axis=-1, kind="stable")[:, :k]

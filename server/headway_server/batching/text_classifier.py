@@ -1,4 +1,4 @@
-"""Labels of texts."""
+"""Labels and embeddings of texts, or of pairs of texts."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from typing import Self
 import numpy as np
 
 from headway_server.batching.admission import Admission
-from headway_server.batching.batcher import Batcher
-from headway_server.batching.graph import TextClassifierGraph
-from headway_server.batching.model import Classification, ScoredLabel, StatelessModel, call_timings
+from headway_server.batching.batcher import BatchedResults, Batcher
+from headway_server.batching.embedder import EmbeddedText, to_vectors
+from headway_server.batching.graph import Output, OutputBatches, TextClassifierGraph, Wanted
+from headway_server.batching.model import CallTimings, Classification, ScoredLabel, StatelessModel, call_timings
 from headway_server.batching.settings import BatchingSettings
-from headway_server.bundles import TOKENIZER_FILE, Bundle, Precision
-from headway_server.preprocessing import TextTokenizer
+from headway_server.bundles import TOKENIZER_FILE, Bundle, ClassificationScheme, Precision
+from headway_server.preprocessing import EncodedText, TextTokenizer
 from headway_server.runtime import Runtime
 
 _WARM_UP_LENGTH = 8
@@ -30,8 +31,27 @@ class ClassifiedText:
     truncated: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextInputs:
+    """The checked texts of a call."""
+
+    texts: Sequence[str]
+    """1 to `MAX_TEXTS` texts of at least one character."""
+    fields: Sequence[str]
+    """What the request calls each of them, for messages."""
+    text_pairs: Sequence[str] | None = None
+    """What each is paired with; None: nothing."""
+    truncate: bool = False
+    """Whether a text past the limit is shortened at its end instead of refused; of a pair, the longer one first."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all texts in UTF-8."""
+        return sum(len(text.encode()) for text in (*self.texts, *(self.text_pairs or ())))
+
+
 class TextClassifier(StatelessModel):
-    """Labels texts."""
+    """Labels texts, and turns them into vectors."""
 
     def __init__(
         self,
@@ -45,11 +65,12 @@ class TextClassifier(StatelessModel):
         assert manifest.limits.max_input_tokens is not None  # the manifest's own check
         self.max_input_tokens: int = manifest.limits.max_input_tokens
         self._tokenizer = tokenizer
+        batches = OutputBatches(graph, manifest.classification or ClassificationScheme())
         super().__init__(
             bundle,
             precision,
             graph.device,
-            Batcher(graph, budget=settings.max_batch_tokens, name=manifest.name),
+            Batcher(batches, budget=settings.max_batch_tokens, name=manifest.name),
             Admission(
                 limit=settings.max_waiting_texts,
                 noun="texts",
@@ -75,35 +96,67 @@ class TextClassifier(StatelessModel):
         graph = TextClassifierGraph(runtime.open(bundle, variant.graphs["model"]), pad_id=pad_id or 0)
         model = cls(bundle, chosen, graph, tokenizer, settings)
         length = min(_WARM_UP_LENGTH, model.max_input_tokens)
-        graph.warm_up([np.zeros(length, np.int64)], num_labels=len(manifest.labels))
+        graph.warm_up([EncodedText(input_ids=np.zeros(length, np.int64))], manifest)
         return model
 
     async def classify(
-        self, texts: Sequence[str], *, fields: Sequence[str], top_k: int, truncate: bool, deadline: float | None
+        self, inputs: TextInputs, *, top_k: int, deadline: float | None, threshold: float | None = None
     ) -> Classification[ClassifiedText]:
         """Labels texts.
 
         Args:
-            texts: 1 to `MAX_TEXTS` texts of at least one character.
-            fields: What the request calls each of them, for messages.
+            inputs: The texts.
             top_k: Labels to answer a text, 1 to the number of labels.
-            truncate: Whether a text past the limit is shortened at its end instead of refused.
             deadline: When the caller stops waiting, by `time.monotonic`.
+            threshold: Probability from which a label applies, in place of the model's.
 
         Raises:
             RequestError: The texts cannot be read, the queue is full, the deadline passed, the server is draining.
         """
-        with self._admission.admit(len(texts), sum(len(text.encode()) for text in texts)):
+        encoded, batched, timings = await self._answer(inputs, Output.LOGITS, deadline)
+        labels = self._top_labels(batched.rows, top_k, threshold)
+        results = [
+            ClassifiedText(labels=own, num_tokens=len(text), truncated=text.truncated)
+            for own, text in zip(labels, encoded, strict=True)
+        ]
+        return Classification(results=results, timings=timings)
+
+    async def embed(
+        self, inputs: TextInputs, *, normalize: bool, deadline: float | None
+    ) -> Classification[EmbeddedText]:
+        """Turns texts into vectors; for bundles whose graphs give embeddings.
+
+        Args:
+            inputs: The texts.
+            normalize: Whether vectors are scaled to length 1.
+            deadline: When the caller stops waiting, by `time.monotonic`.
+
+        Raises:
+            RequestError: As `classify`.
+        """
+        encoded, batched, timings = await self._answer(inputs, Output.EMBEDDING, deadline)
+        vectors = to_vectors(batched.rows, normalize=normalize)
+        results = [
+            EmbeddedText(values=vector, num_tokens=len(text), truncated=text.truncated)
+            for vector, text in zip(vectors, encoded, strict=True)
+        ]
+        return Classification(results=results, timings=timings)
+
+    async def _answer(
+        self, inputs: TextInputs, output: Output, deadline: float | None
+    ) -> tuple[list[EncodedText], BatchedResults, CallTimings]:
+        """Tokenizes texts and waits for what is asked about each."""
+        with self._admission.admit(len(inputs.texts), inputs.num_bytes):
             began = time.monotonic()
             encoded = await self._tokenizer.encode_limited(
-                texts, fields=fields, max_tokens=self.max_input_tokens, truncate=truncate
+                inputs.texts,
+                fields=inputs.fields,
+                max_tokens=self.max_input_tokens,
+                truncate=inputs.truncate,
+                text_pairs=inputs.text_pairs,
             )
             preprocessing_s = time.monotonic() - began
             batched = await self._batcher.submit(
-                [text.input_ids for text in encoded], [len(text) for text in encoded], deadline=deadline
+                [Wanted(text, output) for text in encoded], [len(text) for text in encoded], deadline=deadline
             )
-        results = [
-            ClassifiedText(labels=labels, num_tokens=len(text), truncated=text.truncated)
-            for labels, text in zip(self._top_labels(batched.rows, top_k), encoded, strict=True)
-        ]
-        return Classification(results=results, timings=call_timings(batched, preprocessing_s))
+        return encoded, batched, call_timings(batched, preprocessing_s)

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -31,6 +32,8 @@ class EncodedText:
     """(T,)"""
     offsets: tuple[tuple[int, int], ...] = ()
     """First character and character after each token, in Unicode code points; empty unless asked for."""
+    type_ids: NDArray[np.int64] | None = None
+    """(T,), 1 in the second text of a pair and 0 elsewhere; None where no text of the call is paired."""
     truncated: bool = False
     """Whether the text was shortened to the limit."""
 
@@ -50,6 +53,7 @@ class TextTokenizer:
         tokenizer.no_padding()
         self._tokenizer = tokenizer
         self.num_special_tokens: int = tokenizer.num_special_tokens_to_add(is_pair=False)
+        self.num_special_tokens_of_pair: int = tokenizer.num_special_tokens_to_add(is_pair=True)
         vocabulary: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
         self._largest_id = max(vocabulary.values(), default=0)
         self._token_texts: dict[int, str] = {}
@@ -96,14 +100,21 @@ class TextTokenizer:
         return [text async for text in each]
 
     async def encode_each(
-        self, texts: Sequence[str], *, add_special_tokens: bool, with_offsets: bool = False
+        self,
+        texts: Sequence[str],
+        *,
+        add_special_tokens: bool,
+        with_offsets: bool = False,
+        text_pairs: Sequence[str] | None = None,
     ) -> AsyncGenerator[EncodedText, None]:
         """Yields encoded texts in order, made slice by slice: who stops at one has none made of a later slice.
 
-        Args are those of `encode_batch`.
+        Args are those of `encode_batch`, and:
+            text_pairs: What each text is read with as one input; None: nothing.
         """
-        for part in _slices(texts):
-            for text in await self._encode_slice(texts[part], add_special_tokens, with_offsets):
+        for part in _slices(texts, text_pairs):
+            pairs = None if text_pairs is None else text_pairs[part]
+            for text in await self._encode_slice(texts[part], pairs, add_special_tokens, with_offsets):
                 yield text
 
     async def encode_limited(
@@ -116,6 +127,7 @@ class TextTokenizer:
         add_special_tokens: bool = True,
         keep: Literal["start", "end"] = "start",
         with_offsets: bool = False,
+        text_pairs: Sequence[str] | None = None,
     ) -> list[EncodedText]:
         """Encodes texts off the event loop and holds them to a model's limit; nothing follows the first refusal.
 
@@ -127,14 +139,18 @@ class TextTokenizer:
             add_special_tokens: Whether the post-processor runs.
             keep: Which end of a shortened text is kept.
             with_offsets: Whether the characters of each token are wanted.
+            text_pairs: What each text is read with as one input; None: nothing. Of a pair past the limit, the longer
+                text is shortened first.
 
         Raises:
             InvalidInputError: A text is past the limit and `truncate` is not set, or is nothing but special tokens.
         """
-        least = self.num_special_tokens if add_special_tokens else 0
+        least = self._num_special(is_pair=text_pairs is not None) if add_special_tokens else 0
         encoded: list[EncodedText] = []
         async with aclosing(
-            self.encode_each(texts, add_special_tokens=add_special_tokens, with_offsets=with_offsets)
+            self.encode_each(
+                texts, add_special_tokens=add_special_tokens, with_offsets=with_offsets, text_pairs=text_pairs
+            )
         ) as each:
             async for text in each:
                 index = len(encoded)
@@ -144,10 +160,17 @@ class TextTokenizer:
                     encoded.append(text)
                     continue
                 if not truncate:
-                    raise _too_long(fields[index], len(text), max_tokens)
-                shortened = await asyncio.get_running_loop().run_in_executor(
-                    text_pool(), self._shorten, texts[index], max_tokens, add_special_tokens, keep, with_offsets
+                    raise _too_long(fields[index], len(text), max_tokens, is_pair=text_pairs is not None)
+                shorten = partial(
+                    self._shorten,
+                    texts[index],
+                    None if text_pairs is None else text_pairs[index],
+                    max_tokens,
+                    add_special_tokens=add_special_tokens,
+                    keep=keep,
+                    with_offsets=with_offsets,
                 )
+                shortened = await asyncio.get_running_loop().run_in_executor(text_pool(), shorten)
                 encoded.append(shortened)
         return encoded
 
@@ -176,54 +199,95 @@ class TextTokenizer:
         return text
 
     async def _encode_slice(
-        self, texts: Sequence[str], add_special_tokens: bool, with_offsets: bool
+        self, texts: Sequence[str], text_pairs: Sequence[str] | None, add_special_tokens: bool, with_offsets: bool
     ) -> list[EncodedText]:
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(text_pool(), self._encode, texts, add_special_tokens, with_offsets)
+        return await loop.run_in_executor(
+            text_pool(), self._encode, texts, text_pairs, add_special_tokens, with_offsets
+        )
 
-    def _encode(self, texts: Sequence[str], add_special_tokens: bool, with_offsets: bool) -> list[EncodedText]:
+    def _encode(
+        self, texts: Sequence[str], text_pairs: Sequence[str] | None, add_special_tokens: bool, with_offsets: bool
+    ) -> list[EncodedText]:
         encode = self._tokenizer.encode_batch if with_offsets else self._tokenizer.encode_batch_fast
-        encodings = encode(list(texts), add_special_tokens=add_special_tokens)
-        return [_encoded_text(encoding, with_offsets) for encoding in encodings]
+        inputs = list(texts) if text_pairs is None else list(zip(texts, text_pairs, strict=True))
+        encodings = encode(inputs, add_special_tokens=add_special_tokens)
+        return [_encoded_text(encoding, with_offsets, is_pair=text_pairs is not None) for encoding in encodings]
 
     def _shorten(
-        self, text: str, max_tokens: int, add_special_tokens: bool, keep: Literal["start", "end"], with_offsets: bool
+        self,
+        text: str,
+        pair: str | None,
+        max_tokens: int,
+        *,
+        add_special_tokens: bool,
+        keep: Literal["start", "end"],
+        with_offsets: bool,
     ) -> EncodedText:
-        """Encodes `text` anew, cutting before the special tokens are added so that they stay."""
-        encoding = self._tokenizer.encode(text, add_special_tokens=False)
-        room = max_tokens - (self.num_special_tokens if add_special_tokens else 0)
-        encoding.truncate(max(room, 0), direction="right" if keep == "start" else "left")
-        if add_special_tokens:
-            encoding = self._tokenizer.post_process(encoding, None, True)
-        return _encoded_text(encoding, with_offsets, truncated=True)
+        """Encodes a text anew, cutting before the special tokens are added so that they stay."""
+        direction = "right" if keep == "start" else "left"
+        first = self._tokenizer.encode(text, add_special_tokens=False)
+        second = None if pair is None else self._tokenizer.encode(pair, add_special_tokens=False)
+        room = max(max_tokens - (self._num_special(is_pair=second is not None) if add_special_tokens else 0), 0)
+        if second is None:
+            first.truncate(room, direction=direction)
+        else:
+            lengths = _shares(len(first), len(second), room)
+            first.truncate(lengths[0], direction=direction)
+            second.truncate(lengths[1], direction=direction)
+        if add_special_tokens or second is not None:
+            first = self._tokenizer.post_process(first, second, add_special_tokens)
+        return _encoded_text(first, with_offsets, truncated=True, is_pair=second is not None)
+
+    def _num_special(self, *, is_pair: bool) -> int:
+        return self.num_special_tokens_of_pair if is_pair else self.num_special_tokens
 
     def __repr__(self) -> str:
         return f"TextTokenizer({self.vocabulary_size} tokens, {self.num_special_tokens} special tokens a text)"
 
 
-def _encoded_text(encoding: Encoding, with_offsets: bool, *, truncated: bool = False) -> EncodedText:
+def _encoded_text(
+    encoding: Encoding, with_offsets: bool, *, truncated: bool = False, is_pair: bool = False
+) -> EncodedText:
     return EncodedText(
         input_ids=np.asarray(encoding.ids, np.int64),
         offsets=tuple(encoding.offsets) if with_offsets else (),
+        type_ids=np.asarray(encoding.type_ids, np.int64) if is_pair else None,
         truncated=truncated,
     )
 
 
-def _slices(texts: Sequence[str]) -> Iterator[slice]:
+def _shares(first: int, second: int, room: int) -> tuple[int, int]:
+    """Returns how many tokens two texts of a pair keep: the longer one loses first, until they are as long.
+
+    So does the tokenizers library, by which training cuts its pairs; where the room is odd, the longer text has the
+    token that is over, and the second one if they are equal.
+    """
+    short, long = min(first, second), max(first, second)
+    if short + long > room:
+        long = max(short, room - short) if short <= room else short
+        if short + long > room:
+            short, long = room // 2, room - room // 2
+    return (long, short) if first > second else (short, long)
+
+
+def _slices(texts: Sequence[str], text_pairs: Sequence[str] | None = None) -> Iterator[slice]:
     """Cuts texts into runs of at most `_SLICE_LENGTH` characters; a longer text is a run of its own."""
     start, length = 0, 0
     for index, text in enumerate(texts):
-        if index > start and length + len(text) > _SLICE_LENGTH:
+        own = len(text) + (0 if text_pairs is None else len(text_pairs[index]))
+        if index > start and length + own > _SLICE_LENGTH:
             yield slice(start, index)
             start, length = index, 0
-        length += len(text)
+        length += own
     if start < len(texts):
         yield slice(start, len(texts))
 
 
-def _too_long(field: str, length: int, max_tokens: int) -> InvalidInputError:
+def _too_long(field: str, length: int, max_tokens: int, *, is_pair: bool) -> InvalidInputError:
+    together = " with the text it is paired with" if is_pair else ""
     return InvalidInputError(
         field,
-        f"has {length} tokens, the model reads at most {max_tokens}; "
+        f"has {length} tokens{together}, the model reads at most {max_tokens}; "
         "shorten it, split it, or set truncate to have it cut",
     )

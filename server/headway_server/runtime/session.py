@@ -10,7 +10,7 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -170,9 +170,18 @@ class Session:
     def __repr__(self) -> str:
         return f"Session({self.graph.file}, {self.device})"
 
-    def run(self, feeds: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Runs the graph on `feeds`, by input name, and returns its outputs by name. Lets other threads run."""
-        return dict(zip(self._output_names, self._session.run(self._output_names, feeds), strict=True))
+    def run(self, feeds: Mapping[str, Tensor], outputs: Sequence[str] | None = None) -> dict[str, Tensor]:
+        """Runs the graph and lets other threads run meanwhile.
+
+        Args:
+            feeds: Its inputs by name.
+            outputs: Names of those that are wanted; None: all.
+
+        Returns:
+            The outputs by name.
+        """
+        names = self._output_names if outputs is None else list(outputs)
+        return dict(zip(names, self._session.run(names, feeds), strict=True))
 
     def new_binding(self) -> Any:
         """Returns an `onnxruntime.IOBinding` of this session, for `run_bound`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ import grpc
 
 from headway.v1 import image_classification_service_pb2 as pb
 from headway.v1 import image_classification_service_pb2_grpc as pb_grpc
-from headway_server.batching import ClassifiedImage, ImageClassifier
+from headway_server.batching import ClassifiedImage, EmbeddedImage, ImageClassifier
 from headway_server.batching.settings import MAX_IMAGES
 from headway_server.bundles import Task
 from headway_server.registry import ModelRegistry
@@ -40,10 +41,9 @@ class ClassifyImageCall:
             InvalidInputError: A field is out of range.
         """
         images = list(request.images)
-        check_count("images", len(images), MAX_IMAGES)
         return cls(
             images=images,
-            fields=[f"images[{index}]" for index in range(len(images))],
+            fields=_check_images(images),
             top_k=check_top_k(request.top_k, num_labels),
         )
 
@@ -68,6 +68,40 @@ class ImageClassificationService(pb_grpc.ImageClassificationServiceServicer):
             model=model_reference(model),
             timings=timings_of_call(answer.timings, arrived),
         )
+
+    async def EmbedImage(  # noqa: N802 (the method's name in the protocol)
+        self, request: pb.EmbedImageRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.EmbedImageResponse:
+        """Turns every image into a vector."""
+        arrived = time.monotonic()
+        model = self._registry.find_embedder(Task.IMAGE_CLASSIFICATION, request.model, request.model_version)
+        assert isinstance(model, ImageClassifier)  # by the registry's table of loaders
+        images = list(request.images)
+        answer = await model.embed(
+            images,
+            fields=_check_images(images),
+            normalize=request.normalize if request.HasField("normalize") else True,
+            deadline=deadline_of(context),
+        )
+        return pb.EmbedImageResponse(
+            results=[_image_embedding(result) for result in answer.results],
+            model=model_reference(model),
+            timings=timings_of_call(answer.timings, arrived),
+        )
+
+
+def _check_images(images: Sequence[bytes]) -> list[str]:
+    """Checks how many images there are and returns what to call each of them in messages.
+
+    Raises:
+        InvalidInputError: There are none, or too many.
+    """
+    check_count("images", len(images), MAX_IMAGES)
+    return [f"images[{index}]" for index in range(len(images))]
+
+
+def _image_embedding(result: EmbeddedImage) -> pb.ImageEmbedding:
+    return pb.ImageEmbedding(values=result.values.tolist(), width=result.width, height=result.height)
 
 
 def _image_labels(result: ClassifiedImage) -> pb.ImageLabels:

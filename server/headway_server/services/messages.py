@@ -56,7 +56,9 @@ def timings_of_call(timings: CallTimings, arrived: float) -> common_pb2.Timings:
 def label_scores(labels: Iterable[ScoredLabel]) -> list[text_classification_service_pb2.LabelScore]:
     """Makes messages of labels."""
     return [
-        text_classification_service_pb2.LabelScore(label=scored.label, probability=scored.probability)
+        text_classification_service_pb2.LabelScore(
+            label=scored.label, probability=scored.probability, is_selected=scored.is_selected
+        )
         for scored in labels
     ]
 

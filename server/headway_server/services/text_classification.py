@@ -10,9 +10,11 @@ import grpc
 
 from headway.v1 import text_classification_service_pb2 as pb
 from headway.v1 import text_classification_service_pb2_grpc as pb_grpc
-from headway_server.batching import ClassifiedText, TextClassifier
+from headway_server.batching import ClassifiedText, EmbeddedText, TextClassifier
 from headway_server.batching.settings import MAX_TEXTS
-from headway_server.bundles import Task
+from headway_server.batching.text_classifier import TextInputs
+from headway_server.bundles import Manifest, Task
+from headway_server.errors import InvalidInputError
 from headway_server.registry import ModelRegistry
 from headway_server.services.messages import (
     check_texts,
@@ -29,25 +31,59 @@ from headway_server.settings import DEFAULT_MAX_TEXT_KIB
 class ClassifyTextCall:
     """A checked request of ClassifyText."""
 
-    texts: list[str]
-    fields: list[str]
+    inputs: TextInputs
     top_k: int
-    truncate: bool
+    threshold: float | None
+    """None: the model's own."""
 
     @classmethod
-    def parse(cls, request: pb.ClassifyTextRequest, num_labels: int, max_text_bytes: int) -> ClassifyTextCall:
-        """Checks a request to a model of `num_labels` labels, of texts of at most `max_text_bytes`.
+    def parse(cls, request: pb.ClassifyTextRequest, manifest: Manifest, max_text_bytes: int) -> ClassifyTextCall:
+        """Checks a request to a model, of texts of at most `max_text_bytes`.
 
         Raises:
             InvalidInputError: A field is out of range.
         """
-        texts = list(request.texts)
         return cls(
-            texts=texts,
-            fields=check_texts("texts", texts, MAX_TEXTS, max_text_bytes),
-            top_k=check_top_k(request.top_k, num_labels),
-            truncate=request.truncate,
+            inputs=parse_inputs(request, manifest, max_text_bytes),
+            top_k=check_top_k(request.top_k, len(manifest.labels)),
+            threshold=check_threshold(request.threshold) if request.HasField("threshold") else None,
         )
+
+
+def parse_inputs(
+    request: pb.ClassifyTextRequest | pb.EmbedTextRequest, manifest: Manifest, max_text_bytes: int
+) -> TextInputs:
+    """Checks the texts of a request to a model, each of at most `max_text_bytes`.
+
+    Raises:
+        InvalidInputError: A field is out of range, or there are pairs where the model takes none, or the reverse.
+    """
+    texts, pairs = list(request.texts), list(request.text_pairs)
+    fields = check_texts("texts", texts, MAX_TEXTS, max_text_bytes)
+    if pairs and manifest.text_pairs == "never":
+        raise InvalidInputError("text_pairs", f"is set, and model {manifest.name} reads single texts; leave it out")
+    if not pairs and manifest.text_pairs == "required":
+        raise InvalidInputError(
+            "text_pairs", f"is empty, and model {manifest.name} reads pairs of texts; give one for every text"
+        )
+    if pairs and len(pairs) != len(texts):
+        raise InvalidInputError(
+            "text_pairs", f"has {len(pairs)} elements and texts has {len(texts)}; give one for every text, or none"
+        )
+    if pairs:
+        check_texts("text_pairs", pairs, MAX_TEXTS, max_text_bytes)
+    return TextInputs(texts=texts, fields=fields, text_pairs=pairs or None, truncate=request.truncate)
+
+
+def check_threshold(threshold: float) -> float:
+    """Checks a probability from which labels apply.
+
+    Raises:
+        InvalidInputError: It is not in 0 to 1.
+    """
+    if not 0 <= threshold <= 1:  # a NaN is not either
+        raise InvalidInputError("threshold", f"is {threshold:g}; give a probability of 0 to 1")
+    return threshold
 
 
 class TextClassificationService(pb_grpc.TextClassificationServiceServicer):
@@ -65,9 +101,9 @@ class TextClassificationService(pb_grpc.TextClassificationServiceServicer):
         arrived = time.monotonic()
         model = self._registry.find(Task.TEXT_CLASSIFICATION, request.model, request.model_version)
         assert isinstance(model, TextClassifier)  # by the registry's table of loaders
-        call = ClassifyTextCall.parse(request, len(model.labels), self._max_text_bytes)
+        call = ClassifyTextCall.parse(request, model.bundle.manifest, self._max_text_bytes)
         answer = await model.classify(
-            call.texts, fields=call.fields, top_k=call.top_k, truncate=call.truncate, deadline=deadline_of(context)
+            call.inputs, top_k=call.top_k, threshold=call.threshold, deadline=deadline_of(context)
         )
         return pb.ClassifyTextResponse(
             results=[_text_labels(result) for result in answer.results],
@@ -83,12 +119,27 @@ class TextClassificationService(pb_grpc.TextClassificationServiceServicer):
         raise AssertionError(f"{model!r} has no loader")
 
     async def EmbedText(  # noqa: N802 (the method's name in the protocol)
-        self, request: pb.EmbedTextRequest, _context: grpc.aio.ServicerContext[Any, Any]
+        self, request: pb.EmbedTextRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.EmbedTextResponse:
-        """Refuses, naming a model that can: the registry has no loader for this task yet, so it finds none."""
-        model = self._registry.find(Task.TEXT_EMBEDDING, request.model, request.model_version)
-        raise AssertionError(f"{model!r} has no loader")
+        """Turns every text into a vector."""
+        arrived = time.monotonic()
+        model = self._registry.find_embedder(Task.TEXT_CLASSIFICATION, request.model, request.model_version)
+        assert isinstance(model, TextClassifier)  # by the registry's table of loaders
+        answer = await model.embed(
+            parse_inputs(request, model.bundle.manifest, self._max_text_bytes),
+            normalize=request.normalize if request.HasField("normalize") else True,
+            deadline=deadline_of(context),
+        )
+        return pb.EmbedTextResponse(
+            results=[_text_embedding(result) for result in answer.results],
+            model=model_reference(model),
+            timings=timings_of_call(answer.timings, arrived),
+        )
 
 
 def _text_labels(result: ClassifiedText) -> pb.TextLabels:
     return pb.TextLabels(labels=label_scores(result.labels), token_count=result.num_tokens, truncated=result.truncated)
+
+
+def _text_embedding(result: EmbeddedText) -> pb.TextEmbedding:
+    return pb.TextEmbedding(values=result.values.tolist(), token_count=result.num_tokens, truncated=result.truncated)

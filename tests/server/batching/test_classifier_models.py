@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 from waiting import until
 
 from headway_server.batching import BatchingSettings, ImageClassifier, TextClassifier
+from headway_server.batching.text_classifier import TextInputs
 from headway_server.bundles import Bundle, describe_files, open_bundle, write_manifest
 from headway_server.errors import BundleError, InvalidInputError, OverloadedError, RuntimeUnavailableError
 from headway_server.preprocessing import ImageLimits
@@ -39,7 +40,7 @@ async def colours(classifier_store, runtime):
 
 async def classify(model: TextClassifier, texts: list[str]):
     fields = [f"texts[{index}]" for index in range(len(texts))]
-    return await model.classify(texts, fields=fields, top_k=3, truncate=False, deadline=None)
+    return await model.classify(TextInputs(texts=texts, fields=fields), top_k=3, deadline=None)
 
 
 def random_texts(count: int) -> list[str]:

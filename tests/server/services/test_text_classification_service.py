@@ -120,12 +120,10 @@ async def test_a_model_of_another_task_names_one_that_can(serving):
     assert "ask topics" in failure.message
 
 
-async def test_tokens_and_embeddings_are_refused_where_no_model_can(serving):
+async def test_tokens_are_refused_where_no_model_can(serving):
     for call in (
         serving.texts.ClassifyTokens(pb.ClassifyTokensRequest(texts=["goal"])),
         serving.texts.ClassifyTokens(pb.ClassifyTokensRequest(model="topics", texts=["goal"])),
-        serving.texts.EmbedText(pb.EmbedTextRequest(texts=["goal"])),
-        serving.texts.EmbedText(pb.EmbedTextRequest(model="topics", texts=["goal"])),
     ):
         failure = await failure_of(call)
         assert (failure.code, failure.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "WRONG_TASK")
