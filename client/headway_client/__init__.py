@@ -45,14 +45,24 @@ from headway_client.results import (
     Timings,
     TokenCandidate,
     TokenLogProbability,
-    TranslatedText,
 )
 from headway_client.retry import NO_RETRIES, RetryPolicy
 from headway_client.streams import AsyncTextStream, TextStream
+from headway_client.translation_results import (
+    Alignment,
+    EarlyStopping,
+    PhraseConstraints,
+    TextSpan,
+    TokenAlignment,
+    TranslatedText,
+    TranslationHypothesis,
+    WordPair,
+)
 
 __all__ = [
     "NO_RETRIES",
     "AccessDeniedError",
+    "Alignment",
     "Answer",
     "AsyncClient",
     "AsyncTextStream",
@@ -62,6 +72,7 @@ __all__ = [
     "Client",
     "ClientClosedError",
     "DeadlineExceededError",
+    "EarlyStopping",
     "ErrorDetails",
     "FailedPreconditionError",
     "FieldViolation",
@@ -79,6 +90,7 @@ __all__ = [
     "ModelList",
     "ModelReference",
     "NotFoundError",
+    "PhraseConstraints",
     "ProtocolError",
     "QualityFigure",
     "RejectedBundle",
@@ -91,12 +103,16 @@ __all__ = [
     "Task",
     "TextEmbedding",
     "TextLabels",
+    "TextSpan",
     "TextSpans",
     "TextStream",
     "Timings",
+    "TokenAlignment",
     "TokenCandidate",
     "TokenLogProbability",
     "TranslatedText",
+    "TranslationHypothesis",
     "UnavailableError",
     "UnimplementedError",
+    "WordPair",
 ]

@@ -11,7 +11,7 @@ import grpc.aio
 
 from headway.v1.generation_service_pb2 import StreamGenerateTextResponse
 from headway.v1.translation_service_pb2 import StreamTranslateTextResponse
-from headway_client import generation_requests, requests
+from headway_client import generation_requests, requests, translation_requests
 from headway_client.base import BaseClient
 from headway_client.calls import Piece, ResponseT, StreamCall, UnaryCall, serialize
 from headway_client.conversation import Conversation, Conversations
@@ -21,6 +21,7 @@ from headway_client.options import (
     GenerateOptions,
     LabelOptions,
     StreamGenerateOptions,
+    StreamTranslateOptions,
     TextOptions,
     TranslateOptions,
 )
@@ -36,10 +37,10 @@ from headway_client.results import (
     TextEmbedding,
     TextLabels,
     TextSpans,
-    TranslatedText,
 )
 from headway_client.retry import NO_RETRIES, Readiness, RetryPolicy
 from headway_client.streams import AsyncStreamRpc, AsyncTextStream, raise_if_closed
+from headway_client.translation_results import TranslatedText
 
 MessageT = TypeVar("MessageT", bound=Piece)
 ResultT = TypeVar("ResultT")
@@ -89,13 +90,13 @@ class AsyncClient(BaseClient):
         self, texts: Texts, *, timeout_s: float | None = None, **options: Unpack[TranslateOptions]
     ) -> Answer[TranslatedText]:
         """Translates every text."""
-        return await self._send(requests.translate(texts, **options), timeout_s)
+        return await self._send(translation_requests.translate(texts, **options), timeout_s)
 
     def stream_translate(
-        self, text: str, *, timeout_s: float | None = None, **options: Unpack[TranslateOptions]
+        self, text: str, *, timeout_s: float | None = None, **options: Unpack[StreamTranslateOptions]
     ) -> AsyncTextStream[StreamTranslateTextResponse, TranslatedText]:
         """Translates one text and hands out the translation as it appears."""
-        return self._stream(requests.stream_translate(text, **options), timeout_s)
+        return self._stream(translation_requests.stream_translate(text, **options), timeout_s)
 
     async def classify(
         self, texts: Texts, *, timeout_s: float | None = None, **options: Unpack[ClassifyOptions]

@@ -11,7 +11,7 @@ import grpc
 
 from headway.v1.generation_service_pb2 import StreamGenerateTextResponse
 from headway.v1.translation_service_pb2 import StreamTranslateTextResponse
-from headway_client import generation_requests, requests
+from headway_client import generation_requests, requests, translation_requests
 from headway_client.base import DEFAULT_TIMEOUT_S, BaseClient
 from headway_client.calls import Piece, ResponseT, StreamCall, UnaryCall, serialize
 from headway_client.channels import DEFAULT_SERVER
@@ -22,6 +22,7 @@ from headway_client.options import (
     GenerateOptions,
     LabelOptions,
     StreamGenerateOptions,
+    StreamTranslateOptions,
     TextOptions,
     TranslateOptions,
 )
@@ -37,10 +38,10 @@ from headway_client.results import (
     TextEmbedding,
     TextLabels,
     TextSpans,
-    TranslatedText,
 )
 from headway_client.retry import NO_RETRIES, Readiness, RetryPolicy
 from headway_client.streams import StreamRpc, TextStream
+from headway_client.translation_results import TranslatedText
 
 MessageT = TypeVar("MessageT", bound=Piece)
 ResultT = TypeVar("ResultT")
@@ -99,13 +100,13 @@ class Client(BaseClient):
         self, texts: Texts, *, timeout_s: float | None = None, **options: Unpack[TranslateOptions]
     ) -> Answer[TranslatedText]:
         """Translates every text."""
-        return self._send(requests.translate(texts, **options), timeout_s)
+        return self._send(translation_requests.translate(texts, **options), timeout_s)
 
     def stream_translate(
-        self, text: str, *, timeout_s: float | None = None, **options: Unpack[TranslateOptions]
+        self, text: str, *, timeout_s: float | None = None, **options: Unpack[StreamTranslateOptions]
     ) -> TextStream[StreamTranslateTextResponse, TranslatedText]:
         """Translates one text and hands out the translation as it appears."""
-        return self._stream(requests.stream_translate(text, **options), timeout_s)
+        return self._stream(translation_requests.stream_translate(text, **options), timeout_s)
 
     def classify(
         self, texts: Texts, *, timeout_s: float | None = None, **options: Unpack[ClassifyOptions]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
+from headway_client.translation_results import EarlyStopping, PhraseConstraints
+
 
 class ModelOptions(TypedDict, total=False):
     """Which model answers."""
@@ -79,15 +81,64 @@ class GenerateOptions(StreamGenerateOptions, total=False):
     """Texts to answer for every prompt, one after the other, 1 to 16. Default: 1."""
 
 
-class TranslateOptions(TextOptions, total=False):
-    """Options of translation."""
+class TranslationDecodingOptions(TypedDict, total=False):
+    """How to decode a translation, in streams too."""
+
+    max_new_tokens: int | None
+    """Most tokens of a translation, 1 to the model's maximum."""
+    max_length_ratio: float | None
+    """Most tokens of a translation for each token of its source, above 0 to 100; the smaller of both limits holds."""
+    length_penalty: float | None
+    """A score is the log-probability divided by the token count to this power, 0 to 5. Default: 1."""
+    no_repeat_ngram_size: int | None
+    """So many tokens may not follow each other twice, 0 to 16; 0, the default, allows it."""
+    sample: bool
+    """Draw tokens at random instead of searching; so does each of the five below. Default: False."""
+    temperature: float | None
+    """Softmax temperature, above 0 to 2. Default: 1."""
+    top_k: int | None
+    """Draw among the k likeliest tokens; 0, the default, is all."""
+    top_p: float | None
+    """Draw among the smallest set of tokens whose probability reaches p, above 0 to 1. Default: 1."""
+    min_p: float | None
+    """Leave out tokens less likely than this share of the likeliest one's probability, 0 to 1. Default: 0."""
+    seed: int | None
+    """Seed of the random stream. Default: drawn for every text, and answered."""
+
+
+class SharedTranslateOptions(TextOptions, TranslationDecodingOptions, total=False):
+    """Options of translation, in streams too."""
 
     source_language: str
     """Language of the texts as a BCP 47 code. Default: the model's."""
     target_language: str
     """Language to translate to as a BCP 47 code. Default: the model's."""
-    max_new_tokens: int | None
-    """Most tokens of a translation."""
+    alignment: bool
+    """Answer which words became which. Default: False."""
+
+
+class StreamTranslateOptions(SharedTranslateOptions, total=False):
+    """Options of streamed translation."""
+
+    target_prefix: str
+    """What the translation begins with. Default: nothing."""
+
+
+class TranslateOptions(SharedTranslateOptions, total=False):
+    """Options of translation."""
+
+    target_prefix: str | Sequence[str]
+    """What translations begin with: one for all of them, or one for every text. Default: nothing."""
+    phrases: PhraseConstraints | Sequence[PhraseConstraints]
+    """Phrases that must or must not appear: for all translations, or for each one."""
+    split_sentences: bool
+    """Translate the sentences of a text by themselves and join them with its spacing. Default: False."""
+    beam_size: int | None
+    """Beams of the search, 1 to 16. Default: 1, which follows the likeliest token."""
+    hypotheses: int | None
+    """Translations to answer of each text, 1 to `beam_size`. Default: 1."""
+    early_stopping: EarlyStopping | str | None
+    """When the search ends: "first", "heuristic" (the default) or "never"."""
 
 
 class ClassifyOptions(TextOptions, total=False):

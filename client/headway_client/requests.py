@@ -2,7 +2,7 @@
 
 A function here makes a call that is ready to be sent: its path, its request, and how its response is read. The
 server judges what a request says; here only types are checked, because a wrong type cannot be sent at all. The calls
-of GenerationService, which have the most arguments, are made in `generation_requests`.
+of GenerationService and TranslationService, which have the most arguments, are made in files of their own.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from grpc_health.v1 import health_pb2
 from headway.v1 import image_classification_service_pb2 as images_pb2
 from headway.v1 import model_service_pb2 as models_pb2
 from headway.v1 import text_classification_service_pb2 as texts_pb2
-from headway.v1 import translation_service_pb2 as translation_pb2
 from headway_client import responses
-from headway_client.calls import StreamCall, UnaryCall
+from headway_client.calls import UnaryCall
 from headway_client.results import (
     Answer,
     HealthStatus,
@@ -30,7 +29,6 @@ from headway_client.results import (
     TextEmbedding,
     TextLabels,
     TextSpans,
-    TranslatedText,
 )
 
 Texts = str | Sequence[str]
@@ -39,63 +37,6 @@ Image = bytes | str | os.PathLike[str]
 Images = Image | Sequence[Image]
 
 _TASK_NUMBERS = {task: number for number, task in responses.TASKS.items()}
-
-
-def translate(
-    texts: Texts,
-    *,
-    model: str = "",
-    model_version: str = "",
-    truncate: bool = False,
-    source_language: str = "",
-    target_language: str = "",
-    max_new_tokens: int | None = None,
-) -> UnaryCall[translation_pb2.TranslateTextResponse, Answer[TranslatedText]]:
-    """TranslateText; the arguments are those of `options.TranslateOptions`."""
-    request = translation_pb2.TranslateTextRequest(
-        model=model,
-        model_version=model_version,
-        texts=as_texts("texts", texts),
-        source_language=source_language,
-        target_language=target_language,
-        parameters=translation_pb2.TranslationParameters(max_new_token_count=max_new_tokens),
-        truncate=truncate,
-    )
-    return UnaryCall(
-        path="/headway.v1.TranslationService/TranslateText",
-        request=request,
-        response_type=translation_pb2.TranslateTextResponse,
-        read=lambda reply: responses.answer(reply, reply.results, responses.translated_text, len(request.texts)),
-    )
-
-
-def stream_translate(
-    text: str,
-    *,
-    model: str = "",
-    model_version: str = "",
-    truncate: bool = False,
-    source_language: str = "",
-    target_language: str = "",
-    max_new_tokens: int | None = None,
-) -> StreamCall[translation_pb2.StreamTranslateTextResponse, TranslatedText]:
-    """StreamTranslateText; the arguments are those of `options.TranslateOptions`."""
-    return StreamCall(
-        path="/headway.v1.TranslationService/StreamTranslateText",
-        request=translation_pb2.StreamTranslateTextRequest(
-            model=model,
-            model_version=model_version,
-            text=as_text("text", text),
-            source_language=source_language,
-            target_language=target_language,
-            parameters=translation_pb2.TranslationParameters(max_new_token_count=max_new_tokens),
-            truncate=truncate,
-        ),
-        parse=translation_pb2.StreamTranslateTextResponse.FromString,
-        read=lambda piece: (
-            responses.answer(piece, [piece.result], responses.translated_text, 1) if piece.HasField("result") else None
-        ),
-    )
 
 
 def classify(

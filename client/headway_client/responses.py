@@ -14,7 +14,6 @@ from headway.v1 import (
     image_classification_service_pb2,
     model_service_pb2,
     text_classification_service_pb2,
-    translation_service_pb2,
 )
 from headway_client.errors import ProtocolError
 from headway_client.results import (
@@ -39,7 +38,6 @@ from headway_client.results import (
     Timings,
     TokenCandidate,
     TokenLogProbability,
-    TranslatedText,
 )
 
 MessageT = TypeVar("MessageT")
@@ -94,11 +92,16 @@ def answer(
     return Answer(results, _model_reference(reply.model), _timings(reply.timings))
 
 
+def finish_reason(number: int) -> FinishReason:
+    """Reads why a text ended."""
+    return _FINISH_REASONS.get(number, FinishReason.UNSPECIFIED)
+
+
 def generated_text(message: generation_service_pb2.GeneratedText) -> GeneratedText:
     """Reads a continuation."""
     return GeneratedText(
         text=message.text,
-        finish_reason=_FINISH_REASONS.get(message.finish_reason, FinishReason.UNSPECIFIED),
+        finish_reason=finish_reason(message.finish_reason),
         prompt_token_count=message.prompt_token_count,
         new_token_count=message.new_token_count,
         truncated=message.truncated,
@@ -124,18 +127,6 @@ def token_log_probabilities(
             ),
         )
         for message in messages
-    )
-
-
-def translated_text(message: translation_service_pb2.TranslatedText) -> TranslatedText:
-    """Reads a translation."""
-    return TranslatedText(
-        text=message.text,
-        log_probability=message.log_probability,
-        finish_reason=_FINISH_REASONS.get(message.finish_reason, FinishReason.UNSPECIFIED),
-        source_token_count=message.source_token_count,
-        new_token_count=message.new_token_count,
-        truncated=message.truncated,
     )
 
 

@@ -135,18 +135,6 @@ class GeneratedText:
 
 
 @dataclass(frozen=True, slots=True)
-class TranslatedText:
-    """A translation."""
-
-    text: str
-    log_probability: float
-    finish_reason: FinishReason
-    source_token_count: int
-    new_token_count: int
-    truncated: bool
-
-
-@dataclass(frozen=True, slots=True)
 class StreamPiece:
     """The next piece of a streamed text."""
 

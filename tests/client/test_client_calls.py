@@ -13,7 +13,7 @@ import pytest
 
 import headway_client
 from headway.v1 import generation_service_pb2 as pb
-from headway_client import AsyncClient, ChatMessage, Client, Role, results
+from headway_client import AsyncClient, ChatMessage, Client, Role, TranslatedText, results
 
 Connect = Callable[..., Any]
 
@@ -191,7 +191,7 @@ def test_streamed_pieces_carry_their_log_probabilities(server: Any, connect: Con
 def test_translate(server: Any, connect: Connect) -> None:
     caller = connect(server.address)
     answer = caller.call("translate", ["a dog"], source_language="en", target_language="de", max_new_tokens=4)
-    assert answer[0] == results.TranslatedText("A DOG", -1.5, results.FinishReason.END_OF_SEQUENCE, 2, 2, False)
+    assert answer[0] == TranslatedText("A DOG", -1.5, results.FinishReason.END_OF_SEQUENCE, 2, 2, False, score=-0.75)
     (request,) = server.rules.requests
     assert (request.source_language, request.target_language) == ("en", "de")
     assert request.parameters.max_new_token_count == 4

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 import time
 from collections import deque
@@ -157,13 +158,45 @@ def last_turn(conversation: Any) -> str:
     return str(conversation.messages[-1].content)
 
 
-def translation(text: str) -> translation_service_pb2.TranslatedText:
+def translation(text: str, request: Any) -> translation_service_pb2.TranslatedText:
+    count = request.parameters.hypothesis_count
     return translation_service_pb2.TranslatedText(
         text=text.upper(),
         log_probability=-1.5,
         finish_reason=generation_service_pb2.FINISH_REASON_END_OF_SEQUENCE,
         source_token_count=len(text.split()),
         new_token_count=len(text.split()),
+        score=-0.75,
+        hypotheses=[hypothesis(text, rank) for rank in range(count)] if count > 1 else (),
+        alignments=[alignment(text)] if request.alignment else (),
+        seed=request.parameters.sampling.seed if request.parameters.HasField("sampling") else None,
+        sentence_count=1,
+    )
+
+
+def hypothesis(text: str, rank: int) -> translation_service_pb2.TranslationHypothesis:
+    return translation_service_pb2.TranslationHypothesis(
+        text=text.upper() + "!" * rank,
+        log_probability=-1.5 - rank,
+        score=-0.75 - rank,
+        finish_reason=generation_service_pb2.FINISH_REASON_END_OF_SEQUENCE,
+        new_token_count=len(text.split()),
+    )
+
+
+def alignment(text: str) -> translation_service_pb2.Alignment:
+    """Says that each word became the one in its place; the last source token is the end of the sentence."""
+    spans = [
+        translation_service_pb2.TextSpan(start=match.start(), end=match.end()) for match in re.finditer(r"\S+", text)
+    ]
+    share = 0.5 / len(spans)
+    rows = [[share + 0.5 * (place == at) for at in range(len(spans))] for place in range(len(spans))]
+    return translation_service_pb2.Alignment(
+        source_tokens=[*spans, translation_service_pb2.TextSpan(start=len(text), end=len(text))],
+        target_tokens=[
+            translation_service_pb2.TokenAlignment(span=span, source_attention=[*row, 0.0])
+            for span, row in zip(spans, rows, strict=True)
+        ],
     )
 
 
@@ -209,12 +242,12 @@ class Translation(translation_service_pb2_grpc.TranslationServiceServicer):
 
     async def TranslateText(self, request: Any, context: Any) -> Any:
         await self.rules.admit(request, context)
-        results = [translation(text) for text in request.texts]
+        results = [translation(text, request) for text in request.texts]
         return translation_service_pb2.TranslateTextResponse(results=results, model=MODEL, timings=TIMINGS)
 
     async def StreamTranslateText(self, request: Any, context: Any) -> AsyncIterator[Any]:
         await self.rules.admit(request, context)
-        result = translation(request.text)
+        result = translation(request.text, request)
         count = 0
         async for word in self.rules.words(result.text, context):
             count += 1

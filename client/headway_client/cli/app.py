@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from headway_client.cli import chat, load, server, tasks
+from headway_client.cli import chat, load, server, tasks, translation
 
 app = typer.Typer(
     name="headway",
@@ -20,7 +20,7 @@ app = typer.Typer(
 )
 app.command()(tasks.generate)
 app.command()(chat.chat)
-app.command()(tasks.translate)
+app.command()(translation.translate)
 app.command()(tasks.classify)
 app.command()(tasks.label)
 app.command()(server.models)

@@ -1,4 +1,4 @@
-"""The commands that put a model to work: generate, translate, classify, label."""
+"""The commands that put a model to work: generate, classify, label; `translation` has the fourth."""
 
 from __future__ import annotations
 
@@ -14,18 +14,16 @@ from headway_client.cli import parameters
 from headway_client.cli.generation_flags import GenerationFlags, takes_flags
 from headway_client.cli.inputs import batches, read_inputs
 from headway_client.cli.output import (
-    as_dict,
     format_labels,
     heading,
     print_answer_json,
-    print_json,
     print_tokens,
     with_inputs,
 )
 from headway_client.cli.parameters import connected, named_inputs
-from headway_client.options import StreamGenerateOptions, TranslateOptions
-from headway_client.results import Answer, GeneratedText, TranslatedText
-from headway_client.streams import TextStream
+from headway_client.cli.streams import print_streams
+from headway_client.options import StreamGenerateOptions
+from headway_client.results import Answer, GeneratedText
 
 Stream = Annotated[
     bool | None, typer.Option("--stream/--no-stream", help="Print text as it appears. Default: yes, unless --json.")
@@ -34,9 +32,6 @@ Samples = Annotated[
     int | None, typer.Option("--samples", metavar="N", help="Texts for every input, 1 to 16. Default: 1.")
 ]
 Echo = Annotated[bool, typer.Option("--echo", help="Repeat the input before what follows it.")]
-StreamOfTranslations = Annotated[bool, typer.Option("--stream/--no-stream", help="Print text as it appears.")]
-SourceLanguage = Annotated[str, typer.Option("--source-language", metavar="CODE", help="Language of the texts.")]
-TargetLanguage = Annotated[str, typer.Option("--target-language", metavar="CODE", help="Language to translate to.")]
 
 
 @takes_flags
@@ -59,7 +54,13 @@ def generate(
     with connected(flags.server, flags.timeout) as client:
         options: StreamGenerateOptions = {**flags.options(), "echo": echo}
         if stream or (stream is None and not flags.as_json and not has_samples):
-            _print_streams(prompts, lambda text: client.stream_generate(text, **options), flags.as_json, headed)
+            print_streams(
+                prompts,
+                lambda text: client.stream_generate(text, **options),
+                flags.as_json,
+                headed=headed,
+                after=_print_log_probabilities,
+            )
             return
         for batch in batches(prompts, batch_size):
             with named_inputs(batch):
@@ -71,45 +72,7 @@ def generate(
                 if headed:
                     typer.echo(heading(text, result.sample_index + 1 if has_samples else None))
                 typer.echo(result.text)
-                _print_log_probabilities(result)
-
-
-def translate(
-    texts: parameters.Texts = None,
-    *,
-    file: parameters.File = None,
-    server: parameters.Server = DEFAULT_SERVER,
-    model: parameters.ModelName = "",
-    model_version: parameters.ModelVersion = "",
-    source_language: SourceLanguage = "",
-    target_language: TargetLanguage = "",
-    max_new_tokens: parameters.MaxNewTokens = None,
-    truncate: parameters.Truncate = False,
-    stream: StreamOfTranslations = False,
-    batch_size: parameters.BatchSize = 32,
-    timeout: parameters.Timeout = DEFAULT_TIMEOUT_S,
-    as_json: parameters.AsJson = False,
-) -> None:
-    """Translate texts, line by line."""
-    options: TranslateOptions = {
-        "model": model,
-        "model_version": model_version,
-        "truncate": truncate,
-        "source_language": source_language,
-        "target_language": target_language,
-        "max_new_tokens": max_new_tokens,
-    }
-    inputs = read_inputs(texts, file)
-    with connected(server, timeout) as client:
-        if stream:
-            _print_streams(inputs, lambda text: client.stream_translate(text, **options), as_json, headed=False)
-        else:
-            _print_answers(
-                batches(inputs, batch_size),
-                lambda batch: client.translate(batch, **options),
-                as_json,
-                lambda _, result: result.text,
-            )
+                _print_log_probabilities(text, result)
 
 
 def classify(
@@ -186,28 +149,7 @@ def _print_answers(
             typer.echo(line(text, result))
 
 
-def _print_streams(
-    inputs: Iterator[str], open_stream: Callable[[str], TextStream[Any, Any]], as_json: bool, headed: bool
-) -> None:
-    """Prints the pieces of one text after another; as JSON, an object for every piece and one for the answer."""
-    for text in inputs:
-        if headed and not as_json:
-            typer.echo(heading(text))
-        with named_inputs([text]), open_stream(text) as stream:
-            for piece in stream:
-                if as_json:
-                    print_json(as_dict(piece))
-                else:
-                    typer.echo(piece.text, nl=False)
-            if as_json:
-                print_answer_json([text], stream.answer)
-            else:
-                typer.echo()
-                _print_log_probabilities(stream.answer[0])
-
-
-def _print_log_probabilities(result: GeneratedText | TranslatedText) -> None:
+def _print_log_probabilities(_prompt: str, result: GeneratedText) -> None:
     """Prints those that came with a text, after it."""
-    if isinstance(result, GeneratedText):
-        print_tokens(result.prompt_tokens)
-        print_tokens(result.tokens)
+    print_tokens(result.prompt_tokens)
+    print_tokens(result.tokens)

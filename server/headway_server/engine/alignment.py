@@ -101,9 +101,14 @@ def _spans_by_decoding(text: str, token_ids: Sequence[int], tokenizer: TextToken
             for earlier in unsettled:
                 spans[earlier] = (start, end)
             unsettled = []
-        elif read[index] != read[index + 1]:
+        elif _reads_as_something(tokenizer, token_ids[index]):
             unsettled.append(index)
     return spans
+
+
+def _reads_as_something(tokenizer: TextTokenizer, token_id: int) -> bool:
+    """Returns whether a token has text, which special ones have not."""
+    return bool(tokenizer.decode([token_id]))
 
 
 def _shift(spans: Sequence[Span], distance: int) -> tuple[Span, ...]:

@@ -105,7 +105,7 @@ class TranslationPlan:
 
     def score(self, log_probability: float, num_tokens: int) -> float:
         """Returns what a search would rank a translation of so many tokens by."""
-        return log_probability / max(num_tokens, 1) ** self.length_penalty
+        return float(log_probability / max(num_tokens, 1) ** self.length_penalty)
 
 
 def plan_translation(
