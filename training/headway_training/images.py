@@ -13,6 +13,8 @@ from torch import Tensor
 
 from headway_training.checkpoint import ImagePreprocessing
 
+_LEVEL_SCALES = {"L;2": 85, "L;4": 17}
+"""What a level of a grey PNG of so many bits is multiplied by, by Pillow's name for its rows."""
 _FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
 
@@ -27,6 +29,7 @@ def resize_and_crop(image: Image.Image, preprocessing: ImagePreprocessing) -> ND
 
     A server does the same (`headway_server.preprocessing`), and a test holds the two together.
     """
+    _scale_transparent_colour(image)
     upright = _to_rgb(ImageOps.exif_transpose(image))
     height, width = preprocessing.height, preprocessing.width
     size = (width, height) if preprocessing.resize == "stretch" else _shorter_side(upright, preprocessing)
@@ -35,11 +38,26 @@ def resize_and_crop(image: Image.Image, preprocessing: ImagePreprocessing) -> ND
     return np.asarray(resized.crop((left, top, left + width, top + height)), dtype=np.uint8)
 
 
+def _scale_transparent_colour(image: Image.Image) -> None:
+    """Scales the colour that a PNG names as transparent to 8 bits, as Pillow scales the pixels but not this colour."""
+    transparent = image.info.get("transparency")
+    if image.format != "PNG" or transparent is None or not (tile := getattr(image, "tile", None)):
+        return  # not a file, or one whose pixels were read already
+    raw_mode = tile[0].args
+    if raw_mode in _LEVEL_SCALES:
+        image.info["transparency"] = transparent * _LEVEL_SCALES[raw_mode]
+    elif raw_mode == "RGB;16B":
+        image.info["transparency"] = tuple(level >> 8 for level in transparent)
+
+
 def _to_rgb(image: Image.Image) -> Image.Image:
     """Makes an image RGB: transparency over white, 16-bit grey by its upper byte."""
     if image.mode.startswith("I"):
-        grey = np.asarray(image).astype(np.uint16) >> 8  # (H, W)
-        return Image.fromarray(grey.astype(np.uint8)).convert("RGB")
+        deep = np.asarray(image).astype(np.uint16)  # (H, W)
+        grey = (deep >> 8).astype(np.uint8)
+        if (transparent := image.info.get("transparency")) is not None:
+            grey[deep == transparent] = 255
+        return Image.fromarray(grey).convert("RGB")
     if image.has_transparency_data:
         return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA")).convert("RGB")
     return image.convert("RGB")

@@ -14,17 +14,16 @@ from io import BytesIO
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import BmpImagePlugin, GifImagePlugin, Image, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
+from PIL import BmpImagePlugin, GifImagePlugin, Image, ImageFile, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
 
 from headway_server.bundles import ImagePreprocessing
 from headway_server.errors import BundleError, InvalidInputError
 from headway_server.preprocessing.gate import Gate
+from headway_server.preprocessing.image_format import READ, READ_AS_TEXT, refusal
 from headway_server.preprocessing.pool import image_pool
 
 # Imported here because Image.open would import every plugin there is at the first WebP image.
 _PLUGINS = (JpegImagePlugin, PngImagePlugin, WebPImagePlugin, BmpImagePlugin, GifImagePlugin)
-_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF")
-_READABLE = "JPEG, PNG, WebP, BMP or GIF"
 _EXIF_ORIENTATION = 0x0112
 _UPRIGHT: dict[int, Image.Transpose] = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -38,7 +37,11 @@ _UPRIGHT: dict[int, Image.Transpose] = {
 _BAND_HEIGHT = 256
 """Rows that are converted at a time: of a whole picture there would be copies in two more modes, and other threads
 would wait for each, since some of Pillow's conversions keep the GIL."""
+_LEVEL_SCALES = {"L;2": 85, "L;4": 17}
+"""What a level of a grey PNG of so many bits is multiplied by, by Pillow's name for its rows."""
 _RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
+_MOST_IN_POOL = 2
+"""Images of a call that are in the pool at a time, so that one picture does not wait for a call of 64."""
 _DECODING = Gate()
 """The process's pixels that are being decoded."""
 
@@ -100,14 +103,20 @@ class ImagePreprocessor:
         # The headers of all images come first: one bomb among 64 images costs no decoding.
         if len(images) > 1:
             await loop.run_in_executor(pool, self._check_headers, images, fields)
-        tasks = [
-            loop.run_in_executor(pool, self.prepare, data, field) for data, field in zip(images, fields, strict=True)
-        ]
+        prepared: dict[int, PreparedImage] = {}
+        waiting = enumerate(zip(images, fields, strict=True))
+
+        async def prepare_in_turn() -> None:
+            for index, (data, field) in waiting:
+                prepared[index] = await loop.run_in_executor(pool, self.prepare, data, field)
+
+        tasks = [asyncio.create_task(prepare_in_turn()) for _ in range(min(len(images), _MOST_IN_POOL))]
         try:
-            return list(await asyncio.gather(*tasks))
+            await asyncio.gather(*tasks)
         finally:
             for task in tasks:  # after an error or a cancellation: what still waits in the pool
                 task.cancel()
+        return [prepared[index] for index in range(len(images))]
 
     def prepare(self, data: bytes, field: str = "images[0]") -> PreparedImage:
         """Prepares one image on the caller's thread.
@@ -160,7 +169,7 @@ def decode_image(data: bytes, *, field: str, limits: ImageLimits) -> Image.Image
 
 def _decode(image: Image.Image, field: str) -> Image.Image:
     """Decodes an image of which the header was read and checked."""
-    image_format = image.format
+    image_format = "JPEG" if image.format == "MPO" else image.format  # a JPEG with further pictures behind it
     try:
         image.load()
         image = _upright(image)  # of each picture there is one at a time, as far as this function holds it
@@ -173,11 +182,11 @@ def _decode(image: Image.Image, field: str) -> Image.Image:
         ) from error
 
 
-def _open_header(data: bytes, field: str, limits: ImageLimits) -> Image.Image:
+def _open_header(data: bytes, field: str, limits: ImageLimits) -> ImageFile.ImageFile:
     """Reads the header only; checks the bytes there are and the size it announces."""
     _check_bytes(data, field, limits.max_bytes)
     try:
-        image = Image.open(BytesIO(data), formats=_FORMATS)
+        image = Image.open(BytesIO(data), formats=READ)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise InvalidInputError(
             field, f"announces more pixels than the limit of {limits.max_pixels}; send a smaller image"
@@ -185,20 +194,37 @@ def _open_header(data: bytes, field: str, limits: ImageLimits) -> Image.Image:
     except MemoryError:
         raise
     except Exception as error:  # as in _decode: a damaged header is no more orderly
-        raise InvalidInputError(field, f"is not an image this server can read; send a {_READABLE} file") from error
+        raise InvalidInputError(field, refusal(data)) from error
     _check_size(image, field, limits)
+    _scale_transparent_colour(image)
     return image
+
+
+def _scale_transparent_colour(image: ImageFile.ImageFile) -> None:
+    """Scales the colour that a PNG names as transparent to 8 bits, as Pillow scales the pixels but not this colour."""
+    transparent = image.info.get("transparency")
+    if image.format != "PNG" or transparent is None or not image.tile:
+        return
+    raw_mode = image.tile[0].args
+    if raw_mode in _LEVEL_SCALES:
+        image.info["transparency"] = transparent * _LEVEL_SCALES[raw_mode]
+    elif raw_mode == "RGB;16B":
+        image.info["transparency"] = tuple(level >> 8 for level in transparent)
 
 
 def _check_bytes(data: bytes, field: str, max_bytes: int) -> None:
     if not data:
-        raise InvalidInputError(field, f"is empty; send the bytes of a {_READABLE} file")
+        raise InvalidInputError(field, f"is empty; send the bytes of a {READ_AS_TEXT} file")
     if len(data) > max_bytes:
         raise InvalidInputError(field, f"has {len(data)} bytes, the limit is {max_bytes}; send a smaller image")
 
 
 def _check_size(image: Image.Image, field: str, limits: ImageLimits) -> None:
     num_pixels = image.width * image.height
+    if num_pixels <= 0:
+        raise InvalidInputError(
+            field, f"announces {image.width} x {image.height} pixels; send an image of at least one pixel"
+        )
     if num_pixels > limits.max_pixels:
         raise InvalidInputError(
             field,
@@ -239,12 +265,20 @@ def to_rgb(image: Image.Image) -> Image.Image:
 def _band_to_rgb(image: Image.Image) -> Image.Image:
     """Makes an image of a few rows RGB."""
     if image.mode.startswith("I"):
-        grey = np.asarray(image).astype(np.uint16) >> 8  # (height, width)
-        return Image.fromarray(grey.astype(np.uint8)).convert("RGB")
+        return _deep_grey_to_rgb(image)
     if image.has_transparency_data:
         white = Image.new("RGBA", image.size, "white")
         return Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")
     return image.convert("RGB")
+
+
+def _deep_grey_to_rgb(image: Image.Image) -> Image.Image:
+    """Makes an image of 16-bit grey RGB; a level that stands for transparency is white."""
+    deep = np.asarray(image).astype(np.uint16)  # (height, width)
+    grey = (deep >> 8).astype(np.uint8)
+    if (transparent := image.info.get("transparency")) is not None:
+        grey[deep == transparent] = 255
+    return Image.fromarray(grey).convert("RGB")
 
 
 def normalize(image: Image.Image, settings: ImagePreprocessing) -> NDArray[np.float32]:

@@ -190,21 +190,16 @@ def test_the_first_frame_of_an_animation_is_read(image_format):
 @pytest.mark.parametrize("image_format", FORMATS)
 def test_a_truncated_image_is_refused(image_format):
     data = encoded(noise(60, 60), image_format)
-    with pytest.raises(InvalidInputError, match=r"images\[0\]: is (a damaged or truncated|not an image)"):
+    with pytest.raises(InvalidInputError, match=r"images\[0\]: .*damaged or truncated.*send the whole file"):
         decoded(data[: len(data) * 2 // 3])
 
 
-@pytest.mark.parametrize("data", [b"\0", b"hello", b"%PDF-1.7", b"II*\0\x08\0\0\0" + b"\0" * 100])
+@pytest.mark.parametrize("data", [b"\0", b"hello", b"\x01\x02\x03" * 50, b"RIFF\0\0\0\0WAVE"])
 def test_what_is_not_an_image_is_refused(data):
     with pytest.raises(
         InvalidInputError, match="not an image this server can read; send a JPEG, PNG, WebP, BMP or GIF"
     ):
         decoded(data)
-
-
-def test_a_format_that_is_not_offered_is_refused():
-    with pytest.raises(InvalidInputError, match="not an image this server can read"):
-        decoded(encoded(Image.new("RGB", (4, 4)), "TIFF"))
 
 
 def test_an_empty_image_is_refused():

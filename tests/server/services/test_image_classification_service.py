@@ -30,8 +30,8 @@ async def test_one_bad_image_fails_the_call_and_is_named(serving):
     for bad, word in (
         (b"", "empty"),
         (whole[: len(whole) // 2], "truncated"),
-        (b"GIF89a but not really", "not an image"),
-        (b"%PDF-1.7 nothing to see", "not an image"),
+        (b"GIF89a but not really", "damaged"),
+        (b"%PDF-1.7 nothing to see", "is a PDF file"),
     ):
         request = pb.ClassifyImageRequest(images=[whole, whole, bad])
         failure = await failure_of(serving.images.ClassifyImage(request))
