@@ -2,6 +2,7 @@
 
 While the model is idle, whatever waits is taken at once; nothing waits for a batch to fill. While it runs, the other
 thread takes a batch early only if it is full: a smaller one would close the door on callers that are about to come.
+Who has gone or is too late by the time a batch's turn comes is left out of it.
 
 N is the number of a call's items, B that of a batch.
 """
@@ -77,6 +78,11 @@ class _Call:
         self._starts: list[float] = []
         self._ends: list[float] = []
 
+    @property
+    def is_over(self) -> bool:
+        """Whether nobody waits for it: answered, failed, or its caller has gone. May be asked from any thread."""
+        return self.future.done()
+
     def put(self, index: int, row: NDArray[np.float32], start: float, end: float) -> None:
         """Takes the result of one item, from a run between `start` and `end`."""
         self._rows[index] = row
@@ -97,6 +103,17 @@ class _Call:
             queue_s=max(self._starts) - self._arrived,
             inference_s=max(self._ends) - min(self._starts),
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Done:
+    """A batch that was run."""
+
+    entries: list[Entry[Any]]
+    """Those that were still wanted; if there are none, nothing was run."""
+    outputs: Any
+    start: float
+    end: float
 
 
 class Batcher(Generic[Item]):
@@ -160,7 +177,7 @@ class Batcher(Generic[Item]):
             await call.future
         except BaseException:
             with self._changed:
-                self._queue.remove(call)
+                self._queue.remove(entries)
             raise
         return call.results()
 
@@ -189,8 +206,7 @@ class Batcher(Generic[Item]):
             while not self._closed:
                 if self._queue and (not self._num_taken or (self._num_taken == 1 and self._queue.fills_batch)):
                     batch, expired = self._queue.take(time.monotonic())
-                    if expired:
-                        self._post(_fail, expired, DeadlineError("the deadline passed while the call was waiting"))
+                    self._tell_expired(expired)
                     if batch:
                         self._num_taken += 1
                         if self._queue.fills_batch:  # a call worth several batches has woken this thread alone
@@ -202,28 +218,44 @@ class Batcher(Generic[Item]):
 
     def _run(self, batch: list[Entry[Item]]) -> None:
         """Runs one batch and hands its results, or its error, to the event loop."""
-        start = time.monotonic()
         try:
-            outputs, start = self._run_in_turn(batch)
-            end = time.monotonic()
-            rows = self._model.finish(outputs)
+            done = self._run_in_turn(batch)
+            rows = self._model.finish(done.outputs) if done.entries else ()
         except Exception as error:  # whatever it is, it belongs to the callers of this batch and not to the thread
             _log.error("a batch failed", model=self._name, num_items=len(batch), exc_info=error)
             self._post(_fail, batch, BatchError("the model could not be run; the server's log says why"))
         else:
-            self._post(_deliver, batch, rows, start, end)
+            if done.entries:
+                self._post(_deliver, done.entries, rows, done.start, done.end)
 
-    def _run_in_turn(self, batch: list[Entry[Item]]) -> tuple[Any, float]:
-        """Prepares a batch and runs it when the one before has run; returns the outputs and the start."""
+    def _run_in_turn(self, batch: list[Entry[Item]]) -> _Done:
+        """Prepares a batch and runs it when the one before has run.
+
+        Whom it was prepared for and who has gone since is left out, so that nobody pays for it.
+        """
         try:
             prepared = self._model.collate([entry.item for entry in batch])
             with self._run_lock:
                 start = time.monotonic()
-                return self._model.run(prepared), start
+                wanted = self._still_wanted(batch, start)
+                if wanted and len(wanted) < len(batch):
+                    prepared = self._model.collate([entry.item for entry in wanted])
+                outputs = self._model.run(prepared) if wanted else None
+                return _Done(entries=wanted, outputs=outputs, start=start, end=time.monotonic())
         finally:
             with self._changed:
                 self._num_taken -= 1
                 self._changed.notify()
+
+    def _still_wanted(self, batch: list[Entry[Item]], now: float) -> list[Entry[Item]]:
+        """Returns the entries somebody waits for; calls whose deadline has passed are told."""
+        live = [entry for entry in batch if not _call_of(entry).is_over]
+        self._tell_expired([entry for entry in live if entry.is_expired(now)])
+        return [entry for entry in live if not entry.is_expired(now)]
+
+    def _tell_expired(self, entries: list[Entry[Item]]) -> None:
+        if entries:
+            self._post(_fail, entries, DeadlineError("the deadline passed while the call was waiting"))
 
     def _post(self, function: Any, *arguments: object) -> None:
         """Calls `function` on the event loop."""

@@ -13,6 +13,7 @@ Nothing here is thread-safe; the batcher holds a lock.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -23,6 +24,8 @@ _STRETCH = 4
 1 - 1/4 of what the machine can do."""
 _WINDOW = 4
 """Batches' worth of the lowest-ranked entries among which lengths are matched."""
+_MOST_REMOVED = 64
+"""Entries that were removed and are still held, beside twice as many as wait."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -33,13 +36,19 @@ class Entry(Generic[Item]):
     length: int
     """What it takes of a batch's budget when it is the longest: its tokens, or 1 for an image."""
     call: object
-    """The call it belongs to, by which it is removed."""
+    """The call it belongs to."""
     index: int
     """Its place in the call."""
     deadline: float | None = None
     """When its caller stops waiting, by `time.monotonic`."""
     rank: int = field(default=0, init=False)
     number: int = field(default=0, init=False)
+    waits: bool = field(default=False, init=False)
+    """Whether it is in the queue and was not removed."""
+
+    def is_expired(self, now: float) -> bool:
+        """Whether its caller has stopped waiting; `now` is by `time.monotonic`."""
+        return self.deadline is not None and self.deadline <= now
 
     def __lt__(self, other: Entry[Item]) -> bool:
         return (self.rank, self.number) < (other.rank, other.number)
@@ -51,16 +60,17 @@ class BatchQueue(Generic[Item]):
     def __init__(self, budget: int) -> None:
         """`budget` is the most a batch may cost: its longest entry times its entries."""
         self._budget = budget
-        self._heap: list[Entry[Item]] = []
+        self._heap: list[Entry[Item]] = []  # with entries that were removed, until they are met or are too many
+        self._num_waiting = 0
         self._waiting_work = 0
         self._done_work = 0
         self._num_added = 0
 
     def __len__(self) -> int:
-        return len(self._heap)
+        return self._num_waiting
 
     def __repr__(self) -> str:
-        return f"BatchQueue({len(self._heap)} entries, {self._waiting_work} of work, budget {self._budget})"
+        return f"BatchQueue({self._num_waiting} entries, {self._waiting_work} of work, budget {self._budget})"
 
     @property
     def fills_batch(self) -> bool:
@@ -72,22 +82,41 @@ class BatchQueue(Generic[Item]):
         rank = self._done_work
         for entry in entries:
             entry.rank, entry.number = rank, self._num_added
-            heapq.heappush(self._heap, entry)
             self._num_added += 1
-            self._waiting_work += entry.length
+            self._push(entry)
             rank += _STRETCH * entry.length
 
-    def remove(self, call: object) -> None:
-        """Removes what is left of a call whose caller has gone."""
-        kept = [entry for entry in self._heap if entry.call is not call]
-        if len(kept) < len(self._heap):
-            heapq.heapify(kept)
-            self._heap = kept
-            self._waiting_work = sum(entry.length for entry in kept)
+    def remove(self, entries: Iterable[Entry[Item]]) -> None:
+        """Removes what still waits of some entries: of a call whose caller has gone.
+
+        Takes time for these entries alone, not for all that wait: with a server's connection, a thousand callers may
+        go at once.
+        """
+        for entry in entries:
+            if entry.waits:
+                self._leave(entry)
+        if len(self._heap) > _MOST_REMOVED + 2 * self._num_waiting:
+            self._heap = [entry for entry in self._heap if entry.waits]
+            heapq.heapify(self._heap)
+
+    def _push(self, entry: Entry[Item]) -> None:
+        heapq.heappush(self._heap, entry)
+        entry.waits = True
+        self._num_waiting += 1
+        self._waiting_work += entry.length
+
+    def _leave(self, entry: Entry[Item]) -> None:
+        """Counts an entry as waiting no longer."""
+        entry.waits = False
+        self._num_waiting -= 1
+        self._waiting_work -= entry.length
 
     def remove_all(self) -> list[Entry[Item]]:
         """Removes and returns all that waits."""
-        removed, self._heap, self._waiting_work = self._heap, [], 0
+        removed = [entry for entry in self._heap if entry.waits]
+        for entry in removed:
+            self._leave(entry)
+        self._heap = []
         return removed
 
     def take(self, now: float) -> tuple[list[Entry[Item]], list[Entry[Item]]]:
@@ -107,8 +136,7 @@ class BatchQueue(Generic[Item]):
         window.sort(key=lambda entry: entry.length)
         low, high = _cut([entry.length for entry in window], window.index(first), self._budget)
         for entry in window[:low] + window[high:]:
-            heapq.heappush(self._heap, entry)
-            self._waiting_work += entry.length
+            self._push(entry)
         batch = window[low:high]
         self._done_work += sum(entry.length for entry in batch)
         return batch, expired
@@ -120,8 +148,10 @@ class BatchQueue(Generic[Item]):
         work = 0
         while self._heap and work < _WINDOW * self._budget:
             entry = heapq.heappop(self._heap)
-            self._waiting_work -= entry.length
-            if entry.deadline is not None and entry.deadline <= now:
+            if not entry.waits:
+                continue
+            self._leave(entry)
+            if entry.is_expired(now):
                 expired.append(entry)
             else:
                 window.append(entry)

@@ -123,6 +123,34 @@ async def test_a_call_past_its_deadline_never_runs_and_is_told(batcher, model):
     assert model.batches == [[1000], [3]]
 
 
+async def test_a_caller_that_goes_when_its_batch_is_prepared_costs_no_run(batcher, model):
+    first = await hold(model, batcher)
+    gone = [submit(batcher, n) for n in (1, 2, 3, 4)]
+    await until(lambda: batcher._num_taken == 2)
+    for call in gone:
+        call.cancel()
+    await asyncio.gather(*gone, return_exceptions=True)
+    model.gate.set()
+    await first
+    assert (await submit(batcher, 5)).rows[0].tolist() == [5, 25]
+    assert model.batches == [[1000], [5]]
+
+
+async def test_who_is_too_late_when_the_batch_is_prepared_is_left_out_of_it(batcher, model):
+    first = await hold(model, batcher)
+    late = submit(batcher, 1, deadline=time.monotonic() + 0.05)
+    gone, stays = submit(batcher, 2), submit(batcher, 3, 4, deadline=time.monotonic() + 60)
+    await until(lambda: batcher._num_taken == 2)
+    gone.cancel()
+    await asyncio.sleep(0.06)
+    model.gate.set()
+    with pytest.raises(DeadlineError):
+        await late
+    assert [row.tolist() for row in (await stays).rows] == [[3, 9], [4, 16]]
+    await first
+    assert model.batches == [[1000], [3, 4]]
+
+
 @pytest.mark.parametrize("bad", [13, 17])
 async def test_an_error_fails_the_calls_of_its_batch_and_no_others(batcher, bad):
     with pytest.raises(BatchError, match="the server's log says why"):
