@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -68,10 +68,7 @@ def differences(
     return found
 
 
-LogProbabilities = Callable[[list[tuple[int, ...]]], torch.Tensor]
-
-
-def is_close_call(log_probabilities: LogProbabilities, *, noise: float = 1e-5, **options) -> bool:
+def is_close_call(log_probabilities: reference.LogProbabilities, *, noise: float = 1e-5, **options) -> bool:
     """Says whether noise in the last digits changes what the reference finds: then ties decide."""
     generator = torch.Generator().manual_seed(3)
 

@@ -17,6 +17,9 @@ from torch import Tensor
 from headway_training.models import Transformer
 from headway_training.models.parts.attention import causal_attention, cross_attention
 
+LogProbabilities = Callable[[list[tuple[int, ...]]], Tensor]
+"""Tokens of B beams, all of one length -> the log-probabilities of every token after each, float64 (B, V)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
@@ -76,28 +79,32 @@ def translate_with_beams(
     Returns:
         The best hypotheses, the best first.
     """
+    log_probabilities = next_log_probabilities(model, source_ids, bos=bos)
+    max_length = min(max_length or model.max_target_length, model.max_target_length)
+    return beam_search(log_probabilities, eos=eos, search=search, max_length=max_length)
+
+
+def next_log_probabilities(model: Transformer, source_ids: Tensor, *, bos: int) -> LogProbabilities:
+    """Returns what `beam_search` asks a model for: how likely tokens are after beams of a sentence (S)."""
     mask = torch.ones_like(source_ids)[None]  # (1, S)
     keys_values = model.cross_keys_values(model.encode(source_ids[None], mask))
     attend_cross = cross_attention(keys_values, mask, model.kernel)
 
     def log_probabilities(beams: list[tuple[int, ...]]) -> Tensor:
-        """Returns those of every token after each beam, float64 (B, V)."""
         tokens = torch.tensor([(bos, *beam) for beam in beams])  # (B, T)
         position_ids = torch.arange(tokens.shape[1])
         hidden_states = model.decode(tokens, position_ids, causal_attention(model.kernel), attend_cross)  # (B, T, D)
         return model.logits(hidden_states[:, -1]).double().log_softmax(dim=-1)
 
-    return beam_search(
-        log_probabilities, eos=eos, search=search, max_length=min(max_length or math.inf, model.max_target_length)
-    )
+    return log_probabilities
 
 
 def beam_search(
-    log_probabilities: Callable[[list[tuple[int, ...]]], Tensor],
+    log_probabilities: LogProbabilities,
     *,
     eos: int,
     search: BeamSearchConfig,
-    max_length: float,
+    max_length: int,
 ) -> list[Hypothesis]:
     """Searches for the likeliest continuations (Sutskever et al. 2014, arXiv 1409.3215, section 3.2).
 
@@ -107,7 +114,7 @@ def beam_search(
     of the phrases they have, and the beams are shared out among the banks.
 
     Args:
-        log_probabilities: Gives, for beams of equal length, those of the next token, float64 (B, V).
+        log_probabilities: Says how likely the next tokens are.
         eos: The token a text ends with.
         search: What to search for.
         max_length: Most tokens of a hypothesis, `eos` included.
@@ -225,12 +232,12 @@ def _allocate(
     return sorted(beams, key=lambda entry: -entry[1])
 
 
-def _may_stop(search: BeamSearchConfig, found: list[Hypothesis], best: float, length: int, max_length: float) -> bool:
+def _may_stop(search: BeamSearchConfig, found: list[Hypothesis], best: float, length: int, max_length: int) -> bool:
     """Says whether a search ends whose beams have `length` tokens and, the best of them, the log-probability `best`."""
     if len(found) < search.beam_size:
         return False
     if search.beam_size == 1 or search.early_stopping == "first":
         return True
     if search.early_stopping == "never" and search.length_penalty > 0:
-        length = int(max_length)
-    return best / length**search.length_penalty <= found[-1].score
+        length = max_length
+    return bool(best / length**search.length_penalty <= found[-1].score)
