@@ -53,21 +53,32 @@ class CrossAttention:
     and read once.
     """
 
-    def __init__(self, cross: list[Tensor], source_mask: Tensor) -> None:
-        """Takes key and value of each layer in turn, (N, H, S, K), and the mask, (N, S), 1 at tokens."""
+    def __init__(self, cross: list[Tensor], source_mask: Tensor, alignment_layer: int) -> None:
+        """Takes what the encoder gave.
+
+        Args:
+            cross: Key and value of each layer in turn, (N, H, S, K).
+            source_mask: (N, S), 1 at tokens.
+            alignment_layer: The layer whose weights are kept.
+        """
         self._cross = cross
         self._source_mask = source_mask
+        self._alignment_layer = alignment_layer
         self._layer = 0
+        self.alignment = torch.empty(0)
+        """(R, T, S) float32: the weights of one layer, averaged over its heads; 0 at padding."""
 
     def __call__(self, query: Tensor) -> Tensor:
         """(R, T, H, K) -> (R, T, H, K); called once a layer, in order."""
         key, value = self._cross[2 * self._layer : 2 * self._layer + 2]
-        self._layer += 1
-        heads, width = query.shape[2:]
+        rows, length, heads, width = query.shape
         grouped = query.reshape(key.shape[0], -1, heads, width).transpose(1, 2)  # (N, H, R/N * T, K)
         scores = grouped @ key.transpose(2, 3) / width**0.5  # (N, H, R/N * T, S)
         lowest = torch.finfo(scores.dtype).min
         scores = scores.masked_fill(self._source_mask[:, None, None, :] == 0, lowest)
-        context = scores.softmax(dim=-1) @ value  # (N, H, R/N * T, K)
-        rows: Tensor = context.transpose(1, 2).reshape(query.shape)
-        return rows
+        weights = scores.softmax(dim=-1)  # (N, H, R/N * T, S)
+        if self._layer == self._alignment_layer:
+            self.alignment = weights.float().mean(dim=1).reshape(rows, length, -1)
+        self._layer += 1
+        context: Tensor = (weights @ value).transpose(1, 2).reshape(query.shape)
+        return context

@@ -24,7 +24,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from headway_export.calibration import LayerRange
-from headway_export.graphs import TracedModel
+from headway_export.tracing import TracedModel
 from headway_server.bundles import TensorSpec
 
 HEADROOM = 1.1

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from headway_export.source import ExportSource
 from headway_server.bundles import Bundle, Precision, Variant
-from headway_server.engine.encoder_runner import EncoderRunner
+from headway_server.engine.encoder_runner import CrossTensors, EncoderRunner
 from headway_server.engine.runner import DecoderRunner
 from headway_server.preprocessing.image import normalize
 from headway_server.runtime import Runtime
@@ -53,7 +53,11 @@ class ClassifierRunner:
         self._session = candidate.runtime.open(candidate.bundle, candidate.variant.graphs["model"])
 
     def classify_texts(self, texts: Sequence[NDArray[np.int64]]) -> NDArray[np.float32]:
-        """Classifies token ids of any lengths in one padded batch: -> (B, C) float32 logits."""
+        """Classifies token ids of any lengths in one padded batch.
+
+        Returns:
+            float32 logits: (B, C), or (B, T, C) of a token classifier.
+        """
         input_ids = np.zeros((len(texts), max(len(text) for text in texts)), np.int64)  # (B, T)
         mask = np.zeros_like(input_ids)
         for row, text in enumerate(texts):
@@ -74,6 +78,13 @@ def prefill(runner: DecoderRunner, slot: int, token_ids: NDArray[np.int64]) -> N
     for start in range(0, len(token_ids), runner.prefill_chunk):
         logits = runner.prefill(slot, token_ids[start : start + runner.prefill_chunk], start)
     return logits.copy()
+
+
+def open_sources(runner: DecoderRunner, sources: Sequence[CrossTensors]) -> None:
+    """Lets encoded sentences begin in the slots from 0 on."""
+    runner.set_sources(sources)
+    for slot, source in enumerate(sources):
+        runner.begin(slot, source)
 
 
 def pixel_values_of(source: ExportSource, images: NDArray[np.uint8]) -> NDArray[np.float32]:

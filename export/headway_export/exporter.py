@@ -19,8 +19,9 @@ from headway_export.candidate import Candidate
 from headway_export.card import write_card
 from headway_export.chat import check_chat_template
 from headway_export.errors import SourceError
-from headway_export.graphs import OPSET, TracedGraph, TracedModel, trace
+from headway_export.graphs import trace
 from headway_export.source import ExportSource
+from headway_export.tracing import TracedGraph, TracedModel
 from headway_server.bundles import (
     CARD_FILE,
     CHAT_TEMPLATE_FILE,
@@ -90,10 +91,11 @@ def export(source: ExportSource, options: ExportOptions, progress: Progress = la
             source.tokenizer.save(str(folder / TOKENIZER_FILE))
         if source.chat_template is not None:
             (folder / CHAT_TEMPLATE_FILE).write_text(source.chat_template, encoding="utf-8", newline="")
-        variants = _Prover(source, folder, options, progress).prove_all()
-        manifest = _manifest(source, options, variants, describe_files(folder))
+        prover = _Prover(source, folder, options, progress)
+        variants = prover.prove_all()
+        manifest = _manifest(source, options, variants, describe_files(folder), prover.opset)
         write_card(folder / CARD_FILE, source, manifest)
-        manifest = _manifest(source, options, variants, describe_files(folder))
+        manifest = _manifest(source, options, variants, describe_files(folder), prover.opset)
         write_manifest(folder, manifest)
         return publish(folder, options.store, replace=options.replace)
 
@@ -134,6 +136,12 @@ class _Prover:
         self._options = options
         self._progress = progress
         self._fp32_quality: QualityFigure | None = None
+        self._opsets: dict[Precision, int] = {}
+
+    @property
+    def opset(self) -> int:
+        """The highest opset of the graphs that are kept."""
+        return max(opset for precision, opset in self._opsets.items() if precision in self._options.precisions)
 
     def prove_all(self) -> dict[Precision, Variant]:
         """Makes and proves every variant asked for."""
@@ -161,7 +169,8 @@ class _Prover:
         self._progress("int8: quantizing")
         for graph in traced.graphs:
             int8.quantize(graph.model)
-        if not traced.state or self._options.cache == "fp32" or self._source.evaluation is None:
+        has_cache = any(tensor.update == "in_place" for tensor in traced.state)
+        if not has_cache or self._options.cache == "fp32" or self._source.evaluation is None:
             return traced  # without evaluation data the variant is refused anyway
         return quantize_cache(traced, measure_ranges(self._source))
 
@@ -180,15 +189,18 @@ class _Prover:
     def _write(self, precision: Precision, traced: TracedModel) -> Candidate:
         """Writes the graphs of a variant and opens them as a server would."""
         graphs = {graph.role: self._write_graph(precision, graph) for graph in traced.graphs}
+        self._opsets[precision] = max(graph.model.graph.opset_imports[""] for graph in traced.graphs)
         variant = Variant(
             device=_DEVICES[precision],
             graphs=graphs,
             state=traced.state,
             cross=traced.cross,
+            alignment_layer=traced.alignment_layer,
             parity=_UNPROVED,
             quality=None,
         )
-        manifest = _manifest(self._source, self._options, {precision: variant}, describe_files(self._folder))
+        files, opset = describe_files(self._folder), self._opsets[precision]
+        manifest = _manifest(self._source, self._options, {precision: variant}, files, opset)
         return Candidate(
             source=self._source,
             bundle=Bundle(path=self._folder, manifest=manifest),
@@ -213,7 +225,11 @@ class _Prover:
 
 
 def _manifest(
-    source: ExportSource, options: ExportOptions, variants: dict[Precision, Variant], files: dict[str, BundleFile]
+    source: ExportSource,
+    options: ExportOptions,
+    variants: dict[Precision, Variant],
+    files: dict[str, BundleFile],
+    opset: int,
 ) -> Manifest:
     return Manifest(
         schema_version=1,
@@ -230,7 +246,7 @@ def _manifest(
         image_preprocessing=source.image_preprocessing,
         languages=source.languages,
         sampling_defaults=source.sampling_defaults,
-        opset=OPSET,
+        opset=opset,
         libraries=_libraries(("torch", "onnx", "onnxscript", "onnxruntime", "onnxruntime-gpu", "headway-export")),
         files=files,
     )

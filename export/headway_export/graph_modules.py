@@ -27,7 +27,7 @@ class ClassifierGraph(nn.Module):
         self.module = module
 
     def forward(self, first: Tensor, *rest: Tensor) -> Tensor:
-        """Ids and mask, or pixels, to float32 logits (B, C)."""
+        """Ids and mask, or pixels, to float32 logits (B, C), or (B, T, C) of a token classifier."""
         if first.is_floating_point():
             first = first.to(float_dtype(self.module))
         logits: Tensor = self.module(first, *rest)
@@ -74,10 +74,11 @@ class EncoderGraph(nn.Module):
 class CrossDecoderGraph(nn.Module):
     """Graph `decoder` of a translation model."""
 
-    def __init__(self, module: nn.Module, num_state_tensors: int) -> None:
+    def __init__(self, module: nn.Module, num_state_tensors: int, alignment_layer: int) -> None:
         super().__init__()
         self.module = module
         self.num_state_tensors = num_state_tensors
+        self.alignment_layer = alignment_layer
 
     def forward(
         self,
@@ -92,8 +93,9 @@ class CrossDecoderGraph(nn.Module):
         module = cast("EncoderDecoder", self.module)
         past, (source_mask, *cross) = tensors[: self.num_state_tensors], tensors[self.num_state_tensors :]
         attend = CachedAttention(list(past), seqlens_k, total_sequence_length)
-        hidden = module.decode(input_ids, position_ids, attend, CrossAttention(cross, source_mask))  # (R, T, D)
-        return (_logits_at(module, hidden, logits_positions), *attend.present)
+        attend_cross = CrossAttention(cross, source_mask, self.alignment_layer)
+        hidden = module.decode(input_ids, position_ids, attend, attend_cross)  # (R, T, D)
+        return (_logits_at(module, hidden, logits_positions), attend_cross.alignment, *attend.present)
 
 
 def _logits_at(module: Decoder | EncoderDecoder, hidden: Tensor, positions: Tensor) -> Tensor:

@@ -5,68 +5,23 @@ Shapes: B rows, T tokens of a step, H heads, K head width, V vocabulary.
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, TypeAlias, cast
+from typing import cast
 
-import onnx_ir as ir
 import torch
 from torch import Tensor, nn
 
-from headway_export.errors import SourceError, TraceError
-from headway_export.fusion import fuse
+from headway_export.errors import SourceError
 from headway_export.graph_modules import (
     ClassifierGraph,
     CrossDecoderGraph,
     DecoderGraph,
     EncoderGraph,
-    float_dtype,
 )
-from headway_server.bundles import StateTensor, Task, TensorSpec
+from headway_export.recurrent import trace_recurrent
+from headway_export.tracing import TracedModel, example_of, float_name, make_spec, trace_graph
+from headway_server.bundles import ALIGNMENT, StateTensor, Task, TensorSpec
 from headway_training.models.parts.attention import Attend
-from headway_training.models.protocols import Decoder, EncoderDecoder
-
-OPSET = 21
-Role: TypeAlias = Literal["model", "encoder", "decoder"]
-
-_EXAMPLE_SIZES = {
-    "batch": 2,
-    "length": 5,
-    "slots": 4,
-    "cache_length": 16,
-    "logits_length": 2,
-    "sources": 2,
-    "source_length": 7,
-}
-"""Sizes that a graph is traced at. Not 0 or 1, which PyTorch would take for fixed."""
-
-_TORCH_DTYPES = {
-    "float32": torch.float32,
-    "float16": torch.float16,
-    "int64": torch.int64,
-    "int32": torch.int32,
-}
-_FLOAT_NAMES: dict[torch.dtype, Literal["float32", "float16"]] = {torch.float32: "float32", torch.float16: "float16"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TracedGraph:
-    """A graph and the tensors it declares."""
-
-    role: Role
-    model: ir.Model
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TracedModel:
-    """All graphs of one precision, with what a manifest says of them."""
-
-    graphs: tuple[TracedGraph, ...]
-    state: tuple[StateTensor, ...] = ()
-    cross: tuple[str, ...] = ()
+from headway_training.models.protocols import Decoder, EncoderDecoder, is_recurrent
 
 
 def trace(module: nn.Module, task: Task, *, image_size: tuple[int, int] | None = None) -> TracedModel:
@@ -84,57 +39,69 @@ def trace(module: nn.Module, task: Task, *, image_size: tuple[int, int] | None =
     if task is Task.GENERATION:
         return _trace_decoder(module, task)
     if task is Task.TRANSLATION:
-        return _trace_encoder_decoder(module, task)
+        return trace_recurrent(module) if is_recurrent(module) else _trace_encoder_decoder(module, task)
     if task is Task.IMAGE_CLASSIFICATION:
         assert image_size is not None, "an image model has its preprocessing"
-        return _trace_classifier(module, (_spec("pixel_values", "float32", "batch", 3, *image_size),))
-    ids = _spec("input_ids", "int64", "batch", "length")
-    return _trace_classifier(module, (ids, _spec("attention_mask", "int64", "batch", "length")))
+        return _trace_classifier(module, (make_spec("pixel_values", "float32", "batch", 3, *image_size),))
+    ids = make_spec("input_ids", "int64", "batch", "length")
+    return _trace_classifier(module, (ids, make_spec("attention_mask", "int64", "batch", "length")))
 
 
 def _trace_classifier(module: nn.Module, inputs: tuple[TensorSpec, ...]) -> TracedModel:
     graph = ClassifierGraph(module)
     with torch.inference_mode():
-        classes = graph(*_example(inputs)).shape[-1]
-    outputs = (_spec("logits", "float32", "batch", classes),)
-    return TracedModel(graphs=(_trace_graph("model", graph, inputs, outputs),))
+        *tokens, classes = graph(*example_of(inputs)).shape[1:]  # (B, C), or (B, T, C) where tokens are classified
+    outputs = (make_spec("logits", "float32", "batch", *(["length"] if tokens else []), classes),)
+    return TracedModel(graphs=(trace_graph("model", graph, inputs, outputs),))
 
 
 def _trace_decoder(module: nn.Module, task: Task) -> TracedModel:
     layers = probe_attention(module, task)
-    state, past, present = _state_specs(layers, _float_name(module))
+    state, past, present = _state_specs(layers, float_name(module))
     inputs = (*_step_specs(), *past)
     outputs = (_logits_spec(vocabulary_size(module, task)), *present)
-    graph = _trace_graph("decoder", DecoderGraph(module), inputs, outputs)
+    graph = trace_graph("decoder", DecoderGraph(module), inputs, outputs)
     return TracedModel(graphs=(graph,), state=state)
 
 
 def _trace_encoder_decoder(module: nn.Module, task: Task) -> TracedModel:
     layers = probe_attention(module, task)
-    float_name = _float_name(module)
-    state, past, present = _state_specs(layers, float_name)
-    ids = _spec("input_ids", "int64", "batch", "length")
-    encoder_inputs = (ids, _spec("attention_mask", "int64", "batch", "length"))
+    dtype = float_name(module)
+    state, past, present = _state_specs(layers, dtype)
+    ids = make_spec("input_ids", "int64", "batch", "length")
+    encoder_inputs = (ids, make_spec("attention_mask", "int64", "batch", "length"))
     with torch.inference_mode():
-        memory = cast("EncoderDecoder", module).encode(*_example(encoder_inputs))
+        memory = cast("EncoderDecoder", module).encode(*example_of(encoder_inputs))
         pairs = cast("EncoderDecoder", module).cross_keys_values(memory)
     shapes = {
         f"cross_{part}_{layer}": (tensor.shape[2], tensor.shape[3])
         for layer, pair in enumerate(pairs)
         for part, tensor in zip(("key", "value"), pair, strict=True)
     }
-    encoder_outputs = tuple(_spec(n, float_name, "batch", h, "length", k) for n, (h, k) in shapes.items())
-    cross = tuple(_spec(n, float_name, "sources", h, "source_length", k) for n, (h, k) in shapes.items())
-    decoder_inputs = (*_step_specs(), *past, _spec("source_mask", "int64", "sources", "source_length"), *cross)
-    decoder_outputs = (_logits_spec(vocabulary_size(module, task)), *present)
+    encoder_outputs = tuple(make_spec(n, dtype, "batch", h, "length", k) for n, (h, k) in shapes.items())
+    cross = tuple(make_spec(n, dtype, "sources", h, "source_length", k) for n, (h, k) in shapes.items())
+    decoder_inputs = (*_step_specs(), *past, make_spec("source_mask", "int64", "sources", "source_length"), *cross)
+    alignment = make_spec(ALIGNMENT, "float32", "slots", "length", "source_length")
+    decoder_outputs = (_logits_spec(vocabulary_size(module, task)), alignment, *present)
+    aligned_layer = alignment_layer(len(pairs))
+    decoder = CrossDecoderGraph(module, len(past), aligned_layer)
     return TracedModel(
         graphs=(
-            _trace_graph("encoder", EncoderGraph(module), encoder_inputs, encoder_outputs),
-            _trace_graph("decoder", CrossDecoderGraph(module, len(past)), decoder_inputs, decoder_outputs),
+            trace_graph("encoder", EncoderGraph(module), encoder_inputs, encoder_outputs),
+            trace_graph("decoder", decoder, decoder_inputs, decoder_outputs),
         ),
         state=state,
         cross=tuple(shapes),
+        alignment_layer=aligned_layer,
     )
+
+
+def alignment_layer(num_layers: int) -> int:
+    """Returns the layer, from 0, whose attention to the source aligns best: the last but one.
+
+    Garg et al. 2019 (arXiv 1909.02074, section 3 and table 1) measured all of them, averaged over heads.
+    """
+    return max(num_layers - 2, 0)
 
 
 def probe_attention(module: nn.Module, task: Task) -> list[tuple[int, int]]:
@@ -187,23 +154,23 @@ def _no_attention(query: Tensor, _key: Tensor, _value: Tensor) -> Tensor:
 
 def _step_specs() -> tuple[TensorSpec, ...]:
     return (
-        _spec("input_ids", "int64", "slots", "length"),
-        _spec("position_ids", "int64", "slots", "length"),
-        _spec("logits_positions", "int64", "slots", "logits_length"),
-        _spec("seqlens_k", "int32", "slots"),
-        _spec("total_sequence_length", "int32"),
+        make_spec("input_ids", "int64", "slots", "length"),
+        make_spec("position_ids", "int64", "slots", "length"),
+        make_spec("logits_positions", "int64", "slots", "logits_length"),
+        make_spec("seqlens_k", "int32", "slots"),
+        make_spec("total_sequence_length", "int32"),
     )
 
 
 def _state_specs(
-    layers: list[tuple[int, int]], float_name: str
+    layers: list[tuple[int, int]], dtype: str
 ) -> tuple[tuple[StateTensor, ...], tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
     """Returns the state's tensors, the decoder's past inputs and its present outputs."""
     names = [(part, layer) for layer in range(len(layers)) for part in ("key", "value")]
 
     def specs(prefix: str) -> tuple[TensorSpec, ...]:
         return tuple(
-            _spec(f"{prefix}_{part}_{layer}", float_name, "slots", layers[layer][0], "cache_length", layers[layer][1])
+            make_spec(f"{prefix}_{part}_{layer}", dtype, "slots", layers[layer][0], "cache_length", layers[layer][1])
             for part, layer in names
         )
 
@@ -216,77 +183,7 @@ def _state_specs(
 
 
 def _logits_spec(vocabulary: int) -> TensorSpec:
-    return _spec("logits", "float32", "slots", "logits_length", vocabulary)
-
-
-def _spec(name: str, dtype: str, *shape: int | str) -> TensorSpec:
-    return TensorSpec.model_validate({"name": name, "dtype": dtype, "shape": shape})
-
-
-def _float_name(module: nn.Module) -> str:
-    return _FLOAT_NAMES[float_dtype(module)]
-
-
-def _example(specs: Sequence[TensorSpec]) -> tuple[Tensor, ...]:
-    """Returns tensors that a graph can be traced with; masks are all ones, and everything else zeros."""
-    return tuple(
-        torch.full(
-            [_EXAMPLE_SIZES[axis] if isinstance(axis, str) else axis for axis in spec.shape],
-            int(spec.name.endswith("mask")),
-            dtype=_TORCH_DTYPES[spec.dtype],
-        )
-        for spec in specs
-    )
-
-
-def _trace_graph(
-    role: Role, graph: nn.Module, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]
-) -> TracedGraph:
-    dynamic = torch.export.Dim.DYNAMIC
-    shapes = tuple({axis: dynamic for axis, size in enumerate(spec.shape) if isinstance(size, str)} for spec in inputs)
-    named = graph.forward.__code__.co_argcount - 1  # the others come as one starred argument
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the tracer warns of its own internals
-            program = torch.onnx.export(
-                graph.eval(),
-                _example(inputs),
-                dynamo=True,
-                dynamic_shapes=(*shapes[:named], shapes[named:]) if len(shapes) > named else shapes,
-                input_names=[spec.name for spec in inputs],
-                output_names=[spec.name for spec in outputs],
-                opset_version=OPSET,
-                verbose=False,
-            )
-    except Exception as error:
-        raise TraceError(f"{role}: PyTorch cannot trace {type(graph).__name__}: {error}") from error
-    assert program is not None, "the tracer returns a program when it is given no file"
-    model: ir.Model = program.model
-    if role == "decoder":
-        fuse(model)
-    _tidy(model, inputs, outputs)
-    return TracedGraph(role=role, model=model, inputs=inputs, outputs=outputs)
-
-
-def _tidy(model: ir.Model, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> None:
-    """Names the dynamic axes and drops what the tracer notes for its own debugging, such as stack traces."""
-    by_name: dict[str | None, TensorSpec] = {spec.name: spec for spec in (*inputs, *outputs)}
-    for value in (*model.graph.inputs, *model.graph.outputs):
-        value.shape = ir.Shape(by_name[value.name].shape)
-    model.metadata_props.clear()
-    model.graph.metadata_props.clear()
-    model.producer_name = "headway"
-    model.producer_version = None
-    model.doc_string = model.graph.doc_string = None
-    for node in model.graph:
-        node.metadata_props.clear()
-        node.doc_string = None
-        for value in node.outputs:
-            value.metadata_props.clear()
-            if not value.is_graph_output():
-                value.shape = None
-    for value in (*model.graph.inputs, *model.graph.initializers.values()):
-        value.metadata_props.clear()
+    return make_spec("logits", "float32", "slots", "logits_length", vocabulary)
 
 
 def parameter_count(module: nn.Module) -> int:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway_export import reference
-from headway_export.candidate import Candidate, encode, pixel_values_of, prefill
+from headway_export.candidate import Candidate, encode, open_sources, pixel_values_of, prefill
 from headway_export.errors import ParityError
 from headway_export.source import ExportSource
 from headway_server.bundles import ParityFigures, Precision, Task
@@ -130,7 +130,7 @@ def _compare_translation(candidate: Candidate, comparison: _Comparison) -> None:
     for batch_size, start in zip(_BATCH_SIZES, (len(lengths) - 1, 0, 3), strict=True):
         rows = list(islice(cycle(lengths), start, start + batch_size))
         sources = [texts[row % len(texts)][:length] for row, length in enumerate(rows)]
-        runner.set_sources(encoder.encode(sources))
+        open_sources(runner, encoder.encode(sources))
         chosen = [np.full(batch_size, tokens.bos, np.int64)]
         steps = []
         for position in range(num_steps):

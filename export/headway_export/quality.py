@@ -11,7 +11,7 @@ import numpy as np
 import sacrebleu
 from numpy.typing import NDArray
 
-from headway_export.candidate import NUM_SLOTS, Candidate, encode, pixel_values_of
+from headway_export.candidate import NUM_SLOTS, Candidate, encode, open_sources, pixel_values_of
 from headway_export.errors import ParityError
 from headway_export.source import EvaluationData
 from headway_server.bundles import QualityFigure, Task
@@ -104,7 +104,7 @@ def translate(candidate: Candidate, texts: Sequence[str]) -> list[str]:
     assert bos is not None, "the exporter has looked"
     translations = [""] * len(ids)
     for batch in _by_length(ids):
-        decoder.set_sources(encoder.encode([ids[index] for index in batch]))
+        open_sources(decoder, encoder.encode([ids[index] for index in batch]))
         for index, target in zip(batch, _decode_greedily(decoder, len(batch), bos, eos), strict=True):
             translations[index] = source.tokenizer.decode(target, skip_special_tokens=True)
     return translations

@@ -10,10 +10,11 @@ from typing import cast
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from headway_training.models.parts.attention import Attend, causal_attention, cross_attention, fused_attention
-from headway_training.models.protocols import Decoder, EncoderDecoder
+from headway_training.models.parts.recurrence import recur_packed
+from headway_training.models.protocols import Decoder, EncoderDecoder, RecurrentEncoderDecoder, is_recurrent
 
 CAUSAL: Attend = causal_attention(fused_attention)
 
@@ -35,6 +36,8 @@ def translation_logits(
     with torch.inference_mode():
         source = torch.from_numpy(source_ids).unsqueeze(0)
         mask = torch.ones_like(source)
+        if is_recurrent(module):
+            return _recurrent_logits(cast("RecurrentEncoderDecoder", module), source, mask, target_ids)
         keys_values = model.cross_keys_values(model.encode(source, mask))
         attend_cross = cross_attention(keys_values, mask, fused_attention)
         target = torch.from_numpy(target_ids).unsqueeze(0)
@@ -42,8 +45,21 @@ def translation_logits(
         return model.logits(model.decode(target, positions, attend, attend_cross))[0].float().numpy()
 
 
+def _recurrent_logits(
+    model: RecurrentEncoderDecoder, source: Tensor, mask: Tensor, target_ids: NDArray[np.int64]
+) -> NDArray[np.float32]:
+    """Logits after every token of a target, one token after another."""
+    cross, first = model.encode_source(source, mask, recur_packed)
+    states = tuple(state[:, None] for state in first)
+    rows = []
+    for token in torch.from_numpy(target_ids).reshape(-1, 1, 1):
+        logits, states, _ = model.step(token, states, cross, mask)
+        rows.append(logits[0, 0])
+    return torch.stack(rows).float().numpy()
+
+
 def text_logits(module: nn.Module, token_ids: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Logits of a text: (T,) int64 -> (C,) float32."""
+    """Logits of a text: (T,) int64 -> (C,) float32, or (T, C) of a token classifier."""
     with torch.inference_mode():
         ids = torch.from_numpy(token_ids).unsqueeze(0)
         logits: NDArray[np.float32] = module(ids, torch.ones_like(ids))[0].float().numpy()

@@ -21,7 +21,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from headway_export.graphs import TracedGraph
+from headway_export.tracing import TracedGraph
 from headway_server.bundles import TensorSpec
 from headway_server.bundles.chain import VERIFIES, link_name
 

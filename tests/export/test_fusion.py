@@ -63,7 +63,7 @@ def pool():
 def _traced(module, *, fused):
     with pytest.MonkeyPatch.context() as patch:
         if not fused:
-            patch.setattr("headway_export.graphs.fuse", lambda _: None)
+            patch.setattr("headway_export.tracing.fuse", lambda _: None)
         return trace(module.eval(), Task.GENERATION).graphs[0]
 
 

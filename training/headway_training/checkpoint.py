@@ -142,7 +142,7 @@ class Checkpoint(Record):
     task: Task
     description: str
     license: str
-    architecture: Literal["gpt", "transformer", "encoder", "vit"]
+    architecture: Literal["gpt", "transformer", "recurrent", "encoder", "vit"]
     configuration: dict[str, Scalar]
     special_tokens: SpecialTokens | None = None
     labels: tuple[str, ...] = ()

@@ -16,7 +16,7 @@ from torch.nn import functional as F  # noqa: N812 (torch's own convention)
 
 from headway_training.batches import sorted_batches
 from headway_training.decoding import translate_greedily
-from headway_training.models import Transformer
+from headway_training.models import RecurrentTranslator, Transformer
 
 EVALUATION_TOKENS = 8192
 """Bound of longest x count of an evaluation batch."""
@@ -113,7 +113,13 @@ def classify_images(model: nn.Module, pixel_values: Tensor, *, batch_size: int =
 
 @torch.inference_mode()
 def translate(
-    model: Transformer, tokenizer: Tokenizer, sources: Sequence[Sequence[int]], *, pad_id: int, bos: int, eos: int
+    model: Transformer | RecurrentTranslator,
+    tokenizer: Tokenizer,
+    sources: Sequence[Sequence[int]],
+    *,
+    pad_id: int,
+    bos: int,
+    eos: int,
 ) -> list[str]:
     """Translates encoded sentences greedily; the texts are in the order of the sentences."""
     device = next(model.parameters()).device

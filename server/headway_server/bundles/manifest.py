@@ -277,6 +277,7 @@ class Manifest(Record):
     languages: Languages | None = None
     sampling_defaults: SamplingDefaults | None = None
     opset: int
+    """The highest of the graphs: what a runtime must know of ONNX to load every variant."""
     libraries: dict[str, str]
     """Versions that made the bundle."""
     files: dict[FilePath, BundleFile]

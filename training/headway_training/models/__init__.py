@@ -1,11 +1,12 @@
-"""Transformer models in plain PyTorch, built from one kit of parts (docs/bring-your-own.md is their protocol)."""
+"""Transformers and a recurrent model in plain PyTorch, of one kit of parts (docs/bring-your-own.md: their protocol)."""
 
 from headway_training.models.architectures import CONFIGURATIONS, build_model, make_configuration
 from headway_training.models.base import AttentionKind, Model, count_parameters
-from headway_training.models.configuration import LayerConfig
+from headway_training.models.configuration import Configuration, LayerConfig
 from headway_training.models.encoder import Encoder, EncoderConfig
 from headway_training.models.gpt import GPT, GPTConfig
 from headway_training.models.named import NAMED_CONFIGURATIONS, NamedConfiguration, named_configuration
+from headway_training.models.recurrent import RecurrentConfig, RecurrentTranslator
 from headway_training.models.transformer import Transformer, TransformerConfig
 from headway_training.models.vit import ViT, ViTConfig
 
@@ -14,12 +15,15 @@ __all__ = [
     "GPT",
     "NAMED_CONFIGURATIONS",
     "AttentionKind",
+    "Configuration",
     "Encoder",
     "EncoderConfig",
     "GPTConfig",
     "LayerConfig",
     "Model",
     "NamedConfiguration",
+    "RecurrentConfig",
+    "RecurrentTranslator",
     "Transformer",
     "TransformerConfig",
     "ViT",

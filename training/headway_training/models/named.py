@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from headway_training.models.configuration import LayerConfig, nearest
+from headway_training.models.configuration import Configuration, nearest
 from headway_training.models.encoder import EncoderConfig
 from headway_training.models.gpt import GPTConfig
+from headway_training.models.recurrent import RecurrentConfig
 from headway_training.models.transformer import TransformerConfig
 from headway_training.models.vit import ViTConfig
 
@@ -18,8 +19,8 @@ class NamedConfiguration:
     """A configuration under a name."""
 
     architecture: str
-    """`gpt`, `transformer`, `encoder` or `vit`: what `build_model` takes beside the configuration."""
-    configuration: LayerConfig
+    """`gpt`, `transformer`, `recurrent`, `encoder` or `vit`: what `build_model` takes beside the configuration."""
+    configuration: Configuration
     """The shape."""
     paper_parameter_count: int | None = None
     """As the paper prints it; None for configurations of this project."""
@@ -169,6 +170,16 @@ _CIFAR10_VIT = ViTConfig(
     pooling="mean",
 )
 
+_MULTI30K_RECURRENT = RecurrentConfig(
+    vocabulary_size=4_000,
+    max_source_length=128,
+    max_target_length=128,
+    d_embedding=256,
+    d_state=384,
+    d_attention=256,
+    dropout=0.2,
+)
+
 NAMED_CONFIGURATIONS: Mapping[str, NamedConfiguration] = MappingProxyType(
     {
         "gpt3-small": _gpt3(num_layers=12, d_model=768, num_heads=12, millions=125),
@@ -186,6 +197,7 @@ NAMED_CONFIGURATIONS: Mapping[str, NamedConfiguration] = MappingProxyType(
         "vit-l-16": _vit(num_layers=24, d_model=1024, num_heads=16, millions=307),
         "shakespeare-gpt": NamedConfiguration(architecture="gpt", configuration=_SHAKESPEARE_GPT),
         "multi30k-transformer": NamedConfiguration(architecture="transformer", configuration=_MULTI30K_TRANSFORMER),
+        "multi30k-recurrent": NamedConfiguration(architecture="recurrent", configuration=_MULTI30K_RECURRENT),
         "agnews-encoder": NamedConfiguration(architecture="encoder", configuration=_AGNEWS_ENCODER),
         "cifar10-vit": NamedConfiguration(architecture="vit", configuration=_CIFAR10_VIT),
     }

@@ -1,6 +1,7 @@
 """What the rest of the project asks of a model, of this kit or not (docs/bring-your-own.md).
 
-B rows, T target tokens, S source tokens, D model width, H heads, K head width, V vocabulary, C classes.
+B rows, G rows of a sentence (its beams), T target tokens, S source tokens, D model width, H heads, K head width,
+V vocabulary, C classes.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Protocol
 from torch import Tensor
 
 from headway_training.models.parts.attention import Attend, AttendCross
+from headway_training.models.parts.recurrence import Recur
 
 
 class Decoder(Protocol):
@@ -53,6 +55,32 @@ class EncoderDecoder(Protocol):
         ...
 
 
+class RecurrentEncoderDecoder(Protocol):
+    """A model that translates with a state of fixed size in the place of attention to its own tokens."""
+
+    max_source_length: int
+    """Most tokens of a source sentence."""
+    max_target_length: int
+    """Most tokens of a translation, its first token included."""
+
+    def encode_source(
+        self, input_ids: Tensor, attention_mask: Tensor, recur: Recur
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """(B, S), (B, S) -> what every step reads, each (B, S, .), and the states it begins with, each (B, .)."""
+        ...
+
+    def step(
+        self, token_ids: Tensor, states: tuple[Tensor, ...], cross: tuple[Tensor, ...], source_mask: Tensor
+    ) -> tuple[Tensor, tuple[Tensor, ...], Tensor]:
+        """(B, G), states (B, G, .), ... -> logits (B, G, V), the next states, attention to the source (B, G, S)."""
+        ...
+
+
+def is_recurrent(model: object) -> bool:
+    """Whether a model that translates follows `RecurrentEncoderDecoder`, and not `EncoderDecoder`."""
+    return callable(getattr(model, "step", None))
+
+
 class TextClassifier(Protocol):
     """A model that classifies texts."""
 
@@ -61,6 +89,21 @@ class TextClassifier(Protocol):
 
     def __call__(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """(B, T), (B, T) -> logits (B, C)."""
+        ...
+
+
+class PoolingClassifier(Protocol):
+    """A classifier of texts or images that can be asked for the vector its classes are told by."""
+
+    pooling: str
+    """Which vector it is: `mean`, `first_token`, `class_token` or a name of the module's own."""
+
+    def pool(self, *inputs: Tensor) -> Tensor:
+        """What the model is called with -> (B, D)."""
+        ...
+
+    def classify(self, pooled: Tensor) -> Tensor:
+        """(B, D) -> logits (B, C), the same that calling the model gives."""
         ...
 
 

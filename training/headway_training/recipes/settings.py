@@ -11,15 +11,15 @@ from headway_training.checkpoint import ImagePreprocessing, Languages, SamplingD
 
 TaskName = Literal["generation", "translation", "text_classification", "image_classification"]
 
-ARCHITECTURES: Mapping[TaskName, str] = MappingProxyType(
+ARCHITECTURES: Mapping[TaskName, tuple[str, ...]] = MappingProxyType(
     {
-        "generation": "gpt",
-        "translation": "transformer",
-        "text_classification": "encoder",
-        "image_classification": "vit",
+        "generation": ("gpt",),
+        "translation": ("transformer", "recurrent"),
+        "text_classification": ("encoder",),
+        "image_classification": ("vit",),
     }
 )
-"""The architecture that each task trains."""
+"""The architectures that each task trains."""
 
 
 def _check_range(name: str, value: float, low: float, high: float) -> None:
@@ -169,8 +169,9 @@ class Recipe:
 
     def __post_init__(self) -> None:
         architecture, head = self.model.get("architecture"), self.model.get("head", "sequence")
-        if architecture != ARCHITECTURES[self.task]:
-            raise ValueError(f"model.architecture is {architecture!r}; {self.task} needs {ARCHITECTURES[self.task]!r}")
+        if architecture not in (known := ARCHITECTURES[self.task]):
+            needed = " or ".join(map(repr, known))
+            raise ValueError(f"model.architecture is {architecture!r}; {self.task} needs {needed}")
         if head != "sequence":
             raise ValueError(f"model.head is {head!r}; {self.task} needs 'sequence'")
         if self.task == "image_classification" and self.preprocessing is None:

@@ -18,7 +18,7 @@ from headway_training.checkpoint import Baseline
 from headway_training.data.examples import ParallelTexts, Splits
 from headway_training.evaluation import pad, token_mask, translate
 from headway_training.metrics import corpus_bleu
-from headway_training.models import Transformer
+from headway_training.models import RecurrentTranslator, Transformer
 from headway_training.recipes.settings import Recipe
 from headway_training.tasks.base import IGNORED, EvaluationData, Metrics, Task, TrainingBatch
 from headway_training.tokenizers import encode_texts, special_tokens
@@ -87,8 +87,8 @@ class TranslationTask(Task):
         """Corpus BLEU of greedy translations, with sacreBLEU's signature."""
         pairs = self._splits.valid if part == "valid" else self._splits.test
         sources = encode_texts(self.tokenizer, pairs.sources, self._max_source)
-        transformer = cast("Transformer", model)
-        hypotheses = translate(transformer, self.tokenizer, sources, pad_id=self._pad, bos=self._bos, eos=self._eos)
+        translator = cast("Transformer | RecurrentTranslator", model)
+        hypotheses = translate(translator, self.tokenizer, sources, pad_id=self._pad, bos=self._bos, eos=self._eos)
         score, signature = corpus_bleu(hypotheses, pairs.targets)
         return {"sacrebleu": score, "sacrebleu_signature": signature}
 
