@@ -137,9 +137,11 @@ class TextStream(_StreamState[MessageT, ResultT]):
             except grpc.RpcError as error:
                 time.sleep(self._delay_after(error))
             self._rpc = self._open_rpc(self._attempts.remaining_s())
+            if self._closed:  # from another thread, while this one slept
+                self._rpc.cancel()
 
     def close(self) -> None:
-        """Ends the call, if it is still running; the server stops working on it."""
+        """Ends the call, if it is still running; the server stops working on it. May be called from any thread."""
         self._closed = True
         self._rpc.cancel()
 

@@ -311,7 +311,9 @@ class Models(model_service_pb2_grpc.ModelServiceServicer):
             variant="fp32",
             device="cpu",
             parameter_count=1_234_567,
-            default_sampling=generation_service_pb2.SamplingParameters(temperature=0.5, min_p=0.0, repetition_penalty=1.25),
+            default_sampling=generation_service_pb2.SamplingParameters(
+                temperature=0.5, min_p=0.0, repetition_penalty=1.25
+            ),
             quality=[model_service_pb2.QualityFigure(variant="fp32", metric="accuracy", value=90.5, example_count=10)],
         )
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from importlib import import_module
+from queue import SimpleQueue
+from threading import Event, Thread
 from typing import Annotated
 
 import typer
@@ -15,7 +18,7 @@ from headway_client.cli.output import as_dict, print_answer_json, print_json, pr
 from headway_client.cli.parameters import connected
 from headway_client.client import Client
 from headway_client.conversation import ChatMessage, Role
-from headway_client.errors import HeadwayError
+from headway_client.errors import CallCancelledError, HeadwayError
 
 System = Annotated[str, typer.Option("--system", metavar="TEXT", help="What sets the task; comes first.")]
 Messages = Annotated[
@@ -73,7 +76,7 @@ def _talk(client: Client, turns: list[ChatMessage], flags: GenerationFlags) -> N
 def _answer(client: Client, turns: Sequence[ChatMessage], flags: GenerationFlags) -> str:
     """Prints the model's turn and returns what of it has come."""
     texts: list[str] = []
-    with client.stream_chat(turns, **flags.options()) as stream:
+    with client.stream_chat(turns, **flags.options()) as stream, _interruptible(stream.close) as is_interrupted:
         try:
             for piece in stream:
                 texts.append(piece.text)
@@ -81,7 +84,10 @@ def _answer(client: Client, turns: Sequence[ChatMessage], flags: GenerationFlags
                     print_json(as_dict(piece))
                 else:
                     typer.echo(piece.text, nl=False)
-        except KeyboardInterrupt:
+        except CallCancelledError:
+            if not is_interrupted():
+                raise
+        if is_interrupted():
             typer.echo()
             return "".join(texts)
         if flags.as_json:
@@ -91,6 +97,32 @@ def _answer(client: Client, turns: Sequence[ChatMessage], flags: GenerationFlags
             print_tokens(stream.answer[0].prompt_tokens)
             print_tokens(stream.answer[0].tokens)
     return "".join(texts)
+
+
+@contextmanager
+def _interruptible(close: Callable[[], None]) -> Iterator[Callable[[], bool]]:
+    """Lets Ctrl-C end a call by closing it, from another thread, and tells whether it has.
+
+    A KeyboardInterrupt is raised wherever the main thread is. Within gRPC that may be between the taking of a lock and
+    the block that releases it, and then no call of the channel ever ends again.
+    """
+    interrupted = Event()
+    orders: SimpleQueue[bool] = SimpleQueue()  # what a signal handler may put into, whatever it has interrupted
+
+    def close_on_order() -> None:
+        if orders.get():
+            interrupted.set()
+            close()
+
+    closer = Thread(target=close_on_order, name="interrupt", daemon=True)
+    closer.start()
+    before = signal.signal(signal.SIGINT, lambda _number, _frame: orders.put(True))
+    try:
+        yield interrupted.is_set
+    finally:
+        signal.signal(signal.SIGINT, before)
+        orders.put(False)
+        closer.join()
 
 
 def _turn(message: str) -> ChatMessage:
