@@ -18,8 +18,6 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from headway_server.bundles.tags import TagSet
-
 SCHEMA_VERSION = 1
 MANIFEST_FILE = "bundle.json"
 TOKENIZER_FILE = "tokenizer.json"
@@ -207,6 +205,25 @@ class ImagePreprocessing(Record):
     """Divides what is left, a channel."""
 
 
+class ClassificationScheme(Record):
+    """How a classifier's logits become probabilities, and which labels apply."""
+
+    kind: Literal["single_label", "multi_label"] = "single_label"
+    """`single_label`: softmax, and the likeliest label applies. `multi_label`: a sigmoid a label."""
+    temperature: Positive = 1.0
+    """Divides the logits."""
+    thresholds: tuple[Annotated[float, Field(ge=0, le=1)], ...] = ()
+    """Probability from which each label applies; multi_label only."""
+
+
+class Embedding(Record):
+    """The output `embedding` of a model's graphs: float32 (batch, dimension)."""
+
+    pooling: Annotated[str, Field(min_length=1)]
+    """How it is made of the model's states: `mean`, `first_token`, `class_token`, or a name of the module's own."""
+    dimension: Size
+
+
 class SamplingDefaults(Record):
     """What a generation request takes for parameters it does not set."""
 
@@ -248,6 +265,12 @@ class Manifest(Record):
     special_tokens: SpecialTokens | None = None
     limits: Limits = Limits()
     labels: tuple[str, ...] = ()
+    classification: ClassificationScheme | None = None
+    """None: single_label, and a temperature of 1."""
+    text_pairs: Literal["never", "optional", "required"] = "never"
+    """Whether a text model reads two texts as one input: never, where a second one is given, or always."""
+    embedding: Embedding | None = None
+    """None where the graphs have no such output."""
     image_preprocessing: ImagePreprocessing | None = None
     languages: Languages | None = None
     sampling_defaults: SamplingDefaults | None = None
@@ -280,6 +303,22 @@ class Manifest(Record):
         return self
 
     @model_validator(mode="after")
+    def _check_classifier(self) -> Manifest:
+        """Checks that thresholds are those of the labels, and that embeddings are outputs of the graphs."""
+        if self.classification is not None:
+            needed = len(self.labels) if self.classification.kind == "multi_label" else 0
+            if (found := len(self.classification.thresholds)) != needed:
+                raise ValueError(
+                    f"classification.thresholds: {self.classification.kind} with {len(self.labels)} labels needs "
+                    f"{needed}, and there are {found}"
+                )
+        if self.embedding is not None:
+            for precision, variant in self.variants.items():
+                if "embedding" not in {spec.name for graph in variant.graphs.values() for spec in graph.outputs}:
+                    raise ValueError(f"embedding: the graphs of variants.{precision} have no such output")
+        return self
+
+    @model_validator(mode="after")
     def _check_task(self) -> Manifest:
         """Checks that the parts the task needs are there."""
         if (
@@ -287,11 +326,6 @@ class Manifest(Record):
             and not self.labels
         ):
             raise ValueError(f"labels: {self.task} needs them")
-        if self.task is Task.TOKEN_CLASSIFICATION:
-            try:
-                TagSet.parse(self.labels)
-            except ValueError as error:
-                raise ValueError(f"labels: {error}") from error
         if self.task is Task.IMAGE_CLASSIFICATION:
             if self.image_preprocessing is None:
                 raise ValueError("image_preprocessing: image_classification needs it")
