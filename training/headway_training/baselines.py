@@ -19,8 +19,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from headway_training.checkpoint import Baseline
-from headway_training.data.examples import LabeledImages, LabeledTexts, ParallelTexts
-from headway_training.metrics import accuracy, corpus_bleu
+from headway_training.data.examples import LabeledImages, LabeledTexts, MultiLabeledTexts, ParallelTexts
+from headway_training.metrics import accuracy, corpus_bleu, multi_label_f1
 
 _WORDS = re.compile(r"\w+|[^\w\s]")
 NGRAM_ORDER = 5
@@ -37,6 +37,19 @@ def naive_bayes_baseline(train: LabeledTexts, test: LabeledTexts) -> Baseline:
     classifier = make_pipeline(CountVectorizer(analyzer=_words), MultinomialNB())
     predictions = classifier.fit(train.texts, train.labels).predict(test.texts)
     return Baseline(name="Naive Bayes on word counts", metric="accuracy", value=accuracy(predictions, test.labels))
+
+
+def multi_label_bayes_baseline(train: MultiLabeledTexts, test: MultiLabeledTexts, num_labels: int) -> Baseline:
+    """Naive Bayes on word counts, which tells of each label by itself whether it applies."""
+    counter = CountVectorizer(analyzer=_words)
+    train_counts, test_counts = counter.fit_transform(train.texts), counter.transform(test.texts)
+    columns = []
+    for label in range(num_labels):
+        applies = [label in several for several in train.labels]
+        columns.append(MultinomialNB().fit(train_counts, applies).predict(test_counts))
+    truth = np.array([[label in several for label in range(num_labels)] for several in test.labels])  # (N, C)
+    value, _ = multi_label_f1(np.stack(columns, axis=1), truth)
+    return Baseline(name="Naive Bayes on word counts, a label at a time", metric="micro_f1", value=value)
 
 
 def pixel_regression_baseline(train: LabeledImages, test: LabeledImages) -> Baseline:

@@ -32,7 +32,9 @@ TEXT_EVALUATION_FILE = "evaluation.jsonl"
 IMAGE_EVALUATION_FILE = "evaluation.npz"
 
 Task = Literal["generation", "translation", "text_classification", "token_classification", "image_classification"]
-Metric = Literal["accuracy", "sacrebleu", "nats_per_character"]
+Metric = Literal["accuracy", "micro_f1", "span_f1", "sacrebleu", "nats_per_character"]
+TextPairUse = Literal["never", "optional", "required"]
+"""Whether a text model reads two texts as one input: never, where a second one is given, or always."""
 Scalar = str | int | float | bool | None
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?$")]
@@ -75,6 +77,17 @@ class ImagePreprocessing(Record):
                 "the larger of height and width"
             )
         return self
+
+
+class Classification(Record):
+    """How a classifier's logits become probabilities, and which labels apply."""
+
+    kind: Literal["single_label", "multi_label"] = "single_label"
+    """`single_label`: softmax, and the likeliest label applies. `multi_label`: a sigmoid a label."""
+    temperature: float = Field(default=1.0, gt=0)
+    """Divides the logits; fitted on validation data (`headway_training.calibration`)."""
+    thresholds: tuple[Annotated[float, Field(ge=0, le=1)], ...] = ()
+    """Probability from which each label applies, chosen on validation data; multi_label only."""
 
 
 class Languages(Record):
@@ -146,6 +159,9 @@ class Checkpoint(Record):
     configuration: dict[str, Scalar]
     special_tokens: SpecialTokens | None = None
     labels: tuple[str, ...] = ()
+    classification: Classification | None = None
+    """None in checkpoints that were written before there was one: single_label, and a temperature of 1."""
+    text_pairs: TextPairUse = "never"
     image_preprocessing: ImagePreprocessing | None = None
     languages: Languages | None = None
     sampling_defaults: SamplingDefaults | None = None
@@ -157,6 +173,13 @@ class Checkpoint(Record):
         """Checks that the parts the task needs are there."""
         if self.task.endswith("classification") and not self.labels:
             raise ValueError(f"labels: {self.task} needs them")
+        if self.classification is not None:
+            needed = len(self.labels) if self.classification.kind == "multi_label" else 0
+            if len(self.classification.thresholds) != needed:
+                raise ValueError(
+                    f"classification.thresholds: there are {len(self.classification.thresholds)}; "
+                    f"{self.classification.kind} with {len(self.labels)} labels needs {needed}"
+                )
         if self.task == "image_classification":
             if self.image_preprocessing is None:
                 raise ValueError("image_preprocessing: image_classification needs it")
@@ -173,7 +196,7 @@ def write_checkpoint(
     model: nn.Module,
     *,
     tokenizer: Tokenizer | None = None,
-    texts: Iterable[Mapping[str, str | int]] | None = None,
+    texts: Iterable[Mapping[str, Any]] | None = None,
     images: tuple[NDArray[np.uint8], NDArray[np.int64]] | None = None,
 ) -> None:
     """Writes a whole checkpoint, replacing one that is there; a reader sees the old one or the new one.

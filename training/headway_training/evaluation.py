@@ -92,23 +92,39 @@ def _window_losses(model: nn.Module, ids: Tensor, windows: Sequence[tuple[int, i
 
 
 @torch.inference_mode()
-def classify_texts(model: nn.Module, ids: Sequence[Sequence[int]], padding: int) -> NDArray[np.int64]:
-    """Classifies encoded texts: the likeliest class of each, int64 (B)."""
+def text_logits(
+    model: nn.Module,
+    ids: Sequence[Sequence[int]],
+    padding: int,
+    token_types: Sequence[Sequence[int]] | None = None,
+) -> NDArray[np.float32]:
+    """Runs a classifier on encoded texts, in batches of similar length: a row of float32 logits each, (B, C).
+
+    Args:
+        model: The classifier.
+        ids: The tokens of each text.
+        padding: What stands where a text has no token.
+        token_types: Types of the tokens, for models that have them and read pairs; None: all are 0.
+    """
     device = next(model.parameters()).device
-    predictions = np.zeros(len(ids), dtype=np.int64)
+    logits: dict[int, NDArray[np.float32]] = {}
     for batch in sorted_batches([len(row) for row in ids], EVALUATION_TOKENS):
         rows = [ids[i] for i in batch]
-        logits = model(pad(rows, padding).to(device), token_mask(rows).to(device))  # (B, C)
-        predictions[batch] = logits.argmax(dim=-1).cpu().numpy()
-    return predictions
+        inputs = [pad(rows, padding), token_mask(rows)]
+        if token_types is not None:
+            inputs.append(pad([token_types[i] for i in batch], 0))
+        answers = model(*(tensor.to(device) for tensor in inputs)).float().cpu().numpy()  # (B, C)
+        logits |= zip(batch.tolist(), answers, strict=True)
+    return np.stack([logits[i] for i in range(len(ids))])
 
 
 @torch.inference_mode()
-def classify_images(model: nn.Module, pixel_values: Tensor, *, batch_size: int = 250) -> NDArray[np.int64]:
-    """Classifies images, float (B, 3, H, W): the likeliest class of each, int64 (B)."""
+def image_logits(model: nn.Module, pixel_values: Tensor, *, batch_size: int = 250) -> NDArray[np.float32]:
+    """Runs a classifier on images, float (B, 3, H, W): a row of float32 logits each, (B, C)."""
     device = next(model.parameters()).device
-    predictions = [model(part.to(device)).argmax(dim=-1).cpu() for part in torch.split(pixel_values, batch_size)]
-    return torch.cat(predictions).numpy()
+    logits = [model(part.to(device)).float().cpu() for part in torch.split(pixel_values, batch_size)]
+    answers: NDArray[np.float32] = torch.cat(logits).numpy()
+    return answers
 
 
 @torch.inference_mode()

@@ -244,6 +244,7 @@ def _introduction(run: _Run) -> str:
 def _finish(run: _Run, summary: TrainingSummary, console: Console) -> None:
     """Reads the test data, once, with the best weights; measures the baseline; writes the checkpoint."""
     console.print(f"best weights: step {summary.best_step:,}. Measuring on the test data, and the baseline ...")
+    run.trainer.calibrate()
     record = _record(run, summary)
     evaluation = run.task.evaluation_data()
     checkpoint = Checkpoint(

@@ -13,6 +13,14 @@ from headway_training.errors import DataError
 from headway_training.recipes.settings import TaskName, TokenizerSettings
 
 PAD, UNK, BOS, EOS = "<pad>", "<unk>", "<bos>", "<eos>"
+_JOINED = (
+    ("(?i:-lrb-)", "("),
+    ("(?i:-rrb-)", ")"),
+    ("``|''", '"'),
+    (r" +(?=[.,;:!?)%]|'(?i:s|m|d|re|ve|ll)\b|(?i:n't)\b)", ""),
+    (r"(?<=[(]) +", ""),
+)
+"""Patterns of the Penn treebank's tokenization, and what people write instead."""
 
 _SPECIAL_TOKENS: dict[TaskName, tuple[str, ...]] = {
     "generation": (),
@@ -25,8 +33,9 @@ _SPECIAL_TOKENS: dict[TaskName, tuple[str, ...]] = {
 def train_tokenizer(texts: Iterable[str], settings: TokenizerSettings, task: TaskName) -> Tokenizer:
     """Trains a tokenizer on the training text.
 
-    A translation's tokenizer ends every source with `<eos>`, a classifier's frames every text as `<bos> ... <eos>`;
-    a running text gets no special tokens.
+    A translation's tokenizer ends every source with `<eos>`, a classifier's frames every text as `<bos> ... <eos>` and
+    a pair as `<bos> ... <eos> ... <eos>`, of which what follows the first `<eos>` is of type 1; a running text gets no
+    special tokens.
 
     Raises:
         DataError: The text is too small for one.
@@ -40,15 +49,23 @@ def train_tokenizer(texts: Iterable[str], settings: TokenizerSettings, task: Tas
     if special:
         bos, eos = tokenizer.token_to_id(BOS), tokenizer.token_to_id(EOS)
         frame = "$A <eos>" if task == "translation" else "<bos> $A <eos>"
-        tokenizer.post_processor = processors.TemplateProcessing(single=frame, special_tokens=[(BOS, bos), (EOS, eos)])
+        pair = f"{frame} $B:1 <eos>:1"
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=frame, pair=pair, special_tokens=[(BOS, bos), (EOS, eos)]
+        )
     return tokenizer
 
 
 def _train_bpe(texts: Iterable[str], settings: TokenizerSettings, special: list[str]) -> Tokenizer:
     """Byte-pair encoding over bytes (Sennrich et al. 2016, Radford et al. 2019)."""
     tokenizer = Tokenizer(BPE())
+    steps: list[normalizers.Normalizer] = []
     if settings.lowercase:
-        tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
+        steps += [normalizers.NFKC(), normalizers.Lowercase()]
+    if settings.join_punctuation:
+        steps += [normalizers.Replace(Regex(pattern), text) for pattern, text in _JOINED]
+    if steps:
+        tokenizer.normalizer = normalizers.Sequence(steps)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = BpeTrainer(
@@ -98,3 +115,22 @@ def encode_texts(
         return [encoding.ids for encoding in tokenizer.encode_batch(list(texts), add_special_tokens=frame)]
     finally:
         tokenizer.no_truncation()
+
+
+def encode_pairs(
+    tokenizer: Tokenizer, texts: Sequence[str], text_pairs: Sequence[str], max_length: int
+) -> tuple[list[list[int]], list[list[int]]]:
+    """Encodes texts with what they are paired with, each pair as one input; an empty second text stands for none.
+
+    A pair past `max_length` tokens is cut at the ends of its texts, the longer one first.
+
+    Returns:
+        The ids of each input, and the type of each of its tokens: 0, and 1 in the second text.
+    """
+    tokenizer.enable_truncation(max_length, strategy="longest_first")
+    inputs = [(text, pair) if pair else text for text, pair in zip(texts, text_pairs, strict=True)]
+    try:
+        encodings = tokenizer.encode_batch(inputs)
+    finally:
+        tokenizer.no_truncation()
+    return [encoding.ids for encoding in encodings], [encoding.type_ids for encoding in encodings]

@@ -134,6 +134,11 @@ class Trainer:
             history=self.progress.history,
         )
 
+    def calibrate(self) -> None:
+        """Fits, on validation data, what the task needs beside the weights to answer."""
+        self.model.eval()
+        self._task.calibrate(self.model)
+
     def evaluate(self, part: Literal["valid", "test"]) -> Metrics:
         """Measures the model as it is, in fp32, on a part of the data."""
         self.model.eval()

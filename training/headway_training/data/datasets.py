@@ -12,6 +12,7 @@ from headway_training.errors import DataError
 _MULTI30K_URL = "https://raw.githubusercontent.com/multi30k/dataset/master/data/task1/raw/"
 _AG_NEWS_URL = "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/"
 _SHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/"
+_SST2_URL = "https://raw.githubusercontent.com/eyalbd2/Reproducing-AutoPrompt/master/glue_data/SST-2/"
 _CIFAR10_URL = "https://www.cs.toronto.edu/~kriz/"
 
 
@@ -109,6 +110,20 @@ _ALL = (
             "(the data set's README)"
         ),
         home="https://github.com/multi30k/dataset",
+    ),
+    Dataset(
+        name="sst2",
+        folder="sst2",
+        title="SST-2 (GLUE), training part",
+        files=(
+            RemoteFile(
+                name="train.tsv",
+                url=_SST2_URL + "train_full.tsv",
+                sha256="48eac26399f8456935f81dd9e3a745c1430adb6c62e233ccfe22db4a0d15d1d1",
+            ),
+        ),
+        license="not stated by the source, which asks for citation of Socher et al. (2013)",
+        home="https://gluebenchmark.com/tasks",
     ),
     Dataset(
         name="cifar10",

@@ -21,13 +21,33 @@ class LabeledTexts:
 
     texts: list[str]
     labels: list[int]
+    text_pairs: list[str] | None = None
+    """The text that each is paired with, empty where there is none; None: no text has one."""
 
     def __len__(self) -> int:
         return len(self.texts)
 
     def take(self, indices: NDArray[np.int64]) -> LabeledTexts:
         """The examples at `indices`, in that order."""
-        return LabeledTexts(texts=[self.texts[i] for i in indices], labels=[self.labels[i] for i in indices])
+        return LabeledTexts(
+            texts=[self.texts[i] for i in indices],
+            labels=[self.labels[i] for i in indices],
+            text_pairs=None if self.text_pairs is None else [self.text_pairs[i] for i in indices],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MultiLabeledTexts:
+    """Texts with any number of labels each."""
+
+    texts: list[str]
+    labels: list[tuple[int, ...]]
+    """Indices in ascending order; none where no label applies."""
+    text_pairs: list[str] | None = None
+    """As in `LabeledTexts`."""
+
+    def __len__(self) -> int:
+        return len(self.texts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +88,7 @@ class LabeledImages:
         return LabeledImages(images=self.images[indices], labels=self.labels[indices])
 
 
-Examples = TypeVar("Examples", LabeledTexts, ParallelTexts, PlainText, LabeledImages)
+Examples = TypeVar("Examples", LabeledTexts, MultiLabeledTexts, ParallelTexts, PlainText, LabeledImages)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,15 @@ Without one, the first column is the label and the others, joined by a space, ar
 
     "3","Wall St. Bears Claw Back","Short-sellers are seeing green again."
 
+Where a recipe lets a text have several labels, they stand in the label column with a separator between them, and a text
+to which none applies has none there:
+
+    text,label
+    "Rates rise, shares fall.",business|politics
+    "It is Tuesday.",
+
+Where a recipe reads pairs of texts, the second one is in a column `text_pair`; without a header, in the third column.
+
 A file whose name ends in `.tsv` (or `.tsv.gz`) is separated by tabs.
 """
 
@@ -18,24 +27,38 @@ import csv
 import io
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from headway_training.data.examples import LabeledTexts
+from headway_training.checkpoint import TextPairUse
+from headway_training.data.examples import LabeledTexts, MultiLabeledTexts
 from headway_training.data.files import read_text
 from headway_training.errors import DataError
-
-Row = tuple[int, str, str]
-"""Line number, text, label."""
 
 _LAYOUT = "expected a header with the columns text and label, or no header and the label in the first column"
 
 
-def read_labeled_texts(path: Path, labels: Sequence[str] | None = None) -> tuple[LabeledTexts, tuple[str, ...]]:
-    """Reads a CSV file.
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row of a file."""
+
+    line: int
+    text: str
+    label: str
+    """As it stands there: a label, or several with their separators."""
+    text_pair: str = ""
+    """Empty where there is none."""
+
+
+def read_labeled_texts(
+    path: Path, labels: Sequence[str] | None = None, *, text_pairs: TextPairUse = "never"
+) -> tuple[LabeledTexts, tuple[str, ...]]:
+    """Reads a CSV file whose rows have one label each.
 
     Args:
         path: The file; `.gz` and `.xz` are unpacked.
         labels: Known labels in the order of their indices; None: those of the file, sorted (numbers by their value).
+        text_pairs: Whether a text may or must be paired with another.
 
     Returns:
         The examples and the labels.
@@ -44,18 +67,63 @@ def read_labeled_texts(path: Path, labels: Sequence[str] | None = None) -> tuple
         MissingDataError: There is no such file.
         DataError: A row is malformed, a label is not known, or there are fewer than two classes.
     """
-    rows = list(read_rows(path))
+    rows = _read_all(path, text_pairs, needs_label=True)
+    names = _names({row.label for row in rows}, labels, path)
+    index = {name: i for i, name in enumerate(names)}
+    examples = LabeledTexts(
+        texts=[row.text for row in rows],
+        labels=[_find(index, row.label, row.line, path) for row in rows],
+        text_pairs=None if text_pairs == "never" else [row.text_pair for row in rows],
+    )
+    return examples, names
+
+
+def read_multi_labeled_texts(
+    path: Path, labels: Sequence[str] | None = None, *, separator: str, text_pairs: TextPairUse = "never"
+) -> tuple[MultiLabeledTexts, tuple[str, ...]]:
+    """Reads a CSV file whose rows have any number of labels; arguments, results and errors are as above.
+
+    Args:
+        path: The file.
+        labels: Known labels in the order of their indices; None: those of the file.
+        separator: What stands between the labels of a row.
+        text_pairs: Whether a text may or must be paired with another.
+    """
+    rows = _read_all(path, text_pairs, needs_label=False)
+    found = [[label.strip() for label in row.label.split(separator) if label.strip()] for row in rows]
+    names = _names({label for several in found for label in several}, labels, path)
+    index = {name: i for i, name in enumerate(names)}
+    examples = MultiLabeledTexts(
+        texts=[row.text for row in rows],
+        labels=[
+            tuple(sorted({_find(index, label, row.line, path) for label in several}))
+            for row, several in zip(rows, found, strict=True)
+        ],
+        text_pairs=None if text_pairs == "never" else [row.text_pair for row in rows],
+    )
+    return examples, names
+
+
+def _read_all(path: Path, text_pairs: TextPairUse, *, needs_label: bool) -> list[Row]:
+    rows = list(read_rows(path, text_pairs=text_pairs, needs_label=needs_label))
     if not rows:
         raise DataError(f"{path} holds no rows; {_LAYOUT}")
-    names = tuple(sort_labels({label for _, _, label in rows}) if labels is None else labels)
+    return rows
+
+
+def _names(found: set[str], known: Sequence[str] | None, path: Path) -> tuple[str, ...]:
+    names = tuple(sort_labels(found) if known is None else known)
     if len(names) < 2:
-        raise DataError(f"{path}: every row has the label {names[0]!r}; a classifier needs at least 2 classes")
-    index = {name: i for i, name in enumerate(names)}
-    for line, _, label in rows:
-        if label not in index:
-            known = ", ".join(names[:20])
-            raise DataError(f"{path}, line {line}: the label {label!r} is not among the training data's: {known}")
-    return LabeledTexts(texts=[text for _, text, _ in rows], labels=[index[label] for _, _, label in rows]), names
+        only = f"every row has the label {names[0]!r}" if names else "no row has a label"
+        raise DataError(f"{path}: {only}; a classifier needs at least 2 classes")
+    return names
+
+
+def _find(index: dict[str, int], label: str, line: int, path: Path) -> int:
+    if label not in index:
+        known = ", ".join(list(index)[:20])
+        raise DataError(f"{path}, line {line}: the label {label!r} is not among the training data's: {known}")
+    return index[label]
 
 
 def sort_labels(labels: set[str]) -> list[str]:
@@ -65,8 +133,13 @@ def sort_labels(labels: set[str]) -> list[str]:
     return sorted(labels)
 
 
-def read_rows(path: Path) -> Iterator[Row]:
-    """Reads line number, text and label of every row.
+def read_rows(path: Path, *, text_pairs: TextPairUse = "never", needs_label: bool = True) -> Iterator[Row]:
+    """Reads every row.
+
+    Args:
+        path: The file.
+        text_pairs: Whether a text may or must be paired with another.
+        needs_label: Whether a row without a label is an error.
 
     Raises:
         MissingDataError: There is no such file.
@@ -79,10 +152,10 @@ def read_rows(path: Path) -> Iterator[Row]:
     if first is None:
         return
     columns = [cell.strip().lower() for cell in first[1]]
-    if "text" in columns and "label" in columns:
-        yield from _with_header(rows, columns, path)
-    else:
-        yield from _without_header([first, *rows], path)
+    has_header = "text" in columns and "label" in columns
+    cells = _with_header(rows, columns, path) if has_header else _without_header([first, *rows], text_pairs, path)
+    for row in cells:
+        yield _checked(row, text_pairs, needs_label, path)
 
 
 def _numbered(reader: Iterator[list[str]], path: Path) -> Iterator[tuple[int, list[str]]]:
@@ -104,17 +177,18 @@ def _numbered(reader: Iterator[list[str]], path: Path) -> Iterator[tuple[int, li
 
 
 def _with_header(rows: Iterator[tuple[int, list[str]]], columns: list[str], path: Path) -> Iterator[Row]:
-    text_column, label_column = columns.index("text"), columns.index("label")
+    text, label = columns.index("text"), columns.index("label")
+    pair = columns.index("text_pair") if "text_pair" in columns else None
     for line, row in rows:
         if len(row) != len(columns):
             raise DataError(
                 f"{path}, line {line}: {len(row)} columns; expected {len(columns)} ({', '.join(columns)}). "
                 "A text that contains the separator stands in double quotes"
             )
-        yield _checked(line, row[text_column], row[label_column], path)
+        yield Row(line, row[text], row[label], "" if pair is None else row[pair])
 
 
-def _without_header(rows: list[tuple[int, list[str]]], path: Path) -> Iterator[Row]:
+def _without_header(rows: list[tuple[int, list[str]]], text_pairs: TextPairUse, path: Path) -> Iterator[Row]:
     counts = Counter(row[0].strip() for _, row in rows)
     if len(rows) > 2 and counts[rows[0][1][0].strip()] == 1 and max(counts.values()) > 1:
         raise DataError(
@@ -124,12 +198,19 @@ def _without_header(rows: list[tuple[int, list[str]]], path: Path) -> Iterator[R
     for line, row in rows:
         if len(row) < 2:
             raise DataError(f"{path}, line {line}: 1 column; {_LAYOUT}")
-        yield _checked(line, " ".join(cell.strip() for cell in row[1:]), row[0], path)
+        if text_pairs == "never":
+            yield Row(line, " ".join(cell.strip() for cell in row[1:]), row[0])
+        elif len(row) <= 3:
+            yield Row(line, row[1], row[0], row[2] if len(row) == 3 else "")
+        else:
+            raise DataError(f"{path}, line {line}: {len(row)} columns; expected label, text and text_pair")
 
 
-def _checked(line: int, text: str, label: str, path: Path) -> Row:
-    if not text.strip():
-        raise DataError(f"{path}, line {line}: the text is empty; remove the row or fill it in")
-    if not label.strip():
-        raise DataError(f"{path}, line {line}: the label is empty; remove the row or fill it in")
-    return line, text.strip(), label.strip()
+def _checked(row: Row, text_pairs: TextPairUse, needs_label: bool, path: Path) -> Row:
+    needed = {"text": row.text, "label": row.label if needs_label else "none", "text_pair": row.text_pair}
+    if text_pairs != "required":
+        del needed["text_pair"]
+    for name, value in needed.items():
+        if not value.strip():
+            raise DataError(f"{path}, line {row.line}: the {name} is empty; remove the row or fill it in")
+    return Row(row.line, row.text.strip(), row.label.strip(), row.text_pair.strip())

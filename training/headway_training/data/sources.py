@@ -10,10 +10,11 @@ from typing import Any
 
 from headway_training.data.examples import Splits
 from headway_training.data.image_folder import read_image_folder
-from headway_training.data.labeled_text import read_labeled_texts
+from headway_training.data.labeled_text import read_labeled_texts, read_multi_labeled_texts
 from headway_training.data.parallel_text import read_parallel_texts
 from headway_training.data.plain_text import read_plain_text
 from headway_training.data.public import read_ag_news, read_cifar10, read_multi30k, read_tiny_shakespeare
+from headway_training.data.sst2 import read_sst2
 from headway_training.errors import DataError, RecipeError
 from headway_training.recipes.settings import Recipe, TaskName
 
@@ -54,6 +55,7 @@ def read_splits(recipe: Recipe, folder: Path, own: OwnData | None) -> Splits[Any
         return _read_own(recipe, own)
     readers: Mapping[str, tuple[TaskName, Callable[[], Splits[Any]]]] = {
         "ag-news": ("text_classification", lambda: read_ag_news(folder, recipe.data.valid_fraction)),
+        "sst2": ("text_classification", lambda: read_sst2(folder, recipe.data.valid_fraction)),
         "tiny-shakespeare": (
             "generation",
             lambda: read_tiny_shakespeare(folder, recipe.data.valid_fraction, recipe.data.test_fraction),
@@ -95,7 +97,11 @@ def _read_own(recipe: Recipe, own: OwnData) -> Splits[Any]:
 def _read_part(recipe: Recipe, name: str, labels: tuple[str, ...] | None) -> tuple[Any, tuple[str, ...] | None]:
     """One part of the user's data, and the labels."""
     if recipe.task == "text_classification":
-        return read_labeled_texts(Path(name), labels)
+        settings = recipe.classification
+        if settings.multi_label:
+            separator, pairs = settings.label_separator, settings.text_pairs
+            return read_multi_labeled_texts(Path(name), labels, separator=separator, text_pairs=pairs)
+        return read_labeled_texts(Path(name), labels, text_pairs=settings.text_pairs)
     if recipe.task == "image_classification":
         assert recipe.preprocessing is not None
         return read_image_folder(Path(name), recipe.preprocessing, labels)

@@ -71,6 +71,7 @@ class Encoder(Model):
         super().__init__()
         self.configuration = configuration
         self.max_length = configuration.max_length
+        self.num_token_types = configuration.num_token_types
         self.tokens = TokenEmbedding(configuration.vocabulary_size, configuration.d_model)
         self.token_types = (
             nn.Embedding(configuration.num_token_types, configuration.d_model)
@@ -115,6 +116,23 @@ class Encoder(Model):
             return self.tokens.logits(self.head(hidden_states)) + self.head.bias  # (B, T, V)
         logits: Tensor = self.head(hidden_states, attention_mask)
         return logits
+
+    @property
+    def pooling(self) -> str | None:
+        """Which vector `pool` gives: `mean` of the tokens, or `first_token`; None without a sequence head."""
+        if not isinstance(self.head, SequenceHead):
+            return None
+        return "mean" if self.head.pooler is None else "first_token"
+
+    def pool(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
+        """Computes what a sequence head tells classes by: (B, D); the arguments are those of `hidden_states`."""
+        assert isinstance(self.head, SequenceHead)
+        return self.head.pool(self.hidden_states(input_ids, attention_mask, token_type_ids), attention_mask)
+
+    def classify(self, pooled: Tensor) -> Tensor:
+        """(B, D) of `pool` -> logits (B, C)."""
+        assert isinstance(self.head, SequenceHead)
+        return self.head.classify(pooled)
 
 
 def _make_head(configuration: EncoderConfig) -> nn.Module:

@@ -3,6 +3,7 @@
 from headway_training.recipes.reader import list_recipes, read_recipe
 from headway_training.recipes.settings import (
     AugmentationSettings,
+    ClassificationSettings,
     DataSettings,
     OptimizationSettings,
     Recipe,
@@ -12,6 +13,7 @@ from headway_training.recipes.settings import (
 
 __all__ = [
     "AugmentationSettings",
+    "ClassificationSettings",
     "DataSettings",
     "OptimizationSettings",
     "Recipe",

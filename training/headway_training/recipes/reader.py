@@ -16,6 +16,7 @@ from headway_training.errors import RecipeError
 from headway_training.models import CONFIGURATIONS, NAMED_CONFIGURATIONS, named_configuration
 from headway_training.recipes.settings import (
     AugmentationSettings,
+    ClassificationSettings,
     DataSettings,
     OptimizationSettings,
     Recipe,
@@ -27,6 +28,7 @@ FOLDER = Path(__file__).parent
 _TOP_LEVEL = tuple(field.name for field in dataclasses.fields(Recipe))
 _SECTIONS: Mapping[str, tuple[str, ...]] = {
     "data": tuple(field.name for field in dataclasses.fields(DataSettings)),
+    "classification": tuple(field.name for field in dataclasses.fields(ClassificationSettings)),
     "tokenizer": tuple(field.name for field in dataclasses.fields(TokenizerSettings)),
     "optimization": tuple(field.name for field in dataclasses.fields(OptimizationSettings)),
     "augmentation": tuple(field.name for field in dataclasses.fields(AugmentationSettings)),

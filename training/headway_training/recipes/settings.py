@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
 
-from headway_training.checkpoint import ImagePreprocessing, Languages, SamplingDefaults
+from headway_training.checkpoint import ImagePreprocessing, Languages, SamplingDefaults, TextPairUse
 
 TaskName = Literal["generation", "translation", "text_classification", "image_classification"]
 
@@ -45,6 +45,25 @@ class DataSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClassificationSettings:
+    """What a text classifier reads and answers."""
+
+    multi_label: bool = False
+    """Whether a text may have several labels, or none; each is then a decision of its own."""
+    label_separator: str = "|"
+    """What separates the labels of a text in its label column; with `multi_label` alone."""
+    text_pairs: TextPairUse = "never"
+    """Whether an input may be (`optional`) or always is (`required`) a pair of texts, read as one."""
+
+    def __post_init__(self) -> None:
+        if len(self.label_separator) != 1 or self.label_separator in '"\r\n' or self.label_separator.isalnum():
+            raise ValueError(
+                f"label_separator is {self.label_separator!r}; it must be one character, neither a letter, a digit, a "
+                "double quote nor a line break"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizerSettings:
     """How a tokenizer is trained on the training text."""
 
@@ -54,6 +73,9 @@ class TokenizerSettings:
     """Most tokens of a `bpe` tokenizer, the 256 bytes and special tokens included."""
     lowercase: bool = False
     """Whether text is lower-cased and put into Unicode form NFKC first."""
+    join_punctuation: bool = False
+    """Whether the spaces, brackets and quotes that the Penn treebank's tokenization sets apart are put back first, so
+    that its texts ("it is n't -lrb- so -rrb- .") and those people write ("it isn't (so).") read alike."""
     min_frequency: int = 2
     """Fewest occurrences of a pair that is merged."""
 
@@ -156,6 +178,8 @@ class Recipe:
     """`architecture`, and the fields of its configuration that the data does not decide."""
     optimization: OptimizationSettings
     """How the weights are found."""
+    classification: ClassificationSettings = field(default_factory=ClassificationSettings)
+    """What a text classifier reads and answers; text_classification only."""
     tokenizer: TokenizerSettings = field(default_factory=TokenizerSettings)
     """How the tokenizer is trained; text only."""
     augmentation: AugmentationSettings = field(default_factory=AugmentationSettings)

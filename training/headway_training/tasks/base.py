@@ -44,7 +44,7 @@ class TrainingBatch:
 class EvaluationData:
     """What the checkpoint carries to be measured again; one of the two is there."""
 
-    texts: Iterable[Mapping[str, str | int]] | None = None
+    texts: Iterable[Mapping[str, Any]] | None = None
     """Objects of `evaluation.jsonl`."""
     images: tuple[NDArray[np.uint8], NDArray[np.int64]] | None = None
     """(N, height, width, 3) pixels and (N,) labels."""
@@ -91,6 +91,13 @@ class Task(ABC):
     @abstractmethod
     def evaluate(self, model: nn.Module, part: Literal["valid", "test"]) -> Metrics:
         """Measures the model, in evaluation mode, on a part of the data; `metric` is among the names."""
+
+    def calibrate(self, model: nn.Module) -> None:  # noqa: B027 (most tasks have nothing to fit)
+        """Fits what makes probabilities and decisions of logits, on the validation part.
+
+        Args:
+            model: With its final weights, in evaluation mode.
+        """
 
     @abstractmethod
     def measure_baseline(self) -> Baseline:

@@ -1,6 +1,6 @@
 """Image labels: tell the class of an image.
 
-B rows, H height, W width, C classes.
+B rows, N examples, H height, W width, C classes.
 """
 
 from __future__ import annotations
@@ -8,14 +8,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from headway_training.baselines import pixel_regression_baseline
 from headway_training.batches import Batch, even_batches
-from headway_training.checkpoint import Baseline
+from headway_training.calibration import calibration_metrics, fit_temperature
+from headway_training.checkpoint import Baseline, Classification
 from headway_training.data.examples import LabeledImages, Splits
-from headway_training.evaluation import classify_images
+from headway_training.evaluation import image_logits
 from headway_training.images import augment, normalize
 from headway_training.metrics import accuracy, macro_f1
 from headway_training.recipes.settings import Recipe
@@ -34,6 +37,7 @@ class ImageClassificationTask(Task):
         self._preprocessing = recipe.preprocessing
         self._recipe = recipe
         self._splits = splits
+        self._temperature = 1.0
 
     @property
     def num_train_examples(self) -> int:
@@ -45,8 +49,12 @@ class ImageClassificationTask(Task):
         return {"num_classes": len(self._splits.labels), "image_size": self._preprocessing.height}
 
     def checkpoint_fields(self) -> dict[str, Any]:
-        """Labels and preprocessing."""
-        return {"labels": self._splits.labels, "image_preprocessing": self._preprocessing}
+        """Labels, preprocessing and the fitted temperature."""
+        return {
+            "labels": self._splits.labels,
+            "classification": Classification(temperature=self._temperature),
+            "image_preprocessing": self._preprocessing,
+        }
 
     def epoch_batches(self, seed: int, epoch: int) -> list[Batch]:
         """Batches of images in random order."""
@@ -68,14 +76,26 @@ class ImageClassificationTask(Task):
         return logits
 
     def evaluate(self, model: nn.Module, part: Literal["valid", "test"]) -> Metrics:
-        """Accuracy and macro F1, in percent."""
+        """Accuracy and macro F1, in percent; of test data, the expected calibration error too."""
         examples = self._splits.valid if part == "valid" else self._splits.test
-        pixel_values = torch.from_numpy(normalize(examples.images, self._preprocessing))
-        predictions = classify_images(model, pixel_values)
-        return {
+        logits = self._evaluation_logits(model, examples)
+        predictions = logits.argmax(axis=-1)
+        metrics: Metrics = {
             "accuracy": accuracy(predictions, examples.labels),
             "macro_f1": macro_f1(predictions, examples.labels, len(self._splits.labels)),
         }
+        if part == "test":
+            metrics |= calibration_metrics(logits, examples.labels, self._temperature)
+        return metrics
+
+    def calibrate(self, model: nn.Module) -> None:
+        """Fits the temperature."""
+        valid = self._splits.valid
+        self._temperature = fit_temperature(self._evaluation_logits(model, valid), valid.labels)
+
+    def _evaluation_logits(self, model: nn.Module, examples: LabeledImages) -> NDArray[np.float32]:
+        """(N, C)."""
+        return image_logits(model, torch.from_numpy(normalize(examples.images, self._preprocessing)))
 
     def measure_baseline(self) -> Baseline:
         """Logistic regression on the pixels."""

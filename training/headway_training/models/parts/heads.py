@@ -24,10 +24,17 @@ class SequenceHead(nn.Module):
 
     def forward(self, hidden_states: Tensor, attention_mask: Tensor) -> Tensor:
         """(B, T, D) and (B, T) -> (B, C)."""
+        return self.classify(self.pool(hidden_states, attention_mask))
+
+    def pool(self, hidden_states: Tensor, attention_mask: Tensor) -> Tensor:
+        """(B, T, D) and (B, T) -> what the classes are told by, (B, D)."""
         if self.pooler is None:
-            pooled = masked_mean(hidden_states, attention_mask)  # (B, D)
-        else:
-            pooled = self.pooler(hidden_states[:, 0]).tanh()  # (B, D)
+            return masked_mean(hidden_states, attention_mask)
+        pooled: Tensor = self.pooler(hidden_states[:, 0]).tanh()
+        return pooled
+
+    def classify(self, pooled: Tensor) -> Tensor:
+        """(B, D) -> (B, C)."""
         logits: Tensor = self.output(self.dropout(pooled))
         return logits
 
