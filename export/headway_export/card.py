@@ -3,25 +3,64 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from headway_export.learning_curve import draw_learning_curve
 from headway_export.source import ExportSource
-from headway_server.bundles import CHAT_TEMPLATE_FILE, Manifest, Variant
+from headway_server.bundles import CHAT_TEMPLATE_FILE, Manifest, Precision, Variant
 from headway_training.checkpoint import TrainingRecord
 
+LEARNING_CURVE_FILE = "learning-curve.svg"
 
-def write_card(file: Path, source: ExportSource, manifest: Manifest) -> None:
-    """Writes the card of a bundle whose variants have been proved."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """What was found of one variant."""
+
+    precision: Precision
+    variant: Variant
+    """With its parity and its quality."""
+    kept: bool
+    """Whether the bundle holds it."""
+    weak_points: tuple[str, ...]
+    """What it is bad at, with examples: Markdown, a line each."""
+
+
+def write_learning_curve(folder: Path, source: ExportSource) -> None:
+    """Draws how the training went, where the checkpoint has a record of it."""
+    training, evaluation = source.training, source.evaluation
+    if training is None or evaluation is None:
+        return
+    drawing = draw_learning_curve(training.history, evaluation.metric, higher_is_better=evaluation.higher_is_better)
+    if drawing is not None:
+        (folder / LEARNING_CURVE_FILE).write_text(drawing, encoding="utf-8")
+
+
+def write_card(file: Path, source: ExportSource, manifest: Manifest, proofs: Sequence[Proof]) -> None:
+    """Writes the card of a bundle.
+
+    Args:
+        file: Where.
+        source: What was exported.
+        manifest: Of the bundle, with every file but the card.
+        proofs: Of every variant that was made, also of those that the bundle does not hold.
+    """
     parts = [
         f"# {manifest.name} {manifest.version}",
         manifest.description,
         _facts(manifest),
         "## Quality",
-        _quality_table(manifest),
+        _quality_table(proofs),
         _baseline(source.training),
+        _how_to_check(manifest),
         "## Parity with PyTorch",
-        _parity_table(manifest),
+        _parity_table(proofs),
         *(_training(source.training) if source.training else ()),
+        "![Training loss and validation metric over the steps](" + LEARNING_CURVE_FILE + ")"
+        if LEARNING_CURVE_FILE in manifest.files
+        else "",
+        *_weak_points(proofs),
         "## Limits",
         _limits(manifest),
     ]
@@ -41,18 +80,28 @@ def _facts(manifest: Manifest) -> str:
     return _table(("", ""), [(name, str(value)) for name, value in facts.items() if value])
 
 
-def _quality_table(manifest: Manifest) -> str:
+def _quality_table(proofs: Sequence[Proof]) -> str:
     rows = [
-        (str(precision), figure.metric, f"{figure.value:.3f}", str(figure.example_count), figure.dataset)
-        for precision, variant in manifest.variants.items()
-        if (figure := variant.quality) is not None
+        (_variant(proof), figure.metric, f"{figure.value:.3f}", f"{figure.example_count:,}", figure.dataset)
+        for proof in proofs
+        if (figure := proof.variant.quality) is not None
     ]
     if not rows:
         return "Not measured: the model was exported without evaluation data."
-    signatures = {variant.quality.signature for variant in manifest.variants.values() if variant.quality}
+    signatures = {proof.variant.quality.signature for proof in proofs if proof.variant.quality}
     notes = "".join(f"\n\nsacreBLEU signature: `{signature}`" for signature in sorted(signatures) if signature)
     table = _table(("variant", "metric", "value", "examples", "data"), rows)
     return f"Measured at export, through the runner that serves.\n\n{table}{notes}"
+
+
+def _variant(proof: Proof) -> str:
+    return str(proof.precision) if proof.kept else f"{proof.precision} (not in this bundle)"
+
+
+def _how_to_check(manifest: Manifest) -> str:
+    if not any(variant.quality for variant in manifest.variants.values()):
+        return ""
+    return f"Measure it yourself on a server that has it: `headway-train evaluate {manifest.name} --server ADDRESS`."
 
 
 def _baseline(training: TrainingRecord | None) -> str:
@@ -62,10 +111,10 @@ def _baseline(training: TrainingRecord | None) -> str:
     return f"For comparison, {baseline.name} on the same data: {baseline.metric} {baseline.value:.3f}."
 
 
-def _parity_table(manifest: Manifest) -> str:
+def _parity_table(proofs: Sequence[Proof]) -> str:
     return _table(
         ("variant", "largest relative logit error", "bound", "greedy tokens that differ", "checked on"),
-        [(str(precision), *_parity(variant)) for precision, variant in manifest.variants.items()],
+        [(_variant(proof), *_parity(proof.variant)) for proof in proofs],
     )
 
 
@@ -89,6 +138,16 @@ def _training(training: TrainingRecord) -> list[str]:
         ("Libraries", ", ".join(f"{name} {version}" for name, version in training.libraries.items())),
     ]
     return ["## Training", _table(("", ""), rows)]
+
+
+def _weak_points(proofs: Sequence[Proof]) -> list[str]:
+    """Of the smallest variant that the bundle holds: it is what a server takes on a CPU."""
+    kept = [proof for proof in proofs if proof.kept and proof.weak_points]
+    if not kept:
+        return []
+    proof = next((proof for proof in kept if proof.precision is Precision.INT8), kept[0])
+    lines = "\n".join(f"- {line}" for line in proof.weak_points)
+    return ["## What it is bad at", f"Found on the evaluation data ({proof.precision}).", lines]
 
 
 def _number(value: float | str) -> str:

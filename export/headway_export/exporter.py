@@ -16,7 +16,7 @@ from headway_export import int8, parity, quality
 from headway_export.cache import quantize_cache
 from headway_export.calibration import measure_ranges
 from headway_export.candidate import Candidate
-from headway_export.card import write_card
+from headway_export.card import Proof, write_card, write_learning_curve
 from headway_export.chat import check_chat_template
 from headway_export.errors import SourceError
 from headway_export.graphs import trace
@@ -93,8 +93,9 @@ def export(source: ExportSource, options: ExportOptions, progress: Progress = la
             (folder / CHAT_TEMPLATE_FILE).write_text(source.chat_template, encoding="utf-8", newline="")
         prover = _Prover(source, folder, options, progress)
         variants = prover.prove_all()
+        write_learning_curve(folder, source)
         manifest = _manifest(source, options, variants, describe_files(folder), prover.opset)
-        write_card(folder / CARD_FILE, source, manifest)
+        write_card(folder / CARD_FILE, source, manifest, prover.proofs)
         manifest = _manifest(source, options, variants, describe_files(folder), prover.opset)
         write_manifest(folder, manifest)
         return publish(folder, options.store, replace=options.replace)
@@ -137,6 +138,8 @@ class _Prover:
         self._progress = progress
         self._fp32_quality: QualityFigure | None = None
         self._opsets: dict[Precision, int] = {}
+        self.proofs: list[Proof] = []
+        """Of every variant that was made, fp32 among them where it is not kept."""
 
     @property
     def opset(self) -> int:
@@ -182,9 +185,14 @@ class _Prover:
             evaluation = self._source.evaluation
             self._progress(f"{precision}: {evaluation.metric} on {evaluation.dataset}")
         measured = quality.measure(candidate)
+        figure = measured.figure if measured else None
         if precision is not Precision.FP32:
-            quality.check(candidate, measured, self._fp32_quality)
-        return candidate.variant.model_copy(update={"parity": figures, "quality": measured})
+            quality.check(candidate, figure, self._fp32_quality)
+        variant = candidate.variant.model_copy(update={"parity": figures, "quality": figure})
+        kept = precision in self._options.precisions
+        weak_points = measured.weak_points if measured else ()
+        self.proofs.append(Proof(precision=precision, variant=variant, kept=kept, weak_points=weak_points))
+        return variant
 
     def _write(self, precision: Precision, traced: TracedModel) -> Candidate:
         """Writes the graphs of a variant and opens them as a server would."""

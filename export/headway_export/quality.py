@@ -6,11 +6,13 @@ docs/checkpoint.md defines the metrics.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import sacrebleu
 from numpy.typing import NDArray
 
+from headway_export import weaknesses
 from headway_export.candidate import NUM_SLOTS, Candidate, encode, open_sources, pixel_values_of
 from headway_export.errors import ParityError
 from headway_export.source import EvaluationData
@@ -22,20 +24,40 @@ ALLOWED_LOSS = {"accuracy": 0.5, "sacrebleu": 0.5, "nats_per_character": 0.02}
 """How much worse than fp32 a variant may be: in points, or nats."""
 
 
-def measure(candidate: Candidate) -> QualityFigure | None:
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a measurement of the task metric gives."""
+
+    value: float
+    signature: str = ""
+    """The metric's own description of its settings."""
+    weak_points: tuple[str, ...] = ()
+    """What the variant is bad at, with examples: Markdown, a line each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """The figure of a variant for its manifest, and what its card says beside it."""
+
+    figure: QualityFigure
+    weak_points: tuple[str, ...]
+
+
+def measure(candidate: Candidate) -> Quality | None:
     """Measures the task metric; None if the source carries no evaluation data."""
     data = candidate.source.evaluation
     if data is None:
         return None
-    value, signature = _MEASURES[data.metric](candidate, data)
-    return QualityFigure(
+    outcome = _MEASURES[data.metric](candidate, data)
+    figure = QualityFigure(
         metric=data.metric,
-        value=value,
+        value=outcome.value,
         example_count=len(data),
         dataset=data.dataset,
         higher_is_better=data.higher_is_better,
-        signature=signature,
+        signature=outcome.signature,
     )
+    return Quality(figure, outcome.weak_points)
 
 
 def check(candidate: Candidate, figure: QualityFigure | None, fp32: QualityFigure | None) -> None:
@@ -58,38 +80,38 @@ def check(candidate: Candidate, figure: QualityFigure | None, fp32: QualityFigur
         )
 
 
-def _accuracy_of_texts(candidate: Candidate, data: EvaluationData) -> tuple[float, str]:
+def _accuracy_of_texts(candidate: Candidate, data: EvaluationData) -> Outcome:
     source = candidate.source
     assert source.tokenizer is not None, "a text model has its tokenizer"
     limit = source.limits.max_input_tokens
     texts = [ids[:limit] for ids in encode(source.tokenizer, data.texts, add_special_tokens=True)]
     runner = candidate.open_classifier()
-    predicted = np.empty(len(texts), np.int64)
+    logits = np.empty((len(texts), len(source.labels)), np.float32)  # (N, C)
     for batch in _by_length(texts):
-        predicted[batch] = runner.classify_texts([texts[index] for index in batch]).argmax(axis=-1)
-    return _percent(predicted, data.labels)
+        logits[batch] = runner.classify_texts([texts[index] for index in batch])
+    return _accuracy_of_logits(logits, candidate, data)
 
 
-def _accuracy_of_images(candidate: Candidate, data: EvaluationData) -> tuple[float, str]:
+def _accuracy_of_images(candidate: Candidate, data: EvaluationData) -> Outcome:
     runner = candidate.open_classifier()
-    predicted = [
-        runner.classify_images(pixel_values_of(candidate.source, data.images[start : start + NUM_SLOTS])).argmax(
-            axis=-1
-        )
+    logits = [
+        runner.classify_images(pixel_values_of(candidate.source, data.images[start : start + NUM_SLOTS]))
         for start in range(0, len(data), NUM_SLOTS)
     ]
-    return _percent(np.concatenate(predicted), data.labels)
+    return _accuracy_of_logits(np.concatenate(logits), candidate, data)
 
 
-def _accuracy(candidate: Candidate, data: EvaluationData) -> tuple[float, str]:
+def _accuracy(candidate: Candidate, data: EvaluationData) -> Outcome:
     of_images = candidate.source.task is Task.IMAGE_CLASSIFICATION
     return (_accuracy_of_images if of_images else _accuracy_of_texts)(candidate, data)
 
 
-def _sacrebleu(candidate: Candidate, data: EvaluationData) -> tuple[float, str]:
+def _sacrebleu(candidate: Candidate, data: EvaluationData) -> Outcome:
     metric = sacrebleu.BLEU()
-    score = metric.corpus_score(translate(candidate, data.texts), [list(data.references)])
-    return float(score.score), str(metric.get_signature())
+    translations = translate(candidate, data.texts)
+    score = metric.corpus_score(translations, [list(data.references)])
+    weak_points = weaknesses.of_translations(data.texts, translations, data.references)
+    return Outcome(float(score.score), str(metric.get_signature()), weak_points)
 
 
 def translate(candidate: Candidate, texts: Sequence[str]) -> list[str]:
@@ -125,18 +147,21 @@ def _decode_greedily(decoder: DecoderRunner, rows: int, bos: int, eos: int | Non
     return targets
 
 
-def _nats_per_character(candidate: Candidate, data: EvaluationData) -> tuple[float, str]:
+def _nats_per_character(candidate: Candidate, data: EvaluationData) -> Outcome:
     """Reads each text in windows of the model's length with a stride of half of it, counting what is new in each."""
     tokenizer = candidate.source.tokenizer
     assert tokenizer is not None, "a text model has its tokenizer"
     runner = candidate.open_decoder()
-    nats, characters = 0.0, 0
+    characters = 0
+    stretches: list[tuple[str, float]] = []
     for text in data.texts:
         (ids,) = encode(tokenizer, [text], add_special_tokens=False)
-        windows = evaluation_windows(len(ids), runner.max_length)
-        nats += sum(_nats_of_window(runner, ids[start:end], predicted - start) for start, end, predicted in windows)
+        for start, end, predicted in evaluation_windows(len(ids), runner.max_length):
+            stretch = tokenizer.decode(ids[predicted:end].tolist(), skip_special_tokens=False)
+            stretches.append((stretch, _nats_of_window(runner, ids[start:end], predicted - start)))
         characters += len(text) - len(tokenizer.decode(ids[:1].tolist(), skip_special_tokens=False))
-    return nats / characters, ""
+    nats = sum(nats for _, nats in stretches)
+    return Outcome(nats / characters, weak_points=weaknesses.of_stretches(stretches))
 
 
 def _nats_of_window(runner: DecoderRunner, window: NDArray[np.int64], first: int) -> float:
@@ -160,11 +185,15 @@ def _by_length(rows: Sequence[NDArray[np.int64]]) -> Iterator[list[int]]:
         yield order[start : start + NUM_SLOTS]
 
 
-def _percent(predicted: NDArray[np.int64], labels: NDArray[np.int64]) -> tuple[float, str]:
-    return float((predicted == labels).mean() * 100), ""
+def _accuracy_of_logits(logits: NDArray[np.float32], candidate: Candidate, data: EvaluationData) -> Outcome:
+    """Accuracy in percent, of logits (N, C)."""
+    accuracy = float((logits.argmax(axis=-1) == data.labels).mean() * 100)
+    return Outcome(
+        accuracy, weak_points=weaknesses.of_classes(logits, data.labels, candidate.source.labels, data.texts)
+    )
 
 
-_MEASURES: dict[str, Callable[[Candidate, EvaluationData], tuple[float, str]]] = {
+_MEASURES: dict[str, Callable[[Candidate, EvaluationData], Outcome]] = {
     "accuracy": _accuracy,
     "sacrebleu": _sacrebleu,
     "nats_per_character": _nats_per_character,

@@ -52,7 +52,10 @@ def test_a_csv_becomes_a_classifier_with_its_labels(tmp_path, reviews, tiny_sett
     assert checkpoint.training.baseline is not None
     assert checkpoint.training.step_count == 200
     assert "Naive Bayes" in output
-    assert "tokens/s" not in output  # too short a run for a line of progress
+    assert "tokens/s data" not in output  # too short a run for a line of progress
+    assert "memory: weights" in output
+    assert "tokens/s a process (measured over" in output
+    assert "of the training time was spent waiting for data" in output
     assert len(read_text_evaluation(tmp_path / "sentiment" / "checkpoint")) == 80
     assert load_tokenizer(tmp_path / "sentiment" / "checkpoint").get_vocab_size() == model.configuration.vocabulary_size
 

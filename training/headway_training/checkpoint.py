@@ -145,6 +145,8 @@ class TrainingRecord(Record):
     metrics: dict[str, float | str]
     """Measured on the test data, by name; a metric's own signature is a string, such as `sacrebleu_signature`."""
     baseline: Baseline | None
+    history: tuple[dict[str, float], ...] = ()
+    """A record of every validation: `step`, `train_loss` and the validation metrics."""
 
 
 class Checkpoint(Record):

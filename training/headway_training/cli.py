@@ -13,6 +13,7 @@ from rich.table import Table
 from headway_training.data.datasets import DATASETS, find_dataset
 from headway_training.data.sources import check_own_data, data_folder
 from headway_training.errors import StoppedError, TrainingError
+from headway_training.served.cli import evaluate
 
 app = typer.Typer(
     name="headway-train",
@@ -21,6 +22,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+app.command("evaluate")(evaluate)
 
 _DATA_DIR_HELP = "Folder of the public data sets. Default: HEADWAY_DATA_DIR, or data/."
 
@@ -47,6 +50,10 @@ def run(
     test: Annotated[
         str | None, typer.Option(help="Your own test data, as --train. Default: the validation data.")
     ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Named configuration in place of the recipe's model, such as gpt3-small or bert-base."),
+    ] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="section.key=value, in place of the recipe's. May be repeated.")
     ] = None,
@@ -68,6 +75,7 @@ def run(
             settings=tuple(set_ or ()),
             data_dir=data_dir,
             own_data=check_own_data(train, valid, test),
+            model=model,
             output=output,
             seed=seed,
             max_steps=max_steps,

@@ -7,6 +7,7 @@ TrainingError             what this package raises for its user; the message say
 │   └── DownloadError     a download that failed or whose checksum is wrong
 ├── CheckpointError       a folder that is not a checkpoint, is of another schema, or does not fit its weights
 ├── ResumeError           a run that cannot be resumed, or a folder already taken by one
+├── EvaluationError       a served model that cannot be measured: says why, and what can be
 └── StoppedError          a signal ended the run early; its state is saved
 
 Model configurations raise `ValueError`; `headway_training.recipe` turns it into a `RecipeError`.
@@ -41,6 +42,10 @@ class CheckpointError(TrainingError):
 
 class ResumeError(TrainingError):
     """A run cannot be resumed."""
+
+
+class EvaluationError(TrainingError):
+    """A served model cannot be measured."""
 
 
 class StoppedError(TrainingError):

@@ -28,15 +28,28 @@ class TrainingDisplay:
         num_steps: Steps of the run.
         first_step: The step it starts from.
         enabled: Whether this process shows anything.
+        flops_per_unit: Floating-point operations for a unit.
+        peak_flops: Matrix peak of the devices, in operations a second; None where it is not known.
     """
 
     def __init__(
-        self, console: Console, folder: Path, *, unit: str, num_steps: int, first_step: int, enabled: bool
+        self,
+        console: Console,
+        folder: Path,
+        *,
+        unit: str,
+        num_steps: int,
+        first_step: int,
+        enabled: bool,
+        flops_per_unit: float | None = None,
+        peak_flops: float | None = None,
     ) -> None:
         self._console = console
         self._unit = unit
         self._num_steps = num_steps
         self._enabled = enabled
+        self._flops_per_unit = flops_per_unit
+        self._peak_flops = peak_flops
         self._bar = Progress(
             TextColumn("[bold]training"),
             BarColumn(),
@@ -51,6 +64,8 @@ class TrainingDisplay:
         self._task = self._bar.add_task("training", total=num_steps, completed=first_step, status="")
         self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=first_step + 1) if enabled else None
         self._recent: deque[tuple[int, float]] = deque(maxlen=_WINDOW)  # units and seconds of the last steps
+        self._trained_s = 0.0
+        self._waited_s = 0.0
         self._last_line_s = time.monotonic()
 
     def __enter__(self) -> Self:
@@ -63,13 +78,37 @@ class TrainingDisplay:
         self._bar.stop()
         if self._writer is not None:
             self._writer.close()
+        if self._enabled and self._trained_s:
+            self._console.print(f"{self.data_wait_share:.1%} of the training time was spent waiting for data")
 
-    def step(self, step: int, *, loss: float, learning_rate: float, num_units: int, duration_s: float) -> None:
-        """Takes note of a finished step: its loss in nats a target, its units and its duration."""
+    def step(
+        self,
+        step: int,
+        *,
+        loss: float,
+        learning_rate: float,
+        num_units: int,
+        duration_s: float,
+        data_wait_s: float = 0.0,
+    ) -> None:
+        """Takes note of a finished step.
+
+        Args:
+            step: Its number, from 1.
+            loss: In nats a target.
+            learning_rate: That it was made with.
+            num_units: Tokens or images of its batch.
+            duration_s: What it took, the wait for its batch included.
+            data_wait_s: What the wait for its batch took.
+        """
         if not self._enabled:
             return
         self._recent.append((num_units, duration_s))
-        status = f"loss {loss:.3f}  {self.throughput:,.0f} {self._unit}/s"
+        self._trained_s += duration_s
+        self._waited_s += data_wait_s
+        status = f"loss {loss:.3f}  {self.throughput:,.0f} {self._unit}/s  data {self.data_wait_share:.0%}"
+        if self.utilisation is not None:
+            status += f"  {self.utilisation:.0%} of the matrix peak"
         self._bar.update(self._task, completed=step, status=status)
         if step % SCALAR_EVERY_STEPS == 0:
             scalars = {"train/loss": loss, "train/learning_rate": learning_rate, "train/throughput": self.throughput}
@@ -96,6 +135,18 @@ class TrainingDisplay:
     def throughput(self) -> float:
         """Units a second over the last steps, validation not counted."""
         return sum(units for units, _ in self._recent) / max(1e-9, sum(seconds for _, seconds in self._recent))
+
+    @property
+    def data_wait_share(self) -> float:
+        """Share of the training time that was spent waiting for batches."""
+        return self._waited_s / max(1e-9, self._trained_s)
+
+    @property
+    def utilisation(self) -> float | None:
+        """Share of the devices' matrix peak that the last steps' matrix products made use of; None if unknown."""
+        if self._peak_flops is None or self._flops_per_unit is None:
+            return None
+        return self.throughput * self._flops_per_unit / self._peak_flops
 
     def _left(self, step: int) -> str:
         """Time left at the pace of the last steps, as minutes and seconds."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,14 +26,15 @@ from headway_training.checkpoint import (
 )
 from headway_training.data.examples import Splits
 from headway_training.data.sources import OwnData, data_folder, for_own_data, read_splits
-from headway_training.errors import RecipeError, ResumeError
+from headway_training.errors import RecipeError
 from headway_training.hardware import describe_hardware, library_versions
 from headway_training.models import Model, build_model, count_parameters, make_configuration
 from headway_training.recipes import Recipe, read_recipe
+from headway_training.run_folder import check_folder, write_description
+from headway_training.sizing import Sizing, size_up
 from headway_training.tasks import Task, make_task
 from headway_training.trainer import Trainer, TrainingSummary
 
-RUN_FILE = "run.json"
 CHECKPOINT_FOLDER = "checkpoint"
 
 
@@ -50,6 +50,8 @@ class RunOptions:
     """Folder of the public data sets."""
     own_data: OwnData | None = None
     """The user's own files instead."""
+    model: str | None = None
+    """A named configuration in place of the recipe's model."""
     output: Path | None = None
     """Folder of the run; None: `runs/<recipe>`."""
     seed: int = 0
@@ -67,6 +69,7 @@ class RunOptions:
     def command(self) -> str:
         """The command that makes this model again; where data and output lie is left out."""
         words = ["headway-train", "run", self.recipe]
+        words += ["--model", self.model] if self.model is not None else []
         if self.own_data is not None:
             words += ["--train", self.own_data.train, "--valid", self.own_data.valid]
             words += ["--test", self.own_data.test] if self.own_data.test else []
@@ -87,6 +90,7 @@ class _Run:
     task: Task
     configuration: dict[str, Scalar]
     model: Model
+    sizing: Sizing
     trainer: Trainer
 
 
@@ -114,7 +118,7 @@ def _prepare(options: RunOptions, console: Console, accelerator: Accelerator) ->
     """Reads recipe and data, makes the model, and finds where the run stands."""
     recipe = _read_recipe(options)
     described = _describe(options, recipe)
-    _check_folder(options, described)
+    check_folder(options.folder, described, resume=options.resume)
     tokenizer_file = options.folder / TOKENIZER_FILE
     with accelerator.main_process_first():  # the first process trains the tokenizer, the others read it
         splits = read_splits(recipe, data_folder(options.data_dir), options.own_data)
@@ -123,10 +127,10 @@ def _prepare(options: RunOptions, console: Console, accelerator: Accelerator) ->
         task = make_task(recipe, splits, tokenizer_file)
     if options.own_data is not None:
         recipe = for_own_data(recipe, options.own_data, splits.labels)
+    sizing = _size_up(recipe, task, options.seed, accelerator.device)
     model, configuration = _build(recipe, task, options.seed)
     if accelerator.is_main_process:
-        options.folder.mkdir(parents=True, exist_ok=True)
-        (options.folder / RUN_FILE).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
+        write_description(options.folder, described)
     trainer = Trainer(
         task=task,
         model=model,
@@ -135,6 +139,7 @@ def _prepare(options: RunOptions, console: Console, accelerator: Accelerator) ->
         seed=options.seed,
         console=console,
         accelerator=accelerator,
+        flops_per_unit=sizing.flops_per_unit,
     )
     return _Run(
         options=options,
@@ -143,6 +148,7 @@ def _prepare(options: RunOptions, console: Console, accelerator: Accelerator) ->
         task=task,
         configuration=configuration,
         model=model,
+        sizing=sizing,
         trainer=trainer,
     )
 
@@ -154,7 +160,7 @@ def _read_recipe(options: RunOptions) -> Recipe:
         settings.append(f"name={json.dumps(_model_name(options))}")
     if options.max_steps is not None:
         settings.append(f"optimization.max_steps={options.max_steps}")
-    return read_recipe(options.recipe, settings)
+    return read_recipe(options.recipe, settings, configuration=options.model)
 
 
 def _model_name(options: RunOptions) -> str:
@@ -165,24 +171,6 @@ def _model_name(options: RunOptions) -> str:
     return re.sub(r"[^a-z0-9._-]+", "-", words.lower()).strip("._-")[:64].strip("._-") or "model"
 
 
-def _check_folder(options: RunOptions, described: Mapping[str, Any]) -> None:
-    """Checks that the run's folder is free, or that the run in it is the one to resume.
-
-    Raises:
-        ResumeError: There is a run and `resume` is off, there is none and it is on, or it is another one.
-    """
-    file = options.folder / RUN_FILE
-    if options.resume and not file.is_file():
-        raise ResumeError(f"{options.folder} holds no run to resume; leave --resume out to start one")
-    if options.resume:
-        _check_same(json.loads(file.read_text(encoding="utf-8")), described, options.folder)
-    elif file.is_file():
-        raise ResumeError(
-            f"{options.folder} holds a run already. Go on with it by --resume, choose another folder with --output, "
-            "or remove it"
-        )
-
-
 def _describe(options: RunOptions, recipe: Recipe) -> dict[str, Any]:
     """What decides the result of a run, as it is kept in its folder."""
     return {
@@ -190,28 +178,6 @@ def _describe(options: RunOptions, recipe: Recipe) -> dict[str, Any]:
         "seed": options.seed,
         "own_data": asdict(options.own_data) if options.own_data else None,
     }
-
-
-def _check_same(stored: Mapping[str, Any], wanted: Mapping[str, Any], folder: Path) -> None:
-    """Checks that a run is resumed as it was begun: a changed recipe would make another model."""
-    before, after = _flatten(stored), _flatten(wanted)
-    changed = sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
-    if changed:
-        shown = "; ".join(f"{key} was {before.get(key)!r} and is {after.get(key)!r}" for key in changed[:3])
-        raise ResumeError(
-            f"{folder} was begun with other settings: {shown}. Resume it with the same, or start a new run"
-        )
-
-
-def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings by dotted keys."""
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            flat |= _flatten(value, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = value
-    return flat
 
 
 def _build(recipe: Recipe, task: Task, seed: int) -> tuple[Model, dict[str, Scalar]]:
@@ -230,14 +196,25 @@ def _build(recipe: Recipe, task: Task, seed: int) -> tuple[Model, dict[str, Scal
     return build_model(architecture, configuration), dict(configuration.to_dict())
 
 
+def _size_up(recipe: Recipe, task: Task, seed: int, device: torch.device) -> Sizing:
+    """What the training needs, with errors that name the recipe's key."""
+    try:
+        return size_up(recipe, task, seed, device)
+    except ValueError as error:
+        raise RecipeError(f"model: {error}") from error
+
+
 def _introduction(run: _Run) -> str:
-    """What is about to be trained, on what."""
+    """What is about to be trained, on what, with what memory and how fast."""
     recipe, splits, accelerator = run.recipe, run.splits, run.trainer.accelerator
+    rate, how = run.trainer.expected_throughput(run.sizing)
     hardware = describe_hardware(accelerator.device, accelerator.num_processes)
     return (
         f"{recipe.name}: {recipe.model['architecture']} of {count_parameters(run.model):,} parameters on {hardware}, "
         f"{recipe.optimization.precision}; {run.trainer.num_steps:,} steps\n"
-        f"training data: {splits.train_name}; validation: {len(splits.valid):,} examples; test: {splits.test_name}"
+        f"training data: {splits.train_name}; validation: {len(splits.valid):,} examples; test: {splits.test_name}\n"
+        f"{run.sizing.describe()}\n"
+        f"speed: about {rate:,.0f} {run.task.unit}/s a process ({how})"
     )
 
 
@@ -288,6 +265,7 @@ def _record(run: _Run, summary: TrainingSummary) -> TrainingRecord:
         dataset_home=run.splits.home,
         metrics=run.trainer.evaluate("test"),
         baseline=run.task.measure_baseline(),
+        history=tuple(summary.history),
     )
 
 

@@ -18,12 +18,14 @@ from torch.optim import AdamW
 
 from headway_training.averaging import WeightAverage
 from headway_training.errors import StoppedError
+from headway_training.hardware import device_peak_flops
 from headway_training.interruption import StopSignal
-from headway_training.models import AttentionKind, Model
+from headway_training.models import Model
 from headway_training.plan import StepPlan, step_seed
 from headway_training.progress import TrainingDisplay
 from headway_training.recipes.settings import OptimizationSettings
 from headway_training.schedule import learning_rate
+from headway_training.sizing import Sizing, attention_kind, expected_throughput
 from headway_training.state import RunState
 from headway_training.tasks.base import IGNORED, Metrics, Task, TrainingBatch
 
@@ -67,6 +69,7 @@ class Trainer:
         seed: Seed of the run.
         console: Where progress is shown.
         accelerator: The devices; None: what is found, or what `accelerate launch` or `torchrun` set up.
+        flops_per_unit: Floating-point operations for a token or an image, to tell how much of a GPU is used.
     """
 
     def __init__(
@@ -79,6 +82,7 @@ class Trainer:
         seed: int,
         console: Console,
         accelerator: Accelerator | None = None,
+        flops_per_unit: float | None = None,
     ) -> None:
         # Precision is this package's own business (LossModule), whatever `accelerate`'s configuration says.
         self.accelerator = accelerator or Accelerator(mixed_precision="no")
@@ -87,15 +91,15 @@ class Trainer:
         self._seed = seed
         self._folder = folder
         self._console = console
-        # On CPU, the backward pass of torch's fused attention takes half of a step: plain operators are faster.
-        kind: AttentionKind = "fused" if self.accelerator.device.type == "cuda" else "plain"
-        self.model = model.use_attention(kind).to(self.accelerator.device)
+        self.model = model.use_attention(attention_kind(self.accelerator.device)).to(self.accelerator.device)
         self._module = self.accelerator.prepare(LossModule(task, model, settings, self.accelerator.device.type))
         self._optimizer = make_optimizer(model, settings)
         self._average = WeightAverage(model, settings.average_decay) if settings.average_decay else None
         self._plan = StepPlan(task, settings, seed)
         self._state = RunState(folder)
+        self._flops_per_unit = flops_per_unit
         self._clock_s = time.perf_counter()
+        self._data_wait_s = 0.0
         self.progress = self._state.load(model, self._optimizer, self._average)
 
     def __repr__(self) -> str:
@@ -144,6 +148,12 @@ class Trainer:
         self.model.eval()
         return self._task.evaluate(self.model, part)
 
+    def expected_throughput(self, sizing: Sizing) -> tuple[float, str]:
+        """About how many units a second a process will train on, and how that is known."""
+        bf16 = self._settings.precision == "bf16"
+        loss = LossModule(self._task, self.model, self._settings, self.accelerator.device.type)
+        return expected_throughput(sizing, loss, bf16=bf16, device=self.accelerator.device)
+
     def _display(self) -> TrainingDisplay:
         return TrainingDisplay(
             self._console,
@@ -152,7 +162,14 @@ class Trainer:
             num_steps=self.num_steps,
             first_step=self.progress.step,
             enabled=self.accelerator.is_main_process,
+            flops_per_unit=self._flops_per_unit,
+            peak_flops=self._peak_flops(),
         )
+
+    def _peak_flops(self) -> float | None:
+        """Matrix peak of all devices together, where it is known."""
+        peak = device_peak_flops(self.accelerator.device)
+        return None if peak is None else peak * self.accelerator.num_processes
 
     def _batches(self, start: int, end: int) -> Iterator[tuple[int, TrainingBatch]]:
         """Steps with their batches; the next batch is made while the model works on the one at hand."""
@@ -160,7 +177,9 @@ class Trainer:
             coming = worker.submit(self._make_batch, start) if start < end else None
             for step in range(start, end):
                 assert coming is not None
+                asked_s = time.perf_counter()
                 batch = coming.result()
+                self._data_wait_s = time.perf_counter() - asked_s
                 coming = worker.submit(self._make_batch, step + 1) if step + 1 < end else None
                 yield step, batch
 
@@ -187,7 +206,14 @@ class Trainer:
         self.progress.step = step + 1
         self.progress.loss_sum += value
         self.progress.loss_count += 1
-        display.step(step + 1, loss=value, learning_rate=rate, num_units=batch.num_units, duration_s=self._lap())
+        display.step(
+            step + 1,
+            loss=value,
+            learning_rate=rate,
+            num_units=batch.num_units,
+            duration_s=self._lap(),
+            data_wait_s=self._data_wait_s,
+        )
 
     def _share(self, batch: TrainingBatch) -> dict[str, Tensor]:
         """This process's rows of a batch, on its device; without any, a row whose targets are ignored."""

@@ -44,12 +44,13 @@ def list_recipes() -> list[Path]:
     return sorted(FOLDER.glob("*.toml"))
 
 
-def read_recipe(name: str, settings: Sequence[str] = ()) -> Recipe:
+def read_recipe(name: str, settings: Sequence[str] = (), *, configuration: str | None = None) -> Recipe:
     """Reads a recipe by its name, or a file of the user's by its path.
 
     Args:
         name: `ag-news`, or a path that ends in `.toml`.
         settings: `section.key=value`, which replace the file's; a value is written as in TOML, a bare word is a string.
+        configuration: Name of a configuration that takes the place of the file's whole section [model].
 
     Raises:
         RecipeError: There is no such recipe, a key is unknown (the nearest known one is named) or a value is wrong.
@@ -59,6 +60,8 @@ def read_recipe(name: str, settings: Sequence[str] = ()) -> Recipe:
         content = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise RecipeError(f"recipe {file} cannot be read as TOML: {error}") from error
+    if configuration is not None:
+        content["model"] = {"configuration": configuration}
     for setting in settings:
         _apply(content, setting)
     return make_recipe(content, source=str(file) if file.parent != FOLDER else f"recipe {name}")

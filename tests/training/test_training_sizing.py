@@ -1,0 +1,97 @@
+"""What a training will need is counted without allocating it, and one that does not fit is refused."""
+
+import pytest
+import torch
+
+from headway_training import sizing
+from headway_training.data.sources import OwnData, read_splits
+from headway_training.errors import RecipeError
+from headway_training.footprint import measure_footprint
+from headway_training.models import build_model, count_parameters
+from headway_training.recipes import read_recipe
+from headway_training.sizing import expected_throughput, size_up
+from headway_training.tasks import make_task
+
+CPU = torch.device("cpu")
+
+
+class Mean(torch.nn.Module):
+    """One matrix, of which autograd keeps the input: x @ w, squared."""
+
+    def __init__(self):
+        super().__init__()
+        self.matrix = torch.nn.Parameter(torch.zeros(4, 8))
+
+    def forward(self, x):
+        return ((x @ self.matrix) ** 2).sum()
+
+
+def test_the_footprint_of_a_product_is_known():
+    tensors = {"x": torch.zeros(10, 4)}
+    footprint = measure_footprint(Mean, lambda model, batch: model(batch["x"]), tensors, bf16=False, averaged=True)
+    assert footprint.parameter_count == 32
+    assert (footprint.weight_bytes, footprint.gradient_bytes, footprint.optimizer_bytes) == (128, 128, 384)
+    assert footprint.activation_bytes == 4 * (
+        10 * 4 + 10 * 8
+    )  # the input, for the weights; the product, for its square
+    assert footprint.step_flops == 3 * 2 * 10 * 4 * 8
+    half = measure_footprint(Mean, lambda model, batch: model(batch["x"]), tensors, bf16=True, averaged=False)
+    assert (half.weight_bytes, half.optimizer_bytes) == (192, 256)
+
+
+@pytest.fixture
+def tiny_task(tmp_path, verses, tiny_settings):
+    recipe = read_recipe("tiny-shakespeare", tiny_settings["tiny-shakespeare"])
+    own = OwnData(train=str(verses), valid=str(verses))
+    return recipe, make_task(recipe, read_splits(recipe, tmp_path, own), tmp_path / "tokenizer.json")
+
+
+def test_a_recipe_is_sized_up_without_weights(tiny_task):
+    recipe, task = tiny_task
+    sized = size_up(recipe, task, seed=0, device=CPU)
+    fields = {name: value for name, value in recipe.model.items() if name != "architecture"}
+    model = build_model("gpt", {**fields, **task.model_fields()})
+    assert sized.footprint.parameter_count == count_parameters(model)
+    assert sized.batch.num_units == 8 * 16
+    assert "weights" in sized.describe()
+    assert "there is" in sized.describe()
+
+
+def test_what_does_not_fit_is_refused_with_the_largest_named_size_that_does(tiny_task, monkeypatch):
+    _, task = tiny_task
+    recipe = read_recipe("tiny-shakespeare", ["optimization.batch_size=8"], configuration="gpt3-13b")
+    monkeypatch.setattr(sizing, "available_bytes", lambda device: 8 * 2**30)
+    with pytest.raises(RecipeError, match=r"needs about weights .* = .* GiB, and there is 8\.0 GiB") as refused:
+        size_up(recipe, task, seed=0, device=CPU)
+    assert "largest named size that fits is gpt3-medium" in str(refused.value)
+    monkeypatch.setattr(sizing, "available_bytes", lambda device: 1000)
+    with pytest.raises(RecipeError, match="No named size fits at this batch; take smaller batches"):
+        size_up(recipe, task, seed=0, device=CPU)
+
+
+def test_the_speed_is_measured_where_that_is_quick_and_changes_nothing(tiny_task, monkeypatch):
+    recipe, task = tiny_task
+    sized = size_up(recipe, task, seed=0, device=CPU)
+    fields = {name: value for name, value in recipe.model.items() if name != "architecture"}
+    model = build_model("gpt", {**fields, **task.model_fields()})
+
+    class Loss(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = model
+
+        def forward(self, tensors):
+            return task.loss(self.model, tensors)
+
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    state = torch.random.get_rng_state()
+    rate, how = expected_throughput(sized, Loss(), bf16=True, device=CPU)
+    assert rate > 0
+    assert "measured over 3 passes" in how
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    monkeypatch.setattr(sizing, "matrix_flops", lambda device, bf16: 1000.0)
+    rate, how = expected_throughput(sized, Loss(), bf16=True, device=CPU)
+    assert rate == pytest.approx(500 / sized.flops_per_unit)
+    assert "estimated: 50% of" in how

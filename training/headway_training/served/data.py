@@ -1,0 +1,169 @@
+"""What a served model is measured on: the test part of a recipe's data set, or the user's own file.
+
+H height, W width.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from headway_client import Model, Task
+from headway_training.data.examples import LabeledImages, LabeledTexts, ParallelTexts, PlainText
+from headway_training.data.image_folder import SUFFIXES
+from headway_training.data.labeled_text import read_rows
+from headway_training.data.parallel_text import read_parallel_texts
+from headway_training.data.plain_text import read_plain_text
+from headway_training.data.sources import read_splits
+from headway_training.errors import DataError, EvaluationError
+from headway_training.recipes import Recipe, list_recipes, read_recipe
+
+
+@dataclass(frozen=True, slots=True)
+class LabeledInputs:
+    """Texts, or images as encoded files, each with the name of its class."""
+
+    inputs: list[str] | list[bytes]
+    labels: list[str]
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+
+ServedExamples: TypeAlias = LabeledInputs | ParallelTexts | PlainText
+
+
+@dataclass(frozen=True, slots=True)
+class ServedData:
+    """Data to measure on, and its name in words."""
+
+    name: str
+    examples: ServedExamples
+
+
+def read_dataset(model: Model, name: str | None, folder: Path) -> ServedData:
+    """Reads the test part of a data set.
+
+    Args:
+        model: The model that is to be measured.
+        name: Name of the data set; None: that of the recipe which makes a model of this name.
+        folder: The folder of the public data sets.
+
+    Raises:
+        EvaluationError: No recipe has such data for the model's task and languages.
+        DataError: The data is not there, or malformed.
+    """
+    recipe = _find_recipe(model, name)
+    splits = read_splits(recipe, folder, None)
+    test = splits.test
+    if isinstance(test, LabeledImages | LabeledTexts):
+        inputs = test.texts if isinstance(test, LabeledTexts) else [_as_png(image) for image in test.images]
+        test = LabeledInputs(inputs, [splits.labels[index] for index in test.labels])
+        _check_labels(test, model, recipe.data.dataset)
+    return ServedData(splits.test_name, test)
+
+
+def _find_recipe(model: Model, name: str | None) -> Recipe:
+    recipes = [recipe for recipe in map(read_recipe, _names()) if _fits(recipe, model)]
+    for recipe in recipes:
+        if (recipe.name == model.name) if name is None else (recipe.data.dataset == name):
+            return recipe
+    known = ", ".join(sorted({recipe.data.dataset for recipe in recipes})) or "none"
+    languages = f" from {model.source_language} to {model.target_language}" if model.source_language else ""
+    what = f"{model.name} is the name of no recipe's model" if name is None else f"--data {name} is not for this model"
+    raise EvaluationError(
+        f"{what}; it is for {model.task}{languages}, for which there are the data sets: {known}. "
+        "Name one with --data, or your own data with --file"
+    )
+
+
+def _names() -> list[str]:
+    return [file.stem for file in list_recipes()]
+
+
+def _fits(recipe: Recipe, model: Model) -> bool:
+    """Whether a recipe's data is for a model's task and languages."""
+    if recipe.task != model.task.value:
+        return False
+    languages = recipe.languages
+    return languages is None or (languages.source, languages.target) == (model.source_language, model.target_language)
+
+
+def _as_png(image: NDArray[np.uint8]) -> bytes:
+    """Encodes an image (H, W, 3) without loss."""
+    buffer = io.BytesIO()
+    Image.fromarray(image).save(buffer, format="PNG")
+    return buffer.getvalue()
+
+
+def read_file(model: Model, file: str) -> ServedData:
+    """Reads the user's own data, in the form that `headway-train run --test` takes for the model's task.
+
+    Raises:
+        EvaluationError: There is no form for the model's task.
+        DataError: The data is not there or malformed, or has a label that the model does not know.
+    """
+    reader = _READERS.get(model.task)
+    if reader is None:
+        raise EvaluationError(f"{model.name} is for {model.task}, which `headway-train evaluate` cannot measure")
+    examples = reader(file)
+    if isinstance(examples, LabeledInputs):
+        _check_labels(examples, model, file)
+    name = ", ".join(Path(part).name for part in file.split(","))
+    return ServedData(name, examples)
+
+
+def _read_texts(file: str) -> LabeledInputs:
+    rows = list(read_rows(Path(file)))
+    if not rows:
+        raise DataError(f"{file} holds no rows; expected a header with the columns text and label")
+    return LabeledInputs([row.text for row in rows], [row.label for row in rows])
+
+
+def _read_images(file: str) -> LabeledInputs:
+    """Files of a folder with a folder for each class, as they are: the server brings them to the model's size."""
+    folder = Path(file)
+    if not folder.is_dir():
+        raise DataError(f"{file} is not a folder; expected a folder with a folder of images for each class")
+    paths = sorted(path for path in folder.glob("*/*") if path.suffix.lower() in SUFFIXES)
+    if not paths:
+        raise DataError(f"{file} holds no images; expected FOLDER/LABEL/IMAGE, ending in {', '.join(sorted(SUFFIXES))}")
+    return LabeledInputs([path.read_bytes() for path in paths], [path.parent.name for path in paths])
+
+
+_READERS: Mapping[Task, Callable[[str], ServedExamples]] = {
+    Task.GENERATION: lambda file: read_plain_text(Path(file)),
+    Task.TRANSLATION: read_parallel_texts,
+    Task.TEXT_CLASSIFICATION: _read_texts,
+    Task.IMAGE_CLASSIFICATION: _read_images,
+}
+
+
+def _check_labels(examples: LabeledInputs, model: Model, source: str) -> None:
+    unknown = sorted(set(examples.labels) - set(model.labels))
+    if unknown:
+        raise DataError(
+            f"{source}: the label {unknown[0]!r} is not one that {model.name} answers: {', '.join(model.labels[:20])}"
+        )
+
+
+def first_examples(data: ServedData, count: int | None) -> ServedData:
+    """The first `count` examples of the data, of a running text its first `count` characters; None keeps all."""
+    examples = data.examples
+    if count is None or count >= len(examples):
+        return data
+    kept: ServedExamples
+    if isinstance(examples, PlainText):
+        kept = PlainText(text=examples.text[:count])
+    elif isinstance(examples, ParallelTexts):
+        kept = ParallelTexts(sources=examples.sources[:count], targets=examples.targets[:count])
+    else:
+        kept = LabeledInputs(examples.inputs[:count], examples.labels[:count])
+    return replace(data, name=f"{data.name}, the first {count:,}", examples=kept)

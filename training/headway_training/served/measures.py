@@ -1,0 +1,162 @@
+"""One measurement for each task, on the answers of a served model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast, get_type_hints
+
+from headway_client import Client, LabelScore, Model, Task
+from headway_client.options import ClassifyOptions, LabelOptions, TranslateOptions
+from headway_training.data.examples import ParallelTexts, PlainText
+from headway_training.errors import EvaluationError
+from headway_training.metrics import accuracy, corpus_bleu, macro_f1
+from headway_training.served.data import LabeledInputs, ServedExamples
+from headway_training.served.sender import Sender
+from headway_training.served.text_score import TextScorer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """What a served model reaches."""
+
+    metric: str
+    """Name of the task's metric, as model cards have it."""
+    figures: Mapping[str, float | str]
+    """The metric, and what else was measured with it; a metric's own signature is a string."""
+    example_count: int
+    """Examples that were measured."""
+    unit: str
+    """What one of them is."""
+
+    @property
+    def value(self) -> float:
+        """The metric's value."""
+        return float(self.figures[self.metric])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """A model and the way to it."""
+
+    client: Client
+    model: Model
+    sender: Sender
+    options: Mapping[str, object]
+    """Options of the client's call beside the model and what must be as it is for the metric."""
+
+
+def measure(served: ServedModel, examples: ServedExamples) -> Measurement:
+    """Measures the metric of the model's task.
+
+    Raises:
+        EvaluationError: There is no measurement for the task, or the client's call does not take an option.
+        HeadwayError: A call fails.
+        TypeError: An option's value is of a wrong type.
+    """
+    measurement = _MEASURES.get(served.model.task)
+    if measurement is None:
+        raise EvaluationError(
+            f"{served.model.name} is for {served.model.task}, which cannot be measured; "
+            f"these can: {', '.join(sorted(_MEASURES))}"
+        )
+    _check_options(served)
+    return measurement(served, examples)
+
+
+def _check_options(served: ServedModel) -> None:
+    """Checks that the client's call takes the options."""
+    kind = _OPTIONS.get(served.model.task)
+    known = sorted(set(get_type_hints(kind)) - _GIVEN) if kind else []
+    for name in served.options:
+        if name not in known:
+            raise EvaluationError(
+                f"{name} is no option of measuring {served.model.task}; these are: {', '.join(known) or 'none'}"
+            )
+
+
+Ask = Callable[[Sequence[Any]], Sequence[str]]
+"""Some inputs -> the label of each."""
+
+
+def _labels(served: ServedModel, examples: ServedExamples, ask: Ask) -> Measurement:
+    """Accuracy and macro F1, in percent, of the likeliest labels."""
+    assert isinstance(examples, LabeledInputs), "the data is read for the model's task"
+    names = {name: index for index, name in enumerate(served.model.labels)}
+    inputs: Sequence[str | bytes] = examples.inputs
+    answers = served.sender.send(inputs, ask)
+    predicted = [names[label] for label in answers]
+    actual = [names[label] for label in examples.labels]
+    figures = {"accuracy": accuracy(predicted, actual), "macro_f1": macro_f1(predicted, actual, len(names))}
+    unit = "texts" if served.model.task is Task.TEXT_CLASSIFICATION else "images"
+    return Measurement(metric="accuracy", figures=figures, example_count=len(examples), unit=unit)
+
+
+def _text_labels(served: ServedModel, examples: ServedExamples) -> Measurement:
+    """A text past the model's limit is shortened, as it is when a card is made."""
+    options = cast("ClassifyOptions", {"truncate": True, **_named(served), "top_k": 1})
+
+    def ask(texts: Sequence[str]) -> Sequence[str]:
+        return [_likeliest(result.labels) for result in served.client.classify(texts, **options)]
+
+    return _labels(served, examples, ask)
+
+
+def _image_labels(served: ServedModel, examples: ServedExamples) -> Measurement:
+    options = cast("LabelOptions", {**_named(served), "top_k": 1})
+
+    def ask(images: Sequence[bytes]) -> Sequence[str]:
+        return [_likeliest(result.labels) for result in served.client.label(images, **options)]
+
+    return _labels(served, examples, ask)
+
+
+def _likeliest(labels: Sequence[LabelScore]) -> str:
+    return labels[0].label
+
+
+def _translation(served: ServedModel, examples: ServedExamples) -> Measurement:
+    """SacreBLEU of the best translation of each sentence; a source past the model's limit is shortened."""
+    assert isinstance(examples, ParallelTexts), "the data is read for the model's task"
+    options = cast("TranslateOptions", {"truncate": True, **_named(served)})
+
+    def ask(texts: Sequence[str]) -> Sequence[str]:
+        return [result.text for result in served.client.translate(texts, **options)]
+
+    hypotheses = served.sender.send(examples.sources, ask)
+    score, signature = corpus_bleu(hypotheses, examples.targets)
+    figures: dict[str, float | str] = {"sacrebleu": score, "sacrebleu_signature": signature}
+    return Measurement(metric="sacrebleu", figures=figures, example_count=len(examples), unit="sentences")
+
+
+def _generation(served: ServedModel, examples: ServedExamples) -> Measurement:
+    """Nats per character, and per token."""
+    assert isinstance(examples, PlainText), "the data is read for the model's task"
+    score = TextScorer(served.client, served.model, served.sender).score(examples.text)
+    figures = {
+        "nats_per_character": score.nats / score.num_characters,
+        "nats_per_token": score.nats / score.num_tokens,
+    }
+    return Measurement(metric="nats_per_character", figures=figures, example_count=len(examples), unit="characters")
+
+
+def _named(served: ServedModel) -> dict[str, object]:
+    """The options with the model's name and version."""
+    return {**served.options, "model": served.model.name, "model_version": served.model.version}
+
+
+_MEASURES: Mapping[Task, Callable[[ServedModel, ServedExamples], Measurement]] = {
+    Task.GENERATION: _generation,
+    Task.TRANSLATION: _translation,
+    Task.TEXT_CLASSIFICATION: _text_labels,
+    Task.IMAGE_CLASSIFICATION: _image_labels,
+}
+
+_OPTIONS: Mapping[Task, type] = {
+    Task.TRANSLATION: TranslateOptions,
+    Task.TEXT_CLASSIFICATION: ClassifyOptions,
+    Task.IMAGE_CLASSIFICATION: LabelOptions,
+}
+"""Options of the client's call; how a text is continued does not bear on how likely it is."""
+_GIVEN = {"model", "model_version", "top_k"}
+"""Options that the measurement itself sets."""
