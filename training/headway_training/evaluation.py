@@ -1,6 +1,6 @@
 """What a model reaches on data: logits to predictions, text to nats per character, sentences to translations.
 
-B rows, L window, N tokens of a text, S source tokens, C classes, V vocabulary.
+B rows, L window, N tokens of a text, T tokens of a row, S source tokens, C classes, V vocabulary.
 """
 
 from __future__ import annotations
@@ -116,6 +116,20 @@ def text_logits(
         answers = model(*(tensor.to(device) for tensor in inputs)).float().cpu().numpy()  # (B, C)
         logits |= zip(batch.tolist(), answers, strict=True)
     return np.stack([logits[i] for i in range(len(ids))])
+
+
+@torch.inference_mode()
+def tag_tokens(model: nn.Module, ids: Sequence[Sequence[int]], padding: int) -> list[NDArray[np.float32]]:
+    """Log-probabilities of the tags of every token of encoded texts: a float32 (T, C) for each."""
+    device = next(model.parameters()).device
+    tagged: list[NDArray[np.float32]] = [np.empty((0, 0), np.float32)] * len(ids)
+    for batch in sorted_batches([len(row) for row in ids], EVALUATION_TOKENS):
+        rows = [ids[i] for i in batch]
+        logits = model(pad(rows, padding).to(device), token_mask(rows).to(device))  # (B, T, C)
+        scores = logits.float().log_softmax(dim=-1).cpu().numpy()
+        for i, row in zip(batch, scores, strict=True):
+            tagged[i] = row[: len(ids[i])]
+    return tagged
 
 
 @torch.inference_mode()

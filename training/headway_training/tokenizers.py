@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
+from tokenizers import Encoding, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
 from tokenizers.models import BPE, WordLevel
 from tokenizers.trainers import BpeTrainer, WordLevelTrainer
 
@@ -13,6 +13,11 @@ from headway_training.errors import DataError
 from headway_training.recipes.settings import TaskName, TokenizerSettings
 
 PAD, UNK, BOS, EOS = "<pad>", "<unk>", "<bos>", "<eos>"
+_TREEBANK_WORDS = (
+    r"(?i:(?<=[a-z])n['\x{2019}]t\b|['\x{2019}](?:s|m|d|re|ve|ll)\b"
+    r"|(?<=\bcan)not\b|(?<=\bgon|\bwan)na\b|(?<=\bgot)ta\b)| ?[^\s\p{L}\p{M}\p{N}]"
+)
+"""What treebanks of English cut from the word before it, and punctuation, mark by mark."""
 _JOINED = (
     ("(?i:-lrb-)", "("),
     ("(?i:-rrb-)", ")"),
@@ -26,6 +31,7 @@ _SPECIAL_TOKENS: dict[TaskName, tuple[str, ...]] = {
     "generation": (),
     "translation": (PAD, UNK, BOS, EOS),
     "text_classification": (PAD, UNK, BOS, EOS),
+    "token_classification": (PAD, UNK, BOS, EOS),
 }
 """A running text has neither beginning nor end, and byte-level tokens can spell everything."""
 
@@ -66,7 +72,7 @@ def _train_bpe(texts: Iterable[str], settings: TokenizerSettings, special: list[
         steps += [normalizers.Replace(Regex(pattern), text) for pattern, text in _JOINED]
     if steps:
         tokenizer.normalizer = normalizers.Sequence(steps)
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = _byte_level(settings)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = BpeTrainer(
         vocab_size=settings.vocabulary_size,
@@ -77,6 +83,14 @@ def _train_bpe(texts: Iterable[str], settings: TokenizerSettings, special: list[
     )
     tokenizer.train_from_iterator(texts, trainer)
     return tokenizer
+
+
+def _byte_level(settings: TokenizerSettings) -> pre_tokenizers.PreTokenizer:
+    """Cuts at spaces and between letters, digits and the rest (Radford et al. 2019), and maps bytes to characters."""
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    if not settings.treebank_words:
+        return byte_level
+    return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(_TREEBANK_WORDS), behavior="isolated"), byte_level])
 
 
 def _train_characters(texts: Iterable[str], special: list[str]) -> Tokenizer:
@@ -96,6 +110,15 @@ def special_tokens(tokenizer: Tokenizer) -> SpecialTokens:
         for name, token in zip(("pad", "unk", "bos", "eos"), (PAD, UNK, BOS, EOS), strict=True)
     }
     return SpecialTokens(**ids)
+
+
+def encode_spans(tokenizer: Tokenizer, texts: Sequence[str], max_length: int) -> list[Encoding]:
+    """Encodes texts as `encode_texts` does, framed, and keeps the characters of every token."""
+    tokenizer.enable_truncation(max_length)
+    try:
+        return list(tokenizer.encode_batch(list(texts), add_special_tokens=True))
+    finally:
+        tokenizer.no_truncation()
 
 
 def encode_texts(

@@ -1,7 +1,15 @@
 """Data: public data sets and the user's own files, read into examples and split into parts."""
 
 from headway_training.data.datasets import DATASETS, Dataset, RemoteFile, find_dataset
-from headway_training.data.examples import LabeledImages, LabeledTexts, ParallelTexts, PlainText, Splits
+from headway_training.data.examples import (
+    LabeledImages,
+    LabeledTexts,
+    ParallelTexts,
+    PlainText,
+    Span,
+    SpanLabeledTexts,
+    Splits,
+)
 from headway_training.data.sources import OwnData, data_folder, read_splits
 
 __all__ = [
@@ -13,6 +21,8 @@ __all__ = [
     "ParallelTexts",
     "PlainText",
     "RemoteFile",
+    "Span",
+    "SpanLabeledTexts",
     "Splits",
     "data_folder",
     "find_dataset",

@@ -12,6 +12,8 @@ from headway_training.errors import DataError
 _MULTI30K_URL = "https://raw.githubusercontent.com/multi30k/dataset/master/data/task1/raw/"
 _AG_NEWS_URL = "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/"
 _SHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/"
+_UD_EWT_URL = "https://raw.githubusercontent.com/UniversalDependencies/UD_English-EWT/r2.16/"
+_WNUT17_URL = "https://raw.githubusercontent.com/leondz/emerging_entities_17/master/"
 _SST2_URL = "https://raw.githubusercontent.com/eyalbd2/Reproducing-AutoPrompt/master/glue_data/SST-2/"
 _CIFAR10_URL = "https://www.cs.toronto.edu/~kriz/"
 
@@ -110,6 +112,44 @@ _ALL = (
             "(the data set's README)"
         ),
         home="https://github.com/multi30k/dataset",
+    ),
+    Dataset(
+        name="ud-english-ewt",
+        folder="ud_english_ewt",
+        title="Universal Dependencies English Web Treebank 2.16",
+        files=(
+            RemoteFile(
+                name="en_ewt-ud-train.conllu",
+                url=_UD_EWT_URL + "en_ewt-ud-train.conllu",
+                sha256="3fb78e2b55482c8ee00caa653af436c88c9e5bc9a73ce26e4ae3ddc79d2b7e7b",
+            ),
+            RemoteFile(
+                name="en_ewt-ud-dev.conllu",
+                url=_UD_EWT_URL + "en_ewt-ud-dev.conllu",
+                sha256="531a54ff90d6ab12201c5a50c3e78e6ddac4de69abc4bce5d275d3cd29efe2b6",
+            ),
+        ),
+        license="CC BY-SA 4.0 (annotations); the texts are of various sources (the treebank's README)",
+        home="https://github.com/UniversalDependencies/UD_English-EWT",
+    ),
+    Dataset(
+        name="wnut17",
+        folder="wnut17",
+        title="WNUT17, emerging entities",
+        files=(
+            RemoteFile(
+                name="wnut17train.conll",
+                url=_WNUT17_URL + "wnut17train.conll",
+                sha256="731820e13f71af324c6b55a1575ec2ce59fbaa2a0806f8f0400b98d56cd6a7a5",
+            ),
+            RemoteFile(
+                name="emerging.dev.conll",
+                url=_WNUT17_URL + "emerging.dev.conll",
+                sha256="e053b752b8155113ca66e7db08af5f2f5f43ab993694e4774f1ec5bad42312d8",
+            ),
+        ),
+        license="CC BY 4.0",
+        home="https://github.com/leondz/emerging_entities_17",
     ),
     Dataset(
         name="sst2",

@@ -6,7 +6,7 @@ N examples.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,6 +50,33 @@ class MultiLabeledTexts:
         return len(self.texts)
 
 
+class Span(NamedTuple):
+    """A labelled part of a text: characters `start` to `end`, `end` excluded, in Unicode code points."""
+
+    start: int
+    end: int
+    label: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpanLabeledTexts:
+    """Texts, in the order of their source, with labelled spans."""
+
+    texts: list[str]
+    spans: list[tuple[Span, ...]]
+    """Of each text: not empty, in its order and without overlap."""
+    covering: bool
+    """Whether the spans are all the words there are, as for parts of speech, and not a few among them, as for names."""
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def take(self, indices: NDArray[np.int64]) -> SpanLabeledTexts:
+        """The examples at `indices`, in that order."""
+        texts, spans = [self.texts[i] for i in indices], [self.spans[i] for i in indices]
+        return SpanLabeledTexts(texts=texts, spans=spans, covering=self.covering)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelTexts:
     """Sentences with a translation each."""
@@ -88,7 +115,9 @@ class LabeledImages:
         return LabeledImages(images=self.images[indices], labels=self.labels[indices])
 
 
-Examples = TypeVar("Examples", LabeledTexts, MultiLabeledTexts, ParallelTexts, PlainText, LabeledImages)
+Examples = TypeVar(
+    "Examples", LabeledTexts, MultiLabeledTexts, SpanLabeledTexts, ParallelTexts, PlainText, LabeledImages
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

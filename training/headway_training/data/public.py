@@ -12,8 +12,17 @@ from pathlib import Path
 
 import numpy as np
 
+from headway_training.data.conll import read_span_labeled_texts
 from headway_training.data.datasets import Dataset, find_dataset
-from headway_training.data.examples import LabeledImages, LabeledTexts, ParallelTexts, PlainText, Splits, hold_out
+from headway_training.data.examples import (
+    LabeledImages,
+    LabeledTexts,
+    ParallelTexts,
+    PlainText,
+    SpanLabeledTexts,
+    Splits,
+    hold_out,
+)
 from headway_training.data.files import read_bytes, read_text
 from headway_training.data.labeled_text import read_labeled_texts
 from headway_training.data.parallel_text import read_parallel_texts
@@ -43,6 +52,38 @@ def read_ag_news(folder: Path, valid_fraction: float) -> Splits[LabeledTexts]:
         license=dataset.license,
         home=dataset.home,
         labels=AG_NEWS_LABELS,
+    )
+
+
+def read_ud_english_ewt(folder: Path, valid_fraction: float) -> Splits[SpanLabeledTexts]:
+    """Reads UD English EWT from the data folder; its development part is the test part here."""
+    names = [(f"en_ewt-ud-{part}.conllu", f"en_ewt-ud-{part}.conllu.gz") for part in ("train", "dev")]
+    return _read_span_labeled(folder, find_dataset("ud-english-ewt"), names, valid_fraction, "UD English EWT 2.16")
+
+
+def read_wnut17(folder: Path, valid_fraction: float) -> Splits[SpanLabeledTexts]:
+    """Reads WNUT17 from the data folder; its development part is the test part here."""
+    names = [(name, f"{name}.gz") for name in ("wnut17train.conll", "emerging.dev.conll")]
+    return _read_span_labeled(folder, find_dataset("wnut17"), names, valid_fraction, "WNUT17")
+
+
+def _read_span_labeled(
+    folder: Path, dataset: Dataset, names: Sequence[Sequence[str]], valid_fraction: float, title: str
+) -> Splits[SpanLabeledTexts]:
+    """Reads a training and a development part."""
+    train_file, test_file = (_find(folder, dataset, forms) for forms in names)
+    examples, labels = read_span_labeled_texts(train_file)
+    test, _ = read_span_labeled_texts(test_file, labels)
+    kept, held = hold_out(len(examples), valid_fraction)
+    return Splits(
+        train=examples.take(kept),
+        valid=examples.take(held),
+        test=test,
+        train_name=f"{title}, {len(kept):,} of the {len(examples):,} training sentences",
+        test_name=f"{title}, development part",
+        license=dataset.license,
+        home=dataset.home,
+        labels=labels,
     )
 
 

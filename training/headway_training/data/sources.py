@@ -8,12 +8,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from headway_training.data.conll import read_span_labeled_texts
 from headway_training.data.examples import Splits
 from headway_training.data.image_folder import read_image_folder
 from headway_training.data.labeled_text import read_labeled_texts, read_multi_labeled_texts
 from headway_training.data.parallel_text import read_parallel_texts
 from headway_training.data.plain_text import read_plain_text
-from headway_training.data.public import read_ag_news, read_cifar10, read_multi30k, read_tiny_shakespeare
+from headway_training.data.public import (
+    read_ag_news,
+    read_cifar10,
+    read_multi30k,
+    read_tiny_shakespeare,
+    read_ud_english_ewt,
+    read_wnut17,
+)
 from headway_training.data.sst2 import read_sst2
 from headway_training.errors import DataError, RecipeError
 from headway_training.recipes.settings import Recipe, TaskName
@@ -55,6 +63,8 @@ def read_splits(recipe: Recipe, folder: Path, own: OwnData | None) -> Splits[Any
         return _read_own(recipe, own)
     readers: Mapping[str, tuple[TaskName, Callable[[], Splits[Any]]]] = {
         "ag-news": ("text_classification", lambda: read_ag_news(folder, recipe.data.valid_fraction)),
+        "ud-english-ewt": ("token_classification", lambda: read_ud_english_ewt(folder, recipe.data.valid_fraction)),
+        "wnut17": ("token_classification", lambda: read_wnut17(folder, recipe.data.valid_fraction)),
         "sst2": ("text_classification", lambda: read_sst2(folder, recipe.data.valid_fraction)),
         "tiny-shakespeare": (
             "generation",
@@ -102,6 +112,8 @@ def _read_part(recipe: Recipe, name: str, labels: tuple[str, ...] | None) -> tup
             separator, pairs = settings.label_separator, settings.text_pairs
             return read_multi_labeled_texts(Path(name), labels, separator=separator, text_pairs=pairs)
         return read_labeled_texts(Path(name), labels, text_pairs=settings.text_pairs)
+    if recipe.task == "token_classification":
+        return read_span_labeled_texts(Path(name), labels)
     if recipe.task == "image_classification":
         assert recipe.preprocessing is not None
         return read_image_folder(Path(name), recipe.preprocessing, labels)
@@ -125,6 +137,8 @@ def for_own_data(recipe: Recipe, own: OwnData, labels: tuple[str, ...] = ()) -> 
     shown = ", ".join(labels[:10]) + (", ..." if len(labels) > 10 else "")
     description = {
         "text_classification": f"Tells which of {len(labels)} labels fits a text ({shown}); trained on {source}.",
+        "token_classification": f"Finds the parts of a text that bear one of {len(labels)} labels ({shown}); "
+        f"trained on {source}.",
         "image_classification": f"Tells which of {len(labels)} labels fits an image ({shown}); trained on {source}.",
         "translation": f"Translates text; trained on {source}.",
         "generation": f"Continues text; trained on {source}.",

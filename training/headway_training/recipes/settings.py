@@ -9,13 +9,14 @@ from typing import Any, Literal
 
 from headway_training.checkpoint import ImagePreprocessing, Languages, SamplingDefaults, TextPairUse
 
-TaskName = Literal["generation", "translation", "text_classification", "image_classification"]
+TaskName = Literal["generation", "translation", "text_classification", "token_classification", "image_classification"]
 
 ARCHITECTURES: Mapping[TaskName, tuple[str, ...]] = MappingProxyType(
     {
         "generation": ("gpt",),
         "translation": ("transformer", "recurrent"),
         "text_classification": ("encoder",),
+        "token_classification": ("encoder",),
         "image_classification": ("vit",),
     }
 )
@@ -78,6 +79,8 @@ class TokenizerSettings:
     that its texts ("it is n't -lrb- so -rrb- .") and those people write ("it isn't (so).") read alike."""
     min_frequency: int = 2
     """Fewest occurrences of a pair that is merged."""
+    treebank_words: bool = False
+    """Whether a `bpe` tokenizer cuts where treebanks of English do: "do|n't", "can|not", every punctuation mark."""
 
     def __post_init__(self) -> None:
         _check_range("vocabulary_size", self.vocabulary_size, 260, 1_000_000)
@@ -154,10 +157,16 @@ class AugmentationSettings:
     """Pixels an image is shifted by at most, in each direction; what comes in is the mean colour."""
     token_dropout: float = 0.0
     """Share of a text's tokens that a classifier does not get to see: they become the unknown token."""
+    piece_splitting: float = 0.0
+    """Probability that a piece of a token classifier's text falls into the two it was merged from, and these again."""
+    join_texts: int = 1
+    """Most neighbouring texts that are joined to one for a token classifier."""
 
     def __post_init__(self) -> None:
         _check_range("crop_padding", self.crop_padding, 0, 1000)
         _check_range("token_dropout", self.token_dropout, 0, 0.9)
+        _check_range("piece_splitting", self.piece_splitting, 0, 0.9)
+        _check_range("join_texts", self.join_texts, 1, 100)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,8 +205,9 @@ class Recipe:
         if architecture not in (known := ARCHITECTURES[self.task]):
             needed = " or ".join(map(repr, known))
             raise ValueError(f"model.architecture is {architecture!r}; {self.task} needs {needed}")
-        if head != "sequence":
-            raise ValueError(f"model.head is {head!r}; {self.task} needs 'sequence'")
+        needed = "token" if self.task == "token_classification" else "sequence"
+        if head != needed:
+            raise ValueError(f"model.head is {head!r}; {self.task} needs {needed!r}")
         if self.task == "image_classification" and self.preprocessing is None:
             raise ValueError("the section [preprocessing] is missing; image_classification needs it")
         if self.preprocessing is not None and self.preprocessing.height != self.preprocessing.width:

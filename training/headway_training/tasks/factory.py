@@ -14,6 +14,7 @@ from headway_training.data.examples import (
     MultiLabeledTexts,
     ParallelTexts,
     PlainText,
+    SpanLabeledTexts,
     Splits,
 )
 from headway_training.recipes.settings import Recipe
@@ -22,6 +23,7 @@ from headway_training.tasks.generation import GenerationTask
 from headway_training.tasks.image_classification import ImageClassificationTask
 from headway_training.tasks.multi_label import MultiLabelTask
 from headway_training.tasks.text_classification import TextClassificationTask
+from headway_training.tasks.token_classification import TokenClassificationTask
 from headway_training.tasks.translation import TranslationTask
 from headway_training.tokenizers import train_tokenizer
 
@@ -42,6 +44,8 @@ def make_task(recipe: Recipe, splits: Splits[Any], tokenizer_file: Path) -> Task
         return GenerationTask(recipe, splits, tokenizer)
     if isinstance(splits.train, ParallelTexts):
         return TranslationTask(recipe, splits, tokenizer)
+    if isinstance(splits.train, SpanLabeledTexts):
+        return TokenClassificationTask(recipe, splits, tokenizer)
     if isinstance(splits.train, MultiLabeledTexts):
         return MultiLabelTask(recipe, splits, tokenizer)
     assert isinstance(splits.train, LabeledTexts)
@@ -67,5 +71,7 @@ def _training_texts(splits: Splits[Any]) -> Iterable[str]:
         return [train.text[start : start + _PIECE] for start in range(0, len(train.text), _PIECE)]
     if isinstance(train, ParallelTexts):
         return [*train.sources, *train.targets]
+    if isinstance(train, SpanLabeledTexts):
+        return train.texts
     assert isinstance(train, LabeledTexts | MultiLabeledTexts)
     return [*train.texts, *(train.text_pairs or ())]

@@ -1,0 +1,222 @@
+"""Tags of word pieces, and the labelled spans that they stand for.
+
+A text's spans are told by one tag a piece, in the IOB2 scheme (Tjong Kim Sang and Veenstra 1999): `B-x` begins a span
+of label x, `I-x` continues it, `O` stands outside of every span. So a model finds the borders of words and names
+itself, in text as people write it; nothing cuts it into words before. Where spans are all the words, there is no `O`.
+
+What takes part: the **pieces**, that is tokens with characters of their own once white space around them is cut off.
+Special tokens and tokens of white space have no tag. Where two pieces share a character (a character may be several
+tokens of bytes), or the second begins with what belongs to the sign before (an accent, a skin tone, a variant), no span
+begins or ends between them.
+
+What a text's spans are: those of the likeliest sequence of tags that the scheme allows, by the product of the tags'
+probabilities, each of them taken at its piece. The probability of a span is the geometric mean of its tags'.
+
+T tokens, P pieces, C tags.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway_training.data.examples import Span
+
+IGNORED = -100
+"""Tag of a token that is no piece."""
+
+
+class Piece(NamedTuple):
+    """A token with characters of its own."""
+
+    token: int
+    """Its place among the text's tokens."""
+    start: int
+    """Its first character that is not white space."""
+    end: int
+    """The character after its last one that is not white space."""
+    joined: bool
+    """Whether nothing can begin there: it begins within the characters of the piece before, or continues its sign."""
+
+
+class PredictedSpan(NamedTuple):
+    """A span that a model has found."""
+
+    start: int
+    end: int
+    label: int
+    probability: float
+
+
+@dataclass(frozen=True, slots=True)
+class TagScheme:
+    """The tags of some labels, in the order of a model's outputs: `O` unless spans cover, then `B` and `I` a label."""
+
+    labels: tuple[str, ...]
+    covering: bool
+    """Whether every piece is in a span, so that there is no `O`."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the tags."""
+        outside = () if self.covering else ("O",)
+        return (*outside, *(f"{kind}-{label}" for label in self.labels for kind in "BI"))
+
+    def begin(self, label: int) -> int:
+        """The tag that begins a span."""
+        return 2 * label + (not self.covering)
+
+    def inside(self, label: int) -> int:
+        """The tag that continues a span."""
+        return self.begin(label) + 1
+
+    def label(self, tag: int) -> int | None:
+        """The label a tag belongs to; None for `O`."""
+        index = tag - (not self.covering)
+        return None if index < 0 else index // 2
+
+    def begins(self, tag: int) -> bool:
+        """Whether a tag begins a span."""
+        label = self.label(tag)
+        return label is not None and tag == self.begin(label)
+
+
+def find_pieces(text: str, offsets: Sequence[tuple[int, int]]) -> list[Piece]:
+    """Finds the pieces among the tokens of a text.
+
+    Args:
+        text: The text.
+        offsets: First character and character after each token, in Unicode code points; (0, 0) for a special token.
+    """
+    pieces: list[Piece] = []
+    covered = 0
+    for token, (first, after) in enumerate(offsets):
+        trimmed = text[first:after].strip()
+        if trimmed:
+            start = text.index(trimmed, first)
+            end = start + len(trimmed)
+            joined = bool(pieces) and (start < covered or _continues_sign(text, start))
+            pieces.append(Piece(token, start, end, joined))
+            covered = max(covered, end)
+    return pieces
+
+
+def _continues_sign(text: str, position: int) -> bool:
+    """Whether a character is an accent, a skin tone or a variant of the one before, or is joined to it."""
+    before, character = text[position - 1 : position], text[position]
+    marks = unicodedata.category(character) in ("Mn", "Mc", "Me") or "\U0001f3fb" <= character <= "\U0001f3ff"
+    return position > 0 and (marks or "\u200d" in (before, character))
+
+
+def piece_tags(pieces: Sequence[Piece], spans: Sequence[Span], scheme: TagScheme) -> list[int]:
+    """The tag of each piece, by the span that holds its first character, or else the first that begins within it.
+
+    Of a span that begins within a piece that belongs to an earlier one there is no trace: no tag can say it.
+    """
+    tags: list[int] = []
+    next_span, begun = 0, -1
+    for piece in pieces:
+        while next_span < len(spans) and spans[next_span].end <= piece.start:
+            next_span += 1
+        if next_span == len(spans) or spans[next_span].start >= piece.end:
+            tags.append(IGNORED if scheme.covering else 0)
+            continue
+        label = spans[next_span].label
+        tags.append(scheme.inside(label) if begun == next_span else scheme.begin(label))
+        begun = next_span
+    return tags
+
+
+def likeliest_tags(log_probabilities: NDArray[np.float32], pieces: Sequence[Piece], scheme: TagScheme) -> list[int]:
+    """The likeliest sequence of tags that the scheme allows (Viterbi 1967).
+
+    Args:
+        log_probabilities: (T, C).
+        pieces: The pieces among the tokens.
+        scheme: The tags.
+    """
+    if not pieces:
+        return []
+    num_tags = len(scheme.names)
+    allowed = np.array([[_may_follow(scheme, b, a) for b in range(num_tags)] for a in range(num_tags)])
+    starts = np.array([_may_follow(scheme, tag, None) for tag in range(num_tags)])
+    joined = np.array([[_may_join(scheme, b, a) for b in range(num_tags)] for a in range(num_tags)])
+    scores = np.where(starts, log_probabilities[pieces[0].token], -np.inf)  # (C)
+    back: list[NDArray[np.int64]] = []
+    for piece in pieces[1:]:
+        steps = np.where(joined if piece.joined else allowed, scores[:, None], -np.inf)  # (C before, C)
+        back.append(steps.argmax(axis=0))
+        scores = steps.max(axis=0) + log_probabilities[piece.token]
+    tags = [int(scores.argmax())]
+    for step in reversed(back):
+        tags.append(int(step[tags[-1]]))
+    return tags[::-1]
+
+
+def _may_follow(scheme: TagScheme, tag: int, before: int | None) -> bool:
+    label = scheme.label(tag)
+    if label is None or scheme.begins(tag):
+        return True
+    return before is not None and scheme.label(before) == label
+
+
+def _may_join(scheme: TagScheme, tag: int, before: int) -> bool:
+    return not scheme.begins(tag) and scheme.label(tag) == scheme.label(before)
+
+
+def predict_spans(
+    log_probabilities: NDArray[np.float32], pieces: Sequence[Piece], scheme: TagScheme
+) -> list[PredictedSpan]:
+    """The spans of a text.
+
+    Args:
+        log_probabilities: (T, C).
+        pieces: The pieces among the tokens.
+        scheme: The tags.
+    """
+    groups: list[list[int]] = []
+    tags = likeliest_tags(log_probabilities, pieces, scheme)
+    for index, tag in enumerate(tags):
+        if scheme.begins(tag):
+            groups.append([index])
+        elif scheme.label(tag) is not None:
+            groups[-1].append(index)
+    spans = []
+    for group in groups:
+        label = scheme.label(tags[group[0]])
+        assert label is not None, "a group begins with a tag that begins a span"
+        mean = np.mean([log_probabilities[pieces[i].token, tags[i]] for i in group])
+        start, end = pieces[group[0]].start, max(pieces[i].end for i in group)
+        spans.append(PredictedSpan(start, end, label, float(np.exp(mean))))
+    return spans
+
+
+def labels_of_words(
+    log_probabilities: NDArray[np.float32], pieces: Sequence[Piece], words: Sequence[Span], scheme: TagScheme
+) -> list[int]:
+    """The likeliest label of each word where the borders of words are given.
+
+    A word's pieces are those whose first character is in it, or the one that holds its first character where there is
+    none; the first of them begins a span and the others continue it.
+
+    Args:
+        log_probabilities: (T, C).
+        pieces: The pieces among the tokens.
+        words: The words, in order; their labels are not read.
+        scheme: The tags.
+    """
+    begins = np.array([scheme.begin(label) for label in range(len(scheme.labels))])  # (labels)
+    labels = []
+    for word in words:
+        own = [piece for piece in pieces if word.start <= piece.start < word.end]
+        own = own or [piece for piece in pieces if piece.start <= word.start < piece.end][:1]
+        scores = np.zeros(len(begins), np.float32)
+        for number, piece in enumerate(own):
+            scores += log_probabilities[piece.token, begins + (number > 0)]
+        labels.append(int(scores.argmax()))
+    return labels
