@@ -11,7 +11,7 @@ from typing import Protocol, Self, TypeAlias
 
 import structlog
 
-from headway_server.batching import ImageClassifier, TextClassifier
+from headway_server.batching import ImageClassifier, TextClassifier, TokenClassifier
 from headway_server.bundles import Bundle, Precision, Task, find_bundles, open_bundle, version_key
 from headway_server.engine import GenerationModel, TranslationModel
 from headway_server.errors import (
@@ -66,6 +66,10 @@ def _load_text_classifier(bundle: Bundle, runtime: Runtime, settings: ServerSett
     return TextClassifier.load(bundle, runtime, settings.batching, precision=settings.precision)
 
 
+def _load_token_classifier(bundle: Bundle, runtime: Runtime, settings: ServerSettings) -> ServedModel:
+    return TokenClassifier.load(bundle, runtime, settings.batching, precision=settings.precision)
+
+
 def _load_image_classifier(bundle: Bundle, runtime: Runtime, settings: ServerSettings) -> ServedModel:
     limits = ImageLimits(
         max_bytes=int(settings.max_image_mib * 2**20), max_pixels=int(settings.max_image_megapixels * 1e6)
@@ -77,6 +81,7 @@ LOADERS: Mapping[Task, Loader] = {
     Task.GENERATION: _load_generation,
     Task.TRANSLATION: _load_translation,
     Task.TEXT_CLASSIFICATION: _load_text_classifier,
+    Task.TOKEN_CLASSIFICATION: _load_token_classifier,
     Task.IMAGE_CLASSIFICATION: _load_image_classifier,
 }
 

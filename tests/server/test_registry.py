@@ -74,10 +74,10 @@ def test_a_bundle_under_another_name_is_rejected(tmp_path, load):
 
 def test_a_task_that_is_not_served_yet_is_rejected(tmp_path, load):
     tiny_bundles.write_topic_bundle(tmp_path)
-    tiny_bundles.write_topic_bundle(tmp_path, name="tagger", task=Task.TOKEN_CLASSIFICATION)
+    tiny_bundles.write_topic_bundle(tmp_path, name="vectors", task=Task.TEXT_EMBEDDING)
     registry = load(tmp_path)
     assert names(registry) == ["topics/1"]
-    assert "token_classification, which this server does not serve yet" in registry.rejected[0].reason
+    assert "text_embedding, which this server does not serve yet" in registry.rejected[0].reason
 
 
 def test_an_error_that_nobody_foresaw_is_told_in_the_log_alone(tmp_path, load, monkeypatch):

@@ -5,6 +5,7 @@ from headway_server.batching.image_classifier import ClassifiedImage, ImageClass
 from headway_server.batching.model import CallTimings, Classification, ScoredLabel
 from headway_server.batching.settings import BatchingSettings
 from headway_server.batching.text_classifier import ClassifiedText, TextClassifier
+from headway_server.batching.token_classifier import LabeledSpan, TaggedText, TokenClassifier
 
 __all__ = [
     "BatchingSettings",
@@ -15,6 +16,9 @@ __all__ = [
     "EmbeddedImage",
     "EmbeddedText",
     "ImageClassifier",
+    "LabeledSpan",
     "ScoredLabel",
+    "TaggedText",
     "TextClassifier",
+    "TokenClassifier",
 ]

@@ -18,6 +18,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from headway_server.bundles.tags import TagSet
+
 SCHEMA_VERSION = 1
 MANIFEST_FILE = "bundle.json"
 TOKENIZER_FILE = "tokenizer.json"
@@ -326,6 +328,11 @@ class Manifest(Record):
             and not self.labels
         ):
             raise ValueError(f"labels: {self.task} needs them")
+        if self.task is Task.TOKEN_CLASSIFICATION:
+            try:
+                TagSet.parse(self.labels)
+            except ValueError as error:
+                raise ValueError(f"labels: {error}") from error
         if self.task is Task.IMAGE_CLASSIFICATION:
             if self.image_preprocessing is None:
                 raise ValueError("image_preprocessing: image_classification needs it")

@@ -10,6 +10,7 @@ from headway.v1 import generation_service_pb2
 from headway.v1 import model_service_pb2 as pb
 from headway.v1 import model_service_pb2_grpc as pb_grpc
 from headway_server.bundles import CHAT_TEMPLATE_FILE, Manifest, SamplingDefaults, Task
+from headway_server.bundles.tags import TagSet
 from headway_server.errors import InvalidInputError
 from headway_server.registry import ModelRegistry, ServedModel
 
@@ -67,7 +68,7 @@ def _model_message(model: ServedModel) -> pb.Model:
         device=model.device,
         max_input_token_count=manifest.limits.max_input_tokens or 0,
         max_token_count=manifest.limits.max_total_tokens or 0,
-        labels=manifest.labels,
+        labels=_labels(manifest),
         source_language=languages.source if languages else "",
         target_language=languages.target if languages else "",
         default_sampling=_sampling(manifest.sampling_defaults) if manifest.sampling_defaults else None,
@@ -75,6 +76,12 @@ def _model_message(model: ServedModel) -> pb.Model:
         license=manifest.license,
         has_chat_template=CHAT_TEMPLATE_FILE in manifest.files,
     )
+
+
+def _labels(manifest: Manifest) -> tuple[str, ...]:
+    """What an answer may name: the labels of spans, where those of the manifest are tags."""
+    of_tokens = manifest.task is Task.TOKEN_CLASSIFICATION
+    return TagSet.parse(manifest.labels).labels if of_tokens else manifest.labels
 
 
 def _sampling(defaults: SamplingDefaults) -> generation_service_pb2.SamplingParameters:

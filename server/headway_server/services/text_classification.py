@@ -10,7 +10,7 @@ import grpc
 
 from headway.v1 import text_classification_service_pb2 as pb
 from headway.v1 import text_classification_service_pb2_grpc as pb_grpc
-from headway_server.batching import ClassifiedText, EmbeddedText, TextClassifier
+from headway_server.batching import ClassifiedText, EmbeddedText, TaggedText, TextClassifier, TokenClassifier
 from headway_server.batching.settings import MAX_TEXTS
 from headway_server.batching.text_classifier import TextInputs
 from headway_server.bundles import Manifest, Task
@@ -112,11 +112,20 @@ class TextClassificationService(pb_grpc.TextClassificationServiceServicer):
         )
 
     async def ClassifyTokens(  # noqa: N802 (the method's name in the protocol)
-        self, request: pb.ClassifyTokensRequest, _context: grpc.aio.ServicerContext[Any, Any]
+        self, request: pb.ClassifyTokensRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.ClassifyTokensResponse:
-        """Refuses, naming a model that can: the registry has no loader for this task yet, so it finds none."""
+        """Labels spans of every text."""
+        arrived = time.monotonic()
         model = self._registry.find(Task.TOKEN_CLASSIFICATION, request.model, request.model_version)
-        raise AssertionError(f"{model!r} has no loader")
+        assert isinstance(model, TokenClassifier)  # by the registry's table of loaders
+        texts = list(request.texts)
+        fields = check_texts("texts", texts, MAX_TEXTS, self._max_text_bytes)
+        answer = await model.classify(texts, fields=fields, truncate=request.truncate, deadline=deadline_of(context))
+        return pb.ClassifyTokensResponse(
+            results=[_text_spans(result) for result in answer.results],
+            model=model_reference(model),
+            timings=timings_of_call(answer.timings, arrived),
+        )
 
     async def EmbedText(  # noqa: N802 (the method's name in the protocol)
         self, request: pb.EmbedTextRequest, context: grpc.aio.ServicerContext[Any, Any]
@@ -143,3 +152,11 @@ def _text_labels(result: ClassifiedText) -> pb.TextLabels:
 
 def _text_embedding(result: EmbeddedText) -> pb.TextEmbedding:
     return pb.TextEmbedding(values=result.values.tolist(), token_count=result.num_tokens, truncated=result.truncated)
+
+
+def _text_spans(result: TaggedText) -> pb.TextSpans:
+    spans = [
+        pb.LabeledSpan(label=span.label, probability=span.probability, start=span.start, end=span.end)
+        for span in result.spans
+    ]
+    return pb.TextSpans(spans=spans, token_count=result.num_tokens, truncated=result.truncated)

@@ -1,0 +1,52 @@
+"""The tags of a token classifier: what the columns of its logits stand for.
+
+`labels` in the manifest of a token classifier are tags of the IOB2 scheme (Tjong Kim Sang and Veenstra 1999), in the
+order of the columns: `B-x` begins a span of label x, `I-x` continues it, `O` stands outside of every span. A model
+whose spans are all the words has no `O`; one whose spans are all one piece long may have no `I-x`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_OUTSIDE = "O"
+
+
+@dataclass(frozen=True, slots=True)
+class TagSet:
+    """Tags, understood."""
+
+    labels: tuple[str, ...]
+    """Labels of spans, in the order in which their `B-` tags stand."""
+    begin: tuple[int, ...]
+    """Column of the tag that begins a span, for each label."""
+    inside: tuple[int | None, ...]
+    """Column of the tag that continues it; None where there is none."""
+    outside: int | None
+    """Column of `O`; None where there is none."""
+
+    @classmethod
+    def parse(cls, tags: Sequence[str]) -> TagSet:
+        """Understands tags.
+
+        Raises:
+            ValueError: A tag is not of the scheme or stands there twice, or a label cannot begin.
+        """
+        columns = {tag: column for column, tag in enumerate(tags)}
+        if len(columns) < len(tags):
+            repeated = next(tag for column, tag in enumerate(tags) if columns[tag] != column)
+            raise ValueError(f"the tag {repeated!r} stands there twice")
+        for tag in tags:
+            if tag != _OUTSIDE and (tag[:2] not in ("B-", "I-") or len(tag) < 3):
+                raise ValueError(f"{tag!r} is no tag; tags are O, and B-x and I-x for each label x (IOB2)")
+        labels = tuple(tag[2:] for tag in tags if tag.startswith("B-"))
+        without = [tag for tag in tags if tag.startswith("I-") and tag[2:] not in labels]
+        if without or not labels:
+            raise ValueError(f"{without[0]} has no B-{without[0][2:]}" if without else "no tag begins a span")
+        return cls(
+            labels=labels,
+            begin=tuple(columns[f"B-{label}"] for label in labels),
+            inside=tuple(columns.get(f"I-{label}") for label in labels),
+            outside=columns.get(_OUTSIDE),
+        )

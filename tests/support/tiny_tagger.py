@@ -1,0 +1,98 @@
+"""A tiny token classifier, built node by node and published as a real bundle: answers known by hand.
+
+The logits of a token are its row of a table, times a matrix: who is a person and what is a place shows in the word. The
+second name of a person continues the first; a place is one word.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+from headway_server.bundles import (
+    Architecture,
+    Bundle,
+    Graph,
+    Limits,
+    Manifest,
+    ParityFigures,
+    Precision,
+    SpecialTokens,
+    Task,
+    TensorSpec,
+    Variant,
+    describe_files,
+    publish,
+    staging_folder,
+    write_manifest,
+)
+
+TAGS = ("O", "B-person", "I-person", "B-place")
+WORDS = {"the": 0, "in": 0, "saw": 0, "Ada": 1, "Grace": 1, "Lovelace": 2, "Hopper": 2, "Köln": 3, "Oslo": 3}
+"""Words by the column of their largest logit."""
+MAX_INPUT_TOKENS = 16
+_SPECIAL = ("[PAD]", "[CLS]", "[UNK]")
+STRENGTH = 3.0
+
+
+def write_tagger_bundle(store: Path, *, name: str = "tagger", tags: tuple[str, ...] = TAGS) -> Bundle:
+    """Publishes the model; `tags` are what the manifest calls its outputs."""
+    words = [*_SPECIAL, *WORDS]
+    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, "[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A", special_tokens=[("[CLS]", 1)])
+    table = np.zeros((len(words), len(TAGS)), np.float32)
+    for word, column in WORDS.items():
+        table[words.index(word), column] = STRENGTH
+    table[2, 0] = STRENGTH
+    constants = {"table": table, "mixing": np.eye(len(TAGS), dtype=np.float32)}
+    nodes = [
+        *(helper.make_node("Constant", [], [key], value=numpy_helper.from_array(v)) for key, v in constants.items()),
+        helper.make_node("Gather", ["table", "input_ids"], ["rows"]),  # (B, T, C)
+        helper.make_node("Unsqueeze", ["attention_mask", "last"], ["mask"]),
+        helper.make_node("Cast", ["mask"], ["weights"], to=TensorProto.FLOAT),
+        helper.make_node("Mul", ["rows", "weights"], ["seen"]),
+        helper.make_node("MatMul", ["seen", "mixing"], ["logits"]),
+    ]
+    nodes.insert(0, helper.make_node("Constant", [], ["last"], value=numpy_helper.from_array(np.array([-1]))))
+    with staging_folder(store) as folder:
+        tokenizer.save(str(folder / "tokenizer.json"))
+        graph = _save(folder, nodes)
+        parity = ParityFigures(
+            max_relative_logit_error=0.0, bound=1e-4, checked_shape_count=1, provider="CPUExecutionProvider"
+        )
+        variant = Variant(device="cpu", graphs={"model": graph}, parity=parity, quality=None)
+        manifest = Manifest(
+            schema_version=1,
+            name=name,
+            version="1",
+            task=Task.TOKEN_CLASSIFICATION,
+            description="Finds persons and places.",
+            license="Apache-2.0",
+            architecture=Architecture(kind="table", parameter_count=table.size, configuration={}),
+            variants={Precision.FP32: variant},
+            special_tokens=SpecialTokens(pad=0, unk=2),
+            limits=Limits(max_input_tokens=MAX_INPUT_TOKENS),
+            labels=tags,
+            opset=20,
+            libraries={},
+            files=describe_files(folder),
+        )
+        write_manifest(folder, manifest)
+        return publish(folder, store)
+
+
+def _save(folder: Path, nodes: list[onnx.NodeProto]) -> Graph:
+    ids, mask = (
+        TensorSpec(name=name, dtype="int64", shape=("batch", "length")) for name in ("input_ids", "attention_mask")
+    )
+    logits = TensorSpec(name="logits", dtype="float32", shape=("batch", "length", len(TAGS)))
+    values = [helper.make_tensor_value_info(spec.name, TensorProto.INT64, spec.shape) for spec in (ids, mask)]
+    output = helper.make_tensor_value_info("logits", TensorProto.FLOAT, logits.shape)
+    graph = helper.make_graph(nodes, "model", values, [output])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    onnx.checker.check_model(model)
+    onnx.save(model, folder / "model.onnx")
+    return Graph(file="model.onnx", inputs=(ids, mask), outputs=(logits,))
