@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from headway_client.cli import chat, load, server, tasks, translation
+from headway_client.cli import chat, load, server, tagging, tasks, translation
 
 app = typer.Typer(
     name="headway",
@@ -22,6 +22,7 @@ app.command()(tasks.generate)
 app.command()(chat.chat)
 app.command()(translation.translate)
 app.command()(tasks.classify)
+app.command()(tagging.tag)
 app.command()(tasks.label)
 app.command()(server.models)
 app.command()(server.model)
