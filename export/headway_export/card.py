@@ -8,7 +8,8 @@ from pathlib import Path
 
 from headway_export.learning_curve import draw_learning_curve
 from headway_export.source import ExportSource
-from headway_server.bundles import CHAT_TEMPLATE_FILE, Manifest, Precision, Variant
+from headway_server.bundles import CHAT_TEMPLATE_FILE, Manifest, Precision, Task, Variant
+from headway_server.bundles.tags import TagSet
 from headway_training.checkpoint import TrainingRecord
 
 LEARNING_CURVE_FILE = "learning-curve.svg"
@@ -74,10 +75,15 @@ def _facts(manifest: Manifest) -> str:
         "Licence": manifest.license,
         "Architecture": f"{architecture.kind}, {architecture.parameter_count:,} parameters",
         "Languages": f"{manifest.languages.source} to {manifest.languages.target}" if manifest.languages else "",
-        "Labels": ", ".join(manifest.labels),
+        "Labels": ", ".join(_labels(manifest)),
         "Conversations": "continued too, by the chat template" if CHAT_TEMPLATE_FILE in manifest.files else "",
     }
     return _table(("", ""), [(name, str(value)) for name, value in facts.items() if value])
+
+
+def _labels(manifest: Manifest) -> tuple[str, ...]:
+    of_tokens = manifest.task is Task.TOKEN_CLASSIFICATION
+    return TagSet.parse(manifest.labels).labels if of_tokens else manifest.labels
 
 
 def _quality_table(proofs: Sequence[Proof]) -> str:

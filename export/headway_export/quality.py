@@ -16,11 +16,12 @@ from headway_export import weaknesses
 from headway_export.candidate import NUM_SLOTS, Candidate, encode, open_sources, pixel_values_of
 from headway_export.errors import ParityError
 from headway_export.source import EvaluationData
+from headway_export.span_quality import span_f1
 from headway_server.bundles import QualityFigure, Task
 from headway_server.engine.runner import DecoderRunner
 from headway_training.evaluation import evaluation_windows
 
-ALLOWED_LOSS = {"accuracy": 0.5, "sacrebleu": 0.5, "nats_per_character": 0.02}
+ALLOWED_LOSS = {"accuracy": 0.5, "span_f1": 0.5, "sacrebleu": 0.5, "nats_per_character": 0.02}
 """How much worse than fp32 a variant may be: in points, or nats."""
 
 
@@ -104,6 +105,10 @@ def _accuracy_of_images(candidate: Candidate, data: EvaluationData) -> Outcome:
 def _accuracy(candidate: Candidate, data: EvaluationData) -> Outcome:
     of_images = candidate.source.task is Task.IMAGE_CLASSIFICATION
     return (_accuracy_of_images if of_images else _accuracy_of_texts)(candidate, data)
+
+
+def _span_f1(candidate: Candidate, data: EvaluationData) -> Outcome:
+    return Outcome(span_f1(candidate, data))
 
 
 def _sacrebleu(candidate: Candidate, data: EvaluationData) -> Outcome:
@@ -195,6 +200,7 @@ def _accuracy_of_logits(logits: NDArray[np.float32], candidate: Candidate, data:
 
 _MEASURES: dict[str, Callable[[Candidate, EvaluationData], Outcome]] = {
     "accuracy": _accuracy,
+    "span_f1": _span_f1,
     "sacrebleu": _sacrebleu,
     "nats_per_character": _nats_per_character,
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -30,6 +30,7 @@ from headway_server.bundles import (
     SpecialTokens,
     Task,
 )
+from headway_server.bundles.tags import TagSet
 from headway_training.checkpoint import (
     TrainingRecord,
     load_model,
@@ -43,6 +44,7 @@ _METRICS = {
     Task.GENERATION: ("nats_per_character", False),
     Task.TRANSLATION: ("sacrebleu", True),
     Task.TEXT_CLASSIFICATION: ("accuracy", True),
+    Task.TOKEN_CLASSIFICATION: ("span_f1", True),
     Task.IMAGE_CLASSIFICATION: ("accuracy", True),
 }
 
@@ -57,6 +59,8 @@ class EvaluationData:
     texts: Sequence[str] = ()
     references: Sequence[str] = ()
     """Translations of the texts."""
+    spans: Sequence[Collection[tuple[int, int, str]]] = ()
+    """Start, end and label of the spans of each text."""
     labels: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     images: NDArray[np.uint8] = field(default_factory=lambda: np.empty((0, 0, 0, 3), np.uint8))
     """(N, height, width, 3), already resized and cropped."""
@@ -106,6 +110,7 @@ def from_checkpoint(path: Path, *, name: str | None = None) -> ExportSource:
     except TrainingError as error:
         raise SourceError(str(error)) from error
     task = _exportable(checkpoint.task)
+    _check_tags(task, checkpoint.labels)
     evaluation = checkpoint.evaluation
     return ExportSource(
         name=name or checkpoint.name,
@@ -178,6 +183,7 @@ def from_factory(
         raise SourceError(f"--task {task} needs {', '.join(missing)}")
     if chat_template_file is not None and exportable is not Task.GENERATION:
         raise SourceError(f"--chat-template is for generation, not for {task}; leave it out")
+    _check_tags(exportable, labels)
     module = _build(factory)
     try:
         load_weights(module, str(weights))
@@ -230,6 +236,15 @@ def _exportable(task: str) -> Task:
     if task not in {str(known) for known in _METRICS}:
         raise SourceError(f"task {task}: cannot be exported; this version exports {', '.join(_METRICS)}")
     return Task(task)
+
+
+def _check_tags(task: Task, labels: Sequence[str]) -> None:
+    """Checks that the labels of a token classifier are tags."""
+    if task is Task.TOKEN_CLASSIFICATION:
+        try:
+            TagSet.parse(labels)
+        except ValueError as error:
+            raise SourceError(f"labels: {error}") from error
 
 
 def _convert(record: Any, value: Any) -> Any:
@@ -289,12 +304,19 @@ def _read_evaluation_file(file: Path, task: Task) -> EvaluationData:
 
 
 def _text_evaluation(task: Task, dataset: str, rows: list[dict[str, Any]]) -> EvaluationData:
-    columns = {Task.GENERATION: ("text",), Task.TRANSLATION: ("source", "target")}.get(task, ("text", "label"))
+    columns = {
+        Task.GENERATION: ("text",),
+        Task.TRANSLATION: ("source", "target"),
+        Task.TOKEN_CLASSIFICATION: ("text", "spans"),
+    }.get(task, ("text", "label"))
     texts, *rest = ([row[column] for row in rows] for column in columns)
     if task is Task.TRANSLATION:
         return _evaluation(task, dataset, texts=texts, references=rest[0])
     if task is Task.GENERATION:
         return _evaluation(task, dataset, texts=texts)
+    if task is Task.TOKEN_CLASSIFICATION:
+        spans = TypeAdapter(list[list[tuple[int, int, str]]]).validate_python(rest[0])
+        return _evaluation(task, dataset, texts=texts, spans=spans)
     labels = np.array(TypeAdapter(list[int]).validate_python(rest[0]), np.int64)
     return _evaluation(task, dataset, texts=texts, labels=labels)
 

@@ -13,7 +13,9 @@ from torch import nn
 from torch.nn import functional
 
 from headway_training.checkpoint import Checkpoint, write_checkpoint
+from headway_training.data.examples import Span
 from headway_training.models import build_model
+from headway_training.tagging import TagScheme, find_pieces, piece_tags
 
 SEED = 7
 PROVERBS = (
@@ -25,6 +27,7 @@ PROVERBS = (
 NUMBERS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
 ZAHLEN = ["eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun", "zehn"]
 WARM, COLD = ("sun", "fire", "summer", "desert"), ("snow", "ice", "winter", "glacier")
+ADJECTIVES, ANIMALS, TOWNS = ("brown", "lazy", "quick"), ("dog", "fox", "owl"), ("bath", "york", "oslo")
 FILLERS = ("the", "near", "a", "of", "under", "old", "bright", "long")
 
 
@@ -159,6 +162,63 @@ def classification_checkpoint(folder: Path) -> Path:
     return folder
 
 
+def token_checkpoint(folder: Path) -> Path:
+    """Finds animals, with the adjectives right before them, and towns, after "in" alone; letters are the tokens."""
+    torch.manual_seed(SEED)
+    letters = sorted(set("".join((*ADJECTIVES, *ANIMALS, *TOWNS, *FILLERS, " in"))))
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", *letters]
+    tokenizer = Tokenizer(models.WordLevel({letter: index for index, letter in enumerate(vocabulary)}, "[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A", special_tokens=[("[CLS]", 2)])
+    scheme = TagScheme(("animal", "place"), covering=False)
+    configuration = {
+        "vocabulary_size": len(vocabulary),
+        "max_length": 96,
+        "num_layers": 2,
+        "d_model": 64,
+        "num_heads": 4,
+        "d_ff": 128,
+        "head": "token",
+        "num_classes": len(scheme.names),
+    }
+    model = build_model("encoder", configuration)
+    generator = random.Random(SEED)
+    rows = [_sighting(generator) for _ in range(4_000)]
+
+    def loss(batch: list[tuple[str, list[Span]]]) -> torch.Tensor:
+        ids = [tokenizer.encode(text).ids for text, _ in batch]
+        tags = [[-100] * len(row) for row in ids]
+        for (text, spans), row in zip(batch, tags, strict=True):
+            pieces = find_pieces(text, tokenizer.encode(text).offsets)
+            for piece, tag in zip(pieces, piece_tags(pieces, spans, scheme), strict=True):
+                row[piece.token] = tag
+        padded = _pad(ids)
+        targets = nn.utils.rnn.pad_sequence([torch.tensor(row) for row in tags], batch_first=True, padding_value=-100)
+        return functional.cross_entropy(model(padded, (padded != 0).long()).flatten(0, 1), targets.flatten())
+
+    _train(model, [rows[start : start + 32] for start in range(0, len(rows), 32)], loss, learning_rate=4e-3)
+    checkpoint = _checkpoint(
+        "tiny-tokens",
+        "token_classification",
+        "encoder",
+        configuration,
+        special_tokens={"pad": 0, "unk": 1},
+        labels=list(scheme.names),
+        evaluation={
+            "file": "evaluation.jsonl",
+            "dataset": "sightings",
+            "metric": "span_f1",
+            "higher_is_better": True,
+        },
+    )
+    texts = [
+        {"text": text, "spans": [[start, end, scheme.labels[label]] for start, end, label in spans]}
+        for text, spans in rows[:200]
+    ]
+    write_checkpoint(folder, checkpoint, model, tokenizer=tokenizer, texts=texts)
+    return folder
+
+
 def image_checkpoint(folder: Path) -> Path:
     """Tells red, green and blue pictures apart."""
     torch.manual_seed(SEED)
@@ -211,6 +271,7 @@ WRITERS = {
     "generation": generation_checkpoint,
     "translation": translation_checkpoint,
     "text_classification": classification_checkpoint,
+    "token_classification": token_checkpoint,
     "image_classification": image_checkpoint,
 }
 
@@ -266,3 +327,22 @@ def _weather_report(generator: random.Random) -> tuple[str, int]:
     words = [generator.choice((WARM, COLD)[label]), *generator.choices(FILLERS, k=generator.randint(1, 20))]
     generator.shuffle(words)
     return " ".join(words), label
+
+
+def _sighting(generator: random.Random) -> tuple[str, list[Span]]:
+    text, spans = "", []
+    for _ in range(generator.randint(1, 3)):
+        kind = generator.randrange(4)
+        start = len(text)
+        if kind == 0:
+            words = [*generator.choices(ADJECTIVES, k=generator.randint(0, 2)), generator.choice(ANIMALS)]
+            spans.append(Span(start, start + len(" ".join(words)), 0))
+        elif kind == 1:
+            words = ["in", generator.choice(TOWNS)]
+            spans.append(Span(start + 3, start + len(" ".join(words)), 1))
+        elif kind == 2:
+            words = ["near", generator.choice(TOWNS)]
+        else:
+            words = [generator.choice(ADJECTIVES), *generator.choices(FILLERS, k=generator.randint(1, 2))]
+        text += " ".join(words) + " "
+    return text.rstrip(), spans
