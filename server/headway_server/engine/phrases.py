@@ -4,15 +4,22 @@ A phrase is written with different tokens at the beginning of a text, after a sp
 a bracket; and at the beginning of a sentence its first letter may be a capital. A phrase that must not appear is
 forbidden in each of these forms. One that must appear is demanded in one: as it stands after a space, or, where its
 script or its first character has no space before it, directly after what is before it.
+
+A model may still spell a forbidden phrase in a way that no tokenizer would, such as letter by letter. So translations
+are looked through, and where one has the phrase as words of its own, that spelling is forbidden too and the search
+repeated.
 """
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, TypeAlias
 
+from headway_server.engine.alignment import target_spans
 from headway_server.errors import InvalidInputError
 from headway_server.preprocessing import TextTokenizer
 
@@ -39,6 +46,8 @@ class PhraseRequest:
 class EncodedPhrases:
     """Phrases as the model writes them."""
 
+    asked: PhraseRequest = PhraseRequest()
+    """What they were made of."""
     required: tuple[Tokens, ...] = ()
     """Each of them once."""
     forbidden_forms: tuple[tuple[Tokens, ...], ...] = ()
@@ -94,7 +103,28 @@ class PhraseEncoder:
         required = [self._required(f"{field}.required[{i}]", text) for i, text in enumerate(phrases.required)]
         forbidden = [self._forbidden(f"{field}.forbidden[{i}]", text) for i, text in enumerate(phrases.forbidden)]
         self._check_possible(field, phrases, required, forbidden)
-        return EncodedPhrases(required=tuple(dict.fromkeys(required)), forbidden_forms=tuple(forbidden))
+        return EncodedPhrases(asked=phrases, required=tuple(dict.fromkeys(required)), forbidden_forms=tuple(forbidden))
+
+    def spellings(self, phrases: EncodedPhrases, text: str, token_ids: Sequence[int]) -> tuple[Tokens, ...]:
+        """Finds with which tokens a translation says what it must not.
+
+        Args:
+            phrases: What it must not say.
+            text: The translation.
+            token_ids: Its tokens.
+
+        Returns:
+            The tokens of every forbidden phrase that is among its words; none for a good translation.
+        """
+        places = [match.span() for pattern in _patterns(phrases.asked.forbidden) for match in pattern.finditer(text)]
+        if not places:
+            return ()
+        spans = target_spans(text, token_ids, self._tokenizer)
+        found = [
+            tuple(token for token, (start, end) in zip(token_ids, spans, strict=True) if start < stop and end > begin)
+            for begin, stop in places
+        ]
+        return tuple(tokens for tokens in dict.fromkeys(found) if tokens)
 
     def __repr__(self) -> str:
         return f"PhraseEncoder({self._owner})"
@@ -109,7 +139,7 @@ class PhraseEncoder:
         text = _stripped(field, phrase)
         self._check_known(field, self._encode(text))
         forms: dict[Tokens, None] = {}
-        for spelling in dict.fromkeys((text, text[0].upper() + text[1:])):
+        for spelling in _letter_cases(text):
             for tokens in (
                 self._encode(spelling),
                 self._after(spelling, with_space=True),
@@ -151,6 +181,26 @@ class PhraseEncoder:
                     )
 
 
+def _letter_cases(phrase: str) -> tuple[str, ...]:
+    """Returns a phrase as it is, and as it begins a sentence."""
+    return tuple(dict.fromkeys((phrase, phrase[0].upper() + phrase[1:])))
+
+
+@lru_cache(maxsize=1024)
+def _patterns(phrases: tuple[str, ...]) -> tuple[re.Pattern[str], ...]:
+    """Returns what finds phrases as words of their own: not as parts of longer ones."""
+    return tuple(
+        re.compile(
+            (r"(?<!\w)" if text[0].isalnum() and not _is_spaceless(text[0]) else "")
+            + "(?:"
+            + "|".join(map(re.escape, _letter_cases(text)))
+            + ")"
+            + (r"(?!\w)" if text[-1].isalnum() and not _is_spaceless(text[-1]) else "")
+        )
+        for text in (phrase.strip() for phrase in phrases)
+    )
+
+
 def contains(tokens: Sequence[int], part: Sequence[int]) -> bool:
     """Returns whether tokens have `part` among them, one after the other."""
     return any(tuple(tokens[i : i + len(part)]) == tuple(part) for i in range(len(tokens) - len(part) + 1))
@@ -171,6 +221,11 @@ def _check_count(field: str, count: int, limit: int) -> None:
 def _follows_space(text: str) -> bool:
     """Returns whether a text is written with a space before it: not if it begins with a mark that closes something."""
     first = text[0]
-    if unicodedata.name(first, "").startswith(_SPACELESS_SCRIPTS):
+    if _is_spaceless(first):
         return False
     return unicodedata.category(first) not in {"Pe", "Pf", "Po"} or first in "&@#%*¿¡\"'/\\"
+
+
+def _is_spaceless(character: str) -> bool:
+    """Returns whether a character is of a script that puts no spaces between words."""
+    return unicodedata.name(character, "").startswith(_SPACELESS_SCRIPTS)

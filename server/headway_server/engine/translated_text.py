@@ -59,7 +59,7 @@ def read_result(
         tokenizer: The model's.
     """
     hypotheses = tuple(
-        _read_hypothesis(source, hypothesis, tokenizer) for hypothesis in result.hypotheses[: plan.num_hypotheses]
+        _read_hypothesis(source, hypothesis, plan, tokenizer) for hypothesis in result.hypotheses[: plan.num_hypotheses]
     ) or (
         TranslationHypothesis(
             text=result.text,
@@ -84,7 +84,9 @@ def read_result(
     )
 
 
-def _read_hypothesis(source: Source, hypothesis: Hypothesis, tokenizer: TextTokenizer) -> TranslationHypothesis:
+def _read_hypothesis(
+    source: Source, hypothesis: Hypothesis, plan: TranslationPlan, tokenizer: TextTokenizer
+) -> TranslationHypothesis:
     # A required phrase has the tokens that follow a space, and may stand at the very beginning.
     num_spaces = 1 if source.phrases.required and hypothesis.text.startswith(" ") else 0
     alignment = None
@@ -100,7 +102,7 @@ def _read_hypothesis(source: Source, hypothesis: Hypothesis, tokenizer: TextToke
     return TranslationHypothesis(
         text=hypothesis.text[num_spaces:],
         log_probability=hypothesis.log_probability,
-        score=hypothesis.score,
+        score=plan.score(hypothesis.log_probability, hypothesis.num_new_tokens),
         finish_reason=hypothesis.finish_reason,
         num_new_tokens=hypothesis.num_new_tokens,
         alignment=alignment,

@@ -27,6 +27,9 @@ from headway_server.preprocessing import SplitText, TextTokenizer, split_sentenc
 from headway_server.preprocessing.pool import text_pool
 from headway_server.runtime import Device, Runtime
 
+_MAX_REPEATED_SEARCHES = 4
+"""After so many the last translation is answered, whatever it says."""
+
 
 class TranslationModel(DecodingModel):
     """Translates texts."""
@@ -123,6 +126,8 @@ class TranslationModel(DecodingModel):
             sequences = [call.sequence(source) for source in sources]
             preprocessing_s = time.monotonic() - began
             results = await self._engine.run(sequences)
+            if any(source.phrases.forbidden_forms for source in sources):
+                sources, results = await self._search_again(call, sources, results)
         return await self._answer(call, sources, results, splits, preprocessing_s)
 
     async def stream(
@@ -201,6 +206,21 @@ class TranslationModel(DecodingModel):
         if not call.has_wishes:
             return call.sources(passages, encoded)
         return await asyncio.get_running_loop().run_in_executor(text_pool(), call.sources, passages, encoded)
+
+    async def _search_again(
+        self, call: TranslationCall, sources: Elements[Source], results: Elements[SequenceResult]
+    ) -> tuple[list[Source], list[SequenceResult]]:
+        """Repeats searches whose translations say what they must not, with other tokens than were forbidden."""
+        sources, results = list(sources), list(results)
+        loop = asyncio.get_running_loop()
+        for _ in range(_MAX_REPEATED_SEARCHES):
+            found = await loop.run_in_executor(text_pool(), call.forbid_spellings, sources, results)
+            if not found:
+                break
+            again = await self._engine.run([call.sequence(source) for source in found.values()])
+            for index, result in zip(found, again, strict=True):
+                sources[index], results[index] = found[index], result
+        return sources, results
 
     async def _answer(
         self,

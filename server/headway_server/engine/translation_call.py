@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from collections.abc import Sequence as Elements
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headway_server.engine.phrases import EncodedPhrases, PhraseEncoder, PhraseRequest, Tokens, contains
 from headway_server.engine.reply import Reply
-from headway_server.engine.sequence import Sequence
+from headway_server.engine.sequence import Sequence, SequenceResult
 from headway_server.engine.text import TextAssembly
 from headway_server.engine.translation_request import TranslationPlan, TranslationRequest
 from headway_server.engine.translation_rules import TranslationRules
@@ -97,6 +97,26 @@ class TranslationCall:
             self._source(passage, text, seeds[passage.text_index], known)
             for passage, text in zip(passages, encoded, strict=True)
         ]
+
+    def forbid_spellings(self, sources: Elements[Source], results: Elements[SequenceResult]) -> dict[int, Source]:
+        """Forbids the tokens with which translations say what they must not.
+
+        Returns:
+            By its number, each source that has such a translation, with these tokens forbidden too.
+        """
+        changed: dict[int, Source] = {}
+        for index, (source, result) in enumerate(zip(sources, results, strict=True)):
+            spellings = tuple(
+                dict.fromkeys(
+                    tokens
+                    for hypothesis in result.hypotheses
+                    for tokens in self.phrases.spellings(source.phrases, hypothesis.text, hypothesis.token_ids)
+                )
+            )
+            if spellings:
+                forms = (*source.phrases.forbidden_forms, spellings)
+                changed[index] = replace(source, phrases=replace(source.phrases, forbidden_forms=forms))
+        return changed
 
     def sequence(self, source: Source) -> Sequence:
         """Makes the sequence of a source; called on the event loop."""

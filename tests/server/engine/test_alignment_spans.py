@@ -5,37 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny_engine import byte_tokenizer
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tiny_tokenizers import metaspace_tokenizer, word_piece_tokenizer
 
 from headway_server.engine.alignment import _spans_by_decoding, _tidy, align, target_spans
 from headway_server.preprocessing import TextTokenizer
 
-BYTES = TextTokenizer(byte_tokenizer())
-
-
-def metaspace_tokenizer() -> TextTokenizer:
-    pieces = ["<unk>", "▁the", "▁cat", "▁", "s", "t", "he", "c", "at", "▁s", "é", "▁caf", ".", ",", "a"]
-    pieces += [f"<0x{byte:02X}>" for byte in range(256)]
-    vocabulary = [(piece, -float(rank)) for rank, piece in enumerate(pieces)]
-    tokenizer = Tokenizer(models.Unigram(vocabulary, unk_id=0, byte_fallback=True))
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.ByteFallback(), decoders.Metaspace()]  # as tokenizers made from SentencePiece models have it
-    )
-    return TextTokenizer(tokenizer)
-
-
-def word_piece_tokenizer() -> TextTokenizer:
-    words = ["[UNK]", "[PAD]", "don", "'", "t", "the", "cat", "##s", "##at", "c", ".", ",", "ca", "##t", "(", ")"]
-    tokenizer = Tokenizer(models.WordPiece({word: index for index, word in enumerate(words)}, unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer()
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.decoder = decoders.WordPiece()
-    tokenizer.add_special_tokens(["[PAD]"])
-    return TextTokenizer(tokenizer)
-
-
-META, PIECES = metaspace_tokenizer(), word_piece_tokenizer()
+BYTES, META, PIECES = TextTokenizer(byte_tokenizer()), metaspace_tokenizer(), word_piece_tokenizer()
 
 
 def words(tokenizer: TextTokenizer, token_ids: list[int]) -> list[str]:
