@@ -60,11 +60,11 @@ def test_a_recipe_is_sized_up_without_weights(tiny_task):
 def test_what_does_not_fit_is_refused_with_the_largest_named_size_that_does(tiny_task, monkeypatch):
     _, task = tiny_task
     recipe = read_recipe("tiny-shakespeare", ["optimization.batch_size=8"], configuration="gpt3-13b")
-    monkeypatch.setattr(sizing, "available_bytes", lambda device: 8 * 2**30)
+    monkeypatch.setattr(sizing, "available_bytes", lambda _: 8 * 2**30)
     with pytest.raises(RecipeError, match=r"needs about weights .* = .* GiB, and there is 8\.0 GiB") as refused:
         size_up(recipe, task, seed=0, device=CPU)
     assert "largest named size that fits is gpt3-medium" in str(refused.value)
-    monkeypatch.setattr(sizing, "available_bytes", lambda device: 1000)
+    monkeypatch.setattr(sizing, "available_bytes", lambda _: 1000)
     with pytest.raises(RecipeError, match="No named size fits at this batch; take smaller batches"):
         size_up(recipe, task, seed=0, device=CPU)
 
@@ -91,7 +91,7 @@ def test_the_speed_is_measured_where_that_is_quick_and_changes_nothing(tiny_task
     assert torch.equal(torch.random.get_rng_state(), state)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
-    monkeypatch.setattr(sizing, "matrix_flops", lambda device, bf16: 1000.0)
+    monkeypatch.setattr(sizing, "matrix_flops", lambda *_, **__: 1000.0)
     rate, how = expected_throughput(sized, Loss(), bf16=True, device=CPU)
     assert rate == pytest.approx(500 / sized.flops_per_unit)
     assert "estimated: 50% of" in how

@@ -1,0 +1,101 @@
+"""What a card tells: precisions side by side, the learning curve, and what the model is bad at."""
+
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from headway_export import weaknesses
+from headway_export.card import LEARNING_CURVE_FILE
+from headway_export.exporter import ExportOptions, export
+from headway_export.learning_curve import MAX_POINTS, draw_learning_curve
+from headway_export.source import from_checkpoint
+from headway_server.bundles import Precision, open_bundle
+from headway_training.checkpoint import CHECKPOINT_FILE, Checkpoint, TrainingRecord
+
+HISTORY = tuple({"step": 10.0 * i, "train_loss": 2.0 / i, "accuracy": 50.0 + 4 * min(i, 6)} for i in range(1, 9))
+RECORD = TrainingRecord(
+    recipe="weather",
+    command="headway-train run weather",
+    seed=3,
+    step_count=80,
+    epoch_count=2.0,
+    wall_time_s=12.0,
+    hardware="a processor",
+    libraries={},
+    train_dataset="weather",
+    train_example_count=2000,
+    dataset_license="none needed",
+    dataset_home="here",
+    metrics={"accuracy": 99.0},
+    baseline=None,
+    history=HISTORY,
+)
+
+
+@pytest.fixture(scope="module")
+def bundle(tiny_checkpoints, tmp_path_factory):
+    """A bundle of int8 alone, of a checkpoint with a record of its training."""
+    source = tiny_checkpoints["text_classification"]
+    folder = tmp_path_factory.mktemp("card") / "checkpoint"
+    folder.mkdir()
+    for file in source.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    checkpoint = Checkpoint.model_validate_json((folder / CHECKPOINT_FILE).read_text())
+    recorded = checkpoint.model_copy(update={"training": RECORD})
+    (folder / CHECKPOINT_FILE).write_text(recorded.model_dump_json())
+    return export(from_checkpoint(folder), ExportOptions(store=folder.parent / "store", precisions=(Precision.INT8,)))
+
+
+def test_a_card_has_fp32_beside_int8_where_int8_alone_is_kept(bundle):
+    card = bundle.file("README.md").read_text(encoding="utf-8")
+    assert set(bundle.manifest.variants) == {Precision.INT8}
+    assert "| fp32 (not in this bundle) | accuracy |" in card
+    assert "| int8 | accuracy |" in card
+    assert "`headway-train evaluate tiny-classification --server ADDRESS`" in card
+    for told in ("headway-train run weather", "| Seed | 3 |", "none needed", "0.2 min on a processor"):
+        assert told in card
+
+
+def test_a_bundle_carries_its_learning_curve(bundle):
+    assert LEARNING_CURVE_FILE in bundle.manifest.files
+    assert f"]({LEARNING_CURVE_FILE})" in bundle.file("README.md").read_text(encoding="utf-8")
+    drawing = bundle.file(LEARNING_CURVE_FILE)
+    assert ElementTree.parse(drawing).getroot().tag.endswith("svg")
+    assert "best 74" in drawing.read_text()
+    open_bundle(Path(bundle.path))
+
+
+def test_a_learning_curve_stays_small():
+    history = [{"step": float(i), "train_loss": 1 / i, "accuracy": i % 97 / 1.7} for i in range(1, 5000)]
+    drawing = draw_learning_curve(history, "accuracy", higher_is_better=True)
+    assert drawing is not None
+    assert len(drawing.encode()) < 20_000
+    assert drawing.count(",") > MAX_POINTS
+    assert "4,999 steps" in drawing
+    lowest = draw_learning_curve(HISTORY, "accuracy", higher_is_better=False)
+    assert lowest is not None
+    assert "best 54" in lowest
+    assert draw_learning_curve(HISTORY[:1], "accuracy", higher_is_better=True) is None
+    assert draw_learning_curve(HISTORY, "sacrebleu", higher_is_better=True) is None
+
+
+def test_confusions_are_counted_and_the_surest_mistakes_come_first():
+    logits = np.array([[4, 0, 0], [0, 9, 0], [0, 2, 0], [0, 0, 3], [0, 1, 0]], np.float32)
+    labels = np.array([0, 0, 0, 2, 2])
+    lines = weaknesses.of_classes(logits, labels, ("cat", "dog", "owl"), ["a", "b *", "c", "d", "e"])
+    assert lines[0] == "Most frequent confusions: cat taken for dog 2 times; owl taken for dog 1 times."
+    assert lines[1] == "Found least often: cat, 33.3 % of its examples."
+    assert lines[2] == "“b \\*”: said to be dog with probability 1.00; it is cat."
+    assert [line[:3] for line in lines[3:]] == ["“c”", "“e”"]
+    assert weaknesses.of_classes(logits, logits.argmax(axis=-1), ("cat", "dog", "owl")) == ()
+    assert "example 2: said to be dog" in weaknesses.of_classes(logits, labels, ("cat", "dog", "owl"))[2]
+
+
+def test_the_worst_translations_and_stretches_come_first():
+    lines = weaknesses.of_translations(["one", "two"], ["eins", "falsch"], ["eins", "zwei"])
+    assert lines[0].startswith("chrF 0.0: “two” became “falsch”; expected “zwei”")
+    assert lines[1].startswith("chrF 100.0")
+    assert weaknesses.of_stretches([("easy", 1.0), ("hard", 8.0), ("", 1.0)])[0] == "2.00 nats per character: “hard”"
+    assert weaknesses.quoted("x" * 500) == f"“{'x' * (weaknesses.MAX_CHARACTERS - 1)}…”"
