@@ -69,7 +69,9 @@ class TranslationSampling(_message.Message):
     min_p: _builtins.float
     """Leave out tokens less likely than this share of the likeliest one's probability. Range 0 to 1; default: 0."""
     seed: _builtins.int
-    """Seed of the random stream: the same seed gives the same translation. Default: another one for every text."""
+    """Seed of the random stream: the same seed gives the same translation. Default: another one for every text, which the
+    answer tells.
+    """
     def __init__(
         self,
         *,
@@ -121,26 +123,32 @@ class TranslationParameters(_message.Message):
     NO_REPEAT_NGRAM_SIZE_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
     max_new_token_count: _builtins.int
-    """Most tokens of a translation. Range 1 to the model's maximum target length; default: that maximum."""
+    """Most tokens of a translation, its prefix and its end included; with split_sentences, of a sentence's. Range 1 to
+    the model's maximum target length; default: that maximum.
+    """
     max_length_ratio: _builtins.float
-    """Most tokens of a translation for each token of its source; the smaller of both limits holds. Range above 0 to 100;
-    default: no such limit.
+    """Most tokens of a translation for each token of its source, rounded up and at least 1; the smaller of both limits
+    holds. Range above 0 to 100; default: no such limit.
     """
     beam_size: _builtins.int
-    """Beams of the search. 1 follows the likeliest token alone. Range 1 to 16; default: 1."""
+    """Beams of the search. 1 follows the likeliest token alone. Range 1 to 16, and at most the model's slots, of which
+    each beam takes one; default: 1.
+    """
     hypothesis_count: _builtins.int
-    """Translations to answer of each text, the best first. Range 1 to beam_size; default: 1."""
+    """Translations to answer of each text, the best first: so many, or as many as were found. Range 1 to beam_size;
+    default: 1.
+    """
     length_penalty: _builtins.float
     """A translation's score is its log-probability divided by its token count to this power: above 1 favours long
     translations, below 1 short ones. Range 0 to 5; default: 1.
     """
     early_stopping: Global___EarlyStopping.ValueType
-    """When the search ends."""
+    """When the search ends. Of no effect where there is no search."""
     no_repeat_ngram_size: _builtins.int
     """No so many tokens may follow each other twice in a translation. Range 0 to 16; default: 0, which allows it."""
     @_builtins.property
     def sampling(self) -> Global___TranslationSampling:
-        """Draw tokens at random instead of searching. Not with beam_size above 1."""
+        """Draw tokens at random instead of searching. Not with beam_size above 1, nor with phrase constraints."""
 
     def __init__(
         self,
@@ -187,7 +195,9 @@ Global___TranslationParameters: _TypeAlias = TranslationParameters  # noqa: Y015
 
 @_typing.final
 class PhraseConstraints(_message.Message):
-    """Phrases that decide what one translation says: a glossary. Not in streams, nor with sampling."""
+    """Phrases that decide what one translation says: a glossary. Not in streams, nor with sampling. White space around a
+    phrase does not matter.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -195,11 +205,16 @@ class PhraseConstraints(_message.Message):
     FORBIDDEN_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def required(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Phrases that must appear in the translation, written as they shall stand there. At most 16, of at least 1 character."""
+        """Phrases that must appear in the translation, written as they shall stand there. At most 16, of at least 1
+        character. A translation that reaches its greatest length may lack some: look at its finish_reason. More beams find
+        better places.
+        """
 
     @_builtins.property
     def forbidden(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Phrases that must not appear in it. At most 64, of at least 1 character."""
+        """Phrases that must not appear in it as words of their own, with the letter they begin with small as it is or
+        capital. At most 64, of at least 1 character.
+        """
 
     def __init__(
         self,
@@ -243,10 +258,13 @@ class TranslateTextRequest(_message.Message):
     truncate: _builtins.bool
     """Shorten a text that is past the model's limit, at its end, instead of refusing it."""
     alignment: _builtins.bool
-    """Answer which words became which. Costs another pass over each translation."""
+    """Answer which words became which. Costs another pass over each translation. FAILED_PRECONDITION where the model's
+    bundle does not give its attention.
+    """
     split_sentences: _builtins.bool
     """Split each text into sentences, translate these by themselves, and join their translations with the spacing of the
-    text. For texts past the model's limit; hypothesis_count must then be 1.
+    text. For texts past the model's limit; hypothesis_count must then be 1. Each sentence counts as one of the texts
+    that a model takes at once.
     """
     @_builtins.property
     def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -259,7 +277,7 @@ class TranslateTextRequest(_message.Message):
     @_builtins.property
     def target_prefixes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """What each translation begins with, such as the beginning of one that a person has typed: none, or one for every
-        text, where an empty one is none. Not with split_sentences.
+        text, where an empty one is none. White space at its end is left to the model. Not with split_sentences.
         """
 
     @_builtins.property
@@ -325,7 +343,9 @@ class TokenAlignment(_message.Message):
     SOURCE_ATTENTION_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def span(self) -> Global___TextSpan:
-        """The token's part of the translation."""
+        """The token's part of the translation, without white space around it. A token that is a part of a character has the
+        whole of it.
+        """
 
     @_builtins.property
     def source_attention(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
@@ -555,13 +575,15 @@ class StreamTranslateTextRequest(_message.Message):
     truncate: _builtins.bool
     """Shorten a text that is past the model's limit, at its end, instead of refusing it."""
     target_prefix: _builtins.str
-    """What the translation begins with. Default: nothing."""
+    """What the translation begins with, in the first piece. White space at its end is left to the model. Default:
+    nothing.
+    """
     alignment: _builtins.bool
     """Answer, in the last message, which words became which."""
     @_builtins.property
     def parameters(self) -> Global___TranslationParameters:
-        """How to decode: the likeliest token each time, or at random. Beams are refused, since a search changes its mind about
-        what it has said.
+        """How to decode: the likeliest token each time, or at random. Beams are refused, since a search changes its mind
+        about what it has said.
         """
 
     def __init__(
