@@ -5,61 +5,13 @@ Shapes: B sentences of K beams, R = B K rows, V vocabulary, C candidates of a ro
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headway_server.engine.beams import BeamSearch, Continuation
-from headway_server.engine.candidates import top_candidates
-from headway_server.engine.weights import WeightScratch
-
-_BLOCK_TOKENS = 2**18
-"""Logits whose exponentials are summed at a time, so that they stay in a core's cache."""
-
-
-class RankedRows:
-    """The likeliest tokens of each row, with their log-probabilities.
-
-    Attributes:
-        token_ids: (R, C) int64, by falling log-probability; the lower id first among equals.
-        log_probabilities: (R, C) float64, of the model's own distribution; minus infinity for banned tokens.
-        normalizers: (R,) float64 log sum exp of the logits; not finite where the logits mean nothing.
-        is_valid: Whether all of them are finite.
-    """
-
-    def __init__(
-        self, logits: NDArray[np.float32], count: int, banned: Iterable[tuple[int, Iterable[int]]], block: WeightScratch
-    ) -> None:
-        """Ranks the tokens of each row.
-
-        Args:
-            logits: (R, V) float32, contiguous; changed where tokens are banned and where rows mean nothing.
-            count: C, 1 to V.
-            banned: Rows and the tokens that may not follow there.
-            block: Room for the weights of some rows.
-        """
-        maximum = logits.max(axis=1)
-        self.normalizers: NDArray[np.float64] = maximum + block.log_totals(logits, maximum)
-        self.logits = logits
-        invalid = ~np.isfinite(self.normalizers)
-        self.is_valid = not invalid.any()
-        if not self.is_valid:
-            logits[invalid] = 0  # whoever has such a row fails; the others are ranked beside it
-        for row, token_ids in banned:
-            logits[row, list(token_ids)] = -np.inf
-        counts = np.full(len(logits), count, np.int64)
-        self.token_ids, values = top_candidates(logits, counts)
-        self.log_probabilities: NDArray[np.float64] = values - self.normalizers[:, np.newaxis]
-
-    def log_probability(self, row: int, token_id: int) -> float:
-        """Returns that of any token."""
-        return float(self.logits[row, token_id] - self.normalizers[row])
-
-
-def block_scratch(num_rows: int, vocab_size: int) -> WeightScratch:
-    """Makes the room that `RankedRows` needs, for as many rows at a time as stay in the cache."""
-    return WeightScratch(num_rows=max(1, min(num_rows, _BLOCK_TOKENS // vocab_size)), vocab_size=vocab_size)
+from headway_server.engine.ranked_rows import RankedRows
 
 
 def rank_plain(

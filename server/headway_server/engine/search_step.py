@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 from headway_server.engine.beam_block import BeamBlock, SlotCopy
 from headway_server.engine.beams import BeamSearch, Continuation, Found
 from headway_server.engine.continuations import (
-    RankedRows,
-    block_scratch,
     num_candidates,
     rank_plain,
     rank_restricted,
@@ -23,6 +21,7 @@ from headway_server.engine.continuations import (
 from headway_server.engine.hypothesis import Hypothesis
 from headway_server.engine.interfaces import Decoder
 from headway_server.engine.outbox import Outbox
+from headway_server.engine.ranked_rows import RowRanker
 from headway_server.engine.sequence import Sequence, SequenceResult
 
 
@@ -33,7 +32,7 @@ class SearchStep:
         """Uses a decoder whose slots the caller assigns; results go to `outbox`."""
         self._decoder = decoder
         self._outbox = outbox
-        self._scratch = block_scratch(decoder.num_slots, decoder.vocab_size)
+        self._ranker = RowRanker(num_rows=decoder.num_slots, vocab_size=decoder.vocab_size)
 
     def __repr__(self) -> str:
         return f"SearchStep({self._decoder!r})"
@@ -83,23 +82,24 @@ class SearchStep:
         rows += (np.arange(len(blocks)) * num_beams)[:, np.newaxis]
         log_probabilities = np.array([block.log_probabilities() for block in blocks])  # (B, K)
         restricted = [number for number, search in enumerate(searches) if not search.is_plain]
-        banned = [
-            (int(row), token_ids)
+        banned = {
+            int(row): token_ids
             for number in restricted
             if searches[number].forced_token is None
             for beam, row in zip(searches[number].beams, rows[number], strict=False)
             if (token_ids := searches[number].banned(beam))
-        ]
+        }
         wanted = max((num_candidates(searches[number], num_beams) for number in restricted), default=0)
         count = min(max(wanted, 2 * num_beams), logits.shape[1])
-        ranked = RankedRows(logits, count, banned, self._scratch)
+        ranked = self._ranker.rank(logits, count, banned)
         lists: list[list[Continuation] | None] = [*rank_plain(ranked, rows, log_probabilities)]
         for number in restricted:
             if searches[number].is_restricted:
                 lists[number] = rank_restricted(ranked, searches[number], rows[number].tolist())
-        if not ranked.is_valid:
+        is_finite = np.isfinite(ranked.normalizers)
+        if not is_finite.all():
             is_beam = log_probabilities != -np.inf
-            for number in np.flatnonzero((~np.isfinite(ranked.normalizers)[rows] & is_beam).any(axis=1)).tolist():
+            for number in np.flatnonzero((~is_finite[rows] & is_beam).any(axis=1)).tolist():
                 lists[number] = None
         return lists
 
