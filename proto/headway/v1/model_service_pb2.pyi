@@ -113,7 +113,7 @@ class Model(_message.Message):
     """Whether a conversation can be given instead of a prompt: the bundle has a chat template."""
     @_builtins.property
     def labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Labels of a classifier in the order of its outputs."""
+        """Labels of a classifier in the order of its outputs; of a model that finds spans, those that a span may have."""
 
     @_builtins.property
     def default_sampling(self) -> _generation_service_pb2.SamplingParameters:

@@ -217,7 +217,7 @@ Global___ClassifyTokensRequest: _TypeAlias = ClassifyTokensRequest  # noqa: Y015
 
 @_typing.final
 class LabeledSpan(_message.Message):
-    """A labelled span of a text."""
+    """A labelled span of a text. White space around it is not part of it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -226,13 +226,15 @@ class LabeledSpan(_message.Message):
     START_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
     label: _builtins.str
-    """Name of the label."""
+    """Name of the label, as in the model's labels."""
     probability: _builtins.float
-    """Probability of the label. Range 0 to 1."""
+    """Probability of the span: the geometric mean, over its tokens, of the probability of what each says of it
+    ("begins such a span" for the first, "continues it" for the others). Range 0 to 1.
+    """
     start: _builtins.int
-    """First character of the span, in Unicode code points from the start of the text."""
+    """First character of the span, in Unicode code points from the start of the text as it was sent."""
     end: _builtins.int
-    """Character after the span, in Unicode code points from the start of the text."""
+    """Character after the span, in Unicode code points from the start of the text as it was sent."""
     def __init__(
         self,
         *,
@@ -264,7 +266,7 @@ class TextSpans(_message.Message):
     """Whether the text was shortened."""
     @_builtins.property
     def spans(self) -> _containers.RepeatedCompositeFieldContainer[Global___LabeledSpan]:
-        """Spans in the order of the text."""
+        """Spans in the order of the text. They do not overlap; there may be none."""
 
     def __init__(
         self,
