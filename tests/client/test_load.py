@@ -142,6 +142,12 @@ async def test_streams_measure_the_first_token_and_the_gaps(server: Any, task: L
     assert recorder.first_token.percentile_ms(50) <= recorder.latency.percentile_ms(50)
 
 
+async def test_translations_are_asked_for_with_beams(server: Any) -> None:
+    plan = LoadPlan(task=LoadTask.TRANSLATE, concurrency=1, duration_s=0.1, warmup_s=0.0, beam_size=4)
+    await run_plan(server.address, plan)
+    assert {request.parameters.beam_size for request in server.rules.requests} == {4}
+
+
 async def test_a_stall_counts_for_every_call_that_was_due_in_it(server: Any) -> None:
     """With one place, one call alone meets the stall; those behind it are sent late and answered at once.
 
@@ -210,6 +216,7 @@ async def test_a_fault_of_the_tester_is_raised(server: Any) -> None:
         ({"rate_per_s": 1, "duration_s": 1e6}, "duration: above 0 and at most 3600, got 1e"),
         ({"concurrency": 9999}, "concurrency"),
         ({"concurrency": 1, "stream": True, "batch_size": 2}, "takes one input, got 2"),
+        ({"concurrency": 1, "beam_size": 4}, "beam size: is for translate"),
     ],
 )
 def test_a_plan_is_bounded(changes: dict[str, Any], message: str) -> None:

@@ -60,6 +60,7 @@ Stream = Annotated[
     typer.Option("--stream/--no-stream", help="Call the streaming RPC. Default: yes for generate, else no."),
 ]
 InputsPerCall = Annotated[int, typer.Option("--batch-size", min=1, max=256, help="Inputs of a call.")]
+BeamSize = Annotated[int | None, typer.Option("--beam-size", metavar="N", help="Beams of each translation.")]
 InputFile = Annotated[
     Path | None,
     typer.Option("--file", "-f", help="Inputs, one a line (for label: image files); - is stdin. Default: built-in."),
@@ -83,6 +84,7 @@ def load(
     model: parameters.ModelName = "",
     model_version: parameters.ModelVersion = "",
     max_new_tokens: parameters.MaxNewTokens = None,
+    beam_size: BeamSize = None,
     timeout: parameters.Timeout = DEFAULT_TIMEOUT_S,
     report: Report = None,
     as_json: parameters.AsJson = False,
@@ -107,6 +109,7 @@ def load(
             model=model,
             model_version=model_version,
             max_new_tokens=max_new_tokens,
+            beam_size=beam_size,
         )
         inputs = _inputs(task, file)
         typer.echo(plan.describe(), err=True)

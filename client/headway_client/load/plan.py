@@ -51,6 +51,8 @@ class LoadPlan:
     model: str = ""
     model_version: str = ""
     max_new_tokens: int | None = None
+    beam_size: int | None = None
+    """Beams of each translation."""
 
     def __post_init__(self) -> None:
         """Checks the ranges."""
@@ -66,6 +68,8 @@ class LoadPlan:
             raise ValueError(f"warmup: from 0 to {MAX_DURATION_S:g} s, got {self.warmup_s:g}")
         if self.stream and self.task not in (LoadTask.GENERATE, LoadTask.TRANSLATE):
             raise ValueError(f"stream: {self.task} has no streaming call")
+        if self.beam_size is not None and (self.stream or self.task is not LoadTask.TRANSLATE):
+            raise ValueError("beam size: is for translate without a stream")
         if self.stream and self.batch_size != 1:
             raise ValueError(f"batch size: a streaming call takes one input, got {self.batch_size}")
 

@@ -74,7 +74,9 @@ class Sender:
             case LoadTask.GENERATE:
                 return await client.generate(inputs, max_new_tokens=plan.max_new_tokens, **named)
             case LoadTask.TRANSLATE:
-                return await client.translate(inputs, max_new_tokens=plan.max_new_tokens, **named)
+                return await client.translate(
+                    inputs, max_new_tokens=plan.max_new_tokens, beam_size=plan.beam_size, **named
+                )
             case LoadTask.CLASSIFY:
                 return await client.classify(inputs, **named)
             case LoadTask.LABEL:
