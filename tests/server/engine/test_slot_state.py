@@ -1,5 +1,7 @@
 """The state of slots: caches by positions, recurrent state whole, and the memory of both counted."""
 
+import ctypes
+
 import numpy as np
 import pytest
 
@@ -41,17 +43,15 @@ class Addresses:
     def __init__(self):
         self.inputs, self.outputs = {}, {}
 
-    def bind_input(self, name, device, device_id, dtype, shape, address):
-        self.inputs[name] = (tuple(shape), address)
+    def bind_input(self, name, *where):
+        self.inputs[name] = where[-2:]
 
-    def bind_output(self, name, device, device_id, dtype, shape, address):
-        self.outputs[name] = (tuple(shape), address)
+    def bind_output(self, name, *where):
+        self.outputs[name] = where[-2:]
 
 
 def bound(state: SlotState, first_slot: int, rows: int) -> tuple[dict, dict]:
     """The memory that a step of these slots reads and writes, as arrays by name."""
-    import ctypes
-
     binding = Addresses()
     state.bind(binding, first_slot, rows)
 

@@ -115,9 +115,7 @@ def test_greedy_translations_are_the_same_alone_and_among_others(model, batch) -
     together = translate_greedily(model, source, mask, bos=1, eos=2)
     assert all(len(row) <= 16 for row in together)
     for row, length in enumerate(mask.sum(1).tolist()):
-        alone = translate_greedily(
-            model, source[row : row + 1, :length], mask[row : row + 1, :length], bos=1, eos=2
-        )
+        alone = translate_greedily(model, source[row : row + 1, :length], mask[row : row + 1, :length], bos=1, eos=2)
         assert alone == together[row : row + 1]
 
 
