@@ -82,13 +82,13 @@ def is_recurrent(model: object) -> bool:
 
 
 class TextClassifier(Protocol):
-    """A model that classifies texts."""
+    """A model that classifies texts, or their tokens."""
 
     max_length: int
     """Most tokens of a text."""
 
     def __call__(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """(B, T), (B, T) -> logits (B, C)."""
+        """(B, T), (B, T) -> logits (B, C), or (B, T, C) of a token classifier."""
         ...
 
 

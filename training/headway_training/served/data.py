@@ -6,7 +6,7 @@ H height, W width.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from headway_client import Model, Task
-from headway_training.data.examples import LabeledImages, LabeledTexts, ParallelTexts, PlainText
+from headway_training.data.conll import read_span_labeled_texts
+from headway_training.data.examples import LabeledImages, LabeledTexts, ParallelTexts, PlainText, SpanLabeledTexts
 from headway_training.data.image_folder import SUFFIXES
 from headway_training.data.labeled_text import read_rows
 from headway_training.data.parallel_text import read_parallel_texts
@@ -37,7 +38,20 @@ class LabeledInputs:
         return len(self.inputs)
 
 
-ServedExamples: TypeAlias = LabeledInputs | ParallelTexts | PlainText
+@dataclass(frozen=True, slots=True)
+class SpanInputs:
+    """Texts, each with start, end and label of its spans."""
+
+    texts: list[str]
+    spans: list[list[tuple[int, int, str]]]
+    covering: bool
+    """Whether the spans are all the words there are."""
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+
+ServedExamples: TypeAlias = LabeledInputs | SpanInputs | ParallelTexts | PlainText
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +80,10 @@ def read_dataset(model: Model, name: str | None, folder: Path) -> ServedData:
     if isinstance(test, LabeledImages | LabeledTexts):
         inputs = test.texts if isinstance(test, LabeledTexts) else [_as_png(image) for image in test.images]
         test = LabeledInputs(inputs, [splits.labels[index] for index in test.labels])
-        _check_labels(test, model, recipe.data.dataset)
+        _check_labels(test.labels, model, recipe.data.dataset)
+    if isinstance(test, SpanLabeledTexts):
+        test = _named_spans(test, splits.labels)
+        _check_labels((label for spans in test.spans for _, _, label in spans), model, recipe.data.dataset)
     return ServedData(splits.test_name, test)
 
 
@@ -115,7 +132,9 @@ def read_file(model: Model, file: str) -> ServedData:
         raise EvaluationError(f"{model.name} is for {model.task}, which `headway-train evaluate` cannot measure")
     examples = reader(file)
     if isinstance(examples, LabeledInputs):
-        _check_labels(examples, model, file)
+        _check_labels(examples.labels, model, file)
+    if isinstance(examples, SpanInputs):
+        _check_labels((label for spans in examples.spans for _, _, label in spans), model, file)
     name = ", ".join(Path(part).name for part in file.split(","))
     return ServedData(name, examples)
 
@@ -142,12 +161,18 @@ _READERS: Mapping[Task, Callable[[str], ServedExamples]] = {
     Task.GENERATION: lambda file: read_plain_text(Path(file)),
     Task.TRANSLATION: read_parallel_texts,
     Task.TEXT_CLASSIFICATION: _read_texts,
+    Task.TOKEN_CLASSIFICATION: lambda file: _named_spans(*read_span_labeled_texts(Path(file))),
     Task.IMAGE_CLASSIFICATION: _read_images,
 }
 
 
-def _check_labels(examples: LabeledInputs, model: Model, source: str) -> None:
-    unknown = sorted(set(examples.labels) - set(model.labels))
+def _named_spans(examples: SpanLabeledTexts, labels: Sequence[str]) -> SpanInputs:
+    spans = [[(span.start, span.end, labels[span.label]) for span in row] for row in examples.spans]
+    return SpanInputs(examples.texts, spans, examples.covering)
+
+
+def _check_labels(labels: Iterable[str], model: Model, source: str) -> None:
+    unknown = sorted(set(labels) - set(model.labels))
     if unknown:
         raise DataError(
             f"{source}: the label {unknown[0]!r} is not one that {model.name} answers: {', '.join(model.labels[:20])}"
@@ -164,6 +189,8 @@ def first_examples(data: ServedData, count: int | None) -> ServedData:
         kept = PlainText(text=examples.text[:count])
     elif isinstance(examples, ParallelTexts):
         kept = ParallelTexts(sources=examples.sources[:count], targets=examples.targets[:count])
+    elif isinstance(examples, SpanInputs):
+        kept = SpanInputs(examples.texts[:count], examples.spans[:count], examples.covering)
     else:
         kept = LabeledInputs(examples.inputs[:count], examples.labels[:count])
     return replace(data, name=f"{data.name}, the first {count:,}", examples=kept)

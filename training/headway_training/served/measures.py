@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any, cast, get_type_hints
 
 from headway_client import Client, LabelScore, Model, Task
-from headway_client.options import ClassifyOptions, LabelOptions, TranslateOptions
+from headway_client.options import ClassifyOptions, LabelOptions, TextOptions, TranslateOptions
 from headway_training.data.examples import ParallelTexts, PlainText
 from headway_training.errors import EvaluationError
-from headway_training.metrics import accuracy, corpus_bleu, macro_f1
-from headway_training.served.data import LabeledInputs, ServedExamples
+from headway_training.metrics import accuracy, corpus_bleu, macro_f1, span_scores
+from headway_training.served.data import LabeledInputs, ServedExamples, SpanInputs
 from headway_training.served.sender import Sender
 from headway_training.served.text_score import TextScorer
 
@@ -111,6 +111,23 @@ def _image_labels(served: ServedModel, examples: ServedExamples) -> Measurement:
     return _labels(served, examples, ask)
 
 
+def _spans(served: ServedModel, examples: ServedExamples) -> Measurement:
+    """F1, precision and recall of the spans of raw text, in percent; a text past the model's limit is shortened."""
+    assert isinstance(examples, SpanInputs), "the data is read for the model's task"
+    options = cast("TextOptions", {"truncate": True, **_named(served)})
+    numbers = {name: index for index, name in enumerate(served.model.labels)}
+
+    def ask(texts: Sequence[str]) -> Sequence[list[tuple[int, int, int]]]:
+        answer = served.client.classify_tokens(texts, **options)
+        return [[(span.start, span.end, numbers[span.label]) for span in result.spans] for result in answer]
+
+    found = served.sender.send(examples.texts, ask)
+    expected = [[(start, end, numbers[label]) for start, end, label in spans] for spans in examples.spans]
+    precision, recall, f1 = span_scores(found, expected)
+    figures = {"span_f1": f1, "span_precision": precision, "span_recall": recall}
+    return Measurement(metric="span_f1", figures=figures, example_count=len(examples), unit="texts")
+
+
 def _likeliest(labels: Sequence[LabelScore]) -> str:
     return labels[0].label
 
@@ -149,12 +166,14 @@ _MEASURES: Mapping[Task, Callable[[ServedModel, ServedExamples], Measurement]] =
     Task.GENERATION: _generation,
     Task.TRANSLATION: _translation,
     Task.TEXT_CLASSIFICATION: _text_labels,
+    Task.TOKEN_CLASSIFICATION: _spans,
     Task.IMAGE_CLASSIFICATION: _image_labels,
 }
 
 _OPTIONS: Mapping[Task, type] = {
     Task.TRANSLATION: TranslateOptions,
     Task.TEXT_CLASSIFICATION: ClassifyOptions,
+    Task.TOKEN_CLASSIFICATION: TextOptions,
     Task.IMAGE_CLASSIFICATION: LabelOptions,
 }
 """Options of the client's call; how a text is continued does not bear on how likely it is."""
