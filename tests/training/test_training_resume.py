@@ -34,7 +34,7 @@ def make_trainer(folder: Path, recipe_name: str, own: OwnData, settings: tuple[s
     fields = {name: value for name, value in recipe.model.items() if name != "architecture"}
     torch.manual_seed(7)
     model = build_model(recipe.model["architecture"], {**fields, **task.model_fields()})
-    return Trainer(task=task, model=model, settings=recipe.optimization, folder=folder, seed=7, console=QUIET)
+    return Trainer(task=task, model=model, recipe=recipe, folder=folder, seed=7, console=QUIET)
 
 
 def assert_same_end(one: Trainer, other: Trainer) -> None:

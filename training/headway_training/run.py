@@ -134,7 +134,7 @@ def _prepare(options: RunOptions, console: Console, accelerator: Accelerator) ->
     trainer = Trainer(
         task=task,
         model=model,
-        settings=recipe.optimization,
+        recipe=recipe,
         folder=options.folder,
         seed=options.seed,
         console=console,

@@ -7,7 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from headway_training.errors import ResumeError
+from headway_training.recipes import Recipe
 
 RUN_FILE = "run.json"
 
@@ -33,12 +36,22 @@ def check_folder(folder: Path, described: Mapping[str, Any], *, resume: bool) ->
     if resume and not file.is_file():
         raise ResumeError(f"{folder} holds no run to resume; leave --resume out to start one")
     if resume:
-        _check_same(json.loads(file.read_text(encoding="utf-8")), described, folder)
+        _check_same(_with_defaults(json.loads(file.read_text(encoding="utf-8"))), described, folder)
     elif file.is_file():
         raise ResumeError(
             f"{folder} holds a run already. Go on with it by --resume, choose another folder with --output, "
             "or remove it"
         )
+
+
+def _with_defaults(stored: dict[str, Any]) -> dict[str, Any]:
+    """A stored description with today's default for every setting that there was none of when it was written."""
+    adapter = TypeAdapter(Recipe)
+    try:
+        recipe = adapter.dump_python(adapter.validate_python(stored["recipe"]), mode="json")
+    except (KeyError, ValidationError):
+        return stored  # of settings that there are no more: the comparison names them
+    return {**stored, "recipe": recipe}
 
 
 def _check_same(stored: Mapping[str, Any], wanted: Mapping[str, Any], folder: Path) -> None:

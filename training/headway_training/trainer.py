@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -21,9 +21,10 @@ from headway_training.errors import StoppedError
 from headway_training.hardware import device_peak_flops
 from headway_training.interruption import StopSignal
 from headway_training.models import Model
+from headway_training.objective import DropoutSchedule, Objective, load_teacher
 from headway_training.plan import StepPlan, step_seed
 from headway_training.progress import TrainingDisplay
-from headway_training.recipes.settings import OptimizationSettings
+from headway_training.recipes import OptimizationSettings, Recipe
 from headway_training.schedule import learning_rate
 from headway_training.sizing import Sizing, attention_kind, expected_throughput
 from headway_training.state import RunState
@@ -41,30 +42,13 @@ class TrainingSummary:
     history: list[dict[str, float]]
 
 
-class LossModule(nn.Module):
-    """Model and loss in one forward call, which is what data parallelism and autocast wrap."""
-
-    def __init__(self, task: Task, model: Model, settings: OptimizationSettings, device_type: str) -> None:
-        super().__init__()
-        self.model = model
-        self._task = task
-        self._label_smoothing = settings.label_smoothing
-        self._autocast = settings.precision == "bf16"
-        self._device_type = device_type
-
-    def forward(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """The loss summed over the targets of a batch, a scalar."""
-        with torch.autocast(self._device_type, dtype=torch.bfloat16, enabled=self._autocast):
-            return self._task.loss(self.model, tensors, self._label_smoothing)
-
-
 class Trainer:
     """Trains a model until the plan's last step, and keeps the weights that validated best.
 
     Args:
         task: Data, loss and metrics.
         model: The model, with fresh weights, fp32.
-        settings: How the weights are found.
+        recipe: How the weights are found.
         folder: The run's folder.
         seed: Seed of the run.
         console: Where progress is shown.
@@ -77,7 +61,7 @@ class Trainer:
         *,
         task: Task,
         model: Model,
-        settings: OptimizationSettings,
+        recipe: Recipe,
         folder: Path,
         seed: int,
         console: Console,
@@ -87,15 +71,20 @@ class Trainer:
         # Precision is this package's own business (LossModule), whatever `accelerate`'s configuration says.
         self.accelerator = accelerator or Accelerator(mixed_precision="no")
         self._task = task
-        self._settings = settings
+        settings = self._settings = recipe.optimization
         self._seed = seed
         self._folder = folder
         self._console = console
         self.model = model.use_attention(attention_kind(self.accelerator.device)).to(self.accelerator.device)
-        self._module = self.accelerator.prepare(LossModule(task, model, settings, self.accelerator.device.type))
+        teacher = load_teacher(recipe, task)
+        if teacher is not None:
+            teacher.to(self.accelerator.device)
+        self._objective = Objective(task, model, recipe, self.accelerator.device.type, teacher)
+        self._module = self.accelerator.prepare(self._objective)
         self._optimizer = make_optimizer(model, settings)
         self._average = WeightAverage(model, settings.average_decay) if settings.average_decay else None
         self._plan = StepPlan(task, settings, seed)
+        self._dropout = DropoutSchedule(model, recipe.regularization, self._plan.num_steps)
         self._state = RunState(folder)
         self._flops_per_unit = flops_per_unit
         self._clock_s = time.perf_counter()
@@ -151,8 +140,7 @@ class Trainer:
     def expected_throughput(self, sizing: Sizing) -> tuple[float, str]:
         """About how many units a second a process will train on, and how that is known."""
         bf16 = self._settings.precision == "bf16"
-        loss = LossModule(self._task, self.model, self._settings, self.accelerator.device.type)
-        return expected_throughput(sizing, loss, bf16=bf16, device=self.accelerator.device)
+        return expected_throughput(sizing, self._objective, bf16=bf16, device=self.accelerator.device)
 
     def _display(self) -> TrainingDisplay:
         return TrainingDisplay(
@@ -189,6 +177,8 @@ class Trainer:
     def _train_step(self, step: int, batch: TrainingBatch, display: TrainingDisplay) -> None:
         """One optimizer step over the whole batch, of which every process takes its rows."""
         self.model.train()
+        self._objective.train()
+        self._dropout.apply(step)
         rate = learning_rate(self._settings, step, self.num_steps)
         for group in self._optimizer.param_groups:
             group["lr"] = rate

@@ -8,6 +8,8 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from headway_training.checkpoint import ImagePreprocessing, Languages, SamplingDefaults, TextPairUse
+from headway_training.recipes.ranges import check_range as _check_range
+from headway_training.recipes.regularization import DistillationSettings, RegularizationSettings
 
 TaskName = Literal["generation", "translation", "text_classification", "token_classification", "image_classification"]
 
@@ -21,12 +23,6 @@ ARCHITECTURES: Mapping[TaskName, tuple[str, ...]] = MappingProxyType(
     }
 )
 """The architectures that each task trains."""
-
-
-def _check_range(name: str, value: float, low: float, high: float) -> None:
-    """Raises ValueError where `value` is not in low..high."""
-    if not low <= value <= high:
-        raise ValueError(f"{name} is {value}; it must be {low} to {high}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +149,10 @@ class AugmentationSettings:
 
     flip: bool = False
     """Mirrors every second image."""
+    random_operations: int = 0
+    """Random changes of shape and colour that every image gets (`headway_training.image_augmentation`); 0 is none."""
+    random_strength: float = 0.3
+    """How strong they are, 0 to 1."""
     crop_padding: int = 0
     """Pixels an image is shifted by at most, in each direction; what comes in is the mean colour."""
     token_dropout: float = 0.0
@@ -163,6 +163,8 @@ class AugmentationSettings:
     """Most neighbouring texts that are joined to one for a token classifier."""
 
     def __post_init__(self) -> None:
+        _check_range("random_operations", self.random_operations, 0, 10)
+        _check_range("random_strength", self.random_strength, 0, 1)
         _check_range("crop_padding", self.crop_padding, 0, 1000)
         _check_range("token_dropout", self.token_dropout, 0, 0.9)
         _check_range("piece_splitting", self.piece_splitting, 0, 0.9)
@@ -187,6 +189,10 @@ class Recipe:
     """`architecture`, and the fields of its configuration that the data does not decide."""
     optimization: OptimizationSettings
     """How the weights are found."""
+    regularization: RegularizationSettings = field(default_factory=RegularizationSettings)
+    """What else keeps the model from learning its data by heart."""
+    distillation: DistillationSettings = field(default_factory=DistillationSettings)
+    """A larger model to learn from."""
     classification: ClassificationSettings = field(default_factory=ClassificationSettings)
     """What a text classifier reads and answers; text_classification only."""
     tokenizer: TokenizerSettings = field(default_factory=TokenizerSettings)

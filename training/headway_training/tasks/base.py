@@ -108,11 +108,14 @@ class Task(ABC):
         """The test part, as the checkpoint carries it."""
 
     def loss(self, model: nn.Module, tensors: Mapping[str, Tensor], label_smoothing: float = 0.0) -> Tensor:
-        """Cross-entropy summed over the batch's targets."""
-        logits = self.logits(model, tensors).float()
+        """The loss summed over the batch's targets."""
+        return self.loss_of_logits(self.logits(model, tensors).float(), tensors["targets"], label_smoothing)
+
+    def loss_of_logits(self, logits: Tensor, targets: Tensor, label_smoothing: float = 0.0) -> Tensor:
+        """Cross-entropy of logits, float (B, ..., classes), summed over their targets, (B, ...)."""
         return F.cross_entropy(
             logits.flatten(0, -2),
-            tensors["targets"].flatten(),
+            targets.flatten(),
             ignore_index=IGNORED,
             label_smoothing=label_smoothing,
             reduction="sum",

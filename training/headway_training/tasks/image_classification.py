@@ -19,6 +19,7 @@ from headway_training.calibration import calibration_metrics, fit_temperature
 from headway_training.checkpoint import Baseline, Classification
 from headway_training.data.examples import LabeledImages, Splits
 from headway_training.evaluation import image_logits
+from headway_training.image_augmentation import rand_augment_pixels
 from headway_training.images import augment, normalize
 from headway_training.metrics import accuracy, macro_f1
 from headway_training.recipes.settings import Recipe
@@ -62,8 +63,16 @@ class ImageClassificationTask(Task):
 
     def collate(self, batch: Batch, generator: torch.Generator) -> TrainingBatch:
         """Pixels (B, 3, H, W), changed at random, and targets (B)."""
-        pixel_values = torch.from_numpy(normalize(self._splits.train.images[batch], self._preprocessing))
         settings = self._recipe.augmentation
+        images = self._splits.train.images[batch]
+        if settings.random_operations:
+            images = rand_augment_pixels(
+                images,
+                operations=settings.random_operations,
+                strength=settings.random_strength,
+                generator=generator,
+            )
+        pixel_values = torch.from_numpy(normalize(images, self._preprocessing))
         pixel_values = augment(
             pixel_values, flip=settings.flip, crop_padding=settings.crop_padding, generator=generator
         )

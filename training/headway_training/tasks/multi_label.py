@@ -5,7 +5,6 @@ B rows, N examples, C labels.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -40,10 +39,8 @@ class MultiLabelTask(TextTask[MultiLabeledTexts]):
     metric = "micro_f1"
     _thresholds: tuple[float, ...] | None = None
 
-    def loss(self, model: nn.Module, tensors: Mapping[str, Tensor], label_smoothing: float = 0.0) -> Tensor:
-        """Binary cross-entropy summed over rows and labels."""
-        logits = self.logits(model, tensors).float()  # (B, C)
-        targets = tensors["targets"]  # (B, C)
+    def loss_of_logits(self, logits: Tensor, targets: Tensor, label_smoothing: float = 0.0) -> Tensor:
+        """Binary cross-entropy of logits, (B, C), summed over rows and labels; targets (B, C)."""
         smoothed = targets.float() * (1 - label_smoothing) + label_smoothing / 2
         losses = F.binary_cross_entropy_with_logits(logits, smoothed, reduction="none")
         return losses.masked_fill(targets == IGNORED, 0.0).sum()
