@@ -10,12 +10,15 @@ from safetensors.torch import save_model
 from typer.testing import CliRunner
 
 from headway_export.cli import app
-from headway_server.bundles import Precision, open_bundle
+from headway_export.errors import SourceError
+from headway_export.graphs import trace
+from headway_server.bundles import Precision, Task, open_bundle
 
 TEXT = ["--tokenizer", "{tokenizer}", "--pad-token", "t0", "--bos-token", "t1", "--eos-token", "t2"]
 ARGUMENTS = {
     "decoder": ["--task", "generation", *TEXT],
     "encoder_decoder": ["--task", "translation", "--languages", "en-de", *TEXT],
+    "recurrent": ["--task", "translation", "--languages", "en-de", *TEXT],
     "text_classifier": ["--task", "text_classification", "--labels", "red, green, blue", *TEXT],
     "image_classifier": ["--task", "image_classification", "--labels", "a,b,c,d", "--preprocessing", "{preprocessing}"],
 }
@@ -54,6 +57,22 @@ def test_a_module_of_ones_own_is_exported_and_proved(run, tmp_path, module):
     assert bundle.manifest.variants[Precision.FP32].parity.max_relative_logit_error < 1e-5
     assert bundle.manifest.architecture.parameter_count > 1000
     assert "not measured" in result.output
+
+
+def test_state_of_two_tensors_is_two_tensors_of_the_bundle(run, tmp_path):
+    assert run("recurrent", *ARGUMENTS["recurrent"]).exit_code == 0
+    variant = open_bundle(tmp_path / "store" / "mine" / "1").manifest.variants[Precision.FP32]
+    assert [(state.past, state.update, state.initial) for state in variant.state] == [
+        ("past_state_0", "replace", "initial_state_0"),
+        ("past_state_1", "replace", "initial_state_1"),
+    ]
+
+
+def test_a_step_that_loses_a_state_is_refused_before_it_is_traced():
+    from foreign.recurrent import build_forgetful
+
+    with pytest.raises(SourceError, match="it returns at least one, each of the shape it was given"):
+        trace(build_forgetful().eval(), Task.TRANSLATION)
 
 
 def test_int8_of_ones_own_module_is_judged_on_ones_own_data(run, tmp_path):
