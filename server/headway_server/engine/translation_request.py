@@ -126,7 +126,12 @@ def plan_translation(
     given = request.parameters
     _check_ranges(given, limits)
     _check_beams(given.beam_size, num_slots, owner)
-    check_range("parameters.hypothesis_count", given.num_hypotheses, 1, given.beam_size)
+    if not 1 <= given.num_hypotheses <= given.beam_size:
+        raise InvalidInputError(
+            "parameters.hypothesis_count",
+            f"is {given.num_hypotheses}; must be from 1 to {given.beam_size}, the beams of the search; ask for fewer, "
+            "or set beam_size too",
+        )
     _check_combinations(request, is_stream=is_stream)
     sampling = given.sampling
     if sampling is not None:
