@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from headway_training.errors import RecipeError
+from headway_training.models import CONFIGURATIONS
 from headway_training.recipes import list_recipes, read_recipe
 
 NAMES = [file.stem for file in list_recipes()]
@@ -19,7 +20,7 @@ def test_a_recipe_is_valid_and_carries_its_command(name):
     recipe = read_recipe(name)
     text = next(file for file in list_recipes() if file.stem == name).read_text(encoding="utf-8")
     assert f"headway-train run {name}" in text
-    assert recipe.model["architecture"] in {"gpt", "transformer", "encoder", "vit"}
+    assert recipe.model["architecture"] in CONFIGURATIONS
 
 
 def test_a_setting_replaces_the_files():
@@ -37,7 +38,7 @@ def test_a_setting_replaces_the_files():
         ("optimization.learning_rate=fast", "optimization.learning_rate: .* valid number.*'fast'"),
         ("optimization.schedule=linear", "optimization.schedule: .*'cosine' or 'inverse_sqrt'.*'linear'"),
         ("model.configuration=vit-b-61", "did you mean 'vit-b-16'?"),
-        ("model.architecture=gtp", "model.architecture is 'gtp'; it must be one of gpt, transformer, encoder, vit"),
+        ("model.architecture=gtp", "model.architecture is 'gtp'; it must be one of gpt, transformer, recurrent"),
         ("epochs", "expected section.key=value"),
         ("a.b.c=1", "expected section.key=value"),
         ("task.x=1", "task is not a section"),
