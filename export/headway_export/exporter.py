@@ -22,6 +22,7 @@ from headway_export.errors import SourceError
 from headway_export.graphs import trace
 from headway_export.source import ExportSource
 from headway_export.tracing import TracedGraph, TracedModel
+from headway_export.verification import add_verification
 from headway_server.bundles import (
     CARD_FILE,
     CHAT_TEMPLATE_FILE,
@@ -196,7 +197,9 @@ class _Prover:
 
     def _write(self, precision: Precision, traced: TracedModel) -> Candidate:
         """Writes the graphs of a variant and opens them as a server would."""
-        graphs = {graph.role: self._write_graph(precision, graph) for graph in traced.graphs}
+        graphs = {
+            graph.role: self._write_graph(precision, self._verifying(precision, graph)) for graph in traced.graphs
+        }
         self._opsets[precision] = max(graph.model.graph.opset_imports[""] for graph in traced.graphs)
         variant = Variant(
             device=_DEVICES[precision],
@@ -216,6 +219,11 @@ class _Prover:
             variant=variant,
             runtime=Runtime(device="auto" if variant.device == "cuda" else "cpu"),
         )
+
+    def _verifying(self, precision: Precision, graph: TracedGraph) -> TracedGraph:
+        """Returns the graph as it is written: a decoder of prompts on the CPU can verify drafts as well."""
+        can_verify = self._source.task is Task.GENERATION and _DEVICES[precision] == "cpu"
+        return add_verification(graph) if can_verify else graph
 
     def _write_graph(self, precision: Precision, graph: TracedGraph) -> Graph:
         file = f"{precision}/{graph.role}.onnx"

@@ -79,6 +79,13 @@ def serve(
         float | None,
         _option("engine.stream_interval_ms", "Least time between two pieces of a stream; tokens between are joined."),
     ] = None,
+    speculation: Annotated[
+        str | None,
+        _option(
+            "engine.speculation",
+            "off, or prompt-lookup: draft tokens that a text seems to copy, while one or two sequences run.",
+        ),
+    ] = None,
     max_batch_tokens: Annotated[
         int | None, _option("batching.max_batch_tokens", "Most tokens of a classifier's batch, padding included.")
     ] = None,

@@ -13,14 +13,15 @@ from headway_export.cache import quantize_cache
 from headway_export.calibration import LayerRange
 from headway_export.graphs import TracedModel, trace
 from headway_export.verification import add_verification
-from headway_server.bundles import Graph, Task
+from headway_server.bundles import Graph, ParityFigures, Task, Variant
 from headway_server.bundles.chain import DECODING_AXES, VERIFIES, chain_width, verifying_axes
+from headway_server.engine.slot_state import SlotState
 from headway_server.engine.verifier import Verifier
 from headway_server.runtime import Runtime, Session
-from headway_server.runtime.memory import HostBuffer
 from headway_training.models import build_model
 
 VOCAB_SIZE, MAX_LENGTH, NUM_LAYERS, WIDTH, NUM_ROWS = 90, 48, 2, 4, 3
+PARITY = ParityFigures(max_relative_logit_error=0.0, bound=None, checked_shape_count=0, provider="none")
 LENGTHS = np.array([17, 1, 33])
 """Tokens that each row has read before its drafts."""
 
@@ -91,6 +92,21 @@ def decode(session, exported, state, token_ids, positions):
     return logits[:, 0]
 
 
+def slots_of(exported, arrays):
+    """The slots of a server, holding the rows of a state."""
+    variant = Variant(
+        device="cpu", graphs={"decoder": exported.graph}, state=exported.traced.state, parity=PARITY, quality=None
+    )
+    slots = SlotState("cpu", variant, num_slots=NUM_ROWS, max_length=MAX_LENGTH)
+    for array, kept in zip(slot_arrays(slots), arrays, strict=True):
+        array[:] = kept
+    return slots
+
+
+def slot_arrays(slots):
+    return [tensor.buffer._array for tensor in slots._tensors]
+
+
 def read_prompts(session, exported, token_ids):
     """Decodes prompts of different lengths together; returns the state and what followed, which rows overwrite."""
     state = exported.new_state()
@@ -105,24 +121,18 @@ def test_verifying_gives_the_bits_of_decoding_and_writes_the_same_state(exported
     token_ids = rng.integers(0, VOCAB_SIZE, (NUM_ROWS, MAX_LENGTH))
     plain = exported.session(DECODING_AXES)
     state = read_prompts(plain, exported, token_ids)
-    buffers = [HostBuffer(array.shape, str(array.dtype)) for array in state.values()]
-    for buffer, array in zip(buffers, state.values(), strict=True):
-        buffer._array[:] = array
-    verifier = Verifier(
-        Session(exported.session(verifying_axes(WIDTH)), exported.graph, "cpu"),
-        [(tensor.past, tensor.present, buffer) for tensor, buffer in zip(exported.traced.state, buffers, strict=True)],
-        width=WIDTH,
-        vocab_size=VOCAB_SIZE,
-    )
+    slots = slots_of(exported, state.values())
+    session = Session(exported.session(verifying_axes(WIDTH)), exported.graph, "cpu")
+    verifier = Verifier(session, slots, width=WIDTH, vocab_size=VOCAB_SIZE)
     drafted = rng.integers(0, VOCAB_SIZE, (NUM_ROWS, WIDTH))
     verified = verifier.verify(drafted, LENGTHS)
     for place in range(WIDTH):
         expected = decode(plain, exported, state, drafted[:, place], LENGTHS + place)
         np.testing.assert_array_equal(verified[:, place], expected)
     assert len(np.unique(verified.argmax(axis=-1))) > 1, "the model says something"
-    for buffer, array in zip(buffers, state.values(), strict=True):
+    for held, array in zip(slot_arrays(slots), state.values(), strict=True):
         for row, length in enumerate(LENGTHS + WIDTH):
-            np.testing.assert_array_equal(buffer._array[row, :, :length], array[row, :, :length])
+            np.testing.assert_array_equal(held[row, :, :length], array[row, :, :length])
 
 
 def test_fewer_rows_are_verified_alike(exported):
@@ -130,10 +140,8 @@ def test_fewer_rows_are_verified_alike(exported):
     drafted = np.random.default_rng(6).integers(0, VOCAB_SIZE, (NUM_ROWS, WIDTH))
     logits = []
     for rows in (NUM_ROWS, 1):
-        state = exported.new_state()
-        buffers = [HostBuffer(array.shape, str(array.dtype)) for array in state.values()]
-        named = [(t.past, t.present, buffer) for t, buffer in zip(exported.traced.state, buffers, strict=True)]
-        verifier = Verifier(session, named, width=WIDTH, vocab_size=VOCAB_SIZE)
+        slots = slots_of(exported, exported.new_state().values())
+        verifier = Verifier(session, slots, width=WIDTH, vocab_size=VOCAB_SIZE)
         logits.append(verifier.verify(drafted[:rows], np.zeros(rows, np.int64)).copy())
     np.testing.assert_array_equal(logits[0][:1], logits[1])
 

@@ -14,6 +14,7 @@ from headway_server.engine.outbox import Outbox
 from headway_server.engine.reply import Piece
 from headway_server.engine.scheduler import Scheduler
 from headway_server.engine.sequence import Sequence, SequenceResult
+from headway_server.engine.speculation import DraftVerifier
 from headway_server.engine.stepper import StepError, Stepper
 from headway_server.errors import DrainingError
 
@@ -33,6 +34,7 @@ class Engine:
         encoder: Encoder | None = None,
         max_encoder_tokens: int = 4096,
         stream_interval_ms: float = 0.0,
+        verifier: DraftVerifier | None = None,
         name: str = "engine",
     ) -> None:
         """Makes an engine with every slot free; `start` lets it run.
@@ -42,12 +44,14 @@ class Engine:
             encoder: For translation: sequences are sentences that it reads, and log-probabilities are computed.
             max_encoder_tokens: Tokens of an encoder batch, padding counted.
             stream_interval_ms: Least time between two pieces of a stream.
+            verifier: Runs drafts in the decoder's slots; None drafts nothing.
             name: Name of the thread.
         """
         self._decoder = decoder
         self._encoder = encoder
         self._max_encoder_tokens = max_encoder_tokens
         self._stream_interval_ms = stream_interval_ms
+        self._verifier = verifier
         self._name = name
         self._inbox: SimpleQueue[list[Sequence] | None] = SimpleQueue()
         self._stepper: Stepper | None = None
@@ -79,6 +83,7 @@ class Engine:
             max_encoder_tokens=self._max_encoder_tokens,
             name=self._name,
             outbox=outbox,
+            verifier=self._verifier,
         )
         self._thread = Thread(target=self._loop_forever, args=(self._stepper, outbox), name=self._name, daemon=True)
         self._thread.start()

@@ -21,6 +21,8 @@ from headway_server.engine.reply import Piece
 from headway_server.engine.request import LogProbabilityRequest, SamplingPlan, SamplingRequest, plan_sampling
 from headway_server.engine.sequence import SamplingParameters, SequenceResult
 from headway_server.engine.settings import EngineSettings
+from headway_server.engine.speculation import DraftVerifier
+from headway_server.engine.verifier import open_verifier
 from headway_server.errors import InvalidInputError
 from headway_server.preprocessing import ChatTemplate, TextTokenizer
 from headway_server.runtime import Device, Runtime
@@ -56,6 +58,7 @@ class GenerationModel(DecodingModel):
         decoder: Decoder,
         settings: EngineSettings,
         chat_template: ChatTemplate | None = None,
+        verifier: DraftVerifier | None = None,
     ) -> None:
         """Makes a model of its parts; `load` makes the parts.
 
@@ -63,7 +66,13 @@ class GenerationModel(DecodingModel):
             BundleError: The tokenizer, a special token or a default does not fit the model.
         """
         super().__init__(
-            bundle, precision=precision, device=device, tokenizer=tokenizer, decoder=decoder, settings=settings
+            bundle,
+            precision=precision,
+            device=device,
+            tokenizer=tokenizer,
+            decoder=decoder,
+            verifier=verifier,
+            settings=settings,
         )
         self._constraints = ConstraintCompiler(
             tokenizer.library_tokenizer, vocab_size=self.limits.vocab_size, eos_id=self._eos_id
@@ -85,6 +94,7 @@ class GenerationModel(DecodingModel):
         """
         chosen, variant = runtime.choose_variant(bundle.manifest, precision)
         decoder = open_decoder(runtime, bundle, variant, settings)
+        verifier = None if settings.speculation == "off" else open_verifier(runtime, bundle, variant, decoder)
         model = cls(
             bundle,
             precision=chosen,
@@ -92,6 +102,7 @@ class GenerationModel(DecodingModel):
             tokenizer=TextTokenizer.load(bundle.file(TOKENIZER_FILE)),
             chat_template=_load_chat_template(bundle),
             decoder=decoder,
+            verifier=verifier,
             settings=settings,
         )
         model._check_runs(lambda: model._run_once(decoder))

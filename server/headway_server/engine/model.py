@@ -20,6 +20,8 @@ from headway_server.engine.request import DecodingLimits
 from headway_server.engine.runner import DecoderRunner, slot_sizes
 from headway_server.engine.sequence import SequenceResult
 from headway_server.engine.settings import EngineSettings
+from headway_server.engine.speculation import DraftVerifier
+from headway_server.engine.verifier import can_verify
 from headway_server.errors import BundleError, InvalidInputError
 from headway_server.preprocessing import TextTokenizer
 from headway_server.runtime import Device, Runtime, available_bytes
@@ -52,6 +54,7 @@ class DecodingModel:
         tokenizer: TextTokenizer,
         decoder: Decoder,
         encoder: Encoder | None = None,
+        verifier: DraftVerifier | None = None,
         settings: EngineSettings,
     ) -> None:
         """Makes a model of its parts; `load` makes the parts.
@@ -80,6 +83,7 @@ class DecodingModel:
             encoder=encoder,
             max_encoder_tokens=settings.max_encoder_tokens,
             stream_interval_ms=settings.stream_interval_ms,
+            verifier=verifier,
             name=f"engine-{manifest.name}",
         )
 
@@ -161,7 +165,8 @@ def open_decoder(runtime: Runtime, bundle: Bundle, variant: Variant, settings: E
     """
     manifest = bundle.manifest
     owner = f"{manifest.name}/{manifest.version}"
-    weights = sum(  # with external data, which lies in files beside the graph's
+    sessions = 2 if settings.speculation != "off" and can_verify(variant) else 1
+    weights = sessions * sum(  # with external data, which lies in files beside the graph's
         file.size_bytes
         for path, file in manifest.files.items()
         if any(path.startswith(graph.file) for graph in variant.graphs.values())
@@ -173,7 +178,10 @@ def open_decoder(runtime: Runtime, bundle: Bundle, variant: Variant, settings: E
         available=None if available is None else max(0, available - weights),
         owner=owner,
     )
-    _log.info("memory", model=owner, weights=format_size(weights), state=str(plan))
+    held = format_size(weights)
+    if sessions > 1:  # the second one verifies drafts
+        held = f"{sessions} x {format_size(weights // sessions)} = {held}"
+    _log.info("memory", model=owner, weights=held, state=str(plan))
     return DecoderRunner(runtime, bundle, variant, num_slots=plan.num_slots, num_prefix_slots=plan.num_prefix_slots)
 
 

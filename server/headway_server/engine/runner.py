@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway_server.bundles import ALIGNMENT, Bundle, Graph, Manifest, Task, Variant
+from headway_server.bundles.chain import DECODING_AXES, VERIFIES
 from headway_server.engine.beam_block import SlotCopy
 from headway_server.engine.encoder_runner import CrossBuffer, CrossTensors, bytes_per_token
 from headway_server.engine.memory_plan import SlotSizes
@@ -28,6 +29,7 @@ PREFILL_CHUNK = 128
 computed in the same pieces. A chunk takes about 50 ms at GPT-2-small size on two cores."""
 
 _LOGITS = "logits"
+_NO_DRAFTS: NDArray[np.int64] = np.zeros(0, np.int64)
 _BINDINGS_PER_SLOT = 4
 """Bindings that are kept, for each slot: with beams, runs of slots begin anywhere and have any length."""
 
@@ -73,7 +75,7 @@ class DecoderRunner:
         all_slots = num_slots + num_prefix_slots
         graph = variant.graphs["decoder"]
         specs = {spec.name: spec for spec in (*graph.inputs, *graph.outputs)}
-        self._session = runtime.open(bundle, graph)
+        self._session = runtime.open(bundle, graph, fixed_axes=DECODING_AXES)
         self._state = SlotState(runtime.device, variant, num_slots=all_slots, max_length=max_length)
         self._input_names = frozenset(spec.name for spec in graph.inputs)
         max_sources, max_source_length = num_slots, bundle.manifest.limits.max_input_tokens or 0
@@ -88,6 +90,11 @@ class DecoderRunner:
         self.prefill_chunk = _longest_step(graph)
         self.has_alignment = ALIGNMENT in specs
         self._logits: NDArray[np.float32] = np.empty((num_slots, 1, self.vocab_size), np.float32)
+
+    @property
+    def state(self) -> SlotState:
+        """What the slots hold, for another session of the same graph."""
+        return self._state
 
     def __repr__(self) -> str:
         return f"DecoderRunner({self.num_slots} slots x {self.max_length}, {self.cache_bytes} bytes of state)"
@@ -247,6 +254,7 @@ class DecoderRunner:
             "logits_positions": logits_positions,
             "seqlens_k": lengths - np.int32(1),
             "total_sequence_length": np.array(lengths.max(), np.int32),
+            VERIFIES: _NO_DRAFTS,
         }
         binding.bind_inputs({name: array for name, array in inputs.items() if name in self._input_names})
         binding.run()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -26,3 +26,7 @@ class EngineSettings(BaseModel):
     stream_interval_ms: Annotated[float, Field(ge=0, le=1000)] = 20
     """Least time between two pieces of a stream, in milliseconds: tokens that come faster are sent together. A message
     costs about 0.1 ms of a core here and as much at its reader; the first piece and the last are not held back."""
+    speculation: Literal["off", "prompt-lookup"] = "off"
+    """Whether a generation model that runs one or two sequences drafts their next tokens by looking up what followed
+    the last ones before, and verifies them together: several tokens a step where a text copies, and the same text. The
+    weights are held twice."""

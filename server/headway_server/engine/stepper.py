@@ -15,6 +15,7 @@ import structlog
 from numpy.typing import NDArray
 
 from headway_server.engine.block_layout import Group, Move
+from headway_server.engine.drafting import Drafting, VerifiedDraft
 from headway_server.engine.interfaces import Decoder, Encoder
 from headway_server.engine.outbox import Outbox
 from headway_server.engine.prefix_cache import PrefixCache
@@ -22,6 +23,7 @@ from headway_server.engine.sampler import SampledTokens, Sampler, token_log_prob
 from headway_server.engine.scheduler import Chunk, Scheduler
 from headway_server.engine.search_step import SearchStep, align
 from headway_server.engine.sequence import Sequence, Stage, TokenLogProbability
+from headway_server.engine.speculation import DraftVerifier
 from headway_server.errors import InvalidInputError
 
 _log = structlog.get_logger(__name__)
@@ -43,10 +45,18 @@ class Stepper:
     Attributes:
         scheduler: Who waits and who runs.
         prefix_cache: Chunks of prompts that are kept.
+        drafting: What is drafted, where drafts can be verified.
     """
 
     def __init__(
-        self, decoder: Decoder, *, encoder: Encoder | None, max_encoder_tokens: int, name: str, outbox: Outbox
+        self,
+        decoder: Decoder,
+        *,
+        encoder: Encoder | None,
+        max_encoder_tokens: int,
+        name: str,
+        outbox: Outbox,
+        verifier: DraftVerifier | None = None,
     ) -> None:
         """Starts with every slot free.
 
@@ -56,6 +66,7 @@ class Stepper:
             max_encoder_tokens: Tokens of an encoder batch, padding counted.
             name: Of the engine, for the log.
             outbox: Takes what is handed out.
+            verifier: Runs drafts in the decoder's slots; None drafts nothing.
         """
         self._decoder = decoder
         self._encoder = encoder
@@ -70,12 +81,15 @@ class Stepper:
         self._sampler = Sampler(
             num_slots=decoder.num_slots, vocab_size=decoder.vocab_size, with_log_probabilities=encoder is not None
         )
+        self.drafting: Drafting | None = None
+        if verifier is not None:
+            self.drafting = Drafting(verifier, num_slots=decoder.num_slots, max_length=decoder.max_length)
         self._token_ids = np.zeros(decoder.num_slots, np.int64)  # of each slot: the token that the next step reads
         self._positions = np.zeros(decoder.num_slots, np.int64)  # and its position
         self._search_step = SearchStep(decoder, outbox)
 
     def __repr__(self) -> str:
-        return f"Stepper({self._name}, {self.scheduler!r}, {self.prefix_cache!r})"
+        return f"Stepper({self._name}, {self.scheduler!r}, {self.prefix_cache!r}, {self.drafting!r})"
 
     def step(self) -> None:
         """Drops who has gone, admits, prefills one chunk's worth at most, decodes every running sequence once.
@@ -227,6 +241,8 @@ class Stepper:
             prompt_ids=sequence.input_ids if sequence.first_id is None else None,
             end_ids=sorted(sequence.end_ids),
         )
+        if self.drafting is not None:
+            self.drafting.assign(sequence.slot, sequence.input_ids)
         self._positions[sequence.slot] = position
 
     def _decode(self) -> None:
@@ -256,12 +272,39 @@ class Stepper:
 
     def _sample(self, group: Group) -> None:
         """Chooses the next token of each sequence of a group, which have a slot each."""
+        if self._follow_drafts(group.sequences.copy()):
+            return
         slots = slice(group.start, group.stop)
         self._outbox.pace(len(group.sequences))
         logits = self._decoder.decode(self._token_ids[slots], self._positions[slots], group.start)  # (R, V)
         for sequence in group.sequences:
             self._allow(sequence)
         self._hand_out(self._sampler.sample(logits, group.start), group.sequences, group.start)
+
+    def _follow_drafts(self, running: Elements[Sequence]) -> bool:
+        """Takes all running sequences on by several tokens, as far as drafts are right; False: nothing was run."""
+        if self.drafting is None:
+            return False
+        slots = slice(len(running))
+        num_left = [sequence.parameters.max_new_tokens - sequence.num_new_tokens for sequence in running]
+        drafts = self.drafting.verify(self._token_ids[slots], self._positions[slots], num_left)
+        for draft in drafts:
+            self.drafting.settle(draft, self._follow(draft, running[draft.slot]))
+        return bool(drafts)
+
+    def _follow(self, draft: VerifiedDraft, sequence: Sequence) -> int:
+        """Samples token after token as if each came from a step; returns how many are those of the draft."""
+        num_accepted = 0
+        for logits, expected in draft:
+            self._allow(sequence)
+            sampled = self._sampler.sample(logits[np.newaxis], draft.slot)
+            self._hand_out(sampled, [sequence], draft.slot)
+            if sampled.token_ids[0] != expected:
+                break
+            num_accepted += 1
+            if sequence.stage is not Stage.RUNNING:
+                break
+        return num_accepted
 
     def _allow(self, sequence: Sequence) -> None:
         """Restricts a sequence's next token to what its constraint allows."""
@@ -275,6 +318,8 @@ class Stepper:
         slots = slice(first_slot, first_slot + len(sequences))
         self._token_ids[slots] = sampled.token_ids
         self._positions[slots] += 1
+        if self.drafting is not None:
+            self.drafting.append(first_slot, sampled.token_ids)
         finished: list[Sequence] = []
         broken: list[tuple[Sequence, Exception]] = []
         rows = zip(
@@ -318,6 +363,8 @@ class Stepper:
             self._decoder.move(source, target, move.sequence.num_cached)
         if move.sequence.stage is Stage.RUNNING and move.sequence.search is None:
             self._sampler.move(move.source, move.target)
+            if self.drafting is not None:
+                self.drafting.move(move.source, move.target)
             self._token_ids[move.target] = self._token_ids[move.source]
             self._positions[move.target] = self._positions[move.source]
 

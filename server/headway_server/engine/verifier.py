@@ -5,16 +5,21 @@ Shapes: R rows (slots 0 to R-1), T tokens of a row, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import structlog
 from numpy.typing import NDArray
 
-from headway_server.bundles.chain import VERIFIES, link_name
-from headway_server.runtime import Session
-from headway_server.runtime.memory import StateBuffer
+from headway_server.bundles import Bundle, Variant
+from headway_server.bundles.chain import VERIFIES, chain_width, verifying_axes
+from headway_server.engine.runner import DecoderRunner
+from headway_server.engine.slot_state import SlotState
+from headway_server.engine.speculation import verifies_exactly
+from headway_server.runtime import Runtime, Session
+
+_log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,14 +39,12 @@ class Verifier:
         vocab_size: V.
     """
 
-    def __init__(
-        self, session: Session, state: Sequence[tuple[str, str, StateBuffer]], *, width: int, vocab_size: int
-    ) -> None:
+    def __init__(self, session: Session, state: SlotState, *, width: int, vocab_size: int) -> None:
         """Runs on slots that another session reads and writes too, one call at a time.
 
         Args:
             session: Of a graph whose axes are fixed to `verifying_axes`.
-            state: Names as past and as present, and memory, of each state tensor.
+            state: The slots.
             width: The graph's `chain_width`, more than 1.
             vocab_size: Tokens there are.
         """
@@ -85,15 +88,50 @@ class Verifier:
 
     def _bind(self, rows: int) -> _Bound:
         """Binds all that stays: the state, whose every version is the same memory, and where the logits go."""
-        binding, device = self._session.new_binding(), self._session.device
+        binding = self._session.new_binding()
         logits: NDArray[np.float32] = np.empty((rows, self.width, self.vocab_size), np.float32)
         binding.bind_output("logits", "cpu", 0, np.float32, logits.shape, logits.ctypes.data)
-        for past, present, buffer in self._state:
-            where = (device, 0, buffer.dtype, (rows, *buffer.shape[1:]), buffer.address(0))
-            binding.bind_input(past, *where)
-            for name in (present, *(link_name(present, number) for number in range(1, self.width))):
-                binding.bind_output(name, *where)
+        self._state.bind(binding, 0, rows, width=self.width)
         every = np.ascontiguousarray(np.broadcast_to(np.arange(self.width), (rows, self.width)))
         binding.bind_cpu_input("logits_positions", every)
         binding.bind_cpu_input(VERIFIES, np.zeros(1, np.int64))
         return _Bound(binding=binding, logits=logits)
+
+
+def can_verify(variant: Variant) -> bool:
+    """Whether a variant's decoder has a way to verify drafts."""
+    return _width(variant) > 1
+
+
+def open_verifier(runtime: Runtime, bundle: Bundle, variant: Variant, decoder: DecoderRunner) -> Verifier | None:
+    """Opens a decoder's graph once more, to verify drafts in its slots, and tries whether answers would be the same.
+
+    Args:
+        runtime: That the decoder runs on.
+        bundle: The bundle.
+        variant: That the decoder runs.
+        decoder: The decoder, before it is used: its first slots are written to.
+
+    Returns:
+        None where there is no speculation: the bundle has no way to verify, or its bits are not those of decoding on
+        this machine. The log says which.
+
+    Raises:
+        BundleError: The graph is not what the manifest says.
+    """
+    owner = f"{bundle.manifest.name}/{bundle.manifest.version}"
+    width = _width(variant)
+    if width == 1:
+        _log.warning("no speculation", model=owner, reason="its bundle cannot verify drafts; export the model again")
+        return None
+    session = runtime.open(bundle, variant.graphs["decoder"], fixed_axes=verifying_axes(width))
+    verifier = Verifier(session, decoder.state, width=width, vocab_size=decoder.vocab_size)
+    if not verifies_exactly(decoder, verifier):
+        _log.warning("no speculation", model=owner, reason="on this machine texts would not be the same with it")
+        return None
+    _log.info("speculation", model=owner, tokens_a_run=width)
+    return verifier
+
+
+def _width(variant: Variant) -> int:
+    return chain_width(variant.graphs["decoder"], variant.state[0].present) if variant.state else 1

@@ -139,8 +139,14 @@ class Runtime:
             return (Precision.FP32, Precision.INT8, Precision.FP16)
         return _PREFERENCE[self.device]
 
-    def open(self, bundle: Bundle, graph: Graph) -> Session:
+    def open(self, bundle: Bundle, graph: Graph, *, fixed_axes: Mapping[str, int] | None = None) -> Session:
         """Opens a graph of a bundle.
+
+        Args:
+            bundle: The bundle.
+            graph: One of its graphs.
+            fixed_axes: Sizes of dynamic axes, by name, where they are the same in every run: what cannot happen then is
+                dropped as the graph is loaded.
 
         Raises:
             BundleError: ONNX Runtime cannot load it, or its tensors are not those that the manifest declares.
@@ -148,13 +154,16 @@ class Runtime:
         options = self._onnxruntime.SessionOptions()
         options.use_per_session_threads = False
         options.log_severity_level = 3  # errors; a warning of the graph optimizer is nothing a user can act on
+        sizes = fixed_axes or {}
+        for axis, size in sizes.items():
+            options.add_free_dimension_override_by_name(axis, size)
         file = bundle.file(graph.file)
         try:
             session = self._onnxruntime.InferenceSession(str(file), options, providers=_PROVIDERS[self.device])
         except Exception as error:
             raise BundleError(f"{file}: ONNX Runtime {self.version} cannot load it ({error})") from error
-        _check_tensors(file.name, graph.inputs, session.get_inputs())
-        _check_tensors(file.name, graph.outputs, session.get_outputs())
+        _check_tensors(file.name, graph.inputs, session.get_inputs(), sizes)
+        _check_tensors(file.name, graph.outputs, session.get_outputs(), sizes)
         return Session(session, graph, self.device)
 
 
@@ -231,7 +240,9 @@ def _check_cuda(manifest: Manifest, precision: Precision) -> None:
         )
 
 
-def _check_tensors(file: str, declared: tuple[TensorSpec, ...], found: list[Any]) -> None:
+def _check_tensors(
+    file: str, declared: tuple[TensorSpec, ...], found: list[Any], fixed_axes: Mapping[str, int]
+) -> None:
     """Checks names, types and fixed axes of a session's tensors against the manifest's."""
     expected = {tensor.name: tensor for tensor in declared}
     if set(expected) != {tensor.name for tensor in found}:
@@ -243,6 +254,6 @@ def _check_tensors(file: str, declared: tuple[TensorSpec, ...], found: list[Any]
         if _DTYPES.get(tensor.type) != spec.dtype:
             raise BundleError(f"{file}: {tensor.name} is {tensor.type}, the manifest declares {spec.dtype}")
         fixed = [axis if isinstance(axis, int) else None for axis in tensor.shape]
-        wanted = [axis if isinstance(axis, int) else None for axis in spec.shape]
+        wanted = [axis if isinstance(axis, int) else fixed_axes.get(axis) for axis in spec.shape]
         if fixed != wanted:
             raise BundleError(f"{file}: {tensor.name} has shape {tensor.shape}, the manifest declares {spec.shape}")
