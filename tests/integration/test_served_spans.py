@@ -7,11 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from headway_client import Client
 from headway_export import reference
 from headway_export.source import from_checkpoint
 from headway_server.bundles.tags import TagSet
+from headway_training.cli import app
 from headway_training.metrics import span_scores
 from headway_training.tagging import TagScheme, find_pieces, predict_spans
 
@@ -86,3 +88,27 @@ def test_spans_stand_in_text_that_the_model_never_saw(client: Client) -> None:
     assert borders == sorted(borders)
     assert all(text[span.start : span.end].strip() == text[span.start : span.end] for span in result.spans)
     assert "fox" in {text[span.start : span.end].rsplit(maxsplit=1)[-1] for span in result.spans}
+
+
+def test_the_command_that_checks_a_card_finds_its_figure(
+    server: str, client: Client, sightings: tuple[list[str], list[Spans]], tmp_path: Path
+) -> None:
+    lines = []
+    for text, spans in zip(*sightings, strict=True):
+        start = 0
+        for word in text.split(" "):
+            tag = next((("B-" if start == a else "I-") + label for a, b, label in spans if a <= start < b), "O")
+            lines.append(f"{word}\t{tag}")
+            start += len(word) + 1
+        lines.append("")
+    file = tmp_path / "sightings.conll"
+    file.write_text("\n".join(lines), encoding="utf-8")
+    words = ["evaluate", "tiny-tokens", "--server", server, "--file", str(file), "--json"]
+    result = CliRunner().invoke(app, words, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout.strip().splitlines()[-1])
+    model = client.model("tiny-tokens").model
+    card = next(figure.value for figure in model.quality if figure.variant == model.variant)
+    assert report["metric"] == "span_f1"
+    assert report["value"] == pytest.approx(card)
+    assert set(report["figures"]) == {"span_f1", "span_precision", "span_recall"}

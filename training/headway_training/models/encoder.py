@@ -2,8 +2,9 @@
 
 B rows, T tokens, D model width, C classes, V vocabulary.
 
-Deviations from BERT: with token types, a text is all of type 0 unless the caller says otherwise; the head that told
-whether one sentence follows another is a sequence head like any other.
+Deviations from BERT: a window of tokens may be read before the first layer; with token types, a text is all of type 0
+unless the caller says otherwise; the head that told whether one sentence follows another is a sequence head like any
+other.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from headway_training.models.parts.embeddings import PositionedEmbedding, TokenE
 from headway_training.models.parts.heads import MaskedLanguageHead, SequenceHead, TextPooling, TokenHead
 from headway_training.models.parts.initialisation import initialise_truncated_normal
 from headway_training.models.parts.layer import Stack
+from headway_training.models.parts.window import TokenWindow
 
 EncoderHead = Literal["sequence", "token", "masked_language"]
 
@@ -48,11 +50,13 @@ class EncoderConfig(LayerConfig):
     """What a sequence head reads: the first token through BERT's tanh layer (`first`), or the tokens' mean (`mean`)."""
     num_token_types: int = 0
     """Kinds of tokens that have embeddings of their own (BERT: 2, for the texts of a pair); 0 for none."""
+    window: int = 0
+    """Tokens on each side that a token is read with before the first layer; 0 for none."""
 
     def __post_init__(self) -> None:
         LayerConfig.__post_init__(self)  # not super(): slots make the dataclass anew
         self._check_integers("vocabulary_size", "max_length", "num_layers")
-        self._check_integers("num_token_types", "num_classes", minimum=0)
+        self._check_integers("num_token_types", "num_classes", "window", minimum=0)
         self._check_choice("head", EncoderHead)
         self._check_choice("pooling", TextPooling)
         if self.head == "masked_language" and self.num_classes != 0:
@@ -81,6 +85,11 @@ class Encoder(Model):
         self.embedding = PositionedEmbedding(
             configuration, configuration.max_length, normalised=configuration.norm == "post"
         )
+        self.window = (
+            TokenWindow(configuration.d_model, configuration.window, configuration.dropout)
+            if configuration.window
+            else None
+        )
         self.stack = Stack(configuration, configuration.num_layers)
         self.head = _make_head(configuration)
         initialise_truncated_normal(self)
@@ -102,6 +111,8 @@ class Encoder(Model):
             embedded = embedded + self.token_types(types)
         position_ids = torch.arange(input_ids.shape[1], device=input_ids.device)
         embedded = self.embedding(embedded, position_ids)
+        if self.window is not None:
+            embedded = self.window(embedded, attention_mask)
         hidden_states: Tensor = self.stack(embedded, padding_attention(attention_mask, self.kernel))
         return hidden_states
 
