@@ -1,11 +1,10 @@
-"""Encoded source sentences: what makes them, and the memory that a decoder reads them from.
+"""Encoded source sentences and what makes them.
 
 Shapes: N sources, S source tokens.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -67,33 +66,6 @@ class EncoderRunner:
             )
             for row, length in enumerate(lengths)
         ]
-
-
-class CrossBuffer:
-    """Memory for one cross-attention tensor of all running sentences, packed to the longest of them."""
-
-    def __init__(self, spec: TensorSpec, max_sources: int, max_length: int) -> None:
-        self._heads, self._head_dim = fixed_size(spec, 1), fixed_size(spec, 3)
-        self._name = spec.name
-        self._max_length = max_length
-        self._memory: NDArray[Any] = np.zeros(max_sources * self._heads * max_length * self._head_dim, spec.dtype)
-        self._memory.fill(0)  # takes the memory now
-        self.num_bytes = self._memory.nbytes
-
-    def pack(self, sources: Sequence[CrossTensors], length: int, first: int = 0) -> NDArray[Any]:
-        """Packs sources into the room of the sources from number `first` on.
-
-        Returns:
-            (N, heads, S, head_dim), zero where a source is shorter: a view that the next call for the same room
-            overwrites.
-        """
-        shape = (len(sources), self._heads, length, self._head_dim)
-        start = first * self._heads * self._max_length * self._head_dim
-        packed = self._memory[start : start + math.prod(shape)].reshape(shape)
-        for row, source in enumerate(sources):
-            packed[row, :, : source.num_tokens] = source.tensors[self._name]
-            packed[row, :, source.num_tokens :] = 0
-        return packed
 
 
 def bytes_per_token(spec: TensorSpec) -> int:

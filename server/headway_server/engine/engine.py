@@ -97,6 +97,7 @@ class Engine:
         """
         now = time.monotonic()
         for sequence in sequences:
+            assert sequence.num_beams <= self.num_slots, "requests are checked for what the slots hold"
             sequence.arrived_at = now
         with self._gate:
             if self._is_broken:

@@ -21,8 +21,11 @@ from headway_server.engine.candidates import top_candidates
 
 _BLOCK_TOKENS = 2**18
 """Logits of a block: 1 MiB, beside as much for their exponentials."""
-_TOKENS_PER_GROUP = 24  # more groups take longer to partition, fewer leave more tokens to look at
+_TOKENS_PER_GROUP = 32  # more groups take longer to partition, fewer leave more tokens to look at
 _GROUPS_PER_CANDIDATE = 4
+_MODERATE = np.float32(60)
+"""Where the largest logit is no further from 0, a row's exponentials are summed as they are: no sum of millions of them
+leaves float32, and none that counts beside the largest is lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +95,12 @@ class RowRanker:
         if rest.size:
             largest = np.maximum(largest, rest.max(axis=1))
         weights = self._weights[: len(block)]
-        np.subtract(block, largest[:, np.newaxis], out=weights)
-        np.exp(weights, out=weights)
-        normalizers: NDArray[np.float64] = largest + np.log(weights.sum(axis=1).astype(np.float64))
+        shift = np.where(np.abs(largest) < _MODERATE, np.float32(0), largest)  # whether is a row's own affair
+        if shift.any():
+            np.subtract(block, shift[:, np.newaxis], out=weights)
+            block = weights
+        np.exp(block, out=weights)
+        normalizers: NDArray[np.float64] = shift + np.log(weights.sum(axis=1).astype(np.float64))
         return normalizers
 
 
@@ -109,7 +115,8 @@ def _group_maxima(block: NDArray[np.float32], num_groups: int) -> NDArray[np.flo
 
 def _num_grouped(block: NDArray[np.float32], maxima: NDArray[np.float32]) -> int:
     """Returns how many tokens are in groups; the few others come after them."""
-    return block.shape[1] // maxima.shape[1] * maxima.shape[1]
+    num_groups: int = maxima.shape[1]
+    return block.shape[1] // num_groups * num_groups
 
 
 def _largest(

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from headway_server.bundles import ALIGNMENT, Bundle, Graph, Manifest, Task, Variant
 from headway_server.bundles.chain import DECODING_AXES, VERIFIES
 from headway_server.engine.beam_block import SlotCopy
-from headway_server.engine.encoder_runner import CrossBuffer, CrossTensors, bytes_per_token
+from headway_server.engine.encoder_runner import CrossTensors, bytes_per_token
 from headway_server.engine.memory_plan import SlotSizes
+from headway_server.engine.packed_sources import PackedSources
 from headway_server.engine.slot_state import SlotState, fixed_size, state_bytes
 from headway_server.errors import BundleError
 from headway_server.runtime import Runtime, Session
@@ -78,15 +79,18 @@ class DecoderRunner:
         self._session = runtime.open(bundle, graph, fixed_axes=DECODING_AXES)
         self._state = SlotState(runtime.device, variant, num_slots=all_slots, max_length=max_length)
         self._input_names = frozenset(spec.name for spec in graph.inputs)
-        max_sources, max_source_length = num_slots, bundle.manifest.limits.max_input_tokens or 0
-        self._cross = {name: CrossBuffer(specs[name], max_sources, max_source_length) for name in variant.cross}
+        self._packed = PackedSources(
+            [specs[name] for name in variant.cross],
+            max_sources=num_slots,
+            max_length=bundle.manifest.limits.max_input_tokens or 0,
+        )
         self._sources: dict[int, dict[str, NDArray[Any]]] = {}  # by the first slot that reads them
         self._bindings: dict[tuple[int, int], _Binding] = {}
         self.num_slots = num_slots
         self.num_prefix_slots = num_prefix_slots
         self.max_length = max_length
         self.vocab_size = fixed_size(specs[_LOGITS], -1)
-        self.cache_bytes = self._state.num_bytes + sum(buffer.num_bytes for buffer in self._cross.values())
+        self.cache_bytes = self._state.num_bytes + self._packed.num_bytes
         self.prefill_chunk = _longest_step(graph)
         self.has_alignment = ALIGNMENT in specs
         self._logits: NDArray[np.float32] = np.empty((num_slots, 1, self.vocab_size), np.float32)
@@ -216,16 +220,9 @@ class DecoderRunner:
         """Says which encoded sentences the slots read that `decode` runs from `first_slot` on, in their order.
 
         To be called whenever that changes. Each is read by as many neighbouring slots as the others, its beams. The
-        tensors are packed to the longest source, (N, heads, S, head_dim), in memory that all steps share; that of
-        other slots is not touched.
+        tensors are packed (`packed_sources.py`) in memory that all steps share; that of other slots is not touched.
         """
-        longest = max((source.num_tokens for source in sources), default=0)
-        lengths = np.array([source.num_tokens for source in sources])
-        packed: dict[str, NDArray[Any]] = {}
-        if sources:
-            packed = {name: buffer.pack(sources, longest, first_slot) for name, buffer in self._cross.items()}
-            packed["source_mask"] = (np.arange(longest) < lengths[:, np.newaxis]).astype(np.int64)  # (N, S)
-        self._sources[first_slot] = packed
+        self._sources[first_slot] = self._packed.pack(sources, first_slot)
         for (slot, _), binding in self._bindings.items():
             if slot == first_slot:
                 binding.sources_are_bound = False

@@ -56,6 +56,18 @@ def test_a_row_is_ranked_alike_in_any_company_to_the_last_bit():
         assert alone.log_probabilities[0].tolist() == together.log_probabilities[row].tolist()
 
 
+@pytest.mark.parametrize("shift", [-1e4, -61.0, -59.0, 59.0, 61.0, 1e4])
+def test_log_probabilities_do_not_depend_on_where_the_logits_lie(shift):
+    rng = np.random.default_rng(8)
+    logits = random_logits(rng, 4, 5000, with_ties=False)
+    logits += np.array([shift, 0, shift, 0], np.float32)[:, np.newaxis] - logits.max(axis=1, keepdims=True)
+    ranked = RowRanker(num_rows=4, vocab_size=5000).rank(logits.copy(), 8, {})
+    for row in range(4):
+        token_ids, log_probabilities, _ = naive_ranking(logits[row], 8, set())
+        assert ranked.token_ids[row].tolist() == token_ids
+        np.testing.assert_allclose(ranked.log_probabilities[row], log_probabilities, atol=1e-5)
+
+
 @pytest.mark.parametrize("spoilt", [np.nan, np.inf])
 def test_a_row_that_means_nothing_says_so_and_leaves_the_others(spoilt):
     rng = np.random.default_rng(6)
