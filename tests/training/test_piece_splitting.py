@@ -1,66 +1,35 @@
-"""Splitting pieces anew: the text stays, the spans stay, and the seed decides."""
+"""Pieces of a text fall into what they were merged from, at random and without changing the text."""
 
 import numpy as np
 import pytest
+import torch
 
-from headway_training.data.examples import Span
-from headway_training.recipes import TokenizerSettings
+from headway_training.data.sources import OwnData, read_splits
+from headway_training.recipes import TokenizerSettings, read_recipe
 from headway_training.subwords import PieceSplitter
-from headway_training.tagging import IGNORED, TagScheme, find_pieces, piece_tags
+from headway_training.tasks import make_task
 from headway_training.tokenizers import train_tokenizer
 
-TEXTS = ["the running dogs weren't running, naïve  dogs ran", "running dogs and the runner's dog 🙂"] * 4
-SCHEME = TagScheme(("word",), covering=True)
+TEXT = "the king and the queen speak of the night and the naïve moon " * 4
 
 
-@pytest.fixture(scope="module")
-def tokenizer():
-    return train_tokenizer(TEXTS, TokenizerSettings(vocabulary_size=330, treebank_words=True), "token_classification")
+@pytest.mark.parametrize("rate", [0.0, 0.3, 1.0])
+def test_split_pieces_spell_the_same_text(rate):
+    tokenizer = train_tokenizer([TEXT], TokenizerSettings(vocabulary_size=320), "generation")
+    ids = tokenizer.encode(TEXT).ids
+    split = PieceSplitter(tokenizer).split_ids(ids, rate, np.random.default_rng(0))
+    assert tokenizer.decode(split) == TEXT
+    assert (split == ids) == (rate == 0)
+    assert len(split) == len(TEXT.encode()) if rate == 1 else len(split) < len(TEXT.encode())
 
 
-def encoded(tokenizer, text: str) -> tuple[np.ndarray, np.ndarray]:
-    """Ids and tags, every run of characters without white space a word."""
-    encoding = tokenizer.encode(text, add_special_tokens=False)
-    spans, start = [], 0
-    for word in text.split():
-        start = text.index(word, start)
-        spans.append(Span(start, start + len(word), 0))
-        start += len(word)
-    tags = np.full(len(encoding.ids), IGNORED)
-    pieces = find_pieces(text, encoding.offsets)
-    tags[[piece.token for piece in pieces]] = piece_tags(pieces, spans, SCHEME)
-    return np.array(encoding.ids), tags
-
-
-def test_split_pieces_spell_the_same_text_and_begin_as_many_spans(tokenizer):
-    splitter = PieceSplitter(tokenizer)
-    random = np.random.default_rng(0)
-    lengths = set()
-    for _ in range(50):
-        for text in TEXTS[:2]:
-            ids, tags = encoded(tokenizer, text)
-            split_ids, split_tags = splitter.split(ids, tags, SCHEME, 0.4, random)
-            assert tokenizer.decode(split_ids.tolist()) == text
-            assert (split_tags == SCHEME.begin(0)).sum() == (tags == SCHEME.begin(0)).sum()
-            assert len(split_ids) == len(split_tags) >= len(ids)
-            lengths.add(len(split_ids))
-    assert len(lengths) > 5
-
-
-def test_splitting_everything_leaves_bytes_with_the_tags_of_the_bytes(tokenizer):
-    text = TEXTS[0]
-    ids, tags = encoded(tokenizer, text)
-    split_ids, split_tags = PieceSplitter(tokenizer).split(ids, tags, SCHEME, 1.0, np.random.default_rng(0))
-    assert len(split_ids) == len(text.encode())
-    blank = [byte in b" " for byte in text.encode()]
-    assert [tag == IGNORED for tag in split_tags] == blank
-    begins = [tag == SCHEME.begin(0) for tag in split_tags]
-    assert begins == [not blank[i] and (i == 0 or blank[i - 1]) for i in range(len(blank))]
-
-
-def test_the_same_generator_splits_alike_and_a_rate_of_nothing_not_at_all(tokenizer):
-    ids, tags = encoded(tokenizer, TEXTS[1])
-    splitter = PieceSplitter(tokenizer)
-    one, other = (splitter.split(ids, tags, SCHEME, 0.3, np.random.default_rng(7)) for _ in range(2))
-    np.testing.assert_array_equal(one[0], other[0])
-    np.testing.assert_array_equal(splitter.split(ids, tags, SCHEME, 0.0, np.random.default_rng(7))[0], ids)
+def test_sentences_to_translate_are_split_by_the_steps_generator(tmp_path, pairs, tiny_settings):
+    recipe = read_recipe("multi30k-en-de", [*tiny_settings["multi30k-en-de"], "augmentation.piece_splitting=0.2"])
+    task = make_task(recipe, read_splits(recipe, tmp_path, OwnData(train=str(pairs), valid=str(pairs))), tmp_path / "t")
+    batch = task.epoch_batches(0, 0)[0]
+    one, same, other = (task.collate(batch, torch.Generator().manual_seed(seed)).tensors for seed in (1, 1, 2))
+    assert all(torch.equal(tensor, same[name]) for name, tensor in one.items())
+    assert one["source_ids"].shape != other["source_ids"].shape or not torch.equal(
+        one["source_ids"], other["source_ids"]
+    )
+    assert max(one["source_ids"].shape[1], one["target_ids"].shape[1]) <= 16

@@ -19,6 +19,7 @@ from headway_training.models import build_model
 from headway_training.plan import StepPlan, step_seed
 from headway_training.recipes import read_recipe
 from headway_training.run import RunOptions, run_training
+from headway_training.run_folder import RUN_FILE
 from headway_training.schedule import learning_rate
 from headway_training.tasks import make_task
 from headway_training.trainer import Trainer
@@ -143,6 +144,20 @@ def test_a_run_is_resumed_only_with_the_settings_it_was_begun_with(tmp_path, rev
         run_training(run_options(tmp_path / "run", reviews, changed, resume=True), QUIET)
     with pytest.raises(ResumeError, match="seed was 0 and is 1"):
         run_training(run_options(tmp_path / "run", reviews, settings, resume=True, seed=1), QUIET)
+
+
+def test_a_run_from_before_a_setting_can_be_resumed(tmp_path, reviews, tiny_settings):
+    settings = tiny_settings["ag-news"]
+    run_training(run_options(tmp_path / "run", reviews, settings), QUIET)
+    file = tmp_path / "run" / RUN_FILE
+    described = json.loads(file.read_text())
+    del described["recipe"]["regularization"], described["recipe"]["model"]["norm"]
+    file.write_text(json.dumps(described))
+    run_training(run_options(tmp_path / "run", reviews, settings, resume=True), QUIET)
+    described["recipe"]["optimization"]["gone"] = 1
+    file.write_text(json.dumps(described))
+    with pytest.raises(ResumeError, match=r"optimization\.gone was 1 and is None"):
+        run_training(run_options(tmp_path / "run", reviews, settings, resume=True), QUIET)
 
 
 def test_a_finished_run_can_be_resumed_to_no_effect(tmp_path, reviews, tiny_settings):

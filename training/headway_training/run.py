@@ -29,6 +29,7 @@ from headway_training.data.sources import OwnData, data_folder, for_own_data, re
 from headway_training.errors import RecipeError
 from headway_training.hardware import describe_hardware, library_versions
 from headway_training.models import Model, build_model, count_parameters, make_configuration
+from headway_training.pretraining import pretrain
 from headway_training.recipes import Recipe, read_recipe
 from headway_training.run_folder import check_folder, write_description
 from headway_training.sizing import Sizing, size_up
@@ -131,6 +132,16 @@ def _prepare(options: RunOptions, console: Console, accelerator: Accelerator) ->
     model, configuration = _build(recipe, task, options.seed)
     if accelerator.is_main_process:
         write_description(options.folder, described)
+    pretrain(
+        recipe,
+        task,
+        splits,
+        model,
+        folder=options.folder,
+        seed=options.seed,
+        console=console,
+        accelerator=accelerator,
+    )
     trainer = Trainer(
         task=task,
         model=model,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from headway_training.errors import ResumeError
+from headway_training.models import CONFIGURATIONS
 from headway_training.recipes import Recipe
 
 RUN_FILE = "run.json"
@@ -36,7 +38,7 @@ def check_folder(folder: Path, described: Mapping[str, Any], *, resume: bool) ->
     if resume and not file.is_file():
         raise ResumeError(f"{folder} holds no run to resume; leave --resume out to start one")
     if resume:
-        _check_same(_with_defaults(json.loads(file.read_text(encoding="utf-8"))), described, folder)
+        _check_same(json.loads(file.read_text(encoding="utf-8")), described, folder)
     elif file.is_file():
         raise ResumeError(
             f"{folder} holds a run already. Go on with it by --resume, choose another folder with --output, "
@@ -44,19 +46,21 @@ def check_folder(folder: Path, described: Mapping[str, Any], *, resume: bool) ->
         )
 
 
-def _with_defaults(stored: dict[str, Any]) -> dict[str, Any]:
-    """A stored description with today's default for every setting that there was none of when it was written."""
+def _with_defaults(described: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A description with today's default for every setting that there was none of when it was written."""
     adapter = TypeAdapter(Recipe)
     try:
-        recipe = adapter.dump_python(adapter.validate_python(stored["recipe"]), mode="json")
+        recipe = adapter.dump_python(adapter.validate_python(described["recipe"]), mode="json")
+        fields = dataclasses.fields(CONFIGURATIONS[recipe["model"]["architecture"]])
     except (KeyError, ValidationError):
-        return stored  # of settings that there are no more: the comparison names them
-    return {**stored, "recipe": recipe}
+        return described  # of settings that there are no more: the comparison names them
+    defaults = {field.name: field.default for field in fields if field.default is not dataclasses.MISSING}
+    return {**described, "recipe": {**recipe, "model": {**defaults, **recipe["model"]}}}
 
 
 def _check_same(stored: Mapping[str, Any], wanted: Mapping[str, Any], folder: Path) -> None:
     """Checks that a run is resumed as it was begun: a changed recipe would make another model."""
-    before, after = _flatten(stored), _flatten(wanted)
+    before, after = (_flatten(_with_defaults(one)) | _flatten(one) for one in (stored, wanted))
     changed = sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
     if changed:
         shown = "; ".join(f"{key} was {before.get(key)!r} and is {after.get(key)!r}" for key in changed[:3])

@@ -6,6 +6,7 @@ T tokens.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,6 +74,21 @@ class PieceSplitter:
             tags[second] = np.where(blank, old_tags, old_tags + begins[old_tags])  # `I` comes after the `B` of a label
             drawn = fresh & self._draw(ids, rate, random)
         return ids, tags
+
+    def split_ids(self, ids: Sequence[int], rate: float, random: np.random.Generator) -> list[int]:
+        """Splits the pieces of a text that has no tags, as `split` does."""
+        pieces = np.asarray(ids, dtype=np.int64)
+        drawn = self._draw(pieces, rate, random)
+        while drawn.any():
+            counts = np.where(drawn, 2, 1)
+            places = np.cumsum(counts) - counts  # (T,), where each piece or its first part is now
+            parents, fresh = self._parents[pieces[drawn]], np.repeat(drawn, counts)
+            first = places[drawn]
+            pieces = np.repeat(pieces, counts)
+            pieces[first], pieces[first + 1] = parents.T
+            drawn = fresh & self._draw(pieces, rate, random)
+        split: list[int] = pieces.tolist()
+        return split
 
     def _draw(self, ids: NDArray[np.int64], rate: float, random: np.random.Generator) -> NDArray[np.bool_]:
         """Which of the pieces are split: (T,)."""

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 from headway_training.checkpoint import ImagePreprocessing, Languages, SamplingDefaults
 from headway_training.errors import RecipeError
 from headway_training.models import CONFIGURATIONS, NAMED_CONFIGURATIONS, named_configuration
-from headway_training.recipes.regularization import DistillationSettings, RegularizationSettings
+from headway_training.recipes.regularization import DistillationSettings, PretrainingSettings, RegularizationSettings
 from headway_training.recipes.settings import (
     AugmentationSettings,
     ClassificationSettings,
@@ -34,6 +34,7 @@ _SECTIONS: Mapping[str, tuple[str, ...]] = {
     "optimization": tuple(field.name for field in dataclasses.fields(OptimizationSettings)),
     "regularization": tuple(field.name for field in dataclasses.fields(RegularizationSettings)),
     "distillation": tuple(field.name for field in dataclasses.fields(DistillationSettings)),
+    "pretraining": tuple(field.name for field in dataclasses.fields(PretrainingSettings)),
     "augmentation": tuple(field.name for field in dataclasses.fields(AugmentationSettings)),
     "preprocessing": tuple(ImagePreprocessing.model_fields),
     "languages": tuple(Languages.model_fields),

@@ -1,4 +1,4 @@
-"""The sections of a recipe that change the loss; all of it is off by default."""
+"""The sections of a recipe that change the loss, or what comes before the training; all of it is off by default."""
 
 from __future__ import annotations
 
@@ -41,3 +41,20 @@ class DistillationSettings:
     def __post_init__(self) -> None:
         check_range("weight", self.weight, 0, 1)
         check_range("temperature", self.temperature, 0.1, 100)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PretrainingSettings:
+    """Masked language modelling on the training text before an encoder's training (Devlin et al. 2019)."""
+
+    epochs: float = 0.0
+    """Passes over the training texts; 0 is none."""
+    mask_rate: float = 0.15
+    """Share of the tokens that are to be told."""
+    learning_rate: float = 0.0
+    """Highest learning rate; 0 takes that of the section [optimization], whose other settings hold too."""
+
+    def __post_init__(self) -> None:
+        check_range("epochs", self.epochs, 0, 100_000)
+        check_range("mask_rate", self.mask_rate, 0.01, 0.9)
+        check_range("learning_rate", self.learning_rate, 0, 10)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from headway_training.checkpoint import ImagePreprocessing, Languages, SamplingDefaults, TextPairUse
 from headway_training.recipes.ranges import check_range as _check_range
-from headway_training.recipes.regularization import DistillationSettings, RegularizationSettings
+from headway_training.recipes.regularization import DistillationSettings, PretrainingSettings, RegularizationSettings
 
 TaskName = Literal["generation", "translation", "text_classification", "token_classification", "image_classification"]
 
@@ -158,7 +158,8 @@ class AugmentationSettings:
     token_dropout: float = 0.0
     """Share of a text's tokens that a classifier does not get to see: they become the unknown token."""
     piece_splitting: float = 0.0
-    """Probability that a piece of a token classifier's text falls into the two it was merged from, and these again."""
+    """Probability that a piece of a text falls into the two it was merged from, and these again: to the end of
+    BPE-dropout (Provilkov et al. 2020). For translation and token classification."""
     join_texts: int = 1
     """Most neighbouring texts that are joined to one for a token classifier."""
 
@@ -193,6 +194,8 @@ class Recipe:
     """What else keeps the model from learning its data by heart."""
     distillation: DistillationSettings = field(default_factory=DistillationSettings)
     """A larger model to learn from."""
+    pretraining: PretrainingSettings = field(default_factory=PretrainingSettings)
+    """What an encoder learns first."""
     classification: ClassificationSettings = field(default_factory=ClassificationSettings)
     """What a text classifier reads and answers; text_classification only."""
     tokenizer: TokenizerSettings = field(default_factory=TokenizerSettings)

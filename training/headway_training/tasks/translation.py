@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, cast
 
+import numpy as np
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ from headway_training.evaluation import pad, token_mask, translate
 from headway_training.metrics import corpus_bleu
 from headway_training.models import RecurrentTranslator, Transformer
 from headway_training.recipes.settings import Recipe
+from headway_training.subwords import PieceSplitter
 from headway_training.tasks.base import IGNORED, EvaluationData, Metrics, Task, TrainingBatch
 from headway_training.tokenizers import encode_texts, special_tokens
 
@@ -44,8 +46,9 @@ class TranslationTask(Task):
         self._max_source = int(recipe.model["max_source_length"])
         self._sources = encode_texts(tokenizer, splits.train.sources, self._max_source)
         # The target has one token more than its text: `bos` before it as input, `eos` after it as target.
-        max_target = int(recipe.model["max_target_length"]) - 1
-        self._targets = encode_texts(tokenizer, splits.train.targets, max_target, frame=False)
+        self._max_target = int(recipe.model["max_target_length"]) - 1
+        self._targets = encode_texts(tokenizer, splits.train.targets, self._max_target, frame=False)
+        self._splitter = PieceSplitter(tokenizer)
         self._lengths = [max(len(s), len(t) + 1) for s, t in zip(self._sources, self._targets, strict=True)]
 
     @property
@@ -65,10 +68,14 @@ class TranslationTask(Task):
         """Batches of pairs whose longer side is of similar length."""
         return bucketed_batches(self._lengths, self._recipe.optimization.batch_tokens, seed=seed, epoch=epoch)
 
-    def collate(self, batch: Batch, generator: torch.Generator) -> TrainingBatch:  # noqa: ARG002 (nothing is random)
-        """Sources and their mask (B, S), targets shifted right and targets (B, T)."""
+    def collate(self, batch: Batch, generator: torch.Generator) -> TrainingBatch:
+        """Sources and their mask (B, S), targets shifted right and targets (B, T); some pieces are split anew."""
         sources = [self._sources[i] for i in batch]
         targets = [self._targets[i] for i in batch]
+        if self._recipe.augmentation.piece_splitting:
+            random = np.random.default_rng(int(torch.randint(2**62, (), generator=generator)))
+            sources = self._split(sources, self._max_source, random)
+            targets = self._split(targets, self._max_target, random)
         tensors = {
             "source_ids": pad(sources, self._pad),
             "source_mask": token_mask(sources),
@@ -77,6 +84,12 @@ class TranslationTask(Task):
         }
         num_units = sum(map(len, sources)) + sum(map(len, targets)) + len(targets)
         return TrainingBatch(tensors=tensors, num_units=num_units)
+
+    def _split(self, rows: list[list[int]], max_length: int, random: np.random.Generator) -> list[list[int]]:
+        """Rows with some pieces split; a row that is too long then stays as it is."""
+        rate = self._recipe.augmentation.piece_splitting
+        split = (self._splitter.split_ids(row, rate, random) for row in rows)
+        return [new if len(new) <= max_length else row for new, row in zip(split, rows, strict=True)]
 
     def logits(self, model: nn.Module, tensors: Mapping[str, Tensor]) -> Tensor:
         """(B, T, V)."""
