@@ -116,7 +116,8 @@ def _group_maxima(block: NDArray[np.float32], num_groups: int) -> NDArray[np.flo
 def _num_grouped(block: NDArray[np.float32], maxima: NDArray[np.float32]) -> int:
     """Returns how many tokens are in groups; the few others come after them."""
     num_groups: int = maxima.shape[1]
-    return block.shape[1] // num_groups * num_groups
+    num_tokens: int = block.shape[1]
+    return num_tokens // num_groups * num_groups
 
 
 def _largest(
