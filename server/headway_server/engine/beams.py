@@ -204,7 +204,7 @@ class BeamSearch:
         if parameters.early_stopping is EarlyStopping.NEVER and parameters.length_penalty > 0:
             length = self._max_new_tokens
         best = max(beam.log_probability for beam in self.beams)
-        return best / length**parameters.length_penalty <= self._found[-1].score
+        return bool(best / length**parameters.length_penalty <= self._found[-1].score)
 
 
 def share_places(num_places: int, sizes: Sequence[int]) -> list[int]:
