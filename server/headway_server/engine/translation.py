@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator
 from collections.abc import Sequence as Elements
-from contextlib import ExitStack, aclosing, contextmanager
+from contextlib import ExitStack, aclosing
 from typing import Self
 
 import numpy as np
@@ -121,7 +121,8 @@ class TranslationModel(DecodingModel):
             if request.split_sentences:
                 splits = await self._split(texts)
                 passages = call.sentences(splits, fields)
-                permits.enter_context(self._admit_sentences(len(passages), len(texts)))
+                # Each text has the permit of one sentence already.
+                permits.enter_context(self._admission.admit(len(passages) - len(texts)))
             sources = await self._read(call, passages)
             sequences = [call.sequence(source) for source in sources]
             preprocessing_s = time.monotonic() - began
@@ -175,23 +176,24 @@ class TranslationModel(DecodingModel):
         )
 
     async def _split(self, texts: Elements[str]) -> list[SplitText]:
-        """Splits texts into sentences, off the event loop."""
+        """Splits texts into sentences, off the event loop, and stops where there are more than could be admitted."""
         languages = self.bundle.manifest.languages
         assert languages is not None, "the manifest's validator demands it"
         loop = asyncio.get_running_loop()
-        return [await loop.run_in_executor(text_pool(), split_sentences, text, languages.source) for text in texts]
-
-    @contextmanager
-    def _admit_sentences(self, num_sentences: int, num_admitted: int) -> Iterator[None]:
-        """Holds permits for the sentences of a call beyond those it has, one for each of its texts."""
-        if num_sentences > self._capacity:
-            raise InvalidInputError(
-                self._field,
-                f"has {num_sentences} sentences; {self.bundle.manifest.name} takes at most {self._capacity} at once; "
-                "send them in several calls",
-            )
-        with self._admission.admit(max(num_sentences - num_admitted, 0)):
-            yield
+        splits: list[SplitText] = []
+        num_sentences = 0
+        for text in texts:
+            split = await loop.run_in_executor(text_pool(), split_sentences, text, languages.source)
+            splits.append(split)
+            num_sentences += len(split.sentences)
+            if num_sentences > self._capacity:
+                least = "" if len(splits) == len(texts) else "at least "
+                raise InvalidInputError(
+                    self._field,
+                    f"has {least}{num_sentences} sentences; {self.bundle.manifest.name} takes at most "
+                    f"{self._capacity} at once; send them in several calls",
+                )
+        return splits
 
     async def _read(self, call: TranslationCall, passages: Elements[Passage]) -> list[Source]:
         """Makes tokens of what is to be translated, and of what is said of its translations."""

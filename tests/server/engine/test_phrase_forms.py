@@ -85,3 +85,20 @@ def test_a_phrase_is_found_as_words_of_its_own_however_it_is_spelled():
         token_ids = [token for letter in text for token in BYTES.encode_now(letter).input_ids.tolist()]
         found = encoder.spellings(phrases, text, token_ids)
         assert [BYTES.decode(form) for form in found] == [word.strip() for word in spelled]
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "prefix"),
+    [
+        (BYTES, "Thé cat, "),
+        (BYTES, "  two spaces"),
+        (metaspace_tokenizer(), "the café cats "),
+        (word_piece_tokenizer(), "the cats (cat"),
+    ],
+    ids=["byte level", "leading spaces", "metaspace", "word pieces"],
+)
+def test_a_beginning_reads_as_it_was_given_less_the_space_at_its_end(tokenizer, prefix):
+    encoder = PhraseEncoder(tokenizer, unknown_id=None, owner="tiny")
+    token_ids = encoder.encode_prefix("target_prefix", prefix, 64)
+    assert tokenizer.decode(token_ids).replace("( ", "(") == prefix.rstrip()
+    assert encoder.encode_prefix("target_prefix", " \n", 64) == ()

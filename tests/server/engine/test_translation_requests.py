@@ -334,6 +334,8 @@ async def test_a_permit_is_taken_for_every_sentence():
     model.start()
     with pytest.raises(InvalidInputError, match="has 5 sentences; tiny-translation takes at most 4 at once"):
         await translate(model, "the cat. " * 5, split_sentences=True)
+    with pytest.raises(InvalidInputError, match="has at least 5 sentences"):
+        await translate(model, "the cat. " * 5, "the dog", split_sentences=True)
     with model._admission.admit(2), pytest.raises(OverloadedError):
         await translate(model, "the cat. " * 3, split_sentences=True)
     (result,) = await translate(model, "the cat. " * 4, split_sentences=True)
