@@ -2,11 +2,14 @@
 
 import asyncio
 import json
+import random
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from random_searches import differences, is_close_call, random_search, reference_config
+from tiny_engine import make_sequence, running_engine
 from tiny_recurrent import recurrent_checkpoint
 
 from headway_export import reference
@@ -18,6 +21,7 @@ from headway_server.engine import EngineSettings, TranslationModel, TranslationR
 from headway_server.engine.encoder_runner import EncoderRunner
 from headway_server.engine.runner import DecoderRunner
 from headway_server.runtime import Runtime
+from headway_training.beam_search import beam_search
 from headway_training.decoding import translate_greedily
 from headway_training.evaluation import pad, token_mask
 
@@ -188,3 +192,44 @@ async def test_sentences_that_join_and_leave_at_any_step_do_not_disturb_each_oth
     answers = await asyncio.gather(*(served(model, [text]) for text in texts))
     model.close()
     assert [answer[0].text for answer in answers] == alone
+
+
+def next_log_probabilities(module, source):
+    """What a search asks PyTorch for: how likely tokens are after beams of a sentence, by the training forward."""
+    ids = torch.from_numpy(source)[None]
+
+    def log_probabilities(beams):
+        tokens = torch.tensor([(BOS, *beam) for beam in beams])
+        rows = ids.expand(len(beams), -1)
+        return module(rows, torch.ones_like(rows), tokens)[:, -1].double().log_softmax(dim=-1)
+
+    return log_probabilities
+
+
+async def search_together(decoder, encoder, cases):
+    async with running_engine(decoder, encoder=encoder) as engine:
+        sequences = [
+            make_sequence(source, first_id=BOS, eos_id=EOS, search=search, max_new_tokens=length)
+            for source, search, length in cases
+        ]
+        return [result for (result,) in await asyncio.gather(*(engine.run([sequence]) for sequence in sequences))]
+
+
+async def test_beams_find_what_pytorch_finds_alone_and_in_company(bundle, module, runtime):
+    rng = random.Random(5)
+    sources = random_sources(5, *(rng.randint(2, 9) for _ in range(60)))
+    cases = [(source, random_search(rng, range(14, 24)), rng.choice([4, 9, 24])) for source in sources]
+    results = await search_together(*runners(runtime, bundle, num_slots=40), cases)
+    num_close = 0
+    with torch.inference_mode():
+        for (source, search, length), result in zip(cases, results, strict=True):
+            asked = next_log_probabilities(module, source)
+            options = {"eos": EOS, "search": reference_config(search), "max_length": length}
+            if found := differences(result.hypotheses, beam_search(asked, **options)):
+                num_close += 1
+                assert is_close_call(asked, **options), (source, search, length, found)
+    assert num_close <= 2
+    assert len({result.hypotheses[0].token_ids for result in results}) > 40
+    for case, result in list(zip(cases, results, strict=True))[:10]:
+        (alone,) = await search_together(*runners(runtime, bundle, num_slots=case[1].beam_size), [case])
+        assert [h.token_ids for h in alone.hypotheses] == [h.token_ids for h in result.hypotheses]
