@@ -2,10 +2,11 @@
 
 Two kinds. A cache (`in_place`) has positions: (slots, heads, max_length, head_dim), bound as past and as present at
 once, so that a step writes its own positions and copies nothing. A recurrent state (`replace`) has none: a step reads
-(slots, ...) and hands on another as a whole. The two cannot share memory, since a graph may read what it was given
-after it has written what it hands on. So a step writes into rows beside the slots, and what it wrote is copied over
-the slots it ran when it is done: 2 KiB a row at 512 units. Two buffers that take turns would save that copy, and would
-need all slots to have run equally often: slots that join, rest or run by a call of their own have not.
+(slots, ...) and hands on another as a whole. The two do not share memory, since a graph may read what it was given
+after it has written what it hands on: whether one does is its order of operators, which nobody promises. So a step
+writes into rows beside the slots, and what it wrote is copied over the slots it ran when it is done: 0.9 us for 32 rows
+of 384 numbers. Two buffers that take turns would save that copy, and would need all slots to have run equally often:
+slots that join, rest or run by a call of their own have not.
 """
 
 from __future__ import annotations
