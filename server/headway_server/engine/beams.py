@@ -124,7 +124,7 @@ class BeamSearch:
 
     def wanted(self, beam: Beam) -> set[int] | frozenset[int]:
         """Returns the tokens with which a beam comes nearer to a required phrase, banned ones left out."""
-        if self._rules is None or beam.state is None:
+        if self._rules is None or beam.state is None or not self.has_required_phrases:
             return NO_TOKENS
         return self._rules.wanted(beam.state) - self.banned(beam)
 

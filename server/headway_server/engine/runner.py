@@ -173,8 +173,7 @@ class DecoderRunner:
 
     def reorder(self, copies: Sequence[SlotCopy]) -> None:
         """Copies positions of slots over those of others. No slot is both read and written."""
-        for source, target, start, stop in copies:
-            self._state.copy((source, start), (target, start), stop - start)
+        self._state.reorder(copies)
 
     def begin(self, slot: int, source: CrossTensors) -> None:
         """Fills what an encoded sentence starts from into its slot; to be called before the slot's first step."""

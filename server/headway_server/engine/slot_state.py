@@ -12,7 +12,7 @@ slots that join, rest or run by a call of their own have not.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -138,6 +138,18 @@ class SlotState:
                 tensor.buffer.copy(source, target, length)
             else:
                 tensor.buffer.copy_slots(tensor.buffer, source[0], target[0], 1)
+
+    def reorder(self, copies: Sequence[tuple[int, int, int, int]]) -> None:
+        """Copies positions of slots over those of others, of which none is read: (source, target, start, stop).
+
+        State without positions goes whole.
+        """
+        for tensor in self._tensors:
+            if tensor.following is None:
+                tensor.buffer.reorder(copies)
+            else:
+                for source, target, _, _ in copies:
+                    tensor.buffer.copy_slots(tensor.buffer, source, target, 1)
 
 
 def _slot_shape(names: StateTensor, spec: TensorSpec, max_length: int) -> tuple[int, ...]:

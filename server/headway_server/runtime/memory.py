@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from collections.abc import Iterable
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -31,6 +32,12 @@ class StateBuffer(Protocol):
 
     def copy(self, source: tuple[int, int], target: tuple[int, int], length: int) -> None:
         """Copies `length` positions from a (slot, position) over those from another."""
+
+    def reorder(self, copies: Iterable[tuple[int, int, int, int]]) -> None:
+        """Copies positions of slots over the same positions of others, of which none is read.
+
+        Each copy is (source, target, start, stop): the slots, and the positions from `start` to before `stop`.
+        """
 
     def copy_slots(self, source: Self, first: int, target: int, count: int) -> None:
         """Copies `count` whole slots of a buffer of this kind and shape, from `first` on, over those from `target`.
@@ -75,6 +82,12 @@ class HostBuffer:
         (from_slot, start), (to_slot, to_start) = source, target
         self._array[to_slot, :, to_start : to_start + length] = self._array[from_slot, :, start : start + length]
 
+    def reorder(self, copies: Iterable[tuple[int, int, int, int]]) -> None:
+        """Copies positions of slots over those of others: (source, target, start, stop)."""
+        array = self._array
+        for source, target, start, stop in copies:
+            array[target, :, start:stop] = array[source, :, start:stop]
+
     def copy_slots(self, source: Self, first: int, target: int, count: int) -> None:
         """Copies `count` whole slots of a buffer, from `first` on, over those from `target`."""
         self._array[target : target + count] = source._array[first : first + count]
@@ -108,16 +121,26 @@ class CudaBuffer:
     def copy(self, source: tuple[int, int], target: tuple[int, int], length: int) -> None:
         """Copies `length` positions from a (slot, position) over those from another.
 
-        One strided copy does all heads. ONNX Runtime works on a stream of its own, so the device is waited for on
-        both sides of it.
+        ONNX Runtime works on a stream of its own, so the device is waited for on both sides of it.
         """
+        self._check(self._cudart.cudaDeviceSynchronize())
+        self._enqueue_copy(source, target, length)
+        self._check(self._cudart.cudaDeviceSynchronize())
+
+    def reorder(self, copies: Iterable[tuple[int, int, int, int]]) -> None:
+        """Copies positions of slots over those of others, (source, target, start, stop); waits once for all."""
+        self._check(self._cudart.cudaDeviceSynchronize())
+        for source, target, start, stop in copies:
+            self._enqueue_copy((source, start), (target, start), stop - start)
+        self._check(self._cudart.cudaDeviceSynchronize())
+
+    def _enqueue_copy(self, source: tuple[int, int], target: tuple[int, int], length: int) -> None:
+        """Begins a copy; one strided copy does all heads."""
         _, heads, _, _ = self.shape
         pitch = ctypes.c_size_t(self._bytes(self.shape[2:]))
         width = ctypes.c_size_t(length * self._bytes(self.shape[3:]))
         to, start = ctypes.c_void_p(self._position(*target)), ctypes.c_void_p(self._position(*source))
-        self._check(self._cudart.cudaDeviceSynchronize())
         self._check(self._cudart.cudaMemcpy2D(to, pitch, start, pitch, width, heads, _CUDA_MEMCPY_DEVICE_TO_DEVICE))
-        self._check(self._cudart.cudaDeviceSynchronize())
 
     def copy_slots(self, source: Self, first: int, target: int, count: int) -> None:
         """Copies `count` whole slots of a buffer, from `first` on, over those from `target`."""

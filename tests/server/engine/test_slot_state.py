@@ -105,6 +105,16 @@ def test_copies_take_positions_of_a_cache_and_the_whole_of_a_recurrent_state(sta
     assert past["past_state"][:, 0].tolist() == [2, 3, 2, 3]
 
 
+def test_reordering_takes_the_positions_that_differ_and_the_whole_of_a_recurrent_state(state):
+    past, _ = bound(state, 0, SLOTS)
+    past["past_key"][:] = np.arange(SLOTS * LENGTH).reshape(SLOTS, 1, LENGTH, 1)
+    past["past_state"][:] = np.arange(SLOTS)[:, np.newaxis]
+    state.reorder([(0, 2, 3, 5), (0, 1, 1, 2)])
+    assert past["past_key"][2, 1, :, 0].tolist() == [12, 13, 14, 3, 4, 17]
+    assert past["past_key"][1, 0, :, 0].tolist() == [6, 1, 8, 9, 10, 11]
+    assert past["past_state"][:, 0].tolist() == [0, 0, 0, 3]
+
+
 def test_a_sentence_begins_with_what_the_encoder_says_and_leaves_the_others_alone(state):
     past, _ = bound(state, 0, SLOTS)
     past["past_state"][:] = 9
