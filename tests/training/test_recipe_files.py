@@ -23,6 +23,25 @@ def test_a_recipe_is_valid_and_carries_its_command(name):
     assert recipe.model["architecture"] in CONFIGURATIONS
 
 
+def test_the_first_recipes_carry_what_they_gave():
+    for name in ("ag-news", "cifar10", "multi30k-en-de", "tiny-shakespeare"):
+        (result,) = read_recipe(name).results
+        assert result.command == f"headway-train run {name}"
+        assert result.wall_time_s > 0
+        assert result.hardware
+    first, _ = read_recipe("tiny-shakespeare").ideas
+    assert (first.value, first.without, first.kept) == (1.704, 1.684, False)
+
+
+def test_a_wrong_key_of_a_result_is_named(tmp_path):
+    text = next(file for file in list_recipes() if file.stem == "ag-news").read_text(encoding="utf-8")
+    (tmp_path / "mine.toml").write_text(text.replace("wall_time_s", "wall_time"), encoding="utf-8")
+    with pytest.raises(RecipeError, match=r"'results\.wall_time'; did you mean 'results\.wall_time_s'"):
+        read_recipe(str(tmp_path / "mine.toml"))
+    with pytest.raises(RecipeError, match=r"ideas must be tables, written \[\[ideas\]\]"):
+        read_recipe("ag-news", ["ideas=[1]"])
+
+
 def test_a_setting_replaces_the_files():
     recipe = read_recipe("ag-news", ["optimization.learning_rate=0.5", "name=mine", "model.d_model=64"])
     assert (recipe.optimization.learning_rate, recipe.name, recipe.model["d_model"]) == (0.5, "mine", 64)

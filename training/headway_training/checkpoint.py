@@ -127,6 +127,17 @@ class Baseline(Record):
     value: float
 
 
+class TriedIdea(Record):
+    """A change of a recipe that was tried, as the recipe's file tells it."""
+
+    what: str
+    metric: str
+    value: float
+    without: float
+    kept: bool
+    note: str = ""
+
+
 class TrainingRecord(Record):
     """How the weights came to be, for the model card."""
 
@@ -147,6 +158,8 @@ class TrainingRecord(Record):
     baseline: Baseline | None
     history: tuple[dict[str, float], ...] = ()
     """A record of every validation: `step`, `train_loss` and the validation metrics."""
+    ideas: tuple[TriedIdea, ...] = ()
+    """What the recipe's file says was tried; none for the user's own data."""
 
 
 class Checkpoint(Record):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from headway_training.checkpoint import (
     Evaluation,
     Scalar,
     TrainingRecord,
+    TriedIdea,
     write_checkpoint,
 )
 from headway_training.data.examples import Splits
@@ -184,8 +185,9 @@ def _model_name(options: RunOptions) -> str:
 
 def _describe(options: RunOptions, recipe: Recipe) -> dict[str, Any]:
     """What decides the result of a run, as it is kept in its folder."""
+    settings = TypeAdapter(Recipe).dump_python(replace(recipe, results=(), ideas=()), mode="json")
     return {
-        "recipe": TypeAdapter(Recipe).dump_python(recipe, mode="json"),
+        "recipe": settings,
         "seed": options.seed,
         "own_data": asdict(options.own_data) if options.own_data else None,
     }
@@ -277,6 +279,7 @@ def _record(run: _Run, summary: TrainingSummary) -> TrainingRecord:
         metrics=run.trainer.evaluate("test"),
         baseline=run.task.measure_baseline(),
         history=tuple(summary.history),
+        ideas=tuple(TriedIdea(**asdict(idea)) for idea in ([] if run.options.own_data else run.recipe.ideas)),
     )
 
 

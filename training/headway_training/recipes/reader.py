@@ -15,6 +15,7 @@ from headway_training.checkpoint import ImagePreprocessing, Languages, SamplingD
 from headway_training.errors import RecipeError
 from headway_training.models import CONFIGURATIONS, NAMED_CONFIGURATIONS, named_configuration
 from headway_training.recipes.regularization import DistillationSettings, PretrainingSettings, RegularizationSettings
+from headway_training.recipes.results import Idea, Result
 from headway_training.recipes.settings import (
     AugmentationSettings,
     ClassificationSettings,
@@ -137,6 +138,11 @@ def _check_keys(content: Mapping[str, Any], source: str) -> None:
         if not isinstance(values, dict):
             raise RecipeError(f"{source}: {section} must be a section, and is {values!r}")
         _check_known(values, known, f"{section}.", source)
+    for name, kind in (("results", Result), ("ideas", Idea)):
+        for entry in content.get(name, ()):
+            if not isinstance(entry, dict):
+                raise RecipeError(f"{source}: {name} must be tables, written [[{name}]], and has {entry!r}")
+            _check_known(entry, [field.name for field in dataclasses.fields(kind)], f"{name}.", source)
 
 
 def _check_known(keys: Iterable[str], known: Sequence[str], prefix: str, source: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from headway_training.checkpoint import ImagePreprocessing, Languages, SamplingDefaults, TextPairUse
 from headway_training.recipes.ranges import check_range as _check_range
 from headway_training.recipes.regularization import DistillationSettings, PretrainingSettings, RegularizationSettings
+from headway_training.recipes.results import Idea, Result
 
 TaskName = Literal["generation", "translation", "text_classification", "token_classification", "image_classification"]
 
@@ -208,6 +209,10 @@ class Recipe:
     """Languages of a translation."""
     sampling: SamplingDefaults | None = None
     """What a generation request takes for parameters it does not set."""
+    results: tuple[Result, ...] = ()
+    """What the recipe gave; it decides nothing."""
+    ideas: tuple[Idea, ...] = ()
+    """What was tried; it decides nothing."""
 
     def __post_init__(self) -> None:
         architecture, head = self.model.get("architecture"), self.model.get("head", "sequence")
