@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from types import TracebackType
-from typing import Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 
 import grpc
 import grpc.aio
@@ -15,9 +15,12 @@ from headway_client import generation_requests, requests, translation_requests
 from headway_client.base import BaseClient
 from headway_client.calls import Piece, ResponseT, StreamCall, UnaryCall, serialize
 from headway_client.conversation import Conversation, Conversations
+from headway_client.embeddings import embedding_parts, image_parts, stack_embeddings
 from headway_client.errors import from_rpc_error
 from headway_client.options import (
     ClassifyOptions,
+    EmbedImageOptions,
+    EmbedOptions,
     GenerateOptions,
     LabelOptions,
     StreamGenerateOptions,
@@ -30,6 +33,7 @@ from headway_client.results import (
     Answer,
     GeneratedText,
     HealthStatus,
+    ImageEmbedding,
     ImageLabels,
     ModelDetails,
     ModelList,
@@ -41,6 +45,10 @@ from headway_client.results import (
 from headway_client.retry import NO_RETRIES, Readiness, RetryPolicy
 from headway_client.streams import AsyncStreamRpc, AsyncTextStream, raise_if_closed
 from headway_client.translation_results import TranslatedText
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 MessageT = TypeVar("MessageT", bound=Piece)
 ResultT = TypeVar("ResultT")
@@ -111,10 +119,37 @@ class AsyncClient(BaseClient):
         return await self._send(requests.classify_tokens(texts, **options), timeout_s)
 
     async def embed(
-        self, texts: Texts, *, timeout_s: float | None = None, **options: Unpack[TextOptions]
+        self, texts: Texts, *, timeout_s: float | None = None, **options: Unpack[EmbedOptions]
     ) -> Answer[TextEmbedding]:
         """Turns every text into a vector."""
         return await self._send(requests.embed(texts, **options), timeout_s)
+
+    async def embed_texts(
+        self, texts: Texts, *, timeout_s: float | None = None, **options: Unpack[EmbedOptions]
+    ) -> NDArray[np.float32]:
+        """Turns every text into a row of one array, float32 (texts, width); `timeout_s` is that of each call.
+
+        Any number of texts: those past the limit of a call go with further ones.
+        """
+        parts = embedding_parts(texts, options)
+        return stack_embeddings([await self.embed(part, timeout_s=timeout_s, **own) for part, own in parts])
+
+    async def embed_image(
+        self, images: Images, *, timeout_s: float | None = None, **options: Unpack[EmbedImageOptions]
+    ) -> Answer[ImageEmbedding]:
+        """Turns every image, given as bytes or by path, into a vector."""
+        call = await asyncio.to_thread(requests.embed_image, images, **options)  # it may read files
+        return await self._send(call, timeout_s)
+
+    async def embed_images(
+        self, images: Images, *, timeout_s: float | None = None, **options: Unpack[EmbedImageOptions]
+    ) -> NDArray[np.float32]:
+        """Turns every image into a row of one array, float32 (images, width); `timeout_s` is that of each call.
+
+        Any number of images: those past the limit of a call go with further ones.
+        """
+        parts = image_parts(images)
+        return stack_embeddings([await self.embed_image(part, timeout_s=timeout_s, **options) for part in parts])
 
     async def label(
         self, images: Images, *, timeout_s: float | None = None, **options: Unpack[LabelOptions]

@@ -146,6 +146,26 @@ class ClassifyOptions(TextOptions, total=False):
 
     top_k: int
     """Labels to answer a text, the most likely first; 0, the default, is all of them."""
+    text_pairs: str | Sequence[str] | None
+    """What each text is paired with, for models that read pairs: one for every text. Default: nothing."""
+    threshold: float | None
+    """Probability from which a label applies, 0 to 1. Default: the model's own of each label."""
+
+
+class EmbedOptions(TextOptions, total=False):
+    """Options of text embeddings."""
+
+    text_pairs: str | Sequence[str] | None
+    """What each text is paired with, for models that read pairs: one for every text. Default: nothing."""
+    normalize: bool
+    """Scale vectors to length 1, so that the product of two is the cosine of their angle. Default: True."""
+
+
+class EmbedImageOptions(ModelOptions, total=False):
+    """Options of image embeddings."""
+
+    normalize: bool
+    """Scale vectors to length 1, so that the product of two is the cosine of their angle. Default: True."""
 
 
 class LabelOptions(ModelOptions, total=False):

@@ -22,6 +22,7 @@ from headway_client.calls import UnaryCall
 from headway_client.results import (
     Answer,
     HealthStatus,
+    ImageEmbedding,
     ImageLabels,
     ModelDetails,
     ModelList,
@@ -40,7 +41,14 @@ _TASK_NUMBERS = {task: number for number, task in responses.TASKS.items()}
 
 
 def classify(
-    texts: Texts, *, model: str = "", model_version: str = "", truncate: bool = False, top_k: int = 0
+    texts: Texts,
+    *,
+    model: str = "",
+    model_version: str = "",
+    truncate: bool = False,
+    top_k: int = 0,
+    text_pairs: Texts | None = None,
+    threshold: float | None = None,
 ) -> UnaryCall[texts_pb2.ClassifyTextResponse, Answer[TextLabels]]:
     """ClassifyText; the arguments are those of `options.ClassifyOptions`."""
     request = texts_pb2.ClassifyTextRequest(
@@ -49,6 +57,8 @@ def classify(
         texts=as_texts("texts", texts),
         top_k=top_k,
         truncate=truncate,
+        text_pairs=_as_pairs(text_pairs),
+        threshold=threshold,
     )
     return UnaryCall(
         path="/headway.v1.TextClassificationService/ClassifyText",
@@ -74,11 +84,22 @@ def classify_tokens(
 
 
 def embed(
-    texts: Texts, *, model: str = "", model_version: str = "", truncate: bool = False
+    texts: Texts,
+    *,
+    model: str = "",
+    model_version: str = "",
+    truncate: bool = False,
+    text_pairs: Texts | None = None,
+    normalize: bool = True,
 ) -> UnaryCall[texts_pb2.EmbedTextResponse, Answer[TextEmbedding]]:
-    """EmbedText; the arguments are those of `options.TextOptions`."""
+    """EmbedText; the arguments are those of `options.EmbedOptions`."""
     request = texts_pb2.EmbedTextRequest(
-        model=model, model_version=model_version, texts=as_texts("texts", texts), truncate=truncate
+        model=model,
+        model_version=model_version,
+        texts=as_texts("texts", texts),
+        truncate=truncate,
+        text_pairs=_as_pairs(text_pairs),
+        normalize=normalize,
     )
     return UnaryCall(
         path="/headway.v1.TextClassificationService/EmbedText",
@@ -104,6 +125,25 @@ def label(
         request=request,
         response_type=images_pb2.ClassifyImageResponse,
         read=lambda reply: responses.answer(reply, reply.results, responses.image_labels, len(request.images)),
+    )
+
+
+def embed_image(
+    images: Images, *, model: str = "", model_version: str = "", normalize: bool = True
+) -> UnaryCall[images_pb2.EmbedImageResponse, Answer[ImageEmbedding]]:
+    """EmbedImage; the arguments are those of `options.EmbedImageOptions`.
+
+    Raises:
+        OSError: An image file cannot be read.
+    """
+    request = images_pb2.EmbedImageRequest(
+        model=model, model_version=model_version, images=as_images("images", images), normalize=normalize
+    )
+    return UnaryCall(
+        path="/headway.v1.ImageClassificationService/EmbedImage",
+        request=request,
+        response_type=images_pb2.EmbedImageResponse,
+        read=lambda reply: responses.answer(reply, reply.results, responses.image_embedding, len(request.images)),
     )
 
 
@@ -158,6 +198,10 @@ def as_texts(name: str, values: Texts) -> list[str]:
     if not _is_list(values):
         raise TypeError(f"{name}: a str or a sequence of str is needed, got {type(values).__name__}")
     return [as_text(f"{name}[{index}]", value) for index, value in enumerate(values)]
+
+
+def _as_pairs(pairs: Texts | None) -> list[str]:
+    return [] if pairs is None else as_texts("text_pairs", pairs)
 
 
 def as_images(name: str, values: Images) -> list[bytes]:

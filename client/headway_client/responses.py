@@ -21,6 +21,7 @@ from headway_client.results import (
     FinishReason,
     GeneratedText,
     HealthStatus,
+    ImageEmbedding,
     ImageLabels,
     LabeledSpan,
     LabelScore,
@@ -146,6 +147,11 @@ def text_embedding(message: text_classification_service_pb2.TextEmbedding) -> Te
     return TextEmbedding(tuple(message.values), message.token_count, message.truncated)
 
 
+def image_embedding(message: image_classification_service_pb2.ImageEmbedding) -> ImageEmbedding:
+    """Reads the vector of an image."""
+    return ImageEmbedding(tuple(message.values), message.width, message.height)
+
+
 def image_labels(message: image_classification_service_pb2.ImageLabels) -> ImageLabels:
     """Reads the labels of an image."""
     return ImageLabels(_label_scores(message.labels), message.width, message.height)
@@ -210,7 +216,7 @@ def _sampling(message: generation_service_pb2.SamplingParameters) -> SamplingDef
 
 
 def _label_scores(messages: Iterable[text_classification_service_pb2.LabelScore]) -> tuple[LabelScore, ...]:
-    return tuple(LabelScore(message.label, message.probability) for message in messages)
+    return tuple(LabelScore(message.label, message.probability, message.is_selected) for message in messages)
 
 
 def _model_reference(message: common_pb2.ModelReference) -> ModelReference:

@@ -152,6 +152,8 @@ class LabelScore:
 
     label: str
     probability: float
+    is_selected: bool = False
+    """Whether the label applies: the likeliest one, or each that reaches its threshold where several may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +191,15 @@ class TextEmbedding:
     values: tuple[float, ...]
     token_count: int
     truncated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ImageEmbedding:
+    """The vector of an image, and the image's size in pixels."""
+
+    values: tuple[float, ...]
+    width: int
+    height: int
 
 
 @dataclass(frozen=True, slots=True)

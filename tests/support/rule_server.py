@@ -280,7 +280,10 @@ class Classification(text_classification_service_pb2_grpc.TextClassificationServ
     async def EmbedText(self, request: Any, context: Any) -> Any:
         await self.rules.admit(request, context)
         results = [
-            text_classification_service_pb2.TextEmbedding(values=[0.5, -0.5], token_count=2) for _ in request.texts
+            text_classification_service_pb2.TextEmbedding(
+                values=[float(text) if text.isdigit() else 0.5, -0.5], token_count=2
+            )
+            for text in request.texts
         ]
         return text_classification_service_pb2.EmbedTextResponse(results=results, model=MODEL, timings=TIMINGS)
 
@@ -288,6 +291,14 @@ class Classification(text_classification_service_pb2_grpc.TextClassificationServ
 class Images(image_classification_service_pb2_grpc.ImageClassificationServiceServicer):
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
+
+    async def EmbedImage(self, request: Any, context: Any) -> Any:
+        await self.rules.admit(request, context)
+        results = [
+            image_classification_service_pb2.ImageEmbedding(values=[len(image), 0.25], width=len(image), height=1)
+            for image in request.images
+        ]
+        return image_classification_service_pb2.EmbedImageResponse(results=results, model=MODEL, timings=TIMINGS)
 
     async def ClassifyImage(self, request: Any, context: Any) -> Any:
         await self.rules.admit(request, context)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from headway_client.cli import chat, load, server, tagging, tasks, translation
+from headway_client.cli import chat, embedding, load, server, tagging, tasks, translation
 
 app = typer.Typer(
     name="headway",
@@ -23,7 +23,9 @@ app.command()(chat.chat)
 app.command()(translation.translate)
 app.command()(tasks.classify)
 app.command()(tagging.tag)
+app.command()(embedding.embed)
 app.command()(tasks.label)
+app.command()(embedding.embed_images)
 app.command()(server.models)
 app.command()(server.model)
 app.command()(server.health)

@@ -6,10 +6,18 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import Required, TypedDict
 
 import typer
 
 STDIN = Path("-")
+
+
+class PairedTexts(TypedDict, total=False):
+    """Texts, and what each is paired with."""
+
+    texts: Required[list[str]]
+    text_pairs: list[str]
 
 
 def read_inputs(arguments: Sequence[str] | None, file: Path | None) -> Iterator[str]:
@@ -40,6 +48,21 @@ def _lines(lines: Iterable[str]) -> Iterator[str]:
         text = line.rstrip("\r\n")
         if text.strip():
             yield text
+
+
+def split_pairs(lines: Sequence[str], pairs: bool) -> PairedTexts:
+    """Makes arguments of a call of its inputs, each of which is a text, or a text, a tab and what it is paired with.
+
+    Raises:
+        ValueError: Pairs are expected, and a line has no tab.
+    """
+    if not pairs:
+        return {"texts": list(lines)}
+    split = [line.split("\t", 1) for line in lines]
+    for line, parts in zip(lines, split, strict=True):
+        if len(parts) != 2:
+            raise ValueError(f"--pairs needs two texts with a tab between them, and {line[:60]!r} has none")
+    return {"texts": [text for text, _ in split], "text_pairs": [pair for _, pair in split]}
 
 
 def batches(inputs: Iterable[str], size: int) -> Iterator[list[str]]:

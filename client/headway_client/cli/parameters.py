@@ -26,6 +26,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object a li
 ModelName = Annotated[str, typer.Option("--model", metavar="NAME", help="Model to use.")]
 ModelVersion = Annotated[str, typer.Option("--model-version", metavar="VERSION", help="Version of the model.")]
 Truncate = Annotated[bool, typer.Option("--truncate", help="Shorten an input that is too long.")]
+Pairs = Annotated[bool, typer.Option("--pairs", help="Inputs are two texts each, with a tab between them.")]
 BatchSize = Annotated[int, typer.Option("--batch-size", min=1, help="Inputs sent with one call.")]
 TopLabels = Annotated[
     int | None,

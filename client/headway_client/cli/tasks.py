@@ -12,7 +12,7 @@ from headway_client.base import DEFAULT_TIMEOUT_S
 from headway_client.channels import DEFAULT_SERVER
 from headway_client.cli import parameters
 from headway_client.cli.generation_flags import GenerationFlags, takes_flags
-from headway_client.cli.inputs import batches, read_inputs
+from headway_client.cli.inputs import batches, read_inputs, split_pairs
 from headway_client.cli.output import (
     format_labels,
     heading,
@@ -30,6 +30,10 @@ Stream = Annotated[
 ]
 Samples = Annotated[
     int | None, typer.Option("--samples", metavar="N", help="Texts for every input, 1 to 16. Default: 1.")
+]
+Threshold = Annotated[
+    float | None,
+    typer.Option("--threshold", metavar="P", help="Probability from which a label applies. Default: the model's."),
 ]
 Echo = Annotated[bool, typer.Option("--echo", help="Repeat the input before what follows it.")]
 
@@ -83,6 +87,8 @@ def classify(
     model: parameters.ModelName = "",
     model_version: parameters.ModelVersion = "",
     top_k: parameters.TopLabels = None,
+    pairs: parameters.Pairs = False,
+    threshold: Threshold = None,
     truncate: parameters.Truncate = False,
     batch_size: parameters.BatchSize = 32,
     timeout: parameters.Timeout = DEFAULT_TIMEOUT_S,
@@ -90,14 +96,19 @@ def classify(
 ) -> None:
     """Label texts.
 
-    Prints the labels with their probabilities, a tab, the text.
+    Prints the labels with their probabilities, a tab, the text. --json tells which labels apply, too.
     """
     inputs = read_inputs(texts, file)
     with connected(server, timeout) as client:
-        _print_answers(
+        print_answers(
             batches(inputs, batch_size),
             lambda batch: client.classify(
-                batch, model=model, model_version=model_version, top_k=top_k or 0, truncate=truncate
+                **split_pairs(batch, pairs),
+                model=model,
+                model_version=model_version,
+                top_k=top_k or 0,
+                threshold=threshold,
+                truncate=truncate,
             ),
             as_json,
             lambda text, result: f"{format_labels(result.labels, top_k)}\t{text}",
@@ -122,7 +133,7 @@ def label(
     """
     inputs = read_inputs(images, file)
     with connected(server, timeout) as client:
-        _print_answers(
+        print_answers(
             batches(inputs, batch_size),
             lambda batch: client.label(
                 [Path(path) for path in batch], model=model, model_version=model_version, top_k=top_k or 0
@@ -132,7 +143,7 @@ def label(
         )
 
 
-def _print_answers(
+def print_answers(
     inputs: Iterator[list[str]],
     call: Callable[[list[str]], Answer[Any]],
     as_json: bool,
