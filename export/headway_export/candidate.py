@@ -52,24 +52,43 @@ class ClassifierRunner:
     def __init__(self, candidate: Candidate) -> None:
         self._session = candidate.runtime.open(candidate.bundle, candidate.variant.graphs["model"])
 
+    def run_texts(
+        self, texts: Sequence[NDArray[np.int64]], types: Sequence[NDArray[np.int64]] | None = None
+    ) -> dict[str, NDArray[np.float32]]:
+        """Runs token ids of any lengths in one padded batch.
+
+        Args:
+            texts: The ids of each text.
+            types: The types of its tokens, for a graph that reads them; None: all are 0.
+
+        Returns:
+            float32 `logits`, (B, C), or (B, T, C) of a token classifier; and `embedding`, (B, D), if there is one.
+        """
+        input_ids = np.zeros((len(texts), max(len(text) for text in texts)), np.int64)  # (B, T)
+        mask, token_types = np.zeros_like(input_ids), np.zeros_like(input_ids)
+        for row, text in enumerate(texts):
+            input_ids[row, : len(text)] = text
+            mask[row, : len(text)] = 1
+            if types is not None:
+                token_types[row, : len(text)] = types[row]
+        feeds = {"input_ids": input_ids, "attention_mask": mask, "token_type_ids": token_types}
+        return self._session.run({spec.name: feeds[spec.name] for spec in self._session.graph.inputs})
+
     def classify_texts(self, texts: Sequence[NDArray[np.int64]]) -> NDArray[np.float32]:
         """Classifies token ids of any lengths in one padded batch.
 
         Returns:
             float32 logits: (B, C), or (B, T, C) of a token classifier.
         """
-        input_ids = np.zeros((len(texts), max(len(text) for text in texts)), np.int64)  # (B, T)
-        mask = np.zeros_like(input_ids)
-        for row, text in enumerate(texts):
-            input_ids[row, : len(text)] = text
-            mask[row, : len(text)] = 1
-        logits: NDArray[np.float32] = self._session.run({"input_ids": input_ids, "attention_mask": mask})["logits"]
-        return logits
+        return self.run_texts(texts)["logits"]
+
+    def run_images(self, pixel_values: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
+        """(B, 3, height, width) float32 -> float32 `logits`, (B, C), and `embedding`, (B, D), if there is one."""
+        return self._session.run({"pixel_values": pixel_values})
 
     def classify_images(self, pixel_values: NDArray[np.float32]) -> NDArray[np.float32]:
         """(B, 3, height, width) float32 -> (B, C) float32 logits."""
-        logits: NDArray[np.float32] = self._session.run({"pixel_values": pixel_values})["logits"]
-        return logits
+        return self.run_images(pixel_values)["logits"]
 
 
 def prefill(runner: DecoderRunner, slot: int, token_ids: NDArray[np.int64]) -> NDArray[np.float32]:

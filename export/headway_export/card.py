@@ -8,7 +8,7 @@ from pathlib import Path
 
 from headway_export.learning_curve import draw_learning_curve
 from headway_export.source import ExportSource
-from headway_server.bundles import CHAT_TEMPLATE_FILE, Manifest, Precision, Task, Variant
+from headway_server.bundles import CHAT_TEMPLATE_FILE, ClassificationScheme, Manifest, Precision, Task, Variant
 from headway_server.bundles.tags import TagSet
 from headway_training.checkpoint import TrainingRecord
 
@@ -55,6 +55,7 @@ def write_card(file: Path, source: ExportSource, manifest: Manifest, proofs: Seq
         _quality_table(proofs),
         _baseline(source.training),
         _how_to_check(manifest),
+        *_calibration(proofs, manifest),
         "## Parity with PyTorch",
         _parity_table(proofs),
         *(_training(source.training) if source.training else ()),
@@ -115,6 +116,36 @@ def _baseline(training: TrainingRecord | None) -> str:
         return ""
     baseline = training.baseline
     return f"For comparison, {baseline.name} on the same data: {baseline.metric} {baseline.value:.3f}."
+
+
+def _calibration(proofs: Sequence[Proof], manifest: Manifest) -> list[str]:
+    """How far probabilities can be trusted; nothing for what is no classifier."""
+    rows = [
+        (_variant(proof), f"{figures.expected_calibration_error:.4f}", f"{figures.uncalibrated:.4f}")
+        for proof in proofs
+        if (figures := proof.variant.calibration) is not None
+    ]
+    if not rows:
+        return []
+    scheme = manifest.classification or ClassificationScheme()
+    of_what = (
+        "every pair of an example and a label by the label's probability, which is right where the label applies"
+        if scheme.kind == "multi_label"
+        else "every example by the probability of its likeliest label"
+    )
+    text = (
+        f"Logits are divided by a temperature of {scheme.temperature:.4g}"
+        f"{', fitted on validation data' if scheme.temperature != 1 else ', as none was fitted'}. The expected "
+        f"calibration error on the data above puts {of_what}, into 15 bins of equal width, and is the mean distance "
+        "between a bin's mean probability and its share of right ones (0 is best, 1 is worst)."
+    )
+    if scheme.thresholds:
+        limits = ", ".join(
+            f"{label} {limit:.3g}" for label, limit in zip(manifest.labels, scheme.thresholds, strict=True)
+        )
+        text += f" A label applies from a probability, chosen on validation data, of: {limits}."
+    head = ("variant", "expected calibration error", "with a temperature of 1")
+    return ["## Calibration", text, _table(head, rows)]
 
 
 def _parity_table(proofs: Sequence[Proof]) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 import onnx_ir as ir
+from torch import nn
 
 from headway_export import int8, parity, quality
 from headway_export.cache import quantize_cache
@@ -19,6 +20,7 @@ from headway_export.candidate import Candidate
 from headway_export.card import Proof, write_card, write_learning_curve
 from headway_export.chat import check_chat_template
 from headway_export.errors import SourceError
+from headway_export.graph_modules import pooling_of
 from headway_export.graphs import trace
 from headway_export.source import ExportSource
 from headway_export.tracing import TracedGraph, TracedModel
@@ -29,6 +31,7 @@ from headway_server.bundles import (
     TOKENIZER_FILE,
     Bundle,
     BundleFile,
+    Embedding,
     Graph,
     Manifest,
     ParityFigures,
@@ -151,7 +154,7 @@ class _Prover:
         """Makes and proves every variant asked for."""
         wanted = self._options.precisions
         self._progress("fp32: tracing")
-        traced = trace(self._source.module, self._source.task, image_size=self._image_size())
+        traced = self._trace(self._source.module)
         _check_outputs(self._source, traced)
         fp32 = self._prove(Precision.FP32, traced)
         self._fp32_quality = fp32.quality
@@ -161,9 +164,7 @@ class _Prover:
         if Precision.FP16 in wanted:
             self._progress("fp16: tracing")
             half = copy.deepcopy(self._source.module).half()
-            variants[Precision.FP16] = self._prove(
-                Precision.FP16, trace(half, self._source.task, image_size=self._image_size())
-            )
+            variants[Precision.FP16] = self._prove(Precision.FP16, self._trace(half))
         if Precision.FP32 not in wanted:
             shutil.rmtree(self._folder / Precision.FP32)
             del variants[Precision.FP32]
@@ -189,7 +190,10 @@ class _Prover:
         figure = measured.figure if measured else None
         if precision is not Precision.FP32:
             quality.check(candidate, figure, self._fp32_quality)
-        variant = candidate.variant.model_copy(update={"parity": figures, "quality": figure})
+        calibration = measured.calibration if measured else None
+        variant = candidate.variant.model_copy(
+            update={"parity": figures, "quality": figure, "calibration": calibration}
+        )
         kept = precision in self._options.precisions
         weak_points = measured.weak_points if measured else ()
         self.proofs.append(Proof(precision=precision, variant=variant, kept=kept, weak_points=weak_points))
@@ -235,9 +239,14 @@ class _Prover:
         ir.save(graph.model, path, external_data=external)
         return Graph(file=file, inputs=graph.inputs, outputs=graph.outputs)
 
-    def _image_size(self) -> tuple[int, int] | None:
+    def _trace(self, module: nn.Module) -> TracedModel:
         image = self._source.image_preprocessing
-        return (image.height, image.width) if image else None
+        return trace(
+            module,
+            self._source.task,
+            image_size=(image.height, image.width) if image else None,
+            has_token_types=self._source.has_token_types,
+        )
 
 
 def _manifest(
@@ -259,6 +268,9 @@ def _manifest(
         special_tokens=source.special_tokens,
         limits=source.limits,
         labels=source.labels,
+        classification=source.classification,
+        text_pairs=source.text_pairs,
+        embedding=_embedding(source, variants),
         image_preprocessing=source.image_preprocessing,
         languages=source.languages,
         sampling_defaults=source.sampling_defaults,
@@ -266,6 +278,16 @@ def _manifest(
         libraries=_libraries(("torch", "onnx", "onnxscript", "onnxruntime", "onnxruntime-gpu", "headway-export")),
         files=files,
     )
+
+
+def _embedding(source: ExportSource, variants: dict[Precision, Variant]) -> Embedding | None:
+    """Describes the output `embedding`, where the graphs have one."""
+    outputs = [output for variant in variants.values() for graph in variant.graphs.values() for output in graph.outputs]
+    dimension = next((output.shape[-1] for output in outputs if output.name == "embedding"), None)
+    pooling = pooling_of(source.module)
+    if dimension is None or pooling is None:
+        return None
+    return Embedding.model_validate({"pooling": pooling, "dimension": dimension})
 
 
 def _libraries(names: Sequence[str]) -> dict[str, str]:

@@ -11,12 +11,19 @@ import torch
 from torch import Tensor, nn
 
 from headway_export.attention import CachedAttention, CrossAttention
-from headway_training.models.protocols import Decoder, EncoderDecoder
+from headway_training.models.protocols import Decoder, EncoderDecoder, PoolingClassifier
 
 
 def float_dtype(module: nn.Module) -> torch.dtype:
     """Returns the dtype of a module's parameters."""
     return next(parameter.dtype for parameter in module.parameters())
+
+
+def pooling_of(module: nn.Module) -> str | None:
+    """Returns which vector a classifier can be asked for (`PoolingClassifier`), None where it offers none."""
+    offers = callable(getattr(module, "pool", None)) and callable(getattr(module, "classify", None))
+    pooling = getattr(module, "pooling", None)
+    return pooling if offers and isinstance(pooling, str) and pooling else None
 
 
 class ClassifierGraph(nn.Module):
@@ -25,13 +32,20 @@ class ClassifierGraph(nn.Module):
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module
+        self.pooling = pooling_of(module)
 
-    def forward(self, first: Tensor, *rest: Tensor) -> Tensor:
-        """Ids and mask, or pixels, to float32 logits (B, C), or (B, T, C) of a token classifier."""
+    def forward(self, first: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
+        """Ids and mask (and types), or pixels, to float32 logits (B, C), or (B, T, C) of a token classifier.
+
+        Of a module that offers the vector which its classes are told by, that comes second: float32 (B, D).
+        """
         if first.is_floating_point():
             first = first.to(float_dtype(self.module))
-        logits: Tensor = self.module(first, *rest)
-        return logits.float()
+        if self.pooling is None:
+            return (self.module(first, *rest).float(),)
+        module = cast("PoolingClassifier", self.module)
+        pooled = module.pool(first, *rest)  # (B, D)
+        return module.classify(pooled).float(), pooled.float()
 
 
 class DecoderGraph(nn.Module):

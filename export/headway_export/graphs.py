@@ -24,13 +24,16 @@ from headway_training.models.parts.attention import Attend
 from headway_training.models.protocols import Decoder, EncoderDecoder, is_recurrent
 
 
-def trace(module: nn.Module, task: Task, *, image_size: tuple[int, int] | None = None) -> TracedModel:
+def trace(
+    module: nn.Module, task: Task, *, image_size: tuple[int, int] | None = None, has_token_types: bool = False
+) -> TracedModel:
     """Traces a module, in the dtype of its parameters.
 
     Args:
         module: Follows the protocol of the task (docs/bring-your-own.md); in evaluation mode.
         task: The task.
         image_size: Height and width, for image_classification.
+        has_token_types: Whether a text classifier is told which text of a pair a token is of.
 
     Raises:
         SourceError: The module does not follow the protocol.
@@ -43,16 +46,18 @@ def trace(module: nn.Module, task: Task, *, image_size: tuple[int, int] | None =
     if task is Task.IMAGE_CLASSIFICATION:
         assert image_size is not None, "an image model has its preprocessing"
         return _trace_classifier(module, (make_spec("pixel_values", "float32", "batch", 3, *image_size),))
-    ids = make_spec("input_ids", "int64", "batch", "length")
-    return _trace_classifier(module, (ids, make_spec("attention_mask", "int64", "batch", "length")))
+    names = ("input_ids", "attention_mask", *(("token_type_ids",) if has_token_types else ()))
+    return _trace_classifier(module, tuple(make_spec(name, "int64", "batch", "length") for name in names))
 
 
 def _trace_classifier(module: nn.Module, inputs: tuple[TensorSpec, ...]) -> TracedModel:
     graph = ClassifierGraph(module)
     with torch.inference_mode():
-        *tokens, classes = graph(*example_of(inputs)).shape[1:]  # (B, C), or (B, T, C) where tokens are classified
-    outputs = (make_spec("logits", "float32", "batch", *(["length"] if tokens else []), classes),)
-    return TracedModel(graphs=(trace_graph("model", graph, inputs, outputs),))
+        logits, *embedding = graph(*example_of(inputs))
+    *tokens, classes = logits.shape[1:]  # (B, C), or (B, T, C) where tokens are classified
+    outputs = [make_spec("logits", "float32", "batch", *(["length"] if tokens else []), classes)]
+    outputs += [make_spec("embedding", "float32", "batch", pooled.shape[-1]) for pooled in embedding]
+    return TracedModel(graphs=(trace_graph("model", graph, inputs, tuple(outputs)),))
 
 
 def _trace_decoder(module: nn.Module, task: Task) -> TracedModel:

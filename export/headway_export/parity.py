@@ -77,6 +77,16 @@ class _Comparison:
                 f"bound {self.bound:.0e}"
             )
 
+    def add_embedding(self, embedding: NDArray[np.float32], expected: NDArray[np.float32], where: str) -> None:
+        """Compares embeddings, (..., D), in the same way; for int8 and fp16, labels speak for the vector too."""
+        magnitude = np.abs(expected).max(axis=-1)
+        error = float((np.abs(embedding - expected).max(axis=-1) / np.maximum(magnitude, 1e-6)).max())
+        if self.bound is not None and not error <= self.bound:
+            raise ParityError(
+                f"output embedding {embedding.shape} at {where}: relative difference {error:.2e} from PyTorch, "
+                f"bound {self.bound:.0e}"
+            )
+
     def add_greedy(self, tokens: NDArray[np.int64], expected: NDArray[np.float32], where: str) -> None:
         """Compares chosen tokens, (T,), with PyTorch's logits for them, (T, V)."""
         best_two = np.partition(expected, -2, axis=-1)[:, -2:]
@@ -157,10 +167,16 @@ def _compare_texts(candidate: Candidate, comparison: _Comparison) -> None:
         rows = list(islice(cycle(lengths), start, start + batch_size))
         batch = [texts[row % len(texts)][:length] for row, length in enumerate(rows)]
         where = f"batch {batch_size}, lengths {rows}"
-        for found, text in zip(runner.classify_texts(batch), batch, strict=True):
-            expected = reference.text_logits(source.module, text)
+        types = [_halved(text) for text in batch] if source.has_token_types else None
+        found = runner.run_texts(batch, types)
+        for row, text in enumerate(batch):
+            own = () if types is None else (types[row],)
+            expected = reference.text_logits(source.module, text, *own)
             of_tokens = source.task is Task.TOKEN_CLASSIFICATION
-            comparison.add_logits(found[: len(text)] if of_tokens else found, expected, where)
+            comparison.add_logits(found["logits"][row][: len(text) if of_tokens else None], expected, where)
+            if "embedding" in found:
+                embedding = reference.embedding_of(source.module, text, *own)
+                comparison.add_embedding(found["embedding"][row], embedding, where)
         comparison.num_shapes += len(set(rows))
 
 
@@ -172,8 +188,17 @@ def _compare_images(candidate: Candidate, comparison: _Comparison) -> None:
     for batch_size in _BATCH_SIZES:
         pixel_values = pixel_values_of(source, images[:batch_size])
         expected = np.stack([reference.image_logits(source.module, image) for image in pixel_values])
-        comparison.add_logits(runner.classify_images(pixel_values), expected, f"batch {batch_size}")
+        found = runner.run_images(pixel_values)
+        comparison.add_logits(found["logits"], expected, f"batch {batch_size}")
+        if "embedding" in found:
+            embeddings = np.stack([reference.embedding_of(source.module, image) for image in pixel_values])
+            comparison.add_embedding(found["embedding"], embeddings, f"batch {batch_size}")
         comparison.num_shapes += 1
+
+
+def _halved(text: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Types of a text's tokens, (T,), as if it were a pair of two halves."""
+    return (np.arange(len(text)) >= len(text) // 2).astype(np.int64)
 
 
 def _lengths_up_to(limit: int) -> list[int]:

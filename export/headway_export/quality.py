@@ -12,16 +12,16 @@ import numpy as np
 import sacrebleu
 from numpy.typing import NDArray
 
-from headway_export import weaknesses
+from headway_export import classifier_quality, weaknesses
 from headway_export.candidate import NUM_SLOTS, Candidate, encode, open_sources, pixel_values_of
 from headway_export.errors import ParityError
 from headway_export.source import EvaluationData
 from headway_export.span_quality import span_f1
-from headway_server.bundles import QualityFigure, Task
+from headway_server.bundles import CalibrationFigures, QualityFigure, Task
 from headway_server.engine.runner import DecoderRunner
 from headway_training.evaluation import evaluation_windows
 
-ALLOWED_LOSS = {"accuracy": 0.5, "span_f1": 0.5, "sacrebleu": 0.5, "nats_per_character": 0.02}
+ALLOWED_LOSS = {"accuracy": 0.5, "micro_f1": 0.5, "span_f1": 0.5, "sacrebleu": 0.5, "nats_per_character": 0.02}
 """How much worse than fp32 a variant may be: in points, or nats."""
 
 
@@ -34,6 +34,8 @@ class Outcome:
     """The metric's own description of its settings."""
     weak_points: tuple[str, ...] = ()
     """What the variant is bad at, with examples: Markdown, a line each."""
+    calibration: CalibrationFigures | None = None
+    """Of classifiers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,7 @@ class Quality:
 
     figure: QualityFigure
     weak_points: tuple[str, ...]
+    calibration: CalibrationFigures | None
 
 
 def measure(candidate: Candidate) -> Quality | None:
@@ -58,7 +61,7 @@ def measure(candidate: Candidate) -> Quality | None:
         higher_is_better=data.higher_is_better,
         signature=outcome.signature,
     )
-    return Quality(figure, outcome.weak_points)
+    return Quality(figure, outcome.weak_points, outcome.calibration)
 
 
 def check(candidate: Candidate, figure: QualityFigure | None, fp32: QualityFigure | None) -> None:
@@ -81,30 +84,38 @@ def check(candidate: Candidate, figure: QualityFigure | None, fp32: QualityFigur
         )
 
 
-def _accuracy_of_texts(candidate: Candidate, data: EvaluationData) -> Outcome:
-    source = candidate.source
-    assert source.tokenizer is not None, "a text model has its tokenizer"
-    limit = source.limits.max_input_tokens
-    texts = [ids[:limit] for ids in encode(source.tokenizer, data.texts, add_special_tokens=True)]
+def _logits_of_texts(candidate: Candidate, data: EvaluationData) -> NDArray[np.float32]:
+    """(N, C)."""
+    texts, types = classifier_quality.encode_inputs(candidate.source, data)
     runner = candidate.open_classifier()
-    logits = np.empty((len(texts), len(source.labels)), np.float32)  # (N, C)
+    logits = np.empty((len(texts), len(candidate.source.labels)), np.float32)  # (N, C)
     for batch in _by_length(texts):
-        logits[batch] = runner.classify_texts([texts[index] for index in batch])
-    return _accuracy_of_logits(logits, candidate, data)
+        own = None if types is None else [types[index] for index in batch]
+        logits[batch] = runner.run_texts([texts[index] for index in batch], own)["logits"]
+    return logits
 
 
-def _accuracy_of_images(candidate: Candidate, data: EvaluationData) -> Outcome:
+def _logits_of_images(candidate: Candidate, data: EvaluationData) -> NDArray[np.float32]:
+    """(N, C)."""
     runner = candidate.open_classifier()
     logits = [
         runner.classify_images(pixel_values_of(candidate.source, data.images[start : start + NUM_SLOTS]))
         for start in range(0, len(data), NUM_SLOTS)
     ]
-    return _accuracy_of_logits(np.concatenate(logits), candidate, data)
+    return np.concatenate(logits)
 
 
 def _accuracy(candidate: Candidate, data: EvaluationData) -> Outcome:
     of_images = candidate.source.task is Task.IMAGE_CLASSIFICATION
-    return (_accuracy_of_images if of_images else _accuracy_of_texts)(candidate, data)
+    logits = (_logits_of_images if of_images else _logits_of_texts)(candidate, data)
+    value, weak_points, calibration = classifier_quality.accuracy(logits, candidate.source, data)
+    return Outcome(value, weak_points=weak_points, calibration=calibration)
+
+
+def _micro_f1(candidate: Candidate, data: EvaluationData) -> Outcome:
+    logits = _logits_of_texts(candidate, data)
+    value, weak_points, calibration = classifier_quality.micro_f1(logits, candidate.source, data)
+    return Outcome(value, weak_points=weak_points, calibration=calibration)
 
 
 def _span_f1(candidate: Candidate, data: EvaluationData) -> Outcome:
@@ -190,16 +201,9 @@ def _by_length(rows: Sequence[NDArray[np.int64]]) -> Iterator[list[int]]:
         yield order[start : start + NUM_SLOTS]
 
 
-def _accuracy_of_logits(logits: NDArray[np.float32], candidate: Candidate, data: EvaluationData) -> Outcome:
-    """Accuracy in percent, of logits (N, C)."""
-    accuracy = float((logits.argmax(axis=-1) == data.labels).mean() * 100)
-    return Outcome(
-        accuracy, weak_points=weaknesses.of_classes(logits, data.labels, candidate.source.labels, data.texts)
-    )
-
-
 _MEASURES: dict[str, Callable[[Candidate, EvaluationData], Outcome]] = {
     "accuracy": _accuracy,
+    "micro_f1": _micro_f1,
     "span_f1": _span_f1,
     "sacrebleu": _sacrebleu,
     "nats_per_character": _nats_per_character,

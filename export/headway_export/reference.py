@@ -1,11 +1,11 @@
 """PyTorch's own answers: the whole computation, without cache, padding or batch. What the exports are held against.
 
-Shapes: T tokens, S source tokens, V vocabulary, C classes.
+Shapes: T tokens, S source tokens, V vocabulary, C classes, D width of an embedding.
 """
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -14,7 +14,13 @@ from torch import Tensor, nn
 
 from headway_training.models.parts.attention import Attend, causal_attention, cross_attention, fused_attention
 from headway_training.models.parts.recurrence import recur_packed
-from headway_training.models.protocols import Decoder, EncoderDecoder, RecurrentEncoderDecoder, is_recurrent
+from headway_training.models.protocols import (
+    Decoder,
+    EncoderDecoder,
+    PoolingClassifier,
+    RecurrentEncoderDecoder,
+    is_recurrent,
+)
 
 CAUSAL: Attend = causal_attention(fused_attention)
 
@@ -58,11 +64,24 @@ def _recurrent_logits(
     return torch.stack(rows).float().numpy()
 
 
-def text_logits(module: nn.Module, token_ids: NDArray[np.int64]) -> NDArray[np.float32]:
+def embedding_of(module: nn.Module, *inputs: NDArray[Any]) -> NDArray[np.float32]:
+    """What a module's classes are told by: ids and types of one text, or pixels of one image -> (D,) float32."""
+    tensors = [torch.from_numpy(array).unsqueeze(0) for array in inputs]
+    if not tensors[0].is_floating_point():
+        tensors.insert(1, torch.ones_like(tensors[0]))
+    with torch.inference_mode():
+        pooled: NDArray[np.float32] = cast("PoolingClassifier", module).pool(*tensors)[0].float().numpy()
+        return pooled
+
+
+def text_logits(
+    module: nn.Module, token_ids: NDArray[np.int64], token_types: NDArray[np.int64] | None = None
+) -> NDArray[np.float32]:
     """Logits of a text: (T,) int64 -> (C,) float32, or (T, C) of a token classifier."""
     with torch.inference_mode():
         ids = torch.from_numpy(token_ids).unsqueeze(0)
-        logits: NDArray[np.float32] = module(ids, torch.ones_like(ids))[0].float().numpy()
+        types = () if token_types is None else (torch.from_numpy(token_types).unsqueeze(0),)
+        logits: NDArray[np.float32] = module(ids, torch.ones_like(ids), *types)[0].float().numpy()
         return logits
 
 

@@ -23,6 +23,7 @@ from headway_export.errors import SourceError
 from headway_export.graphs import parameter_count
 from headway_server.bundles import (
     Architecture,
+    ClassificationScheme,
     ImagePreprocessing,
     Languages,
     Limits,
@@ -32,6 +33,7 @@ from headway_server.bundles import (
 )
 from headway_server.bundles.tags import TagSet
 from headway_training.checkpoint import (
+    TextPairUse,
     TrainingRecord,
     load_model,
     load_tokenizer,
@@ -57,11 +59,14 @@ class EvaluationData:
     metric: str
     higher_is_better: bool
     texts: Sequence[str] = ()
+    text_pairs: Sequence[str] | None = None
+    """What each text is paired with, empty where there is nothing; None: no text is."""
     references: Sequence[str] = ()
     """Translations of the texts."""
     spans: Sequence[Collection[tuple[int, int, str]]] = ()
     """Start, end and label of the spans of each text."""
     labels: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    """(N,) the class of each; where several labels may apply, (N, C), 1 for those that do."""
     images: NDArray[np.uint8] = field(default_factory=lambda: np.empty((0, 0, 0, 3), np.uint8))
     """(N, height, width, 3), already resized and cropped."""
 
@@ -87,11 +92,25 @@ class ExportSource:
     chat_template: str | None = None
     """Jinja that makes a prompt of a conversation; for generation."""
     labels: tuple[str, ...] = ()
+    classification: ClassificationScheme | None = None
+    """How logits become probabilities; None: single_label, and a temperature of 1."""
+    text_pairs: TextPairUse = "never"
+    """Whether a text classifier reads two texts as one input."""
     image_preprocessing: ImagePreprocessing | None = None
     languages: Languages | None = None
     sampling_defaults: SamplingDefaults | None = None
     evaluation: EvaluationData | None = None
     training: TrainingRecord | None = None
+
+    @property
+    def has_token_types(self) -> bool:
+        """Whether the module is told which text of a pair a token is of."""
+        return self.text_pairs != "never" and int(getattr(self.module, "num_token_types", 0) or 0) > 1
+
+    @property
+    def is_multi_label(self) -> bool:
+        """Whether several labels may apply."""
+        return self.classification is not None and self.classification.kind == "multi_label"
 
 
 def from_checkpoint(path: Path, *, name: str | None = None) -> ExportSource:
@@ -128,10 +147,12 @@ def from_checkpoint(path: Path, *, name: str | None = None) -> ExportSource:
         special_tokens=_convert(SpecialTokens, checkpoint.special_tokens),
         chat_template=find_chat_template(path) if task is Task.GENERATION else None,
         labels=checkpoint.labels,
+        classification=_convert(ClassificationScheme, checkpoint.classification),
+        text_pairs=checkpoint.text_pairs,
         image_preprocessing=_convert(ImagePreprocessing, checkpoint.image_preprocessing),
         languages=_convert(Languages, checkpoint.languages),
         sampling_defaults=_convert(SamplingDefaults, checkpoint.sampling_defaults),
-        evaluation=_read_evaluation(path, task, evaluation.dataset) if evaluation else None,
+        evaluation=_read_evaluation(path, task, evaluation.dataset, len(checkpoint.labels)) if evaluation else None,
         training=checkpoint.training,
     )
 
@@ -206,7 +227,7 @@ def from_factory(
         labels=tuple(labels),
         image_preprocessing=image_preprocessing,
         languages=languages,
-        evaluation=_read_evaluation_file(evaluation_file, exportable) if evaluation_file else None,
+        evaluation=_read_evaluation_file(evaluation_file, exportable, len(labels)) if evaluation_file else None,
     )
 
 
@@ -283,44 +304,59 @@ def _open_chat_template(file: Path) -> str:
     return template
 
 
-def _read_evaluation(path: Path, task: Task, dataset: str) -> EvaluationData:
+def _read_evaluation(path: Path, task: Task, dataset: str, num_labels: int) -> EvaluationData:
     if task is Task.IMAGE_CLASSIFICATION:
         images, labels = read_image_evaluation(path)
         return _evaluation(task, dataset, images=images, labels=labels)
-    return _text_evaluation(task, dataset, read_text_evaluation(path))
+    return _text_evaluation(task, dataset, read_text_evaluation(path), num_labels)
 
 
-def _read_evaluation_file(file: Path, task: Task) -> EvaluationData:
+def _read_evaluation_file(file: Path, task: Task, num_labels: int) -> EvaluationData:
     try:
         if task is Task.IMAGE_CLASSIFICATION:
             with np.load(file) as arrays:
                 return _evaluation(task, file.name, images=arrays["images"], labels=arrays["labels"])
         lines = file.read_text(encoding="utf-8").splitlines()
-        return _text_evaluation(task, file.name, [json.loads(line) for line in lines if line.strip()])
+        return _text_evaluation(task, file.name, [json.loads(line) for line in lines if line.strip()], num_labels)
     except (OSError, ValueError, KeyError, ValidationError) as error:
         raise SourceError(
             f"{file}: cannot be read as evaluation data of {task} ({error}); see docs/checkpoint.md"
         ) from error
 
 
-def _text_evaluation(task: Task, dataset: str, rows: list[dict[str, Any]]) -> EvaluationData:
+def _text_evaluation(task: Task, dataset: str, rows: list[dict[str, Any]], num_labels: int) -> EvaluationData:
+    if task is Task.TEXT_CLASSIFICATION:
+        return _classified_texts(dataset, rows, num_labels)
     columns = {
         Task.GENERATION: ("text",),
         Task.TRANSLATION: ("source", "target"),
         Task.TOKEN_CLASSIFICATION: ("text", "spans"),
-    }.get(task, ("text", "label"))
+    }[task]
     texts, *rest = ([row[column] for row in rows] for column in columns)
     if task is Task.TRANSLATION:
         return _evaluation(task, dataset, texts=texts, references=rest[0])
     if task is Task.GENERATION:
         return _evaluation(task, dataset, texts=texts)
-    if task is Task.TOKEN_CLASSIFICATION:
-        spans = TypeAdapter(list[list[tuple[int, int, str]]]).validate_python(rest[0])
-        return _evaluation(task, dataset, texts=texts, spans=spans)
-    labels = np.array(TypeAdapter(list[int]).validate_python(rest[0]), np.int64)
-    return _evaluation(task, dataset, texts=texts, labels=labels)
+    assert task is Task.TOKEN_CLASSIFICATION
+    spans = TypeAdapter(list[list[tuple[int, int, str]]]).validate_python(rest[0])
+    return _evaluation(task, dataset, texts=texts, spans=spans)
 
 
-def _evaluation(task: Task, dataset: str, **examples: Any) -> EvaluationData:
-    metric, higher_is_better = _METRICS[task]
+def _classified_texts(dataset: str, rows: list[dict[str, Any]], num_labels: int) -> EvaluationData:
+    """Reads texts with a label each, or with several: `labels` in place of `label`."""
+    texts = [str(row["text"]) for row in rows]
+    has_pairs = any("text_pair" in row for row in rows)
+    pairs = [str(row.get("text_pair", "")) for row in rows] if has_pairs else None
+    task = Task.TEXT_CLASSIFICATION
+    if not any("labels" in row for row in rows):
+        labels = TypeAdapter(list[int]).validate_python([row["label"] for row in rows])
+        return _evaluation(task, dataset, texts=texts, text_pairs=pairs, labels=np.array(labels, np.int64))
+    several = TypeAdapter(list[list[int]]).validate_python([row["labels"] for row in rows])
+    truth = np.array([[label in own for label in range(num_labels)] for own in several], np.int64)  # (N, C)
+    return _evaluation(task, dataset, metric="micro_f1", texts=texts, text_pairs=pairs, labels=truth)
+
+
+def _evaluation(task: Task, dataset: str, metric: str = "", **examples: Any) -> EvaluationData:
+    usual, higher_is_better = _METRICS[task]
+    metric = metric or usual
     return EvaluationData(dataset=dataset, metric=metric, higher_is_better=higher_is_better, **examples)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -132,5 +132,14 @@ def _tidy(model: ir.Model, inputs: tuple[TensorSpec, ...], outputs: tuple[Tensor
             value.metadata_props.clear()
             if not value.is_graph_output():
                 value.shape = None
+                _make_way(value, by_name)
     for value in (*model.graph.inputs, *model.graph.initializers.values()):
         value.metadata_props.clear()
+    for value in list(model.graph.initializers.values()):
+        _make_way(value, by_name)
+
+
+def _make_way(value: ir.Value, declared: Mapping[str | None, TensorSpec]) -> None:
+    """Renames a value within the graph whose name is a declared one: the tracer names values after modules."""
+    if value.name in declared:
+        value.name = f"{value.name}.inner"

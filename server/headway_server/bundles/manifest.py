@@ -128,6 +128,20 @@ class QualityFigure(Record):
     """The metric's own description of its settings, such as sacreBLEU's signature."""
 
 
+class CalibrationFigures(Record):
+    """How far a classifier's probabilities are from how often it is right, on the data its quality was measured on.
+
+    Expected calibration error (Guo et al. 2017), 0 to 1: of the likeliest label, or of every label where several may
+    apply.
+    """
+
+    expected_calibration_error: Annotated[float, Field(ge=0, le=1)]
+    uncalibrated: Annotated[float, Field(ge=0, le=1)]
+    """With a temperature of 1."""
+    bin_count: Size
+    """Bins of equal width that predictions are put into by their probability."""
+
+
 class Variant(Record):
     """The graphs of one precision."""
 
@@ -144,6 +158,8 @@ class Variant(Record):
     parity: ParityFigures
     quality: QualityFigure | None
     """None where the checkpoint carried no evaluation data."""
+    calibration: CalibrationFigures | None = None
+    """Of classifiers, measured with their quality."""
 
     @model_validator(mode="after")
     def _check_tensors(self) -> Variant:
