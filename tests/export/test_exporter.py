@@ -18,7 +18,7 @@ from headway_server.runtime import Runtime
 
 def test_every_tiny_bundle_opens_and_carries_its_proof(tiny_store):
     bundles = [open_bundle(path) for path in find_bundles(tiny_store)]
-    assert len(bundles) == 4
+    assert len(bundles) == 5
     for bundle in bundles:
         fp32, int8 = bundle.manifest.variants[Precision.FP32], bundle.manifest.variants[Precision.INT8]
         assert fp32.parity.max_relative_logit_error < fp32.parity.bound == 1e-4

@@ -77,9 +77,12 @@ def test_texts_and_pictures_are_classified(client: Client):
     assert (images[0].width, images[0].height) == (40, 30)
 
 
+def test_spans_of_texts_are_labelled(client: Client):
+    spans = client.classify_tokens(["near the lazy dog", "in bath"]).results[1].spans
+    assert [(span.label, span.start, span.end) for span in spans] == [("place", 3, 7)]
+
+
 def test_what_no_model_can_do_is_refused_by_name(client: Client):
-    with pytest.raises(FailedPreconditionError):
-        client.classify_tokens(["text"])
     with pytest.raises(FailedPreconditionError):
         client.embed(["text"])
     with pytest.raises(FailedPreconditionError, match="tiny-translation"):

@@ -173,8 +173,9 @@ def token_checkpoint(folder: Path) -> Path:
     scheme = TagScheme(("animal", "place"), covering=False)
     configuration = {
         "vocabulary_size": len(vocabulary),
-        "max_length": 96,
-        "num_layers": 2,
+        "max_length": 160,
+        "window": 3,
+        "num_layers": 1,
         "d_model": 64,
         "num_heads": 4,
         "d_ff": 128,
@@ -183,7 +184,7 @@ def token_checkpoint(folder: Path) -> Path:
     }
     model = build_model("encoder", configuration)
     generator = random.Random(SEED)
-    rows = [_sighting(generator) for _ in range(4_000)]
+    rows = [_sighting(generator) for _ in range(3_000)]
 
     def loss(batch: list[tuple[str, list[Span]]]) -> torch.Tensor:
         ids = [tokenizer.encode(text).ids for text, _ in batch]
@@ -196,7 +197,7 @@ def token_checkpoint(folder: Path) -> Path:
         targets = nn.utils.rnn.pad_sequence([torch.tensor(row) for row in tags], batch_first=True, padding_value=-100)
         return functional.cross_entropy(model(padded, (padded != 0).long()).flatten(0, 1), targets.flatten())
 
-    _train(model, [rows[start : start + 32] for start in range(0, len(rows), 32)], loss, learning_rate=4e-3)
+    _train(model, [rows[start : start + 16] for start in range(0, len(rows), 16)], loss, learning_rate=3e-3)
     checkpoint = _checkpoint(
         "tiny-tokens",
         "token_classification",
@@ -213,7 +214,7 @@ def token_checkpoint(folder: Path) -> Path:
     )
     texts = [
         {"text": text, "spans": [[start, end, scheme.labels[label]] for start, end, label in spans]}
-        for text, spans in rows[:200]
+        for text, spans in rows[:600]
     ]
     write_checkpoint(folder, checkpoint, model, tokenizer=tokenizer, texts=texts)
     return folder
