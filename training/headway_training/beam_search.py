@@ -1,6 +1,6 @@
 """Beam search in PyTorch, one sentence at a time and written to be read: what fast ones are held against.
 
-B beams, T target tokens, S source tokens, D model width, V vocabulary.
+B beams, T target tokens, S source tokens, V vocabulary.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from headway_training.models import Transformer
-from headway_training.models.parts.attention import causal_attention, cross_attention
+from headway_training.models import RecurrentTranslator, Transformer
 
 LogProbabilities = Callable[[list[tuple[int, ...]]], Tensor]
 """Tokens of B beams, all of one length -> the log-probabilities of every token after each, float64 (B, V)."""
@@ -56,9 +55,8 @@ class BeamSearchConfig:
     """Phrases that it must not have."""
 
 
-@torch.inference_mode()
 def translate_with_beams(
-    model: Transformer,
+    model: Transformer | RecurrentTranslator,
     source_ids: Tensor,
     *,
     bos: int,
@@ -66,7 +64,7 @@ def translate_with_beams(
     search: BeamSearchConfig,
     max_length: int | None = None,
 ) -> list[Hypothesis]:
-    """Translates a sentence by beam search; every step reads each beam from its beginning, without a cache.
+    """Translates a sentence by beam search; every step reads source and beams from their beginning.
 
     Args:
         model: The model.
@@ -84,17 +82,17 @@ def translate_with_beams(
     return beam_search(log_probabilities, eos=eos, search=search, max_length=max_length)
 
 
-def next_log_probabilities(model: Transformer, source_ids: Tensor, *, bos: int) -> LogProbabilities:
+def next_log_probabilities(
+    model: Transformer | RecurrentTranslator, source_ids: Tensor, *, bos: int
+) -> LogProbabilities:
     """Returns what `beam_search` asks a model for: how likely tokens are after beams of a sentence (S)."""
-    mask = torch.ones_like(source_ids)[None]  # (1, S)
-    keys_values = model.cross_keys_values(model.encode(source_ids[None], mask))
-    attend_cross = cross_attention(keys_values, mask, model.kernel)
 
+    @torch.inference_mode()
     def log_probabilities(beams: list[tuple[int, ...]]) -> Tensor:
-        tokens = torch.tensor([(bos, *beam) for beam in beams])  # (B, T)
-        position_ids = torch.arange(tokens.shape[1])
-        hidden_states = model.decode(tokens, position_ids, causal_attention(model.kernel), attend_cross)  # (B, T, D)
-        return model.logits(hidden_states[:, -1]).double().log_softmax(dim=-1)
+        sources = source_ids.expand(len(beams), -1)  # (B, S)
+        targets = torch.tensor([(bos, *beam) for beam in beams])  # (B, T)
+        logits: Tensor = model(sources, torch.ones_like(sources), targets)  # (B, T, V)
+        return logits[:, -1].double().log_softmax(dim=-1)
 
     return log_probabilities
 
