@@ -3,11 +3,12 @@
 from pathlib import Path
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 
 from headway_export import reference
 from headway_export.source import from_checkpoint
-from headway_server.bundles import Bundle, Precision, open_bundle
+from headway_server.bundles import Bundle, Precision, Task, open_bundle
 from headway_server.engine.encoder_runner import EncoderRunner
 from headway_server.engine.runner import DecoderRunner
 from headway_server.runtime import Runtime
@@ -109,6 +110,17 @@ def test_several_rows_may_read_one_source(tiny_store, tiny_checkpoints, runtime)
     for row, token in enumerate(tokens):
         expected = reference.translation_logits(module, sources[row // 3], np.array([token]))[-1]
         assert _relative_error(logits[row], expected) < 1e-4
+
+
+def test_a_manifest_names_the_highest_opset_of_its_graphs(tiny_store):
+    found = {}
+    for folder in Path(tiny_store).glob("*/1"):
+        bundle = open_bundle(folder)
+        opsets = {ir.load(file).graph.opset_imports[""] for file in folder.rglob("*.onnx")}
+        assert bundle.manifest.opset == max(opsets)
+        found[bundle.manifest.task] = opsets
+    assert found[Task.GENERATION] == {21, 24}
+    assert found[Task.IMAGE_CLASSIFICATION] == {21}
 
 
 def test_graphs_carry_no_traces_of_the_machine_that_made_them(tiny_store):
