@@ -52,6 +52,12 @@ def main(
         Path | None, typer.Option(help="Chat template for --model: Jinja, or a tokenizer_config.json with one.")
     ] = None,
     labels: Annotated[str | None, typer.Option(help="Labels for --model, separated by commas.")] = None,
+    multi_label: Annotated[
+        bool, typer.Option("--multi-label", help="Several labels may apply to a text of --model.")
+    ] = False,
+    text_pairs: Annotated[
+        Literal["never", "optional", "required"], typer.Option(help="Whether --model reads two texts as one input.")
+    ] = "never",
     languages: Annotated[str | None, typer.Option(help="Languages for --model, such as en-de.")] = None,
     preprocessing: Annotated[
         Path | None, typer.Option(help="JSON file with a bundle's image_preprocessing, for --model.")
@@ -88,6 +94,8 @@ def main(
                 special_tokens=_special_tokens(tokenizer, tokens) if tokenizer else None,
                 chat_template_file=chat_template,
                 labels=[label.strip() for label in labels.split(",")] if labels else (),
+                multi_label=multi_label,
+                text_pairs=text_pairs,
                 image_preprocessing=_preprocessing(preprocessing) if preprocessing else None,
                 languages=_languages(languages) if languages else None,
                 evaluation_file=evaluation,

@@ -167,6 +167,8 @@ def from_factory(
     special_tokens: SpecialTokens | None = None,
     chat_template_file: Path | None = None,
     labels: Sequence[str] = (),
+    multi_label: bool = False,
+    text_pairs: TextPairUse = "never",
     image_preprocessing: ImagePreprocessing | None = None,
     languages: Languages | None = None,
     evaluation_file: Path | None = None,
@@ -184,6 +186,8 @@ def from_factory(
         special_tokens: Ids with a meaning of their own, for text.
         chat_template_file: Jinja, or a `tokenizer_config.json` that holds it, for generation.
         labels: Names in the order of the outputs, for classifiers.
+        multi_label: Whether several labels may apply to a text: those of a probability of 0.5 and more.
+        text_pairs: Whether two texts are read as one input, for text classification.
         image_preprocessing: For images.
         languages: For translation.
         evaluation_file: Evaluation data in the format of docs/checkpoint.md.
@@ -202,6 +206,8 @@ def from_factory(
     }
     if missing := [flag for flag, given in needed.items() if not given]:
         raise SourceError(f"--task {task} needs {', '.join(missing)}")
+    if exportable is not Task.TEXT_CLASSIFICATION and (multi_label or text_pairs != "never"):
+        raise SourceError(f"--multi-label and --text-pairs are for text_classification, not for {task}; leave them out")
     if chat_template_file is not None and exportable is not Task.GENERATION:
         raise SourceError(f"--chat-template is for generation, not for {task}; leave it out")
     _check_tags(exportable, labels)
@@ -225,6 +231,10 @@ def from_factory(
         special_tokens=None if exportable is Task.IMAGE_CLASSIFICATION else special_tokens or SpecialTokens(),
         chat_template=_open_chat_template(chat_template_file) if chat_template_file else None,
         labels=tuple(labels),
+        classification=(
+            ClassificationScheme(kind="multi_label", thresholds=(0.5,) * len(labels)) if multi_label else None
+        ),
+        text_pairs=text_pairs,
         image_preprocessing=image_preprocessing,
         languages=languages,
         evaluation=_read_evaluation_file(evaluation_file, exportable, len(labels)) if evaluation_file else None,

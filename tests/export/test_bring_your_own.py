@@ -59,6 +59,38 @@ def test_a_module_of_ones_own_is_exported_and_proved(run, tmp_path, module):
     assert "not measured" in result.output
 
 
+def test_a_module_of_ones_own_may_read_pairs_tell_several_labels_and_give_vectors(run, tmp_path):
+    flags = ["--multi-label", "--text-pairs", "required"]
+    evaluation = tmp_path / "pairs.jsonl"
+    rows = [{"text": f"t{i} t9", "text_pair": f"t{i + 1}", "labels": [i % 3]} for i in range(20)]
+    evaluation.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    arguments = [*ARGUMENTS["text_classifier"], *flags, "--evaluation", str(evaluation), "--precision", "fp32"]
+    result = run("pair_classifier", *arguments)
+    assert result.exit_code == 0, result.output
+    manifest = open_bundle(tmp_path / "store" / "mine" / "1").manifest
+    assert (manifest.text_pairs, manifest.embedding.pooling) == ("required", "largest")
+    assert (manifest.classification.kind, manifest.classification.temperature) == ("multi_label", 1.0)
+    assert manifest.classification.thresholds == (0.5, 0.5, 0.5)
+    variant = manifest.variants[Precision.FP32]
+    assert [spec.name for spec in variant.graphs["model"].inputs] == ["input_ids", "attention_mask", "token_type_ids"]
+    assert (variant.quality.metric, variant.quality.example_count) == ("micro_f1", 20)
+    assert 0 < variant.calibration.expected_calibration_error < 1
+
+
+def test_a_module_that_offers_no_vector_has_none(run, tmp_path):
+    run("text_classifier", *ARGUMENTS["text_classifier"])
+    manifest = open_bundle(tmp_path / "store" / "mine" / "1").manifest
+    assert manifest.embedding is None
+    outputs = [spec.name for spec in manifest.variants[Precision.FP32].graphs["model"].outputs]
+    assert outputs == ["logits"]
+
+
+def test_several_labels_and_pairs_are_for_text_classification(run):
+    result = run("image_classifier", *ARGUMENTS["image_classifier"], "--multi-label")
+    assert result.exit_code == 1
+    assert "--multi-label and --text-pairs are for text_classification" in " ".join(result.output.split())
+
+
 def test_state_of_two_tensors_is_two_tensors_of_the_bundle(run, tmp_path):
     assert run("recurrent", *ARGUMENTS["recurrent"]).exit_code == 0
     variant = open_bundle(tmp_path / "store" / "mine" / "1").manifest.variants[Precision.FP32]
