@@ -79,7 +79,7 @@ async def search_together(runners, cases, seed: int = 0):
 
 
 async def test_what_is_found_equals_pytorch_hypothesis_for_hypothesis(new_runners, model):
-    cases = random_cases(seed=1, count=240)
+    cases = random_cases(seed=1, count=200)
     results = await search_together(new_runners(40), cases)
     num_close = 0
     for (source, search, max_length), result in zip(cases, results, strict=True):
@@ -92,7 +92,7 @@ async def test_what_is_found_equals_pytorch_hypothesis_for_hypothesis(new_runner
             assert is_close_call(log_probabilities, **options), (source, search, max_length, found)
     assert num_close <= 5
     best = [result.hypotheses[0].token_ids for result in results]
-    assert len(set(best)) > 150
+    assert len(set(best)) > 120
     assert max(len(result.hypotheses) for result in results) == 16
 
 
