@@ -32,6 +32,7 @@ def test_the_server_is_healthy_and_lists_its_models(client: Client):
         "tiny-classification",
         "tiny-generation",
         "tiny-images",
+        "tiny-tokens",
         "tiny-translation",
     ]
     assert listed.rejected_bundles == ()
@@ -84,7 +85,9 @@ def test_spans_of_texts_are_labelled(client: Client):
 
 def test_what_no_model_can_do_is_refused_by_name(client: Client):
     with pytest.raises(FailedPreconditionError):
-        client.embed(["text"])
+        client.embed(["text"], model="tiny-generation")
+    with pytest.raises(FailedPreconditionError):
+        client.classify_tokens(["text"], model="tiny-generation")
     with pytest.raises(FailedPreconditionError, match="tiny-translation"):
         client.translate(["one"], model="tiny-generation")
 

@@ -83,10 +83,13 @@ class SpanDecoder:
         join = np.where(self._may_join, 0.0, -np.inf).astype(np.float32)
         scores = np.where(self._continues, -np.inf, log_probabilities[0])  # (C,)
         back = np.empty(log_probabilities.shape, np.int64)
-        for place in range(1, len(log_probabilities)):
-            steps = scores[:, None] + (join if joined[place] else follow)  # (C before, C)
-            back[place] = steps.argmax(axis=0)
-            scores = steps.max(axis=0) + log_probabilities[place]
+        columns = np.arange(log_probabilities.shape[1])
+        for place, cannot_begin in enumerate(joined.tolist()):
+            if place:
+                steps = scores[:, None] + (join if cannot_begin else follow)  # (C before, C)
+                best = steps.argmax(axis=0)
+                back[place] = best
+                scores = steps[best, columns] + log_probabilities[place]
         tags = np.empty(len(log_probabilities), np.int64)
         tags[-1] = scores.argmax()
         for place in range(len(tags) - 1, 0, -1):
