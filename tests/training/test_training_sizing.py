@@ -57,15 +57,28 @@ def test_a_recipe_is_sized_up_without_weights(tiny_task):
     assert "there is" in sized.describe()
 
 
+def size_up_freely(recipe, task, monkeypatch):
+    """The footprint, however much memory there is."""
+    monkeypatch.setattr(sizing, "available_bytes", lambda _: None)
+    return size_up(recipe, task, seed=0, device=CPU).footprint
+
+
 def test_what_does_not_fit_is_refused_with_the_largest_named_size_that_does(tiny_task, monkeypatch):
     _, task = tiny_task
-    recipe = read_recipe("tiny-shakespeare", ["optimization.batch_size=8"], configuration="gpt3-13b")
+    recipe = read_recipe("tiny-shakespeare", ["optimization.batch_size=8"], configuration="gpt3-large")
+    named = {name: sizing.NAMED_CONFIGURATIONS[name] for name in ("gpt3-small", "gpt3-medium")}
+    monkeypatch.setattr(sizing, "NAMED_CONFIGURATIONS", named)
     monkeypatch.setattr(sizing, "available_bytes", lambda _: 8 * 2**30)
     with pytest.raises(RecipeError, match=r"needs about weights .* = .* GiB, and there is 8\.0 GiB") as refused:
         size_up(recipe, task, seed=0, device=CPU)
     assert "largest named size that fits is gpt3-medium" in str(refused.value)
+    recipe = read_recipe("tiny-shakespeare", ["optimization.batch_size=8"], configuration="gpt3-small")
+    needed = size_up_freely(recipe, task, monkeypatch)
+    monkeypatch.setattr(sizing, "available_bytes", lambda _: needed.total_bytes - needed.activation_bytes // 2)
+    with pytest.raises(RecipeError, match=r"or set optimization\.batch_size or batch_tokens to 50% of what it is"):
+        size_up(recipe, task, seed=0, device=CPU)
     monkeypatch.setattr(sizing, "available_bytes", lambda _: 1000)
-    with pytest.raises(RecipeError, match="No named size fits at this batch; take smaller batches"):
+    with pytest.raises(RecipeError, match=r"No named size fits at this batch$"):
         size_up(recipe, task, seed=0, device=CPU)
 
 

@@ -60,13 +60,13 @@ def size_up(recipe: Recipe, task: Task, seed: int, device: torch.device) -> Sizi
     """
     batch = _largest_batch(task, seed)
     footprint = _footprint(recipe, recipe.model, task, batch.tensors, device)
-    available = available_bytes(device)
-    if available is not None and footprint.total_bytes > available:
+    sizing = Sizing(footprint=footprint, batch=batch, available_bytes=available_bytes(device))
+    if sizing.available_bytes is not None and footprint.total_bytes > sizing.available_bytes:
         raise RecipeError(
             f"{recipe.name} with {footprint.parameter_count:,} parameters needs about {footprint.describe()}, "
-            f"and there is {in_units(available)}. {_advice(recipe, task, batch.tensors, device, available)}"
+            f"and there is {in_units(sizing.available_bytes)}. {_advice(recipe, task, sizing, device)}"
         )
-    return Sizing(footprint=footprint, batch=batch, available_bytes=available)
+    return sizing
 
 
 def _largest_batch(task: Task, seed: int) -> TrainingBatch:
@@ -96,31 +96,32 @@ def _footprint(
     )
 
 
-def _advice(recipe: Recipe, task: Task, tensors: Mapping[str, Tensor], device: torch.device, available: int) -> str:
-    """The largest named configuration of the architecture that fits with the same batch, and what else helps."""
+def _advice(recipe: Recipe, task: Task, sizing: Sizing, device: torch.device) -> str:
+    """What fits: the batch of this model, and the largest named configuration of the architecture with this batch."""
+    footprint, tensors, available = sizing.footprint, sizing.batch.tensors, sizing.available_bytes
+    assert available is not None, "it is what was too small"
     fitting: dict[str, int] = {}
     for name, named in NAMED_CONFIGURATIONS.items():
-        values = {"architecture": named.architecture, **named.configuration.to_dict()}
-        if named.architecture != recipe.model["architecture"] or not _can_read(values, tensors):
-            continue
-        footprint = _footprint(recipe, values, task, tensors, device)
-        if footprint.total_bytes <= available:
-            fitting[name] = footprint.parameter_count
-    smaller = "take smaller batches (optimization.batch_size or optimization.batch_tokens)"
-    if not fitting:
-        return f"No named size fits at this batch; {smaller}"
-    largest = max(fitting, key=fitting.__getitem__)
-    return f"The largest named size that fits is {largest}: take it with --model {largest}, or {smaller}"
+        if named.architecture == recipe.model["architecture"]:
+            values = {"architecture": named.architecture, **named.configuration.to_dict()}
+            other = _footprint(recipe, values, task, _shortened(values, tensors), device)
+            if other.total_bytes <= available:
+                fitting[name] = other.parameter_count
+    advice = ["No named size fits at this batch"]
+    if fitting:
+        largest = max(fitting, key=fitting.__getitem__)
+        advice = [f"The largest named size that fits is {largest}: take it with --model {largest}"]
+    left = available - (footprint.total_bytes - footprint.activation_bytes)
+    share = left / max(1, footprint.activation_bytes)
+    if share * len(next(iter(tensors.values()))) >= 1:  # one row fits
+        advice.append(f"or set optimization.batch_size or batch_tokens to {share:.0%} of what it is")
+    return "; ".join(advice)
 
 
-def _can_read(values: Mapping[str, object], tensors: Mapping[str, Tensor]) -> bool:
-    """Whether a configuration has positions for the rows of a batch of texts."""
-    lengths = (("max_length", "input_ids"), ("max_source_length", "source_ids"), ("max_target_length", "target_ids"))
-    return all(
-        int(str(values[field])) >= tensors[name].shape[1]
-        for field, name in lengths
-        if field in values and name in tensors
-    )
+def _shortened(values: Mapping[str, object], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A batch of texts, (B, T) each, cut to the positions that a configuration has."""
+    limits = [int(str(value)) for name, value in values.items() if name.startswith("max_") and name.endswith("length")]
+    return {name: one[:, : min(limits)] if limits and one.ndim == 2 else one for name, one in tensors.items()}
 
 
 def expected_throughput(sizing: Sizing, loss: nn.Module, *, bf16: bool, device: torch.device) -> tuple[float, str]:
