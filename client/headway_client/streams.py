@@ -136,9 +136,12 @@ class TextStream(_StreamState[MessageT, ResultT]):
                 raise
             except grpc.RpcError as error:
                 time.sleep(self._delay_after(error))
-            self._rpc = self._open_rpc(self._attempts.remaining_s())
-            if self._closed:  # from another thread, while this one slept
-                self._rpc.cancel()
+            self._reopen()
+
+    def _reopen(self) -> None:
+        self._rpc = self._open_rpc(self._attempts.remaining_s())
+        if self._closed:  # by another thread, while this one slept
+            self._rpc.cancel()
 
     def close(self) -> None:
         """Ends the call, if it is still running; the server stops working on it. May be called from any thread."""

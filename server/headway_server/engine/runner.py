@@ -250,7 +250,6 @@ class DecoderRunner:
             "logits_positions": logits_positions,
             "seqlens_k": lengths - np.int32(1),
             "total_sequence_length": np.array(lengths.max(), np.int32),
-            VERIFIES: _NO_DRAFTS,
         }
         binding.bind_inputs({name: array for name, array in inputs.items() if name in self._input_names})
         binding.run()
@@ -267,6 +266,8 @@ class DecoderRunner:
     def _new_binding(self, first_slot: int, rows: int) -> _Binding:
         binding = _Binding(self._session, self._state, first_slot, rows)
         binding.bind_output(_LOGITS, self._logits[:rows])
+        if VERIFIES in self._input_names:
+            binding.bind_inputs({VERIFIES: _NO_DRAFTS})
         return binding
 
 

@@ -141,6 +141,12 @@ class SharedPrompt:
             return None
         return next((member for member in self.members if member.stage is Stage.RUNNING), None)
 
+    def forget(self) -> None:
+        """Lets go of logits and members once all of them have begun; they hold each other."""
+        if not any(member.stage in (Stage.WAITING, Stage.PREFILLING) for member in self.members):
+            self.logits = None
+            self.members.clear()
+
     def __repr__(self) -> str:
         return f"SharedPrompt({len(self.members)} members, {'un' * (self.logits is None)}read)"
 

@@ -211,6 +211,8 @@ class Stepper:
         self._join(sequence, position=len(sequence.input_ids) - 1)
         self._allow(sequence)
         self._hand_out(self._sampler.sample(logits[np.newaxis], sequence.slot), [sequence], sequence.slot)
+        if sequence.shared_prompt is not None:
+            sequence.shared_prompt.forget()
 
     def _admit_sources(self, encoder: Encoder, now: float) -> None:
         """Encodes waiting sentences in one batch; they join with the next decode step."""
@@ -272,10 +274,10 @@ class Stepper:
 
     def _sample(self, group: Group) -> None:
         """Chooses the next token of each sequence of a group, which have a slot each."""
+        self._outbox.pace(len(group.sequences))
         if self._follow_drafts(group.sequences.copy()):
             return
         slots = slice(group.start, group.stop)
-        self._outbox.pace(len(group.sequences))
         logits = self._decoder.decode(self._token_ids[slots], self._positions[slots], group.start)  # (R, V)
         for sequence in group.sequences:
             self._allow(sequence)

@@ -58,6 +58,9 @@ async def test_samples_of_a_prompt_read_it_once_and_each_is_that_of_a_call_of_it
     assert decoder.steps.count("prefill") == 2
     texts = [result.text for result in results]
     assert texts == [naive_text(prompt, temperature=1.2, seed=5, sample=sample) for sample in range(6)]
+    shared = sequences[0].shared_prompt
+    assert shared.logits is None, "nobody needs them any more"
+    assert not shared.members
     assert len(set(texts)) == 6
     assert [result.num_cached_tokens for result in results] == [0] + 5 * [len(prompt)]
 
