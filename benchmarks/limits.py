@@ -223,6 +223,7 @@ class _BareLoop:
         self._num_new[rows] = 0
         for row, source in zip(rows, self._encoder.encode(texts), strict=True):
             self._sources[row] = source
+            self._decoder.begin(row, source)
         self._decoder.set_sources([source for source in self._sources if source is not None])
 
     def _prefill(self, row: int, ids: NDArray[np.int64]) -> None:
