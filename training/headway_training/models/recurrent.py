@@ -7,7 +7,7 @@ Deviations from the paper:
 - One vocabulary, and where `tie_embeddings` says so one matrix, serves both languages and the output.
 - The reset gate is applied after the product with the state, as torch's GRU does, not before it.
 - The output reads the newest state and not the one before it (the paper: t_i = U_o s_{i-1} + V_o E y_{i-1} + C_o c_i).
-- Dropout on embeddings and on what the output layer reads.
+- Dropout on embeddings, on annotations where attention scores them, and on what the output layers read.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class RecurrentConfig(Configuration):
     d_attention: int
     """Width of the attention's hidden layer."""
     dropout: float = 0.0
-    """Probability, in training, of dropping an element of the embeddings and of what the output projection reads."""
+    """Probability, in training, of dropping an element of embeddings, scored annotations and the output layers' input."""
     tie_embeddings: bool = True
     """One matrix is the source embedding, the target embedding and the output projection; else there are three."""
 
