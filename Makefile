@@ -16,7 +16,7 @@ define CHECK_PYTHON
 	+ sys.version.split()[0] + ": make PYTHON=/path/to/python3.12 ...")'
 endef
 
-.PHONY: help install lint proto test serve bench bench-shipped bench-generation demo clean
+.PHONY: help install lint proto test serve bench bench-shipped bench-generation bench-translation demo clean
 
 help: ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -44,15 +44,19 @@ test: install lint ## Everything: style, types and the whole suite
 serve: install ## A server on 127.0.0.1:50051 with the shipped models
 	$(BIN)/headway-server --store models --host 127.0.0.1 --port 50051
 
-bench: ## Every benchmark below, on this machine; their ARGS differ, so give them to one of the two
+bench: ## Every benchmark below, on this machine; their ARGS differ, so give them to one of them
 	$(MAKE) bench-shipped ARGS=
 	$(MAKE) bench-generation ARGS=
+	$(MAKE) bench-translation ARGS=
 
 bench-shipped: install ## Measure the shipped models as they are served
 	$(BIN)/python benchmarks/run.py $(ARGS)
 
 bench-generation: install ## Measure a GPT-2 small beside other libraries and the machine's limits
 	$(BIN)/python benchmarks/generation.py $(ARGS)
+
+bench-translation: install ## Measure a Transformer base, greedy and with beams, beside other libraries
+	$(BIN)/python benchmarks/translation.py $(ARGS)
 
 demo: $(DEMO_VENV)/.installed ## A real server, and every call answered (no torch); IMAGES="FILE ..." adds your pictures
 	$(DEMO_BIN)/python demo/run.py $(IMAGES)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from limits import BareModel, BareProcess
 from peers.environment import PeerProcess
@@ -27,7 +27,8 @@ Kind = Literal["served", "bare", "peer"]
 class Load:
     """What is asked at a time."""
 
-    prompt_set: str
+    case: str
+    """A prompt set."""
     num_streams: int
     new_tokens: int
     seconds: float
@@ -36,18 +37,7 @@ class Load:
     @property
     def key(self) -> str:
         """A name for it."""
-        return f"{self.prompt_set} x {self.num_streams}"
-
-
-class Contestant(Protocol):
-    """One row of the table."""
-
-    name: str
-    kind: Kind
-    precision: str
-
-    def measure(self, load: Load) -> dict[str, Any]:
-        """Measures once; the result has at least `tokens_per_s`."""
+        return f"{self.case} x {self.num_streams}"
 
 
 def prompt_source(model: RandomGpt, prompt_set: str, *, seed: int = _SEED) -> PromptSource:
@@ -77,7 +67,7 @@ class Served:
         """Keeps so many streams busy."""
         return measure_streams(
             self.target,
-            self._prompts[load.prompt_set],
+            self._prompts[load.case],
             num_streams=load.num_streams,
             new_tokens=load.new_tokens,
             seconds=load.seconds,
@@ -108,7 +98,7 @@ class Bare:
             precision=self.precision,
             device="cpu",
             num_threads=self._threads,
-            inputs=self._texts[load.prompt_set],
+            inputs=self._texts[load.case],
             new_tokens=load.new_tokens,
             num_slots=self._num_slots,
         )
@@ -135,7 +125,7 @@ class PeerContestant:
         Raises:
             PeerError: It cannot.
         """
-        prompts = self._prompts[load.prompt_set]
+        prompts = self._prompts[load.case]
         size = load.num_streams
         batches = [prompts[start : start + size] for start in range(0, len(prompts), size)]
         figures: dict[str, Any] = self._process.measure(load.key, batches, load.new_tokens, load.seconds)

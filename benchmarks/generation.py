@@ -67,7 +67,7 @@ class Settings:
     def loads(self) -> list[Load]:
         """What is asked in every round."""
         return [
-            Load(prompt_set=name, num_streams=streams, new_tokens=self.new_tokens, seconds=self.seconds)
+            Load(case=name, num_streams=streams, new_tokens=self.new_tokens, seconds=self.seconds)
             for name in PROMPT_SETS
             for streams in STREAMS
         ]
@@ -104,11 +104,17 @@ def main(
     if not profile:
         for line in format_report(report):
             _say(line)
-        for file, text in ((output, json.dumps(report, indent=2) + "\n"), (picture, draw(report))):
+        title = f"Tokens a second, {settings.geometry}, {settings.new_tokens} new tokens"
+        drawn = draw(report, title=title, panel_title=_panel_title)
+        for file, text in ((output, json.dumps(report, indent=2) + "\n"), (picture, drawn)):
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text, encoding="utf-8")
             _say(f"written to {file}")
     _say(json.dumps(report))
+
+
+def _panel_title(prompt_set: str, streams: int) -> str:
+    return f"prompts of {prompt_set} tokens, {streams} stream{'s' if streams > 1 else ''}"
 
 
 def _chosen(peers: str, *, quick: bool) -> tuple[str, ...]:
@@ -234,9 +240,7 @@ def _profile(settings: Settings) -> dict[str, Any]:
     python = ensure_environment(SCRATCH)
     with running_server(model.store, _server_flags(settings, "int8")) as server:
         served = Served(model, server.address, "int8")
-        load = Load(
-            prompt_set="128", num_streams=NUM_SLOTS, new_tokens=settings.new_tokens, seconds=3 * settings.seconds
-        )
+        load = Load(case="128", num_streams=NUM_SLOTS, new_tokens=settings.new_tokens, seconds=3 * settings.seconds)
         found = profile_server(python, server.process_id, lambda: served.measure(load))
     for line in found.lines():
         _say(line)

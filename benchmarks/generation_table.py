@@ -5,53 +5,59 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-_WIDTH = 30
+NAME_WIDTH = 30
 
 
 def format_report(report: Mapping[str, Any]) -> Iterator[str]:
     """The figures in lines."""
-    loads = _loads(report)
+    loads = load_keys(report)
     yield ""
-    yield "tokens/s" + " " * (_WIDTH - 8) + "".join(f"{f'{name} x {streams}':>13}" for name, streams in loads)
+    yield "tokens/s" + " " * (NAME_WIDTH - 8) + "".join(f"{f'{name} x {streams}':>13}" for name, streams in loads)
     for row in report["rows"]:
-        yield from _row(row, loads)
+        yield from row_lines(row, loads)
     yield from _limits(report, loads)
     yield ""
     yield "headway int8, served, times the row (median of the rounds' ratios)"
     for row in report["rows"]:
-        yield f"{row['name']:<{_WIDTH}}" + _cells(row, loads, "headway_times", "{:.2f}")
+        yield f"{row['name']:<{NAME_WIDTH}}" + cells(row, loads, "headway_times", "{:.2f}")
     yield from _streams(report, loads)
     yield from _latency(report)
     yield ""
+    yield from verdict_lines(report)
+
+
+def verdict_lines(report: Mapping[str, Any]) -> Iterator[str]:
+    """What was aimed at, and whether it was reached."""
     for target in report["targets"]:
         verdict = "hit   " if target["hit"] else "MISSED"
         sign = ">=" if target["at_least"] else "<="
         yield f"{verdict} {target['name']}: {target['value']:.3g} (target {sign} {target['target']:.3g})"
 
 
-def _loads(report: Mapping[str, Any]) -> list[tuple[str, int]]:
-    found = [(load["prompt_set"], load["streams"]) for row in report["rows"] for load in row.get("loads", ())]
+def load_keys(report: Mapping[str, Any]) -> list[tuple[str, int]]:
+    """Returns case and streams of the columns."""
+    found = [(load["case"], load["streams"]) for row in report["rows"] for load in row.get("loads", ())]
     return list(dict.fromkeys(found))
 
 
-def _row(row: Mapping[str, Any], loads: list[tuple[str, int]]) -> Iterator[str]:
+def row_lines(row: Mapping[str, Any], loads: list[tuple[str, int]]) -> Iterator[str]:
+    """A row's tokens a second, and what is to be said of it."""
     if "error" in row:
-        yield f"{row['name']:<{_WIDTH}}{row['error']}"
+        yield f"{row['name']:<{NAME_WIDTH}}{row['error']}"
         return
-    yield f"{row['name']:<{_WIDTH}}" + _cells(row, loads, "tokens_per_s", "{:,.0f}")
+    yield f"{row['name']:<{NAME_WIDTH}}" + cells(row, loads, "tokens_per_s", "{:,.0f}")
     for load in row["loads"]:
         if "error" in load:
-            yield f"  {load['prompt_set']} x {load['streams']}: {load['error']}"
+            yield f"  {load['case']} x {load['streams']}: {load['error']}"
     settings = {load["settings"]: None for load in row["loads"] if "settings" in load}
     for setting in settings:
-        where = [
-            f"{load['prompt_set']} x {load['streams']}" for load in row["loads"] if load.get("settings") == setting
-        ]
+        where = [f"{load['case']} x {load['streams']}" for load in row["loads"] if load.get("settings") == setting]
         yield f"  {', '.join(where)}: {setting}"
 
 
-def _cells(row: Mapping[str, Any], loads: list[tuple[str, int]], figure: str, form: str) -> str:
-    values = {(load["prompt_set"], load["streams"]): load.get(figure) for load in row.get("loads", ())}
+def cells(row: Mapping[str, Any], loads: list[tuple[str, int]], figure: str, form: str) -> str:
+    """A figure of a row in the columns."""
+    values = {(load["case"], load["streams"]): load.get(figure) for load in row.get("loads", ())}
     return "".join(f"{'-' if values.get(key) is None else form.format(values[key]):>13}" for key in loads)
 
 
@@ -60,7 +66,7 @@ def _limits(report: Mapping[str, Any], loads: list[tuple[str, int]]) -> Iterator
     limits = {(limit["precision"], limit["streams"]): limit["tokens_per_s"] for limit in bandwidth["decode_limits"]}
     for precision in dict.fromkeys(precision for precision, _ in limits):
         cells = "".join(f"{limits[precision, streams]:>13,.0f}" for _, streams in loads)
-        yield f"{f'{precision}: weights and cache read':<{_WIDTH}}{cells}"
+        yield f"{f'{precision}: weights and cache read':<{NAME_WIDTH}}{cells}"
     yield f"  the last rows: decode steps at {bandwidth['gb_per_s']} GB/s, what memory was read with; no prefill"
 
 
@@ -76,7 +82,7 @@ def _streams(report: Mapping[str, Any], loads: list[tuple[str, int]]) -> Iterato
             yield ""
             yield row["name"]
             for figure, title in titles.items():
-                yield f"  {title:<{_WIDTH - 2}}" + _cells(row, loads, figure, "{:.3g}")
+                yield f"  {title:<{NAME_WIDTH - 2}}" + cells(row, loads, figure, "{:.3g}")
 
 
 def _latency(report: Mapping[str, Any]) -> Iterator[str]:

@@ -1,8 +1,9 @@
-"""The picture of a report: bars of tokens a second, drawn as SVG."""
+"""The picture of a report: bars, drawn as SVG."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 from xml.sax.saxutils import escape
 
@@ -13,31 +14,55 @@ _VALUE_WIDTH = 52
 _FONT = 'font-family="system-ui, sans-serif"'
 
 
-def draw(report: Mapping[str, Any]) -> str:
-    """Draws one panel for each prompt set and number of streams; bars of a panel share a scale."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keys:
+    """Where the bars are in a load of a report's row."""
+
+    group: str = "case"
+    """What panels below each other differ in."""
+    number: str = "streams"
+    """What panels beside each other differ in."""
+    figure: str = "tokens_per_s"
+    """What is drawn."""
+
+
+_TOKENS = Keys()
+
+
+def draw(report: Mapping[str, Any], *, title: str, panel_title: Callable[[str, int], str], keys: Keys = _TOKENS) -> str:
+    """Draws one panel for each group and number of a report; bars of a panel share a scale.
+
+    Args:
+        report: With `rows`, `hardware`, `settings` and `started_at`.
+        title: Of the whole picture.
+        panel_title: The title of a panel, of its group and number.
+        keys: Where the bars are.
+    """
     rows = [row for row in report["rows"] if row.get("loads")]
-    streams = sorted({load["streams"] for row in rows for load in row["loads"]})
-    sets = list(dict.fromkeys(load["prompt_set"] for row in rows for load in row["loads"]))
+    numbers = sorted({load[keys.number] for row in rows for load in row["loads"]})
+    groups = list(dict.fromkeys(load[keys.group] for row in rows for load in row["loads"]))
     panel_height = _TITLE_HEIGHT + _BAR_STEP * len(rows) + _MARGIN
-    width = _LABEL_WIDTH + _PANEL_WIDTH * len(streams) + _MARGIN
-    height = _HEADER_HEIGHT + panel_height * len(sets) + _MARGIN
+    width = _LABEL_WIDTH + _PANEL_WIDTH * len(numbers) + _MARGIN
+    height = _HEADER_HEIGHT + panel_height * len(groups) + _MARGIN
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
         f'viewBox="0 0 {width} {height}" {_FONT} font-size="11">',
         f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
-        *_header(report),
+        *_header(report, title),
     ]
-    for row_number, prompt_set in enumerate(sets):
+    for row_number, group in enumerate(groups):
         top = _HEADER_HEIGHT + panel_height * row_number
         parts += _labels(rows, top)
-        for column, number in enumerate(streams):
-            parts += _panel(rows, prompt_set, number, _LABEL_WIDTH + _PANEL_WIDTH * column, top)
+        for column, number in enumerate(numbers):
+            left = _LABEL_WIDTH + _PANEL_WIDTH * column
+            parts.append(_text(left, top + _TITLE_HEIGHT - 8, panel_title(group, number), colour="#57606a"))
+            parts += _panel([_value(row, keys, (group, number)) for row in rows], rows, left, top)
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
-def _header(report: Mapping[str, Any]) -> Iterator[str]:
-    model, hardware, settings = report["model"], report["hardware"], report["settings"]
-    yield _text(_MARGIN, 20, f"Tokens a second, {model['name']}, {settings['new_tokens']} new tokens", size=14)
+def _header(report: Mapping[str, Any], title: str) -> Iterator[str]:
+    hardware, settings = report["hardware"], report["settings"]
+    yield _text(_MARGIN, 20, title, size=14)
     about = f"{hardware['processor']}, {settings['threads']} threads; medians of {settings['rounds']} rounds"
     yield _text(_MARGIN, 36, f"{about}; {report['started_at'][:10]}", colour="#57606a")
 
@@ -48,10 +73,7 @@ def _labels(rows: list[Mapping[str, Any]], top: float) -> Iterator[str]:
         yield _text(_LABEL_WIDTH - 8, y, row["name"], anchor="end")
 
 
-def _panel(rows: list[Mapping[str, Any]], prompt_set: str, streams: int, left: float, top: float) -> Iterator[str]:
-    title = f"prompts of {prompt_set} tokens, {streams} stream{'s' if streams > 1 else ''}"
-    yield _text(left, top + _TITLE_HEIGHT - 8, title, colour="#57606a")
-    values = [_value(row, prompt_set, streams) for row in rows]
+def _panel(values: list[float | None], rows: list[Mapping[str, Any]], left: float, top: float) -> Iterator[str]:
     scale = (_PANEL_WIDTH - _VALUE_WIDTH) / max(filter(None, values), default=1.0)
     for index, (row, value) in enumerate(zip(rows, values, strict=True)):
         y = top + _TITLE_HEIGHT + _BAR_STEP * index
@@ -60,11 +82,11 @@ def _panel(rows: list[Mapping[str, Any]], prompt_set: str, streams: int, left: f
         yield _text(left + length + 4, y + _BAR_HEIGHT - 2, "-" if value is None else f"{value:,.0f}")
 
 
-def _value(row: Mapping[str, Any], prompt_set: str, streams: int) -> float | None:
+def _value(row: Mapping[str, Any], keys: Keys, panel: tuple[str, int]) -> float | None:
     for load in row["loads"]:
-        if (load["prompt_set"], load["streams"]) == (prompt_set, streams):
-            tokens_per_s: float | None = load.get("tokens_per_s")
-            return tokens_per_s
+        if (load[keys.group], load[keys.number]) == panel:
+            value: float | None = load.get(keys.figure)
+            return value
     return None
 
 

@@ -28,7 +28,7 @@ class PromptSource:
     """
 
     def __init__(self, tokenizer: Tokenizer, *, shortest: int, longest: int, seed: int) -> None:
-        self._words = [(word, _only_id(tokenizer, word)) for word in words(tokenizer.get_vocab_size())]
+        self._words = [(word, only_id(tokenizer, word)) for word in words(tokenizer.get_vocab_size())]
         self._shortest = shortest
         self._longest = longest
         self._generator = np.random.default_rng(seed)
@@ -40,18 +40,19 @@ class PromptSource:
 
     def _next(self) -> Prompt:
         self._count += 1
-        length = self._shortest + round((self._longest - self._shortest) * _van_der_corput(self._count))
+        length = self._shortest + round((self._longest - self._shortest) * van_der_corput(self._count))
         drawn = [self._words[index] for index in self._generator.integers(0, len(self._words), length)]
         return Prompt(text="".join(word for word, _ in drawn), token_ids=tuple(token for _, token in drawn))
 
 
-def _only_id(tokenizer: Tokenizer, word: str) -> int:
+def only_id(tokenizer: Tokenizer, word: str) -> int:
+    """Returns the one token that a word of `random_gpt.words` is."""
     token_id = tokenizer.token_to_id("\u0120" + word[1:])
     assert token_id is not None, "every word is a token"
     return int(token_id)
 
 
-def _van_der_corput(number: int) -> float:
+def van_der_corput(number: int) -> float:
     """The number's binary digits mirrored at the point: 1/2, 1/4, 3/4, 1/8, ..."""
     digits = f"{number:b}"
     return int(digits[::-1], 2) / (1 << len(digits))

@@ -5,15 +5,41 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, Protocol
 
-from contestants import Contestant, Load
 from peers.environment import PeerError
 from table import medians
 from targets import paired_ratio
 
 SETTLING_SHARE = 0.1
 """Of a measurement's time that passes before it: threads of the last one go to sleep, and cancelled streams leave."""
+
+
+class Load(Protocol):
+    """What is asked at a time."""
+
+    @property
+    def case(self) -> str:
+        """What is asked for."""
+
+    @property
+    def num_streams(self) -> int:
+        """How much of it at a time."""
+
+    @property
+    def seconds(self) -> float:
+        """Shortest measurement."""
+
+
+class Contestant(Protocol):
+    """What is measured side by side with others."""
+
+    name: str
+    kind: Literal["served", "bare", "peer"]
+    precision: str
+
+    def measure(self, load: Any) -> dict[str, Any]:
+        """Measures a kind of load that it knows; the result has at least `tokens_per_s`."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -23,12 +49,12 @@ class Row:
     contestant: Contestant
     versions: dict[str, str] = field(default_factory=dict)
     figures: dict[tuple[str, int], list[dict[str, Any]]] = field(default_factory=dict)
-    """Of each round, by prompt set and streams."""
+    """Of each round, by case and streams."""
     errors: dict[tuple[str, int], str] = field(default_factory=dict)
 
     def measure(self, load: Load) -> None:
         """Measures once, unless an earlier round has shown that it cannot."""
-        key = (load.prompt_set, load.num_streams)
+        key = (load.case, load.num_streams)
         if key in self.errors:
             return
         time.sleep(SETTLING_SHARE * load.seconds)
@@ -43,7 +69,7 @@ class Row:
 
     @property
     def measured(self) -> list[tuple[str, int]]:
-        """Prompt set and streams of what it can do."""
+        """Case and streams of what it can do."""
         return [key for key in self.figures if key not in self.errors]
 
     def record(self, ours: Row) -> dict[str, Any]:
@@ -57,7 +83,7 @@ class Row:
         }
 
     def _load(self, key: tuple[str, int], figures: Sequence[dict[str, Any]], ours: Row) -> dict[str, Any]:
-        record: dict[str, Any] = {"prompt_set": key[0], "streams": key[1]}
+        record: dict[str, Any] = {"case": key[0], "streams": key[1]}
         if key in self.errors:
             return record | {"error": self.errors[key]}
         numbers = [{name: value for name, value in one.items() if isinstance(value, int | float)} for one in figures]

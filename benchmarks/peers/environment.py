@@ -19,6 +19,8 @@ from typing import IO, Any, Self
 
 HERE = Path(__file__).resolve().parent
 REQUIREMENTS = HERE.parent / "requirements-peers.txt"
+"""With this project's own versions of what both need."""
+OPTIMUM_REQUIREMENTS = HERE.parent / "requirements-optimum.txt"
 CONSTRAINTS = HERE.parents[1] / "constraints.txt"
 _TAIL_LINES = 3
 
@@ -39,6 +41,8 @@ class Peer:
     """Class it is compared in: fp32, bf16 or int8."""
     arguments: tuple[str, ...] = ()
     """Of the script, after folders and threads."""
+    requirements: Path = REQUIREMENTS
+    """Of the environment it runs in."""
 
 
 PEERS = (
@@ -49,14 +53,28 @@ PEERS = (
     Peer(name="transformers fp32", script="run_transformers.py", precision="fp32", arguments=("fp32",)),
 )
 
+TRANSLATORS = (
+    Peer(name="CTranslate2 int8", script="run_ctranslate2_translation.py", precision="int8"),
+    Peer(
+        name="Optimum-ONNX fp32",
+        script="run_optimum_translation.py",
+        precision="fp32",
+        requirements=OPTIMUM_REQUIREMENTS,
+    ),
+    Peer(name="transformers bf16", script="run_transformers_translation.py", precision="bf16", arguments=("bf16",)),
+    Peer(name="transformers fp32", script="run_transformers_translation.py", precision="fp32", arguments=("fp32",)),
+)
 
-def ensure_environment(scratch: Path) -> Path:
-    """Returns the Python of the peers' environment, made in `scratch` where it is missing.
+
+def ensure_environment(scratch: Path, requirements: Path = REQUIREMENTS) -> Path:
+    """Returns the Python of an environment of peers, made in `scratch` where it is missing.
 
     Raises:
         PeerError: It cannot be made.
     """
-    inputs = REQUIREMENTS.read_bytes() + CONSTRAINTS.read_bytes() + sys.version.encode()
+    constraints = ["--constraint", str(CONSTRAINTS)] if requirements == REQUIREMENTS else []
+    pins = CONSTRAINTS.read_bytes() if constraints else b""
+    inputs = requirements.read_bytes() + pins + sys.version.encode()
     key = hashlib.sha256(inputs).hexdigest()[:12]
     folder = scratch / f"peers-{key}"
     python = folder / "bin" / "python"
@@ -67,7 +85,7 @@ def ensure_environment(scratch: Path) -> Path:
     pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]
     for command in (
         [sys.executable, "-m", "venv", str(folder)],
-        [str(python), *pip, "--requirement", str(REQUIREMENTS), "--constraint", str(CONSTRAINTS)],
+        [str(python), *pip, "--requirement", str(requirements), *constraints],
     ):
         ended = subprocess.run(command, capture_output=True, text=True, check=False)
         if ended.returncode:
@@ -113,8 +131,17 @@ class PeerProcess:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def measure(self, key: str, batches: Sequence[Sequence[Sequence[int]]], new_tokens: int, seconds: float) -> Any:
+    def measure(
+        self,
+        key: str,
+        batches: Sequence[Sequence[Sequence[int]]],
+        new_tokens: int,
+        seconds: float,
+        **more: Any,
+    ) -> Any:
         """Generates for batch after batch; a key's first measurement also finds the best way to run such batches.
+
+        `more` is what else worker.py describes of a request.
 
         Returns:
             `tokens_per_s`, `settings` and the `answers` to the first batch.
@@ -123,7 +150,7 @@ class PeerProcess:
             PeerError: It failed.
         """
         assert self._process.stdin is not None
-        request = {"key": key, "batches": batches, "new_tokens": new_tokens, "seconds": seconds}
+        request = {"key": key, "batches": batches, "new_tokens": new_tokens, "seconds": seconds, **more}
         try:
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()

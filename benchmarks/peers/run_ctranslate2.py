@@ -44,7 +44,7 @@ def _load(folder: Path, threads: int) -> Contestant:
         )
         return [[ids[token] for token in result.sequences[0]] for result in results]
 
-    def ways(batch: Batch) -> Mapping[str, Generate]:
+    def ways(batch: Batch, _beam_size: int) -> Mapping[str, Generate]:
         batch_size = len(batch)
         found: dict[str, Generate] = {f"one batch, {threads} threads": partial(generate, whole, 0)}
         if batch_size > 1 and threads > 1:

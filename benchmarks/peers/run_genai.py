@@ -54,7 +54,7 @@ def _load(folder: Path) -> Contestant:
     def generate_singly(prompts: Batch, new_tokens: int) -> Batch:
         return [answer for prompt in prompts for answer in generate([prompt], new_tokens)]
 
-    def ways(batch: Batch) -> Mapping[str, Generate]:
+    def ways(batch: Batch, _beam_size: int) -> Mapping[str, Generate]:
         if len({len(prompt) for prompt in batch}) > 1:
             # A batch would be padded on the left, which GroupQueryAttention does not know: its answers would be wrong.
             return {"one prompt after another": generate_singly}

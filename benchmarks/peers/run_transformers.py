@@ -43,7 +43,7 @@ def _load(folder: Path, dtype: torch.dtype) -> Contestant:
         answers: list[list[int]] = output[:, longest:].tolist()
         return answers
 
-    def ways(_: Batch) -> Mapping[str, Generate]:
+    def ways(_batch: Batch, _beam_size: int) -> Mapping[str, Generate]:
         return {name: partial(generate, cache) for name, cache in _CACHES.items()}
 
     return Contestant(ways)

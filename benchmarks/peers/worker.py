@@ -1,6 +1,8 @@
 """What the peers' processes share: requests and answers as lines of JSON on standard input and output.
 
-A request is `{"key": str, "batches": [[[token_id]]], "new_tokens": int, "seconds": float}`. The answer is
+A request is `{"key": str, "batches": [[[token_id]]], "new_tokens": int, "seconds": float}`, with "wanted", a number
+for every input of every batch, where only so many of the new tokens count: of a batch of translations the longest
+decides how long it runs; and with "beam_size" where it is a search. The answer is
 `{"tokens_per_s": float, "settings": str, "answers": [[token_id]]}`, the answers being those to the first batch, or
 `{"error": str}`. The first line, once all is loaded, is `{"versions": {name: version}}`.
 
@@ -31,32 +33,35 @@ _HOPELESS = 2.0
 class Contestant:
     """A library with several ways to run; of each kind of load it is measured in the way that was fastest."""
 
-    def __init__(self, ways: Callable[[Batch], Mapping[str, Generate]]) -> None:
-        """Takes a function from a batch to the ways worth trying with its like, by a description."""
+    def __init__(self, ways: Callable[[Batch, int], Mapping[str, Generate]]) -> None:
+        """Takes a function from a batch and a number of beams to the ways worth trying, by a description."""
         self._ways = ways
         self._best: dict[str, tuple[str, Generate]] = {}
 
     def measure(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Generates for batch after batch until the time is over; counts whole batches."""
-        batches, new_tokens = request["batches"], request["new_tokens"]
+        batches: list[Batch] = request["batches"]
+        wanted = request.get("wanted") or [[request["new_tokens"]] * len(batch) for batch in batches]
         if request["key"] not in self._best:
-            self._best[request["key"]] = self._fastest(batches[0], new_tokens)
+            middle = len(batches) // 2
+            found = self._fastest(batches[middle], max(wanted[middle]), request.get("beam_size", 1))
+            self._best[request["key"]] = found
         settings, generate = self._best[request["key"]]
         first: list[list[int]] = []
         count = 0
         begun_s = time.perf_counter()
-        for batch in cycle(batches):
-            answers = generate(batch, new_tokens)
-            _check(answers, new_tokens)
+        for batch, lengths in cycle(zip(batches, wanted, strict=True)):
+            answers = generate(batch, max(lengths))
+            _check(answers, max(lengths))
             first = first or answers
-            count += len(batch) * new_tokens
+            count += sum(lengths)
             if (elapsed_s := time.perf_counter() - begun_s) >= request["seconds"]:
                 break
         return {"tokens_per_s": count / elapsed_s, "settings": settings, "answers": first}
 
-    def _fastest(self, batch: Batch, new_tokens: int) -> tuple[str, Generate]:
+    def _fastest(self, batch: Batch, new_tokens: int, beam_size: int) -> tuple[str, Generate]:
         """Tries every way on a batch, but those in full only whose short run was not far behind the others'."""
-        ways = self._ways(batch)
+        ways = self._ways(batch, beam_size)
         short_s = {settings: _time(generate, batch, _TUNING_TOKENS) for settings, generate in ways.items()}
         limit_s = _HOPELESS * min(short_s.values())
         hopeful = [settings for settings in ways if short_s[settings] <= limit_s]

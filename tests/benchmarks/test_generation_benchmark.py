@@ -70,7 +70,7 @@ def test_the_last_line_holds_the_documented_keys(report: dict) -> None:
 def test_every_row_is_measured_with_every_load(report: dict) -> None:
     assert [row["name"] for row in report["rows"]] == OWN_ROWS
     for row in report["rows"]:
-        assert [(load["prompt_set"], load["streams"]) for load in row["loads"]] == LOADS
+        assert [(load["case"], load["streams"]) for load in row["loads"]] == LOADS
         for load in row["loads"]:
             assert len(load["rounds_tokens_per_s"]) == report["settings"]["rounds"]
             assert load["tokens_per_s"] > 0
