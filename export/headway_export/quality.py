@@ -119,7 +119,8 @@ def _micro_f1(candidate: Candidate, data: EvaluationData) -> Outcome:
 
 
 def _span_f1(candidate: Candidate, data: EvaluationData) -> Outcome:
-    return Outcome(span_f1(candidate, data))
+    value, weak_points = span_f1(candidate, data)
+    return Outcome(value, weak_points=weak_points)
 
 
 def _sacrebleu(candidate: Candidate, data: EvaluationData) -> Outcome:

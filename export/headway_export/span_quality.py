@@ -19,14 +19,38 @@ Spans = list[tuple[int, int, int]]
 """Start, end and number of the label."""
 
 
-def span_f1(candidate: Candidate, data: EvaluationData) -> float:
-    """F1 in percent of the spans that a variant finds in the texts as they stand (`headway_training.metrics`)."""
+_WEAK_LABELS = 3
+_LEAST_SPANS = 10
+"""Spans of a label from which its score says something."""
+
+
+def span_f1(candidate: Candidate, data: EvaluationData) -> tuple[float, tuple[str, ...]]:
+    """How well a variant finds the spans of texts as they stand.
+
+    Returns:
+        F1 in percent (`headway_training.metrics`), and what the variant is bad at: Markdown, a line each.
+    """
     labels = TagSet.parse(candidate.source.labels).labels
     numbers = {label: number for number, label in enumerate(labels)}
     # A label that the model does not have is never right, whatever its number.
     expected = [[(start, end, numbers.get(label, -1)) for start, end, label in spans] for spans in data.spans]
-    _, _, f1 = span_scores(find_spans(candidate, data.texts), expected)
-    return f1
+    found = find_spans(candidate, data.texts)
+    _, _, f1 = span_scores(found, expected)
+    return f1, _weak_labels(found, expected, labels)
+
+
+def _weak_labels(found: Sequence[Spans], expected: Sequence[Spans], labels: Sequence[str]) -> tuple[str, ...]:
+    """The labels of the lowest F1."""
+    lines: list[tuple[float, str]] = []
+    for number, label in enumerate(labels):
+        own, wanted = ([[span for span in row if span[2] == number] for row in side] for side in (found, expected))
+        count = sum(map(len, wanted))
+        if count >= _LEAST_SPANS:
+            precision, recall, f1 = span_scores(own, wanted)
+            share = f"of {count:,} it finds {recall:.0f} %, and {precision:.0f} % of what it names so is"
+            line = f"`{label}`: F1 {f1:.1f}; {share}"
+            lines.append((f1, line))
+    return tuple(line for _, line in sorted(lines)[:_WEAK_LABELS])
 
 
 def find_spans(candidate: Candidate, texts: Sequence[str]) -> list[Spans]:

@@ -52,6 +52,16 @@ def test_it_is_exported_with_logits_a_token_and_measured_by_its_spans(weights, t
     assert 0 <= variant.quality.value <= 100
 
 
+def test_the_card_tells_of_labels_that_are_found_badly(weights, tokenizer_file, tmp_path):
+    rows = [{"text": "t5 t9 t11 t30", "spans": [[3, 5, "name"]]}] * 12
+    evaluation = tmp_path / "spans.jsonl"
+    evaluation.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    options = ExportOptions(store=tmp_path / "store", precisions=(Precision.FP32,))
+    bundle = export(source(weights, tokenizer_file, evaluation_file=evaluation), options)
+    assert "- `name`: F1 " in (bundle.path / "README.md").read_text(encoding="utf-8")
+    assert "of 12 it finds" in (bundle.path / "README.md").read_text(encoding="utf-8")
+
+
 def test_labels_that_are_no_tags_are_refused(weights, tokenizer_file):
     with pytest.raises(SourceError, match="labels: 'name' is no tag; tags are O, and B-x and I-x"):
         source(weights, tokenizer_file, labels=("name", "O", "B-name"))
