@@ -45,7 +45,7 @@ class RecurrentConfig(Configuration):
     d_attention: int
     """Width of the attention's hidden layer."""
     dropout: float = 0.0
-    """Probability, in training, of dropping an element of embeddings, scored annotations and the output layers' input."""
+    """Probability, in training, of dropping an element of embeddings, scored annotations and output layers' input."""
     tie_embeddings: bool = True
     """One matrix is the source embedding, the target embedding and the output projection; else there are three."""
 
