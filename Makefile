@@ -16,7 +16,7 @@ define CHECK_PYTHON
 	+ sys.version.split()[0] + ": make PYTHON=/path/to/python3.12 ...")'
 endef
 
-.PHONY: help install lint proto test serve bench bench-shipped bench-generation bench-translation demo clean
+.PHONY: help install lint proto test serve bench bench-shipped bench-generation bench-classification bench-translation demo clean
 
 help: ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -48,6 +48,7 @@ bench: ## Every benchmark below, on this machine; their ARGS differ, so give the
 	$(MAKE) bench-shipped ARGS=
 	$(MAKE) bench-generation ARGS=
 	$(MAKE) bench-translation ARGS=
+	$(MAKE) bench-classification ARGS=
 
 bench-shipped: install ## Measure the shipped models as they are served
 	$(BIN)/python benchmarks/run.py $(ARGS)
@@ -57,6 +58,9 @@ bench-generation: install ## Measure a GPT-2 small beside other libraries and th
 
 bench-translation: install ## Measure a Transformer base, greedy and with beams, beside other libraries
 	$(BIN)/python benchmarks/translation.py $(ARGS)
+
+bench-classification: install ## Measure BERT-base and ViT-B/16 beside other servers and a gRPC echo
+	$(BIN)/python benchmarks/classification.py $(ARGS)
 
 demo: $(DEMO_VENV)/.installed ## A real server, and every call answered (no torch); IMAGES="FILE ..." adds your pictures
 	$(DEMO_BIN)/python demo/run.py $(IMAGES)

@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from peers.environment import PeerError
 
 HERE = Path(__file__).resolve().parent
 _TAIL_LINES = 3
+_START_TIMEOUT_S = 90.0
 _STOP_TIMEOUT_S = 20.0
 
 
@@ -43,8 +45,11 @@ class Setup:
     @property
     def name(self) -> str:
         """A description of it."""
-        workers = f"{self.workers} worker{'s' if self.workers > 1 else ''} of {self.threads} threads"
-        return workers if self.batch_size == 1 else f"{workers}, batches of {self.batch_size}, wait {self.wait_ms:g} ms"
+        threads = f"{self.threads} thread{'s' if self.threads > 1 else ''}"
+        parts = [f"{self.workers} worker{'s' if self.workers > 1 else ''} of {threads}"]
+        parts += [f"batches of {self.batch_size}"] if self.batch_size > 1 else []
+        parts += [f"wait {self.wait_ms:g} ms"] if self.wait_ms else []
+        return ", ".join(parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,14 +62,15 @@ class Peer:
 
     def setups(self, threads: int) -> list[Setup]:
         """The ways that promise something: a call at a time on all threads, one a thread, and batches."""
+        wait_ms = 2 if self.kind == "litserve" else 0  # the others batch what came while their workers were busy
         found = [
             Setup(workers=threads, threads=1, batch_size=1, wait_ms=0),
-            Setup(workers=1, threads=threads, batch_size=8, wait_ms=0 if self.kind == "triton" else 2),
-            Setup(workers=1, threads=threads, batch_size=32, wait_ms=0 if self.kind == "triton" else 5),
+            Setup(workers=1, threads=threads, batch_size=8, wait_ms=wait_ms),
+            Setup(workers=1, threads=threads, batch_size=32, wait_ms=2 * wait_ms),
         ]
         if threads > 1:
             found.insert(0, Setup(workers=1, threads=threads, batch_size=1, wait_ms=0))
-            found.append(Setup(workers=threads, threads=1, batch_size=8, wait_ms=2))
+            found.append(Setup(workers=threads, threads=1, batch_size=8, wait_ms=wait_ms))
         return found
 
 
@@ -82,7 +88,8 @@ def ensure_environment(kind: str, scratch: Path) -> Path:
         PeerError: It cannot be made.
     """
     requirements = HERE / f"requirements-{kind}.txt"
-    key = hashlib.sha256(requirements.read_bytes() + sys.version.encode()).hexdigest()[:12]
+    base = _base_python(kind)
+    key = hashlib.sha256(requirements.read_bytes() + base.encode() + sys.version.encode()).hexdigest()[:12]
     folder = scratch / f"peer-{kind}-{key}"
     python, is_whole = folder / "bin" / "python", folder / "installed"
     if is_whole.is_file():
@@ -90,7 +97,7 @@ def ensure_environment(kind: str, scratch: Path) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]
     for command in (
-        [sys.executable, "-m", "venv", str(folder)],
+        [base, "-m", "venv", str(folder)],
         [str(python), *pip, "--requirement", str(requirements)],
     ):
         ended = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -98,6 +105,16 @@ def ensure_environment(kind: str, scratch: Path) -> Path:
             raise PeerError(f"not installed: {_tail(ended.stderr)}")
     is_whole.touch()
     return python
+
+
+def _base_python(kind: str) -> str:
+    """Returns the Python that an environment is made of: this one, and for Triton the system's where there is one.
+
+    Triton's wheel carries an interpreter of its own that reads the environment's standard library. With that of CPython
+    3.11.7 it fails ("'_thread.RLock' object has no attribute '_recursion_count'"), with that of 3.11.2 it starts.
+    """
+    system = shutil.which(f"python{sys.version_info.major}.{sys.version_info.minor}", path=os.defpath)
+    return system if kind == "triton" and system is not None else sys.executable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,12 +180,24 @@ def running_peer(peer: Peer, setup: Setup, *, python: Path, bundle: Path, precis
             command, stdout=log, stderr=log, env=environment, cwd=HERE, start_new_session=True
         )  # so that it can be ended with the processes it starts
         try:
+            _wait_until_listening(process, port)
             yield RunningPeer(peer=peer, python=python, port=port)
         except PeerError as error:
             log.seek(0)
             raise PeerError(f"{error}; its server says: {_tail(log.read())}") from None
         finally:
             _stop(process)
+
+
+def _wait_until_listening(process: subprocess.Popen[Any], port: int) -> None:
+    begun_s = time.monotonic()
+    while process.poll() is None and time.monotonic() - begun_s < _START_TIMEOUT_S:
+        with socket.socket() as caller:
+            if caller.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.1)
+    ending = "does not listen" if process.poll() is None else f"ended with code {process.returncode}"
+    raise PeerError(f"it {ending} after {time.monotonic() - begun_s:.0f} s")
 
 
 def _stop(process: subprocess.Popen[Any]) -> None:

@@ -20,6 +20,7 @@ _PATIENCE_MS = 60_000
 """Its batcher refuses calls that it expects to answer later than this; the default of a minute is kept."""
 
 
+_BATCHING = {"batchable": True, "max_batch_size": BATCH_SIZE, "max_latency_ms": _PATIENCE_MS} if BATCH_SIZE > 1 else {}
 _TRAFFIC = {"timeout": 600, "max_concurrency": 1024}
 
 
@@ -30,7 +31,7 @@ class Classify:
     def __init__(self) -> None:
         self._classifier = Classifier(FOLDER, PRECISION, THREADS)
 
-    @bentoml.api(batchable=True, max_batch_size=BATCH_SIZE, max_latency_ms=_PATIENCE_MS)
+    @bentoml.api(**_BATCHING)
     def classify(self, inputs: list[str]) -> list[dict[str, Any]]:
         """Runs a batch that its adaptive batcher made."""
         decode = self._classifier.inputs.decode

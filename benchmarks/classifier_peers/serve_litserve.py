@@ -21,7 +21,7 @@ class ClassifierAPI(litserve.LitAPI):
         """Loads the model in a worker."""
         self._classifier = Classifier(FOLDER, PRECISION, THREADS)
 
-    def decode_request(self, request):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
+    def decode_request(self, request):  # type: ignore[no-untyped-def]
         """Prepares an input of a JSON body, which LitServe reads where this has no annotations."""
         return self._classifier.inputs.decode(request["input"])
 
