@@ -20,6 +20,7 @@ from headway_server.bundles import ImagePreprocessing
 from headway_server.errors import BundleError, InvalidInputError
 from headway_server.preprocessing.gate import Gate
 from headway_server.preprocessing.image_format import READ, READ_AS_TEXT, refusal
+from headway_server.preprocessing.jpeg_scans import check_scans
 from headway_server.preprocessing.pool import image_pool
 
 # Imported here because Image.open would import every plugin there is at the first WebP image.
@@ -196,6 +197,8 @@ def _open_header(data: bytes, field: str, limits: ImageLimits) -> ImageFile.Imag
     except Exception as error:  # as in _decode: a damaged header is no more orderly
         raise InvalidInputError(field, refusal(data)) from error
     _check_size(image, field, limits)
+    if image.format in ("JPEG", "MPO"):
+        check_scans(data, field)
     _scale_transparent_colour(image)
     return image
 

@@ -19,6 +19,7 @@ from tokenizers import Encoding, Tokenizer
 
 from headway_server.errors import BundleError, InvalidInputError
 from headway_server.preprocessing.pool import text_pool
+from headway_server.preprocessing.truncation import shares, truncated
 
 _SLICE_LENGTH = 2**16
 """Characters of the texts that are encoded at a time: what the library makes of a text is many times its size."""
@@ -225,16 +226,14 @@ class TextTokenizer:
         with_offsets: bool,
     ) -> EncodedText:
         """Encodes a text anew, cutting before the special tokens are added so that they stay."""
-        direction = "right" if keep == "start" else "left"
+        direction: Literal["left", "right"] = "right" if keep == "start" else "left"
         first = self._tokenizer.encode(text, add_special_tokens=False)
         second = None if pair is None else self._tokenizer.encode(pair, add_special_tokens=False)
         room = max(max_tokens - (self._num_special(is_pair=second is not None) if add_special_tokens else 0), 0)
-        if second is None:
-            first.truncate(room, direction=direction)
-        else:
-            lengths = _shares(len(first), len(second), room)
-            first.truncate(lengths[0], direction=direction)
-            second.truncate(lengths[1], direction=direction)
+        lengths = (room, 0) if second is None else shares(len(first), len(second), room)
+        first = truncated(first, lengths[0], direction=direction)
+        if second is not None:
+            second = truncated(second, lengths[1], direction=direction)
         if add_special_tokens or second is not None:
             first = self._tokenizer.post_process(first, second, add_special_tokens)
         return _encoded_text(first, with_offsets, truncated=True, is_pair=second is not None)
@@ -255,20 +254,6 @@ def _encoded_text(
         type_ids=np.asarray(encoding.type_ids, np.int64) if is_pair else None,
         truncated=truncated,
     )
-
-
-def _shares(first: int, second: int, room: int) -> tuple[int, int]:
-    """Returns how many tokens two texts of a pair keep: the longer one loses first, until they are as long.
-
-    So does the tokenizers library, by which training cuts its pairs; where the room is odd, the longer text has the
-    token that is over, and the second one if they are equal.
-    """
-    short, long = min(first, second), max(first, second)
-    if short + long > room:
-        long = max(short, room - short) if short <= room else short
-        if short + long > room:
-            short, long = room // 2, room - room // 2
-    return (long, short) if first > second else (short, long)
 
 
 def _slices(texts: Sequence[str], text_pairs: Sequence[str] | None = None) -> Iterator[slice]:
