@@ -105,7 +105,7 @@ class Served:
             ended_s, cpu_s = time.perf_counter(), time.process_time() - cpu_s
         first_s = begun_s + _WARM_UP_SHARE * load.seconds
         last_s = max(call.ended_s for call in calls)
-        latencies_ms = [(call.ended_s - call.sent_s) * 1e3 for call in calls if call.sent_s >= first_s]
+        latencies_ms = [(call.ended_s - call.sent_s) * 1e3 for call in calls if call.ended_s >= first_s]
         return {
             "tokens_per_s": sum(call.tokens_within(first_s, last_s) for call in calls) / (last_s - first_s),
             "latency_p50_ms": float(np.median(latencies_ms)),
