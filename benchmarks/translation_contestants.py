@@ -14,7 +14,6 @@ import numpy as np
 from peers.environment import PeerProcess
 from random_transformer import RandomTransformer
 from sentences import Sentence, SentenceSource
-from streams import run_until
 from tokenizers import Tokenizer
 from translation_limits import BareTranslation, BareTranslator
 
@@ -94,17 +93,17 @@ class Served:
             await channel.channel_ready()
             stub = pb_grpc.TranslationServiceStub(channel)
 
+            first_s = time.perf_counter() + _WARM_UP_SHARE * load.seconds
+            last_s = first_s + load.seconds
+
             async def keep_busy() -> None:
-                while True:
+                while time.perf_counter() < last_s:
                     calls.append(await self._ask(stub, self._sentences.take(1)[0], load.beam_size))
 
-            over = asyncio.Event()
-            asyncio.get_running_loop().call_later((1 + _WARM_UP_SHARE) * load.seconds, over.set)
             begun_s, cpu_s = time.perf_counter(), time.process_time()
-            await run_until(over, [keep_busy() for _ in range(load.num_callers)])
+            # Calls that run at the end are waited for, and count by the part of their time before it.
+            await asyncio.gather(*(keep_busy() for _ in range(load.num_callers)))
             ended_s, cpu_s = time.perf_counter(), time.process_time() - cpu_s
-        first_s = begun_s + _WARM_UP_SHARE * load.seconds
-        last_s = max(call.ended_s for call in calls)
         latencies_ms = [(call.ended_s - call.sent_s) * 1e3 for call in calls if call.ended_s >= first_s]
         return {
             "tokens_per_s": sum(call.tokens_within(first_s, last_s) for call in calls) / (last_s - first_s),
