@@ -2,7 +2,8 @@
 
 The spans of a text are those of the likeliest sequence of tags that the scheme allows: the product of the tags'
 probabilities, each of them taken at its piece, is the largest (Viterbi 1967). The probability of a span is the
-geometric mean of its tags'.
+geometric mean of its tags'. A piece at which nothing can begin continues its span; where a label has no `I-x` to say
+so, `B-x` says it there.
 
 P is the number of pieces of a text, C that of tags, L that of labels, S that of spans.
 """
@@ -36,6 +37,8 @@ class SpanDecoder:
         same_label = self._labels[:, None] == self._labels  # (C before, C)
         self._may_follow = np.where(self._continues, same_label, True)
         self._may_join = np.where(self._begins, False, same_label)
+        alone = [tag for tag, inside in zip(tags.begin, tags.inside, strict=True) if inside is None]
+        self._may_join[alone, alone] = True
 
     def decode(
         self,
@@ -59,7 +62,8 @@ class SpanDecoder:
         if not len(starts):
             return np.empty((0, 4), np.float32)
         tags = self._likeliest_tags(log_probabilities, joined)  # (P,)
-        breaks = np.flatnonzero(~self._continues[tags])  # every piece up to the next break belongs to the first one
+        continues = self._continues[tags] | (joined & self._begins[tags])  # (P,)
+        breaks = np.flatnonzero(~continues)  # every piece up to the next break belongs to the first one
         sums = np.add.reduceat(log_probabilities[np.arange(len(tags)), tags], breaks)
         lengths = np.diff(breaks, append=len(tags))
         found = ~self._outside[tags[breaks]]
