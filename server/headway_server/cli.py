@@ -18,6 +18,7 @@ from headway_server.errors import HeadwayError
 from headway_server.log import configure_logging
 from headway_server.registry import ModelRegistry
 from headway_server.runtime import Runtime
+from headway_server.runtime.processor import describe_cores
 from headway_server.server import HeadwayServer, address_problem, format_address
 from headway_server.settings import ServerSettings
 
@@ -134,7 +135,7 @@ async def _run(registry: ModelRegistry, runtime: Runtime, settings: ServerSettin
             f"rejected={len(registry.rejected)} device={runtime.device} threads={runtime.num_threads}\n"
         )
         sys.stdout.flush()
-        _log.info("serving", store=str(settings.store), runtime=repr(runtime))
+        _log.info("serving", store=str(settings.store), runtime=repr(runtime), cores=describe_cores())
 
     await HeadwayServer(registry, settings).run(announce)
 
