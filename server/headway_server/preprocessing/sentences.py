@@ -7,14 +7,19 @@ it does not split, which suits translation: two sentences together are translate
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
 import sentencex
 
-_PARAGRAPH = re.compile(r"(\s*\n\s*\n\s*)")
-"""A blank line, which ends a sentence whatever stands before it."""
+_PARAGRAPH = re.compile(r"(\n[^\S\n]*\n\s*)")
+"""A blank line, which ends a sentence whatever stands before it. It begins with a line break, so that white space which
+is none of it is passed once: a pattern that began with any space would try each of many spaces again."""
+_SPACE = re.compile(r"\s")
+_WINDOW_LENGTH = 2**14
+"""Characters that are looked at together, and most of a sentence. The library takes time that grows with the square of
+the quotation marks in a text, and holds the interpreter's lock meanwhile."""
 _LINE_BREAK = re.compile(r"[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 _FULL_WIDTH_ENDS = frozenset("\u3002\uff01\uff1f\uff0e\uff61\u2026")
 """Ends of sentences in scripts that put no space after them: the full-width stop, exclamation and question marks, the
@@ -90,9 +95,27 @@ def split_sentences(text: str, language: str) -> SplitText:
     return SplitText(tuple(sentences), tuple(gaps))
 
 
-def _parts(text: str, language: str) -> Iterable[str]:
+def _parts(text: str, language: str) -> Iterator[str]:
     """Yields sentences with the white space around them, which joined are the text."""
     for paragraph in _PARAGRAPH.split(text):
-        parts = sentencex.segment(language, paragraph)
-        # The library promises this; were it wrong, a paragraph as a whole is better than one with a hole.
-        yield from parts if "".join(parts) == paragraph else (paragraph,)
+        yield from _windowed_parts(paragraph, language)
+
+
+def _windowed_parts(paragraph: str, language: str) -> Iterator[str]:
+    """Yields the sentences of a paragraph, found in windows; the last of a window may go on and begins the next one."""
+    start = 0
+    while start < len(paragraph):
+        window = paragraph[start : start + _WINDOW_LENGTH]
+        parts = sentencex.segment(language, window)
+        if "".join(parts) != window:  # the library promises it; a window as a whole is better than one with a hole
+            parts = [window]
+        if start + len(window) < len(paragraph):
+            parts = parts[:-1] or [_to_last_space(window)]
+        yield from parts
+        start += sum(map(len, parts))
+
+
+def _to_last_space(text: str) -> str:
+    """Returns a text up to its last white space, or all of it."""
+    *_, end = (0, *(match.end() for match in _SPACE.finditer(text)))
+    return text[: end or None]

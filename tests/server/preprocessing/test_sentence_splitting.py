@@ -1,6 +1,7 @@
 """Texts to sentences and back: borders, spacing, positions."""
 
 import pytest
+import sentencex
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -51,6 +52,46 @@ def test_sentences_and_gaps_are_the_text(text: str) -> None:
     for original, gap in zip(originals, split.gaps[1:], strict=True):
         parts += [original, gap]
     assert "".join(parts) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "A dog runs. " * 4000,
+        "A dog runs, he said. " * 900 + "\n\n" + "It ends. " * 900,
+        "word " * 3000 + "end. And another sentence. It is seen in the next window." + " word" * 3000,
+    ],
+    ids=["one paragraph", "two", "long sentences"],
+)
+def test_a_long_text_has_the_borders_of_the_whole(text: str) -> None:
+    paragraphs = [sentencex.segment("en", paragraph) for paragraph in text.split("\n\n")]
+    expected = [part.strip() for parts in paragraphs for part in parts]
+    assert [sentence.text for sentence in split_sentences(text, "en").sentences] == expected
+
+
+def test_a_sentence_without_an_end_is_cut_at_spaces() -> None:
+    sentences = split_sentences("word " * 9000 + "x" * 20_000, "en").sentences
+    assert max(len(sentence.text) for sentence in sentences) <= 2**14
+    assert {word for sentence in sentences[:-2] for word in sentence.text.split()} == {"word"}
+    assert sum(len(sentence.text) - sentence.text.count(" ") for sentence in sentences) == 4 * 9000 + 20_000
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a" + " " * 250_000 + "b",
+        "a" + " " * 125_000 + "\n" + " " * 125_000 + "b",
+        "a" + "\r" * 250_000 + "b",
+        "a" + "\n \r" * 80_000 + "b",
+        "«a. " * 60_000,
+        "“a " * 60_000,
+    ],
+    ids=["spaces", "spaces around a line break", "carriage returns", "blank lines", "open quotations", "open and long"],
+)
+def test_no_text_of_the_greatest_length_takes_minutes(text: str) -> None:
+    """These took from 10 s to four minutes, in which nothing else of the process ran; the tests' time limit is less."""
+    split = split_sentences(text, "fr")
+    assert sum(map(len, split.gaps)) + sum(len(sentence.text) for sentence in split.sentences) == len(text)
 
 
 @given(
