@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import shutil
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -29,6 +30,7 @@ BERT, VIT = "random-bert-base", "random-vit-b16"
 _SURE = 100.0
 """The bias of the first class."""
 _NUM_EVALUATED = 8
+_STORES_KEPT = 2
 _SOURCES = ("export/headway_export", "training/headway_training/models", "server/headway_server/bundles")
 _SIZES: dict[str, dict[str, dict[str, Any]]] = {
     "base": {
@@ -88,7 +90,15 @@ def prepare(size: str, scratch: Path) -> Path:
             with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
                 for name in missing:
                     pool.submit(_export, name, size, store).result()
+            _remove_outdated(size, scratch)
     return store
+
+
+def _remove_outdated(size: str, scratch: Path) -> None:
+    """Removes stores that other code made, but for the last ones: a server may still run on them."""
+    stores = sorted(scratch.glob(f"encoders-{size}-*"), key=lambda store: store.stat().st_mtime)
+    for outdated in stores[:-_STORES_KEPT]:
+        shutil.rmtree(outdated)
 
 
 # What follows runs in a process of its own, with PyTorch.
