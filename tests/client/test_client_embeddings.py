@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from headway_client import Client, results
+from headway_client import Client, embeddings, results
 from headway_client.cli import app
 
 
@@ -48,6 +48,24 @@ def test_both_clients_embed_images(server: Any, connect: Any, tmp_path: Path) ->
     assert caller.call("embed_images", [b"one"] * 70).shape == (70, 2)
     assert caller.call("embed_images", file).tolist() == [[4.0, 0.25]]
     assert [len(request.images) for request in server.rules.requests] == [2, 64, 6, 1]
+
+
+def test_large_inputs_go_with_calls_of_their_own(
+    server: Any, connect: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embeddings, "MAX_TEXT_BYTES", 4000)
+    monkeypatch.setattr(embeddings, "MAX_IMAGE_BYTES", 3200)
+    caller = connect(server.address)
+    long = "é" * 1000  # 2000 bytes in UTF-8
+    assert caller.call("embed_texts", ["1", long, "2", long, "3", long]).shape == (6, 2)
+    assert caller.call("embed_texts", [long, "4"], text_pairs=[long + "é", "5"]).shape == (2, 2)
+    assert [len(request.texts) for request in server.rules.requests] == [3, 2, 1, 1, 1]
+    file = tmp_path / "picture.png"
+    file.write_bytes(b"x" * 2000)
+    assert caller.call("embed_images", [b"one", file, str(file), b"two"]).shape == (4, 2)
+    assert [len(request.images) for request in server.rules.requests[5:]] == [2, 2]
+    with pytest.raises(FileNotFoundError):
+        caller.call("embed_images", [b"one", tmp_path / "none.png"])
 
 
 def test_both_clients_embed_texts(server: Any, connect: Any) -> None:
