@@ -12,7 +12,8 @@ from headway.v1 import model_service_pb2_grpc as pb_grpc
 from headway_server.bundles import CHAT_TEMPLATE_FILE, Manifest, SamplingDefaults, Task
 from headway_server.bundles.tags import TagSet
 from headway_server.errors import InvalidInputError
-from headway_server.registry import ModelRegistry, ServedModel
+from headway_server.loaders import ServedModel
+from headway_server.registry import ModelRegistry
 
 _TASKS: dict[Task, pb.Task.ValueType] = {
     Task.GENERATION: pb.TASK_GENERATION,
