@@ -53,12 +53,9 @@ class Pieces:
 
 def continues_sign(text: str, position: int) -> bool:
     """Whether a character belongs to the sign before it: it is a mark or joins, or is joined."""
-    character = text[position]
-    if character.isascii() or position == 0:
+    if position == 0:
         return False
-    return (
-        unicodedata.category(character).startswith("M")
-        or character == _JOINER
-        or text[position - 1] == _JOINER
-        or ord(character) in _SKIN_TONES
-    )
+    character, is_joined = text[position], text[position - 1] == _JOINER
+    if is_joined or character.isascii():
+        return is_joined
+    return unicodedata.category(character).startswith("M") or character == _JOINER or ord(character) in _SKIN_TONES

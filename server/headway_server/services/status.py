@@ -48,8 +48,9 @@ STATUS: Final[dict[type[RequestError], tuple[grpc.StatusCode, str]]] = {
 
 _LOGGED_WHERE_RAISED: Final = (BatchError, StepError)
 
-# Status and details travel in trailers, of which clients take 8 KiB; a message may quote what the caller sent.
-_MAX_MESSAGE_LENGTH = 1000
+# Status and details travel in trailers, of which clients take 8 KiB; a message may quote what the caller sent. It
+# travels twice: among the details, in base64, and by itself, where a byte that is not ASCII takes three.
+_MAX_MESSAGE_BYTES = 1000
 
 _log = structlog.get_logger(__name__)
 
@@ -95,4 +96,5 @@ def _status(code: grpc.StatusCode, message: str, details: list[Message]) -> stat
 
 
 def _clip(text: str) -> str:
-    return text if len(text) <= _MAX_MESSAGE_LENGTH else text[:_MAX_MESSAGE_LENGTH] + "…"
+    data = text.encode(errors="replace")
+    return text if len(data) <= _MAX_MESSAGE_BYTES else data[:_MAX_MESSAGE_BYTES].decode(errors="ignore") + "…"

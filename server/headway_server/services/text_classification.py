@@ -82,7 +82,7 @@ def check_threshold(threshold: float) -> float:
         InvalidInputError: It is not in 0 to 1.
     """
     if not 0 <= threshold <= 1:  # a NaN is not either
-        raise InvalidInputError("threshold", f"is {threshold:g}; give a probability of 0 to 1")
+        raise InvalidInputError("threshold", f"is {threshold}; give a probability of 0 to 1")
     return threshold
 
 

@@ -56,6 +56,11 @@ def test_what_belongs_to_a_sign_cannot_begin_anything(text):
     assert begins == ["x", text[0], "y"]
 
 
+@pytest.mark.parametrize("follower", ["a", ".", "क"])
+def test_what_a_joiner_stands_before_is_joined_whatever_it_is(follower):
+    assert [characters for characters, joined in find(f"क\u200d{follower}z") if not joined] == ["क", "z"]
+
+
 def test_a_text_that_begins_with_a_mark_has_a_beginning():
     assert [joined for _, joined in find("\u0301a")] == [False, True, False]
 

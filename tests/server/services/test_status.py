@@ -1,6 +1,8 @@
 """Errors to statuses."""
 
 import inspect
+from base64 import b64encode
+from urllib.parse import quote
 
 import grpc
 import pytest
@@ -83,6 +85,10 @@ def test_what_was_logged_where_it_was_raised_is_an_incident_without_a_traceback(
     assert "exc_info" not in line
 
 
-def test_details_stay_below_what_clients_take_of_trailers():
-    status = to_status(errors.InvalidInputError("f" * 100_000, "d" * 100_000), "/method")
-    assert status.ByteSize() < 4096
+@pytest.mark.parametrize("character", ["d", "é", "中", "😀"])
+def test_details_stay_below_what_clients_take_of_trailers(character):
+    status = to_status(errors.InvalidInputError("f" * 100_000, character * 100_000), "/method")
+    travels = len(quote(status.message)) + len(b64encode(status.SerializeToString()))
+    assert travels < 8192 - 512, "and a few trailers of gRPC's own"
+    assert status.message.startswith("ffff")
+    assert status.message.endswith("…")

@@ -85,12 +85,13 @@ async def test_a_threshold_of_the_request_takes_the_place_of_the_models(serving)
         assert selected(result.labels) == expected
 
 
-@pytest.mark.parametrize("threshold", [-0.1, 1.1, float("nan")])
+@pytest.mark.parametrize("threshold", [-0.1, 1.0000001, float("nan")])
 async def test_a_threshold_that_is_no_probability_is_refused(serving, threshold):
     request = pb.ClassifyTextRequest(model="single", texts=["goal"], threshold=threshold)
     failure = await failure_of(serving.texts.ClassifyText(request))
     assert (failure.code, failure.field) == (grpc.StatusCode.INVALID_ARGUMENT, "threshold")
-    assert "give a probability of 0 to 1" in failure.message
+    assert f"is {request.threshold}; give a probability of 0 to 1" in failure.message
+    assert "is 1;" not in failure.message, "what is just past the limit must not look like the limit"
 
 
 async def test_a_pair_is_read_as_one_input_whose_second_text_is_known(serving):
