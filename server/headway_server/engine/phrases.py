@@ -12,11 +12,9 @@ repeated.
 
 from __future__ import annotations
 
-import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Final, TypeAlias
 
 from headway_server.engine.alignment import target_spans
@@ -25,6 +23,8 @@ from headway_server.preprocessing import TextTokenizer
 
 MAX_REQUIRED: Final = 16
 MAX_FORBIDDEN: Final = 64
+MAX_PHRASE_BYTES: Final = 256
+"""Of a phrase in UTF-8: it is encoded in many forms, and what finds them takes memory for every token."""
 
 Tokens: TypeAlias = tuple[int, ...]
 
@@ -67,6 +67,8 @@ class PhraseEncoder:
         self._tokenizer = tokenizer
         self._unknown_id = unknown_id
         self._owner = owner
+        added = tokenizer.library_tokenizer.get_added_tokens_decoder()
+        self._special_tokens = {token_id: token.content for token_id, token in added.items() if token.special}
 
     def encode_prefix(self, field: str, prefix: str, max_tokens: int) -> Tokens:
         """Makes tokens of what a translation begins with; white space at its end is left to the model.
@@ -80,10 +82,10 @@ class PhraseEncoder:
             max_tokens: Most tokens of the translation.
 
         Raises:
-            InvalidInputError: It has unknown tokens, or leaves no room for a token of the model's.
+            InvalidInputError: It has unknown or special tokens, or leaves no room for a token of the model's.
         """
         token_ids = self._encode(prefix.rstrip())
-        self._check_known(field, token_ids)
+        self._check_written(field, token_ids)
         if len(token_ids) >= max_tokens:
             raise InvalidInputError(
                 field,
@@ -96,7 +98,8 @@ class PhraseEncoder:
         """Makes tokens of the phrases of one text, which the request calls `field`.
 
         Raises:
-            InvalidInputError: There are too many, one is empty or unknown, or one that must appear must not.
+            InvalidInputError: There are too many, one is empty, too long, unknown or has special tokens, or one that
+                must appear must not.
         """
         _check_count(f"{field}.required", len(phrases.required), MAX_REQUIRED)
         _check_count(f"{field}.forbidden", len(phrases.forbidden), MAX_FORBIDDEN)
@@ -116,7 +119,7 @@ class PhraseEncoder:
         Returns:
             The tokens of every forbidden phrase that is among its words; none for a good translation.
         """
-        places = [match.span() for pattern in _patterns(phrases.asked.forbidden) for match in pattern.finditer(text)]
+        places = [place for phrase in phrases.asked.forbidden for place in find_words(text, phrase.strip())]
         if not places:
             return ()
         spans = target_spans(text, token_ids, self._tokenizer)
@@ -132,12 +135,12 @@ class PhraseEncoder:
     def _required(self, field: str, phrase: str) -> Tokens:
         text = _stripped(field, phrase)
         token_ids = self._after(text, with_space=_follows_space(text)) or self._encode(text)
-        self._check_known(field, token_ids)
+        self._check_written(field, token_ids)
         return token_ids
 
     def _forbidden(self, field: str, phrase: str) -> tuple[Tokens, ...]:
         text = _stripped(field, phrase)
-        self._check_known(field, self._encode(text))
+        self._check_written(field, self._encode(text))
         forms: dict[Tokens, None] = {}
         for spelling in _letter_cases(text):
             for tokens in (
@@ -161,10 +164,18 @@ class PhraseEncoder:
                 return whole[len(before) :]
         return ()
 
-    def _check_known(self, field: str, token_ids: Tokens) -> None:
+    def _check_written(self, field: str, token_ids: Tokens) -> None:
+        """Checks that a text is made of what the model writes: the end of a sentence, say, is no part of its text."""
         if self._unknown_id is not None and self._unknown_id in token_ids:
             raise InvalidInputError(
                 field, f"has characters or words that {self._owner} does not know, so it cannot be decoded; reword it"
+            )
+        special = next((token_id for token_id in token_ids if token_id in self._special_tokens), None)
+        if special is not None:
+            raise InvalidInputError(
+                field,
+                f"has {self._special_tokens[special]!r}, a special token of {self._owner}, which is never written as "
+                "text; leave it out",
             )
 
     def _check_possible(
@@ -172,8 +183,9 @@ class PhraseEncoder:
     ) -> None:
         for index, tokens in enumerate(required):
             for other, forms in enumerate(forbidden):
-                same = phrases.required[index].strip() == phrases.forbidden[other].strip()
-                if same or any(contains(tokens, form) for form in forms):
+                text, part = phrases.required[index].strip(), phrases.forbidden[other].strip()
+                same = text == part
+                if any(find_words(text, part)) or any(contains(tokens, form) for form in forms):
                     reason = "is the same" if same else "is a part of it"
                     raise InvalidInputError(
                         f"{field}.required[{index}]",
@@ -186,19 +198,24 @@ def _letter_cases(phrase: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys((phrase, phrase[0].upper() + phrase[1:])))
 
 
-@lru_cache(maxsize=1024)
-def _patterns(phrases: tuple[str, ...]) -> tuple[re.Pattern[str], ...]:
-    """Returns what finds phrases as words of their own: not as parts of longer ones."""
-    return tuple(
-        re.compile(
-            (r"(?<!\w)" if text[0].isalnum() and not _is_spaceless(text[0]) else "")
-            + "(?:"
-            + "|".join(map(re.escape, _letter_cases(text)))
-            + ")"
-            + (r"(?!\w)" if text[-1].isalnum() and not _is_spaceless(text[-1]) else "")
-        )
-        for text in (phrase.strip() for phrase in phrases)
-    )
+def find_words(text: str, phrase: str) -> Iterator[tuple[int, int]]:
+    """Yields where a text has a phrase as words of its own, not as a part of longer ones, with or without a capital."""
+    for spelling in _letter_cases(phrase):
+        start = text.find(spelling)
+        while start >= 0:
+            end = start + len(spelling)
+            if not (
+                _is_one_word(text[start - 1 : start], spelling[0]) or _is_one_word(text[end : end + 1], spelling[-1])
+            ):
+                yield start, end
+            start = text.find(spelling, start + 1)
+
+
+def _is_one_word(neighbour: str, character: str) -> bool:
+    """Returns whether a phrase's first or last character goes on with its neighbour, which may be none."""
+    if not character.isalnum() or _is_spaceless(character):
+        return False
+    return neighbour.isalnum() or neighbour == "_"
 
 
 def contains(tokens: Sequence[int], part: Sequence[int]) -> bool:
@@ -210,6 +227,8 @@ def _stripped(field: str, phrase: str) -> str:
     text = phrase.strip()
     if not text:
         raise InvalidInputError(field, "is empty; give at least one character that is not white space")
+    if (size := len(text.encode())) > MAX_PHRASE_BYTES:
+        raise InvalidInputError(field, f"has {size} bytes, the limit is {MAX_PHRASE_BYTES}; shorten it")
     return text
 
 

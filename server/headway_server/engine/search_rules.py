@@ -6,6 +6,7 @@ Each hypothesis in the making carries a state, which is never changed: its next 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Self, TypeAlias
 
 from headway_server.engine.hypothesis import SearchParameters
@@ -45,8 +46,8 @@ class SearchRules:
     ) -> None:
         """Prepares the rules; a size of 0 and no phrases are none."""
         self._ngram_size = no_repeat_ngram_size
-        self._forbidden = PhraseAutomaton(forbidden_phrases) if forbidden_phrases else None
-        self._required = PhraseAutomaton(required_phrases) if required_phrases else None
+        self._forbidden = _automaton(forbidden_phrases) if forbidden_phrases else None
+        self._required = _automaton(required_phrases) if required_phrases else None
         self._lengths = [len(phrase) for phrase in required_phrases]
         self._all = (1 << len(required_phrases)) - 1
         self.num_required = len(required_phrases)
@@ -115,3 +116,9 @@ class SearchRules:
     def num_met(self, state: RuleState) -> int:
         """Returns how many required phrases have appeared."""
         return state.met.bit_count()
+
+
+@lru_cache(maxsize=4)
+def _automaton(phrases: tuple[tuple[int, ...], ...]) -> PhraseAutomaton:
+    """Returns an automaton, which nothing changes: the sentences of a call, often with one glossary, share theirs."""
+    return PhraseAutomaton(phrases)

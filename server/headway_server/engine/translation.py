@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncGenerator
 from collections.abc import Sequence as Elements
 from contextlib import ExitStack, aclosing
+from itertools import islice
 from typing import Self
 
 import numpy as np
@@ -29,6 +30,8 @@ from headway_server.runtime import Device, Runtime
 
 _MAX_REPEATED_SEARCHES = 4
 """After so many the last translation is answered, whatever it says."""
+_SOURCES_AT_A_TIME = 4
+"""Glossaries that a thread encodes before others' texts have their turn: a large one takes some ten milliseconds."""
 
 
 class TranslationModel(DecodingModel):
@@ -205,9 +208,14 @@ class TranslationModel(DecodingModel):
                 truncate=call.request.truncate,
                 with_offsets=call.request.wants_alignment,
             )
+        sources = call.sources(passages, encoded)
         if not call.has_wishes:
-            return call.sources(passages, encoded)
-        return await asyncio.get_running_loop().run_in_executor(text_pool(), call.sources, passages, encoded)
+            return list(sources)
+        loop = asyncio.get_running_loop()
+        read: list[Source] = []
+        while len(read) < len(passages):
+            read += await loop.run_in_executor(text_pool(), list, islice(sources, _SOURCES_AT_A_TIME))
+        return read
 
     async def _search_again(
         self, call: TranslationCall, sources: Elements[Source], results: Elements[SequenceResult]

@@ -17,6 +17,7 @@ from headway_server.errors import InvalidInputError
 from headway_server.preprocessing import EncodedText, SplitText, TextTokenizer
 
 _NO_PHRASES = EncodedPhrases()
+_NO_TEXT = "holds no text; give it at least one word"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +73,7 @@ class TranslationCall:
         """
         for split, field in zip(splits, fields, strict=True):
             if not split.sentences:
-                raise InvalidInputError(field, "holds no text; give it at least one word")
+                raise InvalidInputError(field, _NO_TEXT)
         return [
             Passage(
                 text=sentence.text,
@@ -85,18 +86,16 @@ class TranslationCall:
             for index, sentence in enumerate(split.sentences)
         ]
 
-    def sources(self, passages: Elements[Passage], encoded: Elements[EncodedText]) -> list[Source]:
-        """Joins passages with their tokens and with what their translations are held to.
+    def sources(self, passages: Elements[Passage], encoded: Elements[EncodedText]) -> Iterator[Source]:
+        """Yields passages joined with their tokens and with what their translations are held to.
 
         Raises:
             InvalidInputError: A beginning or a phrase cannot be written by the model, or leaves no room.
         """
         seeds = [self.plan.draw_seed() for _ in range(passages[-1].text_index + 1)]
         known: dict[PhraseRequest, EncodedPhrases] = {}  # the texts of a call often share a glossary
-        return [
-            self._source(passage, text, seeds[passage.text_index], known)
-            for passage, text in zip(passages, encoded, strict=True)
-        ]
+        for passage, text in zip(passages, encoded, strict=True):
+            yield self._source(passage, text, seeds[passage.text_index], known)
 
     def forbid_spellings(self, sources: Elements[Source], results: Elements[SequenceResult]) -> dict[int, Source]:
         """Forbids the tokens with which translations say what they must not.
@@ -167,7 +166,14 @@ class TranslationCall:
 
 
 def whole_texts(texts: Elements[str], fields: Elements[str]) -> list[Passage]:
-    """Returns texts that are not split."""
+    """Returns texts that are not split.
+
+    Raises:
+        InvalidInputError: One is white space alone, of which a model would make something.
+    """
+    for text, field in zip(texts, fields, strict=True):
+        if text.isspace():
+            raise InvalidInputError(field, _NO_TEXT)
     return [
         Passage(text=text, field=field, text_index=index)
         for index, (text, field) in enumerate(zip(texts, fields, strict=True))

@@ -1,10 +1,13 @@
 """Phrases as each kind of tokenizer writes them within a text."""
 
+import random
+import re
+
 import pytest
 from tiny_engine import byte_tokenizer
 from tiny_tokenizers import metaspace_tokenizer, word_piece_tokenizer
 
-from headway_server.engine.phrases import PhraseEncoder, PhraseRequest, contains
+from headway_server.engine.phrases import PhraseEncoder, PhraseRequest, contains, find_words
 from headway_server.errors import InvalidInputError
 from headway_server.preprocessing import TextTokenizer
 
@@ -70,6 +73,44 @@ def test_what_the_model_cannot_write_is_refused():
     encoder = PhraseEncoder(pieces, unknown_id=0, owner="tiny")
     with pytest.raises(InvalidInputError, match="does not know"):
         encoder.encode_prefix("target_prefix", "the xyz", 10)
+
+
+def test_special_tokens_are_refused_since_the_model_never_writes_them():
+    library = byte_tokenizer()
+    library.add_special_tokens(["<end>"])
+    encoder = PhraseEncoder(TextTokenizer(library), unknown_id=None, owner="tiny")
+    for phrases in (PhraseRequest(required=("<end>",)), PhraseRequest(forbidden=("cat<end>",))):
+        with pytest.raises(InvalidInputError, match="'<end>', a special token of tiny"):
+            encoder.encode_phrases("phrase_constraints[0]", phrases)
+    with pytest.raises(InvalidInputError, match="special token") as caught:
+        encoder.encode_prefix("target_prefix", "the <end> cat", 10)
+    assert caught.value.field == "target_prefix"
+
+
+def test_a_phrase_has_a_greatest_size():
+    assert encode(BYTES, required=(" " + "é" * 128 + " ",), forbidden=("c" * 256,)).required
+    for phrases, field in (({"required": ("é" * 129,)}, "required[0]"), ({"forbidden": ("c" * 257,)}, "forbidden[0]")):
+        with pytest.raises(InvalidInputError, match=r"has 25\d bytes, the limit is 256") as caught:
+            encode(BYTES, **phrases)
+        assert caught.value.field == f"phrase_constraints[0].{field}"
+
+
+@pytest.mark.parametrize(("required", "forbidden"), [("a cat", "cat"), ("The cat", "the"), ("cat-like", "cat")])
+def test_a_required_phrase_that_says_a_forbidden_one_is_refused(required, forbidden):
+    with pytest.raises(InvalidInputError, match="is a part of it"):
+        encode(BYTES, required=(required,), forbidden=(forbidden,))
+
+
+def test_words_are_found_where_a_pattern_of_words_finds_them():
+    letters = random.Random(8)
+    for _ in range(500):
+        text = "".join(letters.choices("aAbé1_ -猫", k=12))
+        phrase = "".join(letters.choices("aébA1-猫", k=letters.randint(1, 2)))
+        spellings = "|".join(map(re.escape, {phrase, phrase[0].upper() + phrase[1:]}))
+        before = r"(?<!\w)" if phrase[0] not in "-猫" else ""
+        after = r"(?!\w)" if phrase[-1] not in "-猫" else ""
+        expected = {match.span(1) for match in re.finditer(f"(?={before}({spellings}){after})", text)}
+        assert set(find_words(text, phrase)) == expected, (text, phrase)
 
 
 def test_white_space_around_phrases_does_not_matter_and_equal_ones_count_once():

@@ -372,6 +372,25 @@ async def test_alignments_of_sentences_point_into_the_whole_texts(model):
     assert streamed.alignments[0].target_spans == first.target_spans
 
 
+@pytest.mark.parametrize("wishes", [{}, {"split_sentences": True}], ids=["whole", "sentences"])
+async def test_white_space_alone_is_refused_and_not_translated(model, wishes):
+    with pytest.raises(InvalidInputError, match="holds no text") as caught:
+        await translate(model, "the cat", " \n\u3000", **wishes)
+    assert caught.value.field == "texts[1]"
+    with pytest.raises(InvalidInputError, match="holds no text"):
+        await stream(model, "\t")
+
+
+async def test_glossaries_of_many_texts_each_go_with_their_own(model):
+    words = ["the cat", "the dog", "on the mat"]
+    prefixes = tuple(words[number % 3] for number in range(9))
+    results = await translate(model, *["the cat sat"] * 9, target_prefixes=prefixes)
+    assert [result.text.startswith(prefix) for result, prefix in zip(results, prefixes, strict=True)] == [True] * 9
+    with pytest.raises(InvalidInputError) as caught:
+        await translate(model, *["the cat sat"] * 9, target_prefixes=(*prefixes[:7], "the " * 40, ""))
+    assert caught.value.field == "target_prefixes[7]"
+
+
 async def test_a_bundle_without_attention_refuses_alignments_and_says_what_to_do():
     model = make_translation_model(make_decoder(), NumpyEncoder(vocab_size=VOCAB_SIZE))
     with pytest.raises(NoAlignmentError, match=r"tiny-translation/1 .* export it again"):
