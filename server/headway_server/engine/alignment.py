@@ -87,7 +87,7 @@ def _spans_by_decoding(text: str, token_ids: Sequence[int], tokenizer: TextToken
     """Finds them by what the text grows by with each token.
 
     What a token reads as may change with the next one: the parts of a character, or a mark that a word piece is joined
-    to. Such a token has the same characters as the one that settles them.
+    to. Such a token has the same characters as the one that settles them, beside those of its own that are certain.
     """
     read = [tokenizer.decode(token_ids[:count]) for count in range(len(token_ids) + 1)]
     settled = [0]  # characters of the text that are certain after so many tokens
@@ -99,9 +99,9 @@ def _spans_by_decoding(text: str, token_ids: Sequence[int], tokenizer: TextToken
         spans.append((start, end))
         if start != end:
             for earlier in unsettled:
-                spans[earlier] = (start, end)
+                spans[earlier] = (min(spans[earlier][0], start), end)
             unsettled = []
-        elif _reads_as_something(tokenizer, token_ids[index]):
+        if len(read[index + 1]) > end or (start == end and _reads_as_something(tokenizer, token_ids[index])):
             unsettled.append(index)
     return spans
 

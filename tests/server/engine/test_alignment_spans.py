@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_engine import byte_tokenizer
 from tiny_tokenizers import metaspace_tokenizer, word_piece_tokenizer
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from headway_server.engine.alignment import _spans_by_decoding, _tidy, align, target_spans
 from headway_server.preprocessing import TextTokenizer
@@ -32,6 +33,18 @@ def test_parts_of_a_character_have_the_whole_of_it() -> None:
     text = "a€é😀"
     token_ids = BYTES.encode_now(text).input_ids.tolist()
     assert words(BYTES, token_ids) == ["a", *"€" * 3, *"é" * 2, *"😀" * 4]
+
+
+def test_a_space_and_a_part_of_a_character_in_one_token_have_the_whole_character() -> None:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: number for number, token in enumerate([*alphabet, "Ġâ"])}
+    tokenizer = TextTokenizer(Tokenizer(models.BPE(vocab=vocabulary, merges=[("Ġ", "â")])))
+    tokenizer.library_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.library_tokenizer.decoder = decoders.ByteLevel()
+    text = "a €é"
+    token_ids = ids(tokenizer, "a", "Ġâ", "Ĥ", "¬", "Ã", "©")
+    assert words(tokenizer, token_ids) == ["a", "€", "€", "€", "é", "é"]
+    assert _tidy(_spans_by_decoding(text, token_ids, tokenizer), text) == target_spans(text, token_ids, tokenizer)
 
 
 def test_an_unusual_spelling_has_its_characters_too() -> None:
