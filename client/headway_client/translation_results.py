@@ -140,8 +140,12 @@ class TranslatedText:
 
 def _words_of(spans: Iterable[TextSpan], text: str) -> list[TextSpan | None]:
     """Returns the word of a text that each span is in, by its middle; None for one without characters."""
+    spans = list(spans)
     word_at: dict[int, TextSpan] = {}
-    for match in _WORD.finditer(text):
+    stop = max((span.end for span in spans), default=0)
+    for match in _WORD.finditer(text, min((span.start for span in spans), default=0)):  # a sentence of a long text
+        if match.start() >= stop:
+            break
         word_at.update(dict.fromkeys(range(match.start(), match.end()), TextSpan(match.start(), match.end())))
     return [word_at.get((span.start + span.end - 1) // 2) if span.start < span.end else None for span in spans]
 

@@ -125,6 +125,33 @@ def test_pairs_need_an_alignment() -> None:
         result.word_pairs("a")
 
 
+def test_the_sentences_of_a_long_text_are_paired_each_in_its_own_part() -> None:
+    count = 20_000  # to go through the whole text for each of them would take minutes
+    source, target = "no dog. " * count, "kein Hund. " * count
+    result = TranslatedText(
+        target,
+        -1.0,
+        FinishReason.END_OF_SEQUENCE,
+        1,
+        1,
+        False,
+        alignments=tuple(
+            Alignment(
+                source_tokens=(
+                    TextSpan(8 * i, 8 * i + 2),
+                    TextSpan(8 * i + 3, 8 * i + 6),
+                    TextSpan(8 * i + 6, 8 * i + 7),
+                ),
+                target_tokens=(TokenAlignment(TextSpan(11 * i, 11 * i + 4), (0.9, 0.1, 0.0)),),
+            )
+            for i in range(count)
+        ),
+    )
+    pairs = result.word_pairs(source)
+    assert {(pair.target.of(target), pair.source and pair.source.of(source)) for pair in pairs} == {("kein", "no")}
+    assert [pair.target.start for pair in pairs] == list(range(0, 11 * count, 11))
+
+
 def test_words_are_paired_by_the_mean_of_their_tokens_and_the_sum_of_the_sources() -> None:
     source, target = "the doghouse, here", "Hundehaus-Dach!"
     alignment = Alignment(
