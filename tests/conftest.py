@@ -3,9 +3,14 @@
 import os
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # before any test imports ONNX Runtime
+
+# An example that takes longer than Hypothesis likes, on a busy machine, is no failure.
+hypothesis.settings.register_profile("headway", deadline=None)
+hypothesis.settings.load_profile("headway")
 
 
 @pytest.fixture(scope="session")
