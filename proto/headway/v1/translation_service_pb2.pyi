@@ -205,15 +205,15 @@ class PhraseConstraints(_message.Message):
     FORBIDDEN_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def required(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Phrases that must appear in the translation, written as they shall stand there. At most 16, of at least 1
-        character. A translation that reaches its greatest length may lack some: look at its finish_reason. More beams find
+        """Phrases that must appear in the translation, written as they shall stand there. At most 16, of 1 character to 256
+        bytes in UTF-8. A translation that reaches its greatest length may lack some: look at its finish_reason. More beams find
         better places.
         """
 
     @_builtins.property
     def forbidden(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Phrases that must not appear in it as words of their own, with the letter they begin with small as it is or
-        capital. At most 64, of at least 1 character.
+        capital. At most 64, of 1 character to 256 bytes in UTF-8.
         """
 
     def __init__(
