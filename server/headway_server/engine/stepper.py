@@ -1,6 +1,6 @@
 """One step of the engine: who leaves, who enters, a chunk of a prompt, a token for everyone (docs/engine.md).
 
-Shapes: R running sequences (slots 0 to R-1), T tokens of a chunk, V vocabulary.
+Shapes: R running sequences (slots 0 to R-1), T tokens and S source tokens of a translation, V vocabulary.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from headway_server.engine.block_layout import Group, Move
 from headway_server.engine.drafting import Drafting, VerifiedDraft
 from headway_server.engine.interfaces import Decoder, Encoder
 from headway_server.engine.outbox import Outbox
-from headway_server.engine.prefix_cache import PrefixCache
-from headway_server.engine.sampler import SampledTokens, Sampler, token_log_probabilities
+from headway_server.engine.prefill_step import PrefillStep
+from headway_server.engine.sampler import SampledTokens, Sampler
 from headway_server.engine.scheduler import Chunk, Scheduler
 from headway_server.engine.search_step import SearchStep, align
-from headway_server.engine.sequence import Sequence, Stage, TokenLogProbability
+from headway_server.engine.sequence import Sequence, Stage
 from headway_server.engine.speculation import DraftVerifier
 from headway_server.errors import InvalidInputError
 
@@ -74,10 +74,8 @@ class Stepper:
         self._name = name
         self._outbox = outbox
         self.scheduler = Scheduler(num_slots=decoder.num_slots, prefill_chunk=decoder.prefill_chunk)
-        self._chunks_per_slot = decoder.max_length // decoder.prefill_chunk
-        self.prefix_cache = PrefixCache(
-            num_places=decoder.num_prefix_slots * self._chunks_per_slot, chunk=decoder.prefill_chunk
-        )
+        self._prefill_step = PrefillStep(decoder)
+        self.prefix_cache = self._prefill_step.prefix_cache
         self._sampler = Sampler(
             num_slots=decoder.num_slots, vocab_size=decoder.vocab_size, with_log_probabilities=encoder is not None
         )
@@ -136,75 +134,28 @@ class Stepper:
             shared = sequence.shared_prompt
             reader = None if shared is None else shared.reader()
             if reader is None:
-                self._reuse_chunks(sequence)
+                self._prefill_step.reuse_chunks(sequence)
                 return
             assert shared is not None, "there is a reader"
             assert shared.logits is not None, "a reader has read"
-            sequence.num_prefilled = sequence.num_cached_tokens = len(sequence.input_ids)
-            sequence.prompt_tokens = reader.prompt_tokens
-            self._decoder.copy(source=(reader.slot, 0), target=(sequence.slot, 0), length=sequence.num_prefilled)
+            self._prefill_step.share(reader, sequence)
             self._begin(sequence, shared.logits)
-
-    def _reuse_chunks(self, sequence: Sequence) -> None:
-        """Copies the chunks of a prompt that are kept into its slot."""
-        if sequence.parameters.wants_prompt_log_probabilities:
-            return  # its logits are wanted, and these are not kept
-        sequence.prompt_digests = self.prefix_cache.digests(sequence.input_ids)
-        chunk = self.scheduler.prefill_chunk
-        for place in self.prefix_cache.look_up(sequence.prompt_digests, len(sequence.input_ids)):
-            target = (sequence.slot, sequence.num_prefilled)
-            self._decoder.copy(source=self._kept_at(place), target=target, length=chunk)
-            sequence.num_prefilled += chunk
-        sequence.num_cached_tokens = sequence.num_prefilled
-
-    def _keep_chunk(self, chunk: Chunk) -> None:
-        """Copies a whole chunk that was just read to where later prompts find it."""
-        number, rest = divmod(chunk.stop, self.scheduler.prefill_chunk)
-        if rest or number > len(chunk.sequence.prompt_digests):
-            return
-        place = self.prefix_cache.reserve(chunk.sequence.prompt_digests[number - 1])
-        if place is not None:
-            source = (chunk.sequence.slot, chunk.start)
-            self._decoder.copy(source=source, target=self._kept_at(place), length=chunk.stop - chunk.start)
-
-    def _kept_at(self, place: int) -> tuple[int, int]:
-        """Returns slot and position of a place of the prefix cache."""
-        row, column = divmod(place, self._chunks_per_slot)
-        return self._decoder.num_slots + row, column * self.scheduler.prefill_chunk
 
     def _prefill(self, chunk: Chunk) -> None:
         """Reads one chunk of a prompt; after the last one, the sequence gets its first token and joins the batch."""
         sequence = chunk.sequence
         try:
-            logits = self._read(chunk)
+            logits = self._prefill_step.read(chunk)
         except Exception as error:  # the running sequences are not touched by it
             self._fail([sequence], error)
             return
         sequence.num_prefilled = chunk.stop
-        self._keep_chunk(chunk)
+        self._prefill_step.keep_chunk(chunk)
         if chunk.is_last:
             if (shared := sequence.shared_prompt) is not None and shared.logits is None:
                 shared.logits = logits.copy()
             self._begin(sequence, logits)
             self._outbox.flush()  # the first token does not wait for the decode step that follows
-
-    def _read(self, chunk: Chunk) -> NDArray[np.float32]:
-        """Prefills a chunk and returns the logits (V,) after it."""
-        sequence = chunk.sequence
-        token_ids = sequence.input_ids[chunk.start : chunk.stop]
-        if not sequence.parameters.wants_prompt_log_probabilities:
-            return self._decoder.prefill(sequence.slot, token_ids, chunk.start)
-        logits = self._decoder.score(sequence.slot, token_ids, chunk.start)  # (T, V)
-        if chunk.start == 0:
-            sequence.prompt_tokens.append(TokenLogProbability(int(token_ids[0]), None))
-        following = sequence.input_ids[chunk.start + 1 : chunk.stop + 1]  # (T,) or (T - 1,) at the end of the prompt
-        log_probabilities, top_tokens = token_log_probabilities(
-            logits[: len(following)], following, sequence.parameters.num_top_tokens or 0
-        )
-        for row in zip(following.tolist(), log_probabilities.tolist(), map(tuple, top_tokens), strict=True):
-            sequence.prompt_tokens.append(TokenLogProbability(*row))
-        last: NDArray[np.float32] = logits[-1]
-        return last
 
     def _begin(self, sequence: Sequence, logits: NDArray[np.float32]) -> None:
         """Lets a sequence whose prompt has been read join, with its first token from the logits (V,)."""
