@@ -12,7 +12,7 @@ from typing import Any, Literal
 from limits import BareModel, BareProcess
 from peers.environment import PeerProcess
 from prompts import PROMPT_SETS, PromptSource
-from random_gpt import RandomGpt
+from random_model import RandomModel
 from streams import Target, measure_streams
 from tokenizers import Tokenizer
 
@@ -40,13 +40,13 @@ class Load:
         return f"{self.case} x {self.num_streams}"
 
 
-def prompt_source(model: RandomGpt, prompt_set: str, *, seed: int = _SEED) -> PromptSource:
+def prompt_source(model: RandomModel, prompt_set: str, *, seed: int = _SEED) -> PromptSource:
     """Returns prompts of a set."""
     shortest, longest = PROMPT_SETS[prompt_set]
     return prompts_between(model, shortest, longest, seed=seed)
 
 
-def prompts_between(model: RandomGpt, shortest: int, longest: int, *, seed: int) -> PromptSource:
+def prompts_between(model: RandomModel, shortest: int, longest: int, *, seed: int) -> PromptSource:
     """Returns prompts of a range of lengths."""
     tokenizer = Tokenizer.from_file(str(model.folder / "tokenizer.json"))
     return PromptSource(tokenizer, shortest=shortest, longest=longest, seed=seed)
@@ -57,7 +57,7 @@ class Served:
 
     kind: Kind = "served"
 
-    def __init__(self, model: RandomGpt, address: str, precision: str) -> None:
+    def __init__(self, model: RandomModel, address: str, precision: str) -> None:
         self.name = f"headway {precision}, served"
         self.precision = precision
         self.target = Target(address=address, model=model.name)
@@ -79,7 +79,9 @@ class Bare:
 
     kind: Kind = "bare"
 
-    def __init__(self, model: RandomGpt, process: BareProcess, precision: str, *, num_slots: int, threads: int) -> None:
+    def __init__(
+        self, model: RandomModel, process: BareProcess, precision: str, *, num_slots: int, threads: int
+    ) -> None:
         self.name = f"headway {precision}, bare loop"
         self.precision = precision
         self._process = process
@@ -110,7 +112,7 @@ class PeerContestant:
 
     kind: Kind = "peer"
 
-    def __init__(self, model: RandomGpt, process: PeerProcess) -> None:
+    def __init__(self, model: RandomModel, process: PeerProcess) -> None:
         self.name = process.peer.name
         self.precision = process.peer.precision
         self._process = process

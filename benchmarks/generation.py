@@ -33,7 +33,8 @@ from peers.environment import PEERS, PeerError, PeerProcess, ensure_environment
 from picture import draw
 from profiling import profile_server
 from prompts import PROMPT_SETS
-from random_gpt import GEOMETRIES, RandomGpt, prepare
+from random_gpt import GEOMETRIES, prepare
+from random_model import RandomModel
 from rows import SETTLING_SHARE, Row
 from served import RunningServer, ServerFailedError, running_server
 from targets import OURS, judge
@@ -143,7 +144,7 @@ def _about(settings: Settings) -> dict[str, Any]:
     return about
 
 
-def _prepare(settings: Settings) -> RandomGpt:
+def _prepare(settings: Settings) -> RandomModel:
     _say("the model: looked for, and exported where this code has not done so yet (about two minutes)")
     return prepare(GEOMETRIES[settings.geometry], SCRATCH)
 
@@ -194,7 +195,7 @@ def _measure(settings: Settings) -> dict[str, Any]:
 
 
 def _open_rows(
-    settings: Settings, model: RandomGpt, servers: dict[str, RunningServer], stack: ExitStack
+    settings: Settings, model: RandomModel, servers: dict[str, RunningServer], stack: ExitStack
 ) -> tuple[list[Row], list[dict[str, Any]]]:
     """Opens all contestants; returns their rows, and records of those that do not run."""
     bare = stack.enter_context(BareProcess())

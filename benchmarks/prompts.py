@@ -1,4 +1,4 @@
-"""Prompts of exact lengths for a `RandomGpt`, no two of them alike."""
+"""Prompts of exact lengths for a `RandomModel`, no two of them alike."""
 
 from __future__ import annotations
 

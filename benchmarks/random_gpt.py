@@ -1,105 +1,60 @@
-"""A GPT with random weights, as the speed of a size is measured: its weights file, its tokenizer and its bundle.
+"""A GPT with random weights, as the speed of a size is measured, and a tokenizer whose words are one token each.
 
 Speed does not depend on what the weights are, save in one way: a GPT as it is initialised repeats its last token, which
 would flatter a decoder that guesses ahead. So positions, and what the layers write into the residual stream, weigh more
 here; a greedy answer of 64 tokens then has about 40 different ones.
-
-Files are kept below a folder, by a key of all that goes into them, and made where they are missing.
 """
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
-import json
-import shutil
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
-from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from machine import ROOT
+from random_model import Geometry, RandomModel
+from random_model import prepare as prepare_model
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 if TYPE_CHECKING:
-    from headway_training.models.gpt import GPT
+    from torch import nn
+
+    from headway_export.source import ExportSource
 
 SEED = 1
 _ENLARGED = ("attention.output.weight", "feed_forward.output.weight", "positions.weight")
 _FACTOR = 10.0
 """By which these are larger than GPT-2's."""
 _EVALUATION_TOKENS = 2048
-_STORES_KEPT = 3
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _SPACE = "\u0120"  # what byte-level vocabularies write for a space
-_SOURCES = ("export/headway_export", "training/headway_training/models", "server/headway_server/bundles")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Geometry:
-    """Sizes of a GPT."""
-
-    name: str
-    num_layers: int
-    d_model: int
-    num_heads: int
-    vocabulary_size: int
-    max_length: int
 
 
 GEOMETRIES = {
     geometry.name: geometry
     for geometry in (
-        Geometry(name="gpt2-small", num_layers=12, d_model=768, num_heads=12, vocabulary_size=50257, max_length=1024),
-        Geometry(name="tiny", num_layers=2, d_model=64, num_heads=2, vocabulary_size=1024, max_length=512),
+        Geometry(
+            name="gpt2-small",
+            num_layers=12,
+            d_model=768,
+            num_heads=12,
+            d_ff=3072,
+            vocabulary_size=50257,
+            max_length=1024,
+        ),
+        Geometry(name="tiny", num_layers=2, d_model=64, num_heads=2, d_ff=256, vocabulary_size=1024, max_length=512),
     )
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RandomGpt:
-    """Where the files of a model are."""
-
-    geometry: Geometry
-    folder: Path
-    """Holds `weights.safetensors` (the kit's names), `tokenizer.json` and `geometry.json`."""
-    store: Path
-    """Holds one bundle with an fp32 and an int8 variant."""
-
-    @property
-    def name(self) -> str:
-        """The model's name in the store."""
-        return f"random-{self.geometry.name}"
-
-    @property
-    def bundle(self) -> Path:
-        """The bundle's folder."""
-        return self.store / self.name / "1"
-
-
-def prepare(geometry: Geometry, scratch: Path) -> RandomGpt:
+def prepare(geometry: Geometry, scratch: Path) -> RandomModel:
     """Finds a model's files, and makes what is missing or was made by other code.
 
     Raises:
         ExportError: The exporter refuses the model.
         HeadwayError: The server's parts do not run it.
     """
-    own = {"geometry": asdict(geometry), "seed": SEED, "code": _digest([Path(__file__)])}
-    folder = scratch / f"{geometry.name}-{_key(own)}"
-    sources = [file for source in _SOURCES for file in sorted((ROOT / source).rglob("*.py"))]
-    store = folder / f"store-{_key({'code': _digest(sources)})}"
-    model = RandomGpt(geometry=geometry, folder=folder, store=store)
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # another run may be making the same files
-        if not model.bundle.is_dir():
-            # PyTorch stays out of the process that measures.
-            with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-                pool.submit(_make, model).result()
-    return model
+    return prepare_model(geometry, scratch, code=Path(__file__), build=_build, describe=_describe)
 
 
 def words(vocabulary_size: int) -> Iterator[str]:
@@ -118,14 +73,6 @@ def make_tokenizer(vocabulary_size: int) -> Tokenizer:
     tokenizer.add_special_tokens([AddedToken("<|endoftext|>", special=True)])
     assert tokenizer.get_vocab_size() == vocabulary_size, "merges fill what bytes and the special token leave"
     return tokenizer
-
-
-def _key(values: object) -> str:
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
-
-
-def _digest(files: list[Path]) -> str:
-    return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()
 
 
 def _alphabet(vocabulary_size: int) -> str:
@@ -152,28 +99,7 @@ def _merges(vocabulary_size: int) -> list[tuple[str, str]]:
 # What follows runs in a process of its own, with PyTorch.
 
 
-def _make(model: RandomGpt) -> None:
-    """Makes the files; what an interrupted run left behind is made again."""
-    import logging  # noqa: PLC0415
-    import warnings  # noqa: PLC0415
-
-    from safetensors.torch import save_model  # noqa: PLC0415
-
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns of optional packages that are not needed
-    warnings.filterwarnings("ignore", module=r"torch\..*")
-    module = _random_module(model.geometry)
-    tokenizer = make_tokenizer(model.geometry.vocabulary_size)
-    if not (model.folder / "geometry.json").is_file():
-        save_model(module, str(model.folder / "weights.safetensors"))
-        tokenizer.save(str(model.folder / "tokenizer.json"))
-        (model.folder / "geometry.json").write_text(json.dumps(asdict(model.geometry)), encoding="utf-8")
-    _export(model, module, tokenizer)
-    stores = sorted(model.folder.glob("store-*"), key=lambda store: store.stat().st_mtime)
-    for outdated in stores[:-_STORES_KEPT]:  # a server may still run on the one before
-        shutil.rmtree(outdated)
-
-
-def _random_module(geometry: Geometry) -> GPT:
+def _build(geometry: Geometry) -> tuple[nn.Module, Tokenizer]:
     import torch  # noqa: PLC0415
 
     from headway_training.models.gpt import GPT, GPTConfig  # noqa: PLC0415
@@ -185,22 +111,23 @@ def _random_module(geometry: Geometry) -> GPT:
         num_layers=geometry.num_layers,
         d_model=geometry.d_model,
         num_heads=geometry.num_heads,
-        d_ff=4 * geometry.d_model,
+        d_ff=geometry.d_ff,
     )
     module = GPT(configuration).eval()
     for name, parameter in module.named_parameters():
         if name.endswith(_ENLARGED):
             parameter.data.mul_(_FACTOR)
-    return module
+    return module, make_tokenizer(geometry.vocabulary_size)
 
 
-def _export(model: RandomGpt, module: GPT, tokenizer: Tokenizer) -> None:
-    from headway_export.exporter import ExportOptions, export  # noqa: PLC0415
+def _describe(model: RandomModel, module: nn.Module, tokenizer: Tokenizer) -> ExportSource:
     from headway_export.graphs import parameter_count  # noqa: PLC0415
     from headway_export.source import EvaluationData, ExportSource, limits_of  # noqa: PLC0415
-    from headway_server.bundles import Architecture, Precision, SpecialTokens, Task  # noqa: PLC0415
+    from headway_server.bundles import Architecture, SpecialTokens, Task  # noqa: PLC0415
+    from headway_training.models.gpt import GPT  # noqa: PLC0415
 
-    source = ExportSource(
+    assert isinstance(module, GPT), "it was built here"
+    return ExportSource(
         name=model.name,
         task=Task.GENERATION,
         module=module,
@@ -219,7 +146,6 @@ def _export(model: RandomGpt, module: GPT, tokenizer: Tokenizer) -> None:
             texts=(_random_text(model.geometry.vocabulary_size),),
         ),
     )
-    export(source, ExportOptions(store=model.store, precisions=(Precision.FP32, Precision.INT8)))
 
 
 def _random_text(vocabulary_size: int) -> str:

@@ -24,7 +24,8 @@ from footprint import Footprint
 from machine import ROOT, command_line, describe_hardware, describe_versions, git_commit
 from peers.environment import TRANSLATORS, PeerError, PeerProcess, ensure_environment
 from picture import draw
-from random_transformer import GEOMETRIES, RandomTransformer, prepare
+from random_model import RandomModel
+from random_transformer import GEOMETRIES, prepare
 from rows import Row
 from served import RunningServer, ServerFailedError, running_server
 from translation_contestants import Bare, PeerTranslator, Served, TranslationLoad
@@ -158,7 +159,7 @@ def _server_flags(settings: Settings, precision: str) -> list[str]:
 
 
 def _open_rows(
-    settings: Settings, model: RandomTransformer, servers: dict[str, RunningServer], stack: ExitStack
+    settings: Settings, model: RandomModel, servers: dict[str, RunningServer], stack: ExitStack
 ) -> tuple[list[Row], list[dict[str, Any]]]:
     """Opens all contestants; returns their rows, and records of those that do not run."""
     bare = stack.enter_context(BareTranslator(settings.threads))

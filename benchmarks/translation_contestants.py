@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 from peers.environment import PeerProcess
-from random_transformer import RandomTransformer
+from random_model import RandomModel
 from sentences import Sentence, SentenceSource
 from tokenizers import Tokenizer
 from translation_limits import BareTranslation, BareTranslator
@@ -66,7 +66,7 @@ class Translator(Protocol):
         """Measures once; the result has at least `tokens_per_s`."""
 
 
-def sentence_source(model: RandomTransformer) -> SentenceSource:
+def sentence_source(model: RandomModel) -> SentenceSource:
     """Returns sentences."""
     return SentenceSource(Tokenizer.from_file(str(model.folder / "tokenizer.json")), seed=_SEED)
 
@@ -76,7 +76,7 @@ class Served:
 
     kind: Kind = "served"
 
-    def __init__(self, model: RandomTransformer, address: str, precision: str) -> None:
+    def __init__(self, model: RandomModel, address: str, precision: str) -> None:
         self.name = f"headway {precision}, served"
         self.precision = precision
         self._address = address
@@ -142,7 +142,7 @@ class Bare:
 
     kind: Kind = "bare"
 
-    def __init__(self, model: RandomTransformer, translator: BareTranslator, precision: str, *, num_slots: int) -> None:
+    def __init__(self, model: RandomModel, translator: BareTranslator, precision: str, *, num_slots: int) -> None:
         self.name = f"headway {precision}, bare loop"
         self.precision = precision
         self._translator = translator
@@ -167,7 +167,7 @@ class PeerTranslator:
 
     kind: Kind = "peer"
 
-    def __init__(self, model: RandomTransformer, process: PeerProcess) -> None:
+    def __init__(self, model: RandomModel, process: PeerProcess) -> None:
         self.name = process.peer.name
         self.precision = process.peer.precision
         self._process = process
