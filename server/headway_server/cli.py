@@ -51,7 +51,11 @@ def serve(
         str | None, _option("precision", "fp32, int8 or fp16; left out, the fastest that suits the device.")
     ] = None,
     threads: Annotated[
-        int | None, _option("threads", "Threads of the models; left out, the cores this process may use.")
+        int | None, _option("threads", "Cores that the models keep busy; left out, those this process may use.")
+    ] = None,
+    lanes: Annotated[
+        int | None,
+        _option("lanes", "Runs of a model at a time, a core each; left out, one a core. 1 holds weights once."),
     ] = None,
     max_message_mib: Annotated[int | None, _option("max_message_mib", "Largest request, in MiB.")] = None,
     max_text_kib: Annotated[int | None, _option("max_text_kib", "Largest text or prompt, in KiB of UTF-8.")] = None,
@@ -88,9 +92,15 @@ def serve(
         ),
     ] = None,
     max_batch_tokens: Annotated[
-        int | None, _option("batching.max_batch_tokens", "Most tokens of a classifier's batch, padding included.")
+        int | None,
+        _option(
+            "batching.max_batch_tokens",
+            "Most tokens of a classifier's batch, padding included; left out, 512 on the CPU.",
+        ),
     ] = None,
-    max_batch_images: Annotated[int | None, _option("batching.max_batch_images", "Most images of a batch.")] = None,
+    max_batch_images: Annotated[
+        int | None, _option("batching.max_batch_images", "Most images of a batch; left out, 2 on the CPU.")
+    ] = None,
     max_waiting_texts: Annotated[
         int | None,
         _option("batching.max_waiting_texts", "Texts that a classifier admits; past that calls are refused."),
@@ -121,7 +131,7 @@ def _serve(settings: ServerSettings) -> None:
         address = format_address(settings.host, settings.port)
         _fail(f"cannot listen on {address}: {problem}; stop what listens there or choose another --host or --port")
     try:
-        runtime = Runtime(device=settings.device, num_threads=settings.threads)
+        runtime = Runtime(device=settings.device, num_threads=settings.threads, num_lanes=settings.lanes)
         registry = ModelRegistry.load(runtime, settings)
         asyncio.run(_run(registry, runtime, settings))
     except HeadwayError as error:
@@ -132,7 +142,8 @@ async def _run(registry: ModelRegistry, runtime: Runtime, settings: ServerSettin
     def announce(port: int) -> None:
         sys.stdout.write(
             f"headway-server ready on {format_address(settings.host, port)} models={len(registry.models)} "
-            f"rejected={len(registry.rejected)} device={runtime.device} threads={runtime.num_threads}\n"
+            f"rejected={len(registry.rejected)} device={runtime.device} threads={runtime.num_threads} "
+            f"lanes={runtime.cores.num_lanes}\n"
         )
         sys.stdout.flush()
         _log.info("serving", store=str(settings.store), runtime=repr(runtime), cores=describe_cores())

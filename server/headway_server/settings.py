@@ -51,7 +51,10 @@ class ServerSettings(BaseSettings):
     precision: Precision | None = None
     """Variant to run; left out, the fastest that suits the device."""
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """Threads of the models, together; left out, the cores this process may use."""
+    """Cores that the models keep busy, together; left out, those this process may use."""
+    lanes: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """Runs of a model at a time, a core each where several have work; left out, as many as there are threads. With more
+    than one, weights are held twice. On CUDA there is one."""
     max_message_mib: Annotated[int, Field(ge=1, le=1024)] = 64
     """Largest request, in MiB; what is larger is refused before it is read."""
     max_text_kib: Annotated[int, Field(ge=1, le=1024 * 1024)] = DEFAULT_MAX_TEXT_KIB

@@ -84,11 +84,11 @@ import sys
 import numpy as np
 from headway_server.runtime import Runtime
 
-Runtime(device="cpu", num_threads=16)  # a process has one pool, so the test's own will not do
+Runtime(device="cpu")
 import onnxruntime
 
 options = onnxruntime.SessionOptions()
-options.use_per_session_threads = False
+options.intra_op_num_threads = 16
 session = onnxruntime.InferenceSession(sys.argv[1], options)
 dtype = np.int8 if sys.argv[2] == "int8" else np.float32
 generator = np.random.default_rng(3)
@@ -167,7 +167,7 @@ def _written(traced, ids, tmp_path):
     """Runs the decoder on a prompt and returns what it wrote."""
     ir.save(traced.graphs[0].model, tmp_path / "decoder.onnx")
     options = onnxruntime.SessionOptions()
-    options.use_per_session_threads = False
+    options.intra_op_num_threads = 16
     session = onnxruntime.InferenceSession(tmp_path / "decoder.onnx", options)
     length = ids.shape[1]
     feeds = {

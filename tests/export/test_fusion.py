@@ -71,7 +71,7 @@ def _logits_of_a_chunk_and_a_step(traced, tmp_path):
     """Reads 17 tokens into each of three rows, and then one in all of them together, at positions of their own."""
     ir.save(traced.model, tmp_path / "decoder.onnx")
     options = onnxruntime.SessionOptions()
-    options.use_per_session_threads = False
+    options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(tmp_path / "decoder.onnx", options)
     ids = np.random.default_rng(0).integers(0, 50, (3, 18))
     past = {

@@ -58,7 +58,7 @@ def sessions(tmp_path_factory):
     ir.save(model, folder / "int8.onnx")
     Runtime(device="cpu")  # makes the process's pool, unless another test has
     options = onnxruntime.SessionOptions()
-    options.use_per_session_threads = False
+    options.intra_op_num_threads = 1
     opened = {name: onnxruntime.InferenceSession(folder / f"{name}.onnx", options) for name in ("fp32", "int8")}
     return folder, count, opened
 
@@ -124,7 +124,7 @@ def activated(request, tmp_path_factory):
     ir.save(model, file)
     Runtime(device="cpu")
     options = onnxruntime.SessionOptions()
-    options.use_per_session_threads = False
+    options.intra_op_num_threads = 1
     return module, onnxruntime.InferenceSession(file, options)
 
 

@@ -17,7 +17,7 @@ from headway_server.bundles import Graph, ParityFigures, Task, Variant
 from headway_server.bundles.chain import DECODING_AXES, VERIFIES, chain_width, verifying_axes
 from headway_server.engine.slot_state import SlotState
 from headway_server.engine.verifier import Verifier
-from headway_server.runtime import Runtime, Session
+from headway_server.runtime import Cores, Runtime, Session
 from headway_training.models import build_model
 
 VOCAB_SIZE, MAX_LENGTH, NUM_LAYERS, WIDTH, NUM_ROWS = 90, 48, 2, 4, 3
@@ -36,7 +36,7 @@ class Exported:
 
     def session(self, fixed_axes, optimized_file=None):
         options = onnxruntime.SessionOptions()
-        options.use_per_session_threads = False
+        options.intra_op_num_threads = 1
         for axis, size in fixed_axes.items():
             options.add_free_dimension_override_by_name(axis, size)
         if optimized_file is not None:
@@ -122,7 +122,7 @@ def test_verifying_gives_the_bits_of_decoding_and_writes_the_same_state(exported
     plain = exported.session(DECODING_AXES)
     state = read_prompts(plain, exported, token_ids)
     slots = slots_of(exported, state.values())
-    session = Session(exported.session(verifying_axes(WIDTH)), exported.graph, "cpu")
+    session = Session(exported.session(verifying_axes(WIDTH)), graph=exported.graph, device="cpu", cores=Cores(1))
     verifier = Verifier(session, slots, width=WIDTH, vocab_size=VOCAB_SIZE)
     drafted = rng.integers(0, VOCAB_SIZE, (NUM_ROWS, WIDTH))
     verified = verifier.verify(drafted, LENGTHS)
@@ -136,7 +136,7 @@ def test_verifying_gives_the_bits_of_decoding_and_writes_the_same_state(exported
 
 
 def test_fewer_rows_are_verified_alike(exported):
-    session = Session(exported.session(verifying_axes(WIDTH)), exported.graph, "cpu")
+    session = Session(exported.session(verifying_axes(WIDTH)), graph=exported.graph, device="cpu", cores=Cores(1))
     drafted = np.random.default_rng(6).integers(0, VOCAB_SIZE, (NUM_ROWS, WIDTH))
     logits = []
     for rows in (NUM_ROWS, 1):

@@ -45,7 +45,7 @@ def classify(serving, *texts: str, timeout: float | None = None):
 def busy(serving):
     """The text model's turn to run: while it is held, calls wait."""
     [model] = [model for model in serving.registry.models if model.bundle.manifest.name == "topics"]
-    return model._batcher._run_lock
+    return model._batcher._lanes
 
 
 @pytest.fixture
@@ -166,7 +166,7 @@ async def test_a_message_past_the_limit_is_refused_with_limit_and_value(serve, c
 async def test_a_full_queue_is_told_with_a_time_to_come_back(serve, classifier_store):
     async with serve(classifier_store, batching={"max_waiting_texts": 256}) as serving:
         [model] = [model for model in serving.registry.models if model.bundle.manifest.name == "topics"]
-        with model._batcher._run_lock:
+        with model._batcher._lanes:
             first = asyncio.ensure_future(classify(serving, *["goal"] * 200))
             await until(lambda: model._admission._num_admitted == 200)
             failure = await failure_of(classify(serving, *["goal"] * 57))
@@ -182,7 +182,7 @@ async def test_a_full_queue_is_told_with_a_time_to_come_back(serve, classifier_s
 async def test_calls_past_the_most_that_may_run_are_refused(serve, classifier_store):
     async with serve(classifier_store, max_calls=1) as serving:
         [model] = [model for model in serving.registry.models if model.bundle.manifest.name == "topics"]
-        with model._batcher._run_lock:
+        with model._batcher._lanes:
             running = asyncio.ensure_future(classify(serving))
             await until(lambda: serving.server._interceptor.num_running == 1)
             failure = await failure_of(classify(serving))
@@ -248,7 +248,7 @@ async def test_a_health_watcher_is_told_of_the_drain(serving):
 async def test_a_call_that_still_waits_after_the_drain_is_cut_off(serve, classifier_store):
     async with serve(classifier_store, drain_timeout=0.05) as serving:
         [model] = [model for model in serving.registry.models if model.bundle.manifest.name == "topics"]
-        with model._batcher._run_lock:
+        with model._batcher._lanes:
             first = asyncio.ensure_future(classify(serving))  # taken by a thread and waiting for its turn
             await until(lambda: model._batcher._num_taken == 1)
             second = asyncio.ensure_future(classify(serving))  # still in the queue

@@ -42,8 +42,8 @@ async def serving(decoder=None, *, max_text_bytes=2**20, **options):
         await server.stop(None)
         registry.close()
     for model in models:
-        assert model._engine._stepper.scheduler.num_free == model._engine.num_slots
-        assert not model._engine._stepper.scheduler.has_work
+        assert model._lanes._engines[0]._stepper.scheduler.num_free == model._lanes._engines[0].num_slots
+        assert not model._lanes._engines[0]._stepper.scheduler.has_work
         await model.drain(10.0)  # a cancelled handler ends a little after its call
         assert model._admission._num_admitted == 0
 

@@ -162,7 +162,7 @@ def make_generation_model(
         precision=Precision.FP32,
         device="cpu",
         tokenizer=TextTokenizer(byte_tokenizer()),
-        decoder=decoder,
+        decoders=[decoder],
         settings=EngineSettings(num_slots=decoder.num_slots, max_waiting=max_waiting),
         chat_template=chat_template,
     )
@@ -187,7 +187,7 @@ def make_translation_model(
         precision=Precision.FP32,
         device="cpu",
         tokenizer=TextTokenizer(byte_tokenizer()),
-        decoder=decoder,
+        decoders=[decoder],
         encoder=encoder,
         settings=EngineSettings(num_slots=decoder.num_slots, max_waiting=max_waiting, **settings),
     )

@@ -1,8 +1,8 @@
-"""Runs the batches of one model: one of two threads runs the model, the other prepares what comes next.
+"""Runs the batches of one model: as many at a time as it has lanes, while one more thread prepares what comes next.
 
-While the model is idle, whatever waits is taken at once; nothing waits for a batch to fill. While it runs, the other
-thread takes a batch early only if it is full: a smaller one would close the door on callers that are about to come.
-Who has gone or is too late by the time a batch's turn comes is left out of it.
+While a lane is idle, whatever waits is taken at once, in equal shares by those that are; nothing waits for a batch to
+fill. While all run, the thread that is left takes a batch early only if it is full: a smaller one would close the door
+on callers that are about to come. Who has gone or is too late by the time a batch's turn comes is left out of it.
 
 N is the number of a call's items, B that of a batch.
 """
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from headway_server.batching.queue import BatchQueue, Entry
 from headway_server.errors import DeadlineError, DrainingError
+from headway_server.runtime import Cores, Seat, Session
 
 Item = TypeVar("Item")
 Item_contra = TypeVar("Item_contra", contravariant=True)
@@ -31,7 +32,6 @@ Rows: TypeAlias = Sequence[NDArray[np.float32]] | NDArray[np.float32]
 
 _log = structlog.get_logger(__name__)
 
-_NUM_THREADS = 2
 _JOIN_TIMEOUT_S = 10.0
 
 
@@ -49,7 +49,7 @@ class BatchModel(Protocol[Item_contra]):
         """Prepares B items to be run."""
 
     def run(self, prepared: Any) -> Any:
-        """Runs the graph on what was prepared. Never called twice at a time."""
+        """Runs the graph on what was prepared. Called by as many threads at a time as there are lanes."""
 
     def finish(self, outputs: Any) -> Rows:
         """Makes the B results of what was run."""
@@ -119,13 +119,14 @@ class _Done:
 class Batcher(Generic[Item]):
     """Batches the items of all calls to one model."""
 
-    def __init__(self, model: BatchModel[Item], *, budget: int, name: str) -> None:
+    def __init__(self, model: BatchModel[Item], *, budget: int, name: str, session: Session | None = None) -> None:
         """Prepares a batcher.
 
         Args:
             model: What runs the batches.
             budget: Most that `longest x count` of a batch may be.
             name: Of the model, for the threads and the log.
+            session: That `model` runs: how many runs there may be at a time; None: one.
         """
         self._model = model
         self._name = name
@@ -133,10 +134,12 @@ class Batcher(Generic[Item]):
         self._changed = threading.Condition()  # guards the queue and the two below
         self._num_taken = 0  # batches that were taken and have not run to their end
         self._closed = False
-        self._run_lock = threading.Lock()
+        self._num_lanes = 1 if session is None else session.num_lanes
+        self._lanes = threading.Semaphore(self._num_lanes)
+        seats = Cores(1) if session is None else session
         self._threads = [
-            threading.Thread(target=self._work, name=f"batcher-{name}-{number}", daemon=True)
-            for number in range(_NUM_THREADS)
+            threading.Thread(target=self._work, args=(seats.seat(),), name=f"batcher-{name}-{number}", daemon=True)
+            for number in range(self._num_lanes + 1)
         ]
 
     def start(self) -> None:
@@ -196,25 +199,34 @@ class Batcher(Generic[Item]):
             if thread.is_alive():
                 thread.join(_JOIN_TIMEOUT_S)
 
-    def _work(self) -> None:
-        while (batch := self._next_batch()) is not None:
+    def _work(self, seat: Seat) -> None:
+        while (batch := self._next_batch(seat)) is not None:
+            seat.take()
             self._run(batch)
 
-    def _next_batch(self) -> list[Entry[Item]] | None:
+    def _next_batch(self, seat: Seat) -> list[Entry[Item]] | None:
         """Waits for a batch; None when the batcher is closed."""
         with self._changed:
             while not self._closed:
-                if self._queue and (not self._num_taken or (self._num_taken == 1 and self._queue.fills_batch)):
-                    batch, expired = self._queue.take(time.monotonic())
+                if self._can_take():
+                    batch, expired = self._queue.take(time.monotonic(), max(1, self._num_lanes - self._num_taken))
                     self._tell_expired(expired)
                     if batch:
                         self._num_taken += 1
-                        if self._queue.fills_batch:  # a call worth several batches has woken this thread alone
+                        if self._can_take():  # what a call brought is worth several batches, and it woke one thread
                             self._changed.notify()
                         return batch
                 else:
+                    seat.leave()
                     self._changed.wait()
+        seat.leave()
         return None
+
+    def _can_take(self) -> bool:
+        """Whether a thread may take a batch now: to run it, or, where it is full, to have it ready."""
+        if self._num_taken < self._num_lanes:
+            return bool(self._queue)
+        return self._num_taken == self._num_lanes and self._queue.fills_batch
 
     def _run(self, batch: list[Entry[Item]]) -> None:
         """Runs one batch and hands its results, or its error, to the event loop."""
@@ -229,13 +241,13 @@ class Batcher(Generic[Item]):
                 self._post(_deliver, done.entries, rows, done.start, done.end)
 
     def _run_in_turn(self, batch: list[Entry[Item]]) -> _Done:
-        """Prepares a batch and runs it when the one before has run.
+        """Prepares a batch and runs it when there is a lane.
 
         Whom it was prepared for and who has gone since is left out, so that nobody pays for it.
         """
         try:
             prepared = self._model.collate([entry.item for entry in batch])
-            with self._run_lock:
+            with self._lanes:
                 start = time.monotonic()
                 wanted = self._still_wanted(batch, start)
                 if wanted and len(wanted) < len(batch):

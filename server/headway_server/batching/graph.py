@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from headway_server.batching.batcher import Feeds
 from headway_server.batching.tensors import pad, sigmoid, softmax
+from headway_server.batching.warm_up import run_to_warm_up
 from headway_server.bundles import ClassificationScheme, Manifest
 from headway_server.errors import BundleError
 from headway_server.preprocessing import EncodedText
@@ -42,6 +43,11 @@ class ClassifierGraph(ABC, Generic[Item]):
         """Where the graph runs."""
         return self._session.device
 
+    @property
+    def session(self) -> Session:
+        """What runs."""
+        return self._session
+
     @abstractmethod
     def collate(self, items: Sequence[Item]) -> Feeds:
         """Makes the graph's inputs of B items."""
@@ -54,7 +60,8 @@ class ClassifierGraph(ABC, Generic[Item]):
         """
         file = self._session.graph.file
         try:
-            shapes = {name: tensor.shape for name, tensor in self._session.run(self.collate(items)).items()}
+            outputs = run_to_warm_up(self._session, self.collate(items))
+            shapes = {name: tensor.shape for name, tensor in outputs.items()}
             found = shapes[Output.LOGITS]
         except Exception as error:  # onnxruntime's own kinds, or a KeyError where it has other tensors
             raise BundleError(f"{file}: does not run ({error}); export the model again") from error

@@ -47,7 +47,7 @@ class ImageClassifier(StatelessModel):
             bundle,
             precision,
             graph.device,
-            Batcher(batches, budget=settings.max_batch_images, name=name),
+            Batcher(batches, budget=settings.batch_images(graph.device), name=name, session=graph.session),
             Admission(
                 limit=settings.max_waiting_images,
                 noun="images",

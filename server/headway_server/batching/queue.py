@@ -13,6 +13,7 @@ Nothing here is thread-safe; the batcher holds a lock.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -119,22 +120,26 @@ class BatchQueue(Generic[Item]):
         self._heap = []
         return removed
 
-    def take(self, now: float) -> tuple[list[Entry[Item]], list[Entry[Item]]]:
+    def take(self, now: float, num_shares: int = 1) -> tuple[list[Entry[Item]], list[Entry[Item]]]:
         """Cuts the next batch.
 
         Args:
             now: The time, by `time.monotonic`.
+            num_shares: What waits is for so many; where it is less than a batch for each, the batch is a share of it.
 
         Returns:
             The batch, shortest first, empty if nothing waits; and the entries met on the way whose deadline has
             passed. Neither waits any longer.
         """
+        budget = self._budget
+        if num_shares > 1:
+            budget = min(budget, math.ceil(self._waiting_work / num_shares))
         window, expired = self._pop_window(now)
         if not window:
             return [], expired
         first = window[0]
         window.sort(key=lambda entry: entry.length)
-        low, high = _cut([entry.length for entry in window], window.index(first), self._budget)
+        low, high = _cut([entry.length for entry in window], window.index(first), budget)
         for entry in window[:low] + window[high:]:
             self._push(entry)
         batch = window[low:high]

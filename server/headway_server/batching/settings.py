@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from headway_server.runtime import Device
 
 MAX_TEXTS = 256
 """Most texts of a call."""
@@ -12,15 +14,20 @@ MAX_IMAGES = 64
 """Most images of a call."""
 
 
+_BATCH_TOKENS: Final[dict[Device, int]] = {"cpu": 512, "cuda": 4096}
+_BATCH_IMAGES: Final[dict[Device, int]] = {"cpu": 2, "cuda": 32}
+
+
 class BatchingSettings(BaseModel):
     """Sizes of batches and queues."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    max_batch_tokens: Annotated[int, Field(ge=1)] = 2048
-    """Most tokens of a batch of texts, padding included; a longer text runs alone."""
-    max_batch_images: Annotated[int, Field(ge=1)] = 8
-    """Most images of a batch."""
+    max_batch_tokens: Annotated[int, Field(ge=1)] | None = None
+    """Most tokens of a batch of texts, padding included; a longer text runs alone. Left out: 512 on the CPU, whose
+    caches hold what lies between a larger model's layers only for small batches (docs/lanes.md), and 4096 on CUDA."""
+    max_batch_images: Annotated[int, Field(ge=1)] | None = None
+    """Most images of a batch. Left out: 2 on the CPU, and 32 on CUDA."""
     max_waiting_texts: Annotated[int, Field(ge=MAX_TEXTS)] = 4096
     """Most texts of a model that are admitted and not yet answered."""
     max_waiting_images: Annotated[int, Field(ge=MAX_IMAGES)] = 256
@@ -28,3 +35,11 @@ class BatchingSettings(BaseModel):
     max_waiting_mib: Annotated[int, Field(ge=1)] = 256
     """Most MiB of a model's images, or of its texts, that are admitted and not yet answered; a larger call is taken
     alone."""
+
+    def batch_tokens(self, device: Device) -> int:
+        """Most tokens of a batch on a device."""
+        return self.max_batch_tokens or _BATCH_TOKENS[device]
+
+    def batch_images(self, device: Device) -> int:
+        """Most images of a batch on a device."""
+        return self.max_batch_images or _BATCH_IMAGES[device]

@@ -19,7 +19,7 @@ from headway_server.bundles import TOKENIZER_FILE, Bundle, ClassificationScheme,
 from headway_server.preprocessing import EncodedText, TextTokenizer
 from headway_server.runtime import Runtime
 
-_WARM_UP_LENGTH = 8
+_WARM_UP_LENGTH = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ class TextClassifier(StatelessModel):
             bundle,
             precision,
             graph.device,
-            Batcher(batches, budget=settings.max_batch_tokens, name=manifest.name),
+            Batcher(batches, budget=settings.batch_tokens(graph.device), name=manifest.name, session=graph.session),
             Admission(
                 limit=settings.max_waiting_texts,
                 noun="texts",
@@ -94,10 +94,9 @@ class TextClassifier(StatelessModel):
         tokenizer = TextTokenizer.load(bundle.file(TOKENIZER_FILE))
         pad_id = manifest.special_tokens.pad if manifest.special_tokens else None
         graph = TextClassifierGraph(runtime.open(bundle, variant.graphs["model"]), pad_id=pad_id or 0)
-        model = cls(bundle, chosen, graph, tokenizer, settings)
-        length = min(_WARM_UP_LENGTH, model.max_input_tokens)
+        length = min(_WARM_UP_LENGTH, manifest.limits.max_input_tokens or 1)
         graph.warm_up([EncodedText(input_ids=np.zeros(length, np.int64))], manifest)
-        return model
+        return cls(bundle, chosen, graph, tokenizer, settings)
 
     async def classify(
         self, inputs: TextInputs, *, top_k: int, deadline: float | None, threshold: float | None = None

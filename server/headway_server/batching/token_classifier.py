@@ -19,6 +19,7 @@ from headway_server.batching.model import Classification, StatelessModel, call_t
 from headway_server.batching.settings import BatchingSettings
 from headway_server.batching.spans import END, LABEL, PROBABILITY, START, SpanDecoder
 from headway_server.batching.tensors import log_softmax, pad
+from headway_server.batching.warm_up import run_to_warm_up
 from headway_server.bundles import TOKENIZER_FILE, Bundle, Precision
 from headway_server.bundles.tags import TagSet
 from headway_server.errors import BundleError
@@ -26,7 +27,7 @@ from headway_server.preprocessing import EncodedText, TextTokenizer
 from headway_server.preprocessing.pieces import Pieces
 from headway_server.runtime import Device, Runtime, Session
 
-_WARM_UP_LENGTH = 8
+_WARM_UP_LENGTH = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +72,11 @@ class TokenClassifierGraph:
         """Where the graph runs."""
         return self._session.device
 
+    @property
+    def session(self) -> Session:
+        """What runs."""
+        return self._session
+
     def collate(self, items: Sequence[TextToTag]) -> tuple[Feeds, list[Pieces]]:
         """Pads the ids of B texts and finds their pieces."""
         input_ids, attention_mask = pad([item.encoded.input_ids for item in items], self._pad_id)
@@ -105,7 +111,8 @@ class TokenClassifierGraph:
         """
         ids = np.zeros((1, length), np.int64)
         try:
-            shape = self._session.run({"input_ids": ids, "attention_mask": np.ones_like(ids)})["logits"].shape
+            outputs = run_to_warm_up(self._session, {"input_ids": ids, "attention_mask": np.ones_like(ids)})
+            shape = outputs["logits"].shape
         except Exception as error:  # onnxruntime's own kinds, or a KeyError where it has other tensors
             raise BundleError(f"{self._session.graph.file}: does not run ({error}); export the model again") from error
         if shape != (1, length, num_tags):
@@ -138,7 +145,7 @@ class TokenClassifier(StatelessModel):
             bundle,
             precision,
             graph.device,
-            Batcher(graph, budget=settings.max_batch_tokens, name=manifest.name),
+            Batcher(graph, budget=settings.batch_tokens(graph.device), name=manifest.name, session=graph.session),
             Admission(
                 limit=settings.max_waiting_texts,
                 noun="texts",
@@ -163,9 +170,8 @@ class TokenClassifier(StatelessModel):
         pad_id = manifest.special_tokens.pad if manifest.special_tokens else None
         tags = TagSet.parse(manifest.labels)
         graph = TokenClassifierGraph(runtime.open(bundle, variant.graphs["model"]), pad_id=pad_id or 0, tags=tags)
-        model = cls(bundle, chosen, graph, tokenizer, settings)
-        graph.warm_up(min(_WARM_UP_LENGTH, model.max_input_tokens), num_tags=len(manifest.labels))
-        return model
+        graph.warm_up(min(_WARM_UP_LENGTH, manifest.limits.max_input_tokens or 1), num_tags=len(manifest.labels))
+        return cls(bundle, chosen, graph, tokenizer, settings)
 
     @property
     def labels(self) -> tuple[str, ...]:

@@ -15,17 +15,17 @@ from headway_server.bundles import CHAT_TEMPLATE_FILE, TOKENIZER_FILE, Bundle, P
 from headway_server.engine.constraints import CompiledConstraint, ConstraintCompiler
 from headway_server.engine.generation_call import GenerationCall
 from headway_server.engine.interfaces import Decoder
-from headway_server.engine.model import Decoded, DecodingModel, call_timings, open_decoder
+from headway_server.engine.model import Decoded, DecodingModel, call_timings, open_decoders
 from headway_server.engine.prompt import FittedPrompt, Prompt, PromptReader
 from headway_server.engine.reply import Piece
 from headway_server.engine.request import LogProbabilityRequest, SamplingPlan, SamplingRequest, plan_sampling
 from headway_server.engine.sequence import SamplingParameters, SequenceResult
 from headway_server.engine.settings import EngineSettings
 from headway_server.engine.speculation import DraftVerifier
-from headway_server.engine.verifier import open_verifier
+from headway_server.engine.verifier import can_verify, open_verifier
 from headway_server.errors import InvalidInputError
 from headway_server.preprocessing import ChatTemplate, TextTokenizer
-from headway_server.runtime import Device, Runtime
+from headway_server.runtime import Cores, Device, Runtime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,10 +55,11 @@ class GenerationModel(DecodingModel):
         precision: Precision,
         device: Device,
         tokenizer: TextTokenizer,
-        decoder: Decoder,
+        decoders: Elements[Decoder],
         settings: EngineSettings,
         chat_template: ChatTemplate | None = None,
         verifier: DraftVerifier | None = None,
+        cores: Cores | None = None,
     ) -> None:
         """Makes a model of its parts; `load` makes the parts.
 
@@ -70,8 +71,9 @@ class GenerationModel(DecodingModel):
             precision=precision,
             device=device,
             tokenizer=tokenizer,
-            decoder=decoder,
+            decoders=decoders,
             verifier=verifier,
+            cores=cores,
             settings=settings,
         )
         self._constraints = ConstraintCompiler(
@@ -93,19 +95,21 @@ class GenerationModel(DecodingModel):
             RuntimeUnavailableError: The bundle has no such variant.
         """
         chosen, variant = runtime.choose_variant(bundle.manifest, precision)
-        decoder = open_decoder(runtime, bundle, variant, settings)
-        verifier = None if settings.speculation == "off" else open_verifier(runtime, bundle, variant, decoder)
+        speculates = settings.speculation != "off" and can_verify(variant)
+        decoders = open_decoders(runtime, bundle, variant, settings, sessions=2 if speculates else 1)
+        verifier = None if settings.speculation == "off" else open_verifier(runtime, bundle, variant, decoders[0])
         model = cls(
             bundle,
             precision=chosen,
             device=runtime.device,
             tokenizer=TextTokenizer.load(bundle.file(TOKENIZER_FILE)),
             chat_template=_load_chat_template(bundle),
-            decoder=decoder,
+            decoders=decoders,
             verifier=verifier,
+            cores=runtime.cores,
             settings=settings,
         )
-        model._check_runs(lambda: model._run_once(decoder))
+        model._check_runs(lambda: model._run_once(decoders[0]))
         return model
 
     def _run_once(self, decoder: Decoder) -> None:
@@ -168,7 +172,7 @@ class GenerationModel(DecodingModel):
                 for prompt in fitted
                 for sequence in call.sequences(prompt, self._tokenizer, self._eos_id, constraint)
             ]
-            results = await self._engine.run([sequence for _, sequence in pairs])
+            results = await self._lanes.run([sequence for _, sequence in pairs])
         texts = [
             self._generated(prompt, sequence.parameters, result, call)
             for (prompt, sequence), result in zip(pairs, results, strict=True)
@@ -209,7 +213,7 @@ class GenerationModel(DecodingModel):
             (sequence,) = call.sequences(fitted, self._tokenizer, self._eos_id, constraint)
             if echo:
                 yield Piece(text=self._echo(fitted), num_new_tokens=0)
-            async with aclosing(self._engine.stream(sequence)) as pieces:
+            async with aclosing(self._lanes.stream(sequence)) as pieces:
                 async for piece in pieces:
                     yield piece
             result = sequence.reply.result.result()

@@ -12,19 +12,19 @@ import structlog
 
 from headway_server.batching import CallTimings
 from headway_server.batching.admission import Admission
-from headway_server.bundles import Bundle, Precision, Variant
+from headway_server.bundles import Bundle, Precision, Task, Variant
 from headway_server.engine.engine import Engine
 from headway_server.engine.interfaces import Decoder, Encoder
+from headway_server.engine.lanes import FEWEST_SLOTS, Lanes
 from headway_server.engine.memory_plan import format_size, plan_memory
 from headway_server.engine.request import DecodingLimits
 from headway_server.engine.runner import DecoderRunner, slot_sizes
 from headway_server.engine.sequence import SequenceResult
 from headway_server.engine.settings import EngineSettings
 from headway_server.engine.speculation import DraftVerifier
-from headway_server.engine.verifier import can_verify
 from headway_server.errors import BundleError, InvalidInputError
 from headway_server.preprocessing import TextTokenizer
-from headway_server.runtime import Device, Runtime, available_bytes
+from headway_server.runtime import Cores, Device, Runtime, available_bytes
 
 _log = structlog.get_logger(__name__)
 
@@ -52,12 +52,24 @@ class DecodingModel:
         precision: Precision,
         device: Device,
         tokenizer: TextTokenizer,
-        decoder: Decoder,
+        decoders: Elements[Decoder],
         encoder: Encoder | None = None,
         verifier: DraftVerifier | None = None,
+        cores: Cores | None = None,
         settings: EngineSettings,
     ) -> None:
         """Makes a model of its parts; `load` makes the parts.
+
+        Args:
+            bundle: The bundle.
+            precision: That it runs in.
+            device: Where it runs.
+            tokenizer: Its tokenizer.
+            decoders: Runners of its decoder, a lane each.
+            encoder: Of translation, for all lanes.
+            verifier: Runs drafts in the slots of the only lane.
+            cores: What several lanes share.
+            settings: Of its engines.
 
         Raises:
             BundleError: The tokenizer, a special token or a default does not fit the model.
@@ -65,6 +77,7 @@ class DecodingModel:
         manifest = bundle.manifest
         assert manifest.limits.max_input_tokens is not None, "the manifest's validator demands it"
         assert manifest.special_tokens is not None, "the manifest's validator demands it"
+        decoder = decoders[0]
         _check_fits(bundle, tokenizer.largest_id, decoder.vocab_size)
         self.bundle = bundle
         self.precision = precision
@@ -76,37 +89,43 @@ class DecodingModel:
         )
         self._tokenizer = tokenizer
         self._eos_id = manifest.special_tokens.eos
-        self._capacity = decoder.num_slots + settings.max_waiting
+        self._capacity = sum(decoder.num_slots for decoder in decoders) + settings.max_waiting
         self._admission = Admission(limit=self._capacity, noun=self._noun, owner=manifest.name)
-        self._engine = Engine(
-            decoder,
-            encoder=encoder,
-            max_encoder_tokens=settings.max_encoder_tokens,
-            stream_interval_ms=settings.stream_interval_ms,
-            verifier=verifier,
-            name=f"engine-{manifest.name}",
+        self._lanes = Lanes(
+            [
+                Engine(
+                    decoder,
+                    encoder=encoder,
+                    max_encoder_tokens=settings.max_encoder_tokens,
+                    stream_interval_ms=settings.stream_interval_ms,
+                    verifier=verifier,
+                    seat=None if cores is None else cores.seat(),
+                    name=f"engine-{manifest.name}-{lane}",
+                )
+                for lane, decoder in enumerate(decoders)
+            ]
         )
 
     def __repr__(self) -> str:
         manifest = self.bundle.manifest
-        return f"{type(self).__name__}({manifest.name}/{manifest.version}, {self.precision}, {self._engine!r})"
+        return f"{type(self).__name__}({manifest.name}/{manifest.version}, {self.precision}, {self._lanes!r})"
 
     @property
     def is_alive(self) -> bool:
-        """Whether calls are answered: from `start` to `close`, unless the engine has stopped by itself."""
-        return self._engine.is_alive
+        """Whether calls are answered: from `start` to `close`, unless an engine has stopped by itself."""
+        return self._lanes.is_alive
 
     def start(self) -> None:
-        """Starts the engine; called with the event loop running."""
-        self._engine.start()
+        """Starts the engines; called with the event loop running."""
+        self._lanes.start()
 
     async def drain(self, timeout_s: float) -> None:
         """Takes nothing new and waits, at most `timeout_s`, for what was taken."""
         await self._admission.drain(timeout_s)
 
     def close(self) -> None:
-        """Stops the engine; what still runs or waits fails."""
-        self._engine.close()
+        """Stops the engines; what still runs or waits fails."""
+        self._lanes.close()
 
     def _check_runs(self, run_once: Callable[[], object]) -> None:
         """Runs the graphs once, so that the first call does not pay for it and a bundle that cannot run is known now.
@@ -156,8 +175,21 @@ def _check_fits(bundle: Bundle, largest_id: int, vocab_size: int) -> None:
         )
 
 
-def open_decoder(runtime: Runtime, bundle: Bundle, variant: Variant, settings: EngineSettings) -> DecoderRunner:
+def open_decoders(
+    runtime: Runtime, bundle: Bundle, variant: Variant, settings: EngineSettings, *, sessions: int = 1
+) -> list[DecoderRunner]:
     """Opens a decoder with as many slots as were asked for, or as memory holds, and logs the arithmetic.
+
+    A translation's slots are shared out among the runtime's lanes, as far as that leaves each enough of them. A
+    generation has one lane: its time goes into reading prompts, for which two cores together are as good as two apart,
+    and the first token comes sooner (docs/lanes.md).
+
+    Args:
+        runtime: Where it runs.
+        bundle: The bundle.
+        variant: One of its variants.
+        settings: What was asked for.
+        sessions: How often the weights are held, lanes aside.
 
     Raises:
         BundleError: The graph is not what the manifest says.
@@ -165,7 +197,9 @@ def open_decoder(runtime: Runtime, bundle: Bundle, variant: Variant, settings: E
     """
     manifest = bundle.manifest
     owner = f"{manifest.name}/{manifest.version}"
-    sessions = 2 if settings.speculation != "off" and can_verify(variant) else 1
+    num_lanes = runtime.cores.num_lanes if manifest.task is Task.TRANSLATION else 1
+    if num_lanes > 1:
+        sessions *= 2
     weights = sessions * sum(  # with external data, which lies in files beside the graph's
         file.size_bytes
         for path, file in manifest.files.items()
@@ -179,10 +213,28 @@ def open_decoder(runtime: Runtime, bundle: Bundle, variant: Variant, settings: E
         owner=owner,
     )
     held = format_size(weights)
-    if sessions > 1:  # the second one verifies drafts
+    if sessions > 1:
         held = f"{sessions} x {format_size(weights // sessions)} = {held}"
-    _log.info("memory", model=owner, weights=held, state=str(plan))
-    return DecoderRunner(runtime, bundle, variant, num_slots=plan.num_slots, num_prefix_slots=plan.num_prefix_slots)
+    num_lanes = max(1, min(num_lanes, plan.num_slots // FEWEST_SLOTS))
+    _log.info("memory", model=owner, weights=held, state=str(plan), lanes=num_lanes)
+    runners: list[DecoderRunner] = []
+    for lane in range(num_lanes):
+        runners.append(
+            DecoderRunner(
+                runtime,
+                bundle,
+                variant,
+                num_slots=_share(plan.num_slots, num_lanes, lane),
+                num_prefix_slots=plan.num_prefix_slots,
+                beside=runners[0] if runners else None,
+            )
+        )
+    return runners
+
+
+def _share(count: int, num_lanes: int, lane: int) -> int:
+    """Returns how many of `count` a lane gets; the first ones get what is left over."""
+    return count // num_lanes + (lane < count % num_lanes)
 
 
 def call_timings(results: Elements[SequenceResult], preprocessing_s: float) -> CallTimings:

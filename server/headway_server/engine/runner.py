@@ -64,9 +64,24 @@ class DecoderRunner:
     """
 
     def __init__(
-        self, runtime: Runtime, bundle: Bundle, variant: Variant, *, num_slots: int, num_prefix_slots: int = 0
+        self,
+        runtime: Runtime,
+        bundle: Bundle,
+        variant: Variant,
+        *,
+        num_slots: int,
+        num_prefix_slots: int = 0,
+        beside: DecoderRunner | None = None,
     ) -> None:
         """Opens the variant's decoder and allocates the state of `num_slots + num_prefix_slots` slots.
+
+        Args:
+            runtime: Where it runs.
+            bundle: The bundle.
+            variant: One of its variants.
+            num_slots: Rows that can run at once.
+            num_prefix_slots: Slots for chunks of prompts.
+            beside: A runner of the same decoder, whose session is taken.
 
         Raises:
             BundleError: The graph is not what the manifest says.
@@ -76,7 +91,12 @@ class DecoderRunner:
         all_slots = num_slots + num_prefix_slots
         graph = variant.graphs["decoder"]
         specs = {spec.name: spec for spec in (*graph.inputs, *graph.outputs)}
-        self._session = runtime.open(bundle, graph, fixed_axes=DECODING_AXES)
+        in_lanes = bundle.manifest.task is Task.TRANSLATION
+        self._session = (
+            runtime.open(bundle, graph, fixed_axes=DECODING_AXES, in_lanes=in_lanes)
+            if beside is None
+            else beside.session
+        )
         self._state = SlotState(runtime.device, variant, num_slots=all_slots, max_length=max_length)
         self._input_names = frozenset(spec.name for spec in graph.inputs)
         self._packed = PackedSources(
@@ -94,6 +114,11 @@ class DecoderRunner:
         self.prefill_chunk = _longest_step(graph)
         self.has_alignment = ALIGNMENT in specs
         self._logits: NDArray[np.float32] = np.empty((num_slots, 1, self.vocab_size), np.float32)
+
+    @property
+    def session(self) -> Session:
+        """The decoder's graph, for a runner beside this one."""
+        return self._session
 
     @property
     def state(self) -> SlotState:
@@ -275,7 +300,6 @@ class _Binding:
     """A run of neighbouring slots bound to the graph."""
 
     def __init__(self, session: Session, state: SlotState, first_slot: int, rows: int) -> None:
-        self._session = session
         self._state = state
         self._slots = (first_slot, rows)
         self._binding = session.new_binding()
@@ -285,16 +309,15 @@ class _Binding:
     def bind_output(self, name: str, array: NDArray[np.float32]) -> None:
         """Binds where an output goes, in host memory; the caller keeps it alive."""
         assert array.flags.c_contiguous, "the graph writes without gaps"
-        self._binding.bind_output(name, "cpu", 0, np.float32, array.shape, array.ctypes.data)
+        self._binding.bind_output(name, "cpu", np.float32, array.shape, array.ctypes.data)
 
     def bind_inputs(self, inputs: dict[str, NDArray[Any]]) -> None:
         """Binds host arrays; the binding keeps them alive."""
-        for name, array in inputs.items():
-            self._binding.bind_cpu_input(name, np.ascontiguousarray(array))
+        self._binding.bind_inputs(inputs)
 
     def run(self) -> None:
         """Runs a step, after which the slots hold the state that it hands on."""
-        self._session.run_bound(self._binding)
+        self._binding.run()
         self._state.take_over(*self._slots)
 
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from headway_server.bundles import StateTensor, TensorSpec, Variant
 from headway_server.bundles.chain import link_name
 from headway_server.errors import BundleError
-from headway_server.runtime import Device
+from headway_server.runtime import Binding, Device
 from headway_server.runtime.memory import StateBuffer, allocate
 
 
@@ -92,18 +92,18 @@ class SlotState:
     def __repr__(self) -> str:
         return f"SlotState({len(self._tensors)} tensors, {self.max_length} positions, {self.num_bytes} bytes)"
 
-    def bind(self, binding: Any, first_slot: int, rows: int, *, width: int = 1) -> None:
+    def bind(self, binding: Binding, first_slot: int, rows: int, *, width: int = 1) -> None:
         """Binds the slots `first_slot` to `first_slot + rows - 1` to a graph, as past and as present.
 
         Args:
-            binding: An `onnxruntime.IOBinding` of the decoder, which has no types.
+            binding: Of the decoder.
             first_slot: The first slot.
             rows: How many.
             width: Tokens of a step that hands on its caches after each of them, as one that verifies does.
         """
         for tensor in self._tensors:
             buffer, following = tensor.buffer, tensor.following
-            where = (self._device, 0, buffer.dtype, (rows, *buffer.shape[1:]))
+            where = (self._device, buffer.dtype, (rows, *buffer.shape[1:]))
             address = buffer.address(first_slot)
             binding.bind_input(tensor.names.past, *where, address)
             binding.bind_output(tensor.names.present, *where, address if following is None else following.address(0))

@@ -15,7 +15,7 @@ import numpy as np
 from headway_server.bundles import TOKENIZER_FILE, Bundle, Precision
 from headway_server.engine.encoder_runner import EncoderRunner
 from headway_server.engine.interfaces import Decoder, Encoder
-from headway_server.engine.model import Decoded, DecodingModel, call_timings, open_decoder
+from headway_server.engine.model import Decoded, DecodingModel, call_timings, open_decoders
 from headway_server.engine.phrases import PhraseEncoder
 from headway_server.engine.reply import Piece
 from headway_server.engine.sequence import SequenceResult
@@ -26,7 +26,7 @@ from headway_server.engine.translation_request import TranslationRequest, plan_t
 from headway_server.errors import BundleError, InvalidInputError, NoAlignmentError
 from headway_server.preprocessing import SplitText, TextTokenizer, split_sentences
 from headway_server.preprocessing.pool import text_pool
-from headway_server.runtime import Device, Runtime
+from headway_server.runtime import Cores, Device, Runtime
 
 _MAX_REPEATED_SEARCHES = 4
 """After so many the last translation is answered, whatever it says."""
@@ -44,8 +44,9 @@ class TranslationModel(DecodingModel):
         precision: Precision,
         device: Device,
         tokenizer: TextTokenizer,
-        decoder: Decoder,
+        decoders: Elements[Decoder],
         encoder: Encoder,
+        cores: Cores | None = None,
         settings: EngineSettings,
     ) -> None:
         """Makes a model of its parts; `load` makes the parts.
@@ -58,15 +59,15 @@ class TranslationModel(DecodingModel):
             precision=precision,
             device=device,
             tokenizer=tokenizer,
-            decoder=decoder,
+            decoders=decoders,
             encoder=encoder,
+            cores=cores,
             settings=settings,
         )
         special_tokens = bundle.manifest.special_tokens
         if special_tokens is None or special_tokens.bos is None:
             raise BundleError(f"{bundle.path}: special_tokens.bos is missing; a translation begins with it")
         self._bos_id: int = special_tokens.bos
-        self._num_slots = decoder.num_slots
         self._phrases = PhraseEncoder(tokenizer, unknown_id=special_tokens.unk, owner=bundle.manifest.name)
 
     @classmethod
@@ -80,18 +81,19 @@ class TranslationModel(DecodingModel):
             RuntimeUnavailableError: The bundle has no such variant.
         """
         chosen, variant = runtime.choose_variant(bundle.manifest, precision)
-        decoder = open_decoder(runtime, bundle, variant, settings)
+        decoders = open_decoders(runtime, bundle, variant, settings)
         encoder = EncoderRunner(runtime, bundle, variant)
         model = cls(
             bundle,
             precision=chosen,
             device=runtime.device,
             tokenizer=TextTokenizer.load(bundle.file(TOKENIZER_FILE)),
-            decoder=decoder,
+            decoders=decoders,
             encoder=encoder,
+            cores=runtime.cores,
             settings=settings,
         )
-        model._check_runs(lambda: model._run_once(decoder, encoder))
+        model._check_runs(lambda: model._run_once(decoders[0], encoder))
         return model
 
     def _run_once(self, decoder: Decoder, encoder: Encoder) -> None:
@@ -129,7 +131,7 @@ class TranslationModel(DecodingModel):
             sources = await self._read(call, passages)
             sequences = [call.sequence(source) for source in sources]
             preprocessing_s = time.monotonic() - began
-            results = await self._engine.run(sequences)
+            results = await self._lanes.run(sequences)
             if any(source.phrases.forbidden_forms for source in sources):
                 sources, results = await self._search_again(call, sources, results)
         return await self._answer(call, sources, results, splits, preprocessing_s)
@@ -149,7 +151,7 @@ class TranslationModel(DecodingModel):
             preprocessing_s = time.monotonic() - began
             num_given = len(sources[0].prefix_ids)
             held: list[str] = []
-            async with aclosing(self._engine.stream(sequence)) as pieces:
+            async with aclosing(self._lanes.stream(sequence)) as pieces:
                 async for piece in pieces:
                     held.append(piece.text)
                     if piece.num_new_tokens >= num_given:
@@ -166,7 +168,7 @@ class TranslationModel(DecodingModel):
                 "without the decoder's attention; export it again, or leave out alignment"
             )
         plan = plan_translation(
-            request, limits=self.limits, num_slots=self._num_slots, owner=manifest.name, is_stream=is_stream
+            request, limits=self.limits, num_slots=self._lanes.num_slots, owner=manifest.name, is_stream=is_stream
         )
         return TranslationCall(
             plan=plan,
@@ -227,7 +229,7 @@ class TranslationModel(DecodingModel):
             found = await loop.run_in_executor(text_pool(), call.forbid_spellings, sources, results)
             if not found:
                 break
-            again = await self._engine.run([call.sequence(source) for source in found.values()])
+            again = await self._lanes.run([call.sequence(source) for source in found.values()])
             for index, result in zip(found, again, strict=True):
                 sources[index], results[index] = found[index], result
         return sources, results

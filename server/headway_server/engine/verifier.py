@@ -6,7 +6,6 @@ Shapes: R rows (slots 0 to R-1), T tokens of a row, V vocabulary.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import structlog
@@ -17,7 +16,7 @@ from headway_server.bundles.chain import VERIFIES, chain_width, verifying_axes
 from headway_server.engine.runner import DecoderRunner
 from headway_server.engine.slot_state import SlotState
 from headway_server.engine.speculation import verifies_exactly
-from headway_server.runtime import Runtime, Session
+from headway_server.runtime import Binding, Runtime, Session
 
 _log = structlog.get_logger(__name__)
 
@@ -26,7 +25,7 @@ _log = structlog.get_logger(__name__)
 class _Bound:
     """What runs so many rows."""
 
-    binding: Any  # onnxruntime.IOBinding, which has no types
+    binding: Binding
     logits: NDArray[np.float32]
     """(R, T, V)"""
 
@@ -81,20 +80,18 @@ class Verifier:
             "seqlens_k": (positions + (width - 1)).astype(np.int32),
             "total_sequence_length": np.array(positions.max() + width, np.int32),
         }
-        for name, array in inputs.items():
-            bound.binding.bind_cpu_input(name, np.ascontiguousarray(array))
-        self._session.run_bound(bound.binding)
+        bound.binding.bind_inputs(inputs)
+        bound.binding.run()
         return bound.logits
 
     def _bind(self, rows: int) -> _Bound:
         """Binds all that stays: the state, whose every version is the same memory, and where the logits go."""
         binding = self._session.new_binding()
         logits: NDArray[np.float32] = np.empty((rows, self.width, self.vocab_size), np.float32)
-        binding.bind_output("logits", "cpu", 0, np.float32, logits.shape, logits.ctypes.data)
+        binding.bind_output("logits", "cpu", np.float32, logits.shape, logits.ctypes.data)
         self._state.bind(binding, 0, rows, width=self.width)
-        every = np.ascontiguousarray(np.broadcast_to(np.arange(self.width), (rows, self.width)))
-        binding.bind_cpu_input("logits_positions", every)
-        binding.bind_cpu_input(VERIFIES, np.zeros(1, np.int64))
+        every = np.broadcast_to(np.arange(self.width), (rows, self.width))
+        binding.bind_inputs({"logits_positions": every, VERIFIES: np.zeros(1, np.int64)})
         return _Bound(binding=binding, logits=logits)
 
 
@@ -124,7 +121,7 @@ def open_verifier(runtime: Runtime, bundle: Bundle, variant: Variant, decoder: D
     if width == 1:
         _log.warning("no speculation", model=owner, reason="its bundle cannot verify drafts; export the model again")
         return None
-    session = runtime.open(bundle, variant.graphs["decoder"], fixed_axes=verifying_axes(width))
+    session = runtime.open(bundle, variant.graphs["decoder"], fixed_axes=verifying_axes(width), in_lanes=False)
     verifier = Verifier(session, decoder.state, width=width, vocab_size=decoder.vocab_size)
     if not verifies_exactly(decoder, verifier):
         _log.warning("no speculation", model=owner, reason="on this machine texts would not be the same with it")

@@ -1,7 +1,7 @@
-"""ONNX Runtime: one per process, with one thread pool for all sessions.
+"""ONNX Runtime: the device that graphs run on, and as what sessions.
 
-Sessions that share a pool do 281 to 293 runs/s where three with pools of their own do 160 to 205 on two cores, because
-the threads of one do not push those of another off their cores.
+On the CPU a graph can be open twice: with a thread for every core, for a run that has the machine to itself, and with
+the caller's thread alone, for as many runs at a time as there are cores (`cores.py`).
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import threading
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 
 from headway_server.bundles import Bundle, Graph, Manifest, Precision, Task, TensorSpec, Variant
 from headway_server.errors import BundleError, RuntimeUnavailableError
+from headway_server.runtime.binding import Binding
+from headway_server.runtime.cores import Cores, Seat
 from headway_server.runtime.processor import has_exact_int8, usable_cores
 
 Device: TypeAlias = Literal["cpu", "cuda"]
@@ -40,8 +42,9 @@ _DTYPES = {
     "tensor(bool)": "bool",
 }
 
-_pool_lock = threading.Lock()
-_pool_threads: int | None = None
+_SPIN_US = 200
+"""How long a session's idle thread looks for work before it sleeps. Without that a run takes up to half as long again;
+ONNX Runtime's own time, much longer, keeps a core from those who have work (docs/lanes.md)."""
 
 
 def _import_onnxruntime() -> Any:
@@ -58,31 +61,28 @@ def _import_onnxruntime() -> Any:
     return onnxruntime
 
 
-def _size_thread_pool(onnxruntime: Any, num_threads: int) -> int:
-    """Sizes the process's pool, once: it is made with the first session and cannot change. Returns its size."""
-    global _pool_threads  # noqa: PLW0603 (the pool is the process's)
-    with _pool_lock:
-        if _pool_threads is None:
-            onnxruntime.set_global_thread_pool_sizes(intra_op_num_threads=num_threads, inter_op_num_threads=1)
-            _pool_threads = num_threads
-        return _pool_threads
-
-
 class Runtime:
     """Opens sessions on one device.
 
     Attributes:
         device: Where sessions run.
-        num_threads: Threads of the process's pool.
+        num_threads: Cores that runs keep busy, together.
+        cores: Who has work on them; with more than one lane, weights are held twice.
     """
 
-    def __init__(self, *, device: Literal["auto", "cpu", "cuda"] = "auto", num_threads: int | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        device: Literal["auto", "cpu", "cuda"] = "auto",
+        num_threads: int | None = None,
+        num_lanes: int | None = 1,
+    ) -> None:
         """Finds the device; `auto` takes CUDA where it is.
 
         Args:
             device: Where sessions shall run.
-            num_threads: Threads of the pool; None takes the cores this process may use. A process keeps the number
-                that its first runtime was made with.
+            num_threads: Cores to keep busy; None takes those this process may use.
+            num_lanes: Runs of a model at a time; None takes a lane a core. On CUDA there is one.
 
         Raises:
             RuntimeUnavailableError: ONNX Runtime is not installed, or CUDA was asked for and is not there.
@@ -90,11 +90,15 @@ class Runtime:
         self._onnxruntime = _import_onnxruntime()
         self.device: Device = _choose_device(self._onnxruntime, device)
         self._was_found = device == "auto"
-        self.num_threads = _size_thread_pool(self._onnxruntime, num_threads or usable_cores())
+        self._num_lanes_asked = num_lanes
+        self.num_threads = num_threads or usable_cores()
+        lanes = 1 if self.device == "cuda" else min(num_lanes or self.num_threads, self.num_threads)
+        self.cores = Cores(self.num_threads, lanes)
         self.version: str = self._onnxruntime.__version__
 
     def __repr__(self) -> str:
-        return f"Runtime({self.device}, {self.num_threads} threads, ONNX Runtime {self.version})"
+        lanes = f", {self.cores.num_lanes} lanes" if self.cores.num_lanes > 1 else ""
+        return f"Runtime({self.device}, {self.num_threads} threads{lanes}, ONNX Runtime {self.version})"
 
     def suiting(self, manifest: Manifest, precision: Precision | None) -> Runtime:
         """Returns the runtime for a bundle.
@@ -107,7 +111,7 @@ class Runtime:
         try:
             self.choose_variant(manifest, precision)
         except RuntimeUnavailableError:
-            return Runtime(device="cpu", num_threads=self.num_threads)
+            return Runtime(device="cpu", num_threads=self.num_threads, num_lanes=self._num_lanes_asked)
         return self
 
     def choose_variant(self, manifest: Manifest, precision: Precision | None) -> tuple[Precision, Variant]:
@@ -139,7 +143,9 @@ class Runtime:
             return (Precision.FP32, Precision.INT8, Precision.FP16)
         return _PREFERENCE[self.device]
 
-    def open(self, bundle: Bundle, graph: Graph, *, fixed_axes: Mapping[str, int] | None = None) -> Session:
+    def open(
+        self, bundle: Bundle, graph: Graph, *, fixed_axes: Mapping[str, int] | None = None, in_lanes: bool = True
+    ) -> Session:
         """Opens a graph of a bundle.
 
         Args:
@@ -147,31 +153,46 @@ class Runtime:
             graph: One of its graphs.
             fixed_axes: Sizes of dynamic axes, by name, where they are the same in every run: what cannot happen then is
                 dropped as the graph is loaded.
+            in_lanes: Whether runs may keep to one core each, if the runtime has lanes; it then is open twice.
 
         Raises:
             BundleError: ONNX Runtime cannot load it, or its tensors are not those that the manifest declares.
         """
-        options = self._onnxruntime.SessionOptions()
-        options.use_per_session_threads = False
-        options.log_severity_level = 3  # errors; a warning of the graph optimizer is nothing a user can act on
         sizes = fixed_axes or {}
+        threads = [self.num_threads, 1] if in_lanes and self.cores.num_lanes > 1 else [self.num_threads]
+        sessions = [self._open_session(bundle.file(graph.file), sizes, num_threads) for num_threads in threads]
+        name = bundle.file(graph.file).name
+        _check_tensors(name, graph.inputs, sessions[0].get_inputs(), sizes)
+        _check_tensors(name, graph.outputs, sessions[0].get_outputs(), sizes)
+        return Session(*sessions, graph=graph, device=self.device, cores=self.cores)
+
+    def _open_session(self, file: Path, sizes: Mapping[str, int], num_threads: int) -> Any:
+        options = self._onnxruntime.SessionOptions()
+        options.intra_op_num_threads = num_threads
+        options.add_session_config_entry("session.intra_op.spin_duration_us", str(_SPIN_US))
+        options.log_severity_level = 3  # errors; a warning of the graph optimizer is nothing a user can act on
         for axis, size in sizes.items():
             options.add_free_dimension_override_by_name(axis, size)
-        file = bundle.file(graph.file)
         try:
-            session = self._onnxruntime.InferenceSession(str(file), options, providers=_PROVIDERS[self.device])
+            return self._onnxruntime.InferenceSession(str(file), options, providers=_PROVIDERS[self.device])
         except Exception as error:
             raise BundleError(f"{file}: ONNX Runtime {self.version} cannot load it ({error})") from error
-        _check_tensors(file.name, graph.inputs, session.get_inputs(), sizes)
-        _check_tensors(file.name, graph.outputs, session.get_outputs(), sizes)
-        return Session(session, graph, self.device)
 
 
 class Session:
     """A loaded graph. Calls may come from several threads."""
 
-    def __init__(self, session: Any, graph: Graph, device: Device) -> None:
-        self._session = session
+    def __init__(self, *sessions: Any, graph: Graph, device: Device, cores: Cores) -> None:
+        """Takes a graph that is open.
+
+        Args:
+            sessions: `onnxruntime.InferenceSession`: the one with all cores and, if there is one, that with one core.
+            graph: What is open.
+            device: Where.
+            cores: Says which session a run takes.
+        """
+        self._sessions = sessions
+        self._cores = cores
         self._output_names = [output.name for output in graph.outputs]
         self.graph = graph
         self.device: Device = device
@@ -179,26 +200,43 @@ class Session:
     def __repr__(self) -> str:
         return f"Session({self.graph.file}, {self.device})"
 
-    def run(self, feeds: Mapping[str, Tensor], outputs: Sequence[str] | None = None) -> dict[str, Tensor]:
+    @property
+    def num_lanes(self) -> int:
+        """Runs that are worth having at a time."""
+        return self._cores.num_lanes if len(self._sessions) > 1 else 1
+
+    def seat(self) -> Seat:
+        """Returns a seat among those who share the cores, for a thread that runs this graph."""
+        return self._cores.seat()
+
+    def keep_to_one_core(self) -> None:
+        """Leaves a graph that was opened in lanes one core and one run at a time, from now on."""
+        self._sessions = self._sessions[-1:]
+
+    def run(
+        self, feeds: Mapping[str, Tensor], outputs: Sequence[str] | None = None, *, on_one_core: bool = False
+    ) -> dict[str, Tensor]:
         """Runs the graph and lets other threads run meanwhile.
 
         Args:
             feeds: Its inputs by name.
             outputs: Names of those that are wanted; None: all.
+            on_one_core: Whether a graph that was opened in lanes shall keep to one core, whoever else has work.
 
         Returns:
             The outputs by name.
         """
         names = self._output_names if outputs is None else list(outputs)
-        return dict(zip(names, self._session.run(names, feeds), strict=True))
+        index = len(self._sessions) - 1 if on_one_core else self._choose()
+        return dict(zip(names, self._sessions[index].run(names, feeds), strict=True))
 
-    def new_binding(self) -> Any:
-        """Returns an `onnxruntime.IOBinding` of this session, for `run_bound`."""
-        return self._session.io_binding()
+    def new_binding(self) -> Binding:
+        """Returns a binding of this graph to nothing yet."""
+        return Binding(self._sessions, self._choose)
 
-    def run_bound(self, binding: Any) -> None:
-        """Runs the graph on what is bound. Lets other threads run."""
-        self._session.run_with_iobinding(binding)
+    def _choose(self) -> int:
+        """Returns the index of the session that suits now."""
+        return int(len(self._sessions) > 1 and self._cores.is_shared)
 
 
 def _choose_device(onnxruntime: Any, device: Literal["auto", "cpu", "cuda"]) -> Device:

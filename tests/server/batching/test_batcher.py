@@ -11,6 +11,7 @@ from waiting import until
 
 from headway_server.batching.batcher import Batcher, BatchError
 from headway_server.errors import DeadlineError, DrainingError
+from headway_server.runtime import Cores
 
 
 class HoldableModel:
@@ -205,3 +206,46 @@ async def test_many_calls_at_once_get_their_own_answers(batcher):
     answers = await asyncio.gather(*(submit(batcher, *call) for call in calls))
     for call, answer in zip(calls, answers, strict=True):
         assert [row[0] for row in answer.rows] == call
+
+
+class TwoAtATime:
+    """Notes how many runs there are at a time; each waits for another, as long as it takes and not for ever."""
+
+    def __init__(self) -> None:
+        self.together = threading.Barrier(2)
+        self.batches: list[list[float]] = []
+
+    def collate(self, items):
+        return np.array(items, np.float32)
+
+    def run(self, numbers):
+        self.batches.append(numbers.tolist())
+        self.together.wait(30)
+        return numbers
+
+    def finish(self, numbers):
+        return numbers[:, np.newaxis] ** 2
+
+
+class TwoLanes:
+    """A session that is worth two runs at a time."""
+
+    num_lanes = 2
+
+    def __init__(self) -> None:
+        self.cores = Cores(2, 2)
+
+    def seat(self):
+        return self.cores.seat()
+
+
+async def test_with_two_lanes_what_waits_is_run_in_two_shares_at_a_time():
+    model, session = TwoAtATime(), TwoLanes()
+    batcher = Batcher(model, budget=100, name="squares", session=session)
+    batcher.start()
+    results = await submit(batcher, *range(10))
+    assert np.stack(results.rows).ravel().tolist() == [n * n for n in range(10)]
+    assert sorted(map(len, model.batches)) == [5, 5]
+    batcher.close()
+    assert not session.cores.is_shared
+    assert repr(session.cores) == "Cores(0 busy on 2)"

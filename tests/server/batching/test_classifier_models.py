@@ -110,7 +110,7 @@ async def test_waiting_bytes_are_bounded_beside_the_count(classifier_store, runt
 
 
 async def test_a_cancelled_call_leaves_nothing_behind(topics):
-    with topics._batcher._run_lock:  # the model is busy
+    with topics._batcher._lanes:  # the model is busy
         calls = [asyncio.create_task(classify(topics, ["goal"] * 200)) for _ in range(5)]
         await until(lambda: len(topics._batcher._queue) > 0)
         for call in calls:

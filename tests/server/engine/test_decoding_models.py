@@ -257,7 +257,7 @@ async def test_a_tokenizer_whose_ids_have_gaps_is_held_to_its_largest_id():
             precision=Precision.FP32,
             device="cpu",
             tokenizer=TextTokenizer(tokenizer.from_str(json.dumps(vocabulary))),
-            decoder=decoder,
+            decoders=[decoder],
             settings=EngineSettings(num_slots=decoder.num_slots),
         )
 

@@ -34,7 +34,7 @@ def load(store, precision, **settings):
 
 
 def drafting_of(model):
-    return model._engine._stepper.drafting
+    return model._lanes._engines[0]._stepper.drafting
 
 
 @pytest.fixture(scope="module", params=[Precision.FP32, Precision.INT8])
@@ -47,13 +47,13 @@ def models(request, tiny_store):
 async def plain_and_drafting(models):
     """Both, with engines that are started anew."""
     for model in models:
-        engine = model._engine
+        engine = model._lanes._engines[0]
         engine._thread, engine._is_closed = None, False
         model.start()
     yield models
     for model in models:
         await asyncio.to_thread(model.close)
-        assert model._engine._stepper.scheduler.num_free == model._engine.num_slots
+        assert model._lanes._engines[0]._stepper.scheduler.num_free == model._lanes._engines[0].num_slots
 
 
 def random_sampling(rng: np.random.Generator) -> SamplingRequest:

@@ -103,7 +103,7 @@ async def run_wave(model, rng: random.Random, counts: dict[str, int]) -> list[tu
 
 async def until_idle(model) -> None:
     for _ in range(500):
-        if not model._engine._stepper.scheduler.has_work:
+        if not model._lanes._engines[0]._stepper.scheduler.has_work:
             return
         await asyncio.sleep(0.01)
 
@@ -128,7 +128,7 @@ async def test_ten_thousand_random_requests_leave_nothing_behind_and_answer_as_i
         decoder.steps.clear()
         decoder.decode_sizes.clear()
     await until_idle(model)
-    scheduler = model._engine._stepper.scheduler
+    scheduler = model._lanes._engines[0]._stepper.scheduler
     assert (scheduler.num_free, scheduler.waiting, scheduler.prefilling) == (16, [], None)
     await asyncio.wait_for(model.drain(5), timeout=10)
     assert held[1] < held[0] * 1.05 + 2000, (SEED, held)

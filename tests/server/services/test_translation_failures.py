@@ -46,7 +46,7 @@ async def serving(*, step_s: float = 0.01, max_waiting: int = 8):
         yield pb_grpc.TranslationServiceStub(channel)
     await server.stop(None)
     await model.drain(10)
-    scheduler = model._engine._stepper.scheduler
+    scheduler = model._lanes._engines[0]._stepper.scheduler
     await until(lambda: scheduler.num_free == SLOTS and not scheduler.has_work)
     assert model._admission._num_admitted == 0
     registry.close()

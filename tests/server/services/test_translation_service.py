@@ -39,7 +39,7 @@ async def stub(bundle: Any, runtime: Runtime) -> AsyncIterator["pb_grpc.Translat
         yield pb_grpc.TranslationServiceStub(channel)
     await server.stop(None)
     await model.drain(5)
-    assert model._engine._stepper.scheduler.num_free == 8
+    assert model._lanes._engines[0]._stepper.scheduler.num_free == 8
     assert model._admission._num_admitted == 0
     registry.close()
 
