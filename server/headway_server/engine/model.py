@@ -88,6 +88,7 @@ class DecodingModel:
             vocab_size=decoder.vocab_size,
         )
         self._tokenizer = tokenizer
+        self._cores = cores
         self._eos_id = manifest.special_tokens.eos
         self._capacity = sum(decoder.num_slots for decoder in decoders) + settings.max_waiting
         self._admission = Admission(limit=self._capacity, noun=self._noun, owner=manifest.name)
@@ -128,13 +129,18 @@ class DecodingModel:
         self._lanes.close()
 
     def _check_runs(self, run_once: Callable[[], object]) -> None:
-        """Runs the graphs once, so that the first call does not pay for it and a bundle that cannot run is known now.
+        """Runs the graphs once, and once more on one core where there are lanes.
+
+        So the first call does not pay for it, and a bundle that cannot run is known now.
 
         Raises:
             BundleError: They do not run.
         """
         try:
             run_once()
+            if self._cores is not None and self._cores.num_lanes > 1:
+                with self._cores.all_taken():
+                    run_once()
         except Exception as error:  # onnxruntime's own kinds, or a KeyError where there are other tensors
             raise BundleError(f"{self.bundle.path}: does not run ({error}); export the model again") from error
 

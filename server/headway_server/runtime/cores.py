@@ -7,6 +7,8 @@ operator, and what one thread does between runs does not leave the other core id
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 class Cores:
@@ -35,6 +37,15 @@ class Cores:
     def seat(self) -> Seat:
         """Returns a seat for a thread, not taken."""
         return Seat(self)
+
+    @contextmanager
+    def all_taken(self) -> Iterator[None]:
+        """Lets runs keep to one core each as if every core had its thread, as long as the context lasts."""
+        self.count_busy(self.count)
+        try:
+            yield
+        finally:
+            self.count_busy(-self.count)
 
     def count_busy(self, change: int) -> None:
         """Notes that so many more threads have work, or fewer."""

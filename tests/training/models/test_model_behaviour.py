@@ -176,6 +176,23 @@ def test_a_vit_reads_patches_row_by_row(tiny_model: BuildTiny, pooling: str) -> 
     assert model(images).shape == (2, 5)
 
 
+@torch.inference_mode()
+@pytest.mark.parametrize("patch_size", [2, 4, 8])
+def test_a_stem_of_convolutions_makes_as_many_tokens_as_patches_that_see_their_neighbours(
+    tiny_model: BuildTiny, patch_size: int
+) -> None:
+    model, images = tiny_model("vit", stem="convolutions", patch_size=patch_size), torch.randn(2, 3, 16, 16)
+    assert isinstance(model, ViT)
+    side = 16 // patch_size
+    tokens = model.patches(images)
+    assert tokens.shape == (2, 32, side, side)
+    assert model(images).shape == (2, 5)
+    assert 0.3 < tokens.std() < 3, "a stage keeps its input's variance"
+    changed = images.clone()
+    changed[:, :, :, patch_size] += 1  # the first column of the second patch
+    assert not torch.equal(model.patches(changed)[..., 0], tokens[..., 0])
+
+
 def test_too_long_a_text_and_an_image_of_another_size_are_errors(tiny_model: BuildTiny) -> None:
     with pytest.raises(ValueError, match="at most 24 tokens, and has 25"):
         tiny_model("gpt")(ids(1, 25))

@@ -15,10 +15,12 @@ from headway_training.models.base import Model
 from headway_training.models.configuration import LayerConfig
 from headway_training.models.parts.attention import full_attention
 from headway_training.models.parts.embeddings import PositionedEmbedding
+from headway_training.models.parts.image_stem import ConvolutionStem
 from headway_training.models.parts.initialisation import initialise_truncated_normal
 from headway_training.models.parts.layer import Stack
 
 ImagePooling = Literal["class_token", "mean"]
+ImageStem = Literal["patches", "convolutions"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,33 +41,50 @@ class ViTConfig(LayerConfig):
     """Classes."""
     pooling: ImagePooling = "class_token"
     """What the head reads: a token of its own (`class_token`, the paper's), or the mean of the patches (`mean`)."""
+    stem: ImageStem = "patches"
+    """What makes tokens of an image: one linear map of each patch (`patches`, the paper's), or a convolution and a
+    pooling for each halving of its sides (`convolutions`, which want a patch size of 2, 4, 8 ...)."""
 
     def __post_init__(self) -> None:
         LayerConfig.__post_init__(self)  # not super(): slots make the dataclass anew
         self._check_integers("image_size", "patch_size", "num_layers", "num_classes")
         self._check_choice("pooling", ImagePooling)
+        self._check_choice("stem", ImageStem)
         if self.image_size % self.patch_size:
             raise ValueError(
                 f"image_size must be a multiple of patch_size ({self.patch_size}), and is {self.image_size}"
             )
+        if self.stem == "convolutions":
+            self._check_convolutions()
 
     @property
     def num_tokens(self) -> int:
         """Patches of an image, and the class token where there is one."""
         return (self.image_size // self.patch_size) ** 2 + (self.pooling == "class_token")
 
+    def _check_convolutions(self) -> None:
+        if self.patch_size < 2 or self.patch_size & (self.patch_size - 1):
+            raise ValueError(
+                f"patch_size is {self.patch_size}; with stem 'convolutions' it must be a power of two, 2 or more"
+            )
+        if self.d_model % (self.patch_size // 2):
+            raise ValueError(
+                f"d_model must be a multiple of patch_size / 2 ({self.patch_size // 2}) with stem 'convolutions', "
+                f"and is {self.d_model}"
+            )
+
 
 class ViT(Model):
     """Classifies images.
 
     Starts from a normal distribution of standard deviation 0.02 (for the patches, one over the square root of the
-    numbers in a patch), cut off at two of them; the class token starts from zero.
+    numbers in a patch), cut off at two of them; the class token starts from zero, and convolutions as their class says.
     """
 
     def __init__(self, configuration: ViTConfig) -> None:
         super().__init__()
         self.configuration = configuration
-        self.patches = nn.Conv2d(3, configuration.d_model, configuration.patch_size, stride=configuration.patch_size)
+        self.patches = _make_patches(configuration)
         self.class_token = (
             nn.Parameter(torch.zeros(1, 1, configuration.d_model)) if configuration.pooling == "class_token" else None
         )
@@ -117,7 +136,16 @@ class ViT(Model):
         return logits
 
     def _initialise_patches(self) -> None:
+        if isinstance(self.patches, ConvolutionStem):
+            self.patches.initialise()
+            return
         std = (3 * self.configuration.patch_size**2) ** -0.5
         nn.init.trunc_normal_(self.patches.weight, std=std, a=-2 * std, b=2 * std)
         assert self.patches.bias is not None
         nn.init.zeros_(self.patches.bias)
+
+
+def _make_patches(configuration: ViTConfig) -> nn.Conv2d | ConvolutionStem:
+    if configuration.stem == "convolutions":
+        return ConvolutionStem(configuration.d_model, configuration.patch_size)
+    return nn.Conv2d(3, configuration.d_model, configuration.patch_size, stride=configuration.patch_size)
