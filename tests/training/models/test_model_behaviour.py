@@ -187,7 +187,6 @@ def test_a_stem_of_convolutions_makes_as_many_tokens_as_patches_that_see_their_n
     tokens = model.patches(images)
     assert tokens.shape == (2, 32, side, side)
     assert model(images).shape == (2, 5)
-    assert 0.3 < tokens.std() < 3, "a stage keeps its input's variance"
     changed = images.clone()
     changed[:, :, :, patch_size] += 1  # the first column of the second patch
     assert not torch.equal(model.patches(changed)[..., 0], tokens[..., 0])

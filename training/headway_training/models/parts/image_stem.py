@@ -37,7 +37,7 @@ class ConvolutionStem(nn.Module):
         return states
 
     def initialise(self) -> None:
-        """Draws weights for ReLU (He et al. 2015), so that a stage keeps its input's variance."""
+        """Draws weights for ReLU (He et al. 2015)."""
         for convolution in self.convolutions:
             assert isinstance(convolution, nn.Conv2d)
             nn.init.kaiming_normal_(convolution.weight, nonlinearity="relu")
