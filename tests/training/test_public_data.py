@@ -81,6 +81,7 @@ def test_rows_of_the_wrong_size_are_an_error(tmp_path):
         ("ag-news", lambda folder: read_ag_news(folder, 0.1)),
         ("tiny-shakespeare", lambda folder: read_tiny_shakespeare(folder, 0.1, 0.1)),
         ("multi30k-en-de", lambda folder: read_multi30k(folder, ("en", "de"))),
+        ("multi30k-de-en", lambda folder: read_multi30k(folder, ("de", "en"))),
         ("cifar10", lambda folder: read_cifar10(folder, 0.1)),
     ],
 )

@@ -52,6 +52,32 @@ def _multi30k_file(name: str, sha256: str) -> RemoteFile:
     return RemoteFile(name=name, url=_MULTI30K_URL + name, sha256=sha256)
 
 
+def _multi30k(pair: str) -> Dataset:
+    """The same files, from one language into the other."""
+    return Dataset(
+        name=f"multi30k-{pair}",
+        folder="multi30k",
+        title="Multi30k, task 1, English and German",
+        files=(
+            _multi30k_file("train.en.gz", "d79cfa999dd4c51d2cb42499b6796d5a882c3a8a961923c25a898c90f8bbd56f"),
+            _multi30k_file("train.de.gz", "726e39b2fa9eb9ffb6dc763fb35a179f80fae06ffc5d28b6ace5faa883de28a6"),
+            _multi30k_file("val.en.gz", "14f7d25ddd868909a9213e361768460edcacdd6ab9d1e77b92560dc10c10dc28"),
+            _multi30k_file("val.de.gz", "f0cba2f995189cf5770f29a8a9a537a3ad3f51657ad873405082ff6863a5e75a"),
+            _multi30k_file(
+                "test_2016_flickr.en.gz", "611d361c6334bc7246101d48097c13cf5c4413c5befc793cc629934359d532d9"
+            ),
+            _multi30k_file(
+                "test_2016_flickr.de.gz", "9204244e408ccb38d2a55cfcd344df15005fc42a07a6e55ca6c52b6ababb8cc8"
+            ),
+        ),
+        license=(
+            "not stated for the text; derived from Flickr30K, provided for non-commercial research and education "
+            "(the data set's README)"
+        ),
+        home="https://github.com/multi30k/dataset",
+    )
+
+
 _ALL = (
     Dataset(
         name="ag-news",
@@ -91,28 +117,7 @@ _ALL = (
         license="public domain (the plays; no licence is stated for the file)",
         home="https://github.com/karpathy/char-rnn",
     ),
-    Dataset(
-        name="multi30k-en-de",
-        folder="multi30k",
-        title="Multi30k, task 1, English and German",
-        files=(
-            _multi30k_file("train.en.gz", "d79cfa999dd4c51d2cb42499b6796d5a882c3a8a961923c25a898c90f8bbd56f"),
-            _multi30k_file("train.de.gz", "726e39b2fa9eb9ffb6dc763fb35a179f80fae06ffc5d28b6ace5faa883de28a6"),
-            _multi30k_file("val.en.gz", "14f7d25ddd868909a9213e361768460edcacdd6ab9d1e77b92560dc10c10dc28"),
-            _multi30k_file("val.de.gz", "f0cba2f995189cf5770f29a8a9a537a3ad3f51657ad873405082ff6863a5e75a"),
-            _multi30k_file(
-                "test_2016_flickr.en.gz", "611d361c6334bc7246101d48097c13cf5c4413c5befc793cc629934359d532d9"
-            ),
-            _multi30k_file(
-                "test_2016_flickr.de.gz", "9204244e408ccb38d2a55cfcd344df15005fc42a07a6e55ca6c52b6ababb8cc8"
-            ),
-        ),
-        license=(
-            "not stated for the text; derived from Flickr30K, provided for non-commercial research and education "
-            "(the data set's README)"
-        ),
-        home="https://github.com/multi30k/dataset",
-    ),
+    *(_multi30k(pair) for pair in ("en-de", "de-en")),
     Dataset(
         name="ud-english-ewt",
         folder="ud_english_ewt",

@@ -89,7 +89,7 @@ def _read_span_labeled(
 
 def read_multi30k(folder: Path, languages: tuple[str, str]) -> Splits[ParallelTexts]:
     """Reads Multi30k (task 1) from the data folder, from the first language into the second."""
-    dataset = find_dataset("multi30k-en-de")
+    dataset = find_dataset("multi30k-" + "-".join(languages))
 
     def part(name: str) -> ParallelTexts:
         files = [_find(folder, dataset, (f"{name}.{code}.gz", f"{name}.{code}")) for code in languages]

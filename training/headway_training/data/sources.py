@@ -71,6 +71,7 @@ def read_splits(recipe: Recipe, folder: Path, own: OwnData | None) -> Splits[Any
             lambda: read_tiny_shakespeare(folder, recipe.data.valid_fraction, recipe.data.test_fraction),
         ),
         "multi30k-en-de": ("translation", lambda: read_multi30k(folder, ("en", "de"))),
+        "multi30k-de-en": ("translation", lambda: read_multi30k(folder, ("de", "en"))),
         "cifar10": ("image_classification", lambda: read_cifar10(folder, recipe.data.valid_fraction)),
     }
     task, read = readers.get(recipe.data.dataset, (None, None))
