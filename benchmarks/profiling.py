@@ -19,7 +19,8 @@ _RATE_HZ = 100
 _START_S = 1.0
 """py-spy reads the process's symbols before its first sample."""
 _KINDS = (
-    ("run_bound (headway_server", "the model (ONNX Runtime)"),
+    ("run (headway_server/runtime/binding", "the model (ONNX Runtime)"),
+    ("headway_server/runtime/binding", "binding inputs"),
     ("headway_server/engine/runner", "binding inputs"),
     ("headway_server/engine/speculation", "guessing ahead"),
     ("headway_server/engine/sampl", "choosing tokens"),

@@ -11,7 +11,6 @@ from torch import nn
 
 from headway_export.graphs import trace
 from headway_server.bundles import Task
-from headway_server.runtime import Runtime
 from headway_training.models.gpt import GPT, GPTConfig
 
 CACHE_LENGTH, WIDTH, HEAD = 40, 32, 8
@@ -53,11 +52,6 @@ class SwappedOneLayer(OneLayer):
 
 def _tiny_gpt():
     return GPT(GPTConfig(vocabulary_size=50, max_length=CACHE_LENGTH, num_layers=2, d_model=32, num_heads=4, d_ff=64))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def pool():
-    Runtime(device="cpu")  # makes the process's pool, unless another test has
 
 
 def _traced(module, *, fused):

@@ -12,7 +12,6 @@ from torch import nn
 from headway_export.graphs import trace
 from headway_export.int8 import quantize, quantize_matrix
 from headway_server.bundles import Task
-from headway_server.runtime import Runtime
 
 
 @settings(max_examples=30, deadline=None)
@@ -56,7 +55,6 @@ def sessions(tmp_path_factory):
     ir.save(model, folder / "fp32.onnx")
     count = quantize(model)
     ir.save(model, folder / "int8.onnx")
-    Runtime(device="cpu")  # makes the process's pool, unless another test has
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     opened = {name: onnxruntime.InferenceSession(folder / f"{name}.onnx", options) for name in ("fp32", "int8")}
@@ -122,7 +120,6 @@ def activated(request, tmp_path_factory):
     assert quantize(model) == 1
     file = tmp_path_factory.mktemp("activated") / "int8.onnx"
     ir.save(model, file)
-    Runtime(device="cpu")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     return module, onnxruntime.InferenceSession(file, options)

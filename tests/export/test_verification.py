@@ -17,7 +17,7 @@ from headway_server.bundles import Graph, ParityFigures, Task, Variant
 from headway_server.bundles.chain import DECODING_AXES, VERIFIES, chain_width, verifying_axes
 from headway_server.engine.slot_state import SlotState
 from headway_server.engine.verifier import Verifier
-from headway_server.runtime import Cores, Runtime, Session
+from headway_server.runtime import Cores, Session
 from headway_training.models import build_model
 
 VOCAB_SIZE, MAX_LENGTH, NUM_LAYERS, WIDTH, NUM_ROWS = 90, 48, 2, 4, 3
@@ -67,7 +67,6 @@ def exported(request, tmp_path_factory):
     if request.param.endswith("cache"):
         traced = quantize_cache(traced, [LayerRange(key=3.0, value=3.0)] * NUM_LAYERS)
     rewritten = add_verification(traced.graphs[0], WIDTH)
-    Runtime(device="cpu")  # makes the process's pool, unless another test has
     file = tmp_path_factory.mktemp("verification") / "decoder.onnx"
     ir.save(rewritten.model, file)
     graph = Graph(file=file.name, inputs=rewritten.inputs, outputs=rewritten.outputs)

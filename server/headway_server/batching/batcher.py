@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from headway_server.batching.queue import BatchQueue, Entry
 from headway_server.errors import DeadlineError, DrainingError
-from headway_server.runtime import Cores, Seat, Session
+from headway_server.runtime import Cores, Session
 
 Item = TypeVar("Item")
 Item_contra = TypeVar("Item_contra", contravariant=True)
@@ -136,9 +136,10 @@ class Batcher(Generic[Item]):
         self._closed = False
         self._num_lanes = 1 if session is None else session.num_lanes
         self._lanes = threading.Semaphore(self._num_lanes)
-        seats = Cores(1) if session is None else session
+        self._cores = Cores(1) if session is None else session.cores
+        self._num_busy = 0  # lanes that have work, as the cores were told
         self._threads = [
-            threading.Thread(target=self._work, args=(seats.seat(),), name=f"batcher-{name}-{number}", daemon=True)
+            threading.Thread(target=self._work, name=f"batcher-{name}-{number}", daemon=True)
             for number in range(self._num_lanes + 1)
         ]
 
@@ -175,12 +176,14 @@ class Batcher(Generic[Item]):
             if self._closed:
                 raise _closed_error()
             self._queue.add(entries)
+            self._count_busy()
             self._changed.notify()
         try:
             await call.future
         except BaseException:
             with self._changed:
                 self._queue.remove(entries)
+                self._count_busy()
             raise
         return call.results()
 
@@ -192,6 +195,7 @@ class Batcher(Generic[Item]):
         with self._changed:
             self._closed = True
             waiting = self._queue.remove_all()
+            self._count_busy()
             self._changed.notify_all()
         if waiting:
             self._post(_fail, waiting, _closed_error())
@@ -199,28 +203,32 @@ class Batcher(Generic[Item]):
             if thread.is_alive():
                 thread.join(_JOIN_TIMEOUT_S)
 
-    def _work(self, seat: Seat) -> None:
-        while (batch := self._next_batch(seat)) is not None:
-            seat.take()
+    def _work(self) -> None:
+        while (batch := self._next_batch()) is not None:
             self._run(batch)
 
-    def _next_batch(self, seat: Seat) -> list[Entry[Item]] | None:
+    def _next_batch(self) -> list[Entry[Item]] | None:
         """Waits for a batch; None when the batcher is closed."""
         with self._changed:
             while not self._closed:
                 if self._can_take():
                     batch, expired = self._queue.take(time.monotonic(), max(1, self._num_lanes - self._num_taken))
                     self._tell_expired(expired)
+                    self._num_taken += bool(batch)
+                    self._count_busy()
                     if batch:
-                        self._num_taken += 1
                         if self._can_take():  # what a call brought is worth several batches, and it woke one thread
                             self._changed.notify()
                         return batch
                 else:
-                    seat.leave()
                     self._changed.wait()
-        seat.leave()
         return None
+
+    def _count_busy(self) -> None:
+        """Tells the cores how many lanes have work: before a batch is run, so that its run knows of the others'."""
+        num_busy = min(self._num_lanes, self._num_taken + len(self._queue))
+        self._cores.count_busy(num_busy - self._num_busy)
+        self._num_busy = num_busy
 
     def _can_take(self) -> bool:
         """Whether a thread may take a batch now: to run it, or, where it is full, to have it ready."""
@@ -257,6 +265,7 @@ class Batcher(Generic[Item]):
         finally:
             with self._changed:
                 self._num_taken -= 1
+                self._count_busy()
                 self._changed.notify()
 
     def _still_wanted(self, batch: list[Entry[Item]], now: float) -> list[Entry[Item]]:

@@ -11,15 +11,15 @@ from numpy.typing import NDArray
 from headway_server.runtime import Session
 
 _SMALL_S = 2e-3
-"""A graph that one core runs once in less is small. What a call costs beside it is more than that, so a second thread
-would only be in its way (docs/lanes.md)."""
+"""A graph that one core runs once in less is small. What a call costs beside it is more than that, so its runs keep to
+one core each and leave one to the calls (docs/lanes.md)."""
 _NUM_RUNS = 3
 
 _log = structlog.get_logger(__name__)
 
 
 def run_to_warm_up(session: Session, feeds: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Runs a graph as often as it takes to know how long it takes on one core; keeps a small one to one core.
+    """Runs a graph until it is known how long it takes on one core; lets runs of a small one keep to one core.
 
     Args:
         session: The graph.

@@ -8,10 +8,11 @@ from collections.abc import Sequence as Elements
 from contextlib import aclosing, contextmanager
 
 from headway_server.engine.engine import Engine, cancel
+from headway_server.engine.hypothesis import MAX_BEAMS
 from headway_server.engine.reply import Piece
 from headway_server.engine.sequence import Sequence, SequenceResult
 
-FEWEST_SLOTS = 16
+FEWEST_SLOTS = MAX_BEAMS
 """Slots of a lane at least: the widest search fits into each."""
 
 

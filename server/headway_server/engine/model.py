@@ -89,6 +89,8 @@ class DecodingModel:
         )
         self._tokenizer = tokenizer
         self._cores = cores
+        self._num_lanes = len(decoders)
+        assert verifier is None or self._num_lanes == 1, "drafts are verified in the slots of one lane"
         self._eos_id = manifest.special_tokens.eos
         self._capacity = sum(decoder.num_slots for decoder in decoders) + settings.max_waiting
         self._admission = Admission(limit=self._capacity, noun=self._noun, owner=manifest.name)
@@ -129,7 +131,7 @@ class DecodingModel:
         self._lanes.close()
 
     def _check_runs(self, run_once: Callable[[], object]) -> None:
-        """Runs the graphs once, and once more on one core where there are lanes.
+        """Runs the graphs once, and once more on one core where there are several lanes.
 
         So the first call does not pay for it, and a bundle that cannot run is known now.
 
@@ -138,7 +140,7 @@ class DecodingModel:
         """
         try:
             run_once()
-            if self._cores is not None and self._cores.num_lanes > 1:
+            if self._cores is not None and self._num_lanes > 1:
                 with self._cores.all_taken():
                     run_once()
         except Exception as error:  # onnxruntime's own kinds, or a KeyError where there are other tensors

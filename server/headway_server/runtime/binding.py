@@ -43,11 +43,15 @@ class Binding:
     def run(self) -> None:
         """Runs the graph on what is bound. Lets other threads run."""
         index = self._choose()
+        self._tell(index)
+        self._sessions[index].run_with_iobinding(self._bindings[index])
+
+    def _tell(self, index: int) -> None:
+        """Binds to a session what has changed since it ran."""
         binding, changes = self._bindings[index], self._changes[index]
         for name, (method, arguments) in changes.items():
             getattr(binding, method)(name, *arguments)
         changes.clear()
-        self._sessions[index].run_with_iobinding(binding)
 
     def _note(self, method: str, name: str, *arguments: Any) -> None:
         for changes in self._changes:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from headway_server.bundles import Bundle, Graph, Manifest, Precision, Task, TensorSpec, Variant
 from headway_server.errors import BundleError, RuntimeUnavailableError
 from headway_server.runtime.binding import Binding
-from headway_server.runtime.cores import Cores, Seat
+from headway_server.runtime.cores import Cores
 from headway_server.runtime.processor import has_exact_int8, usable_cores
 
 Device: TypeAlias = Literal["cpu", "cuda"]
@@ -91,6 +91,7 @@ class Runtime:
         self.device: Device = _choose_device(self._onnxruntime, device)
         self._was_found = device == "auto"
         self._num_lanes_asked = num_lanes
+        self._fallback: Runtime | None = None
         self.num_threads = num_threads or usable_cores()
         lanes = 1 if self.device == "cuda" else min(num_lanes or self.num_threads, self.num_threads)
         self.cores = Cores(self.num_threads, lanes)
@@ -111,7 +112,9 @@ class Runtime:
         try:
             self.choose_variant(manifest, precision)
         except RuntimeUnavailableError:
-            return Runtime(device="cpu", num_threads=self.num_threads, num_lanes=self._num_lanes_asked)
+            if self._fallback is None:  # one for all bundles, which share its cores
+                self._fallback = Runtime(device="cpu", num_threads=self.num_threads, num_lanes=self._num_lanes_asked)
+            return self._fallback
         return self
 
     def choose_variant(self, manifest: Manifest, precision: Precision | None) -> tuple[Precision, Variant]:
@@ -180,7 +183,14 @@ class Runtime:
 
 
 class Session:
-    """A loaded graph. Calls may come from several threads."""
+    """A loaded graph. Calls may come from several threads.
+
+    Attributes:
+        graph: What is open.
+        device: Where.
+        cores: What its runs share.
+        num_lanes: Runs that are worth having at a time.
+    """
 
     def __init__(self, *sessions: Any, graph: Graph, device: Device, cores: Cores) -> None:
         """Takes a graph that is open.
@@ -192,7 +202,8 @@ class Session:
             cores: Says which session a run takes.
         """
         self._sessions = sessions
-        self._cores = cores
+        self.cores = cores
+        self.num_lanes = cores.num_lanes if len(sessions) > 1 else 1
         self._output_names = [output.name for output in graph.outputs]
         self.graph = graph
         self.device: Device = device
@@ -200,18 +211,13 @@ class Session:
     def __repr__(self) -> str:
         return f"Session({self.graph.file}, {self.device})"
 
-    @property
-    def num_lanes(self) -> int:
-        """Runs that are worth having at a time."""
-        return self._cores.num_lanes if len(self._sessions) > 1 else 1
-
-    def seat(self) -> Seat:
-        """Returns a seat among those who share the cores, for a thread that runs this graph."""
-        return self._cores.seat()
-
     def keep_to_one_core(self) -> None:
-        """Leaves a graph that was opened in lanes one core and one run at a time, from now on."""
+        """Lets every run of a graph that was opened in lanes keep to one core from now on, and all of them leave one.
+
+        To be called before anything is bound to the graph.
+        """
         self._sessions = self._sessions[-1:]
+        self.num_lanes = max(1, self.num_lanes - 1)
 
     def run(
         self, feeds: Mapping[str, Tensor], outputs: Sequence[str] | None = None, *, on_one_core: bool = False
@@ -236,7 +242,7 @@ class Session:
 
     def _choose(self) -> int:
         """Returns the index of the session that suits now."""
-        return int(len(self._sessions) > 1 and self._cores.is_shared)
+        return int(len(self._sessions) > 1 and self.cores.is_shared)
 
 
 def _choose_device(onnxruntime: Any, device: Literal["auto", "cpu", "cuda"]) -> Device:

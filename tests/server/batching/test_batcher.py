@@ -211,15 +211,18 @@ async def test_many_calls_at_once_get_their_own_answers(batcher):
 class TwoAtATime:
     """Notes how many runs there are at a time; each waits for another, as long as it takes and not for ever."""
 
-    def __init__(self) -> None:
+    def __init__(self, cores: Cores) -> None:
         self.together = threading.Barrier(2)
         self.batches: list[list[float]] = []
+        self.knew_of_each_other: list[bool] = []
+        self.cores = cores
 
     def collate(self, items):
         return np.array(items, np.float32)
 
     def run(self, numbers):
         self.batches.append(numbers.tolist())
+        self.knew_of_each_other.append(self.cores.is_shared)
         self.together.wait(30)
         return numbers
 
@@ -235,17 +238,16 @@ class TwoLanes:
     def __init__(self) -> None:
         self.cores = Cores(2, 2)
 
-    def seat(self):
-        return self.cores.seat()
-
 
 async def test_with_two_lanes_what_waits_is_run_in_two_shares_at_a_time():
-    model, session = TwoAtATime(), TwoLanes()
+    session = TwoLanes()
+    model = TwoAtATime(session.cores)
     batcher = Batcher(model, budget=100, name="squares", session=session)
     batcher.start()
     results = await submit(batcher, *range(10))
     assert np.stack(results.rows).ravel().tolist() == [n * n for n in range(10)]
     assert sorted(map(len, model.batches)) == [5, 5]
+    assert model.knew_of_each_other == [True, True]
     batcher.close()
     assert not session.cores.is_shared
     assert repr(session.cores) == "Cores(0 busy on 2)"

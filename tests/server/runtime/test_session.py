@@ -65,7 +65,9 @@ def test_a_decoder_on_cuda_that_was_asked_for_must_be_fp16(bundle, precision):
 
 
 def test_where_cuda_was_only_found_a_decoder_without_fp16_runs_on_the_cpu(bundle):
-    assert _on_cuda(found=True).suiting(_decoder(bundle, Precision.INT8).manifest, None).device == "cpu"
+    runtime, manifest = _on_cuda(found=True), _decoder(bundle, Precision.INT8).manifest
+    assert runtime.suiting(manifest, None).device == "cpu"
+    assert runtime.suiting(manifest, None) is runtime.suiting(manifest, None), "bundles share its cores"
     assert _on_cuda(found=True).suiting(_decoder(bundle, Precision.FP16).manifest, None).device == "cuda"
 
 
