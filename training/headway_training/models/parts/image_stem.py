@@ -26,12 +26,16 @@ class ConvolutionStem(nn.Module):
         super().__init__()
         num_stages = patch_size.bit_length() - 1
         widths = [3, *(d_model >> (num_stages - 1 - stage) for stage in range(num_stages))]
-        self.convolutions = nn.ModuleList(_convolution(width, following) for width, following in pairwise(widths))
+        self.convolutions = nn.ModuleList(
+            nn.Conv2d(width, following, kernel_size=3, padding=1) for width, following in pairwise(widths)
+        )
         self.pool = nn.MaxPool2d(kernel_size=3, stride=2, padding=1)
 
     def forward(self, pixel_values: Tensor) -> Tensor:
         """Float (B, 3, S, S) -> (B, D, S / patch_size, S / patch_size)."""
         states = pixel_values
+        if self.training:  # channels that lie last in memory take a CPU 0.6 of the time, under bf16
+            states = states.contiguous(memory_format=torch.channels_last)
         for convolution in self.convolutions:
             states = self.pool(torch.relu(convolution(states)))
         return states
@@ -43,10 +47,3 @@ class ConvolutionStem(nn.Module):
             nn.init.kaiming_normal_(convolution.weight, nonlinearity="relu")
             assert convolution.bias is not None
             nn.init.zeros_(convolution.bias)
-
-
-def _convolution(num_inputs: int, num_outputs: int) -> nn.Conv2d:
-    """The weight's layout lets channels lie last in what comes out: under bf16 a CPU takes 0.6 of the time."""
-    convolution = nn.Conv2d(num_inputs, num_outputs, kernel_size=3, padding=1)
-    convolution.weight = nn.Parameter(convolution.weight.detach().contiguous(memory_format=torch.channels_last))
-    return convolution
