@@ -16,7 +16,9 @@ from headway.v1 import model_service_pb2, model_service_pb2_grpc
 from headway.v1 import text_classification_service_pb2 as pb
 from headway.v1 import text_classification_service_pb2_grpc as pb_grpc
 
-READY = re.compile(r"headway-server ready on 127\.0\.0\.1:(\d+) models=(\d+) rejected=(\d+) device=cpu threads=1 lanes=1\n")
+READY = re.compile(
+    r"headway-server ready on 127\.0\.0\.1:(\d+) models=(\d+) rejected=(\d+) device=cpu threads=1 lanes=1\n"
+)
 
 
 def port_of(line: str) -> int:
