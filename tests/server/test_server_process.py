@@ -50,7 +50,7 @@ def test_a_running_call_is_finished_after_sigterm(start_process, tmp_path):
         texts, models = pb_grpc.TextClassificationServiceStub(channel), model_service_pb2_grpc.ModelServiceStub(channel)
         running = texts.ClassifyText.future(pb.ClassifyTextRequest(texts=["star"] * 4))
         models.ListModels(model_service_pb2.ListModelsRequest())  # answered after the call before it has begun
-        time.sleep(0.05)  # and here it has been admitted, however busy the machine is
+        time.sleep(0.05)  # for it to be admitted, of which nothing tells
         server.process.send_signal(signal.SIGTERM)
         assert running.result(timeout=60).results[3].labels[0].label == "science"
     assert server.wait_end() == 0

@@ -131,13 +131,12 @@ class Batcher(Generic[Item]):
         self._model = model
         self._name = name
         self._queue: BatchQueue[Item] = BatchQueue(budget)
-        self._changed = threading.Condition()  # guards the queue and the two below
+        self._changed = threading.Condition()  # guards the queue, the two below and the seats
         self._num_taken = 0  # batches that were taken and have not run to their end
         self._closed = False
         self._num_lanes = 1 if session is None else session.num_lanes
         self._lanes = threading.Semaphore(self._num_lanes)
-        self._cores = Cores(1) if session is None else session.cores
-        self._num_busy = 0  # lanes that have work, as the cores were told
+        self._seats = (Cores(1) if session is None else session.cores).seats()
         self._threads = [
             threading.Thread(target=self._work, name=f"batcher-{name}-{number}", daemon=True)
             for number in range(self._num_lanes + 1)
@@ -226,9 +225,7 @@ class Batcher(Generic[Item]):
 
     def _count_busy(self) -> None:
         """Tells the cores how many lanes have work: before a batch is run, so that its run knows of the others'."""
-        num_busy = min(self._num_lanes, self._num_taken + len(self._queue))
-        self._cores.count_busy(num_busy - self._num_busy)
-        self._num_busy = num_busy
+        self._seats.take(min(self._num_lanes, self._num_taken + len(self._queue)))
 
     def _can_take(self) -> bool:
         """Whether a thread may take a batch now: to run it, or, where it is full, to have it ready."""

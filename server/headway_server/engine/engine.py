@@ -17,7 +17,7 @@ from headway_server.engine.sequence import Sequence, SequenceResult
 from headway_server.engine.speculation import DraftVerifier
 from headway_server.engine.stepper import StepError, Stepper
 from headway_server.errors import DrainingError
-from headway_server.runtime import Seat
+from headway_server.runtime import Seats
 
 _DRAINING = "the server is shutting down; try another one"
 
@@ -36,7 +36,7 @@ class Engine:
         max_encoder_tokens: int = 4096,
         stream_interval_ms: float = 0.0,
         verifier: DraftVerifier | None = None,
-        seat: Seat | None = None,
+        seats: Seats | None = None,
         name: str = "engine",
     ) -> None:
         """Makes an engine with every slot free; `start` lets it run.
@@ -47,7 +47,7 @@ class Engine:
             max_encoder_tokens: Tokens of an encoder batch, padding counted.
             stream_interval_ms: Least time between two pieces of a stream.
             verifier: Runs drafts in the decoder's slots; None drafts nothing.
-            seat: Of the thread among those that share the cores; None where it shares them with nobody.
+            seats: Among those that share the cores; None where it shares them with nobody.
             name: Name of the thread.
         """
         self._decoder = decoder
@@ -55,7 +55,7 @@ class Engine:
         self._max_encoder_tokens = max_encoder_tokens
         self._stream_interval_ms = stream_interval_ms
         self._verifier = verifier
-        self._seat = seat
+        self._seats = seats
         self._name = name
         self._inbox: SimpleQueue[list[Sequence] | None] = SimpleQueue()
         self._stepper: Stepper | None = None
@@ -162,12 +162,12 @@ class Engine:
     def _receive(self, scheduler: Scheduler) -> bool:
         """Queues what has arrived, and waits for it where there is nothing else to do. False: the engine is closed."""
         is_open = True
-        if self._seat is not None and not scheduler.has_work:
-            self._seat.leave()
+        if self._seats is not None and not scheduler.has_work:
+            self._seats.take(0)
         try:
             message = self._inbox.get(block=not scheduler.has_work)
-            if self._seat is not None:
-                self._seat.take()
+            if self._seats is not None:
+                self._seats.take(1)
             while True:
                 if message is None:
                     is_open = False
@@ -179,8 +179,8 @@ class Engine:
 
     def _end(self, stepper: Stepper, outbox: Outbox, error: BaseException | None) -> None:
         """Refuses what comes from now on, and fails all that runs, waits or has been submitted."""
-        if self._seat is not None:
-            self._seat.leave()
+        if self._seats is not None:
+            self._seats.take(0)
         with self._gate:
             self._is_closed, self._is_broken = True, error is not None
         scheduler = stepper.scheduler

@@ -102,7 +102,7 @@ class DecodingModel:
                     max_encoder_tokens=settings.max_encoder_tokens,
                     stream_interval_ms=settings.stream_interval_ms,
                     verifier=verifier,
-                    seat=None if cores is None else cores.seat(),
+                    seats=None if cores is None else cores.seats(),
                     name=f"engine-{manifest.name}-{lane}",
                 )
                 for lane, decoder in enumerate(decoders)

@@ -2,7 +2,7 @@
 
 from headway_server.runtime.binding import Binding
 from headway_server.runtime.capacity import available_bytes
-from headway_server.runtime.cores import Cores, Seat
+from headway_server.runtime.cores import Cores, Seats
 from headway_server.runtime.processor import has_exact_int8, usable_cores
 from headway_server.runtime.session import Device, Runtime, Session
 
@@ -11,7 +11,7 @@ __all__ = [
     "Cores",
     "Device",
     "Runtime",
-    "Seat",
+    "Seats",
     "Session",
     "available_bytes",
     "has_exact_int8",

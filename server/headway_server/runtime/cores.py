@@ -34,9 +34,9 @@ class Cores:
         """Whether each run shall keep to one core: more than one thread has work, and they fill most of the cores."""
         return self._num_busy > 1 and 2 * self._num_busy > self.count
 
-    def seat(self) -> Seat:
-        """Returns a seat for a thread, not taken."""
-        return Seat(self)
+    def seats(self) -> Seats:
+        """Returns the seats of one who runs models, none of them taken."""
+        return Seats(self)
 
     @contextmanager
     def all_taken(self) -> Iterator[None]:
@@ -53,21 +53,18 @@ class Cores:
             self._num_busy += change
 
 
-class Seat:
-    """The place of one thread among those that run models: taken while it has work, between its runs too."""
+class Seats:
+    """Those of one engine or batcher: one for each of its threads that has work, between its runs too.
+
+    They are taken and left by one thread at a time.
+    """
 
     def __init__(self, cores: Cores) -> None:
         self._cores = cores
-        self._is_taken = False
+        self._num_taken = 0
 
-    def take(self) -> None:
-        """Says that there is work; again and again if one likes."""
-        if not self._is_taken:
-            self._is_taken = True
-            self._cores.count_busy(1)
-
-    def leave(self) -> None:
-        """Says that there is none for now."""
-        if self._is_taken:
-            self._is_taken = False
-            self._cores.count_busy(-1)
+    def take(self, count: int) -> None:
+        """Takes `count` seats in all, or leaves those beyond it."""
+        if count != self._num_taken:
+            self._cores.count_busy(count - self._num_taken)
+            self._num_taken = count

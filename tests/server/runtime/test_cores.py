@@ -16,14 +16,14 @@ from headway_server.runtime import Cores, Runtime
 )
 def test_cores_are_shared_when_those_at_work_fill_most_of_them(count, num_busy, shared):
     cores = Cores(count, count)
-    seats = [cores.seat() for _ in range(num_busy)]
+    seats = [cores.seats() for _ in range(num_busy)]
     for seat in seats:
-        seat.take()
-        seat.take()  # it counts once
+        seat.take(1)
+        seat.take(1)  # it counts once
     assert cores.is_shared is shared
     for seat in seats:
-        seat.leave()
-        seat.leave()
+        seat.take(0)
+        seat.take(0)
     assert not cores.is_shared
     assert repr(cores) == f"Cores(0 busy on {count})"
 
@@ -62,11 +62,11 @@ def test_a_decoder_goes_on_where_it_was_whichever_session_takes_the_next_step(ti
         runtime = Runtime(device="cpu", num_threads=2, num_lanes=num_lanes)
         decoder = DecoderRunner(runtime, bundle, variant, num_slots=4)
         decoder.set_sources(EncoderRunner(runtime, bundle, variant).encode(sources))
-        seats = [runtime.cores.seat() for _ in range(2)]
+        seats = [runtime.cores.seats() for _ in range(2)]
         steps = []
         for position, row in enumerate(token_ids):
             for seat in seats:
-                seat.take() if rng.random() < 0.7 else seat.leave()
+                seat.take(int(rng.random() < 0.7))
             steps.append(decoder.decode(row, np.full(len(sources), position)).copy())
         logits.append(np.stack(steps))
     np.testing.assert_array_equal(*logits)
