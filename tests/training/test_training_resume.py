@@ -46,10 +46,15 @@ def assert_same_end(one: Trainer, other: Trainer) -> None:
         assert torch.equal(tensor, other.model.state_dict()[name]), name
 
 
-@pytest.mark.parametrize("stops", [(7,), (3, 4, 11)])
-def test_a_resumed_run_ends_like_an_unbroken_one(tmp_path, reviews, tiny_settings, stops):
+@pytest.mark.parametrize(("stops", "optimizer"), [((7,), "adamw"), ((3, 4, 11), "adamw"), ((7,), "muon")])
+def test_a_resumed_run_ends_like_an_unbroken_one(tmp_path, reviews, tiny_settings, stops, optimizer):
     own = OwnData(train=str(reviews), valid=str(reviews))
-    settings = (*tiny_settings["ag-news"], "model.dropout=0.3", "augmentation.token_dropout=0.2")
+    settings = (
+        *tiny_settings["ag-news"],
+        "model.dropout=0.3",
+        "augmentation.token_dropout=0.2",
+        f"optimization.optimizer={optimizer}",
+    )
     unbroken = make_trainer(tmp_path / "unbroken", "ag-news", own, settings)
     unbroken.fit()
     for stop in stops:  # until_step leaves the state of the last multiple of 5, like a kill at that step

@@ -14,7 +14,6 @@ import torch
 from accelerate import Accelerator
 from rich.console import Console
 from torch import Tensor, nn
-from torch.optim import AdamW
 
 from headway_training.averaging import WeightAverage
 from headway_training.errors import StoppedError
@@ -22,9 +21,10 @@ from headway_training.hardware import device_peak_flops
 from headway_training.interruption import StopSignal
 from headway_training.models import Model
 from headway_training.objective import DropoutSchedule, Objective, load_teacher
+from headway_training.optimizers import make_optimizer
 from headway_training.plan import StepPlan, step_seed
 from headway_training.progress import TrainingDisplay
-from headway_training.recipes import OptimizationSettings, Recipe
+from headway_training.recipes import Recipe
 from headway_training.schedule import learning_rate
 from headway_training.sizing import Sizing, attention_kind, expected_throughput
 from headway_training.state import RunState
@@ -261,18 +261,3 @@ class Trainer:
     def _save(self) -> None:
         if self.accelerator.is_main_process:
             self._state.save(self.progress, self.model, self._optimizer, self._average)
-
-
-def make_optimizer(model: nn.Module, settings: OptimizationSettings) -> AdamW:
-    """AdamW (Loshchilov and Hutter 2019) that decays matrices, and neither vectors nor position tables."""
-    decayed: list[nn.Parameter] = []
-    kept: list[nn.Parameter] = []
-    for name, parameter in model.named_parameters():
-        (decayed if parameter.ndim > 1 and "positions" not in name else kept).append(parameter)
-    return AdamW(
-        [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": kept, "weight_decay": 0.0}],
-        lr=settings.learning_rate,
-        betas=(settings.beta1, settings.beta2),
-        eps=settings.epsilon,
-        fused=True,
-    )

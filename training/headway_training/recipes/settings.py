@@ -96,6 +96,9 @@ class OptimizationSettings:
     """Rows of a batch: windows of a text, or images."""
     batch_tokens: int = 4096
     """Most tokens of a batch of texts, padding included (longest x count); it bounds length-bucketed batches."""
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """AdamW (Loshchilov and Hutter 2019), or Muon (Jordan et al. 2024) for the matrices of the layers and AdamW for the
+    rest; Muon's steps are scaled so that AdamW's learning rate and decay suit them (Liu et al. 2025, section 2.2)."""
     learning_rate: float = 1e-3
     """Highest learning rate, reached after the warm-up."""
     final_learning_rate: float = 0.0
