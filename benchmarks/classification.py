@@ -16,7 +16,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -25,7 +25,7 @@ from typing import Annotated, Any, NoReturn
 
 import grpc
 import typer
-from classification_subjects import SHIPPED, Subject, load_subjects
+from classification_subjects import MODELS, SHIPPED, Subject, load_subjects
 from classification_table import format_report
 from classification_targets import BARE, BARE_SORTED, ECHO, OURS, judge
 from classifier_limits import BATCH_SIZES, ORDERS, BareClassifier, BareProcess
@@ -62,6 +62,7 @@ class Settings:
     seconds: float
     threads: int
     callers: tuple[int, ...]
+    models: tuple[str, ...]
     peers: tuple[str, ...]
 
 
@@ -108,6 +109,7 @@ def main(
     seconds: Annotated[float, typer.Option(min=0.1, max=600, help="Shortest measurement.")] = 4.0,
     precision: Annotated[str, typer.Option(help="Variant that all sides run: int8 or fp32.")] = "int8",
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of every side. [default: usable cores]")] = None,
+    models: Annotated[str, typer.Option(help="all, or names with commas between.")] = "all",
     peers: Annotated[str, typer.Option(help="all, none, or names with commas between.")] = "all",
     quick: Annotated[bool, typer.Option("--quick", help="Tiny models and short measurements.")] = False,
     output: Annotated[Path, typer.Option(help="File for the JSON object.")] = RESULTS,
@@ -121,43 +123,50 @@ def main(
         seconds=0.2 if quick else seconds,
         threads=threads or usable_cores(),
         callers=CALLERS[:2] if quick else CALLERS,
-        peers=_chosen(peers, quick=quick),
+        models=_chosen("models", models, MODELS),
+        peers=() if quick and peers == "all" else _chosen("peers", peers, (*(peer.name for peer in PEERS), "OpenVINO")),
     )
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started is stopped, as by Ctrl-C
     try:
-        report = _measure(settings)
+        report = _measure(settings, lambda rounds: _write(rounds, output, picture))
     except (ServerFailedError, ExportError, HeadwayError) as error:
         _fail(str(error))
     for line in format_report(report):
         _say(line)
+    _write(report, output, picture)
+    for file in (output, picture):
+        _say(f"written to {file}")
+    _say(json.dumps(report))
+
+
+def _write(report: dict[str, Any], output: Path, picture: Path) -> None:
+    """Writes the JSON object and draws it."""
     drawn = draw(
         {"rows": [row for row in report["rows"] if row["name"] != ECHO]} | {key: report[key] for key in _DRAWN},
-        title=f"Inputs a second, {precision}",
+        title=f"Inputs a second, {report['settings']['precision']}",
         panel_title=lambda model, callers: f"{model}, {callers} caller{'s' if callers > 1 else ''}",
         keys=_KEYS,
     )
     for file, text in ((output, json.dumps(report, indent=2) + "\n"), (picture, drawn)):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")
-        _say(f"written to {file}")
-    _say(json.dumps(report))
 
 
 _DRAWN = ("hardware", "settings", "started_at")
 
 
-def _chosen(peers: str, *, quick: bool) -> tuple[str, ...]:
-    """Returns the names of the peers that were asked for; in a quick run none but those named."""
-    known = [peer.name for peer in PEERS] + ["OpenVINO"]
-    if peers == "all":
-        return () if quick else tuple(known)
-    asked = [] if peers == "none" else [name.strip() for name in peers.split(",")]
+def _chosen(option: str, names: str, known: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns the names that an option asks for."""
+    if names == "all":
+        return known
+    asked = [] if (option, names) == ("peers", "none") else [name.strip() for name in names.split(",")]
     if unknown := sorted(set(asked) - set(known)):
-        _fail(f"--peers {', '.join(unknown)}: not known; known are {', '.join(known)}")
+        _fail(f"--{option} {', '.join(unknown)}: not known; known are {', '.join(known)}")
     return tuple(asked)
 
 
-def _measure(settings: Settings) -> dict[str, Any]:
+def _measure(settings: Settings, after_round: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    """Measures everything; `after_round` gets the report of the rounds that are done, so that a stop loses one only."""
     about = {
         "schema_version": SCHEMA_VERSION,
         "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -170,7 +179,7 @@ def _measure(settings: Settings) -> dict[str, Any]:
     for key in ("command", "git_commit", "hardware", "versions"):
         _say(f"{key}: {about[key]}")
     _say("the models: looked for, and exported where this code has not done so yet (some minutes)")
-    subjects = load_subjects(settings.size, SCRATCH)
+    subjects = [subject for subject in load_subjects(settings.size, SCRATCH) if subject.name in settings.models]
     figures = Figures()
     with ExitStack() as stack:
         addresses = dict(_open_servers(subjects, settings, stack))
@@ -184,6 +193,15 @@ def _measure(settings: Settings) -> dict[str, Any]:
                 _measure_bare(subject, bare, settings, figures)
                 _measure_peers(subject, peers, settings, figures)
             _say(f"round {number + 1} of {settings.rounds} done in {time.perf_counter() - begun_s:.0f} s")
+            report = about | _report(subjects, settings, figures)
+            report["versions"] = about["versions"] | peers.versions()
+            after_round(report)
+    return report
+
+
+def _report(subjects: list[Subject], settings: Settings, measured: Figures) -> dict[str, Any]:
+    """What has been measured so far, and what it says of the targets."""
+    figures = Figures(rounds=dict(measured.rounds), failures=measured.failures)
     _choose_batches(figures, settings)
     verdicts = judge(
         figures.each("inputs_per_s"),
@@ -191,8 +209,7 @@ def _measure(settings: Settings) -> dict[str, Any]:
         big=[subject.name for subject in subjects if subject.is_big],
         texts=[subject.name for subject in subjects if subject.reads_texts],
     )
-    return about | {
-        "versions": about["versions"] | peers.versions(),
+    return {
         "models": [
             {
                 "name": subject.name,

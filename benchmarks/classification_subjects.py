@@ -19,6 +19,7 @@ from texts import random_texts
 from headway.v1 import image_classification_service_pb2, text_classification_service_pb2
 
 SHIPPED = ("ag-news", "cifar10")
+MODELS = (BERT, VIT, *SHIPPED)
 _NUM_TEXTS = 256
 _NUM_TEXTS_OF_A_TRY = 32
 """With tiny models, where nothing is to be measured."""

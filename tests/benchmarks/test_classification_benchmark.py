@@ -74,10 +74,14 @@ def test_every_row_is_measured_with_every_model_and_number_of_callers(report: di
             assert len(load["rounds_inputs_per_s"]) == report["settings"]["rounds"]
 
 
-def test_an_unknown_peer_is_told() -> None:
-    ended = run_benchmark("--quick", "--peers", "nobody")
+@pytest.mark.parametrize(
+    ("option", "name", "known"),
+    [("--peers", "nobody", "LitServe"), ("--models", "nothing", "random-bert"), ("--models", "none", "random-bert")],
+)
+def test_an_unknown_name_is_told(option: str, name: str, known: str) -> None:
+    ended = run_benchmark("--quick", option, name)
     assert ended.returncode == 1
-    assert "known are LitServe" in ended.stderr
+    assert f"known are {known}" in ended.stderr
     assert "Traceback" not in ended.stderr
 
 
