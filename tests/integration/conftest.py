@@ -40,6 +40,23 @@ def fp32_server(tiny_store: Path, tmp_path_factory: pytest.TempPathFactory) -> I
     yield from _serve(tiny_store, "fp32", tmp_path_factory.mktemp("log") / "server.log")
 
 
+@pytest.fixture(scope="session")
+def topic_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a server on classifiers known by hand: of several labels a text, of pairs, and of both."""
+    from tiny_bundles import write_topic_bundle
+
+    from headway_server.bundles import ClassificationScheme
+
+    folder = tmp_path_factory.mktemp("topics")
+    several = ClassificationScheme(kind="multi_label", temperature=2.0, thresholds=(0.6, 0.6, 0.6))
+    write_topic_bundle(folder / "store", name="several", classification=several)
+    write_topic_bundle(folder / "store", name="pairs", text_pairs="required", has_token_types=True)
+    write_topic_bundle(
+        folder / "store", name="both", classification=several, text_pairs="optional", has_token_types=True
+    )
+    yield from _serve(folder / "store", "fp32", folder / "server.log")
+
+
 @pytest.fixture
 def client(server: str) -> Iterator[Client]:
     with Client(server) as connected:

@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
+from headway_client import Client
 from headway_training.checkpoint import load_model, load_tokenizer, read_image_evaluation, read_text_evaluation
 from headway_training.cli import app
 from headway_training.evaluation import nats_per_character
@@ -77,6 +78,54 @@ def test_a_text_is_measured_by_its_log_probabilities(fp32_server, tiny_checkpoin
     expected = nats_per_character(model.eval(), load_tokenizer(checkpoint), text)
     assert report["value"] == pytest.approx(expected, rel=0.05)  # windows are cut at spaces, and one token shorter
     assert (report["example_count"], report["unit"]) == (len(text), "characters")
+
+
+def write_rows(file, *rows):
+    with file.open("w", newline="", encoding="utf-8") as out:
+        csv.writer(out).writerows(rows)
+    return file
+
+
+def test_several_labels_a_text_are_measured_by_those_that_apply(topic_server, tmp_path):
+    rows = [["goal team", "sports"], ["cell atom", ""], ["stock team stock team", "business|sports"]]
+    with Client(topic_server) as client:
+        answer = client.classify([text for text, _ in rows], model="several")
+    applying = [{label.label for label in result.labels if label.is_selected} for result in answer]
+    assert any(applying)
+    file = write_rows(tmp_path / "test.csv", ["text", "label"], *rows)
+    report, told = evaluate(topic_server, "several", "--file", str(file))
+    actual = [set(labels.split("|")) - {""} for _, labels in rows]
+    hits = sum(len(one & other) for one, other in zip(applying, actual, strict=True))
+    expected = 200 * hits / sum(len(labels) for labels in [*applying, *actual])
+    assert (report["metric"], report["value"]) == ("micro_f1", pytest.approx(expected))
+    assert "macro_f1" in report["figures"]
+    same = write_rows(
+        tmp_path / "same.csv",
+        ["text", "label"],
+        *([text, "; ".join(labels)] for (text, _), labels in zip(rows, applying, strict=True)),
+    )
+    own = ("several", "--file", str(same), "--label-separator", ";")
+    assert evaluate(topic_server, *own)[0]["value"] == 100
+    assert evaluate(topic_server, *own, "--limit", "2")[0]["example_count"] == 2
+    assert evaluate(topic_server, *own, "--option", "threshold=1.0")[0]["value"] == 0
+    write_rows(file, ["text", "label"], ["goal", "sports|weather"])
+    _, told = evaluate(topic_server, "several", "--file", str(file), code=1)
+    assert "the label 'weather' is not one that several answers" in told
+
+
+def test_pairs_of_texts_are_measured_as_pairs(topic_server, tmp_path):
+    """Words of the second text weigh more, so that the order of the texts tells."""
+    rows = [["team", "science", "atom"], ["atom", "sports", "team"], ["bank", "science", "cell"]]
+    file = write_rows(tmp_path / "test.csv", ["text", "label", "text_pair"], *rows)
+    report, _ = evaluate(topic_server, "pairs", "--file", str(file), "--batch-size", "2")
+    assert (report["metric"], report["value"], report["example_count"]) == ("accuracy", 100, 3)
+    some = [["team", "sports", ""], ["atom", "science", "cell"]]
+    report, _ = evaluate(topic_server, "both", "--file", str(write_rows(file, ["text", "label", "text_pair"], *some)))
+    assert report["metric"] == "micro_f1"
+    _, told = evaluate(topic_server, "pairs", "--file", str(file), code=1)
+    assert "line 2: the text_pair is empty" in told
+    _, told = evaluate(topic_server, "both", "--file", str(file), "--option", "text_pairs=3", code=1)
+    assert "text_pairs is no option of measuring" in told
 
 
 def test_what_cannot_be_measured_is_said(fp32_server, tmp_path):

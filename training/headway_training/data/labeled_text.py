@@ -90,7 +90,7 @@ def read_multi_labeled_texts(
         text_pairs: Whether a text may or must be paired with another.
     """
     rows = _read_all(path, text_pairs, needs_label=False)
-    found = [[label.strip() for label in row.label.split(separator) if label.strip()] for row in rows]
+    found = [split_labels(row.label, separator) for row in rows]
     names = _names({label for several in found for label in several}, labels, path)
     index = {name: i for i, name in enumerate(names)}
     examples = MultiLabeledTexts(
@@ -131,6 +131,11 @@ def sort_labels(labels: set[str]) -> list[str]:
     if all(label.lstrip("-").isdecimal() for label in labels):
         return sorted(labels, key=int)
     return sorted(labels)
+
+
+def split_labels(text: str, separator: str) -> list[str]:
+    """The labels of a label column; none where it is empty."""
+    return [label.strip() for label in text.split(separator) if label.strip()]
 
 
 def read_rows(path: Path, *, text_pairs: TextPairUse = "never", needs_label: bool = True) -> Iterator[Row]:

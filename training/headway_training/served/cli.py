@@ -6,6 +6,7 @@ import time
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,6 +25,17 @@ EXIT_DIFFERS = 3
 """Exit code where `--check` finds another figure than the card's."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where the data comes from, as the command line has it."""
+
+    dataset: str | None
+    file: str | None
+    folder: Path | None
+    limit: int | None
+    label_separator: str
+
+
 def evaluate(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Name of a model that the server has loaded.")],
     server: Annotated[str, typer.Option(metavar="ADDRESS", help="Host and port of the server.")] = DEFAULT_SERVER,
@@ -38,6 +50,9 @@ def evaluate(
     data_dir: Annotated[
         Path | None, typer.Option(help="Folder of the public data sets. Default: HEADWAY_DATA_DIR, or data/.")
     ] = None,
+    label_separator: Annotated[
+        str, typer.Option(help="What separates the labels of a text in --file, where several may apply.")
+    ] = "|",
     limit: Annotated[
         int | None, typer.Option(help="Only the first so many examples, or characters of a running text.", min=1)
     ] = None,
@@ -67,7 +82,7 @@ def evaluate(
                 model=model,
                 model_version=model_version,
                 server=server,
-                source=(data, file, data_dir, limit),
+                source=Source(dataset=data, file=file, folder=data_dir, limit=limit, label_separator=label_separator),
                 options=_options(beam_size, option or ()),
                 timeout_s=timeout,
                 sending={"batch_size": batch_size, "concurrency": concurrency, **sender_hooks},
@@ -87,7 +102,7 @@ def _measure(
     model: str,
     model_version: str,
     server: str,
-    source: tuple[str | None, str | None, Path | None, int | None],
+    source: Source,
     options: Mapping[str, object],
     timeout_s: float,
     sending: Mapping[str, Any],
@@ -101,17 +116,21 @@ def _measure(
     _check_client()
     from headway_client import Client, HeadwayError  # noqa: PLC0415 (an extra; torch and gRPC are slow to load)
     from headway_training.data.sources import data_folder  # noqa: PLC0415 (as above)
-    from headway_training.served.data import first_examples, read_dataset, read_file  # noqa: PLC0415 (as above)
+    from headway_training.served.data import first_examples, read_dataset, read_file, text_form  # noqa: PLC0415 (as above)
     from headway_training.served.measures import ServedModel, measure  # noqa: PLC0415 (as above)
     from headway_training.served.report import EvaluationReport  # noqa: PLC0415 (as above)
     from headway_training.served.sender import Sender  # noqa: PLC0415 (as above)
 
-    dataset, file, folder, limit = source
     try:
         with Client(server, timeout_s=timeout_s) as client:
-            loaded = client.model(model, model_version=model_version).model
-            whole = read_file(loaded, file) if file else read_dataset(loaded, dataset, data_folder(folder))
-            used = first_examples(whole, limit)
+            details = client.model(model, model_version=model_version)
+            loaded = details.model
+            if source.file is not None:
+                form = text_form(details.manifest_json, source.label_separator)
+                whole = read_file(loaded, source.file, form)
+            else:
+                whole = read_dataset(loaded, source.dataset, data_folder(source.folder))
+            used = first_examples(whole, source.limit)
             sender: Sender = Sender(**sending)
             start_s = time.perf_counter()
             measured = measure(ServedModel(client=client, model=loaded, sender=sender, options=options), used.examples)

@@ -6,6 +6,7 @@ H height, W width.
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,10 +17,11 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from headway_client import Model, Task
+from headway_training.checkpoint import TextPairUse
 from headway_training.data.conll import read_span_labeled_texts
 from headway_training.data.examples import LabeledImages, LabeledTexts, ParallelTexts, PlainText, SpanLabeledTexts
 from headway_training.data.image_folder import SUFFIXES
-from headway_training.data.labeled_text import read_rows
+from headway_training.data.labeled_text import read_rows, split_labels
 from headway_training.data.parallel_text import read_parallel_texts
 from headway_training.data.plain_text import read_plain_text
 from headway_training.data.sources import read_splits
@@ -33,9 +35,36 @@ class LabeledInputs:
 
     inputs: list[str] | list[bytes]
     labels: list[str]
+    text_pairs: list[str] | None = None
+    """The text that each is paired with, empty where there is none; None: no text has one."""
 
     def __len__(self) -> int:
         return len(self.inputs)
+
+
+@dataclass(frozen=True, slots=True)
+class MultiLabeledInputs:
+    """Texts, each with the names of the labels that apply to it."""
+
+    texts: list[str]
+    labels: list[frozenset[str]]
+    text_pairs: list[str] | None = None
+    """As in `LabeledInputs`."""
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextForm:
+    """What a text classifier reads and answers, and so what its data looks like."""
+
+    multi_label: bool = False
+    """Whether several labels may apply to a text, or none."""
+    text_pairs: TextPairUse = "never"
+    """Whether an input may be, or is, a pair of texts."""
+    label_separator: str = "|"
+    """What separates the labels of a text in its label column."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +80,7 @@ class SpanInputs:
         return len(self.texts)
 
 
-ServedExamples: TypeAlias = LabeledInputs | SpanInputs | ParallelTexts | PlainText
+ServedExamples: TypeAlias = LabeledInputs | MultiLabeledInputs | SpanInputs | ParallelTexts | PlainText
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +107,11 @@ def read_dataset(model: Model, name: str | None, folder: Path) -> ServedData:
     splits = read_splits(recipe, folder, None)
     test = splits.test
     if isinstance(test, LabeledImages | LabeledTexts):
-        inputs = test.texts if isinstance(test, LabeledTexts) else [_as_png(image) for image in test.images]
-        test = LabeledInputs(inputs, [splits.labels[index] for index in test.labels])
+        labels = [splits.labels[index] for index in test.labels]
+        if isinstance(test, LabeledTexts):
+            test = LabeledInputs(test.texts, labels, test.text_pairs)
+        else:
+            test = LabeledInputs([_as_png(image) for image in test.images], labels)
         _check_labels(test.labels, model, recipe.data.dataset)
     if isinstance(test, SpanLabeledTexts):
         test = _named_spans(test, splits.labels)
@@ -120,30 +152,51 @@ def _as_png(image: NDArray[np.uint8]) -> bytes:
     return buffer.getvalue()
 
 
-def read_file(model: Model, file: str) -> ServedData:
+def text_form(manifest_json: str, label_separator: str) -> TextForm:
+    """What a model's manifest says that its texts look like."""
+    manifest = json.loads(manifest_json)
+    classification = manifest.get("classification") or {}
+    return TextForm(
+        multi_label=classification.get("kind") == "multi_label",
+        text_pairs=manifest.get("text_pairs", "never"),
+        label_separator=label_separator,
+    )
+
+
+def read_file(model: Model, file: str, form: TextForm) -> ServedData:
     """Reads the user's own data, in the form that `headway-train run --test` takes for the model's task.
 
     Raises:
         EvaluationError: There is no form for the model's task.
         DataError: The data is not there or malformed, or has a label that the model does not know.
     """
-    reader = _READERS.get(model.task)
-    if reader is None:
+    if model.task is Task.TEXT_CLASSIFICATION:
+        examples: ServedExamples = _read_texts(file, form)
+    elif model.task in _READERS:
+        examples = _READERS[model.task](file)
+    else:
         raise EvaluationError(f"{model.name} is for {model.task}, which `headway-train evaluate` cannot measure")
-    examples = reader(file)
     if isinstance(examples, LabeledInputs):
         _check_labels(examples.labels, model, file)
+    if isinstance(examples, MultiLabeledInputs):
+        _check_labels((label for labels in examples.labels for label in labels), model, file)
     if isinstance(examples, SpanInputs):
         _check_labels((label for spans in examples.spans for _, _, label in spans), model, file)
     name = ", ".join(Path(part).name for part in file.split(","))
     return ServedData(name, examples)
 
 
-def _read_texts(file: str) -> LabeledInputs:
-    rows = list(read_rows(Path(file)))
+def _read_texts(file: str, form: TextForm) -> LabeledInputs | MultiLabeledInputs:
+    rows = list(read_rows(Path(file), text_pairs=form.text_pairs, needs_label=not form.multi_label))
     if not rows:
         raise DataError(f"{file} holds no rows; expected a header with the columns text and label")
-    return LabeledInputs([row.text for row in rows], [row.label for row in rows])
+    texts, pairs = [row.text for row in rows], [row.text_pair for row in rows]
+    text_pairs = None if form.text_pairs == "never" else pairs
+    if not form.multi_label:
+        return LabeledInputs(texts, [row.label for row in rows], text_pairs)
+    return MultiLabeledInputs(
+        texts, [frozenset(split_labels(row.label, form.label_separator)) for row in rows], text_pairs
+    )
 
 
 def _read_images(file: str) -> LabeledInputs:
@@ -160,7 +213,6 @@ def _read_images(file: str) -> LabeledInputs:
 _READERS: Mapping[Task, Callable[[str], ServedExamples]] = {
     Task.GENERATION: lambda file: read_plain_text(Path(file)),
     Task.TRANSLATION: read_parallel_texts,
-    Task.TEXT_CLASSIFICATION: _read_texts,
     Task.TOKEN_CLASSIFICATION: lambda file: _named_spans(*read_span_labeled_texts(Path(file))),
     Task.IMAGE_CLASSIFICATION: _read_images,
 }
@@ -192,5 +244,9 @@ def first_examples(data: ServedData, count: int | None) -> ServedData:
     elif isinstance(examples, SpanInputs):
         kept = SpanInputs(examples.texts[:count], examples.spans[:count], examples.covering)
     else:
-        kept = LabeledInputs(examples.inputs[:count], examples.labels[:count])
+        pairs = None if examples.text_pairs is None else examples.text_pairs[:count]
+        if isinstance(examples, MultiLabeledInputs):
+            kept = MultiLabeledInputs(examples.texts[:count], examples.labels[:count], pairs)
+        else:
+            kept = LabeledInputs(examples.inputs[:count], examples.labels[:count], pairs)
     return replace(data, name=f"{data.name}, the first {count:,}", examples=kept)

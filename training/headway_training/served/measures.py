@@ -10,8 +10,8 @@ from headway_client import Client, LabelScore, Model, Task
 from headway_client.options import ClassifyOptions, LabelOptions, TextOptions, TranslateOptions
 from headway_training.data.examples import ParallelTexts, PlainText
 from headway_training.errors import EvaluationError
-from headway_training.metrics import accuracy, corpus_bleu, macro_f1, span_scores
-from headway_training.served.data import LabeledInputs, ServedExamples, SpanInputs
+from headway_training.metrics import accuracy, corpus_bleu, macro_f1, multi_label_f1, span_scores
+from headway_training.served.data import LabeledInputs, MultiLabeledInputs, ServedExamples, SpanInputs
 from headway_training.served.sender import Sender
 from headway_training.served.text_score import TextScorer
 
@@ -77,15 +77,14 @@ def _check_options(served: ServedModel) -> None:
 
 Ask = Callable[[Sequence[Any]], Sequence[str]]
 """Some inputs -> the label of each."""
+TextAndPair = tuple[str, str | None]
+"""A text, and what it is paired with where the model reads pairs."""
 
 
-def _labels(served: ServedModel, examples: ServedExamples, ask: Ask) -> Measurement:
+def _labels(served: ServedModel, examples: LabeledInputs, inputs: Sequence[Any], ask: Ask) -> Measurement:
     """Accuracy and macro F1, in percent, of the likeliest labels."""
-    assert isinstance(examples, LabeledInputs), "the data is read for the model's task"
     names = {name: index for index, name in enumerate(served.model.labels)}
-    inputs: Sequence[str | bytes] = examples.inputs
-    answers = served.sender.send(inputs, ask)
-    predicted = [names[label] for label in answers]
+    predicted = [names[label] for label in served.sender.send(inputs, ask)]
     actual = [names[label] for label in examples.labels]
     figures = {"accuracy": accuracy(predicted, actual), "macro_f1": macro_f1(predicted, actual, len(names))}
     unit = "texts" if served.model.task is Task.TEXT_CLASSIFICATION else "images"
@@ -94,21 +93,55 @@ def _labels(served: ServedModel, examples: ServedExamples, ask: Ask) -> Measurem
 
 def _text_labels(served: ServedModel, examples: ServedExamples) -> Measurement:
     """A text past the model's limit is shortened, as it is when a card is made."""
-    options = cast("ClassifyOptions", {"truncate": True, **_named(served), "top_k": 1})
+    if isinstance(examples, MultiLabeledInputs):
+        return _several_labels(served, examples)
+    assert isinstance(examples, LabeledInputs), "the data is read for the model's task"
 
-    def ask(texts: Sequence[str]) -> Sequence[str]:
-        return [_likeliest(result.labels) for result in served.client.classify(texts, **options)]
+    def ask(inputs: Sequence[TextAndPair]) -> Sequence[str]:
+        return [_likeliest(labels) for labels in _classify(served, inputs, top_k=1)]
 
-    return _labels(served, examples, ask)
+    return _labels(served, examples, _paired([str(text) for text in examples.inputs], examples.text_pairs), ask)
+
+
+def _several_labels(served: ServedModel, examples: MultiLabeledInputs) -> Measurement:
+    """Micro and macro F1, in percent, of the labels that are said to apply."""
+
+    def ask(inputs: Sequence[TextAndPair]) -> Sequence[list[bool]]:
+        rows = [{label.label: label.is_selected for label in labels} for labels in _classify(served, inputs, top_k=0)]
+        return [[row[name] for name in served.model.labels] for row in rows]
+
+    selected = served.sender.send(_paired(examples.texts, examples.text_pairs), ask)
+    truth = [[name in labels for name in served.model.labels] for labels in examples.labels]
+    micro, macro = multi_label_f1(selected, truth)
+    figures = {"micro_f1": micro, "macro_f1": macro}
+    return Measurement(metric="micro_f1", figures=figures, example_count=len(examples), unit="texts")
+
+
+def _paired(texts: Sequence[str], text_pairs: Sequence[str] | None) -> list[TextAndPair]:
+    return [(text, (text_pairs[index] or None) if text_pairs else None) for index, text in enumerate(texts)]
+
+
+def _classify(served: ServedModel, inputs: Sequence[TextAndPair], *, top_k: int) -> Sequence[Sequence[LabelScore]]:
+    """Asks for the labels of some texts: those with a pair in a call of their own, as a call has pairs or none."""
+    options = cast("ClassifyOptions", {"truncate": True, **_named(served), "top_k": top_k})
+    singles = [index for index, (_, pair) in enumerate(inputs) if pair is None]
+    pairs = {index: pair for index, (_, pair) in enumerate(inputs) if pair is not None}
+    labels: dict[int, Sequence[LabelScore]] = {}
+    for indices, own in ((singles, options), (list(pairs), options | {"text_pairs": list(pairs.values())})):
+        if indices:
+            answer = served.client.classify([inputs[index][0] for index in indices], **own)
+            labels |= {index: result.labels for index, result in zip(indices, answer, strict=True)}
+    return [labels[index] for index in range(len(inputs))]
 
 
 def _image_labels(served: ServedModel, examples: ServedExamples) -> Measurement:
+    assert isinstance(examples, LabeledInputs), "the data is read for the model's task"
     options = cast("LabelOptions", {**_named(served), "top_k": 1})
 
     def ask(images: Sequence[bytes]) -> Sequence[str]:
         return [_likeliest(result.labels) for result in served.client.label(images, **options)]
 
-    return _labels(served, examples, ask)
+    return _labels(served, examples, examples.inputs, ask)
 
 
 def _spans(served: ServedModel, examples: ServedExamples) -> Measurement:
@@ -177,5 +210,5 @@ _OPTIONS: Mapping[Task, type] = {
     Task.IMAGE_CLASSIFICATION: LabelOptions,
 }
 """Options of the client's call; how a text is continued does not bear on how likely it is."""
-_GIVEN = {"model", "model_version", "top_k"}
+_GIVEN = {"model", "model_version", "top_k", "text_pairs"}
 """Options that the measurement itself sets."""
