@@ -17,7 +17,7 @@ FEWEST_SLOTS = MAX_BEAMS
 
 
 class Lanes:
-    """Sends every sequence to the engine that has least to do. Methods belong to the event loop.
+    """Sends every sequence to the engine that has least to do, of those that run. Methods belong to the event loop.
 
     A sequence stays where it was sent, so one that was sent later, of higher priority too, may be done earlier where
     another engine is quicker.
@@ -91,8 +91,9 @@ class Lanes:
     def _sent(self, sequences: Elements[Sequence]) -> Iterator[dict[int, list[int]]]:
         """Chooses a lane for each sequence, by index, and counts them there as long as the context lasts."""
         groups: dict[int, list[int]] = {}
+        alive = [lane for lane, engine in enumerate(self._engines) if engine.is_alive]
         for index, sequence in enumerate(sequences):
-            lane = self._loads.index(min(self._loads))
+            lane = min(alive or range(len(self._engines)), key=self._loads.__getitem__)  # none alive: it says why
             groups.setdefault(lane, []).append(index)
             self._loads[lane] += sequence.num_beams
         try:

@@ -73,6 +73,16 @@ async def test_a_failure_in_one_lane_ends_the_whole_call_and_frees_every_slot():
     assert all(engine._stepper.scheduler.num_free == 4 for engine in lanes._engines)
 
 
+async def test_an_engine_that_has_ended_gets_nothing_while_another_runs():
+    lanes = make_lanes(2)
+    lanes.start()
+    lanes._engines[0].close()
+    assert not lanes.is_alive
+    results = await lanes.run([make_source(np.random.default_rng(4)) for _ in range(8)])
+    assert all(isinstance(result, SequenceResult) for result in results)
+    lanes.close()
+
+
 async def test_closed_lanes_refuse_what_comes():
     lanes = make_lanes(2)
     lanes.start()
