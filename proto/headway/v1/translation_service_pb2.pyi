@@ -259,7 +259,7 @@ class TranslateTextRequest(_message.Message):
     """Shorten a text that is past the model's limit, at its end, instead of refusing it."""
     alignment: _builtins.bool
     """Answer which words became which. Costs another pass over each translation. FAILED_PRECONDITION where the model's
-    bundle does not give its attention.
+    bundle does not give its attention. At most 1024 hypotheses then, those of all texts together.
     """
     split_sentences: _builtins.bool
     """Split each text into sentences, translate these by themselves, and join their translations with the spacing of the

@@ -117,7 +117,7 @@ class TranslationModel(DecodingModel):
             RequestError: A parameter or text is out of its range, the bundle cannot align, there is no room, the
                 deadline passed, the server is draining.
         """
-        call = self._call(request)
+        call = self._call(request, len(texts))
         with ExitStack() as permits:
             permits.enter_context(self._admit(len(texts)))
             began = time.monotonic()
@@ -143,7 +143,7 @@ class TranslationModel(DecodingModel):
 
         What the translation was told to begin with is in the first piece. Args and errors are those of `translate`.
         """
-        call = self._call(request, is_stream=True)
+        call = self._call(request, 1, is_stream=True)
         with self._admit(1):
             began = time.monotonic()
             sources = await self._read(call, whole_texts([text], [field]))
@@ -159,7 +159,7 @@ class TranslationModel(DecodingModel):
                         held = []
             yield await self._answer(call, sources, [sequence.reply.result.result()], [], preprocessing_s)
 
-    def _call(self, request: TranslationRequest, *, is_stream: bool = False) -> TranslationCall:
+    def _call(self, request: TranslationRequest, num_texts: int, *, is_stream: bool = False) -> TranslationCall:
         """Checks what a call asks for, before anything is done for it."""
         manifest = self.bundle.manifest
         if request.wants_alignment and manifest.variants[self.precision].alignment_layer is None:
@@ -168,7 +168,12 @@ class TranslationModel(DecodingModel):
                 "without the decoder's attention; export it again, or leave out alignment"
             )
         plan = plan_translation(
-            request, limits=self.limits, num_slots=self._lanes.num_slots, owner=manifest.name, is_stream=is_stream
+            request,
+            num_texts=num_texts,
+            limits=self.limits,
+            num_slots=self._lanes.num_slots,
+            owner=manifest.name,
+            is_stream=is_stream,
         )
         return TranslationCall(
             plan=plan,

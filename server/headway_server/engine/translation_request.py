@@ -17,6 +17,8 @@ MAX_LENGTH_RATIO: Final = 100.0
 MAX_LENGTH_PENALTY: Final = 5.0
 MAX_NGRAM_SIZE: Final = 16
 MAX_TEMPERATURE: Final = 2.0
+MAX_ALIGNED_HYPOTHESES: Final = 1024
+"""Of a call, over all its texts: each has an attention of up to some 64 KiB, held until the answer has been sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,12 +111,19 @@ class TranslationPlan:
 
 
 def plan_translation(
-    request: TranslationRequest, *, limits: DecodingLimits, num_slots: int, owner: str, is_stream: bool = False
+    request: TranslationRequest,
+    *,
+    num_texts: int,
+    limits: DecodingLimits,
+    num_slots: int,
+    owner: str,
+    is_stream: bool = False,
 ) -> TranslationPlan:
     """Checks what a call asks for, as far as its texts do not matter.
 
     Args:
         request: What the call gives.
+        num_texts: Texts that it is asked for.
         limits: The model's.
         num_slots: Slots of the model, one of which each beam takes.
         owner: Name of the model.
@@ -131,6 +140,12 @@ def plan_translation(
             "parameters.hypothesis_count",
             f"is {given.num_hypotheses}; must be from 1 to {given.beam_size}, the beams of the search; ask for fewer, "
             "or set beam_size too",
+        )
+    if request.wants_alignment and given.num_hypotheses * num_texts > MAX_ALIGNED_HYPOTHESES:
+        raise InvalidInputError(
+            "parameters.hypothesis_count",
+            f"is {given.num_hypotheses} for {num_texts} texts; with alignment a call answers at most "
+            f"{MAX_ALIGNED_HYPOTHESES} hypotheses, all texts together; ask for fewer, or send fewer texts at once",
         )
     _check_combinations(request, is_stream=is_stream)
     sampling = given.sampling

@@ -16,10 +16,11 @@ from headway_server.errors import InvalidInputError
 LIMITS = DecodingLimits(max_input_tokens=40, max_total_tokens=64, vocab_size=VOCAB_SIZE)
 
 
-def plan(*, is_stream=False, num_slots=8, **wishes):
+def plan(*, is_stream=False, num_slots=8, num_texts=1, **wishes):
     parameters = TranslationParameters(**wishes.pop("parameters", {}))
     return plan_translation(
         TranslationRequest(parameters=parameters, **wishes),
+        num_texts=num_texts,
         limits=LIMITS,
         num_slots=num_slots,
         owner="tiny",
@@ -55,6 +56,17 @@ def test_a_parameter_past_its_range_is_named_with_limit_and_value(name, value, f
         plan(parameters={name: value})
     assert caught.value.field == f"parameters.{field}"
     assert says in caught.value.description
+
+
+def test_what_an_answer_with_alignments_holds_is_bounded():
+    many = {"parameters": {"beam_size": 5, "num_hypotheses": 5}, "num_texts": 205}
+    with pytest.raises(
+        InvalidInputError, match="is 5 for 205 texts; with alignment a call answers at most 1024"
+    ) as caught:
+        plan(wants_alignment=True, **many)
+    assert caught.value.field == "parameters.hypothesis_count"
+    assert plan(**many).num_hypotheses == 5
+    assert plan(wants_alignment=True, **(many | {"num_texts": 204})).num_hypotheses == 5
 
 
 SAMPLING = {"sampling": TranslationSampling()}
