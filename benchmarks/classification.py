@@ -29,7 +29,7 @@ from classification_subjects import MODELS, SHIPPED, Subject, load_subjects
 from classification_table import format_report
 from classification_targets import BARE, BARE_SORTED, ECHO, OURS, judge
 from classifier_limits import BATCH_SIZES, ORDERS, BareClassifier, BareProcess
-from classifier_peers.contestants import PeerMeasurer
+from classifier_peers.contestants import Choices, PeerMeasurer, read_choices
 from classifier_peers.environment import PEERS
 from closed_loop import measure_callers
 from echo import measure_echo, running_echo
@@ -111,6 +111,10 @@ def main(
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of every side. [default: usable cores]")] = None,
     models: Annotated[str, typer.Option(help="all, or names with commas between.")] = "all",
     peers: Annotated[str, typer.Option(help="all, none, or names with commas between.")] = "all",
+    setups: Annotated[
+        Path | None,
+        typer.Option(help="JSON object of an earlier run, whose choice of the peers' setups is taken over."),
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Tiny models and short measurements.")] = False,
     output: Annotated[Path, typer.Option(help="File for the JSON object.")] = RESULTS,
     picture: Annotated[Path, typer.Option(help="File for the picture.")] = PICTURE,
@@ -128,7 +132,8 @@ def main(
     )
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started is stopped, as by Ctrl-C
     try:
-        report = _measure(settings, lambda rounds: _write(rounds, output, picture))
+        choices = {} if setups is None else _read_choices(setups)
+        report = _measure(settings, choices, lambda rounds: _write(rounds, output, picture))
     except (ServerFailedError, ExportError, HeadwayError) as error:
         _fail(str(error))
     for line in format_report(report):
@@ -165,7 +170,14 @@ def _chosen(option: str, names: str, known: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(asked)
 
 
-def _measure(settings: Settings, after_round: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+def _read_choices(file: Path) -> Choices:
+    try:
+        return read_choices(json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        _fail(f"--setups {file}: {error!r}; give the file that an earlier run of this benchmark wrote")
+
+
+def _measure(settings: Settings, choices: Choices, after_round: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     """Measures everything; `after_round` gets the report of the rounds that are done, so that a stop loses one only."""
     about = {
         "schema_version": SCHEMA_VERSION,
@@ -185,10 +197,13 @@ def _measure(settings: Settings, after_round: Callable[[dict[str, Any]], None]) 
         addresses = dict(_open_servers(subjects, settings, stack))
         echo = stack.enter_context(running_echo())
         bare = stack.enter_context(BareProcess())
-        peers = PeerMeasurer(settings.peers, SCRATCH, threads=settings.threads, precision=settings.precision)
+        peers = PeerMeasurer(
+            settings.peers, SCRATCH, threads=settings.threads, precision=settings.precision, choices=choices
+        )
         for number in range(settings.rounds):
             begun_s = time.perf_counter()
             for subject in subjects:
+                _say(f"round {number + 1} of {settings.rounds}: {subject.name}")
                 _measure_served(subject, addresses[subject.store], echo, settings, figures)
                 _measure_bare(subject, bare, settings, figures)
                 _measure_peers(subject, peers, settings, figures)

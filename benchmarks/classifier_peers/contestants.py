@@ -1,4 +1,4 @@
-"""Measures the peers: each in the setups that were fastest when it was first tried with a model."""
+"""Measures the peers: each in the setups that were fastest when tried with a model, now or in an earlier run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import base64
 import json
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
@@ -36,11 +36,41 @@ class Measured(Protocol):
     inputs: tuple[str | bytes, ...]
 
 
-class PeerMeasurer:
-    """The peers that were asked for."""
+Choices = Mapping[tuple[str, str, int], str]
+"""The name of the setup to take, by peer, model and number of callers."""
 
-    def __init__(self, names: Sequence[str], scratch: Path, *, threads: int, precision: str) -> None:
+
+def read_choices(report: Mapping[str, Any]) -> Choices:
+    """The setups that an earlier run chose, from its JSON object.
+
+    Raises:
+        KeyError: It is the object of something else.
+    """
+    peers = {peer.name for peer in PEERS}
+    return {
+        (row["name"], load["model"], load["callers"]): load["setting"]
+        for row in report["rows"]
+        if row["name"] in peers
+        for load in row["loads"]
+    }
+
+
+class PeerMeasurer:
+    """The peers that were asked for.
+
+    Args:
+        names: Of their rows.
+        scratch: Folder of their environments.
+        threads: Of every side.
+        precision: Variant that is run.
+        choices: Setups that need not be looked for; where one is missing, all of its peer and model are tried.
+    """
+
+    def __init__(
+        self, names: Sequence[str], scratch: Path, *, threads: int, precision: str, choices: Choices | None = None
+    ) -> None:
         self._names = names
+        self._choices = choices or {}
         self._scratch = scratch
         self._threads = threads
         self._precision = precision
@@ -67,7 +97,7 @@ class PeerMeasurer:
             return
         peer = next(peer for peer in PEERS if peer.name == name)
         python = ensure_environment(peer.kind, self._scratch)
-        if (name, model.name, callers[0]) not in self._best:
+        if (name, model.name, callers[0]) not in self._best and not self._take_over(peer, model, callers):
             self._choose(peer, python, model, callers, seconds)
         for setup in dict.fromkeys(self._best[name, model.name, number] for number in callers):
             with self._running(peer, setup, python, model) as running:
@@ -96,6 +126,16 @@ class PeerMeasurer:
 
     def _running(self, peer: Peer, setup: Setup, python: Path, model: Measured) -> AbstractContextManager[RunningPeer]:
         return running_peer(peer, setup, python=python, bundle=model.bundle, precision=self._precision)
+
+    def _take_over(self, peer: Peer, model: Measured, callers: Sequence[int]) -> bool:
+        """Takes the setups that were chosen earlier, if there is one for every number of callers."""
+        setups = {setup.name: setup for setup in peer.setups(self._threads)}
+        keys = [(peer.name, model.name, number) for number in callers]
+        found = {key: setups[self._choices[key]] for key in keys if self._choices.get(key) in setups}
+        if len(found) < len(keys):
+            return False
+        self._best |= found
+        return True
 
     def _choose(self, peer: Peer, python: Path, model: Measured, callers: Sequence[int], seconds: float) -> None:
         """Tries every setup with every number of callers."""

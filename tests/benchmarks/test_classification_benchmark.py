@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import numpy as np
@@ -83,6 +84,31 @@ def test_an_unknown_name_is_told(option: str, name: str, known: str) -> None:
     assert ended.returncode == 1
     assert f"known are {known}" in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def test_setups_are_taken_over_from_an_earlier_run(module, tmp_path) -> None:
+    contestants, environment = module("classifier_peers.contestants"), module("classifier_peers.environment")
+    [peer, *_] = environment.PEERS
+    one, other, *_ = peer.setups(2)
+    loads = [
+        {"model": "m", "callers": 1, "setting": one.name},
+        {"model": "m", "callers": 8, "setting": other.name},
+        {"model": "n", "callers": 1, "setting": "something that is tried no more"},
+    ]
+    report = {"rows": [{"name": peer.name, "loads": loads}, {"name": "bare", "loads": [{"no": "setting"}]}]}
+    choices = contestants.read_choices(report)
+    measurer = contestants.PeerMeasurer([peer.name], tmp_path, threads=2, precision="int8", choices=choices)
+    for model, callers, taken in (("m", (1, 8), True), ("m", (1, 8, 32), False), ("n", (1,), False)):
+        assert measurer._take_over(peer, SimpleNamespace(name=model), callers) is taken
+    assert measurer._best == {(peer.name, "m", 1): one, (peer.name, "m", 8): other}
+
+
+def test_a_file_without_setups_is_told(tmp_path) -> None:
+    file = tmp_path / "other.json"
+    file.write_text('{"rows": [{}]}', encoding="utf-8")
+    ended = run_benchmark("--quick", "--setups", str(file))
+    assert ended.returncode == 1
+    assert "give the file that an earlier run of this benchmark wrote" in ended.stderr
 
 
 def test_texts_have_the_lengths_of_news(module) -> None:
