@@ -1,4 +1,4 @@
-"""Text to ids, image bytes to pixels, ids to text; all of it off the event loop."""
+"""Text to ids, image bytes to pixels, ids to text; all but short texts off the event loop."""
 
 from headway_server.preprocessing.chat import ChatPrompt, ChatTemplate, ChatTurn
 from headway_server.preprocessing.image import ImageLimits, ImagePreprocessor, PreparedImage

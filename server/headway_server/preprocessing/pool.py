@@ -1,4 +1,4 @@
-"""The threads on which text and images are prepared, so that the event loop never waits for them.
+"""The threads on which text and images are prepared, so that the event loop does not wait for them.
 
 Texts and images have threads of their own: decoding a picture takes a thousand times as long as encoding a headline,
 which must not wait behind it. Each kind has one pool for all models, which bounds what it takes from the cores.

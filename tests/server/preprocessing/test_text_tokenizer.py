@@ -112,6 +112,29 @@ async def test_many_texts_are_encoded_a_slice_at_a_time_and_as_if_at_once(librar
     assert tokenizer.counts == [3, 1, 1, 2] * 2
 
 
+@pytest.mark.parametrize(
+    ("texts", "pairs", "on_loop"),
+    [
+        (["a b c"], None, True),
+        (["a " * 500], None, True),
+        (["a " * 500, "b"], None, False),
+        (["a " * 300], ["b " * 200], True),
+        (["a " * 300], ["b " * 201], False),
+    ],
+)
+async def test_only_a_few_characters_are_encoded_on_the_event_loop(library_tokenizer, texts, pairs, on_loop):
+    threads = []
+
+    class Tokenizer(TextTokenizer):
+        def _encode(self, *inputs):
+            threads.append(threading.current_thread())
+            return super()._encode(*inputs)
+
+    each = Tokenizer(library_tokenizer).encode_each(texts, add_special_tokens=False, text_pairs=pairs)
+    assert len([text async for text in each]) == len(texts)
+    assert [thread is threading.current_thread() for thread in threads] == [on_loop]
+
+
 async def test_nothing_is_encoded_after_the_first_refusal(library_tokenizer):
     tokenizer = CountingTokenizer(library_tokenizer)
     with pytest.raises(InvalidInputError, match="1: has 18002 tokens"):
