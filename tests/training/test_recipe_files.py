@@ -29,7 +29,7 @@ def test_the_first_recipes_carry_what_they_gave():
         assert result.command == f"headway-train run {name}"
         assert result.wall_time_s > 0
         assert result.hardware
-    first, _ = read_recipe("tiny-shakespeare").ideas
+    first, *_ = read_recipe("tiny-shakespeare").ideas
     assert (first.value, first.without, first.kept) == (1.704, 1.684, False)
 
 
