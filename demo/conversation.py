@@ -13,7 +13,7 @@ from draw import draw_pictures
 from samples import CAPTIONS, HEADLINES, PROMPTS, STREAMED_CAPTION, STREAMED_PROMPT
 
 from headway_client import Client, FailedPreconditionError, HeadwayError, Task
-from headway_client.options import SamplingOptions
+from headway_client.options import SamplingOptions, SharedTranslateOptions
 
 _SAMPLING: SamplingOptions = {
     "max_new_tokens": 100,
@@ -21,12 +21,13 @@ _SAMPLING: SamplingOptions = {
     "top_p": 0.95,
     "seed": 7,
 }
+_ENGLISH_TO_GERMAN: SharedTranslateOptions = {"source_language": "en", "target_language": "de"}
 
 ResultT = TypeVar("ResultT")
 
 
 class Conversation:
-    """Calls a server's models, the first of each task."""
+    """Calls a server's models, the first of each task; of those that translate, the one from English to German."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -103,7 +104,7 @@ class Conversation:
     def translate(self) -> None:
         """TranslateText."""
         show.section("TranslateText", "English to German, in one call")
-        answer, seconds = _timed(lambda: self._client.translate(CAPTIONS, model=self._model(Task.TRANSLATION)))
+        answer, seconds = _timed(lambda: self._client.translate(CAPTIONS, **_ENGLISH_TO_GERMAN))
         for caption, result in zip(CAPTIONS, answer, strict=True):
             show.line("question", caption)
             show.line("answer", result.text)
@@ -114,7 +115,7 @@ class Conversation:
         show.section("StreamTranslateText", "the translation as it appears")
         show.line("question", STREAMED_CAPTION)
         begun_s = time.perf_counter()
-        with self._client.stream_translate(STREAMED_CAPTION, model=self._model(Task.TRANSLATION)) as stream:
+        with self._client.stream_translate(STREAMED_CAPTION, **_ENGLISH_TO_GERMAN) as stream:
             show.stream("answer", stream)
         show.footer(stream.answer, time.perf_counter() - begun_s, stream.answer[0].new_token_count)
 
