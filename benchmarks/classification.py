@@ -138,7 +138,6 @@ def main(
         _fail(str(error))
     for line in format_report(report):
         _say(line)
-    _write(report, output, picture)
     for file in (output, picture):
         _say(f"written to {file}")
     _say(json.dumps(report))
