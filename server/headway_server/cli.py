@@ -99,7 +99,8 @@ def serve(
         ),
     ] = None,
     max_batch_images: Annotated[
-        int | None, _option("batching.max_batch_images", "Most images of a batch; left out, 2 on the CPU.")
+        int | None,
+        _option("batching.max_batch_images", "Most images of a batch; left out, 2 to 16 on the CPU, by their size."),
     ] = None,
     max_waiting_texts: Annotated[
         int | None,

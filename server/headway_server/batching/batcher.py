@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
@@ -21,7 +21,7 @@ import structlog
 from numpy.typing import NDArray
 
 from headway_server.batching.queue import BatchQueue, Entry
-from headway_server.errors import DeadlineError, DrainingError
+from headway_server.errors import DeadlineError, DrainingError, RequestError
 from headway_server.runtime import Cores, Session
 
 Item = TypeVar("Item")
@@ -119,7 +119,15 @@ class _Done:
 class Batcher(Generic[Item]):
     """Batches the items of all calls to one model."""
 
-    def __init__(self, model: BatchModel[Item], *, budget: int, name: str, session: Session | None = None) -> None:
+    def __init__(
+        self,
+        model: BatchModel[Item],
+        *,
+        budget: int,
+        name: str,
+        session: Session | None = None,
+        prepare: Callable[[Item], Item] | None = None,
+    ) -> None:
         """Prepares a batcher.
 
         Args:
@@ -127,8 +135,11 @@ class Batcher(Generic[Item]):
             budget: Most that `longest x count` of a batch may be.
             name: Of the model, for the threads and the log.
             session: That `model` runs: how many runs there may be at a time; None: one.
+            prepare: What each item that is still wanted goes through in the batcher's threads before `collate`; a
+                `RequestError` of it fails its call alone.
         """
         self._model = model
+        self._prepare = prepare
         self._name = name
         self._queue: BatchQueue[Item] = BatchQueue(budget)
         self._changed = threading.Condition()  # guards the queue, the two below and the seats
@@ -251,6 +262,10 @@ class Batcher(Generic[Item]):
         Whom it was prepared for and who has gone since is left out, so that nobody pays for it.
         """
         try:
+            if self._prepare is not None:
+                batch = self._prepare_each(batch, self._prepare)
+                if not batch:
+                    return _Done(entries=[], outputs=None, start=0.0, end=0.0)
             prepared = self._model.collate([entry.item for entry in batch])
             with self._lanes:
                 start = time.monotonic()
@@ -264,6 +279,18 @@ class Batcher(Generic[Item]):
                 self._num_taken -= 1
                 self._count_busy()
                 self._changed.notify()
+
+    def _prepare_each(self, batch: list[Entry[Item]], prepare: Callable[[Item], Item]) -> list[Entry[Item]]:
+        """Prepares the items of a batch and returns the entries of those that could be."""
+        prepared = []
+        for entry in self._still_wanted(batch, time.monotonic()):
+            try:
+                entry.item = prepare(entry.item)
+            except RequestError as error:
+                self._post(_fail, [entry], error)
+            else:
+                prepared.append(entry)
+        return prepared
 
     def _still_wanted(self, batch: list[Entry[Item]], now: float) -> list[Entry[Item]]:
         """Returns the entries somebody waits for; calls whose deadline has passed are told."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from headway_server.batching.admission import Admission
 from headway_server.batching.batcher import BatchedResults, Batcher
@@ -16,7 +18,7 @@ from headway_server.batching.graph import ImageClassifierGraph, Output, OutputBa
 from headway_server.batching.model import CallTimings, Classification, ScoredLabel, StatelessModel, call_timings
 from headway_server.batching.settings import BatchingSettings
 from headway_server.bundles import Bundle, ClassificationScheme, Precision
-from headway_server.preprocessing import ImageLimits, ImagePreprocessor, PreparedImage
+from headway_server.preprocessing import ImageLimits, ImagePreprocessor, PreparedImage, SmallImage
 from headway_server.runtime import Runtime
 
 
@@ -47,7 +49,13 @@ class ImageClassifier(StatelessModel):
             bundle,
             precision,
             graph.device,
-            Batcher(batches, budget=settings.batch_images(graph.device), name=name, session=graph.session),
+            Batcher(
+                batches,
+                budget=settings.batch_images(graph.device, preprocessor.num_pixels),
+                name=name,
+                session=graph.session,
+                prepare=_decoded,
+            ),
             Admission(
                 limit=settings.max_waiting_images,
                 noun="images",
@@ -129,6 +137,9 @@ class ImageClassifier(StatelessModel):
     ) -> tuple[list[PreparedImage], BatchedResults, CallTimings]:
         """Decodes images and waits for what is asked about each."""
         with self._admission.admit(len(images), sum(map(len, images))):
+            small = self._preprocessor.small_images(images, fields=fields)
+            if small is not None:
+                return await self._answer_small(small, output, deadline)
             began = time.monotonic()
             prepared = await self._preprocessor.prepare_batch(images, fields=fields)
             preprocessing_s = time.monotonic() - began
@@ -136,3 +147,22 @@ class ImageClassifier(StatelessModel):
                 [Wanted(image.pixel_values, output) for image in prepared], [1] * len(prepared), deadline=deadline
             )
         return prepared, batched, call_timings(batched, preprocessing_s)
+
+    async def _answer_small(
+        self, images: list[SmallImage], output: Output, deadline: float | None
+    ) -> tuple[list[PreparedImage], BatchedResults, CallTimings]:
+        """As `_answer`, of images that the batcher's threads decode."""
+        batched = await self._batcher.submit(
+            [Wanted(image, output) for image in images], [1] * len(images), deadline=deadline
+        )
+        prepared = [image.prepared for image in images if image.prepared is not None]  # all, as there are results
+        preprocessing_s = sum(image.preprocessing_s for image in images)
+        timings = call_timings(batched, preprocessing_s)
+        return prepared, batched, dataclasses.replace(timings, queue_s=max(0.0, timings.queue_s - preprocessing_s))
+
+
+def _decoded(wanted: Wanted[NDArray[np.float32] | SmallImage]) -> Wanted[NDArray[np.float32] | SmallImage]:
+    """What is wanted of an image, decoded if it is not yet."""
+    if isinstance(wanted.item, SmallImage):
+        return Wanted(wanted.item.pixel_values(), wanted.output)
+    return wanted

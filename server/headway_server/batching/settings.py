@@ -15,7 +15,9 @@ MAX_IMAGES = 64
 
 
 _BATCH_TOKENS: Final[dict[Device, int]] = {"cpu": 512, "cuda": 4096}
-_BATCH_IMAGES: Final[dict[Device, int]] = {"cpu": 2, "cuda": 32}
+_BATCH_IMAGES: Final[dict[Device, int]] = {"cpu": 16, "cuda": 32}
+_CPU_BATCH_PIXELS: Final = 2 * 224 * 224
+"""Of the images of a batch as the model sees them, on the CPU; two images may have more."""
 
 
 class BatchingSettings(BaseModel):
@@ -27,7 +29,8 @@ class BatchingSettings(BaseModel):
     """Most tokens of a batch of texts, padding included; a longer text runs alone. Left out: 512 on the CPU, whose
     caches hold what lies between a larger model's layers only for small batches (docs/lanes.md), and 4096 on CUDA."""
     max_batch_images: Annotated[int, Field(ge=1)] | None = None
-    """Most images of a batch. Left out: 2 on the CPU, and 32 on CUDA."""
+    """Most images of a batch. Left out: on the CPU as many as have the pixels of 2 images of 224 x 224 together, as the
+    model sees them, 2 at least and 16 at most; 32 on CUDA."""
     max_waiting_texts: Annotated[int, Field(ge=MAX_TEXTS)] = 4096
     """Most texts of a model that are admitted and not yet answered."""
     max_waiting_images: Annotated[int, Field(ge=MAX_IMAGES)] = 256
@@ -40,6 +43,9 @@ class BatchingSettings(BaseModel):
         """Most tokens of a batch on a device."""
         return self.max_batch_tokens or _BATCH_TOKENS[device]
 
-    def batch_images(self, device: Device) -> int:
-        """Most images of a batch on a device."""
-        return self.max_batch_images or _BATCH_IMAGES[device]
+    def batch_images(self, device: Device, num_pixels: int) -> int:
+        """Most images of `num_pixels` pixels of a batch on a device."""
+        if self.max_batch_images:
+            return self.max_batch_images
+        most = _BATCH_IMAGES[device]
+        return most if device == "cuda" else max(2, min(most, _CPU_BATCH_PIXELS // num_pixels))

@@ -10,7 +10,7 @@ import structlog
 from waiting import until
 
 from headway_server.batching.batcher import Batcher, BatchError
-from headway_server.errors import DeadlineError, DrainingError
+from headway_server.errors import DeadlineError, DrainingError, InvalidInputError
 from headway_server.runtime import Cores
 
 
@@ -98,6 +98,41 @@ async def test_a_full_batch_is_prepared_while_one_runs_and_a_part_of_one_is_not(
     model.gate.set()
     await asyncio.gather(*part, rest)
     assert len(model.batches) == 2
+
+
+async def test_items_are_prepared_by_the_batchers_threads_unless_nobody_waits(model):
+    threads: set[str] = set()
+    seen: list[float] = []
+
+    def double(number: float) -> float:
+        threads.add(threading.current_thread().name)
+        seen.append(number)
+        if number == 5:
+            raise InvalidInputError("numbers[0]", "is five")
+        return 2 * number
+
+    batcher = Batcher(model, budget=4, name="squares", prepare=double)
+    batcher.start()
+    try:
+        stuck = await hold(model, batcher)
+        gone, five, kept = submit(batcher, 1), submit(batcher, 5), submit(batcher, 3)
+        await until(lambda: len(batcher._queue) == 3)
+        gone.cancel()
+        await asyncio.gather(gone, return_exceptions=True)
+        model.gate.set()
+        with pytest.raises(InvalidInputError, match="is five"):
+            await five
+        assert (await kept).rows[0].tolist() == [6, 36]
+        assert (await stuck).rows[0].tolist() == [2000, 4000000]
+        assert seen == [1000, 5, 3]
+        assert all(name.startswith("batcher-squares") for name in threads)
+        alone = submit(batcher, 5)
+        with pytest.raises(InvalidInputError):  # of a batch of which nothing is left, nothing is run
+            await alone
+        assert (await submit(batcher, 7)).rows[0].tolist() == [14, 196]
+    finally:
+        model.gate.set()
+        batcher.close()
 
 
 async def test_a_cancelled_call_never_runs(batcher, model):

@@ -89,6 +89,45 @@ async def test_an_image_is_the_same_alone_and_in_a_batch(colours):
     assert len({result.labels for result in together.results}) == 10, "the images must not all be answered alike"
 
 
+def png(width: int, height: int, seed: int = 4) -> bytes:
+    buffer = BytesIO()
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
+    Image.fromarray(pixels).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+async def test_a_small_image_is_answered_as_if_it_had_been_decoded_in_the_pool(colours, monkeypatch):
+    images, fields = [png(40, 30, seed) for seed in range(5)], [f"images[{i}]" for i in range(5)]
+    in_batches = await colours.classify(images, fields=fields, top_k=3, deadline=None)
+    monkeypatch.setattr(colours._preprocessor, "small_images", lambda *_, **__: None)
+    in_pool = await colours.classify(images, fields=fields, top_k=3, deadline=None)
+    assert in_batches.results == in_pool.results
+    assert in_batches.timings.preprocessing_s > 0
+
+
+async def test_a_damaged_small_image_fails_its_call_and_no_other(colours):
+    whole = png(40, 30)
+    with colours._batcher._lanes:  # so that what comes now waits: it is found to be damaged before its turn
+        calls = [
+            asyncio.create_task(colours.classify([data], fields=[f"images[{i}]"], top_k=1, deadline=None))
+            for i, data in enumerate([whole, whole[:60], whole])
+        ]
+        await until(calls[1].done)
+        assert not calls[0].done()
+    first, damaged, last = await asyncio.gather(*calls, return_exceptions=True)
+    assert isinstance(damaged, InvalidInputError)
+    assert "images[1]: is a damaged or truncated PNG image" in str(damaged)
+    assert first.results == last.results
+    assert colours._admission._num_admitted == 0
+
+
+@pytest.mark.parametrize(("side", "expected"), [(32, 16), (96, 10), (224, 2), (512, 2)])
+def test_batches_on_the_cpu_hold_as_many_images_as_their_pixels_allow(side, expected):
+    assert BatchingSettings().batch_images("cpu", side * side) == expected
+    assert BatchingSettings().batch_images("cuda", side * side) == 32
+    assert BatchingSettings(max_batch_images=5).batch_images("cpu", side * side) == 5
+
+
 async def test_a_refused_text_gives_its_permit_back(topics):
     with pytest.raises(InvalidInputError, match=r"texts\[1\]: has 51 tokens"):
         await classify(topics, ["goal", "goal " * 50])

@@ -47,7 +47,8 @@ class EncoderConfig(LayerConfig):
     num_classes: int = 0
     """Classes of a sequence or token head; 0 for a masked-language head, whose classes are the vocabulary."""
     pooling: TextPooling = "first"
-    """What a sequence head reads: the first token through BERT's tanh layer (`first`), or the tokens' mean (`mean`)."""
+    """What a sequence head reads: the first token through BERT's tanh layer (`first`), or the tokens' mean (`mean`) or
+    maximum (`max`)."""
     num_token_types: int = 0
     """Kinds of tokens that have embeddings of their own (BERT: 2, for the texts of a pair); 0 for none."""
     window: int = 0
@@ -130,10 +131,10 @@ class Encoder(Model):
 
     @property
     def pooling(self) -> str | None:
-        """Which vector `pool` gives: `mean` of the tokens, or `first_token`; None without a sequence head."""
+        """Which vector `pool` gives: `mean` or `max` of the tokens, or `first_token`; None without a sequence head."""
         if not isinstance(self.head, SequenceHead):
             return None
-        return "mean" if self.head.pooler is None else "first_token"
+        return "first_token" if self.head.pooling == "first" else self.head.pooling
 
     def pool(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
         """Computes what a sequence head tells classes by: (B, D); the arguments are those of `hidden_states`."""

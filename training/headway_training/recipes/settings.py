@@ -163,7 +163,7 @@ class AugmentationSettings:
     """Share of a text's tokens that a classifier does not get to see: they become the unknown token."""
     piece_splitting: float = 0.0
     """Probability that a piece of a text falls into the two it was merged from, and these again: to the end of
-    BPE-dropout (Provilkov et al. 2020). For translation and token classification."""
+    BPE-dropout (Provilkov et al. 2020). For translation, token classification, and half of the rows of generation."""
     join_texts: int = 1
     """Most neighbouring texts that are joined to one for a token classifier."""
 

@@ -21,6 +21,7 @@ from headway_training.data.examples import PlainText, Splits
 from headway_training.errors import DataError
 from headway_training.evaluation import nats_per_character
 from headway_training.recipes.settings import Recipe
+from headway_training.subwords import PieceSplitter
 from headway_training.tasks.base import EvaluationData, Metrics, Task, TrainingBatch
 from headway_training.tokenizers import special_tokens
 
@@ -36,6 +37,7 @@ class GenerationTask(Task):
         self.tokenizer: Tokenizer = tokenizer
         self._recipe = recipe
         self._splits = splits
+        self._splitter = PieceSplitter(tokenizer)
         ids = tokenizer.encode(splits.train.text, add_special_tokens=False).ids
         self._ids: NDArray[np.int64] = np.asarray(ids, dtype=np.int64)  # (N)
         if len(self._ids) < 3:
@@ -62,10 +64,19 @@ class GenerationTask(Task):
         batches = even_batches(count, self._recipe.optimization.batch_size, seed=seed, epoch=epoch)
         return [offset + batch * self._window for batch in batches]
 
-    def collate(self, batch: Batch, generator: torch.Generator) -> TrainingBatch:  # noqa: ARG002 (nothing is random)
-        """Inputs and targets (B, L): the targets are one token further on."""
-        rows = torch.from_numpy(self._ids[batch[:, None] + np.arange(self._window + 1)])  # (B, L + 1)
-        tensors = {"input_ids": rows[:, :-1], "targets": rows[:, 1:]}
+    def collate(self, batch: Batch, generator: torch.Generator) -> TrainingBatch:
+        """Inputs and targets (B, L): the targets are one token further on. In half of the rows pieces are split anew.
+
+        The other half stays as the tokenizer cuts it, so that the model knows that way of writing, which is the served
+        one, from the text before.
+        """
+        rows = self._ids[batch[:, None] + np.arange(self._window + 1)]  # (B, L + 1)
+        if rate := self._recipe.augmentation.piece_splitting:
+            random = np.random.default_rng(int(torch.randint(2**62, (), generator=generator)))
+            for row in rows[: len(rows) // 2]:
+                row[:] = self._splitter.split_ids(row, rate, random)[: len(row)]
+        tokens = torch.from_numpy(rows)
+        tensors = {"input_ids": tokens[:, :-1], "targets": tokens[:, 1:]}
         return TrainingBatch(tensors=tensors, num_units=tensors["targets"].numel())
 
     def logits(self, model: nn.Module, tensors: Mapping[str, Tensor]) -> Tensor:

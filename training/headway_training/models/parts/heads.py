@@ -10,14 +10,19 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-TextPooling = Literal["first", "mean"]
+TextPooling = Literal["first", "mean", "max"]
 
 
 class SequenceHead(nn.Module):
-    """Classifies a text by its first token, through BERT's tanh layer, or by the mean of its tokens."""
+    """Classifies a text by its first token, through BERT's tanh layer, or by the mean or the maximum of its tokens.
+
+    The maximum of each number of a state over the text says whether anything in it spoke for a class, wherever it stood
+    and however long the rest is (max-over-time pooling: Collobert et al. 2011, section 3.3; Kim 2014).
+    """
 
     def __init__(self, d_model: int, num_classes: int, pooling: TextPooling, dropout: float) -> None:
         super().__init__()
+        self.pooling = pooling
         self.pooler = nn.Linear(d_model, d_model) if pooling == "first" else None
         self.dropout = nn.Dropout(dropout)
         self.output = nn.Linear(d_model, num_classes)
@@ -28,10 +33,10 @@ class SequenceHead(nn.Module):
 
     def pool(self, hidden_states: Tensor, attention_mask: Tensor) -> Tensor:
         """(B, T, D) and (B, T) -> what the classes are told by, (B, D)."""
-        if self.pooler is None:
-            return masked_mean(hidden_states, attention_mask)
-        pooled: Tensor = self.pooler(hidden_states[:, 0]).tanh()
-        return pooled
+        if self.pooler is not None:
+            pooled: Tensor = self.pooler(hidden_states[:, 0]).tanh()
+            return pooled
+        return (masked_max if self.pooling == "max" else masked_mean)(hidden_states, attention_mask)
 
     def classify(self, pooled: Tensor) -> Tensor:
         """(B, D) -> (B, C)."""
@@ -73,3 +78,10 @@ def masked_mean(hidden_states: Tensor, attention_mask: Tensor) -> Tensor:
     """Averages over the tokens that are not padding: (B, T, D) and (B, T) -> (B, D); zeros where there is no token."""
     weights = attention_mask.to(hidden_states.dtype)[..., None]  # (B, T, 1)
     return (hidden_states * weights).sum(dim=1) / weights.sum(dim=1).clamp(min=1.0)
+
+
+def masked_max(hidden_states: Tensor, attention_mask: Tensor) -> Tensor:
+    """Greatest over the tokens that are not padding: (B, T, D) and (B, T) -> (B, D); zeros where there is no token."""
+    tokens = attention_mask.bool()[..., None]  # (B, T, 1)
+    greatest = hidden_states.masked_fill(~tokens, torch.finfo(hidden_states.dtype).min).amax(dim=1)  # (B, D)
+    return greatest.masked_fill(~tokens.any(dim=1), 0.0)
