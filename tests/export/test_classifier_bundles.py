@@ -62,7 +62,7 @@ def zoo(tmp_path_factory: pytest.TempPathFactory) -> Exported:
         present = [animal for animal in ANIMALS if generator.random() < 0.4]
         words = [*present, *generator.sample(["the", "saw", "and", "near", "old"], 3)]
         rows.append((" ".join(generator.sample(words, len(words))), "|".join(present)))
-    return make(tmp_path_factory.mktemp("zoo"), rows, "classification.multi_label=true")
+    return make(tmp_path_factory.mktemp("zoo"), rows, "classification.multi_label=true", "model.pooling=max")
 
 
 @pytest.fixture(scope="module")

@@ -33,3 +33,25 @@ def test_sentences_to_translate_are_split_by_the_steps_generator(tmp_path, pairs
         one["source_ids"], other["source_ids"]
     )
     assert max(one["source_ids"].shape[1], one["target_ids"].shape[1]) <= 16
+
+
+def test_half_of_the_rows_of_running_text_are_split_and_stay_as_long(tmp_path, verses, tiny_settings):
+    settings = [*tiny_settings["tiny-shakespeare"], "optimization.batch_size=6"]
+    own = OwnData(train=str(verses), valid=str(verses))
+    plain, split = (
+        make_task(recipe, read_splits(recipe, tmp_path, own), tmp_path / "tokenizer.json")
+        for recipe in (
+            read_recipe("tiny-shakespeare", settings),
+            read_recipe("tiny-shakespeare", [*settings, "augmentation.piece_splitting=0.5"]),
+        )
+    )
+    batch = plain.epoch_batches(0, 0)[0]
+    expected = plain.collate(batch, torch.Generator().manual_seed(1)).tensors
+    one, same, other = (split.collate(batch, torch.Generator().manual_seed(seed)).tensors for seed in (1, 1, 2))
+    assert all(torch.equal(tensor, same[name]) for name, tensor in one.items())
+    assert torch.equal(one["input_ids"][:, 1:], one["targets"][:, :-1])
+    assert torch.equal(one["targets"][3:], expected["targets"][3:])
+    for row, other_row, whole in zip(one["targets"][:3], other["targets"][:3], expected["targets"][:3], strict=True):
+        assert not torch.equal(row, other_row)
+        text = plain.tokenizer.decode(row.tolist())
+        assert plain.tokenizer.decode(whole.tolist()).startswith(text)

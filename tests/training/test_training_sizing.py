@@ -1,5 +1,7 @@
 """What a training will need is counted without allocating it, and one that does not fit is refused."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -37,6 +39,19 @@ def test_the_footprint_of_a_product_is_known():
     assert footprint.step_flops == 3 * 2 * 10 * 4 * 8
     half = measure_footprint(Mean, lambda model, batch: model(batch["x"]), tensors, bf16=True, averaged=False)
     assert (half.weight_bytes, half.optimizer_bytes) == (192, 256)
+
+
+def test_muon_keeps_one_moment_of_the_matrices_of_layers(tiny_task):
+    recipe, task = tiny_task
+    muon = dataclasses.replace(recipe, optimization=dataclasses.replace(recipe.optimization, optimizer="muon"))
+    fields = {name: value for name, value in recipe.model.items() if name != "architecture"}
+    model = build_model("gpt", {**fields, **task.model_fields()})
+    matrices = sum(w.numel() for name, w in model.named_parameters() if w.ndim == 2 and name.startswith("stack.layers"))
+    adamw_bytes, muon_bytes = (
+        size_up(one, task, seed=0, device=CPU).footprint.optimizer_bytes for one in (recipe, muon)
+    )
+    assert matrices > 0
+    assert adamw_bytes - muon_bytes == 4 * matrices
 
 
 @pytest.fixture

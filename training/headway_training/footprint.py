@@ -14,6 +14,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
 from headway_training.models import count_parameters
+from headway_training.optimizers import is_layer_matrix
 
 _FP32_BYTES, _BF16_BYTES = 4, 2
 _BACKWARD_SHARE = 3
@@ -33,7 +34,7 @@ class Footprint:
     gradient_bytes: int
     """fp32."""
     optimizer_bytes: int
-    """AdamW's two moments, and the average of the weights where there is one."""
+    """AdamW's two moments, or Muon's one of the matrices of layers; the average of the weights where there is one."""
     activation_bytes: int
     """What the backward pass needs of the forward pass, at the size of the batch."""
     step_flops: int
@@ -62,13 +63,15 @@ def measure_footprint(
     *,
     bf16: bool,
     averaged: bool,
+    muon: bool = False,
 ) -> Footprint:
     """Counts what a step needs.
 
     With P parameters: weights 4 P bytes (6 P under bf16), gradients 4 P, AdamW's moments 8 P (and 4 P for the averaged
-    weights). Activations are the distinct tensors, weights aside, that autograd keeps of one forward pass, in fp32;
-    under bf16 it is nearly as much, as what is kept in half the width is kept beside casts. Matrix products are
-    counted by torch's flop counter, forward, and taken three times.
+    weights); of a layer's matrices Muon keeps 4 bytes a weight in place of 8. Activations are the distinct tensors,
+    weights aside, that autograd keeps of one forward pass, in fp32; under bf16 it is nearly as much, as what is kept in
+    half the width is kept beside casts. Matrix products are counted by torch's flop counter, forward, and taken three
+    times.
 
     Args:
         make_model: Builds the model, with its attention; called on the `meta` device.
@@ -76,6 +79,7 @@ def measure_footprint(
         tensors: A batch of the size that is trained with.
         bf16: Whether matrix products run in bf16.
         averaged: Whether an average of the weights is kept.
+        muon: Whether the matrices of layers are Muon's.
     """
     with torch.device("meta"):
         model = make_model().train()
@@ -84,11 +88,12 @@ def measure_footprint(
     with FlopCounterMode(display=False) as counter, saved_tensors_hooks(kept.pack, lambda tensor: tensor):
         loss(model, batch)
     count = count_parameters(model)
+    of_muon = sum(weight.numel() for name, weight in model.named_parameters() if muon and is_layer_matrix(name, weight))
     return Footprint(
         parameter_count=count,
         weight_bytes=count * (_FP32_BYTES + (_BF16_BYTES if bf16 else 0)),
         gradient_bytes=count * _FP32_BYTES,
-        optimizer_bytes=count * _FP32_BYTES * (3 if averaged else 2),
+        optimizer_bytes=(count * (3 if averaged else 2) - of_muon) * _FP32_BYTES,
         activation_bytes=kept.num_bytes,
         step_flops=_BACKWARD_SHARE * counter.get_total_flops(),
     )

@@ -23,7 +23,7 @@ def make_optimizer(model: nn.Module, settings: OptimizationSettings) -> Optimize
     for name, parameter in model.named_parameters():
         if parameter.ndim < 2 or "positions" in name:
             kept.append(parameter)
-        elif settings.optimizer == "muon" and parameter.ndim == 2 and "layers." in name:
+        elif settings.optimizer == "muon" and is_layer_matrix(name, parameter):
             layers.append(parameter)
         else:
             decayed.append(parameter)
@@ -38,6 +38,11 @@ def make_optimizer(model: nn.Module, settings: OptimizationSettings) -> Optimize
         return adamw
     muon = Muon(layers, lr=settings.learning_rate, weight_decay=settings.weight_decay, adjust_lr_fn="match_rms_adamw")
     return JoinedOptimizer(muon, adamw)
+
+
+def is_layer_matrix(name: str, parameter: nn.Parameter) -> bool:
+    """Whether a weight is what Muon is for: a matrix within a layer, neither an embedding nor an output projection."""
+    return parameter.ndim == 2 and "layers." in name and "positions" not in name
 
 
 class JoinedOptimizer(Optimizer):

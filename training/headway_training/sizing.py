@@ -93,6 +93,7 @@ def _footprint(
         tensors,
         bf16=recipe.optimization.precision == "bf16",
         averaged=recipe.optimization.average_decay > 0,
+        muon=recipe.optimization.optimizer == "muon",
     )
 
 

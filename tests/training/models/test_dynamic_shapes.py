@@ -32,7 +32,7 @@ def texts(rows: int, length: int) -> tuple[Tensor, Tensor]:
     return torch.randint(0, 23, (rows, length)), attention_mask
 
 
-@pytest.mark.parametrize("pooling", ["first", "mean"])
+@pytest.mark.parametrize("pooling", ["first", "mean", "max"])
 def test_an_encoder_takes_batches_and_lengths_it_was_not_traced_with(tiny_model: BuildTiny, pooling: str) -> None:
     model = tiny_model("encoder", pooling=pooling, num_token_types=2)
     check_text_model(model)

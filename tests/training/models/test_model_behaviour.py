@@ -62,10 +62,11 @@ def test_a_transformers_logits_ignore_later_target_tokens(tiny_model: BuildTiny,
     [
         {"pooling": "first"},
         {"pooling": "mean"},
+        {"pooling": "max"},
         {"head": "token"},
         {"head": "masked_language", "num_classes": 0},
     ],
-    ids=["first", "mean", "token", "masked_language"],
+    ids=["first", "mean", "max", "token", "masked_language"],
 )
 def test_an_encoders_padded_row_answers_as_alone(tiny_model: BuildTiny, norm: str, head: dict[str, object]) -> None:
     model = tiny_model("encoder", norm=norm, **head).double()

@@ -93,7 +93,11 @@ def test_a_wrong_field_is_an_error_that_gives_limit_and_value(fields: dict[str, 
             "num_classes must be 0 with a masked_language head, and is 3",
         ),
         ("encoder", ENCODER_FIELDS | {"head": "span"}, "head must be one of 'sequence', 'token', 'masked_language'"),
-        ("encoder", ENCODER_FIELDS | {"pooling": "last"}, "pooling must be one of 'first', 'mean', and is 'last'"),
+        (
+            "encoder",
+            ENCODER_FIELDS | {"pooling": "last"},
+            "pooling must be one of 'first', 'mean', 'max', and is 'last'",
+        ),
         ("vit", VIT_FIELDS | {"patch_size": 5}, "image_size must be a multiple of patch_size (5), and is 32"),
         (
             "vit",
