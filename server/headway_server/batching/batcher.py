@@ -12,7 +12,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
@@ -142,8 +143,9 @@ class Batcher(Generic[Item]):
         self._prepare = prepare
         self._name = name
         self._queue: BatchQueue[Item] = BatchQueue(budget)
-        self._changed = threading.Condition()  # guards the queue, the two below and the seats
+        self._changed = threading.Condition()  # guards the queue, what is below and the seats
         self._num_taken = 0  # batches that were taken and have not run to their end
+        self._num_preparing = 0  # of these, whose items are being prepared
         self._closed = False
         self._num_lanes = 1 if session is None else session.num_lanes
         self._lanes = threading.Semaphore(self._num_lanes)
@@ -239,10 +241,12 @@ class Batcher(Generic[Item]):
         self._seats.take(min(self._num_lanes, self._num_taken + len(self._queue)))
 
     def _can_take(self) -> bool:
-        """Whether a thread may take a batch now: to run it, or, where it is full, to have it ready."""
+        """Whether a thread may take a batch now: to run it, or to have it ready, where it is full or a lane is idle."""
         if self._num_taken < self._num_lanes:
             return bool(self._queue)
-        return self._num_taken == self._num_lanes and self._queue.fills_batch
+        return self._num_taken == self._num_lanes and (
+            self._queue.fills_batch or (self._num_preparing > 0 and bool(self._queue))
+        )
 
     def _run(self, batch: list[Entry[Item]]) -> None:
         """Runs one batch and hands its results, or its error, to the event loop."""
@@ -251,7 +255,7 @@ class Batcher(Generic[Item]):
             rows = self._model.finish(done.outputs) if done.entries else ()
         except Exception as error:  # whatever it is, it belongs to the callers of this batch and not to the thread
             _log.error("a batch failed", model=self._name, num_items=len(batch), exc_info=error)
-            self._post(_fail, batch, BatchError("the model could not be run; the server's log says why"))
+            self._post(_fail, batch, _batch_error())
         else:
             if done.entries:
                 self._post(_deliver, done.entries, rows, done.start, done.end)
@@ -263,7 +267,8 @@ class Batcher(Generic[Item]):
         """
         try:
             if self._prepare is not None:
-                batch = self._prepare_each(batch, self._prepare)
+                with self._preparing():
+                    batch = self._prepare_each(batch, self._prepare)
                 if not batch:
                     return _Done(entries=[], outputs=None, start=0.0, end=0.0)
             prepared = self._model.collate([entry.item for entry in batch])
@@ -280,17 +285,41 @@ class Batcher(Generic[Item]):
                 self._count_busy()
                 self._changed.notify()
 
+    @contextmanager
+    def _preparing(self) -> Iterator[None]:
+        """Notes that a batch's items are being prepared, so that its lane is idle."""
+        with self._changed:
+            self._num_preparing += 1
+            if self._can_take():
+                self._changed.notify()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._num_preparing -= 1
+
     def _prepare_each(self, batch: list[Entry[Item]], prepare: Callable[[Item], Item]) -> list[Entry[Item]]:
-        """Prepares the items of a batch and returns the entries of those that could be."""
-        prepared = []
-        for entry in self._still_wanted(batch, time.monotonic()):
+        """Prepares the items of a batch that somebody waits for and returns the entries of those that could be.
+
+        What cannot be prepared is its own call's trouble, whatever the reason.
+        """
+        prepared: list[Entry[Item]] = []
+        failed: set[object] = set()
+        for entry in batch:
+            if entry.call in failed or not self._still_wanted([entry], time.monotonic()):
+                continue
             try:
                 entry.item = prepare(entry.item)
-            except RequestError as error:
-                self._post(_fail, [entry], error)
+            except Exception as error:
+                failed.add(entry.call)
+                if isinstance(error, RequestError):
+                    self._post(_fail, [entry], error)
+                else:
+                    _log.error("an item could not be prepared", model=self._name, exc_info=error)
+                    self._post(_fail, [entry], _batch_error())
             else:
                 prepared.append(entry)
-        return prepared
+        return [entry for entry in prepared if entry.call not in failed]
 
     def _still_wanted(self, batch: list[Entry[Item]], now: float) -> list[Entry[Item]]:
         """Returns the entries somebody waits for; calls whose deadline has passed are told."""
@@ -311,6 +340,10 @@ class Batcher(Generic[Item]):
 
     def __repr__(self) -> str:
         return f"Batcher({self._queue!r}, {self._num_taken} batches running)"
+
+
+def _batch_error() -> BatchError:
+    return BatchError("the model could not be run; the server's log says why")
 
 
 def _closed_error() -> DrainingError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from headway_server.batching.graph import ImageClassifierGraph, Output, OutputBa
 from headway_server.batching.model import CallTimings, Classification, ScoredLabel, StatelessModel, call_timings
 from headway_server.batching.settings import BatchingSettings
 from headway_server.bundles import Bundle, ClassificationScheme, Precision
-from headway_server.preprocessing import ImageLimits, ImagePreprocessor, PreparedImage, SmallImage
+from headway_server.preprocessing import ImageLimits, ImagePreprocessor, SmallImage
 from headway_server.runtime import Runtime
 
 
@@ -103,10 +104,10 @@ class ImageClassifier(StatelessModel):
         Raises:
             RequestError: The images cannot be read, the queue is full, the deadline passed, the server is draining.
         """
-        prepared, batched, timings = await self._answer(images, fields, Output.LOGITS, deadline)
+        sizes, batched, timings = await self._answer(images, fields, Output.LOGITS, deadline)
         results = [
-            ClassifiedImage(labels=labels, width=image.width, height=image.height)
-            for labels, image in zip(self._top_labels(batched.rows, top_k), prepared, strict=True)
+            ClassifiedImage(labels=labels, width=width, height=height)
+            for labels, (width, height) in zip(self._top_labels(batched.rows, top_k), sizes, strict=True)
         ]
         return Classification(results=results, timings=timings)
 
@@ -124,18 +125,18 @@ class ImageClassifier(StatelessModel):
         Raises:
             RequestError: As `classify`.
         """
-        prepared, batched, timings = await self._answer(images, fields, Output.EMBEDDING, deadline)
+        sizes, batched, timings = await self._answer(images, fields, Output.EMBEDDING, deadline)
         vectors = to_vectors(batched.rows, normalize=normalize)
         results = [
-            EmbeddedImage(values=vector, width=image.width, height=image.height)
-            for vector, image in zip(vectors, prepared, strict=True)
+            EmbeddedImage(values=vector, width=width, height=height)
+            for vector, (width, height) in zip(vectors, sizes, strict=True)
         ]
         return Classification(results=results, timings=timings)
 
     async def _answer(
         self, images: Sequence[bytes], fields: Sequence[str], output: Output, deadline: float | None
-    ) -> tuple[list[PreparedImage], BatchedResults, CallTimings]:
-        """Decodes images and waits for what is asked about each."""
+    ) -> tuple[list[tuple[int, int]], BatchedResults, CallTimings]:
+        """Decodes images and waits for what is asked about each; their widths and heights come first."""
         with self._admission.admit(len(images), sum(map(len, images))):
             small = self._preprocessor.small_images(images, fields=fields)
             if small is not None:
@@ -146,19 +147,30 @@ class ImageClassifier(StatelessModel):
             batched = await self._batcher.submit(
                 [Wanted(image.pixel_values, output) for image in prepared], [1] * len(prepared), deadline=deadline
             )
-        return prepared, batched, call_timings(batched, preprocessing_s)
+        sizes = [(image.width, image.height) for image in prepared]
+        return sizes, batched, call_timings(batched, preprocessing_s)
 
     async def _answer_small(
         self, images: list[SmallImage], output: Output, deadline: float | None
-    ) -> tuple[list[PreparedImage], BatchedResults, CallTimings]:
+    ) -> tuple[list[tuple[int, int]], BatchedResults, CallTimings]:
         """As `_answer`, of images that the batcher's threads decode."""
         batched = await self._batcher.submit(
             [Wanted(image, output) for image in images], [1] * len(images), deadline=deadline
         )
-        prepared = [image.prepared for image in images if image.prepared is not None]  # all, as there are results
-        preprocessing_s = sum(image.preprocessing_s for image in images)
-        timings = call_timings(batched, preprocessing_s)
-        return prepared, batched, dataclasses.replace(timings, queue_s=max(0.0, timings.queue_s - preprocessing_s))
+        intervals = [image.interval for image in images]
+        own_s = max(end - begin for begin, end in intervals)  # of an item's wait, what was no waiting
+        timings = call_timings(batched, _covered_s(intervals))
+        timings = dataclasses.replace(timings, queue_s=max(0.0, timings.queue_s - own_s))
+        return [image.size for image in images], batched, timings
+
+
+def _covered_s(intervals: Sequence[tuple[float, float]]) -> float:
+    """How much time intervals cover together; what several cover counts once."""
+    covered, reached = 0.0, -math.inf
+    for begin, end in sorted(intervals):
+        covered += max(0.0, end - max(begin, reached))
+        reached = max(reached, end)
+    return covered
 
 
 def _decoded(wanted: Wanted[NDArray[np.float32] | SmallImage]) -> Wanted[NDArray[np.float32] | SmallImage]:

@@ -1,6 +1,6 @@
 """Reads the size a JPEG or PNG announces, without opening it: a few comparisons, so the event loop may ask.
 
-What it says is a hint. Whoever decodes the image opens it, and checks what its decoder reads there.
+What it says is a hint: whoever decodes the image opens it, and checks what its decoder reads there.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ _PNG = b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR"
 _JPEG = b"\xff\xd8"
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 """Markers of the segment that has the size: of the 16 of its kind, three mean something else (ITU T.81, table B.1)."""
+_SEGMENTS = frozenset(range(0xC0, 0xFF)) - frozenset(range(0xD0, 0xDA)) - _FRAMES
+"""Markers that a length follows; behind the one that coded data follows, there is no size any more."""
 _MOST_SEGMENTS = 32
 """Segments before that one that are passed."""
 
@@ -29,9 +31,12 @@ def _jpeg_sides(data: bytes) -> tuple[int, int] | None:
     for _ in range(_MOST_SEGMENTS):
         if len(data) < position + 4 or data[position] != 0xFF:
             return None
-        if data[position + 1] in _FRAMES:
+        marker, length = data[position + 1], int.from_bytes(data[position + 2 : position + 4])
+        if marker in _FRAMES:
             return _sides(data, position + 5, ">HH")  # behind the marker, the length and the bits of a sample
-        position += 2 + int.from_bytes(data[position + 2 : position + 4])
+        if marker not in _SEGMENTS or length < 2:
+            return None
+        position += 2 + length
     return None
 
 

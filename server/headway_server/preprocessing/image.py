@@ -20,6 +20,7 @@ from PIL import BmpImagePlugin, GifImagePlugin, Image, ImageFile, JpegImagePlugi
 from headway_server.bundles import ImagePreprocessing
 from headway_server.errors import BundleError, InvalidInputError
 from headway_server.preprocessing.announced_size import announced_size
+from headway_server.preprocessing.file_parts import check_parts
 from headway_server.preprocessing.gate import Gate
 from headway_server.preprocessing.image_format import READ, READ_AS_TEXT, refusal
 from headway_server.preprocessing.jpeg_scans import check_scans
@@ -48,6 +49,8 @@ _MOST_IN_POOL = 2
 _SMALL_PIXELS = 128 * 128
 """An image that announces no more is decoded by whoever runs its batch (0.1 to 0.4 ms), since handing it to the pool
 and hearing of it again takes as long."""
+_SMALL_BYTES = 16 * 1024
+"""Of its file, at most: what else a file holds takes time, too."""
 _SMALL_RATIO = 4
 """Of its sides, at most: a narrow one may grow by a resize of its shorter side."""
 _DECODING = Gate()
@@ -85,21 +88,22 @@ class SmallImage:
         self._preprocessor = preprocessor
         self._data = data
         self._field = field
-        self.prepared: PreparedImage | None = None
-        """Where `pixel_values` has been called."""
-        self.preprocessing_s = 0.0
-        """How long that took."""
+        self.size = (0, 0)
+        """Width and height as it was sent, where `pixel_values` has been called."""
+        self.interval = (0.0, 0.0)
+        """When that was, by `time.monotonic`."""
 
     def pixel_values(self) -> NDArray[np.float32]:
         """Prepares the image.
 
         Raises:
-            InvalidInputError: It is too large, damaged, or none.
+            InvalidInputError: It is larger than it announced, damaged, or none.
         """
         began = time.monotonic()
-        self.prepared = self._preprocessor.prepare(self._data, self._field)
-        self.preprocessing_s = time.monotonic() - began
-        return self.prepared.pixel_values
+        prepared = self._preprocessor.prepare_small(self._data, self._field)
+        self.size = prepared.width, prepared.height
+        self.interval = began, time.monotonic()
+        return prepared.pixel_values
 
     def __repr__(self) -> str:
         return f"SmallImage({self._field}, {len(self._data)} bytes)"
@@ -130,13 +134,13 @@ class ImagePreprocessor:
         return self._settings.height * self._settings.width
 
     def small_images(self, images: Sequence[bytes], *, fields: Sequence[str]) -> list[SmallImage] | None:
-        """Returns images that are all of few pixels, as they say themselves, to be prepared later; None for others.
+        """Returns images that are all small, as they say themselves, to be prepared later; None if one is not.
 
         Takes some microseconds, and checks nothing else.
         """
         for data in images:
-            size = announced_size(data)
-            if size is None or size[0] * size[1] > _SMALL_PIXELS or max(size) > _SMALL_RATIO * min(size):
+            size = announced_size(data) if len(data) <= _SMALL_BYTES else None
+            if size is None or not _is_small(*size):
                 return None
         return [SmallImage(self, data, field) for data, field in zip(images, fields, strict=True)]
 
@@ -176,11 +180,23 @@ class ImagePreprocessor:
             InvalidInputError: It is empty, too large, damaged, or none.
         """
         header = _open_header(data, field, self._limits)
-        num_pixels = header.width * header.height
-        if num_pixels <= _SMALL_PIXELS:  # one for each thread at most, and they need not wait for a large one
+        with _DECODING.hold(header.width * header.height, self._limits.max_pixels):
             return self._prepare_opened(header, field)
-        with _DECODING.hold(num_pixels, self._limits.max_pixels):
-            return self._prepare_opened(header, field)
+
+    def prepare_small(self, data: bytes, field: str) -> PreparedImage:
+        """Prepares one of `small_images` on the caller's thread, at once, beside whatever else is being decoded.
+
+        Raises:
+            InvalidInputError: It is larger than it announced, damaged, or none.
+        """
+        header = _open_header(data, field, self._limits)
+        if not _is_small(*header.size):
+            raise InvalidInputError(
+                field,
+                f"announces two sizes, one of them {header.width} x {header.height} pixels; save it anew as a JPEG or "
+                "PNG and send that",
+            )
+        return self._prepare_opened(header, field)
 
     def _prepare_opened(self, header: ImageFile.ImageFile, field: str) -> PreparedImage:
         image = _decode(header, field)
@@ -215,6 +231,10 @@ class ImagePreprocessor:
         return f"ImagePreprocessor({self._settings.resize} to {self._settings.width} x {self._settings.height})"
 
 
+def _is_small(width: int, height: int) -> bool:
+    return width * height <= _SMALL_PIXELS and max(width, height) <= _SMALL_RATIO * min(width, height)
+
+
 def decode_image(data: bytes, *, field: str, limits: ImageLimits) -> Image.Image:
     """Decodes the first frame of an image, turned upright, as RGB.
 
@@ -242,8 +262,10 @@ def _decode(image: Image.Image, field: str) -> Image.Image:
 def _open_header(data: bytes, field: str, limits: ImageLimits) -> ImageFile.ImageFile:
     """Reads the header only; checks the bytes there are and the size it announces."""
     _check_bytes(data, field, limits.max_bytes)
+    check_parts(data, field)
     try:
         image = Image.open(BytesIO(data), formats=READ)
+        _scale_transparent_colour(image)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise InvalidInputError(
             field, f"announces more pixels than the limit of {limits.max_pixels}; send a smaller image"
@@ -255,7 +277,6 @@ def _open_header(data: bytes, field: str, limits: ImageLimits) -> ImageFile.Imag
     _check_size(image, field, limits)
     if image.format in ("JPEG", "MPO"):
         check_scans(data, field)
-    _scale_transparent_colour(image)
     return image
 
 

@@ -135,6 +135,36 @@ async def test_items_are_prepared_by_the_batchers_threads_unless_nobody_waits(mo
         batcher.close()
 
 
+async def test_what_cannot_be_prepared_for_whatever_reason_fails_its_call_alone(model):
+    seen: list[float] = []
+
+    def prepare(number: float) -> float:
+        seen.append(number)
+        if number == 5:
+            raise TypeError("five")
+        return number
+
+    batcher = Batcher(model, budget=8, name="squares", prepare=prepare)
+    batcher.start()
+    try:
+        stuck = await hold(model, batcher)
+        waiting = submit(batcher, 0)  # takes the thread that prepares ahead, or shares the batch
+        bad, good = submit(batcher, 4, 5, 6), submit(batcher, 3)
+        await until(lambda: len(batcher._queue) >= 4)
+        with structlog.testing.capture_logs() as logs:
+            model.gate.set()
+            with pytest.raises(BatchError, match="the server's log says why"):
+                await bad
+            assert (await good).rows[0].tolist() == [3, 9]
+        await asyncio.gather(stuck, waiting)
+        assert 6 not in seen, "its call had failed already"
+        assert 4 not in [number for batch in model.batches for number in batch]
+        assert [entry["event"] for entry in logs] == ["an item could not be prepared"]
+    finally:
+        model.gate.set()
+        batcher.close()
+
+
 async def test_a_cancelled_call_never_runs(batcher, model):
     first = await hold(model, batcher)
     gone, stays = submit(batcher, 1, 2), submit(batcher, 3)

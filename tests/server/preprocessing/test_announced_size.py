@@ -1,5 +1,7 @@
 """The size a file announces, read without a decoder: right where it is told, and silent about all else."""
 
+import struct
+import zlib
 from io import BytesIO
 
 import numpy as np
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from headway_server.bundles import ImagePreprocessing
+from headway_server.errors import InvalidInputError
 from headway_server.preprocessing import ImageLimits, ImagePreprocessor
 from headway_server.preprocessing.announced_size import announced_size
 
@@ -23,6 +26,16 @@ def encoded(width: int, height: int, image_format: str, **options: object) -> by
     buffer = BytesIO()
     Image.fromarray(pixels).save(buffer, image_format, **options)
     return buffer.getvalue()
+
+
+def png_chunks(*chunks: tuple[bytes, bytes]) -> bytes:
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks
+    )
+
+
+def png_header(width: int, height: int, depth: int = 8, colour: int = 2) -> tuple[bytes, bytes]:
+    return b"IHDR", struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0)
 
 
 @pytest.mark.parametrize(("width", "height"), [(1, 1), (30, 17), (300, 2), (513, 700)])
@@ -63,7 +76,7 @@ def test_any_bytes_are_taken(data, beginning):
     ("width", "height", "is_small"), [(128, 128, True), (129, 128, False), (16, 64, True), (16, 65, False)]
 )
 def test_small_images_are_those_of_few_pixels_that_are_no_strips(width, height, is_small):
-    small = PREPROCESSOR.small_images([encoded(width, height, "PNG")], fields=["images[0]"])
+    small = PREPROCESSOR.small_images([encoded(width, height, "JPEG")], fields=["images[0]"])
     assert (small is not None) == is_small
 
 
@@ -72,9 +85,38 @@ def test_one_large_image_makes_a_call_one_of_large_images():
     assert PREPROCESSOR.small_images(images, fields=["images[0]", "images[1]"]) is None
 
 
+def test_small_images_are_small_files():
+    data = encoded(16, 16, "JPEG")
+    assert PREPROCESSOR.small_images([data + bytes(16 * 1024 - len(data))], fields=["images[0]"]) is not None
+    assert PREPROCESSOR.small_images([data + bytes(16 * 1024 + 1 - len(data))], fields=["images[0]"]) is None
+
+
+def test_a_jpeg_with_bytes_that_fill_is_not_asked():
+    data = encoded(16, 16, "JPEG")
+    assert announced_size(data[:2] + b"\xff" + data[2:]) is None
+
+
+def test_what_is_larger_than_it_announced_is_refused_before_it_is_decoded():
+    pixels = zlib.compress(bytes(1000))
+    data = png_chunks(png_header(16, 16), png_header(900, 800), (b"IDAT", pixels), (b"IEND", b""))
+    [small] = PREPROCESSOR.small_images([data], fields=["images[0]"])
+    with pytest.raises(
+        InvalidInputError, match=r"images\[0\]: announces two sizes, one of them 900 x 800 pixels; save"
+    ):
+        small.pixel_values()
+
+
+def test_a_transparent_colour_of_another_kind_than_the_pixels_is_refused():
+    pixels = zlib.compress(bytes(16 * (1 + 6 * 16)))
+    grey, colour = png_header(16, 16, depth=8, colour=0), png_header(16, 16, depth=16, colour=2)
+    data = png_chunks(grey, (b"tRNS", b"\0\x05"), colour, (b"IDAT", pixels), (b"IEND", b""))
+    with pytest.raises(InvalidInputError, match="begins like a PNG image but its header is damaged"):
+        PREPROCESSOR.prepare(data)
+
+
 def test_a_small_image_is_prepared_as_any_other():
     data = encoded(60, 40, "JPEG")
     [small] = PREPROCESSOR.small_images([data], fields=["images[0]"])
     np.testing.assert_array_equal(small.pixel_values(), PREPROCESSOR.prepare(data).pixel_values)
-    assert (small.prepared.width, small.prepared.height) == (60, 40)
-    assert small.preprocessing_s > 0
+    assert small.size == (60, 40)
+    assert small.interval[0] < small.interval[1]

@@ -40,7 +40,14 @@ def test_a_line_break_within_a_sentence_is_read_as_a_space_and_moves_nothing() -
         assert text[sentence.start : sentence.end].split() == sentence.text.split()
 
 
-@given(text=st.text(alphabet=st.sampled_from("ab AB.?!\n\r\t\u00a0\u2028,\"'(1。é😀-"), max_size=60))
+@pytest.mark.parametrize("space", "\x85\u00a0\u1680\u2003\u2028\u2029\u202f\u205f\u3000")
+@pytest.mark.parametrize("text", ["I_. X", "B_.AB\t!'", "A dog runs._It_barks. End_"])
+def test_white_space_of_any_kind_after_a_letter_is_taken(space: str, text: str) -> None:
+    split, plain = split_sentences(text.replace("_", space), "en"), split_sentences(text.replace("_", " "), "en")
+    assert [sentence.start for sentence in split.sentences] == [sentence.start for sentence in plain.sentences]
+
+
+@given(text=st.text(alphabet=st.sampled_from("ab AB.?!\n\r\t\u00a0\u2028\u3000,\"'(1。é😀-"), max_size=60))
 def test_sentences_and_gaps_are_the_text(text: str) -> None:
     split = split_sentences(text, "en")
     assert len(split.gaps) == len(split.sentences) + 1

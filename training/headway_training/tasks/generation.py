@@ -73,7 +73,7 @@ class GenerationTask(Task):
         rows = self._ids[batch[:, None] + np.arange(self._window + 1)]  # (B, L + 1)
         if rate := self._recipe.augmentation.piece_splitting:
             random = np.random.default_rng(int(torch.randint(2**62, (), generator=generator)))
-            for row in rows[: len(rows) // 2]:
+            for row in rows[: (len(rows) + 1) // 2]:
                 row[:] = self._splitter.split_ids(row, rate, random)[: len(row)]
         tokens = torch.from_numpy(rows)
         tensors = {"input_ids": tokens[:, :-1], "targets": tokens[:, 1:]}
