@@ -79,3 +79,12 @@ def chat_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     for address in _serve(folder / "store", "fp32", folder / "server.log"):
         with Client(address) as connected:
             yield connected
+
+
+@pytest.fixture(scope="session")
+def shipped_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    """A client of a server on the models of this repository, int8."""
+    store = Path(__file__).parents[2] / "models"
+    for address in _serve(store, "int8", tmp_path_factory.mktemp("log") / "server.log"):
+        with Client(address) as connected:
+            yield connected

@@ -96,7 +96,7 @@ class PoolingClassifier(Protocol):
     """A classifier of texts or images that can be asked for the vector its classes are told by."""
 
     pooling: str
-    """Which vector it is: `mean`, `first_token`, `class_token` or a name of the module's own."""
+    """Which vector it is: `mean`, `max`, `first_token`, `class_token` or a name of the module's own."""
 
     def pool(self, *inputs: Tensor) -> Tensor:
         """What the model is called with -> (B, D)."""

@@ -1,0 +1,70 @@
+"""What the shipped int8 models answer does not depend on what else they are asked: over whole evaluation sets."""
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway_client import Client
+from headway_training.served.data import read_dataset
+
+REAL = Path(os.environ.get("HEADWAY_DATA_DIR") or Path(__file__).parents[3] / "shared" / "data")
+ALLOWED = 1e-3
+
+Ask = Callable[[Sequence[Any]], Sequence[Any]]
+
+
+def examples_of(client: Client, name: str) -> Any:
+    if not REAL.is_dir():
+        pytest.skip(f"no data sets in {REAL}; set HEADWAY_DATA_DIR to their folder")
+    [model] = [model for model in client.models() if model.name == name]
+    return read_dataset(model, None, REAL).examples
+
+
+def ask_all(ask: Ask, inputs: Sequence[Any], inputs_per_call: int) -> list[Any]:
+    return [
+        answer
+        for start in range(0, len(inputs), inputs_per_call)
+        for answer in ask(inputs[start : start + inputs_per_call])
+    ]
+
+
+def check_labels(alone: Sequence[Any], together: Sequence[Any]) -> None:
+    for one, other in zip(alone, together, strict=True):
+        assert one.labels[0].label == other.labels[0].label
+        others = {scored.label: scored.probability for scored in other.labels}
+        assert all(abs(scored.probability - others[scored.label]) <= ALLOWED for scored in one.labels)
+
+
+def test_no_topic_changes(shipped_client: Client) -> None:
+    texts = examples_of(shipped_client, "ag-news").inputs
+
+    def ask(part: Sequence[str]) -> Sequence[Any]:
+        return shipped_client.classify(part, model="ag-news", truncate=True)
+
+    check_labels(ask_all(ask, texts, 1), ask_all(ask, texts, 256))
+
+
+def test_no_image_label_changes(shipped_client: Client) -> None:
+    images = examples_of(shipped_client, "cifar10").inputs
+
+    def ask(part: Sequence[bytes]) -> Sequence[Any]:
+        return shipped_client.label(part, model="cifar10")
+
+    check_labels(ask_all(ask, images, 1), ask_all(ask, images, 64))
+
+
+def test_no_part_of_speech_changes(shipped_client: Client) -> None:
+    texts = examples_of(shipped_client, "ud-ewt-pos").texts
+
+    def ask(part: Sequence[str]) -> Sequence[Any]:
+        return shipped_client.classify_tokens(part, model="ud-ewt-pos", truncate=True)
+
+    for one, other in zip(ask_all(ask, texts, 1), ask_all(ask, texts, 256), strict=True):
+        assert [(span.start, span.end, span.label) for span in one.spans] == [
+            (span.start, span.end, span.label) for span in other.spans
+        ]
+        differences = (abs(a.probability - b.probability) for a, b in zip(one.spans, other.spans, strict=True))
+        assert all(difference <= ALLOWED for difference in differences)
