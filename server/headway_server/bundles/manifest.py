@@ -238,7 +238,7 @@ class Embedding(Record):
     """The output `embedding` of a model's graphs: float32 (batch, dimension)."""
 
     pooling: Annotated[str, Field(min_length=1)]
-    """How it is made of the model's states: `mean`, `max`, `first_token`, `class_token`, or a name of the module's own."""
+    """How it is made of the model's states: `mean`, `max`, `first_token`, `class_token`, or a name of the module's."""
     dimension: Size
 
 
