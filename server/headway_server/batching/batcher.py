@@ -127,6 +127,7 @@ class Batcher(Generic[Item]):
         budget: int,
         name: str,
         session: Session | None = None,
+        most_padding: int | None = None,
         prepare: Callable[[Item], Item] | None = None,
     ) -> None:
         """Prepares a batcher.
@@ -136,13 +137,14 @@ class Batcher(Generic[Item]):
             budget: Most that `longest x count` of a batch may be.
             name: Of the model, for the threads and the log.
             session: That `model` runs: how many runs there may be at a time; None: one.
+            most_padding: Most padding that an item may bring to a batch; None: any.
             prepare: What each item that is still wanted goes through in the batcher's threads before `collate`; a
                 `RequestError` of it fails its call alone.
         """
         self._model = model
         self._prepare = prepare
         self._name = name
-        self._queue: BatchQueue[Item] = BatchQueue(budget)
+        self._queue: BatchQueue[Item] = BatchQueue(budget, most_padding)
         self._changed = threading.Condition()  # guards the queue, what is below and the seats
         self._num_taken = 0  # batches that were taken and have not run to their end
         self._num_preparing = 0  # of these, whose items are being prepared

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from headway_server.batching.batcher import Feeds
 from headway_server.batching.tensors import pad, sigmoid, softmax
-from headway_server.batching.warm_up import run_to_warm_up
+from headway_server.batching.warm_up import WarmUp, run_to_warm_up
 from headway_server.bundles import ClassificationScheme, Manifest
 from headway_server.errors import BundleError
 from headway_server.preprocessing import EncodedText
@@ -52,16 +52,16 @@ class ClassifierGraph(ABC, Generic[Item]):
     def collate(self, items: Sequence[Item]) -> Feeds:
         """Makes the graph's inputs of B items."""
 
-    def warm_up(self, items: Sequence[Item], manifest: Manifest) -> None:
-        """Runs the graph once, so that the first call does not pay for it and a bundle that cannot run is known now.
+    def warm_up(self, items: Sequence[Item], manifest: Manifest) -> WarmUp:
+        """Runs the graph, so that the first call does not pay for it and a bundle that cannot run is known now.
 
         Raises:
             BundleError: The graph does not run, or its outputs are not as wide as the manifest says.
         """
         file = self._session.graph.file
         try:
-            outputs = run_to_warm_up(self._session, self.collate(items))
-            shapes = {name: tensor.shape for name, tensor in outputs.items()}
+            warmed = run_to_warm_up(self._session, self.collate(items))
+            shapes = {name: tensor.shape for name, tensor in warmed.outputs.items()}
             found = shapes[Output.LOGITS]
         except Exception as error:  # onnxruntime's own kinds, or a KeyError where it has other tensors
             raise BundleError(f"{file}: does not run ({error}); export the model again") from error
@@ -77,6 +77,7 @@ class ClassifierGraph(ABC, Generic[Item]):
                     f"{file}: embeddings are {shapes.get(Output.EMBEDDING)}, by the manifest they are {expected}; "
                     "export the model again"
                 )
+        return warmed
 
     def run(self, feeds: Feeds) -> NDArray[np.float32]:
         """Returns the logits, (B, C)."""

@@ -5,7 +5,8 @@ plus the work of the call's entries before it, stretched. So a call of one text 
 before it, and yet nothing is passed for ever, since newcomers rank higher and higher.
 
 Cut. A batch holds the lowest-ranked entry and those nearest to it in length among the next few batches' worth, as long
-as `longest x count` stays within the budget.
+as `longest x count` stays within the budget, and as long as the padding that each brings costs less than a run of its
+own would.
 
 Nothing here is thread-safe; the batcher holds a lock.
 """
@@ -58,9 +59,15 @@ class Entry(Generic[Item]):
 class BatchQueue(Generic[Item]):
     """Entries that wait."""
 
-    def __init__(self, budget: int) -> None:
-        """`budget` is the most a batch may cost: its longest entry times its entries."""
+    def __init__(self, budget: int, most_padding: int | None = None) -> None:
+        """Starts empty.
+
+        Args:
+            budget: Most that a batch may cost: its longest entry times its entries.
+            most_padding: Most padding that an entry may bring to a batch; None: any.
+        """
         self._budget = budget
+        self._most_padding = budget if most_padding is None else most_padding
         self._heap: list[Entry[Item]] = []  # with entries that were removed, until they are met or are too many
         self._num_waiting = 0
         self._waiting_work = 0
@@ -139,7 +146,7 @@ class BatchQueue(Generic[Item]):
             return [], expired
         first = window[0]
         window.sort(key=lambda entry: entry.length)
-        low, high = _cut([entry.length for entry in window], window.index(first), budget)
+        low, high = _cut([entry.length for entry in window], window.index(first), budget, self._most_padding)
         for entry in window[:low] + window[high:]:
             self._push(entry)
         batch = window[low:high]
@@ -164,13 +171,14 @@ class BatchQueue(Generic[Item]):
         return window, expired
 
 
-def _cut(lengths: list[int], start: int, budget: int) -> tuple[int, int]:
+def _cut(lengths: list[int], start: int, budget: int, most_padding: int) -> tuple[int, int]:
     """Grows a batch from one entry to its neighbours in length.
 
     Args:
         lengths: In ascending order.
         start: The entry that must be in.
         budget: Most that `longest x count` may be.
+        most_padding: Most padding that an entry may bring.
 
     Returns:
         The batch as a half-open range of `lengths`.
@@ -185,6 +193,8 @@ def _cut(lengths: list[int], start: int, budget: int) -> tuple[int, int]:
         # The neighbour that adds less padding: a shorter one is padded itself, a longer one pads all others.
         padding_if_shorter = lengths[high - 1] - lengths[low - 1] if shorter_fits else budget + 1
         padding_if_longer = (lengths[high] - lengths[high - 1]) * (count - 1) if longer_fits else budget + 1
+        if min(padding_if_shorter, padding_if_longer) > most_padding:
+            return low, high
         if padding_if_shorter <= padding_if_longer:
             low -= 1
         else:

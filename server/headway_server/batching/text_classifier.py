@@ -60,6 +60,8 @@ class TextClassifier(StatelessModel):
         graph: TextClassifierGraph,
         tokenizer: TextTokenizer,
         settings: BatchingSettings,
+        *,
+        most_padding: int | None,
     ) -> None:
         manifest = bundle.manifest
         assert manifest.limits.max_input_tokens is not None  # the manifest's own check
@@ -70,7 +72,13 @@ class TextClassifier(StatelessModel):
             bundle,
             precision,
             graph.device,
-            Batcher(batches, budget=settings.batch_tokens(graph.device), name=manifest.name, session=graph.session),
+            Batcher(
+                batches,
+                budget=settings.batch_tokens(graph.device),
+                name=manifest.name,
+                session=graph.session,
+                most_padding=most_padding,
+            ),
             Admission(
                 limit=settings.max_waiting_texts,
                 noun="texts",
@@ -95,8 +103,8 @@ class TextClassifier(StatelessModel):
         pad_id = manifest.special_tokens.pad if manifest.special_tokens else None
         graph = TextClassifierGraph(runtime.open(bundle, variant.graphs["model"]), pad_id=pad_id or 0)
         length = min(_WARM_UP_LENGTH, manifest.limits.max_input_tokens or 1)
-        graph.warm_up([EncodedText(input_ids=np.zeros(length, np.int64))], manifest)
-        return cls(bundle, chosen, graph, tokenizer, settings)
+        warmed = graph.warm_up([EncodedText(input_ids=np.zeros(length, np.int64))], manifest)
+        return cls(bundle, chosen, graph, tokenizer, settings, most_padding=warmed.most_padding(length))
 
     async def classify(
         self, inputs: TextInputs, *, top_k: int, deadline: float | None, threshold: float | None = None

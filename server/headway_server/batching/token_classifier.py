@@ -19,7 +19,7 @@ from headway_server.batching.model import Classification, StatelessModel, call_t
 from headway_server.batching.settings import BatchingSettings
 from headway_server.batching.spans import END, LABEL, PROBABILITY, START, SpanDecoder
 from headway_server.batching.tensors import log_softmax, pad
-from headway_server.batching.warm_up import run_to_warm_up
+from headway_server.batching.warm_up import WarmUp, run_to_warm_up
 from headway_server.bundles import TOKENIZER_FILE, Bundle, Precision
 from headway_server.bundles.tags import TagSet
 from headway_server.errors import BundleError
@@ -103,16 +103,16 @@ class TokenClassifierGraph:
             found.append(self._decoder.decode(log_softmax(scores), own.starts, own.ends, own.joined))
         return found
 
-    def warm_up(self, length: int, *, num_tags: int) -> None:
-        """Runs the graph once, so that the first call does not pay for it and a bundle that cannot run is known now.
+    def warm_up(self, length: int, *, num_tags: int) -> WarmUp:
+        """Runs the graph, so that the first call does not pay for it and a bundle that cannot run is known now.
 
         Raises:
             BundleError: The graph does not run, or its logits are not (B, T, `num_tags`).
         """
         ids = np.zeros((1, length), np.int64)
         try:
-            outputs = run_to_warm_up(self._session, {"input_ids": ids, "attention_mask": np.ones_like(ids)})
-            shape = outputs["logits"].shape
+            warmed = run_to_warm_up(self._session, {"input_ids": ids, "attention_mask": np.ones_like(ids)})
+            shape = warmed.outputs["logits"].shape
         except Exception as error:  # onnxruntime's own kinds, or a KeyError where it has other tensors
             raise BundleError(f"{self._session.graph.file}: does not run ({error}); export the model again") from error
         if shape != (1, length, num_tags):
@@ -120,6 +120,7 @@ class TokenClassifierGraph:
                 f"{self._session.graph.file}: logits of {length} tokens are {shape}, the manifest has {num_tags} tags; "
                 "export the model again"
             )
+        return warmed
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._session!r})"
@@ -135,6 +136,8 @@ class TokenClassifier(StatelessModel):
         graph: TokenClassifierGraph,
         tokenizer: TextTokenizer,
         settings: BatchingSettings,
+        *,
+        most_padding: int | None,
     ) -> None:
         manifest = bundle.manifest
         assert manifest.limits.max_input_tokens is not None  # the manifest's own check
@@ -145,7 +148,13 @@ class TokenClassifier(StatelessModel):
             bundle,
             precision,
             graph.device,
-            Batcher(graph, budget=settings.batch_tokens(graph.device), name=manifest.name, session=graph.session),
+            Batcher(
+                graph,
+                budget=settings.batch_tokens(graph.device),
+                name=manifest.name,
+                session=graph.session,
+                most_padding=most_padding,
+            ),
             Admission(
                 limit=settings.max_waiting_texts,
                 noun="texts",
@@ -170,8 +179,9 @@ class TokenClassifier(StatelessModel):
         pad_id = manifest.special_tokens.pad if manifest.special_tokens else None
         tags = TagSet.parse(manifest.labels)
         graph = TokenClassifierGraph(runtime.open(bundle, variant.graphs["model"]), pad_id=pad_id or 0, tags=tags)
-        graph.warm_up(min(_WARM_UP_LENGTH, manifest.limits.max_input_tokens or 1), num_tags=len(manifest.labels))
-        return cls(bundle, chosen, graph, tokenizer, settings)
+        length = min(_WARM_UP_LENGTH, manifest.limits.max_input_tokens or 1)
+        warmed = graph.warm_up(length, num_tags=len(manifest.labels))
+        return cls(bundle, chosen, graph, tokenizer, settings, most_padding=warmed.most_padding(length))
 
     @property
     def labels(self) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import structlog
@@ -13,22 +14,42 @@ from headway_server.runtime import Session
 _SMALL_S = 2e-3
 """A graph that one core runs once in less is small. What a call costs beside it is more than that, so its runs keep to
 one core each and leave one to the calls (docs/lanes.md)."""
+_RUN_S = 2e-3
+"""What a run costs beside its tokens: starting operators, changing threads, waiting for the interpreter's lock."""
 _NUM_RUNS = 3
 
 _log = structlog.get_logger(__name__)
 
 
-def run_to_warm_up(session: Session, feeds: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmUp:
+    """What the first runs gave."""
+
+    outputs: dict[str, NDArray[Any]]
+    one_core_s: float | None
+    """The least time of a run on one core; None where runs never keep to one."""
+
+    def most_padding(self, num_tokens: int) -> int | None:
+        """How many tokens take as long as a run costs beside its tokens, so that more padding is not worth a run saved.
+
+        Args:
+            num_tokens: Of the text that was run.
+
+        Returns:
+            Tokens; None where it is not known.
+        """
+        return None if self.one_core_s is None else round(_RUN_S * num_tokens / self.one_core_s)
+
+
+def run_to_warm_up(session: Session, feeds: dict[str, NDArray[Any]]) -> WarmUp:
     """Runs a graph until it is known how long it takes on one core; lets runs of a small one keep to one core.
 
     Args:
         session: The graph.
         feeds: One input of a usual length.
-
-    Returns:
-        The outputs.
     """
     outputs = session.run(feeds)
+    one_core_s = None
     if session.num_lanes > 1:
         session.run(feeds, on_one_core=True)
         times_s = []
@@ -36,7 +57,8 @@ def run_to_warm_up(session: Session, feeds: dict[str, NDArray[Any]]) -> dict[str
             begun_s = time.perf_counter()
             session.run(feeds, on_one_core=True)
             times_s.append(time.perf_counter() - begun_s)
-        if min(times_s) < _SMALL_S:
+        one_core_s = min(times_s)
+        if one_core_s < _SMALL_S:
             session.keep_to_one_core()
-        _log.info("lanes", file=session.graph.file, one_core_ms=round(1e3 * min(times_s), 2), lanes=session.num_lanes)
-    return outputs
+        _log.info("lanes", file=session.graph.file, one_core_ms=round(1e3 * one_core_s, 2), lanes=session.num_lanes)
+    return WarmUp(outputs=outputs, one_core_s=one_core_s)

@@ -47,6 +47,20 @@ def test_a_batch_is_of_like_lengths():
     assert sorted(take(queue)) == ["a1", "a3", "a5"]
 
 
+def test_padding_that_costs_more_than_a_run_is_not_taken_in():
+    queue = BatchQueue(budget=400, most_padding=6)
+    queue.add(entries("a", [10, 40, 13, 42, 14, 90]))
+    assert sorted(take(queue)) == ["a0", "a2", "a4"], "10 and 13 are padded to 14"
+    assert sorted(take(queue)) == ["a1", "a3"]
+    assert take(queue) == ["a5"]
+
+
+def test_padding_counts_for_all_that_a_longer_entry_pads():
+    queue = BatchQueue(budget=400, most_padding=6)
+    queue.add(entries("a", [10, 10, 10, 10, 12]))
+    assert sorted(take(queue)) == ["a0", "a1", "a2", "a3"], "the longer one would pad four entries by 2 each"
+
+
 def test_one_text_passes_the_rest_of_a_large_call():
     queue = BatchQueue(budget=20)
     queue.add(entries("large", [10] * 100))
