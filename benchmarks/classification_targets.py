@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from targets import Verdict, paired_ratio
 
@@ -19,20 +19,22 @@ Rounds = Mapping[tuple[str, str, int], Sequence[float]]
 """Inputs a second of each round, by model, row and callers; the bare rows hold their best batch of at most so many."""
 
 
-def judge(rounds: Rounds, p99_ms: Rounds, *, big: Sequence[str], texts: Sequence[str]) -> Iterator[Verdict]:
+def judge(
+    rounds: Rounds, p99_ms: Rounds, *, big: Sequence[str], padded: Collection[tuple[str, str, int]]
+) -> Iterator[Verdict]:
     """Holds what was measured against the targets.
 
     Args:
         rounds: Inputs a second.
         p99_ms: Of the served and the bare row with one caller.
         big: Models judged as such; the others are small.
-        texts: Models whose inputs differ in length, so that a peer that batches them pads.
+        padded: Of the keys of `rounds`, those of peers that join inputs of different lengths.
     """
     for model, row, callers in rounds:
         if row == OURS:
             judged = _big(rounds, p99_ms, model, callers) if model in big else _small(rounds, model, callers)
             yield from judged
-            yield from _peers(rounds, model, callers, is_big=model in big, pads=model in texts)
+            yield from _peers(rounds, model, callers, is_big=model in big, padded=padded)
 
 
 def _big(rounds: Rounds, p99_ms: Rounds, model: str, callers: int) -> Iterator[Verdict]:
@@ -62,12 +64,15 @@ def _small(rounds: Rounds, model: str, callers: int) -> Iterator[Verdict]:
     )
 
 
-def _peers(rounds: Rounds, model: str, callers: int, *, is_big: bool, pads: bool) -> Iterator[Verdict]:
+def _peers(
+    rounds: Rounds, model: str, callers: int, *, is_big: bool, padded: Collection[tuple[str, str, int]]
+) -> Iterator[Verdict]:
     for (name, row, number), inputs_per_s in rounds.items():
         in_process = row.startswith(OPENVINO)
         if (name, number) != (model, callers) or row in (OURS, BARE, BARE_SORTED, ECHO) or (in_process and not is_big):
             continue
-        target = (_TIMES_PADDING_PEER if pads and not in_process else _TIMES_PEER) if is_big else _TIMES_PEER_SMALL
+        target_of_big = _TIMES_PADDING_PEER if (name, row, number) in padded else _TIMES_PEER
+        target = target_of_big if is_big else _TIMES_PEER_SMALL
         yield Verdict(
             name=f"{model}, {callers} callers: times {row}",
             target=target,

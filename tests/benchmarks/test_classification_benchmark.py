@@ -152,14 +152,16 @@ def test_targets_are_judged_by_the_rounds_own_ratios(module) -> None:
         ("bert", targets.OURS, 8): [95.0, 30.0, 200.0],
         ("bert", targets.BARE, 8): [100.0, 30.0, 100.0],
         ("bert", "LitServe", 8): [80.0, 30.0, 100.0],
+        ("bert", "BentoML", 8): [80.0, 30.0, 100.0],
         ("tiny", targets.OURS, 1): [900.0] * 3,
         ("tiny", targets.ECHO, 1): [2000.0] * 3,
         ("tiny", targets.BARE, 1): [2000.0] * 3,
         ("tiny", "LitServe", 1): [700.0] * 3,
     }
-    verdicts = {v.name: v for v in targets.judge(rounds, {}, big=["bert"], texts=["bert"])}
+    verdicts = {v.name: v for v in targets.judge(rounds, {}, big=["bert"], padded={("bert", "LitServe", 8)})}
     share = verdicts["bert, 8 callers: share of the best fixed batch, bare"]
     assert (share.value, share.is_hit) == (1.0, True)
     assert not verdicts["bert, 8 callers: times LitServe"].is_hit  # 1.19 of a peer that pads, where 1.3 is asked for
+    assert verdicts["bert, 8 callers: times BentoML"].is_hit
     assert verdicts["tiny, 1 callers: share of echo and best batch one after the other"].value == pytest.approx(0.9)
     assert not verdicts["tiny, 1 callers: times LitServe"].is_hit
