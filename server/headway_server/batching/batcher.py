@@ -138,8 +138,8 @@ class Batcher(Generic[Item]):
             name: Of the model, for the threads and the log.
             session: That `model` runs: how many runs there may be at a time; None: one.
             most_padding: Most padding that an item may bring to a batch; None: any.
-            prepare: What each item that is still wanted goes through in the batcher's threads before `collate`; a
-                `RequestError` of it fails its call alone.
+            prepare: What each item that is still wanted goes through in the batcher's threads before `collate`; an
+                error of it fails its call alone, and a `RequestError` is what that call is told.
         """
         self._model = model
         self._prepare = prepare

@@ -26,8 +26,9 @@ class WarmUp:
     """What the first runs gave."""
 
     outputs: dict[str, NDArray[Any]]
-    one_core_s: float | None
-    """The least time of a run on one core; None where runs never keep to one."""
+    run_s: float | None
+    """The least time of a run on the CPU, on one core where there are lanes; None on other devices, where it hardly
+    grows with the tokens."""
 
     def most_padding(self, num_tokens: int) -> int | None:
         """How many tokens take as long as a run costs beside its tokens, so that more padding is not worth a run saved.
@@ -38,27 +39,27 @@ class WarmUp:
         Returns:
             Tokens; None where it is not known.
         """
-        return None if self.one_core_s is None else round(_RUN_S * num_tokens / self.one_core_s)
+        return None if self.run_s is None else round(_RUN_S * num_tokens / self.run_s)
 
 
 def run_to_warm_up(session: Session, feeds: dict[str, NDArray[Any]]) -> WarmUp:
-    """Runs a graph until it is known how long it takes on one core; lets runs of a small one keep to one core.
+    """Runs a graph until it is known how long it takes; lets runs of a small one keep to one core.
 
     Args:
         session: The graph.
         feeds: One input of a usual length.
     """
     outputs = session.run(feeds)
-    one_core_s = None
-    if session.num_lanes > 1:
+    if session.device == "cuda":
+        return WarmUp(outputs=outputs, run_s=None)
+    session.run(feeds, on_one_core=True)
+    times_s = []
+    for _ in range(_NUM_RUNS):
+        begun_s = time.perf_counter()
         session.run(feeds, on_one_core=True)
-        times_s = []
-        for _ in range(_NUM_RUNS):
-            begun_s = time.perf_counter()
-            session.run(feeds, on_one_core=True)
-            times_s.append(time.perf_counter() - begun_s)
-        one_core_s = min(times_s)
-        if one_core_s < _SMALL_S:
-            session.keep_to_one_core()
-        _log.info("lanes", file=session.graph.file, one_core_ms=round(1e3 * one_core_s, 2), lanes=session.num_lanes)
-    return WarmUp(outputs=outputs, one_core_s=one_core_s)
+        times_s.append(time.perf_counter() - begun_s)
+    run_s = min(times_s)
+    if session.num_lanes > 1 and run_s < _SMALL_S:
+        session.keep_to_one_core()
+    _log.info("lanes", file=session.graph.file, run_ms=round(1e3 * run_s, 2), lanes=session.num_lanes)
+    return WarmUp(outputs=outputs, run_s=run_s)

@@ -1,7 +1,7 @@
 """Counts the parts of a JPEG or PNG file that its reader goes through one by one, in Python.
 
 An empty part takes 4 bytes of a JPEG and 12 of a PNG, and about a microsecond: a file of 14 MiB kept a thread, and the
-interpreter's lock, for five seconds. Encoders write some dozens, of a large PNG some thousands.
+interpreter's lock, for five seconds. Encoders write some dozens; a PNG of 16 MiB in chunks of 8 KiB has 2,048.
 """
 
 from __future__ import annotations

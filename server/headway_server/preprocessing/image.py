@@ -47,7 +47,7 @@ _RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resamplin
 _MOST_IN_POOL = 2
 """Images of a call that are in the pool at a time, so that one picture does not wait for a call of 64."""
 _SMALL_PIXELS = 128 * 128
-"""An image that announces no more is decoded by whoever runs its batch (0.1 to 0.4 ms), since handing it to the pool
+"""An image that announces no more is decoded by whoever runs its batch (0.1 to 0.2 ms), since handing it to the pool
 and hearing of it again takes as long."""
 _SMALL_BYTES = 16 * 1024
 """Of its file, at most: what else a file holds takes time, too."""

@@ -2,9 +2,20 @@
 
 import pytest
 
+from headway_server.batching import BatchingSettings, TextClassifier
 from headway_server.batching.warm_up import WarmUp
+from headway_server.bundles import open_bundle
+from headway_server.runtime import Runtime
 
 
-@pytest.mark.parametrize(("one_core_s", "expected"), [(10e-3, 6), (0.32e-3, 200), (1.0, 0), (None, None)])
-def test_padding_is_worth_as_many_tokens_as_run_in_two_milliseconds(one_core_s, expected):
-    assert WarmUp(outputs={}, one_core_s=one_core_s).most_padding(32) == expected
+@pytest.mark.parametrize(("run_s", "expected"), [(10e-3, 6), (0.32e-3, 200), (1.0, 0), (None, None)])
+def test_padding_is_worth_as_many_tokens_as_run_in_two_milliseconds(run_s, expected):
+    assert WarmUp(outputs={}, run_s=run_s).most_padding(32) == expected
+
+
+@pytest.mark.parametrize("num_lanes", [1, 2])
+def test_padding_is_bounded_with_one_lane_as_with_several(classifier_store, num_lanes):
+    runtime = Runtime(device="cpu", num_threads=2, num_lanes=num_lanes)
+    model = TextClassifier.load(open_bundle(classifier_store / "topics" / "1"), runtime, BatchingSettings())
+    queue, budget = model._batcher._queue, BatchingSettings().batch_tokens("cpu")
+    assert queue._most_padding != budget, "that would be no bound"

@@ -52,7 +52,7 @@ def test_variations_of_transformer_base_differ_from_it_as_in_table_3(changes: di
 def test_the_recipes_models_fit_the_space_that_their_bundles_have() -> None:
     named = {name: named_configuration(name) for name in RECIPES}
     counts = {name: count(each.architecture, each.configuration) for name, each in named.items()}
-    assert sum(counts.values()) < 11.5e6, counts
+    assert sum(counts.values()) < 15e6, counts
     assert all(1.5e6 < counted < 6e6 for counted in counts.values()), counts
 
 
