@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from headway_export.attention import CachedAttention, CrossAttention
-from headway_training.models.protocols import Decoder, EncoderDecoder, PoolingClassifier
+from headway_training.models.protocols import Decoder, EmbeddingClassifier, EncoderDecoder
 
 
 def float_dtype(module: nn.Module) -> torch.dtype:
@@ -20,8 +20,8 @@ def float_dtype(module: nn.Module) -> torch.dtype:
 
 
 def pooling_of(module: nn.Module) -> str | None:
-    """Returns which vector a classifier can be asked for (`PoolingClassifier`), None where it offers none."""
-    offers = callable(getattr(module, "pool", None)) and callable(getattr(module, "classify", None))
+    """Returns which vector a classifier can be asked for (`EmbeddingClassifier`), None where it offers none."""
+    offers = callable(getattr(module, "logits_and_embedding", None))
     pooling = getattr(module, "pooling", None)
     return pooling if offers and isinstance(pooling, str) and pooling else None
 
@@ -37,15 +37,14 @@ class ClassifierGraph(nn.Module):
     def forward(self, first: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
         """Ids and mask (and types), or pixels, to float32 logits (B, C), or (B, T, C) of a token classifier.
 
-        Of a module that offers the vector which its classes are told by, that comes second: float32 (B, D).
+        Of a module that offers a vector of its input, that comes second: float32 (B, D).
         """
         if first.is_floating_point():
             first = first.to(float_dtype(self.module))
         if self.pooling is None:
             return (self.module(first, *rest).float(),)
-        module = cast("PoolingClassifier", self.module)
-        pooled = module.pool(first, *rest)  # (B, D)
-        return module.classify(pooled).float(), pooled.float()
+        logits, pooled = cast("EmbeddingClassifier", self.module).logits_and_embedding(first, *rest)
+        return logits.float(), pooled.float()
 
 
 class DecoderGraph(nn.Module):

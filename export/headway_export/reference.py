@@ -16,8 +16,8 @@ from headway_training.models.parts.attention import Attend, causal_attention, cr
 from headway_training.models.parts.recurrence import recur_packed
 from headway_training.models.protocols import (
     Decoder,
+    EmbeddingClassifier,
     EncoderDecoder,
-    PoolingClassifier,
     RecurrentEncoderDecoder,
     is_recurrent,
 )
@@ -65,13 +65,14 @@ def _recurrent_logits(
 
 
 def embedding_of(module: nn.Module, *inputs: NDArray[Any]) -> NDArray[np.float32]:
-    """What a module's classes are told by: ids and types of one text, or pixels of one image -> (D,) float32."""
+    """The vector a module offers: ids and types of one text, or pixels of one image -> (D,) float32."""
     tensors = [torch.from_numpy(array).unsqueeze(0) for array in inputs]
     if not tensors[0].is_floating_point():
         tensors.insert(1, torch.ones_like(tensors[0]))
     with torch.inference_mode():
-        pooled: NDArray[np.float32] = cast("PoolingClassifier", module).pool(*tensors)[0].float().numpy()
-        return pooled
+        _, pooled = cast("EmbeddingClassifier", module).logits_and_embedding(*tensors)
+        vector: NDArray[np.float32] = pooled[0].float().numpy()
+        return vector
 
 
 def text_logits(

@@ -9,10 +9,12 @@ from tokenizers import Encoding
 
 from headway_export.candidate import NUM_SLOTS, Candidate
 from headway_export.source import EvaluationData
+from headway_server.batching.graph import Output, TaggableText, TokenClassifierGraph
 from headway_server.batching.spans import END, LABEL, START
-from headway_server.batching.token_classifier import TextToTag, TokenClassifierGraph
+from headway_server.batching.token_classifier import SpanReader
 from headway_server.bundles.tags import TagSet
 from headway_server.preprocessing import EncodedText
+from headway_server.preprocessing.pieces import Pieces
 from headway_training.metrics import span_scores
 
 Spans = list[tuple[int, int, int]]
@@ -58,15 +60,16 @@ def find_spans(candidate: Candidate, texts: Sequence[str]) -> list[Spans]:
     source = candidate.source
     special = source.special_tokens
     session = candidate.runtime.open(candidate.bundle, candidate.variant.graphs["model"])
-    tags = TagSet.parse(source.labels)
-    graph = TokenClassifierGraph(session, pad_id=(special.pad if special else None) or 0, tags=tags)
+    graph = TokenClassifierGraph(session, pad_id=(special.pad if special else None) or 0)
+    read_spans = SpanReader(TagSet.parse(source.labels))
     encodings = _encode(candidate, texts)
     order = sorted(range(len(texts)), key=lambda index: len(encodings[index]))
     found: list[Spans] = [[] for _ in texts]
     for first in range(0, len(order), NUM_SLOTS):
         batch = order[first : first + NUM_SLOTS]
-        items = [TextToTag(texts[index], _encoded(encodings[index])) for index in batch]
-        for index, spans in zip(batch, graph.finish(graph.run(graph.collate(items))), strict=True):
+        items = [_taggable(texts[index], encodings[index]) for index in batch]
+        logits = graph.run(graph.collate(items), (Output.LOGITS,))[Output.LOGITS]
+        for index, spans in zip(batch, read_spans(logits, items), strict=True):
             found[index] = [(int(span[START]), int(span[END]), int(span[LABEL])) for span in spans]
     return found
 
@@ -83,5 +86,6 @@ def _encode(candidate: Candidate, texts: Sequence[str]) -> list[Encoding]:
         tokenizer.no_truncation()
 
 
-def _encoded(encoding: Encoding) -> EncodedText:
-    return EncodedText(input_ids=np.asarray(encoding.ids, np.int64), offsets=tuple(encoding.offsets))
+def _taggable(text: str, encoding: Encoding) -> TaggableText:
+    encoded = EncodedText(input_ids=np.asarray(encoding.ids, np.int64), offsets=tuple(encoding.offsets))
+    return TaggableText(text, encoded, Pieces.find(text, encoded.offsets))

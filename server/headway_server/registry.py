@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Self
 
@@ -125,23 +126,27 @@ class ModelRegistry:
             )
         return model
 
-    def find_embedder(self, task: Task, name: str, version: str) -> ServedModel:
-        """Finds the model for a call that asks for embeddings; arguments and errors are those of `find`.
+    def find_embedder(self, tasks: Sequence[Task], nouns: str, name: str, version: str) -> ServedModel:
+        """Finds the model for a call that asks for embeddings; errors are those of `find`.
 
         Args:
-            task: What reads the same inputs: text or image classification.
-            name: Of the model; empty for the only one that offers embeddings of such inputs.
+            tasks: What models that read such inputs are made for; those of the first go before those of the next.
+            nouns: What the inputs are, for messages: texts, or images.
+            name: Of the model; empty for the only one of the first of these tasks that offers embeddings.
             version: Of the model; empty for the latest one loaded that does.
         """
-        nouns = "images" if task is Task.IMAGE_CLASSIFICATION else "texts"
-        capable = [model for model in self._with_task(task) if model.bundle.manifest.embedding is not None]
-        if not name and len(names := dict.fromkeys(model.bundle.manifest.name for model in capable)) != 1:
+        by_task = [[model for model in self._with_task(task) if model.bundle.manifest.embedding] for task in tasks]
+        capable = list(chain.from_iterable(by_task))
+        if not name:
+            first = next(filter(None, by_task), [])
+            names = list(dict.fromkeys(model.bundle.manifest.name for model in first))
             if not names:
                 raise WrongTaskError(f"no loaded model offers embeddings of {nouns}; loaded are {_names(self.models)}")
-            raise InvalidInputError(
-                "model", f"is empty and several models offer embeddings of {nouns}; name one of {_names(capable)}"
-            )
-        name = name or capable[0].bundle.manifest.name
+            if len(names) > 1:
+                raise InvalidInputError(
+                    "model", f"is empty and several models offer embeddings of {nouns}; name one of {_names(capable)}"
+                )
+            name = names[0]
         model = self.get(name, version)
         if not version:
             model = next((other for other in reversed(capable) if other.bundle.manifest.name == name), model)

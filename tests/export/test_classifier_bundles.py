@@ -10,8 +10,8 @@ from rich.console import Console
 
 from headway_export.exporter import ExportOptions, export
 from headway_export.source import ExportSource, from_checkpoint
-from headway_server.batching import BatchingSettings, TextClassifier
-from headway_server.batching.text_classifier import TextInputs
+from headway_server.batching import BatchingSettings, TextClassifier, TokenClassifier
+from headway_server.batching.text_model import TextInputs
 from headway_server.bundles import Bundle, Precision, open_bundle
 from headway_server.runtime import Runtime
 from headway_training.data.sources import OwnData
@@ -149,7 +149,7 @@ def test_the_card_tells_how_far_probabilities_can_be_trusted(zoo, second_animal)
 
 def pooled(module: torch.nn.Module, *tensors: torch.Tensor) -> np.ndarray:
     with torch.inference_mode():
-        return module.pool(*tensors)[0].numpy()
+        return module.logits_and_embedding(*tensors)[1][0].numpy()
 
 
 @pytest.mark.parametrize("precision", [Precision.FP32, Precision.INT8])
@@ -209,3 +209,24 @@ def test_an_old_checkpoint_without_a_temperature_is_exported_with_1(tiny_checkpo
     figures = manifest.variants[Precision.INT8].calibration
     assert figures is not None
     assert figures.expected_calibration_error == figures.uncalibrated
+
+
+@pytest.mark.parametrize("precision", [Precision.FP32, Precision.INT8])
+async def test_a_token_classifiers_vectors_are_pytorchs_alone_and_in_company(
+    tiny_store, tiny_checkpoints, runtime, precision
+):
+    source = from_checkpoint(tiny_checkpoints["token_classification"])
+    bundle = open_bundle(next((tiny_store / source.name).iterdir()))
+    assert bundle.manifest.embedding.pooling == "mean"
+    model = TokenClassifier.load(bundle, runtime, BatchingSettings(max_batch_tokens=256), precision=precision)
+    model.start()
+    texts = list(source.evaluation.texts[:20])
+    together = await model.embed(inputs(texts, truncate=True), normalize=False, deadline=None)
+    for text, result in zip(texts, together.results, strict=True):
+        alone = await model.embed(inputs([text], truncate=True), normalize=False, deadline=None)
+        assert result.values == pytest.approx(alone.results[0].values, abs=1e-5)
+        if precision is Precision.FP32 and not result.truncated:
+            ids = torch.tensor([source.tokenizer.encode(text).ids])
+            expected = pooled(source.module, ids, torch.ones_like(ids))
+            assert result.values == pytest.approx(expected, abs=float(1e-4 * np.abs(expected).max()))
+    model.close()

@@ -1,7 +1,7 @@
 """A tiny token classifier, built node by node and published as a real bundle: answers known by hand.
 
 The logits of a token are its row of a table, times a matrix: who is a person and what is a place shows in the word. The
-second name of a person continues the first; a place is one word.
+second name of a person continues the first; a place is one word. The embedding is the mean of the rows.
 """
 
 from pathlib import Path
@@ -14,6 +14,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from headway_server.bundles import (
     Architecture,
     Bundle,
+    Embedding,
     Graph,
     Limits,
     Manifest,
@@ -55,8 +56,12 @@ def write_tagger_bundle(store: Path, *, name: str = "tagger", tags: tuple[str, .
         helper.make_node("Cast", ["mask"], ["weights"], to=TensorProto.FLOAT),
         helper.make_node("Mul", ["rows", "weights"], ["seen"]),
         helper.make_node("MatMul", ["seen", "mixing"], ["logits"]),
+        helper.make_node("ReduceSum", ["seen", "middle"], ["sums"], keepdims=0),
+        helper.make_node("ReduceSum", ["weights", "middle"], ["counts"], keepdims=0),
+        helper.make_node("Div", ["sums", "counts"], ["embedding"]),  # (B, C)
     ]
-    nodes.insert(0, helper.make_node("Constant", [], ["last"], value=numpy_helper.from_array(np.array([-1]))))
+    for key, axis in (("last", -1), ("middle", 1)):
+        nodes.insert(0, helper.make_node("Constant", [], [key], value=numpy_helper.from_array(np.array([axis]))))
     with staging_folder(store) as folder:
         tokenizer.save(str(folder / "tokenizer.json"))
         graph = _save(folder, nodes)
@@ -76,6 +81,7 @@ def write_tagger_bundle(store: Path, *, name: str = "tagger", tags: tuple[str, .
             special_tokens=SpecialTokens(pad=0, unk=2),
             limits=Limits(max_input_tokens=MAX_INPUT_TOKENS),
             labels=tags,
+            embedding=Embedding(pooling="mean", dimension=len(TAGS)),
             opset=20,
             libraries={},
             files=describe_files(folder),
@@ -89,10 +95,11 @@ def _save(folder: Path, nodes: list[onnx.NodeProto]) -> Graph:
         TensorSpec(name=name, dtype="int64", shape=("batch", "length")) for name in ("input_ids", "attention_mask")
     )
     logits = TensorSpec(name="logits", dtype="float32", shape=("batch", "length", len(TAGS)))
+    embedding = TensorSpec(name="embedding", dtype="float32", shape=("batch", len(TAGS)))
     values = [helper.make_tensor_value_info(spec.name, TensorProto.INT64, spec.shape) for spec in (ids, mask)]
-    output = helper.make_tensor_value_info("logits", TensorProto.FLOAT, logits.shape)
-    graph = helper.make_graph(nodes, "model", values, [output])
+    outputs = [helper.make_tensor_value_info(spec.name, TensorProto.FLOAT, spec.shape) for spec in (logits, embedding)]
+    graph = helper.make_graph(nodes, "model", values, outputs)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
     onnx.checker.check_model(model)
     onnx.save(model, folder / "model.onnx")
-    return Graph(file="model.onnx", inputs=(ids, mask), outputs=(logits,))
+    return Graph(file="model.onnx", inputs=(ids, mask), outputs=(logits, embedding))

@@ -332,8 +332,8 @@ class EmbedTextRequest(_message.Message):
     TEXT_PAIRS_FIELD_NUMBER: _builtins.int
     NORMALIZE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """Model to use: any that offers a vector of a text, classifiers among them. Default: the server's only such model; with
-    several, one must be named.
+    """Model to use: any classifier of texts or of tokens that offers a vector of a text. Default: the server's only such
+    classifier of texts or, where there is none, of tokens; with several, one must be named.
     """
     model_version: _builtins.str
     """Version of the model. Default: the latest one loaded."""
@@ -384,7 +384,7 @@ class TextEmbedding(_message.Message):
     """Whether the text was shortened."""
     @_builtins.property
     def values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """The vector that the model tells labels by: its states, pooled as the model's manifest says."""
+        """The model's states of the text, pooled as its manifest says: of a classifier of texts, what it tells labels by."""
 
     def __init__(
         self,

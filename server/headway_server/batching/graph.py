@@ -6,7 +6,7 @@ B is the number of items, T the tokens of the longest text, C the classes, D the
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Generic, TypeVar
@@ -20,6 +20,7 @@ from headway_server.batching.warm_up import WarmUp, run_to_warm_up
 from headway_server.bundles import ClassificationScheme, Manifest
 from headway_server.errors import BundleError
 from headway_server.preprocessing import EncodedText
+from headway_server.preprocessing.pieces import Pieces
 from headway_server.runtime import Device, Session
 
 Item = TypeVar("Item")
@@ -33,7 +34,7 @@ class Output(StrEnum):
 
 
 class ClassifierGraph(ABC, Generic[Item]):
-    """A graph that gives `logits`, float32 (B, C), and perhaps `embedding`, float32 (B, D)."""
+    """A graph that gives `logits`, float32 (B, C) or (B, T, C), and perhaps `embedding`, float32 (B, D)."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -59,16 +60,16 @@ class ClassifierGraph(ABC, Generic[Item]):
             BundleError: The graph does not run, or its outputs are not as wide as the manifest says.
         """
         file = self._session.graph.file
+        feeds = self.collate(items)
         try:
-            warmed = run_to_warm_up(self._session, self.collate(items))
+            warmed = run_to_warm_up(self._session, feeds)
             shapes = {name: tensor.shape for name, tensor in warmed.outputs.items()}
             found = shapes[Output.LOGITS]
         except Exception as error:  # onnxruntime's own kinds, or a KeyError where it has other tensors
             raise BundleError(f"{file}: does not run ({error}); export the model again") from error
-        num_labels = len(manifest.labels)
-        if found != (len(items), num_labels):
+        if found != self._logits_shape(feeds, len(manifest.labels)):
             raise BundleError(
-                f"{file}: logits are {found}, the manifest has {num_labels} labels; export the model again"
+                f"{file}: logits are {found}, the manifest has {len(manifest.labels)} labels; export the model again"
             )
         if manifest.embedding is not None:
             expected = (len(items), manifest.embedding.dimension)
@@ -79,19 +80,19 @@ class ClassifierGraph(ABC, Generic[Item]):
                 )
         return warmed
 
-    def run(self, feeds: Feeds) -> NDArray[np.float32]:
-        """Returns the logits, (B, C)."""
-        return self.run_for(feeds, (Output.LOGITS,))[Output.LOGITS]
-
-    def run_for(self, feeds: Feeds, outputs: Sequence[Output]) -> dict[str, NDArray[np.float32]]:
+    def run(self, feeds: Feeds, outputs: Sequence[Output]) -> dict[str, NDArray[np.float32]]:
         """Returns the outputs that are asked for, by name."""
         return self._session.run(feeds, outputs)
+
+    def _logits_shape(self, feeds: Feeds, num_labels: int) -> tuple[int, ...]:
+        """What shape the logits of a batch must have."""
+        return (len(next(iter(feeds.values()))), num_labels)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._session!r})"
 
 
-class TextClassifierGraph(ClassifierGraph[EncodedText]):
+class TextGraph(ClassifierGraph[Item]):
     """`input_ids` and `attention_mask`, int64 (B, T); `token_type_ids` too where the model has types of tokens."""
 
     def __init__(self, session: Session, *, pad_id: int) -> None:
@@ -100,13 +101,43 @@ class TextClassifierGraph(ClassifierGraph[EncodedText]):
         self._pad_id = pad_id
         self._has_types = any(spec.name == "token_type_ids" for spec in session.graph.inputs)
 
-    def collate(self, items: Sequence[EncodedText]) -> Feeds:
+    def _pad(self, texts: Sequence[EncodedText]) -> Feeds:
         """Pads the ids of B texts."""
-        input_ids, attention_mask = pad([item.input_ids for item in items], self._pad_id)
+        input_ids, attention_mask = pad([text.input_ids for text in texts], self._pad_id)
         feeds: Feeds = {"input_ids": input_ids, "attention_mask": attention_mask}
         if self._has_types:
-            feeds["token_type_ids"], _ = pad([_types(item) for item in items], 0)
+            feeds["token_type_ids"], _ = pad([_types(text) for text in texts], 0)
         return feeds
+
+
+class TextClassifierGraph(TextGraph[EncodedText]):
+    """Logits a text."""
+
+    def collate(self, items: Sequence[EncodedText]) -> Feeds:
+        """Pads the ids of B texts."""
+        return self._pad(items)
+
+
+@dataclass(frozen=True, slots=True)
+class TaggableText:
+    """A text with its tokens."""
+
+    text: str
+    encoded: EncodedText
+    """With offsets, unless only an embedding is asked for."""
+    pieces: Pieces | None = None
+    """None before they are found, and where only an embedding is asked for."""
+
+
+class TokenClassifierGraph(TextGraph[TaggableText]):
+    """Logits a token, (B, T, C)."""
+
+    def collate(self, items: Sequence[TaggableText]) -> Feeds:
+        """Pads the ids of B texts."""
+        return self._pad([item.encoded for item in items])
+
+    def _logits_shape(self, feeds: Feeds, num_labels: int) -> tuple[int, ...]:
+        return (*feeds["input_ids"].shape, num_labels)
 
 
 class ImageClassifierGraph(ClassifierGraph[NDArray[np.float32]]):
@@ -126,51 +157,68 @@ class Wanted(Generic[Item]):
 
 
 @dataclass(frozen=True, slots=True)
-class _Prepared:
+class _Prepared(Generic[Item]):
     """A batch that is ready to run."""
 
     feeds: Feeds
-    outputs: tuple[Output, ...]
-    """Of each item."""
+    items: Sequence[Wanted[Item]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Answered:
+class _Answered(Generic[Item]):
     """A batch that was run."""
 
     tensors: dict[str, NDArray[np.float32]]
-    outputs: tuple[Output, ...]
-    """Of each item."""
+    items: Sequence[Wanted[Item]]
 
 
 class OutputBatches(Generic[Item]):
-    """Batches in which some items want probabilities and others embeddings: one run answers them all.
+    """Batches in which some items want what logits tell and others embeddings: one run answers them all.
 
     ONNX Runtime computes what leads to either in any case (a graph runs as it was planned at load), and the states
     before them are nearly all of the work; what is not asked for is not handed out.
     """
 
-    def __init__(self, graph: ClassifierGraph[Item], classification: ClassificationScheme) -> None:
-        """`classification` says how logits become probabilities."""
+    def __init__(
+        self,
+        graph: ClassifierGraph[Item],
+        read_logits: Callable[[NDArray[np.float32], Sequence[Item]], Sequence[NDArray[np.float32]]],
+    ) -> None:
+        """Prepares for batches.
+
+        Args:
+            graph: What runs.
+            read_logits: Makes the results of B items of their logits.
+        """
         self._graph = graph
-        self._classification = classification
+        self._read_logits = read_logits
 
-    def collate(self, items: Sequence[Wanted[Item]]) -> _Prepared:
+    def collate(self, items: Sequence[Wanted[Item]]) -> _Prepared[Item]:
         """Makes the graph's inputs of B items."""
-        feeds = self._graph.collate([wanted.item for wanted in items])
-        return _Prepared(feeds, tuple(wanted.output for wanted in items))
+        return _Prepared(self._graph.collate([wanted.item for wanted in items]), items)
 
-    def run(self, prepared: _Prepared) -> _Answered:
+    def run(self, prepared: _Prepared[Item]) -> _Answered[Item]:
         """Runs the graph for what some item of the batch wants."""
-        outputs = [output for output in Output if output in prepared.outputs]
-        return _Answered(self._graph.run_for(prepared.feeds, outputs), prepared.outputs)
+        wanted = {item.output for item in prepared.items}
+        outputs = [output for output in Output if output in wanted]
+        return _Answered(self._graph.run(prepared.feeds, outputs), prepared.items)
 
-    def finish(self, answered: _Answered) -> list[NDArray[np.float32]]:
-        """Makes the result of each item: probabilities, (C,), or an embedding, (D,)."""
-        tensors = dict(answered.tensors)
-        if Output.LOGITS in tensors:
-            tensors[Output.LOGITS] = to_probabilities(tensors[Output.LOGITS], self._classification)
-        return [tensors[output][row] for row, output in enumerate(answered.outputs)]
+    def finish(self, answered: _Answered[Item]) -> list[NDArray[np.float32]]:
+        """Makes the result of each item: what its logits tell, or an embedding, (D,)."""
+        items, logits = answered.items, answered.tensors.get(Output.LOGITS)
+        told: dict[int, NDArray[np.float32]] = {}
+        if logits is not None:
+            rows = [row for row, wanted in enumerate(items) if wanted.output is Output.LOGITS]
+            own = logits if len(rows) == len(items) else logits[rows]
+            told = dict(zip(rows, self._read_logits(own, [items[row].item for row in rows]), strict=True))
+        return [told[row] if row in told else answered.tensors[Output.EMBEDDING][row] for row in range(len(items))]
+
+
+def probabilities_by(
+    classification: ClassificationScheme,
+) -> Callable[[NDArray[np.float32], Sequence[object]], list[NDArray[np.float32]]]:
+    """Returns what makes the probabilities of B items, each (C,), of their logits, (B, C)."""
+    return lambda logits, _: list(to_probabilities(logits, classification))
 
 
 def to_probabilities(logits: NDArray[np.float32], classification: ClassificationScheme) -> NDArray[np.float32]:

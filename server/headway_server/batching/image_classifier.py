@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from headway_server.batching.admission import Admission
 from headway_server.batching.batcher import BatchedResults, Batcher
 from headway_server.batching.embedder import EmbeddedImage, to_vectors
-from headway_server.batching.graph import ImageClassifierGraph, Output, OutputBatches, Wanted
+from headway_server.batching.graph import ImageClassifierGraph, Output, OutputBatches, Wanted, probabilities_by
 from headway_server.batching.model import CallTimings, Classification, ScoredLabel, StatelessModel, call_timings
 from headway_server.batching.settings import BatchingSettings
 from headway_server.bundles import Bundle, ClassificationScheme, Precision
@@ -45,7 +45,7 @@ class ImageClassifier(StatelessModel):
     ) -> None:
         name = bundle.manifest.name
         self._preprocessor = preprocessor
-        batches = OutputBatches(graph, bundle.manifest.classification or ClassificationScheme())
+        batches = OutputBatches(graph, probabilities_by(bundle.manifest.classification or ClassificationScheme()))
         super().__init__(
             bundle,
             precision,

@@ -1,25 +1,19 @@
-"""Labels and embeddings of texts, or of pairs of texts."""
+"""Labels of texts, or of pairs of texts."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
 
-from headway_server.batching.admission import Admission
-from headway_server.batching.batcher import BatchedResults, Batcher
-from headway_server.batching.embedder import EmbeddedText, to_vectors
-from headway_server.batching.graph import Output, OutputBatches, TextClassifierGraph, Wanted
-from headway_server.batching.model import CallTimings, Classification, ScoredLabel, StatelessModel, call_timings
+from headway_server.batching.graph import Output, OutputBatches, TextClassifierGraph, probabilities_by
+from headway_server.batching.model import Classification, ScoredLabel
 from headway_server.batching.settings import BatchingSettings
+from headway_server.batching.text_model import WARM_UP_LENGTH, TextInputs, TextModel
 from headway_server.bundles import TOKENIZER_FILE, Bundle, ClassificationScheme, Precision
 from headway_server.preprocessing import EncodedText, TextTokenizer
 from headway_server.runtime import Runtime
-
-_WARM_UP_LENGTH = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,61 +25,8 @@ class ClassifiedText:
     truncated: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextInputs:
-    """The checked texts of a call."""
-
-    texts: Sequence[str]
-    """1 to `MAX_TEXTS` texts of at least one character."""
-    fields: Sequence[str]
-    """What the request calls each of them, for messages."""
-    text_pairs: Sequence[str] | None = None
-    """What each is paired with; None: nothing."""
-    truncate: bool = False
-    """Whether a text past the limit is shortened at its end instead of refused; of a pair, the longer one first."""
-
-    @property
-    def num_bytes(self) -> int:
-        """Size of all texts in UTF-8."""
-        return sum(len(text.encode()) for text in (*self.texts, *(self.text_pairs or ())))
-
-
-class TextClassifier(StatelessModel):
-    """Labels texts, and turns them into vectors."""
-
-    def __init__(
-        self,
-        bundle: Bundle,
-        precision: Precision,
-        graph: TextClassifierGraph,
-        tokenizer: TextTokenizer,
-        settings: BatchingSettings,
-        *,
-        most_padding: int | None,
-    ) -> None:
-        manifest = bundle.manifest
-        assert manifest.limits.max_input_tokens is not None  # the manifest's own check
-        self.max_input_tokens: int = manifest.limits.max_input_tokens
-        self._tokenizer = tokenizer
-        batches = OutputBatches(graph, manifest.classification or ClassificationScheme())
-        super().__init__(
-            bundle,
-            precision,
-            graph.device,
-            Batcher(
-                batches,
-                budget=settings.batch_tokens(graph.device),
-                name=manifest.name,
-                session=graph.session,
-                most_padding=most_padding,
-            ),
-            Admission(
-                limit=settings.max_waiting_texts,
-                noun="texts",
-                owner=manifest.name,
-                max_bytes=settings.max_waiting_mib * 2**20,
-            ),
-        )
+class TextClassifier(TextModel[EncodedText]):
+    """Labels texts."""
 
     @classmethod
     def load(
@@ -102,9 +43,20 @@ class TextClassifier(StatelessModel):
         tokenizer = TextTokenizer.load(bundle.file(TOKENIZER_FILE))
         pad_id = manifest.special_tokens.pad if manifest.special_tokens else None
         graph = TextClassifierGraph(runtime.open(bundle, variant.graphs["model"]), pad_id=pad_id or 0)
-        length = min(_WARM_UP_LENGTH, manifest.limits.max_input_tokens or 1)
+        length = min(WARM_UP_LENGTH, manifest.limits.max_input_tokens or 1)
         warmed = graph.warm_up([EncodedText(input_ids=np.zeros(length, np.int64))], manifest)
-        return cls(bundle, chosen, graph, tokenizer, settings, most_padding=warmed.most_padding(length))
+        return cls(
+            bundle,
+            chosen,
+            graph,
+            tokenizer,
+            settings,
+            batches=OutputBatches(graph, probabilities_by(manifest.classification or ClassificationScheme())),
+            most_padding=warmed.most_padding(length),
+        )
+
+    def _item(self, text: str, encoded: EncodedText) -> EncodedText:  # noqa: ARG002 (only its tokens are read)
+        return encoded
 
     async def classify(
         self, inputs: TextInputs, *, top_k: int, deadline: float | None, threshold: float | None = None
@@ -127,43 +79,3 @@ class TextClassifier(StatelessModel):
             for own, text in zip(labels, encoded, strict=True)
         ]
         return Classification(results=results, timings=timings)
-
-    async def embed(
-        self, inputs: TextInputs, *, normalize: bool, deadline: float | None
-    ) -> Classification[EmbeddedText]:
-        """Turns texts into vectors; for bundles whose graphs give embeddings.
-
-        Args:
-            inputs: The texts.
-            normalize: Whether vectors are scaled to length 1.
-            deadline: When the caller stops waiting, by `time.monotonic`.
-
-        Raises:
-            RequestError: As `classify`.
-        """
-        encoded, batched, timings = await self._answer(inputs, Output.EMBEDDING, deadline)
-        vectors = to_vectors(batched.rows, normalize=normalize)
-        results = [
-            EmbeddedText(values=vector, num_tokens=len(text), truncated=text.truncated)
-            for vector, text in zip(vectors, encoded, strict=True)
-        ]
-        return Classification(results=results, timings=timings)
-
-    async def _answer(
-        self, inputs: TextInputs, output: Output, deadline: float | None
-    ) -> tuple[list[EncodedText], BatchedResults, CallTimings]:
-        """Tokenizes texts and waits for what is asked about each."""
-        with self._admission.admit(len(inputs.texts), inputs.num_bytes):
-            began = time.monotonic()
-            encoded = await self._tokenizer.encode_limited(
-                inputs.texts,
-                fields=inputs.fields,
-                max_tokens=self.max_input_tokens,
-                truncate=inputs.truncate,
-                text_pairs=inputs.text_pairs,
-            )
-            preprocessing_s = time.monotonic() - began
-            batched = await self._batcher.submit(
-                [Wanted(text, output) for text in encoded], [len(text) for text in encoded], deadline=deadline
-            )
-        return encoded, batched, call_timings(batched, preprocessing_s)

@@ -74,7 +74,9 @@ class ImageClassificationService(pb_grpc.ImageClassificationServiceServicer):
     ) -> pb.EmbedImageResponse:
         """Turns every image into a vector."""
         arrived = time.monotonic()
-        model = self._registry.find_embedder(Task.IMAGE_CLASSIFICATION, request.model, request.model_version)
+        model = self._registry.find_embedder(
+            (Task.IMAGE_CLASSIFICATION,), "images", request.model, request.model_version
+        )
         assert isinstance(model, ImageClassifier)  # by the registry's table of loaders
         images = list(request.images)
         answer = await model.embed(

@@ -12,7 +12,7 @@ from headway.v1 import text_classification_service_pb2 as pb
 from headway.v1 import text_classification_service_pb2_grpc as pb_grpc
 from headway_server.batching import ClassifiedText, EmbeddedText, TaggedText, TextClassifier, TokenClassifier
 from headway_server.batching.settings import MAX_TEXTS
-from headway_server.batching.text_classifier import TextInputs
+from headway_server.batching.text_model import TextInputs, TextModel
 from headway_server.bundles import Manifest, Task
 from headway_server.errors import InvalidInputError
 from headway_server.registry import ModelRegistry
@@ -25,6 +25,8 @@ from headway_server.services.messages import (
     timings_of_call,
 )
 from headway_server.settings import DEFAULT_MAX_TEXT_KIB
+
+_READ_TEXTS = (Task.TEXT_CLASSIFICATION, Task.TOKEN_CLASSIFICATION)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +122,8 @@ class TextClassificationService(pb_grpc.TextClassificationServiceServicer):
         assert isinstance(model, TokenClassifier)  # by the registry's table of loaders
         texts = list(request.texts)
         fields = check_texts("texts", texts, MAX_TEXTS, self._max_text_bytes)
-        answer = await model.classify(texts, fields=fields, truncate=request.truncate, deadline=deadline_of(context))
+        inputs = TextInputs(texts=texts, fields=fields, truncate=request.truncate)
+        answer = await model.classify(inputs, deadline=deadline_of(context))
         return pb.ClassifyTokensResponse(
             results=[_text_spans(result) for result in answer.results],
             model=model_reference(model),
@@ -132,8 +135,8 @@ class TextClassificationService(pb_grpc.TextClassificationServiceServicer):
     ) -> pb.EmbedTextResponse:
         """Turns every text into a vector."""
         arrived = time.monotonic()
-        model = self._registry.find_embedder(Task.TEXT_CLASSIFICATION, request.model, request.model_version)
-        assert isinstance(model, TextClassifier)  # by the registry's table of loaders
+        model = self._registry.find_embedder(_READ_TEXTS, "texts", request.model, request.model_version)
+        assert isinstance(model, TextModel)  # by the registry's table of loaders
         answer = await model.embed(
             parse_inputs(request, model.bundle.manifest, self._max_text_bytes),
             normalize=request.normalize if request.HasField("normalize") else True,

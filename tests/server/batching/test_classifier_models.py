@@ -13,7 +13,7 @@ from waiting import until
 
 from headway_server.batching import BatchingSettings, ImageClassifier, TextClassifier
 from headway_server.batching.image_classifier import _covered_s
-from headway_server.batching.text_classifier import TextInputs
+from headway_server.batching.text_model import TextInputs
 from headway_server.bundles import Bundle, describe_files, open_bundle, write_manifest
 from headway_server.errors import BundleError, InvalidInputError, OverloadedError, RuntimeUnavailableError
 from headway_server.preprocessing import ImageLimits

@@ -11,7 +11,7 @@ from headway_server.errors import BundleError
 
 def test_outputs_that_the_tags_do_not_name_are_a_bad_bundle(tmp_path, runtime):
     bundle = tiny_tagger.write_tagger_bundle(tmp_path, tags=("O", "B-person"))
-    with pytest.raises(BundleError, match=r"logits of 16 tokens are \(1, 16, 4\), the manifest has 2 tags"):
+    with pytest.raises(BundleError, match=r"logits are \(1, 16, 4\), the manifest has 2 labels"):
         TokenClassifier.load(bundle, runtime, BatchingSettings())
 
 

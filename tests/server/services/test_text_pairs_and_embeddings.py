@@ -8,6 +8,7 @@ import grpc
 import numpy as np
 import pytest
 import tiny_bundles
+import tiny_tagger
 from PIL import Image
 from rpc_failures import failure_of
 
@@ -20,7 +21,7 @@ SEVERAL = ClassificationScheme(kind="multi_label", temperature=2.0, thresholds=(
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Topics with one label, with several, of pairs, of pairs alone, and without embeddings; and an image model."""
+    """Topics with one label, several, of pairs, of pairs alone, and without embeddings; images' colours; names."""
     store = tmp_path_factory.mktemp("variety")
     write = tiny_bundles.write_topic_bundle
     write(store, name="single", classification=ClassificationScheme(temperature=2.0))
@@ -29,6 +30,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write(store, name="only-pairs", text_pairs="required")
     write(store, name="plain", offers_embeddings=False)
     tiny_bundles.write_colour_bundle(store)
+    tiny_tagger.write_tagger_bundle(store)
     return store
 
 
@@ -158,6 +160,35 @@ async def test_an_embedding_is_the_models_vector_and_has_length_1_unless_asked_o
     assert plain == pytest.approx(expected, abs=1e-6)
 
 
+async def test_a_token_classifier_answers_vectors_and_spans_from_the_same_batches(serving):
+    """The vector is the mean of what the words are, the first token that means nothing included."""
+    generator = np.random.default_rng(11)
+    words = list(tiny_tagger.WORDS)
+    texts = [" ".join(generator.choice(words, generator.integers(1, 15))) for _ in range(60)]
+    requests = [pb.EmbedTextRequest(model="tagger", texts=[text], normalize=False) for text in texts]
+    alone = [await serving.texts.ClassifyTokens(pb.ClassifyTokensRequest(texts=[text])) for text in texts]
+    embedding = [serving.texts.EmbedText(request) for request in requests]
+    tagging = [serving.texts.ClassifyTokens(pb.ClassifyTokensRequest(texts=[text])) for text in texts]
+    for text, vectors, spans, before in zip(texts, embedding, tagging, alone, strict=True):
+        [result] = (await vectors).results
+        columns = [tiny_tagger.WORDS[word] for word in text.split()]
+        expected = tiny_tagger.STRENGTH * np.bincount(columns, minlength=4) / (1 + len(columns))
+        assert np.array(result.values) == pytest.approx(expected, abs=1e-6)
+        assert result.token_count == 1 + len(columns)
+        assert (await spans).results == before.results
+    assert sum(len(response.results[0].spans) for response in alone) > 60
+
+
+async def test_without_a_name_texts_are_embedded_by_the_only_classifier_of_texts_or_else_of_tokens(serve, tmp_path):
+    tiny_tagger.write_tagger_bundle(tmp_path)
+    request = pb.EmbedTextRequest(texts=["Ada"])
+    async with serve(tmp_path) as serving:
+        assert (await serving.texts.EmbedText(request)).model.name == "tagger"
+    tiny_bundles.write_topic_bundle(tmp_path)
+    async with serve(tmp_path) as serving:
+        assert (await serving.texts.EmbedText(request)).model.name == "topics"
+
+
 async def test_a_vector_of_zeros_stays_one(serving):
     [result] = (await serving.texts.EmbedText(pb.EmbedTextRequest(model="single", texts=["unheard"]))).results
     assert list(result.values) == [0.0, 0.0, 0.0]
@@ -166,7 +197,7 @@ async def test_a_vector_of_zeros_stays_one(serving):
 async def test_a_model_without_embeddings_names_those_that_have_them(serving):
     failure = await failure_of(serving.texts.EmbedText(pb.EmbedTextRequest(model="plain", texts=["goal"])))
     assert (failure.code, failure.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "WRONG_TASK")
-    assert "offers no embeddings of texts; ask only-pairs, pairs, several, single" in failure.message
+    assert "offers no embeddings of texts; ask only-pairs, pairs, several, single, tagger" in failure.message
     failure = await failure_of(serving.texts.EmbedText(pb.EmbedTextRequest(model="colours", texts=["goal"])))
     assert "colours/1 offers no embeddings of texts" in failure.message
     failure = await failure_of(serving.texts.EmbedText(pb.EmbedTextRequest(texts=["goal"])))

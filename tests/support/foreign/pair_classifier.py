@@ -15,15 +15,13 @@ class ForeignPairClassifier(nn.Module):
         self.words, self.types = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(2, WIDTH)
         self.head = nn.Linear(WIDTH, CLASSES)
 
-    def pool(self, input_ids, attention_mask, token_type_ids):
+    def logits_and_embedding(self, input_ids, attention_mask, token_type_ids):
         hidden = torch.tanh(self.words(input_ids) + self.types(token_type_ids))
-        return hidden.masked_fill(attention_mask.unsqueeze(-1) == 0, -2.0).amax(dim=1)
-
-    def classify(self, pooled):
-        return self.head(pooled)
+        pooled = hidden.masked_fill(attention_mask.unsqueeze(-1) == 0, -2.0).amax(dim=1)
+        return self.head(pooled), pooled
 
     def forward(self, input_ids, attention_mask, token_type_ids):
-        return self.classify(self.pool(input_ids, attention_mask, token_type_ids))
+        return self.logits_and_embedding(input_ids, attention_mask, token_type_ids)[0]
 
 
 def build():

@@ -19,7 +19,7 @@ from headway_training.models.base import Model
 from headway_training.models.configuration import LayerConfig
 from headway_training.models.parts.attention import padding_attention
 from headway_training.models.parts.embeddings import PositionedEmbedding, TokenEmbedding
-from headway_training.models.parts.heads import MaskedLanguageHead, SequenceHead, TextPooling, TokenHead
+from headway_training.models.parts.heads import MaskedLanguageHead, SequenceHead, TextPooling, TokenHead, masked_mean
 from headway_training.models.parts.initialisation import initialise_truncated_normal
 from headway_training.models.parts.layer import Stack
 from headway_training.models.parts.window import TokenWindow
@@ -123,28 +123,34 @@ class Encoder(Model):
         Returns:
             float: (B, C) of a sequence head, (B, T, C) of a token head, (B, T, V) of a masked-language head.
         """
+        return self._logits(self.hidden_states(input_ids, attention_mask, token_type_ids), attention_mask)
+
+    @property
+    def pooling(self) -> str:
+        """What an embedding is: the `mean` or `max` of the tokens, or the `first_token`."""
+        if not isinstance(self.head, SequenceHead):
+            return "mean"
+        return "first_token" if self.head.pooling == "first" else self.head.pooling
+
+    def logits_and_embedding(
+        self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Computes the logits of `forward`, and (B, D): what a sequence head tells classes by, else the tokens' mean.
+
+        The arguments are those of `hidden_states`.
+        """
         hidden_states = self.hidden_states(input_ids, attention_mask, token_type_ids)
+        if isinstance(self.head, SequenceHead):
+            pooled = self.head.pool(hidden_states, attention_mask)
+            return self.head.classify(pooled), pooled
+        return self._logits(hidden_states, attention_mask), masked_mean(hidden_states, attention_mask)
+
+    def _logits(self, hidden_states: Tensor, attention_mask: Tensor) -> Tensor:
+        """What the head tells of the last layer's states."""
         if isinstance(self.head, MaskedLanguageHead):
             return self.tokens.logits(self.head(hidden_states)) + self.head.bias  # (B, T, V)
         logits: Tensor = self.head(hidden_states, attention_mask)
         return logits
-
-    @property
-    def pooling(self) -> str | None:
-        """Which vector `pool` gives: `mean` or `max` of the tokens, or `first_token`; None without a sequence head."""
-        if not isinstance(self.head, SequenceHead):
-            return None
-        return "first_token" if self.head.pooling == "first" else self.head.pooling
-
-    def pool(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
-        """Computes what a sequence head tells classes by: (B, D); the arguments are those of `hidden_states`."""
-        assert isinstance(self.head, SequenceHead)
-        return self.head.pool(self.hidden_states(input_ids, attention_mask, token_type_ids), attention_mask)
-
-    def classify(self, pooled: Tensor) -> Tensor:
-        """(B, D) of `pool` -> logits (B, C)."""
-        assert isinstance(self.head, SequenceHead)
-        return self.head.classify(pooled)
 
 
 def _make_head(configuration: EncoderConfig) -> nn.Module:

@@ -92,18 +92,14 @@ class TextClassifier(Protocol):
         ...
 
 
-class PoolingClassifier(Protocol):
-    """A classifier of texts or images that can be asked for the vector its classes are told by."""
+class EmbeddingClassifier(Protocol):
+    """A classifier of texts, tokens or images that can be asked for a vector of its input, too."""
 
     pooling: str
     """Which vector it is: `mean`, `max`, `first_token`, `class_token` or a name of the module's own."""
 
-    def pool(self, *inputs: Tensor) -> Tensor:
-        """What the model is called with -> (B, D)."""
-        ...
-
-    def classify(self, pooled: Tensor) -> Tensor:
-        """(B, D) -> logits (B, C), the same that calling the model gives."""
+    def logits_and_embedding(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """What the model is called with -> the logits that calling it gives, and the vectors (B, D)."""
         ...
 
 

@@ -118,22 +118,18 @@ class ViT(Model):
 
     def forward(self, pixel_values: Tensor) -> Tensor:
         """Float (B, 3, image_size, image_size) -> logits (B, C)."""
-        return self.classify(self.pool(pixel_values))
+        return self.logits_and_embedding(pixel_values)[0]
 
     @property
     def pooling(self) -> str:
-        """Which vector `pool` gives: the `class_token`, or the `mean` of the patches."""
+        """What an embedding is: the `class_token`, or the `mean` of the patches."""
         return self.configuration.pooling
 
-    def pool(self, pixel_values: Tensor) -> Tensor:
-        """Computes what the classes are told by: (B, D)."""
+    def logits_and_embedding(self, pixel_values: Tensor) -> tuple[Tensor, Tensor]:
+        """Computes the logits of `forward`, and what the classes are told by, (B, D)."""
         hidden_states = self.hidden_states(pixel_values)  # (B, L, D)
-        return hidden_states.mean(dim=1) if self.class_token is None else hidden_states[:, 0]
-
-    def classify(self, pooled: Tensor) -> Tensor:
-        """(B, D) of `pool` -> logits (B, C)."""
-        logits: Tensor = self.output(pooled)
-        return logits
+        pooled = hidden_states.mean(dim=1) if self.class_token is None else hidden_states[:, 0]
+        return self.output(pooled), pooled
 
     def _initialise_patches(self) -> None:
         if isinstance(self.patches, ConvolutionStem):
