@@ -3,6 +3,7 @@
 While a lane is idle, whatever waits is taken at once, in equal shares by those that are; nothing waits for a batch to
 fill. While all run, the thread that is left takes a batch early only if it is full: a smaller one would close the door
 on callers that are about to come. Who has gone or is too late by the time a batch's turn comes is left out of it.
+Short items of a caller who is alone are run on the event loop (`inline_gate.py`).
 
 N is the number of a call's items, B that of a batch.
 """
@@ -21,7 +22,10 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
+from headway_server.batching.inline_gate import InlineGate
+from headway_server.batching.pending_call import BatchedResults, PendingCall
 from headway_server.batching.queue import BatchQueue, Entry
+from headway_server.batching.run_costs import UNKNOWN_COSTS, RunCosts
 from headway_server.errors import DeadlineError, DrainingError, RequestError
 from headway_server.runtime import Cores, Session
 
@@ -41,7 +45,7 @@ class BatchError(RuntimeError):
 
 
 class BatchModel(Protocol[Item_contra]):
-    """What a batcher runs; its methods are called from the batcher's threads.
+    """What a batcher runs; its methods are called from the batcher's threads, and from the event loop's.
 
     What they hand to each other is the model's own business.
     """
@@ -54,56 +58,6 @@ class BatchModel(Protocol[Item_contra]):
 
     def finish(self, outputs: Any) -> Rows:
         """Makes the B results of what was run."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchedResults:
-    """The results of a call, in its order."""
-
-    rows: list[NDArray[np.float32]]
-    """N of them."""
-    queue_s: float
-    """The longest wait of an item."""
-    inference_s: float
-    """From the first run that an item took part in to the end of the last one."""
-
-
-class _Call:
-    """A call that waits for its results. Belongs to the event loop."""
-
-    def __init__(self, num_items: int) -> None:
-        self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._rows: dict[int, NDArray[np.float32]] = {}
-        self._num_items = num_items
-        self._arrived = time.monotonic()
-        self._starts: list[float] = []
-        self._ends: list[float] = []
-
-    @property
-    def is_over(self) -> bool:
-        """Whether nobody waits for it: answered, failed, or its caller has gone. May be asked from any thread."""
-        return self.future.done()
-
-    def put(self, index: int, row: NDArray[np.float32], start: float, end: float) -> None:
-        """Takes the result of one item, from a run between `start` and `end`."""
-        self._rows[index] = row
-        self._starts.append(start)
-        self._ends.append(end)
-        if len(self._rows) == self._num_items and not self.future.done():
-            self.future.set_result(None)
-
-    def fail(self, error: Exception) -> None:
-        """Fails the whole call."""
-        if not self.future.done():
-            self.future.set_exception(error)
-
-    def results(self) -> BatchedResults:
-        """Returns the results, all of which must be there."""
-        return BatchedResults(
-            rows=[self._rows[index] for index in range(self._num_items)],
-            queue_s=max(self._starts) - self._arrived,
-            inference_s=max(self._ends) - min(self._starts),
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +81,7 @@ class Batcher(Generic[Item]):
         budget: int,
         name: str,
         session: Session | None = None,
-        most_padding: int | None = None,
+        costs: RunCosts = UNKNOWN_COSTS,
         prepare: Callable[[Item], Item] | None = None,
     ) -> None:
         """Prepares a batcher.
@@ -137,14 +91,15 @@ class Batcher(Generic[Item]):
             budget: Most that `longest x count` of a batch may be.
             name: Of the model, for the threads and the log.
             session: That `model` runs: how many runs there may be at a time; None: one.
-            most_padding: Most padding that an item may bring to a batch; None: any.
-            prepare: What each item that is still wanted goes through in the batcher's threads before `collate`; an
+            costs: What is worth a run of its own, and what is run on the event loop.
+            prepare: What each item that is still wanted goes through before `collate`, where that is called; an
                 error of it fails its call alone, and a `RequestError` is what that call is told.
         """
         self._model = model
         self._prepare = prepare
         self._name = name
-        self._queue: BatchQueue[Item] = BatchQueue(budget, most_padding)
+        self._queue: BatchQueue[Item] = BatchQueue(budget, costs.most_padding)
+        self._inline = InlineGate(costs.most_inline)
         self._changed = threading.Condition()  # guards the queue, what is below and the seats
         self._num_taken = 0  # batches that were taken and have not run to their end
         self._num_preparing = 0  # of these, whose items are being prepared
@@ -171,6 +126,8 @@ class Batcher(Generic[Item]):
     async def submit(self, items: Sequence[Item], lengths: Sequence[int], *, deadline: float | None) -> BatchedResults:
         """Waits for the results of a call's items. If the caller goes, what has not run is dropped.
 
+        A single caller's item is run here and now, if that is short.
+
         Args:
             items: At least one.
             lengths: What each takes of the budget when it is its batch's longest.
@@ -181,7 +138,9 @@ class Batcher(Generic[Item]):
             DeadlineError: The deadline passed before all items ran.
             DrainingError: The batcher was closed.
         """
-        call = _Call(len(items))
+        if len(items) == 1 and self._takes_inline(lengths[0], deadline):
+            return self._run_inline(items[0])
+        call = PendingCall(len(items))
         entries = [
             Entry(item=item, length=length, call=call, index=index, deadline=deadline)
             for index, (item, length) in enumerate(zip(items, lengths, strict=True))
@@ -200,6 +159,46 @@ class Batcher(Generic[Item]):
                 self._count_busy()
             raise
         return call.results()
+
+    def _takes_inline(self, length: int, deadline: float | None) -> bool:
+        """Whether the only item of a call is run here; its batch is then counted as taken, and so is a lane."""
+        now = time.monotonic()
+        with self._changed:
+            is_idle = self._num_taken == 0 and not self._queue
+            if not self._inline.admits(length, is_idle=is_idle) or self._closed:
+                return False
+            if (deadline is not None and deadline <= now) or not self._lanes.acquire(blocking=False):
+                return False
+            self._num_taken += 1
+            self._count_busy()
+        return True
+
+    def _run_inline(self, item: Item) -> BatchedResults:
+        """Runs one item in this thread.
+
+        Raises:
+            BatchError: It cannot be prepared for a reason of the server's own, or the model could not be run.
+            RequestError: It cannot be prepared.
+        """
+        arrived = time.monotonic()
+        try:
+            prepared = self._model.collate([item if self._prepare is None else self._prepare(item)])
+            start = time.monotonic()
+            outputs = self._model.run(prepared)
+            end = time.monotonic()
+            [row] = self._model.finish(outputs)
+        except RequestError:
+            raise
+        except Exception as error:
+            _log.error("a batch failed", model=self._name, num_items=1, exc_info=error)
+            raise _batch_error() from error
+        finally:
+            self._lanes.release()
+            with self._changed:
+                self._num_taken -= 1
+                self._count_busy()
+            self._inline.note_end()
+        return BatchedResults(rows=[row], queue_s=start - arrived, inference_s=end - start)
 
     def close(self) -> None:
         """Fails every call that still waits and ends the threads after what they are running.
@@ -352,8 +351,8 @@ def _closed_error() -> DrainingError:
     return DrainingError("the server is shutting down; call another one, or this one when it is back")
 
 
-def _call_of(entry: Entry[Any]) -> _Call:
-    assert isinstance(entry.call, _Call)
+def _call_of(entry: Entry[Any]) -> PendingCall:
+    assert isinstance(entry.call, PendingCall)
     return entry.call
 
 

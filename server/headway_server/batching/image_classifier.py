@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway_server.batching.admission import Admission
-from headway_server.batching.batcher import BatchedResults, Batcher
+from headway_server.batching.batcher import Batcher
 from headway_server.batching.embedder import EmbeddedImage, to_vectors
 from headway_server.batching.graph import ImageClassifierGraph, Output, OutputBatches, Wanted, probabilities_by
 from headway_server.batching.model import CallTimings, Classification, ScoredLabel, StatelessModel, call_timings
+from headway_server.batching.pending_call import BatchedResults
 from headway_server.batching.settings import BatchingSettings
 from headway_server.bundles import Bundle, ClassificationScheme, Precision
 from headway_server.preprocessing import ImageLimits, ImagePreprocessor, SmallImage

@@ -5,15 +5,17 @@ C is the number of labels, N that of a call's items.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headway_server.batching.admission import Admission
-from headway_server.batching.batcher import BatchedResults, Batcher
+from headway_server.batching.batcher import Batcher
+from headway_server.batching.pending_call import BatchedResults
 from headway_server.batching.tensors import top_k_indices
 from headway_server.bundles import Bundle, ClassificationScheme, Precision
 from headway_server.runtime import Device
@@ -30,8 +32,7 @@ class CallTimings:
     inference_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScoredLabel:
+class ScoredLabel(NamedTuple):
     """A label with its probability."""
 
     label: str
@@ -94,30 +95,24 @@ class StatelessModel:
             top_k: Labels to name.
             threshold: Probability from which a label applies, in place of the bundle's.
         """
-        rows = np.stack(results)  # (N, C)
-        if not np.isfinite(rows).all():
-            raise FloatingPointError(f"{self!r} answered probabilities that are not numbers")
-        indices = top_k_indices(rows, top_k)  # (N, k)
-        scores = np.take_along_axis(rows, indices, axis=-1)  # (N, k)
-        selected = np.take_along_axis(self._select(rows, threshold), indices, axis=-1)  # (N, k)
-        return [
-            tuple(
-                ScoredLabel(label=self.labels[i], probability=p, is_selected=applies)
-                for i, p, applies in zip(*row, strict=True)
-            )
-            for row in zip(indices.tolist(), scores.tolist(), selected.tolist(), strict=True)
-        ]
+        labels, thresholds = self.labels, self._thresholds(threshold)
+        named = []
+        for row in results:
+            scores = row.tolist()
+            if not math.isfinite(sum(scores)):
+                raise FloatingPointError(f"{self!r} answered probabilities that are not numbers")
+            indices = top_k_indices(row, top_k).tolist()
+            applying = indices if self.classification.kind == "multi_label" else indices[:1]
+            selected = {index for index in applying if scores[index] >= thresholds[index]}
+            named.append(tuple(ScoredLabel(labels[index], scores[index], index in selected) for index in indices))
+        return named
 
-    def _select(self, rows: NDArray[np.float32], threshold: float | None) -> NDArray[np.bool_]:
-        """Tells which labels apply, (N, C), from their probabilities, (N, C)."""
-        if self.classification.kind == "multi_label":
-            thresholds = self.classification.thresholds if threshold is None else (threshold,)
-            return rows >= np.asarray(thresholds, np.float32)
-        selected = np.zeros(rows.shape, np.bool_)
-        best = top_k_indices(rows, 1)  # (N, 1)
-        reached = np.take_along_axis(rows, best, axis=-1) >= np.float32(threshold or 0)
-        np.put_along_axis(selected, best, reached, axis=-1)
-        return selected
+    def _thresholds(self, threshold: float | None) -> Sequence[float]:
+        """The probabilities from which labels apply, each the nearest of those that a float32 can hold."""
+        own = self.classification.thresholds or (0.0,) * len(self.labels)
+        thresholds = own if threshold is None else (threshold,) * len(own)
+        rounded: list[float] = np.asarray(thresholds, np.float32).tolist()
+        return rounded
 
     def __repr__(self) -> str:
         manifest = self.bundle.manifest

@@ -59,5 +59,5 @@ def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def top_k_indices(probabilities: NDArray[np.float32], k: int) -> NDArray[np.int64]:
-    """Returns the indices of the `k` largest values of each row, largest first, ties by index: (B, C) to (B, k)."""
-    return np.argsort(-probabilities, axis=-1, kind="stable")[:, :k]
+    """Returns the indices of the `k` largest values, largest first, ties by index: (C,) to (k,)."""
+    return np.argsort(-probabilities, kind="stable")[:k]

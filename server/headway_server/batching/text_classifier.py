@@ -52,7 +52,7 @@ class TextClassifier(TextModel[EncodedText]):
             tokenizer,
             settings,
             batches=OutputBatches(graph, probabilities_by(manifest.classification or ClassificationScheme())),
-            most_padding=warmed.most_padding(length),
+            costs=warmed.costs(length),
         )
 
     def _item(self, text: str, encoded: EncodedText) -> EncodedText:  # noqa: ARG002 (only its tokens are read)

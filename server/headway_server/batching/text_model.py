@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from headway_server.batching.admission import Admission
-from headway_server.batching.batcher import BatchedResults, Batcher
+from headway_server.batching.batcher import Batcher
 from headway_server.batching.embedder import EmbeddedText, to_vectors
 from headway_server.batching.graph import Output, OutputBatches, TextGraph, Wanted
 from headway_server.batching.model import CallTimings, Classification, StatelessModel, call_timings
+from headway_server.batching.pending_call import BatchedResults
+from headway_server.batching.run_costs import RunCosts
 from headway_server.batching.settings import BatchingSettings
 from headway_server.bundles import Bundle, Precision
 from headway_server.preprocessing import EncodedText, TextTokenizer
@@ -56,10 +58,10 @@ class TextModel(StatelessModel, Generic[Item]):
         settings: BatchingSettings,
         *,
         batches: OutputBatches[Item],
-        most_padding: int | None,
+        costs: RunCosts,
         prepare: Callable[[Wanted[Item]], Wanted[Item]] | None = None,
     ) -> None:
-        """Prepares a model; `most_padding` and `prepare` are the batcher's."""
+        """Prepares a model; `costs` and `prepare` are the batcher's."""
         manifest = bundle.manifest
         assert manifest.limits.max_input_tokens is not None  # the manifest's own check
         self.max_input_tokens: int = manifest.limits.max_input_tokens
@@ -69,7 +71,7 @@ class TextModel(StatelessModel, Generic[Item]):
             budget=settings.batch_tokens(graph.device),
             name=manifest.name,
             session=graph.session,
-            most_padding=most_padding,
+            costs=costs,
             prepare=prepare,
         )
         admission = Admission(

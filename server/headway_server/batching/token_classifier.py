@@ -74,7 +74,7 @@ class TokenClassifier(TextModel[TaggableText]):
             tokenizer,
             settings,
             batches=OutputBatches(graph, SpanReader(TagSet.parse(manifest.labels))),
-            most_padding=warmed.most_padding(length),
+            costs=warmed.costs(length),
             prepare=_with_pieces,
         )
 

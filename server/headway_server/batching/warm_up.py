@@ -9,13 +9,12 @@ from typing import Any
 import structlog
 from numpy.typing import NDArray
 
+from headway_server.batching.run_costs import RunCosts
 from headway_server.runtime import Session
 
 _SMALL_S = 2e-3
 """A graph that one core runs once in less is small. What a call costs beside it is more than that, so its runs keep to
 one core each and leave one to the calls (docs/lanes.md)."""
-_RUN_S = 2e-3
-"""What a run costs beside its tokens: starting operators, changing threads, waiting for the interpreter's lock."""
 _NUM_RUNS = 3
 
 _log = structlog.get_logger(__name__)
@@ -30,16 +29,9 @@ class WarmUp:
     """The least time of a run on the CPU, on one core where there are lanes; None on other devices, where it hardly
     grows with the tokens."""
 
-    def most_padding(self, num_tokens: int) -> int | None:
-        """How many tokens take as long as a run costs beside its tokens, so that more padding is not worth a run saved.
-
-        Args:
-            num_tokens: Of the text that was run.
-
-        Returns:
-            Tokens; None where it is not known.
-        """
-        return None if self.run_s is None else round(_RUN_S * num_tokens / self.run_s)
+    def costs(self, length: int) -> RunCosts:
+        """What follows for batches; `length` is what the input that was run takes of a batch's budget."""
+        return RunCosts.of(self.run_s, length)
 
 
 def run_to_warm_up(session: Session, feeds: dict[str, NDArray[Any]]) -> WarmUp:

@@ -39,4 +39,4 @@ def test_large_logits_do_not_overflow_and_the_input_is_left_alone():
 
 
 def test_top_k_breaks_ties_by_index():
-    assert top_k_indices(np.array([[0.2, 0.3, 0.3, 0.2]], np.float32), 3).tolist() == [[1, 2, 0]]
+    assert top_k_indices(np.array([0.2, 0.3, 0.3, 0.2], np.float32), 3).tolist() == [1, 2, 0]

@@ -9,7 +9,9 @@ import pytest
 import structlog
 from waiting import until
 
+from headway_server.batching import inline_gate
 from headway_server.batching.batcher import Batcher, BatchError
+from headway_server.batching.run_costs import RunCosts
 from headway_server.errors import DeadlineError, DrainingError, InvalidInputError
 from headway_server.runtime import Cores
 
@@ -316,3 +318,66 @@ async def test_with_two_lanes_what_waits_is_run_in_two_shares_at_a_time():
     batcher.close()
     assert not session.cores.is_shared
     assert repr(session.cores) == "Cores(0 busy on 2)"
+
+
+@pytest.fixture
+async def inline(model, monkeypatch):
+    """A batcher that refuses five, and runs items of length 1 on the event loop from the first call on."""
+    monkeypatch.setattr(inline_gate, "_NUM_ALONE", 0)
+
+    def refuse_five(number: float) -> float:
+        if number == 5:
+            raise InvalidInputError("numbers[0]", "is five")
+        return number
+
+    batcher = Batcher(model, budget=4, name="squares", costs=RunCosts(most_inline=1), prepare=refuse_five)
+    batcher.start()
+    yield batcher
+    model.gate.set()
+    batcher.close()
+
+
+async def test_a_short_item_that_comes_alone_is_run_on_the_event_loop(inline, model, monkeypatch):
+    threads: list[str] = []
+    run = model.run
+    monkeypatch.setattr(model, "run", lambda feeds: (threads.append(threading.current_thread().name), run(feeds))[1])
+    results = await inline.submit([3], [1], deadline=None)
+    assert results.rows[0].tolist() == [3, 9]
+    assert results.queue_s >= 0
+    assert results.inference_s > 0
+    await asyncio.sleep(0.001)
+    for lengths in ([2], [1, 1]):
+        assert len((await inline.submit([4] * len(lengths), lengths, deadline=None)).rows) == len(lengths)
+    assert threads[0] == threading.current_thread().name
+    assert not {threading.current_thread().name} & set(threads[1:]), "longer ones and several go to the threads"
+
+
+async def test_while_a_batch_runs_a_short_item_waits_for_the_threads(inline, model):
+    model.gate.clear()
+    stuck = asyncio.create_task(inline.submit([1, 2], [1, 1], deadline=None))
+    await until(model.entered.is_set)
+    waiting = submit(inline, 3)
+    await until(lambda: len(inline._queue) == 1)
+    model.gate.set()
+    assert (await waiting).rows[0].tolist() == [3, 9]
+    await stuck
+
+
+async def test_what_fails_on_the_event_loop_fails_as_in_the_threads(inline):
+    with structlog.testing.capture_logs() as logs:
+        for number in (13, 17):
+            await asyncio.sleep(0.001)
+            with pytest.raises(BatchError, match="could not be run"):
+                await inline.submit([number], [1], deadline=None)
+    assert [entry["event"] for entry in logs] == ["a batch failed"] * 2
+    await asyncio.sleep(0.001)
+    with pytest.raises(InvalidInputError, match="is five"):
+        await inline.submit([5], [1], deadline=None)
+    await asyncio.sleep(0.001)
+    with pytest.raises(DeadlineError):
+        await inline.submit([1], [1], deadline=time.monotonic() - 1)
+    await asyncio.sleep(0.001)
+    assert (await inline.submit([6], [1], deadline=None)).rows[0].tolist() == [6, 36]
+    await asyncio.to_thread(inline.close)
+    with pytest.raises(DrainingError):
+        await inline.submit([1], [1], deadline=None)

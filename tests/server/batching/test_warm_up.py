@@ -10,7 +10,12 @@ from headway_server.runtime import Runtime
 
 @pytest.mark.parametrize(("run_s", "expected"), [(10e-3, 6), (0.32e-3, 200), (1.0, 0), (None, None)])
 def test_padding_is_worth_as_many_tokens_as_run_in_two_milliseconds(run_s, expected):
-    assert WarmUp(outputs={}, run_s=run_s).most_padding(32) == expected
+    assert WarmUp(outputs={}, run_s=run_s).costs(32).most_padding == expected
+
+
+@pytest.mark.parametrize(("run_s", "expected"), [(0.2e-3, 160), (0.5e-3, 64), (40e-3, 0), (None, 0)])
+def test_items_may_run_on_the_event_loop_for_a_millisecond(run_s, expected):
+    assert WarmUp(outputs={}, run_s=run_s).costs(32).most_inline == expected
 
 
 @pytest.mark.parametrize("num_lanes", [1, 2])
