@@ -126,3 +126,11 @@ def test_the_speed_is_measured_where_that_is_quick_and_changes_nothing(tiny_task
     rate, how = expected_throughput(sized, Loss(), bf16=True, device=CPU)
     assert rate == pytest.approx(500 / sized.flops_per_unit)
     assert "estimated: 50% of" in how
+
+
+@pytest.mark.parametrize(("times", "expected"), [(9.9, False), (10, True), (None, False)])
+def test_freed_memory_is_kept_only_where_there_is_plenty(tiny_task, times, expected):
+    recipe, task = tiny_task
+    sized = size_up(recipe, task, seed=0, device=CPU)
+    there = None if times is None else round(times * sized.footprint.total_bytes)
+    assert dataclasses.replace(sized, available_bytes=there).leaves_room is expected

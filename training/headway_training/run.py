@@ -14,6 +14,7 @@ from accelerate import Accelerator
 from pydantic import TypeAdapter
 from rich.console import Console
 
+from headway_training.allocation import keep_freed_memory
 from headway_training.checkpoint import (
     IMAGE_EVALUATION_FILE,
     TEXT_EVALUATION_FILE,
@@ -130,6 +131,8 @@ def _prepare(options: RunOptions, console: Console, accelerator: Accelerator) ->
     if options.own_data is not None:
         recipe = for_own_data(recipe, options.own_data, splits.labels)
     sizing = _size_up(recipe, task, options.seed, accelerator.device)
+    if sizing.leaves_room and accelerator.device.type == "cpu":
+        keep_freed_memory()
     model, configuration = _build(recipe, task, options.seed)
     if accelerator.is_main_process:
         write_description(options.folder, described)

@@ -21,6 +21,8 @@ WARM_UP_PASSES = 3
 WARM_UP_S = 5.0
 """Time that passes over a first batch may take together; where they would take longer, the speed is estimated."""
 _SAMPLED_BATCHES = 8
+_PLENTY = 10
+"""Times what a training needs: in blocks that are kept and do not fit, the translation recipe held seven times that."""
 _ESTIMATED_SHARE = 0.5
 """Of the matrix throughput, what a training of large matrices reaches."""
 
@@ -39,6 +41,11 @@ class Sizing:
     def flops_per_unit(self) -> float:
         """Floating-point operations of matrix products for a token or an image, padding included."""
         return self.footprint.step_flops / max(1, self.batch.num_units)
+
+    @property
+    def leaves_room(self) -> bool:
+        """Whether memory is so plentiful that none need be given back between two steps."""
+        return self.available_bytes is not None and self.available_bytes >= _PLENTY * self.footprint.total_bytes
 
     def describe(self) -> str:
         """Memory that is needed and there."""
