@@ -146,6 +146,22 @@ async def test_a_call_that_fails_ends_the_measurement(module) -> None:
         await module("closed_loop").measure_callers(ask, num_callers=4, seconds=30)
 
 
+def test_a_peer_pads_where_its_setup_makes_batches_of_texts_as_they_come(module) -> None:
+    classification = module("classification")
+    figures = classification.Figures()
+    settings = {
+        ("bert", "LitServe", 8): "2 workers, batches of 16",
+        ("bert", "LitServe", 1): "2 workers, batches of 16",
+        ("bert", "BentoML", 8): "2 workers, batches of 1",
+        ("bert", "OpenVINO f32", 8): "batches of 8, sorted",
+        ("vit", "LitServe", 8): "2 workers, batches of 16",
+    }
+    for (model, row, callers), setting in settings.items():
+        figures.add(model, row, callers, {"setting": setting})
+    figures.add("bert", "headway, served", 8, {"inputs_per_s": 1.0})
+    assert classification._padded(figures, ["bert"]) == {("bert", "LitServe", 8)}
+
+
 def test_targets_are_judged_by_the_rounds_own_ratios(module) -> None:
     targets = module("classification_targets")
     rounds = {

@@ -1,12 +1,12 @@
 """An image reaches the model as it did in training: the server's preprocessing against the training's."""
 
 import io
-import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+from real_data import REAL
 
 from headway_server.bundles import ImagePreprocessing
 from headway_server.preprocessing.image import ImageLimits, ImagePreprocessor
@@ -23,9 +23,7 @@ ONE_GREY_LEVEL = 1 / 255 / 0.2 + 1e-6
 
 
 def _photographs() -> list[Path]:
-    named = os.environ.get("HEADWAY_DATA_DIR")
-    folder = Path(named) if named else Path(__file__).parents[3] / "shared" / "data"
-    return sorted(file for file in (folder / "photos").glob("*") if file.suffix in (".png", ".jpg"))
+    return sorted(file for file in (REAL / "photos").glob("*") if file.suffix in (".png", ".jpg"))
 
 
 def _drawn() -> dict[str, bytes]:

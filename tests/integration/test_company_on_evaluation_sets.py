@@ -1,16 +1,14 @@
 """What the shipped int8 models answer does not depend on what else they are asked: over whole evaluation sets."""
 
-import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
+from real_data import REAL
 
 from headway_client import Client
 from headway_training.served.data import read_dataset
 
-REAL = Path(os.environ.get("HEADWAY_DATA_DIR") or Path(__file__).parents[3] / "shared" / "data")
 ALLOWED = 1e-3
 
 Ask = Callable[[Sequence[Any]], Sequence[Any]]

@@ -2,18 +2,16 @@
 
 import io
 import lzma
-import os
 import tarfile
 from pathlib import Path
 
 import numpy as np
 import pytest
+from real_data import REAL
 
 from headway_training.data import DATASETS, find_dataset
 from headway_training.data.public import read_ag_news, read_cifar10, read_multi30k, read_tiny_shakespeare
 from headway_training.errors import DataError, MissingDataError
-
-REAL = Path(os.environ.get("HEADWAY_DATA_DIR") or Path(__file__).parents[3] / "shared" / "data")
 
 
 @pytest.fixture

@@ -1,14 +1,11 @@
 """SST-2: held-out sentences are not seen in pieces."""
 
-import os
-from pathlib import Path
-
 import pytest
+from real_data import REAL
 
 from headway_training.data.sst2 import MIN_SENTENCE_WORDS, hold_out_sentences, read_sst2
 from headway_training.errors import DataError, MissingDataError
 
-REAL = Path(os.environ.get("HEADWAY_DATA_DIR") or Path(__file__).parents[3] / "shared" / "data")
 SENTENCES = [f"this is the film number {i} of the ten i saw" for i in range(10)]
 
 

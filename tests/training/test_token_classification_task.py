@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from real_data import REAL
 from rich.console import Console
 
 from headway_training.checkpoint import load_model, load_tokenizer, read_text_evaluation
@@ -131,9 +132,6 @@ def test_the_real_treebanks_have_the_documented_sizes(real_data: Path):
 @pytest.fixture
 def real_data() -> Path:
     """The folder of the real data sets."""
-    import os
-
-    folder = Path(os.environ.get("HEADWAY_DATA_DIR") or Path(__file__).parents[3] / "shared" / "data")
-    if not folder.is_dir():
-        pytest.skip(f"no data sets in {folder}; set HEADWAY_DATA_DIR to their folder")
-    return folder
+    if not REAL.is_dir():
+        pytest.skip(f"no data sets in {REAL}; set HEADWAY_DATA_DIR to their folder")
+    return REAL
