@@ -97,24 +97,12 @@ class TokenClassifier(TextModel[TaggableText]):
             RequestError: The texts cannot be read, the queue is full, the deadline passed, the server is draining.
         """
         encoded, batched, timings = await self._answer(inputs, Output.LOGITS, deadline)
+        labels = self.labels
         results = [
-            TaggedText(spans=self._name(found), num_tokens=len(tokens), truncated=tokens.truncated)
+            TaggedText(spans=_name(found, labels), num_tokens=len(tokens), truncated=tokens.truncated)
             for found, tokens in zip(batched.rows, encoded, strict=True)
         ]
         return Classification(results=results, timings=timings)
-
-    def _name(self, found: NDArray[np.float32]) -> tuple[LabeledSpan, ...]:
-        """Names the labels of spans, (S, 4)."""
-        labels = self.labels
-        return tuple(
-            LabeledSpan(
-                label=labels[int(row[LABEL])],
-                probability=row[PROBABILITY],
-                start=int(row[START]),
-                end=int(row[END]),
-            )
-            for row in found.tolist()
-        )
 
 
 class SpanReader:
@@ -138,6 +126,19 @@ class SpanReader:
             pieces = item.pieces
             found.append(self._decoder.decode(log_softmax(scores), pieces.starts, pieces.ends, pieces.joined))
         return found
+
+
+def _name(found: NDArray[np.float32], labels: Sequence[str]) -> tuple[LabeledSpan, ...]:
+    """Names the labels of spans, (S, 4)."""
+    return tuple(
+        LabeledSpan(
+            label=labels[int(row[LABEL])],
+            probability=row[PROBABILITY],
+            start=int(row[START]),
+            end=int(row[END]),
+        )
+        for row in found.tolist()
+    )
 
 
 def _with_pieces(wanted: Wanted[TaggableText]) -> Wanted[TaggableText]:
