@@ -23,7 +23,7 @@ import numpy as np
 from inputs import encode_texts
 from numpy.typing import NDArray
 
-from headway_server.batching.graph import ImageClassifierGraph, TextClassifierGraph
+from headway_server.batching.graph import ImageClassifierGraph, Output, TextClassifierGraph
 from headway_server.bundles import Bundle, Precision, Task, Variant, open_bundle
 from headway_server.engine.encoder_runner import CrossTensors, EncoderRunner
 from headway_server.engine.runner import DecoderRunner
@@ -102,10 +102,10 @@ def _measure_batches(model: BareModel, seconds: float) -> list[dict[str, Any]]:
     figures = []
     for batch_size in BATCH_SIZES:
         batches = [graph.collate(batch) for batch in _batches(items, batch_size)]
-        graph.run(batches[0])
+        graph.run(batches[0], (Output.LOGITS,))
         begun_s, count = time.perf_counter(), 0
         for feeds in cycle(batches):
-            graph.run(feeds)
+            graph.run(feeds, (Output.LOGITS,))
             count += batch_size
             if (elapsed_s := time.perf_counter() - begun_s) >= seconds:
                 break

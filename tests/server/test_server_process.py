@@ -66,9 +66,10 @@ def test_bad_bundles_are_logged_and_the_others_are_served(start_process, tmp_pat
     server.process.terminate()
     assert server.wait_end() == 0
     lines = [json.loads(line) for line in server.log.read_text().splitlines()]
-    assert [line["event"] for line in lines] == ["model loaded", "bundle rejected", "serving", "draining", "stopped"]
-    assert (lines[1]["bundle"], lines[1]["level"]) == ("topics/1", "error")
-    assert lines[1]["reason"].startswith("tokenizer.json has 8 bytes")
+    events = ["lanes", "model loaded", "bundle rejected", "serving", "draining", "stopped"]
+    assert [line["event"] for line in lines] == events
+    assert (lines[2]["bundle"], lines[2]["level"]) == ("topics/1", "error")
+    assert lines[2]["reason"].startswith("tokenizer.json has 8 bytes")
 
 
 def refusal(*arguments: object) -> str:
