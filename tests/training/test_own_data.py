@@ -127,11 +127,11 @@ def test_a_short_plain_text_is_an_error(tmp_path):
         read_plain_text(write(tmp_path, "short"))
 
 
-def test_a_text_is_cut_into_parts_that_make_it_up():
+def test_a_text_is_cut_into_parts_that_make_it_up_and_the_training_part_reaches_up_to_the_test_part():
     text = "".join(chr(97 + i % 26) for i in range(1000))
     train, valid, test = cut_text(text, 0.05, 0.1)
     assert (len(train), len(valid), len(test)) == (850, 50, 100)
-    assert train.text + valid.text + test.text == text
+    assert valid.text + train.text + test.text == text
 
 
 def test_an_image_folder_is_read_with_a_class_for_each_folder(pictures):

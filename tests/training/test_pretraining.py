@@ -5,6 +5,7 @@ import torch
 from accelerate import Accelerator
 from rich.console import Console
 from safetensors.torch import load_file
+from torch.nn import functional
 
 from headway_training.data.sources import OwnData, read_splits
 from headway_training.errors import RecipeError
@@ -49,6 +50,24 @@ def test_tokens_are_hidden_as_often_as_asked_and_special_ones_never(tmp_path, re
                 assert token >= 4  # the special tokens come first
             else:
                 assert int(tensors["input_ids"][row, place]) == token
+
+
+def test_the_loss_of_the_tokens_to_tell_alone_is_that_of_all_logits(tmp_path, reviews, tiny_settings):
+    recipe, splits, task, _ = make(tmp_path, reviews, tiny_settings["ag-news"])
+    masked = MaskedLanguageTask(recipe, task.tokenizer, splits.train.texts, splits.valid.texts, 32)
+    fields = {name: value for name, value in recipe.model.items() if name != "architecture"}
+    model = build_model("encoder", {**fields, **masked.model_fields()}).eval()
+    tensors = masked.collate(masked.epoch_batches(0, 0)[0], torch.Generator().manual_seed(0)).tensors
+    everywhere = model(tensors["input_ids"], tensors["attention_mask"])  # (B, T, V)
+    expected = functional.cross_entropy(everywhere.transpose(1, 2), tensors["targets"], reduction="sum")
+    assert torch.allclose(masked.loss(model, tensors), expected, rtol=1e-5)
+
+
+def test_only_a_masked_language_head_has_logits_of_some_tokens(tmp_path, reviews, tiny_settings):
+    classifier = make(tmp_path, reviews, tiny_settings["ag-news"])[3]
+    ids = torch.ones(1, 4, dtype=torch.int64)
+    with pytest.raises(TypeError, match="the model has a sequence head"):
+        classifier.logits_at(ids.bool(), ids, ids)
 
 
 def test_the_weights_are_handed_on_but_for_the_head(tmp_path, reviews, tiny_settings):

@@ -25,11 +25,12 @@ def read_plain_text(path: Path) -> PlainText:
 
 
 def cut_text(text: str, valid_fraction: float, test_fraction: float) -> tuple[PlainText, PlainText, PlainText]:
-    """Cuts a text into training, validation and test part, in this order; the test part is the end."""
+    """Cuts a text into training, validation and test part: it begins with the validation and ends with the test part.
+
+    So the training part reaches up to the test part, as all that is at hand would in use, and both held-out parts go on
+    beside text that the model has read: the same play, the same article.
+    """
+    valid_end = round(len(text) * valid_fraction)
     test_start = len(text) - round(len(text) * test_fraction)
-    valid_start = test_start - round(len(text) * valid_fraction)
-    return (
-        PlainText(text=text[:valid_start]),
-        PlainText(text=text[valid_start:test_start]),
-        PlainText(text=text[test_start:]),
-    )
+    train, valid, test = text[valid_end:test_start], text[:valid_end], text[test_start:]
+    return PlainText(text=train), PlainText(text=valid), PlainText(text=test)

@@ -107,7 +107,7 @@ def read_multi30k(folder: Path, languages: tuple[str, str]) -> Splits[ParallelTe
 
 
 def read_tiny_shakespeare(folder: Path, valid_fraction: float, test_fraction: float) -> Splits[PlainText]:
-    """Reads Tiny Shakespeare from the data folder; its end is the test part."""
+    """Reads Tiny Shakespeare from the data folder; its beginning is the validation part, its end the test part."""
     dataset = find_dataset("tiny-shakespeare")
     text = read_text(_find(folder, dataset, ("input.txt",)))
     train, valid, test = cut_text(text, valid_fraction, test_fraction)
@@ -115,7 +115,7 @@ def read_tiny_shakespeare(folder: Path, valid_fraction: float, test_fraction: fl
         train=train,
         valid=valid,
         test=test,
-        train_name=f"Tiny Shakespeare, first {len(train):,} characters",
+        train_name=f"Tiny Shakespeare, {len(train):,} characters after the first {len(valid):,}",
         test_name=f"Tiny Shakespeare, last {len(test):,} characters",
         license=dataset.license,
         home=dataset.home,

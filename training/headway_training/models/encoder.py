@@ -145,10 +145,28 @@ class Encoder(Model):
             return self.head.classify(pooled), pooled
         return self._logits(hidden_states, attention_mask), masked_mean(hidden_states, attention_mask)
 
+    def logits_at(self, places: Tensor, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Computes a masked-language head's logits of some tokens alone, as the vocabulary's product is most of it.
+
+        Args:
+            places: bool (B, T), true at N tokens.
+            input_ids: int64 (B, T).
+            attention_mask: int64 (B, T), 1 at tokens and 0 at padding.
+
+        Returns:
+            float (N, V), row by row.
+
+        Raises:
+            TypeError: the model has another head.
+        """
+        if not isinstance(self.head, MaskedLanguageHead):
+            raise TypeError(f"logits_at needs a masked_language head; the model has a {self.configuration.head} head")
+        return self._logits(self.hidden_states(input_ids, attention_mask)[places], attention_mask)
+
     def _logits(self, hidden_states: Tensor, attention_mask: Tensor) -> Tensor:
         """What the head tells of the last layer's states."""
         if isinstance(self.head, MaskedLanguageHead):
-            return self.tokens.logits(self.head(hidden_states)) + self.head.bias  # (B, T, V)
+            return self.tokens.logits(self.head(hidden_states)) + self.head.bias  # (..., V)
         logits: Tensor = self.head(hidden_states, attention_mask)
         return logits
 

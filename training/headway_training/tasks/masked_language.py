@@ -1,6 +1,6 @@
 """Masked language modelling: tell the tokens of a text that were hidden (Devlin et al. 2019), to begin a training with.
 
-B rows, N texts, T tokens, V vocabulary.
+B rows, N texts, T tokens, P tokens to tell, V vocabulary.
 
 Deviation from BERT: the unknown token stands for what is hidden, as tokenizers of this package have no other that text
 never has; texts are trained on one by one, and not in pairs.
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from headway_training.batches import Batch, bucketed_batches, sorted_batches
 from headway_training.checkpoint import Baseline
 from headway_training.evaluation import EVALUATION_TOKENS, pad, token_mask
+from headway_training.models import Encoder
 from headway_training.recipes import Recipe
 from headway_training.tasks.base import IGNORED, EvaluationData, Metrics, Task, TrainingBatch
 from headway_training.tokenizers import encode_texts, special_tokens
@@ -86,9 +87,13 @@ class MaskedLanguageTask(Task):
         return TrainingBatch(tensors=tensors, num_units=int(mask.sum()))
 
     def logits(self, model: nn.Module, tensors: Mapping[str, Tensor]) -> Tensor:
-        """(B, T, V)."""
-        logits: Tensor = model(tensors["input_ids"], tensors["attention_mask"])
-        return logits
+        """Of the tokens to tell alone, row by row: (P, V)."""
+        assert isinstance(model, Encoder)
+        return model.logits_at(tensors["targets"] != IGNORED, tensors["input_ids"], tensors["attention_mask"])
+
+    def loss_of_logits(self, logits: Tensor, targets: Tensor, label_smoothing: float = 0.0) -> Tensor:
+        """Cross-entropy of logits, float (P, V), summed; of the targets, (B, T), P are to be told."""
+        return super().loss_of_logits(logits, targets[targets != IGNORED], label_smoothing)
 
     @torch.inference_mode()
     def evaluate(self, model: nn.Module, part: Literal["valid", "test"]) -> Metrics:
@@ -99,10 +104,10 @@ class MaskedLanguageTask(Task):
         right = count = 0
         for batch in sorted_batches([len(row) for row in self._valid], EVALUATION_TOKENS):
             tensors = self._hide([self._valid[i] for i in batch], generator).tensors
-            targets = tensors["targets"]
+            targets = tensors["targets"][tensors["targets"] != IGNORED]
             predicted = self.logits(model, {name: one.to(device) for name, one in tensors.items()}).argmax(dim=-1).cpu()
             right += int((predicted == targets).sum())
-            count += int((targets != IGNORED).sum())
+            count += len(targets)
         return {"accuracy": float(np.divide(100 * right, max(1, count)))}
 
     def measure_baseline(self) -> Baseline:
