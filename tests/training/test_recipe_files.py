@@ -1,5 +1,7 @@
 """Recipes: what comes with the package is valid, and a wrong key or value is named."""
 
+import dataclasses
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -29,8 +31,14 @@ def test_the_first_recipes_carry_what_they_gave():
         assert result.command == f"headway-train run {name}"
         assert result.wall_time_s > 0
         assert result.hardware
-    first, *_ = read_recipe("tiny-shakespeare").ideas
-    assert (first.value, first.without, first.kept) == (1.704, 1.684, False)
+
+
+def test_ideas_are_read_as_the_file_has_them():
+    file = next(file for file in list_recipes() if file.stem == "tiny-shakespeare")
+    written = tomllib.loads(file.read_text(encoding="utf-8"))["ideas"]
+    read = [dataclasses.asdict(idea) for idea in read_recipe("tiny-shakespeare").ideas]
+    assert [{key: idea[key] for key in content} for idea, content in zip(read, written, strict=True)] == written
+    assert {idea["kept"] for idea in read} == {True, False}
 
 
 def test_a_wrong_key_of_a_result_is_named(tmp_path):
