@@ -13,10 +13,10 @@ import structlog
 from waiting import until
 
 from headway_server.batching import inline_gate
-from headway_server.batching.admission import Admission
 from headway_server.batching.batcher import Batcher, BatchError
 from headway_server.batching.run_costs import UNKNOWN_COSTS, RunCosts
 from headway_server.errors import DeadlineError, DrainingError, OverloadedError
+from headway_server.serving.permits import Admission
 
 BUDGET = 24
 LIMIT = 400
