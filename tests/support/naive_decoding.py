@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headway_server.decoding.sampling.random_stream import stream_states, uniform
-from headway_server.decoding.sequence import FinishReason, SamplingParameters
+from headway_server.decoding.parameters import SamplingParameters
+from headway_server.decoding.sampling.draws import stream_states, uniform
+from headway_server.decoding.sequence import FinishReason
 
 NUM_GROUPS = 256
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from headway_server.decoding.beam_search.block import SlotCopy
+from headway_server.decoding.interfaces import SlotCopy
 from headway_server.decoding.runner.encoder import CrossTensors
 
 WIDTH = 16

@@ -27,8 +27,8 @@ from headway_server.bundles import (
 )
 from headway_server.decoding.core.engine import Engine
 from headway_server.decoding.output.text import TextAssembly
-from headway_server.decoding.reply import Reply
-from headway_server.decoding.sequence import SamplingParameters, Sequence
+from headway_server.decoding.parameters import SamplingParameters
+from headway_server.decoding.sequence import Reply, Sequence
 from headway_server.decoding.settings import EngineSettings
 from headway_server.preprocessing import ChatTemplate, TextTokenizer
 from headway_server.tasks.generation.model import GenerationModel

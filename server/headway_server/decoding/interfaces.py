@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from headway_server.decoding.beam_search.block import SlotCopy
+
+class SlotCopy(NamedTuple):
+    """Positions of a slot that are copied over the same positions of another."""
+
+    source: int
+    """Slot that they are read from. No copy of the same step writes there."""
+    target: int
+    start: int
+    """First position."""
+    stop: int
+    """Position after the last."""
 
 
 class Decoder(Protocol):
@@ -90,3 +99,15 @@ class Constraint(Protocol):
     @property
     def is_complete(self) -> bool:
         """Whether nothing but the end may follow."""
+
+
+class DraftVerifier(Protocol):
+    """Runs several tokens a row, with the bits of decoding; `verifier.py` is the one that serves."""
+
+    width: int
+
+    def verify(self, token_ids: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Runs tokens (R, T) in the slots 0 to R-1, from `positions` (R,); returns the logits (R, T, V) after each.
+
+        They hold until the next call.
+        """

@@ -10,6 +10,8 @@ changes a sequence, but for `cancelled`, which the event loop sets and the engin
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncGenerator
 from collections.abc import Sequence as Elements
 from dataclasses import dataclass
 from enum import Enum
@@ -18,10 +20,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headway_server.decoding.beam_search.hypothesis import Hypothesis, SearchParameters
 from headway_server.decoding.interfaces import Constraint
 from headway_server.decoding.output.text import TextAssembly
-from headway_server.decoding.reply import Reply
+from headway_server.decoding.parameters import SamplingParameters, SearchParameters
 from headway_server.errors import CancelledError, DeadlineError
 
 
@@ -47,44 +48,6 @@ class Stage(Enum):
     FINISHED = "finished"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParameters:
-    """How to choose tokens; `sampler.py` defines each exactly. Checked where it is made, `tasks/parameters.py`."""
-
-    max_new_tokens: int
-    """Most tokens to produce."""
-    temperature: float = 0.0
-    """Softmax temperature; 0 is greedy."""
-    top_k: int = 0
-    """Sample among the k most likely tokens; 0 turns it off."""
-    top_p: float = 1.0
-    """Sample among the smallest set of tokens whose probability reaches p."""
-    seed: int = 0
-    """Seed of the random stream, 0 to 2**64 - 1."""
-    sample: int = 0
-    """Number of the sample among those of one seed."""
-    stop_strings: tuple[str, ...] = ()
-    """Strings that end the text."""
-    stop_ids: frozenset[int] = frozenset()
-    """Tokens that end the text, as the end-of-sequence token does."""
-    min_new_tokens: int = 0
-    """Tokens to produce before the end-of-sequence token or a stop token may follow."""
-    min_p: float = 0.0
-    """Leave out tokens less likely than this share of the likeliest one's probability; 0 turns it off."""
-    repetition_penalty: float = 1.0
-    """Divides positive and multiplies negative logits of tokens of the prompt and of the text so far."""
-    presence_penalty: float = 0.0
-    """Subtracted from the logits of tokens of the text so far."""
-    frequency_penalty: float = 0.0
-    """Subtracted from the logit of a token once for every time it is in the text so far."""
-    logit_biases: tuple[tuple[int, float], ...] = ()
-    """Token and what is added to its logit; every token once."""
-    num_top_tokens: int | None = None
-    """Likeliest tokens whose log-probabilities are wanted at each position, beside the chosen one's."""
-    wants_prompt_log_probabilities: bool = False
-    """Whether those of the prompt's tokens are wanted too."""
-
-
 @dataclass(frozen=True, slots=True)
 class TokenLogProbability:
     """A token and how likely the model found it, before penalties, biases, constraint and temperature."""
@@ -94,6 +57,24 @@ class TokenLogProbability:
     """Natural logarithm; None for the first token of a prompt."""
     top_tokens: tuple[tuple[int, float], ...] = ()
     """The likeliest tokens at its place with their log-probabilities, the likeliest first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hypothesis:
+    """A translation that a search has found."""
+
+    token_ids: tuple[int, ...]
+    """Its tokens, those of the prefix included, the end of the sequence left out."""
+    text: str
+    log_probability: float
+    """Sum of the natural logarithms of its tokens' probabilities, prefix and end of the sequence included."""
+    score: float
+    """What hypotheses are ranked by."""
+    num_new_tokens: int
+    """Tokens produced, the end of the sequence included."""
+    finish_reason: FinishReason
+    alignment: NDArray[np.float32] | None = None
+    """(len(token_ids), S) each token's attention over the S source tokens; rows sum to one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +104,66 @@ class SequenceResult:
     """What its search found, the best first: as many as were asked for, or as there are. Its text, finish reason,
     number of tokens and log-probability are those of the best. Without a search, the one translation there is where its
     alignment was asked for, and otherwise nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """What has appeared since the last piece."""
+
+    text: str
+    """Whole characters, possibly none."""
+    num_new_tokens: int
+    """Tokens produced so far."""
+    tokens: tuple[TokenLogProbability, ...] = ()
+    """Those produced since the last piece, where log-probabilities were asked for."""
+
+
+class Reply:
+    """Receives what the engine hands out for one sequence. For the event loop alone."""
+
+    def __init__(self) -> None:
+        self.result: asyncio.Future[SequenceResult] = asyncio.get_running_loop().create_future()
+        self._text: list[str] = []
+        self._num_new_tokens = 0
+        self._tokens: list[TokenLogProbability] = []
+        self._arrival = asyncio.Event()
+
+    def add(self, text: str, num_new_tokens: int, tokens: tuple[TokenLogProbability, ...] = ()) -> None:
+        """Takes text that has appeared."""
+        self._text.append(text)
+        self._tokens += tokens
+        self._num_new_tokens = num_new_tokens
+        self._arrival.set()
+
+    def end(self, outcome: SequenceResult | BaseException) -> None:
+        """Takes the end: a result, or the error instead."""
+        if not self.result.done():  # cancelled, if the caller has gone
+            if isinstance(outcome, BaseException):
+                self.result.set_exception(outcome)
+            else:
+                self.result.set_result(outcome)
+        self._arrival.set()
+
+    async def pieces(self) -> AsyncGenerator[Piece, None]:
+        """Yields pieces as they appear; a slow reader gets several joined into one.
+
+        Raises:
+            Exception: What ended the sequence instead of a result.
+        """
+        while True:
+            await self._arrival.wait()
+            self._arrival.clear()
+            ended = self.result.done()  # before the reader takes its time: what comes meanwhile is the next round's
+            if self._text:
+                text, self._text = "".join(self._text), []
+                tokens, self._tokens = tuple(self._tokens), []
+                yield Piece(text=text, num_new_tokens=self._num_new_tokens, tokens=tokens)
+            if ended:
+                self.result.result()
+                return
+
+    def __repr__(self) -> str:
+        return f"Reply({'ended' if self.result.done() else 'open'}, {self._num_new_tokens} tokens)"
 
 
 class SharedPrompt:

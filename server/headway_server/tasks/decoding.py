@@ -11,11 +11,10 @@ import structlog
 from headway_server.bundles import Bundle, Precision, Task, Variant
 from headway_server.decoding.core.engine import Engine
 from headway_server.decoding.core.lanes import FEWEST_SLOTS, Lanes
-from headway_server.decoding.interfaces import Decoder, Encoder
+from headway_server.decoding.interfaces import Decoder, DraftVerifier, Encoder
 from headway_server.decoding.runner.decoder import DecoderRunner, slot_sizes
 from headway_server.decoding.runner.memory_plan import format_size, plan_memory
 from headway_server.decoding.settings import EngineSettings
-from headway_server.decoding.speculation.prompt_lookup import DraftVerifier
 from headway_server.errors import BundleError, InvalidInputError
 from headway_server.preprocessing import TextTokenizer
 from headway_server.runtime import Cores, Device, Runtime, available_bytes

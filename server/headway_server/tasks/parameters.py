@@ -11,7 +11,7 @@ import numpy as np
 
 from headway_server.bundles import SamplingDefaults
 from headway_server.decoding.constraints import ConstraintRequest
-from headway_server.decoding.sequence import SamplingParameters
+from headway_server.decoding.parameters import SamplingParameters
 from headway_server.errors import InvalidInputError
 
 _T = TypeVar("_T")

@@ -18,8 +18,7 @@ from tiny_engine import (
 )
 
 from headway_server.bundles import Precision, SamplingDefaults, Task
-from headway_server.decoding.reply import Piece
-from headway_server.decoding.sequence import FinishReason
+from headway_server.decoding.sequence import FinishReason, Piece
 from headway_server.decoding.settings import EngineSettings
 from headway_server.errors import BundleError, DeadlineError, DrainingError, InvalidInputError, OverloadedError
 from headway_server.preprocessing import TextTokenizer

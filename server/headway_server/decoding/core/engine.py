@@ -12,10 +12,8 @@ from threading import Lock, Thread
 from headway_server.decoding.core.outbox import Outbox
 from headway_server.decoding.core.scheduler import Scheduler
 from headway_server.decoding.core.step import StepError, Stepper
-from headway_server.decoding.interfaces import Decoder, Encoder
-from headway_server.decoding.reply import Piece
-from headway_server.decoding.sequence import Sequence, SequenceResult
-from headway_server.decoding.speculation.prompt_lookup import DraftVerifier
+from headway_server.decoding.interfaces import Decoder, DraftVerifier, Encoder
+from headway_server.decoding.sequence import Piece, Sequence, SequenceResult
 from headway_server.errors import DrainingError
 from headway_server.runtime import Seats
 

@@ -7,10 +7,9 @@ from collections.abc import AsyncGenerator, Iterator
 from collections.abc import Sequence as Elements
 from contextlib import aclosing, contextmanager
 
-from headway_server.decoding.beam_search.hypothesis import MAX_BEAMS
 from headway_server.decoding.core.engine import Engine, cancel
-from headway_server.decoding.reply import Piece
-from headway_server.decoding.sequence import Sequence, SequenceResult
+from headway_server.decoding.parameters import MAX_BEAMS
+from headway_server.decoding.sequence import Piece, Sequence, SequenceResult
 
 FEWEST_SLOTS = MAX_BEAMS
 """Slots of a lane at least: the widest search fits into each."""

@@ -13,8 +13,7 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from headway_server.decoding.reply import Reply
-from headway_server.decoding.sequence import Sequence, SequenceResult, TokenLogProbability
+from headway_server.decoding.sequence import Reply, Sequence, SequenceResult, TokenLogProbability
 
 _Text: TypeAlias = tuple[Reply, str, int, tuple[TokenLogProbability, ...]]
 _End: TypeAlias = tuple[Reply, "SequenceResult | BaseException"]

@@ -19,11 +19,10 @@ from headway_server.decoding.core.block_layout import Group, Move
 from headway_server.decoding.core.outbox import Outbox
 from headway_server.decoding.core.prefill import PrefillStep
 from headway_server.decoding.core.scheduler import Chunk, Scheduler
-from headway_server.decoding.interfaces import Decoder, Encoder
+from headway_server.decoding.interfaces import Decoder, DraftVerifier, Encoder
 from headway_server.decoding.sampling.sampler import SampledTokens, Sampler
 from headway_server.decoding.sequence import Sequence, Stage
-from headway_server.decoding.speculation.drafts import Drafting, VerifiedDraft
-from headway_server.decoding.speculation.prompt_lookup import DraftVerifier
+from headway_server.decoding.speculation.drafting import Drafting, VerifiedDraft
 from headway_server.errors import InvalidInputError
 
 _log = structlog.get_logger(__name__)

@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 
 from headway_server.bundles import ALIGNMENT, Bundle, Graph, Manifest, Task, Variant
 from headway_server.bundles.chain import DECODING_AXES, VERIFIES
-from headway_server.decoding.beam_search.block import SlotCopy
-from headway_server.decoding.runner.encoder import CrossTensors, bytes_per_token
+from headway_server.decoding.interfaces import SlotCopy
+from headway_server.decoding.runner.encoder import CrossTensors, PackedSources, bytes_per_token
 from headway_server.decoding.runner.memory_plan import SlotSizes
-from headway_server.decoding.runner.sources import PackedSources
 from headway_server.decoding.runner.state import SlotState, fixed_size, state_bytes
 from headway_server.errors import BundleError
 from headway_server.runtime import Runtime, Session

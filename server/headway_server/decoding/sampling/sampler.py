@@ -35,13 +35,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from headway_server.decoding.sampling.log_probabilities import likeliest, token_log_probabilities
-from headway_server.decoding.sampling.masks import TokenMasks
-from headway_server.decoding.sampling.nucleus import Restriction, draw_likely, draw_top_k
-from headway_server.decoding.sampling.penalties import LogitEdits, apply_edits
-from headway_server.decoding.sampling.random_stream import stream_states, uniform
-from headway_server.decoding.sampling.weights import WeightScratch
-from headway_server.decoding.sequence import SamplingParameters
+from headway_server.decoding.parameters import SamplingParameters
+from headway_server.decoding.sampling.draws import Restriction, draw_likely, draw_top_k, stream_states, uniform
+from headway_server.decoding.sampling.logits_processors import LogitEdits, TokenMasks, apply_edits
+from headway_server.decoding.sampling.softmax import WeightScratch, likeliest, token_log_probabilities
 
 __all__ = ["SampledTokens", "Sampler", "token_log_probabilities"]
 

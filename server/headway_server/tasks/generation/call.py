@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from headway_server.decoding.constraints import CompiledConstraint, ConstraintRequest
 from headway_server.decoding.output.text import TextAssembly
-from headway_server.decoding.reply import Reply
-from headway_server.decoding.sequence import Sequence, share_prompt
+from headway_server.decoding.sequence import Reply, Sequence, share_prompt
 from headway_server.preprocessing import TextTokenizer
 from headway_server.tasks.generation.prompt import FittedPrompt
 from headway_server.tasks.parameters import MAX_PRIORITY, MAX_SAMPLES, SamplingPlan, check_range

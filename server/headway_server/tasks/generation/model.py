@@ -13,11 +13,10 @@ import numpy as np
 
 from headway_server.bundles import CHAT_TEMPLATE_FILE, TOKENIZER_FILE, Bundle, Precision
 from headway_server.decoding.constraints import CompiledConstraint, ConstraintCompiler
-from headway_server.decoding.interfaces import Decoder
-from headway_server.decoding.reply import Piece
-from headway_server.decoding.sequence import SamplingParameters, SequenceResult
+from headway_server.decoding.interfaces import Decoder, DraftVerifier
+from headway_server.decoding.parameters import SamplingParameters
+from headway_server.decoding.sequence import Piece, SequenceResult
 from headway_server.decoding.settings import EngineSettings
-from headway_server.decoding.speculation.prompt_lookup import DraftVerifier
 from headway_server.decoding.speculation.verifier import can_verify, open_verifier
 from headway_server.errors import InvalidInputError
 from headway_server.preprocessing import ChatTemplate, TextTokenizer

@@ -6,8 +6,7 @@ from collections.abc import Sequence as Elements
 from dataclasses import dataclass
 from itertools import pairwise
 
-from headway_server.decoding.beam_search.hypothesis import Hypothesis
-from headway_server.decoding.sequence import FinishReason, SequenceResult
+from headway_server.decoding.sequence import FinishReason, Hypothesis, SequenceResult
 from headway_server.preprocessing import SplitText, TextTokenizer
 from headway_server.tasks.translation.alignment import Alignment, align
 from headway_server.tasks.translation.call import Source

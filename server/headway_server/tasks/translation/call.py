@@ -8,8 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from headway_server.decoding.output.text import TextAssembly
-from headway_server.decoding.reply import Reply
-from headway_server.decoding.sequence import Sequence, SequenceResult
+from headway_server.decoding.sequence import Reply, Sequence, SequenceResult
 from headway_server.errors import InvalidInputError
 from headway_server.preprocessing import EncodedText, SplitText, TextTokenizer
 from headway_server.tasks.translation.phrases import EncodedPhrases, PhraseEncoder, PhraseRequest, Tokens, contains

@@ -14,9 +14,8 @@ import numpy as np
 
 from headway_server.bundles import TOKENIZER_FILE, Bundle, Precision
 from headway_server.decoding.interfaces import Decoder, Encoder
-from headway_server.decoding.reply import Piece
 from headway_server.decoding.runner.encoder import EncoderRunner
-from headway_server.decoding.sequence import SequenceResult
+from headway_server.decoding.sequence import Piece, SequenceResult
 from headway_server.decoding.settings import EngineSettings
 from headway_server.errors import BundleError, InvalidInputError, NoAlignmentError
 from headway_server.preprocessing import SplitText, TextTokenizer, split_sentences

@@ -14,8 +14,7 @@ from headway.v1 import common_pb2
 from headway.v1 import generation_service_pb2 as pb
 from headway.v1 import generation_service_pb2_grpc as pb_grpc
 from headway_server.bundles import Task
-from headway_server.decoding.reply import Piece
-from headway_server.decoding.sequence import FinishReason, TokenLogProbability
+from headway_server.decoding.sequence import FinishReason, Piece, TokenLogProbability
 from headway_server.errors import InvalidInputError
 from headway_server.preprocessing.pool import text_pool
 from headway_server.serving.answers import Answer

@@ -12,7 +12,7 @@ import grpc
 
 from headway.v1 import translation_service_pb2 as pb
 from headway.v1 import translation_service_pb2_grpc as pb_grpc
-from headway_server.decoding.reply import Piece
+from headway_server.decoding.sequence import Piece
 from headway_server.preprocessing.pool import text_pool
 from headway_server.serving.answers import Answer
 from headway_server.serving.host import ModelRegistry

@@ -10,7 +10,7 @@ from numpy_decoder import NumpyDecoder, NumpyEncoder
 from random_searches import differences, is_close_call, random_search, reference_config
 from tiny_engine import BOS_ID, EOS_ID, make_sequence, running_engine
 
-from headway_server.decoding.beam_search.hypothesis import EarlyStopping, SearchParameters
+from headway_server.decoding.parameters import EarlyStopping, SearchParameters
 from headway_server.decoding.sequence import FinishReason
 from headway_training.beam_search import beam_search
 

@@ -12,7 +12,7 @@ from tiny_engine import make_sequence, running_engine
 from tiny_models import NUMBERS
 
 from headway_server.bundles import Precision, open_bundle
-from headway_server.decoding.beam_search.hypothesis import SearchParameters
+from headway_server.decoding.parameters import SearchParameters
 from headway_server.decoding.runner.decoder import DecoderRunner
 from headway_server.decoding.runner.encoder import EncoderRunner
 from headway_server.runtime import Runtime

@@ -21,7 +21,8 @@ from tiny_engine import (
 
 from headway_server.decoding.core.engine import cancel
 from headway_server.decoding.core.step import StepError
-from headway_server.decoding.sequence import FinishReason, SamplingParameters
+from headway_server.decoding.parameters import SamplingParameters
+from headway_server.decoding.sequence import FinishReason
 from headway_server.errors import CancelledError, DeadlineError, DrainingError
 
 

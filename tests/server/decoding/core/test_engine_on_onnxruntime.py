@@ -7,9 +7,9 @@ import pytest
 from naive_decoding import naive_decode
 
 from headway_server.bundles import Precision, open_bundle
+from headway_server.decoding.parameters import SamplingParameters
 from headway_server.decoding.runner.decoder import DecoderRunner
 from headway_server.decoding.runner.encoder import EncoderRunner
-from headway_server.decoding.sequence import SamplingParameters
 from headway_server.decoding.settings import EngineSettings
 from headway_server.runtime import Runtime
 from headway_server.tasks.generation.model import GenerationModel

@@ -7,7 +7,8 @@ from naive_decoding import naive_decode
 from tiny_engine import EOS_ID, decode, make_decoder, make_sequence, random_prompt, running_engine, slow_down
 
 from headway_server.decoding.core.engine import cancel
-from headway_server.decoding.sequence import SamplingParameters, share_prompt
+from headway_server.decoding.parameters import SamplingParameters
+from headway_server.decoding.sequence import share_prompt
 
 CHUNK = 8
 

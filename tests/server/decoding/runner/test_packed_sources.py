@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from headway_server.bundles import TensorSpec
-from headway_server.decoding.runner.encoder import CrossTensors
-from headway_server.decoding.runner.sources import PackedSources
+from headway_server.decoding.runner.encoder import CrossTensors, PackedSources
 
 HEADS, HEAD_DIM, MAX_LENGTH, MAX_SOURCES = 2, 4, 20, 12
 NAMES = ("cross_key_0", "cross_value_0")

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from sampler_rows import make_sampler, pack
 
+from headway_server.decoding.parameters import SamplingParameters
 from headway_server.decoding.sampling.sampler import Sampler
-from headway_server.decoding.sequence import SamplingParameters
 
 
 def greedy(logits, *, num_steps=1, prompt_ids=None, end_ids=(), **parameters):

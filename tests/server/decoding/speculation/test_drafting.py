@@ -15,7 +15,7 @@ from headway.v1 import generation_service_pb2_grpc as pb_grpc
 from headway_server.bundles import Precision, open_bundle
 from headway_server.decoding.constraints import ConstraintRequest
 from headway_server.decoding.settings import EngineSettings
-from headway_server.decoding.speculation.prompt_lookup import MAX_ROWS, verifies_exactly
+from headway_server.decoding.speculation.drafting import MAX_ROWS, verifies_exactly
 from headway_server.runtime import Runtime
 from headway_server.tasks.generation.model import GenerationModel
 from headway_server.tasks.parameters import LogProbabilityRequest, SamplingRequest

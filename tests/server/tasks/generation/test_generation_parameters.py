@@ -16,8 +16,7 @@ from tiny_engine import (
 
 from headway_server.bundles import SamplingDefaults
 from headway_server.decoding.constraints import ConstraintRequest
-from headway_server.decoding.reply import Piece
-from headway_server.decoding.sequence import FinishReason
+from headway_server.decoding.sequence import FinishReason, Piece
 from headway_server.errors import InvalidInputError, NoChatTemplateError
 from headway_server.preprocessing import ChatTurn
 from headway_server.tasks.parameters import DecodingLimits, LogProbabilityRequest, SamplingRequest, plan_sampling

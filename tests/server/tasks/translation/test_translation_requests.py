@@ -19,8 +19,7 @@ from tiny_engine import (
 )
 
 from headway_server.bundles import Task
-from headway_server.decoding.reply import Piece
-from headway_server.decoding.sequence import FinishReason
+from headway_server.decoding.sequence import FinishReason, Piece
 from headway_server.errors import InvalidInputError, NoAlignmentError, OverloadedError
 from headway_server.preprocessing import TextTokenizer, split_sentences
 from headway_server.serving.answers import Answer

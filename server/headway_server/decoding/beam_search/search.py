@@ -1,4 +1,18 @@
-"""The search of one sentence, as `hypothesis.py` defines it: which beams go on, and what they have found.
+"""What a beam search is asked for, and what it finds.
+
+The search is that of Sutskever et al. 2014 (arXiv 1409.3215, section 3.2), with the bookkeeping that the field has
+agreed on since. A sentence has K beams, each a text so far with its log-probability. At a step:
+
+1. All K x V continuations are ranked by log-probability; of these the best 2 K are looked at.
+2. A continuation that ends the sentence becomes a hypothesis if it is among the best K, and is passed over if it is
+   not. Its score is its log-probability divided by (tokens ** length_penalty); the end counts as a token.
+3. The best K of the others are the beams from now on.
+4. The K best hypotheses are kept. Whether the search ends with K of them, `EarlyStopping` says; when a translation may
+   have no more tokens, the beams are hypotheses as they stand, by the same score.
+
+Ties go to the lower beam, then to the lower token id.
+
+The search of one sentence, as `hypothesis.py` defines it: which beams go on, and what they have found.
 
 Required phrases are met by dynamic beam allocation (Post and Vilar 2018, arXiv 1804.06609). A continuation is in the
 bank of as many tokens of required phrases as it has: of those that have appeared, and of the one begun. Of a step's
@@ -11,16 +25,26 @@ Deviations from the paper: phrases are followed in one automaton, so that they m
 appearing by chance counts; every continuation competes within its bank, not only the best of each beam and of all.
 
 The tensors are elsewhere: `continuations.py` ranks what may follow, `beam_block.py` knows in which slots the beams are.
+
+
+In which slots the beams of one sentence are, and what must be copied when they go on.
+
+A beam that goes on stays in its slot. Where several beams continue the same one, one of them stays, and the others take
+slots whose own beams have ended. Two slots have the same content up to where their histories parted, and nowhere after,
+since at each step every slot writes for a beam of its own. So only what lies after that is copied, to the free slot
+whose history parted last.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import NamedTuple
 
-from headway_server.decoding.beam_search.hypothesis import EarlyStopping, SearchParameters
 from headway_server.decoding.beam_search.rules import RuleState, SearchRules
+from headway_server.decoding.interfaces import SlotCopy
+from headway_server.decoding.parameters import EarlyStopping, SearchParameters
 from headway_server.decoding.sequence import FinishReason
 
 NO_TOKENS: frozenset[int] = frozenset()
@@ -230,3 +254,81 @@ def share_places(num_places: int, sizes: Sequence[int]) -> list[int]:
         shares[number] += more
         left -= more
     return shares
+
+
+class BeamBlock:
+    """A search and the block of K slots that it runs in, whose slots are counted from 0 here.
+
+    Attributes:
+        search: The search.
+        slots: K slots, each once: first those of the beams, in their order, then those without a beam.
+    """
+
+    def __init__(self, search: BeamSearch, num_slots: int) -> None:
+        """Begins with nothing written.
+
+        Args:
+            search: The search.
+            num_slots: K.
+        """
+        self.search = search
+        self.slots = list(range(num_slots))
+        # Of each two slots: how many positions they have in common.
+        self._shared = [[0] * num_slots for _ in range(num_slots)]
+
+    def __repr__(self) -> str:
+        return f"BeamBlock({self.search!r}, beams in {self.slots[: len(self.search.beams)]})"
+
+    def log_probabilities(self) -> list[float]:
+        """Returns those of the beams, in the order of `slots`; minus infinity of slots without a beam."""
+        values = [beam.log_probability for beam in self.search.beams]
+        return values + [-inf] * (len(self.slots) - len(values))
+
+    def next_inputs(self, first_id: int) -> list[int]:
+        """Returns the token that each slot reads next; a slot without a beam reads what the best one reads."""
+        beams = self.search.beams
+        last_ids = [beam.token_ids[-1] if beam.token_ids else first_id for beam in beams]
+        token_ids = [last_ids[0]] * len(self.slots)
+        for slot, token_id in zip(self.slots, last_ids, strict=False):
+            token_ids[slot] = token_id
+        return token_ids
+
+    def reorder(self, first_slot: int, num_written: int) -> list[SlotCopy]:
+        """Finds a slot for each beam after the search has advanced.
+
+        Args:
+            first_slot: Where the block begins, for the copies.
+            num_written: Positions that are written in each of its slots.
+
+        Returns:
+            What must be copied.
+        """
+        before = self.slots
+        staying: set[int] = set()
+        slots: list[int] = []
+        moving: list[tuple[int, int]] = []  # places of beams whose parent's slot is taken, and that slot
+        for place, beam in enumerate(self.search.beams):
+            home = before[beam.parent]
+            if home in staying:
+                moving.append((place, home))
+            staying.add(home)
+            slots.append(home)
+        free = [slot for slot in before if slot not in staying]
+        copies: list[SlotCopy] = []
+        for place, source in moving:
+            shared = self._shared[source]
+            target = slots[place] = max(free, key=shared.__getitem__)
+            free.remove(target)
+            copies.append(SlotCopy(first_slot + source, first_slot + target, shared[target], num_written))
+            self._note_copy(source, target, num_written)
+        self.slots = slots + free
+        return copies
+
+    def _note_copy(self, source: int, target: int, num_written: int) -> None:
+        """Notes that the target has the source's content now, and shares with others what the source does."""
+        shared = self._shared
+        shared[target] = shared[source].copy()
+        shared[target][source] = shared[source][target] = num_written
+        for slot, row in enumerate(shared):
+            if slot != target:
+                row[target] = shared[target][slot]
