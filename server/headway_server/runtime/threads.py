@@ -79,9 +79,7 @@ def join_threads(threads: Iterable[threading.Thread], *, owner: str, timeout_s: 
             if thread.is_alive():
                 stuck.append(thread)
     for thread in stuck:
-        _log.error(
-            "a thread does not end and is left behind", owner=owner, thread=thread.name, at=_place(thread.ident)
-        )
+        _log.error("a thread does not end and is left behind", owner=owner, thread=thread.name, at=_place(thread.ident))
     return not stuck
 
 
