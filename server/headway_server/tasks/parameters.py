@@ -27,13 +27,13 @@ MAX_PRIORITY: Final = 100
 DEFAULT_NEW_TOKENS: Final = 128
 
 _RANGES: Final[dict[str, tuple[float, float]]] = {
-    "temperature": (0, 2),
-    "min_p": (0, 1),
-    "repetition_penalty": (float(np.float32(0.01)), 100),  # the protocol's floats are a little below 0.01
-    "presence_penalty": (-2, 2),
-    "frequency_penalty": (-2, 2),
+    "parameters.sampling.temperature": (0, 2),
+    "parameters.sampling.min_p": (0, 1),
+    "parameters.repetition_penalty": (float(np.float32(0.01)), 100),  # the protocol's floats are a little below 0.01
+    "parameters.presence_penalty": (-2, 2),
+    "parameters.frequency_penalty": (-2, 2),
 }
-"""Of parameters that have the same range with every model; their names are those of the protocol."""
+"""Ranges that are the same for every model, by the path of the request's field."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,45 +173,45 @@ def _number(value: float) -> str:
 def _check_counts(request: SamplingRequest, limits: DecodingLimits) -> None:
     most = limits.max_total_tokens - 1
     if request.max_new_tokens is not None:
-        check_range("sampling.max_new_token_count", request.max_new_tokens, 1, most)
+        check_range("parameters.max_new_tokens", request.max_new_tokens, 1, most)
         most = request.max_new_tokens
     least = _given(request.min_new_tokens, 0)
-    check_range("sampling.min_new_token_count", least, 0, most)
+    check_range("parameters.min_new_tokens", least, 0, most)
     if least and request.constraint is not None:
         raise InvalidInputError(
-            "sampling.min_new_token_count",
+            "parameters.min_new_tokens",
             f"is {least} beside a constraint, which alone says where the text ends; set one of the two",
         )
 
 
 def _check_drawing(parameters: SamplingParameters, vocab_size: int) -> None:
-    for name, (low, high) in _RANGES.items():
-        check_range(f"sampling.{name}", getattr(parameters, name), low, high)
-    check_range("sampling.top_k", parameters.top_k, 0, vocab_size)
+    for field, (low, high) in _RANGES.items():
+        check_range(field, getattr(parameters, field.rpartition(".")[2]), low, high)
+    check_range("parameters.sampling.top_k", parameters.top_k, 0, vocab_size)
     if not 0 < parameters.top_p <= 1:
-        raise InvalidInputError("sampling.top_p", f"is {parameters.top_p:g}; must be above 0 and at most 1")
+        raise InvalidInputError("parameters.sampling.top_p", f"is {parameters.top_p:g}; must be above 0 and at most 1")
 
 
 def _check_stop_strings(stop_strings: Elements[str]) -> None:
-    _check_at_most("sampling.stop_strings", len(stop_strings), MAX_STOP_STRINGS)
+    _check_at_most("parameters.stop_strings", len(stop_strings), MAX_STOP_STRINGS)
     for index, stop in enumerate(stop_strings):
         if not 1 <= len(stop) <= MAX_STOP_LENGTH:
             raise InvalidInputError(
-                f"sampling.stop_strings[{index}]", f"has {len(stop)} characters; must be 1 to {MAX_STOP_LENGTH}"
+                f"parameters.stop_strings[{index}]", f"has {len(stop)} characters; must be 1 to {MAX_STOP_LENGTH}"
             )
 
 
 def _check_stop_ids(stop_ids: Elements[int], vocab_size: int) -> None:
-    _check_at_most("sampling.stop_token_ids", len(stop_ids), MAX_STOP_IDS)
+    _check_at_most("parameters.stop_token_ids", len(stop_ids), MAX_STOP_IDS)
     for index, token_id in enumerate(stop_ids):
-        check_range(f"sampling.stop_token_ids[{index}]", token_id, 0, vocab_size - 1)
+        check_range(f"parameters.stop_token_ids[{index}]", token_id, 0, vocab_size - 1)
 
 
 def _check_logit_biases(logit_biases: Elements[tuple[int, float]], vocab_size: int) -> None:
-    _check_at_most("sampling.logit_biases", len(logit_biases), MAX_LOGIT_BIASES)
+    _check_at_most("parameters.logit_biases", len(logit_biases), MAX_LOGIT_BIASES)
     places: dict[int, int] = {}
     for index, (token_id, bias) in enumerate(logit_biases):
-        field = f"sampling.logit_biases[{index}]"
+        field = f"parameters.logit_biases[{index}]"
         check_range(f"{field}.token_id", token_id, 0, vocab_size - 1)
         check_range(f"{field}.bias", bias, -MAX_LOGIT_BIAS, MAX_LOGIT_BIAS)
         if (first := places.setdefault(token_id, index)) != index:

@@ -117,7 +117,7 @@ async def test_a_prompt_past_the_limit_is_refused_with_limit_and_value(model):
 async def test_a_prompt_that_leaves_too_little_room_is_refused_by_the_number_asked_for(model):
     with pytest.raises(InvalidInputError, match="at most 34 can follow") as caught:
         await generate(model, text_of(30), sampling=SamplingRequest(max_new_tokens=40))
-    assert caught.value.field == "sampling.max_new_token_count"
+    assert caught.value.field == "parameters.max_new_tokens"
 
 
 async def test_a_truncated_prompt_loses_its_beginning_and_says_so(model):

@@ -7,21 +7,24 @@ import pytest
 from decoding_server import serving, violation
 from tiny_engine import make_decoder, slow_down
 
+from headway.v1 import common_pb2
 from headway.v1 import generation_service_pb2 as generation
 from headway.v1 import translation_service_pb2 as translation
 
-SAMPLING = generation.SamplingParameters(max_new_token_count=12, temperature=1.0, seed=5)
+PARAMETERS = generation.GenerationParameters(
+    max_new_tokens=12, sampling=common_pb2.SamplingParameters(temperature=1.0, seed=5)
+)
 
 
 async def test_prompts_are_answered_in_order_with_everything_the_protocol_promises():
     async with serving() as (stub, _):
-        request = generation.GenerateTextRequest(prompts=["the cat", "the dog sat"], sampling=SAMPLING)
+        request = generation.GenerateTextRequest(prompts=["the cat", "the dog sat"], parameters=PARAMETERS)
         response = await stub.GenerateText(request)
         assert len(response.results) == 2
         for result in response.results:
             assert result.finish_reason in (
-                generation.FINISH_REASON_LENGTH,
-                generation.FINISH_REASON_END_OF_SEQUENCE,
+                common_pb2.FINISH_REASON_LENGTH,
+                common_pb2.FINISH_REASON_END_OF_SEQUENCE,
             )
             assert result.seed == 5
             assert 1 <= result.new_token_count <= 12
@@ -29,15 +32,15 @@ async def test_prompts_are_answered_in_order_with_everything_the_protocol_promis
         assert (response.model.name, response.model.version, response.model.variant) == ("tiny-generation", "1", "fp32")
         assert response.timings.total.ToNanoseconds() >= response.timings.inference.ToNanoseconds() > 0
         swapped = await stub.GenerateText(
-            generation.GenerateTextRequest(prompts=["the dog sat", "the cat"], sampling=SAMPLING)
+            generation.GenerateTextRequest(prompts=["the dog sat", "the cat"], parameters=PARAMETERS)
         )
         assert [r.text for r in swapped.results] == [r.text for r in reversed(response.results)]
 
 
 async def test_a_stream_joins_to_the_unary_answer_and_its_last_message_is_complete():
     async with serving() as (stub, _):
-        unary = await stub.GenerateText(generation.GenerateTextRequest(prompts=["the cat"], sampling=SAMPLING))
-        stream = stub.StreamGenerateText(generation.StreamGenerateTextRequest(prompt="the cat", sampling=SAMPLING))
+        unary = await stub.GenerateText(generation.GenerateTextRequest(prompts=["the cat"], parameters=PARAMETERS))
+        stream = stub.StreamGenerateText(generation.StreamGenerateTextRequest(prompt="the cat", parameters=PARAMETERS))
         messages = [message async for message in stream]
         assert "".join(message.text_delta for message in messages) == unary.results[0].text
         assert messages[-1].result == unary.results[0]
@@ -54,8 +57,11 @@ async def test_a_stream_joins_to_the_unary_answer_and_its_last_message_is_comple
         (generation.GenerateTextRequest(prompts=["a", ""]), "prompts[1]"),
         (generation.GenerateTextRequest(prompts=["a", "!" * 100]), "prompts[1]"),
         (
-            generation.GenerateTextRequest(prompts=["a"], sampling=generation.SamplingParameters(temperature=3)),
-            "sampling.temperature",
+            generation.GenerateTextRequest(
+                prompts=["a"],
+                parameters=generation.GenerationParameters(sampling=common_pb2.SamplingParameters(temperature=3)),
+            ),
+            "parameters.sampling.temperature",
         ),
     ],
 )
@@ -83,7 +89,7 @@ async def test_a_cancelled_stream_frees_its_slot():
             await anext(aiter(stream))
             stream.cancel()
         response = await stub.GenerateText(
-            generation.GenerateTextRequest(prompts=["the cat"], sampling=SAMPLING), timeout=5
+            generation.GenerateTextRequest(prompts=["the cat"], parameters=PARAMETERS), timeout=5
         )
         assert response.results[0].new_token_count > 0
         await asyncio.sleep(0.05)
@@ -95,7 +101,7 @@ async def test_a_deadline_is_held_and_the_slot_freed():
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stub.GenerateText(many, timeout=0.02)
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        await stub.GenerateText(generation.GenerateTextRequest(prompts=["the cat"], sampling=SAMPLING), timeout=5)
+        await stub.GenerateText(generation.GenerateTextRequest(prompts=["the cat"], parameters=PARAMETERS), timeout=5)
 
 
 async def test_a_full_queue_is_resource_exhausted():
@@ -123,7 +129,7 @@ async def test_a_failed_step_is_internal_and_says_nothing_of_the_inside():
 
 async def test_texts_are_translated_in_order_and_streams_agree():
     async with serving() as (_, stub):
-        parameters = translation.TranslationParameters(max_new_token_count=15)
+        parameters = translation.TranslationParameters(max_new_tokens=15)
         texts = ["the cat", "the dog sat"]
         request = translation.TranslateTextRequest(texts=texts, source_language="en", parameters=parameters)
         response = await stub.TranslateText(request)

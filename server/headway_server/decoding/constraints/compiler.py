@@ -128,7 +128,7 @@ class ConstraintCompiler:
 
         Args:
             request: What the text must look like.
-            field: What the request calls it, such as `sampling.constraint`.
+            field: What the request calls it, such as `parameters.constraint`.
 
         Raises:
             InvalidInputError: It is too large, means nothing, allows no text, or needs what is not supported.

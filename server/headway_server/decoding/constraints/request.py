@@ -39,7 +39,7 @@ class ConstraintRequest:
         """Holds it to the limits; what it means is looked at when it is compiled.
 
         Args:
-            field: What the request calls the constraint, such as `sampling.constraint`.
+            field: What the request calls the constraint, such as `parameters.constraint`.
 
         Raises:
             InvalidInputError: It is too long, has too many choices, or the same one twice.

@@ -324,7 +324,7 @@ class Stepper:
     def _fail_row(self, sequence: Sequence, error: Exception) -> None:
         """Ends a sequence for a reason of its own, which may be that its constraint led nowhere."""
         if sequence.constraint is not None and (failure := sequence.constraint.failure) is not None:
-            self._outbox.add_end(sequence.reply, InvalidInputError("sampling.constraint", failure))
+            self._outbox.add_end(sequence.reply, InvalidInputError("parameters.constraint", failure))
             self._retire([sequence])
         else:
             self._fail([sequence], error)

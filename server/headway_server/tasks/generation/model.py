@@ -245,7 +245,7 @@ class GenerationModel(DecodingModel):
     async def _compile(self, call: GenerationCall) -> CompiledConstraint | None:
         if call.constraint is None:
             return None
-        return await self._constraints.compile_off_loop(call.constraint, field="sampling.constraint")
+        return await self._constraints.compile_off_loop(call.constraint, field="parameters.constraint")
 
     def _generated(
         self, prompt: FittedPrompt, parameters: SamplingParameters, result: SequenceResult, call: GenerationCall

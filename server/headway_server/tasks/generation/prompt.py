@@ -143,9 +143,9 @@ def fit_prompt(
     max_new_tokens = requested or min(plan.default_new_tokens, total - len(input_ids))
     if plan.parameters.min_new_tokens > max_new_tokens:
         raise InvalidInputError(
-            "sampling.min_new_token_count",
+            "parameters.min_new_tokens",
             f"is {plan.parameters.min_new_tokens}; must be from 0 to {max_new_tokens}, the most tokens that follow "
-            f"{field}; ask for fewer, or set max_new_token_count too",
+            f"{field}; ask for fewer, or set max_new_tokens too",
         )
     return FittedPrompt(text=text, input_ids=input_ids, max_new_tokens=max_new_tokens, truncated=truncated)
 
@@ -156,7 +156,7 @@ def _too_long(
     total = limits.max_total_tokens
     if length <= min(limits.max_input_tokens, total - 1):
         return InvalidInputError(
-            "sampling.max_new_token_count",
+            "parameters.max_new_tokens",
             f"is {requested_new_tokens}; {field} has {length} tokens and the model holds {total}, so at most "
             f"{total - length} can follow; ask for fewer, shorten the prompt, or set truncate to have it cut",
         )

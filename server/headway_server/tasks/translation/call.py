@@ -202,5 +202,5 @@ def _check_room(field: str, phrases: EncodedPhrases, prefix_ids: Tokens, max_new
         raise InvalidInputError(
             f"{field}.required",
             f"has {num_demanded} tokens with the target prefix; the translation has at most {max_new_tokens}; "
-            "leave out some, or allow more with max_new_token_count",
+            "leave out some, or allow more with max_new_tokens",
         )

@@ -90,7 +90,7 @@ class PhraseEncoder:
             raise InvalidInputError(
                 field,
                 f"has {len(token_ids)} tokens; must have at most {max_tokens - 1}, one less than the translation may "
-                "have; shorten it, or allow more with max_new_token_count",
+                "have; shorten it, or allow more with max_new_tokens",
             )
         return token_ids
 

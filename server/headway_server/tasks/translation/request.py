@@ -172,7 +172,7 @@ def plan_translation(
 
 def _check_ranges(given: TranslationParameters, limits: DecodingLimits) -> None:
     if given.max_new_tokens is not None:
-        check_range("parameters.max_new_token_count", given.max_new_tokens, 1, limits.max_total_tokens)
+        check_range("parameters.max_new_tokens", given.max_new_tokens, 1, limits.max_total_tokens)
     if given.max_length_ratio is not None:
         _check_above("parameters.max_length_ratio", given.max_length_ratio, 0, MAX_LENGTH_RATIO)
     check_range("parameters.length_penalty", given.length_penalty, 0, MAX_LENGTH_PENALTY)

@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 
+from headway.v1 import common_pb2
 from headway.v1 import generation_service_pb2 as pb
 from headway.v1 import generation_service_pb2_grpc as pb_grpc
 from headway_server.bundles import Task
@@ -30,15 +31,15 @@ from headway_server.transports.grpc.messages import (
     model_reference,
     timings_of_call,
 )
-from headway_server.transports.grpc.sampling import parse_log_probabilities, parse_sampling
+from headway_server.transports.grpc.sampling import parse_log_probabilities, parse_parameters
 
 MAX_PROMPTS = 256
 
 FINISH_REASONS = {
-    FinishReason.END_OF_SEQUENCE: pb.FINISH_REASON_END_OF_SEQUENCE,
-    FinishReason.STOP: pb.FINISH_REASON_STOP,
-    FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
-    FinishReason.CONSTRAINT: pb.FINISH_REASON_CONSTRAINT,
+    FinishReason.END_OF_SEQUENCE: common_pb2.FINISH_REASON_END_OF_SEQUENCE,
+    FinishReason.STOP: common_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: common_pb2.FINISH_REASON_LENGTH,
+    FinishReason.CONSTRAINT: common_pb2.FINISH_REASON_CONSTRAINT,
 }
 
 
@@ -60,7 +61,7 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
         answer = await model.generate(
             prompts,
             fields=fields,
-            sampling=parse_sampling(request.sampling),
+            sampling=parse_parameters(request.parameters),
             truncate=request.truncate,
             deadline=deadline_of(context),
             sample_count=request.sample_count if request.HasField("sample_count") else 1,
@@ -83,7 +84,7 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
         parts = model.stream(
             prompt,
             field=field,
-            sampling=parse_sampling(request.sampling),
+            sampling=parse_parameters(request.parameters),
             truncate=request.truncate,
             deadline=deadline_of(context),
             echo=request.echo,

@@ -65,7 +65,7 @@ class ImageClassificationService(pb_grpc.ImageClassificationServiceServicer):
         call = ClassifyImageCall.parse(request, len(model.labels))
         answer = await model.classify(call.images, fields=call.fields, top_k=call.top_k, deadline=deadline_of(context))
         return pb.ClassifyImageResponse(
-            results=[_image_labels(result) for result in answer.results],
+            results=[_image_classification(result) for result in answer.results],
             model=model_reference(model),
             timings=timings_of_call(answer.timings, arrived),
         )
@@ -107,5 +107,5 @@ def _image_embedding(result: EmbeddedImage) -> pb.ImageEmbedding:
     return pb.ImageEmbedding(values=result.values.tolist(), width=result.width, height=result.height)
 
 
-def _image_labels(result: ClassifiedImage) -> pb.ImageLabels:
-    return pb.ImageLabels(labels=label_scores(result.labels), width=result.width, height=result.height)
+def _image_classification(result: ClassifiedImage) -> pb.ImageClassification:
+    return pb.ImageClassification(labels=label_scores(result.labels), width=result.width, height=result.height)

@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol
 import grpc
 from google.protobuf.duration_pb2 import Duration
 
-from headway.v1 import common_pb2, text_classification_service_pb2
+from headway.v1 import common_pb2
 from headway_server.bundles import Bundle, Precision
 from headway_server.errors import InvalidInputError
 from headway_server.serving.answers import CallTimings
@@ -54,12 +54,10 @@ def timings_of_call(timings: CallTimings, arrived: float) -> common_pb2.Timings:
     )
 
 
-def label_scores(labels: Iterable[ScoredLabel]) -> list[text_classification_service_pb2.LabelScore]:
+def label_scores(labels: Iterable[ScoredLabel]) -> list[common_pb2.LabelScore]:
     """Makes messages of labels."""
     return [
-        text_classification_service_pb2.LabelScore(
-            label=scored.label, probability=scored.probability, is_selected=scored.is_selected
-        )
+        common_pb2.LabelScore(label=scored.label, probability=scored.probability, selected=scored.is_selected)
         for scored in labels
     ]
 

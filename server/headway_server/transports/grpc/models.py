@@ -6,7 +6,7 @@ from typing import Any
 
 import grpc
 
-from headway.v1 import generation_service_pb2
+from headway.v1 import common_pb2, generation_service_pb2
 from headway.v1 import model_service_pb2 as pb
 from headway.v1 import model_service_pb2_grpc as pb_grpc
 from headway_server.bundles import CHAT_TEMPLATE_FILE, Manifest, SamplingDefaults, Task
@@ -72,7 +72,7 @@ def _model_message(model: ServedModel) -> pb.Model:
         labels=_labels(manifest),
         source_language=languages.source if languages else "",
         target_language=languages.target if languages else "",
-        default_sampling=_sampling(manifest.sampling_defaults) if manifest.sampling_defaults else None,
+        default_parameters=_parameters(manifest.sampling_defaults) if manifest.sampling_defaults else None,
         quality=_quality(manifest),
         license=manifest.license,
         has_chat_template=CHAT_TEMPLATE_FILE in manifest.files,
@@ -85,13 +85,12 @@ def _labels(manifest: Manifest) -> tuple[str, ...]:
     return TagSet.parse(manifest.labels).labels if of_tokens else manifest.labels
 
 
-def _sampling(defaults: SamplingDefaults) -> generation_service_pb2.SamplingParameters:
-    return generation_service_pb2.SamplingParameters(
-        max_new_token_count=defaults.max_new_tokens,
-        temperature=defaults.temperature,
-        top_k=defaults.top_k,
-        top_p=defaults.top_p,
-        min_p=defaults.min_p,
+def _parameters(defaults: SamplingDefaults) -> generation_service_pb2.GenerationParameters:
+    return generation_service_pb2.GenerationParameters(
+        max_new_tokens=defaults.max_new_tokens,
+        sampling=common_pb2.SamplingParameters(
+            temperature=defaults.temperature, top_k=defaults.top_k, top_p=defaults.top_p, min_p=defaults.min_p
+        ),
         repetition_penalty=defaults.repetition_penalty,
         presence_penalty=defaults.presence_penalty,
         frequency_penalty=defaults.frequency_penalty,

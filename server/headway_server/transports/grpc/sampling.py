@@ -1,4 +1,4 @@
-"""Reads what a generation request says of how to choose tokens. Ranges are checked by the model."""
+"""Reads the parameters of a generation request. The model checks their ranges."""
 
 from __future__ import annotations
 
@@ -8,27 +8,28 @@ from headway_server.errors import InvalidInputError
 from headway_server.tasks.parameters import LogProbabilityRequest, SamplingRequest
 
 
-def parse_sampling(sampling: pb.SamplingParameters) -> SamplingRequest:
-    """Reads sampling parameters; a field that is not set becomes None.
+def parse_parameters(parameters: pb.GenerationParameters) -> SamplingRequest:
+    """Reads the parameters; a field that is not set becomes None.
 
     Raises:
         InvalidInputError: The constraint is of no kind.
     """
+    sampling = parameters.sampling
     return SamplingRequest(
-        max_new_tokens=sampling.max_new_token_count if sampling.HasField("max_new_token_count") else None,
-        min_new_tokens=sampling.min_new_token_count if sampling.HasField("min_new_token_count") else None,
+        max_new_tokens=parameters.max_new_tokens if parameters.HasField("max_new_tokens") else None,
+        min_new_tokens=parameters.min_new_tokens if parameters.HasField("min_new_tokens") else None,
         temperature=sampling.temperature if sampling.HasField("temperature") else None,
         top_k=sampling.top_k if sampling.HasField("top_k") else None,
         top_p=sampling.top_p if sampling.HasField("top_p") else None,
         min_p=sampling.min_p if sampling.HasField("min_p") else None,
-        repetition_penalty=sampling.repetition_penalty if sampling.HasField("repetition_penalty") else None,
-        presence_penalty=sampling.presence_penalty if sampling.HasField("presence_penalty") else None,
-        frequency_penalty=sampling.frequency_penalty if sampling.HasField("frequency_penalty") else None,
-        logit_biases=tuple((bias.token_id, bias.bias) for bias in sampling.logit_biases),
+        repetition_penalty=parameters.repetition_penalty if parameters.HasField("repetition_penalty") else None,
+        presence_penalty=parameters.presence_penalty if parameters.HasField("presence_penalty") else None,
+        frequency_penalty=parameters.frequency_penalty if parameters.HasField("frequency_penalty") else None,
+        logit_biases=tuple((bias.token_id, bias.bias) for bias in parameters.logit_biases),
         seed=sampling.seed if sampling.HasField("seed") else None,
-        stop_strings=tuple(sampling.stop_strings),
-        stop_ids=tuple(sampling.stop_token_ids),
-        constraint=_parse_constraint(sampling.constraint) if sampling.HasField("constraint") else None,
+        stop_strings=tuple(parameters.stop_strings),
+        stop_ids=tuple(parameters.stop_token_ids),
+        constraint=_parse_constraint(parameters.constraint) if parameters.HasField("constraint") else None,
     )
 
 
@@ -40,7 +41,7 @@ def _parse_constraint(constraint: pb.Constraint) -> ConstraintRequest:
         return ConstraintRequest(regex=constraint.regex)
     if kind == "choices":
         return ConstraintRequest(choices=tuple(constraint.choices.texts))
-    raise InvalidInputError("sampling.constraint", "is of no kind; set one of json_schema, regex and choices")
+    raise InvalidInputError("parameters.constraint", "is of no kind; set one of json_schema, regex and choices")
 
 
 def parse_log_probabilities(

@@ -110,7 +110,7 @@ class TextClassificationService(pb_grpc.TextClassificationServiceServicer):
             call.inputs, top_k=call.top_k, threshold=call.threshold, deadline=deadline_of(context)
         )
         return pb.ClassifyTextResponse(
-            results=[_text_labels(result) for result in answer.results],
+            results=[_text_classification(result) for result in answer.results],
             model=model_reference(model),
             timings=timings_of_call(answer.timings, arrived),
         )
@@ -127,7 +127,7 @@ class TextClassificationService(pb_grpc.TextClassificationServiceServicer):
         inputs = TextInputs(texts=texts, fields=fields, truncate=request.truncate)
         answer = await model.classify(inputs, deadline=deadline_of(context))
         return pb.ClassifyTokensResponse(
-            results=[_text_spans(result) for result in answer.results],
+            results=[_token_classification(result) for result in answer.results],
             model=model_reference(model),
             timings=timings_of_call(answer.timings, arrived),
         )
@@ -151,17 +151,19 @@ class TextClassificationService(pb_grpc.TextClassificationServiceServicer):
         )
 
 
-def _text_labels(result: ClassifiedText) -> pb.TextLabels:
-    return pb.TextLabels(labels=label_scores(result.labels), token_count=result.num_tokens, truncated=result.truncated)
+def _text_classification(result: ClassifiedText) -> pb.TextClassification:
+    return pb.TextClassification(
+        labels=label_scores(result.labels), token_count=result.num_tokens, truncated=result.truncated
+    )
 
 
 def _text_embedding(result: EmbeddedText) -> pb.TextEmbedding:
     return pb.TextEmbedding(values=result.values.tolist(), token_count=result.num_tokens, truncated=result.truncated)
 
 
-def _text_spans(result: TaggedText) -> pb.TextSpans:
+def _token_classification(result: TaggedText) -> pb.TokenClassification:
     spans = [
         pb.LabeledSpan(label=span.label, probability=span.probability, start=span.start, end=span.end)
         for span in result.spans
     ]
-    return pb.TextSpans(spans=spans, token_count=result.num_tokens, truncated=result.truncated)
+    return pb.TokenClassification(spans=spans, token_count=result.num_tokens, truncated=result.truncated)

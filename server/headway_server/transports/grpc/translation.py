@@ -53,7 +53,7 @@ class TranslationService(pb_grpc.TranslationServiceServicer):
             fields=check_texts("texts", texts, MAX_TEXTS, self._max_text_bytes),
             request=parse_request(request, max_text_bytes=self._max_text_bytes, deadline=deadline_of(context)),
         )
-        if request.alignment:  # very many small messages
+        if request.include_alignment:  # very many small messages
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(text_pool(), _response, answer, model, arrived)
         return _response(answer, model, arrived)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from headway.v1 import common_pb2
 from headway.v1 import translation_service_pb2 as pb
 from headway_server.decoding.beam_search.hypothesis import EarlyStopping
 from headway_server.errors import InvalidInputError
@@ -45,7 +46,7 @@ def parse_request(
         phrases=tuple(
             PhraseRequest(required=tuple(each.required), forbidden=tuple(each.forbidden)) for each in phrases
         ),
-        wants_alignment=request.alignment,
+        wants_alignment=request.include_alignment,
         split_sentences=request.split_sentences,
         deadline=deadline,
     )
@@ -61,7 +62,7 @@ def parse_stream_request(
         parameters=parse_parameters(request.parameters),
         truncate=request.truncate,
         target_prefixes=prefixes,
-        wants_alignment=request.alignment,
+        wants_alignment=request.include_alignment,
         deadline=deadline,
     )
 
@@ -80,20 +81,23 @@ def parse_parameters(parameters: pb.TranslationParameters) -> TranslationParamet
             "EARLY_STOPPING_NEVER (3)",
         )
     return TranslationParameters(
-        max_new_tokens=parameters.max_new_token_count if parameters.HasField("max_new_token_count") else None,
+        max_new_tokens=parameters.max_new_tokens if parameters.HasField("max_new_tokens") else None,
         max_length_ratio=parameters.max_length_ratio if parameters.HasField("max_length_ratio") else None,
         beam_size=parameters.beam_size if parameters.HasField("beam_size") else 1,
         num_hypotheses=parameters.hypothesis_count if parameters.HasField("hypothesis_count") else 1,
         length_penalty=parameters.length_penalty if parameters.HasField("length_penalty") else 1.0,
         early_stopping=early_stopping,
         no_repeat_ngram_size=parameters.no_repeat_ngram_size,
-        sampling=_parse_sampling(parameters.sampling) if parameters.HasField("sampling") else None,
+        sampling=_parse_sampling(parameters.sampling),
     )
 
 
-def _parse_sampling(sampling: pb.TranslationSampling) -> TranslationSampling:
+def _parse_sampling(sampling: common_pb2.SamplingParameters) -> TranslationSampling | None:
+    """Reads how to draw tokens; None at temperature 0, where nothing is drawn."""
+    if sampling.temperature == 0:
+        return None
     return TranslationSampling(
-        temperature=sampling.temperature if sampling.HasField("temperature") else 1.0,
+        temperature=sampling.temperature,
         top_k=sampling.top_k,
         top_p=sampling.top_p if sampling.HasField("top_p") else 1.0,
         min_p=sampling.min_p,

@@ -23,7 +23,7 @@ from headway_server.decoding.constraints.compiler import MAX_CACHED
 from headway_server.decoding.constraints.trial import needs_trial
 from headway_server.errors import InvalidInputError, WrongTaskError
 
-FIELD = "sampling.constraint"
+FIELD = "parameters.constraint"
 
 # What an automaton of such an expression would have in states has many digits; each is to be refused or done quickly.
 HOSTILE_REGEXES = (
@@ -86,7 +86,7 @@ def test_a_request_is_of_one_kind(wanted: dict[str, Any]) -> None:
         ({"choices": tuple(map(str, range(257)))}, "choices.texts", f"has 257 elements; must be 1 to {MAX_CHOICES}"),
         ({"choices": ("a", "")}, "choices.texts[1]", "has 0 characters; must be 1 to 1024"),
         ({"choices": ("é" * 1025,)}, "choices.texts[0]", "has 1025 characters; must be 1 to 1024"),
-        ({"choices": ("a", "b", "a")}, "choices.texts[2]", "is the same as sampling.constraint.choices.texts[0]"),
+        ({"choices": ("a", "b", "a")}, "choices.texts[2]", "is the same as parameters.constraint.choices.texts[0]"),
     ],
 )
 def test_what_is_too_large_is_refused_with_limit_and_value(

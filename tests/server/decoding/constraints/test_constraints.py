@@ -20,7 +20,7 @@ from headway_server.decoding.constraints import (
     fill_many,
 )
 
-FIELD = "sampling.constraint"
+FIELD = "parameters.constraint"
 
 FLAT = {
     "type": "object",

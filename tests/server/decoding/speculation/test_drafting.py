@@ -227,7 +227,7 @@ async def test_a_server_with_speculation_says_what_it_costs_and_answers_alike(ti
     flags = ("--store", tiny_store, "--port", 0, "--num-slots", 2)
     servers = [start_process(*flags), start_process(*flags, "--speculation", "prompt-lookup")]
     request = pb.GenerateTextRequest(
-        model="tiny-generation", prompts=[PROVERBS], sampling=pb.SamplingParameters(max_new_token_count=50)
+        model="tiny-generation", prompts=[PROVERBS], parameters=pb.GenerationParameters(max_new_tokens=50)
     )
     texts = []
     for server in servers:

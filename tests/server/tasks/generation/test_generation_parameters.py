@@ -65,12 +65,12 @@ async def stream(model, prompt, *, field="prompt", sampling=SEEDED, truncate=Fal
 @pytest.mark.parametrize(
     ("sampling", "field", "says"),
     [
-        ({"max_new_tokens": 0}, "max_new_token_count", "is 0; must be from 1 to 63"),
-        ({"max_new_tokens": -LARGEST - 1}, "max_new_token_count", "is -2147483648; must be from 1 to 63"),
-        ({"max_new_tokens": 64}, "max_new_token_count", "is 64; must be from 1 to 63"),
-        ({"min_new_tokens": -1}, "min_new_token_count", "is -1; must be from 0 to 63"),
-        ({"min_new_tokens": 64}, "min_new_token_count", "is 64; must be from 0 to 63"),
-        ({"min_new_tokens": 6, "max_new_tokens": 5}, "min_new_token_count", "is 6; must be from 0 to 5"),
+        ({"max_new_tokens": 0}, "max_new_tokens", "is 0; must be from 1 to 63"),
+        ({"max_new_tokens": -LARGEST - 1}, "max_new_tokens", "is -2147483648; must be from 1 to 63"),
+        ({"max_new_tokens": 64}, "max_new_tokens", "is 64; must be from 1 to 63"),
+        ({"min_new_tokens": -1}, "min_new_tokens", "is -1; must be from 0 to 63"),
+        ({"min_new_tokens": 64}, "min_new_tokens", "is 64; must be from 0 to 63"),
+        ({"min_new_tokens": 6, "max_new_tokens": 5}, "min_new_tokens", "is 6; must be from 0 to 5"),
         ({"temperature": -0.1}, "temperature", "is -0.1; must be from 0 to 2"),
         ({"temperature": 2.5}, "temperature", "is 2.5; must be from 0 to 2"),
         ({"temperature": math.nan}, "temperature", "is nan; must be from 0 to 2"),
@@ -116,7 +116,8 @@ async def stream(model, prompt, *, field="prompt", sampling=SEEDED, truncate=Fal
 def test_a_sampling_parameter_out_of_its_range_is_named_with_limit_and_value(sampling, field, says):
     with pytest.raises(InvalidInputError) as caught:
         plan_sampling(SamplingRequest(**sampling), defaults=None, limits=LIMITS)
-    assert caught.value.field == f"sampling.{field}"
+    path = "parameters.sampling" if field in ("temperature", "top_k", "top_p", "min_p") else "parameters"
+    assert caught.value.field == f"{path}.{field}"
     assert caught.value.description == says
 
 
@@ -199,7 +200,7 @@ async def test_a_minimum_past_what_follows_a_prompt_is_refused_by_name(default, 
     model = make_generation_model(make_decoder(), defaults=SamplingDefaults(max_new_tokens=default))
     with pytest.raises(InvalidInputError, match=rf"must be from 0 to {most}, .* follow {field}") as caught:
         await generate(model, "the cat", "!" * 38, sampling=SamplingRequest(min_new_tokens=most + 1))
-    assert caught.value.field == "sampling.min_new_token_count"
+    assert caught.value.field == "parameters.min_new_tokens"
 
 
 async def test_a_prompt_that_is_refused_ends_the_reading(model, monkeypatch):
@@ -337,5 +338,5 @@ async def test_a_constraint_that_cannot_be_used_is_refused_and_the_permits_given
     sampling = replace(SEEDED, constraint=ConstraintRequest(regex="("))
     with pytest.raises(InvalidInputError) as caught:
         await generate(model, "the cat", sampling=sampling)
-    assert caught.value.field.startswith("sampling.constraint")
+    assert caught.value.field.startswith("parameters.constraint")
     assert model._admission._num_admitted == 0

@@ -25,7 +25,7 @@ async def tagging(serve, tmp_path):
         yield started
 
 
-def spans(text: str, result: pb.TextSpans) -> list[tuple[str, str]]:
+def spans(text: str, result: pb.TokenClassification) -> list[tuple[str, str]]:
     return [(text[span.start : span.end], span.label) for span in result.spans]
 
 

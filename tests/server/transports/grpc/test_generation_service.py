@@ -9,13 +9,23 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 from tiny_engine import EOS_ID, TOKENIZER, VOCAB_SIZE, make_chat_template, make_decoder
 
+from headway.v1 import common_pb2
 from headway.v1 import generation_service_pb2 as pb
 from headway_server.transports.grpc.generation import FINISH_REASONS
 
-SAMPLING = pb.SamplingParameters(max_new_token_count=12, temperature=1.0, seed=5)
+SAMPLING_FIELDS = {"temperature", "top_k", "top_p", "min_p", "seed"}
 TEMPLATE = "{% for message in messages %}<bos>{{ message.role }}: {{ message.content }}\n{% endfor %}<bos>assistant:"
 LARGEST = 2**31 - 1
 NAN = math.nan
+
+
+def parameters(**options):
+    """Parameters of a request, those of sampling in their place."""
+    sampling = {name: options.pop(name) for name in SAMPLING_FIELDS & options.keys()}
+    return pb.GenerationParameters(**options, sampling=common_pb2.SamplingParameters(**sampling))
+
+
+PARAMETERS = parameters(max_new_tokens=12, temperature=1.0, seed=5)
 
 
 def make_endless_decoder(**options):
@@ -48,11 +58,11 @@ async def refusal(stub, request) -> error_details_pb2.BadRequest.FieldViolation:
 
 BIAS = pb.LogitBias
 OUT_OF_RANGE = [
-    ({"max_new_token_count": 0}, "max_new_token_count", "is 0; must be from 1 to 63"),
-    ({"max_new_token_count": 64}, "max_new_token_count", "is 64; must be from 1 to 63"),
-    ({"min_new_token_count": -1}, "min_new_token_count", "is -1; must be from 0 to 63"),
-    ({"min_new_token_count": 64}, "min_new_token_count", "is 64; must be from 0 to 63"),
-    ({"min_new_token_count": 9, "max_new_token_count": 8}, "min_new_token_count", "is 9; must be from 0 to 8"),
+    ({"max_new_tokens": 0}, "max_new_tokens", "is 0; must be from 1 to 63"),
+    ({"max_new_tokens": 64}, "max_new_tokens", "is 64; must be from 1 to 63"),
+    ({"min_new_tokens": -1}, "min_new_tokens", "is -1; must be from 0 to 63"),
+    ({"min_new_tokens": 64}, "min_new_tokens", "is 64; must be from 0 to 63"),
+    ({"min_new_tokens": 9, "max_new_tokens": 8}, "min_new_tokens", "is 9; must be from 0 to 8"),
     ({"temperature": -0.5}, "temperature", "is -0.5; must be from 0 to 2"),
     ({"temperature": 2.5}, "temperature", "is 2.5; must be from 0 to 2"),
     ({"temperature": NAN}, "temperature", "is nan; must be from 0 to 2"),
@@ -131,16 +141,21 @@ OUT_OF_RANGE = [
 ]
 
 
-async def test_every_sampling_parameter_out_of_its_range_is_named_with_limit_and_value():
+def path_of(field):
+    """The path of a parameter in the request."""
+    return f"parameters.sampling.{field}" if field in SAMPLING_FIELDS else f"parameters.{field}"
+
+
+async def test_every_parameter_out_of_its_range_is_named_with_limit_and_value():
     async with serving() as (stub, _):
         for options, field, says in OUT_OF_RANGE:
-            sampling = pb.SamplingParameters(**options)
+            given = parameters(**options)
             for request in (
-                pb.GenerateTextRequest(prompts=["the cat"], sampling=sampling),
-                pb.StreamGenerateTextRequest(prompt="the cat", sampling=sampling),
+                pb.GenerateTextRequest(prompts=["the cat"], parameters=given),
+                pb.StreamGenerateTextRequest(prompt="the cat", parameters=given),
             ):
                 found = await refusal(stub, request)
-                assert (found.field, found.description) == (f"sampling.{field}", says)
+                assert (found.field, found.description) == (path_of(field), says)
 
 
 @pytest.mark.parametrize(
@@ -242,11 +257,11 @@ async def test_conversations_are_answered_and_streamed_alike(tmp_path):
     template = make_chat_template(tmp_path, TEMPLATE)
     turns = conversation(turn(pb.ROLE_SYSTEM, "be"), turn(), turn(pb.ROLE_ASSISTANT, ""), turn(content="oh"))
     async with serving(make_endless_decoder(max_length=256), chat_template=template, max_input_tokens=200) as (stub, _):
-        response = await stub.GenerateText(pb.GenerateTextRequest(conversations=[turns, GOOD], sampling=SAMPLING))
+        response = await stub.GenerateText(pb.GenerateTextRequest(conversations=[turns, GOOD], parameters=PARAMETERS))
         messages = [
             message
             async for message in stub.StreamGenerateText(
-                pb.StreamGenerateTextRequest(conversation=turns, sampling=SAMPLING, echo=True)
+                pb.StreamGenerateTextRequest(conversation=turns, parameters=PARAMETERS, echo=True)
             )
         ]
     text = "<bos>system: be\n<bos>user: hi\n<bos>assistant: \n<bos>user: oh\n<bos>assistant:"
@@ -273,7 +288,7 @@ async def test_a_model_without_a_chat_template_is_a_failed_precondition_with_its
 async def test_samples_are_numbered_in_the_order_of_the_prompts():
     async with serving() as (stub, _):
         prompts = ["the cat", "the dog sat"]
-        request = pb.GenerateTextRequest(prompts=prompts, sampling=SAMPLING, sample_count=3, echo=True, priority=-3)
+        request = pb.GenerateTextRequest(prompts=prompts, parameters=PARAMETERS, sample_count=3, echo=True, priority=-3)
         results = (await stub.GenerateText(request)).results
     assert [result.sample_index for result in results] == [0, 1, 2, 0, 1, 2]
     assert [result.text.startswith(prompts[i // 3]) for i, result in enumerate(results)] == [True] * 6
@@ -286,10 +301,10 @@ async def test_log_probabilities_are_answered_with_the_texts_of_their_tokens():
     options = pb.LogProbabilityOptions(top_token_count=3, include_prompt=True)
     prompt = "the cat, ü"
     async with serving(make_endless_decoder()) as (stub, _):
-        request = pb.GenerateTextRequest(prompts=[prompt], sampling=SAMPLING, log_probabilities=options)
+        request = pb.GenerateTextRequest(prompts=[prompt], parameters=PARAMETERS, log_probabilities=options)
         (result,) = (await stub.GenerateText(request)).results
         stream = stub.StreamGenerateText(
-            pb.StreamGenerateTextRequest(prompt=prompt, sampling=SAMPLING, log_probabilities=options)
+            pb.StreamGenerateTextRequest(prompt=prompt, parameters=PARAMETERS, log_probabilities=options)
         )
         messages = [message async for message in stream]
     assert len(result.tokens) == result.new_token_count == 12
@@ -317,8 +332,10 @@ def token_text(token_id: int) -> str:
 
 async def test_no_log_probabilities_are_answered_that_were_not_asked_for():
     async with serving() as (stub, _):
-        (plain,) = (await stub.GenerateText(pb.GenerateTextRequest(prompts=["a"], sampling=SAMPLING))).results
-        request = pb.GenerateTextRequest(prompts=["a"], sampling=SAMPLING, log_probabilities=pb.LogProbabilityOptions())
+        (plain,) = (await stub.GenerateText(pb.GenerateTextRequest(prompts=["a"], parameters=PARAMETERS))).results
+        request = pb.GenerateTextRequest(
+            prompts=["a"], parameters=PARAMETERS, log_probabilities=pb.LogProbabilityOptions()
+        )
         (chosen_only,) = (await stub.GenerateText(request)).results
     assert (list(plain.tokens), list(plain.prompt_tokens), list(chosen_only.prompt_tokens)) == ([], [], [])
     assert chosen_only.tokens
@@ -334,24 +351,26 @@ async def test_no_log_probabilities_are_answered_that_were_not_asked_for():
     ],
 )
 async def test_a_text_follows_its_constraint_and_says_that_it_is_complete(constraint, texts):
-    sampling = pb.SamplingParameters(max_new_token_count=30, temperature=2, seed=3, constraint=constraint)
+    given = parameters(max_new_tokens=30, temperature=2, seed=3, constraint=constraint)
     async with serving() as (stub, _):
-        request = pb.GenerateTextRequest(prompts=["the cat", "the dog"], sampling=sampling, sample_count=16)
+        request = pb.GenerateTextRequest(prompts=["the cat", "the dog"], parameters=given, sample_count=16)
         results = (await stub.GenerateText(request)).results
-        stream = stub.StreamGenerateText(pb.StreamGenerateTextRequest(prompt="the cat", sampling=sampling))
+        stream = stub.StreamGenerateText(pb.StreamGenerateTextRequest(prompt="the cat", parameters=given))
         streamed = [message async for message in stream][-1].result
     assert {result.text for result in results} == texts
-    ends = {pb.FINISH_REASON_CONSTRAINT, pb.FINISH_REASON_END_OF_SEQUENCE}
+    ends = {common_pb2.FINISH_REASON_CONSTRAINT, common_pb2.FINISH_REASON_END_OF_SEQUENCE}
     assert {result.finish_reason for result in results} <= ends
     assert streamed.text == results[0].text
 
 
 async def test_a_stop_token_is_a_stop():
     async with serving(make_endless_decoder()) as (stub, _):
-        everything = pb.SamplingParameters(stop_token_ids=range(64), max_new_token_count=40, temperature=2, seed=1)
-        (result,) = (await stub.GenerateText(pb.GenerateTextRequest(prompts=["a"], sampling=everything))).results
-    assert result.finish_reason == pb.FINISH_REASON_STOP
+        everything = parameters(stop_token_ids=range(64), max_new_tokens=40, temperature=2, seed=1)
+        (result,) = (await stub.GenerateText(pb.GenerateTextRequest(prompts=["a"], parameters=everything))).results
+    assert result.finish_reason == common_pb2.FINISH_REASON_STOP
 
 
 def test_every_reason_to_finish_has_its_number():
-    assert set(FINISH_REASONS.values()) == set(pb.FinishReason.values()) - {pb.FINISH_REASON_UNSPECIFIED}
+    assert set(FINISH_REASONS.values()) == set(common_pb2.FinishReason.values()) - {
+        common_pb2.FINISH_REASON_UNSPECIFIED
+    }

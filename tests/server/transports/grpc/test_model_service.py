@@ -7,7 +7,8 @@ from rpc_failures import failure_of
 from tiny_engine import make_decoder, make_generation_model
 
 from headway.v1 import model_service_pb2 as pb
-from headway.v1.generation_service_pb2 import SamplingParameters
+from headway.v1.common_pb2 import SamplingParameters
+from headway.v1.generation_service_pb2 import GenerationParameters
 from headway_server.bundles import Manifest, SamplingDefaults
 from headway_server.serving.host import ModelRegistry
 from headway_server.transports.grpc.models import ModelService
@@ -71,12 +72,9 @@ async def test_what_a_call_need_not_set_is_told():
     )
     service = ModelService(ModelRegistry([make_generation_model(make_decoder(), defaults=defaults)]))
     answer = await service.GetModel(pb.GetModelRequest(model="tiny-generation"), None)
-    assert answer.model.default_sampling == SamplingParameters(
-        max_new_token_count=9,
-        temperature=0.5,
-        top_k=4,
-        top_p=0.75,
-        min_p=0.25,
+    assert answer.model.default_parameters == GenerationParameters(
+        max_new_tokens=9,
+        sampling=SamplingParameters(temperature=0.5, top_k=4, top_p=0.75, min_p=0.25),
         repetition_penalty=1.5,
         presence_penalty=-0.5,
         frequency_penalty=0.125,

@@ -56,7 +56,7 @@ def probabilities(labels) -> np.ndarray:
 
 
 def selected(labels) -> set[str]:
-    return {scored.label for scored in labels if scored.is_selected}
+    return {scored.label for scored in labels if scored.selected}
 
 
 async def classify(serving, **fields):

@@ -10,6 +10,7 @@ from rpc_failures import failure_of
 from tiny_engine import EOS_ID, VOCAB_SIZE, make_decoder, make_translation_model, slow_down
 from waiting import until
 
+from headway.v1 import common_pb2
 from headway.v1 import translation_service_pb2 as pb
 from headway.v1 import translation_service_pb2_grpc as pb_grpc
 from headway_server.serving.host import ModelRegistry
@@ -24,7 +25,7 @@ WISHES = {
         "parameters": pb.TranslationParameters(beam_size=4),
         "phrase_constraints": [pb.PhraseConstraints(required=["the dog"], forbidden=["cat"])],
     },
-    "sampling": {"parameters": pb.TranslationParameters(sampling=pb.TranslationSampling())},
+    "sampling": {"parameters": pb.TranslationParameters(sampling=common_pb2.SamplingParameters(temperature=1.0))},
     "prefix": {"target_prefixes": ["the mat"]},
 }
 
@@ -70,7 +71,7 @@ async def test_a_cancelled_call_makes_room_for_the_next(wishes):
         await asyncio.sleep(0.05)
         for call in calls:
             call.cancel()
-        parameters = pb.TranslationParameters(beam_size=SLOTS, max_new_token_count=3)
+        parameters = pb.TranslationParameters(beam_size=SLOTS, max_new_tokens=3)
         response = await stub.TranslateText(request("the dog", parameters=parameters), timeout=20)
         assert response.results[0].new_token_count == 3
 

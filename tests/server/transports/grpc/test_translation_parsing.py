@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headway.v1 import common_pb2
 from headway.v1 import translation_service_pb2 as pb
 from headway_server.decoding.beam_search.hypothesis import EarlyStopping
 from headway_server.errors import InvalidInputError
@@ -14,7 +15,7 @@ from headway_server.transports.grpc.translation_requests import parse_parameters
 INTEGERS = st.integers(-(2**31), 2**31 - 1)
 FLOATS = st.floats(width=32, allow_nan=False)
 PARAMETERS = {
-    "max_new_token_count": ("max_new_tokens", INTEGERS),
+    "max_new_tokens": ("max_new_tokens", INTEGERS),
     "max_length_ratio": ("max_length_ratio", FLOATS),
     "beam_size": ("beam_size", INTEGERS),
     "hypothesis_count": ("num_hypotheses", INTEGERS),
@@ -41,11 +42,14 @@ def test_parameters_that_are_set_are_taken_and_the_others_are_the_defaults(given
 
 
 @given(given_=some_of(SAMPLING))
-def test_sampling_is_read_as_it_is_set(given_):
-    parsed = parse_parameters(pb.TranslationParameters(sampling=pb.TranslationSampling(**given_)))
+def test_sampling_is_read_as_it_is_set_and_needs_a_temperature(given_):
+    parsed = parse_parameters(pb.TranslationParameters(sampling=common_pb2.SamplingParameters(**given_)))
+    if given_.get("temperature", 0) == 0:
+        assert parsed.sampling is None
+        return
     assert parsed.sampling is not None
-    defaults = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": None}
-    assert {name: getattr(parsed.sampling, name) for name in defaults} == defaults | given_
+    defaults = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": None}
+    assert {name: getattr(parsed.sampling, name) for name in SAMPLING} == defaults | given_
 
 
 @pytest.mark.parametrize("number", range(4))
@@ -65,7 +69,7 @@ def test_what_is_said_of_each_text_is_read_in_order():
         target_prefixes=["x", ""],
         phrase_constraints=[pb.PhraseConstraints(), pb.PhraseConstraints(required=["y"], forbidden=["z", "z"])],
         truncate=True,
-        alignment=True,
+        include_alignment=True,
         split_sentences=True,
     )
     assert parse_request(request, max_text_bytes=10, deadline=5.0) == TranslationRequest(
@@ -76,7 +80,7 @@ def test_what_is_said_of_each_text_is_read_in_order():
         split_sentences=True,
         deadline=5.0,
     )
-    stream = pb.StreamTranslateTextRequest(text="a", target_prefix="x", alignment=True)
+    stream = pb.StreamTranslateTextRequest(text="a", target_prefix="x", include_alignment=True)
     assert parse_stream_request(stream, max_text_bytes=10, deadline=None) == TranslationRequest(
         target_prefixes=("x",), wants_alignment=True
     )

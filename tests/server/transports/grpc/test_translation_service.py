@@ -9,7 +9,7 @@ import grpc
 import pytest
 from rpc_failures import failure_of
 
-from headway.v1 import generation_service_pb2 as generation
+from headway.v1 import common_pb2
 from headway.v1 import translation_service_pb2 as pb
 from headway.v1 import translation_service_pb2_grpc as pb_grpc
 from headway_server.bundles import Precision, open_bundle
@@ -57,7 +57,7 @@ async def test_beams_find_what_there_is_to_find_and_tell_all_of_it(stub: Any) ->
         assert len(result.hypotheses) == 3
         best = result.hypotheses[0]
         assert (best.text, best.score, best.log_probability) == (result.text, result.score, result.log_probability)
-        assert best.finish_reason == generation.FINISH_REASON_END_OF_SEQUENCE
+        assert best.finish_reason == common_pb2.FINISH_REASON_END_OF_SEQUENCE
         assert result.score == pytest.approx(result.log_probability / result.new_token_count)
         assert [one.score for one in result.hypotheses] == sorted(
             (one.score for one in result.hypotheses), reverse=True
@@ -95,7 +95,7 @@ async def test_a_translation_goes_on_from_its_prefix(stub: Any) -> None:
 
 async def test_the_words_that_became_each_other_are_told(stub: Any) -> None:
     text = "one  two three"
-    response = await stub.TranslateText(request(text, alignment=True))
+    response = await stub.TranslateText(request(text, include_alignment=True))
     (result,) = response.results
     (alignment,) = result.alignments
     assert [text[span.start : span.end] for span in alignment.source_tokens] == ["one", "two", "three", ""]
@@ -104,7 +104,7 @@ async def test_the_words_that_became_each_other_are_told(stub: Any) -> None:
     for token in alignment.target_tokens:
         assert sum(token.source_attention) == pytest.approx(1)
         assert len(token.source_attention) == result.source_token_count
-    streamed = stub.StreamTranslateText(pb.StreamTranslateTextRequest(text=text, alignment=True))
+    streamed = stub.StreamTranslateText(pb.StreamTranslateTextRequest(text=text, include_alignment=True))
     messages = [message async for message in streamed]
     assert [token.span for token in messages[-1].result.alignments[0].target_tokens] == [
         token.span for token in alignment.target_tokens
@@ -114,7 +114,7 @@ async def test_the_words_that_became_each_other_are_told(stub: Any) -> None:
 async def test_a_long_text_is_translated_sentence_by_sentence(stub: Any) -> None:
     text = " one two\n\nthree four\n\n \n" + "\n\n".join(["five six seven"] * 9) + "\n"
     response = await stub.TranslateText(
-        request(text, "ten", split_sentences=True, alignment=True, parameters={"beam_size": 2})
+        request(text, "ten", split_sentences=True, include_alignment=True, parameters={"beam_size": 2})
     )
     whole, other = response.results
     assert whole.text == " zwei eins\n\nvier drei\n\n \n" + "\n\n".join(["sieben sechs fünf"] * 9) + "\n"
@@ -126,12 +126,12 @@ async def test_a_long_text_is_translated_sentence_by_sentence(stub: Any) -> None
 
 
 async def test_drawn_translations_come_with_their_seed(stub: Any) -> None:
-    sampling = pb.TranslationSampling(temperature=2.0)
+    sampling = common_pb2.SamplingParameters(temperature=2.0)
     response = await stub.TranslateText(request("one two", "one two", parameters={"sampling": sampling}))
     first, second = response.results
     assert first.HasField("seed")
     assert first.seed != second.seed
-    again = pb.TranslationSampling(temperature=2.0, seed=first.seed)
+    again = common_pb2.SamplingParameters(temperature=2.0, seed=first.seed)
     repeated = await stub.TranslateText(request("one two", parameters={"sampling": again}))
     assert repeated.results[0] == first
 
