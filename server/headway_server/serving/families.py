@@ -27,14 +27,25 @@ class ServedModel(Protocol):
     def is_alive(self) -> bool:
         """Whether calls are answered: from `start` to `close`, unless the model has ended by itself."""
 
+    def stalled_s(self) -> float:
+        """Returns for how many seconds what is running has made no progress; 0.0 where nothing runs.
+
+        A piece of work is a step of an engine or a run of a batch. Called on the event loop: it takes no lock that a
+        run may hold.
+        """
+
     def start(self) -> None:
         """Starts threads and tasks; called with the event loop running."""
 
     async def drain(self, timeout_s: float) -> None:
         """Takes nothing new and waits, at most `timeout_s`, for what was taken."""
 
-    def close(self) -> None:
-        """Stops; what still waits fails. May be called from any thread and waits for the step that runs."""
+    def close(self) -> bool:
+        """Stops; what still waits fails with DrainingError.
+
+        May be called from any thread. Waits for what is running, `CLOSE_TIMEOUT_S` at most; False where a thread did
+        not end in that time and was left behind (`join_threads`).
+        """
 
 
 Loader: TypeAlias = Callable[[Bundle, Runtime, ServerSettings], ServedModel]
