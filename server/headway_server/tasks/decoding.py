@@ -104,8 +104,8 @@ class DecodingModel:
         return self._lanes.is_alive
 
     def stalled_s(self) -> float:
-        """Returns for how many seconds the present step of an engine has been running; 0.0 where none is."""
-        return 0.0
+        """Returns for how many seconds the present step of an engine has been running; 0.0 if there is none."""
+        return self._lanes.stalled_s()
 
     def start(self) -> None:
         """Starts the engines; called with the event loop running."""
@@ -116,9 +116,8 @@ class DecodingModel:
         await self._admission.drain(timeout_s)
 
     def close(self) -> bool:
-        """Stops the engines; what still runs or waits fails. True if their threads have ended."""
-        self._lanes.close()
-        return True
+        """Stops the engines; what still runs or waits fails. Returns False if a thread hangs and was left behind."""
+        return self._lanes.close()
 
     def _check_runs(self, run_once: Callable[[], object]) -> None:
         """Runs the graphs once, and once more on one core where there are several lanes.

@@ -1,38 +1,33 @@
-"""What a beam search is asked for, and what it finds.
+"""Beam search of one sequence: its beams, its hypotheses, and the slots that its beams are in.
 
-The search is that of Sutskever et al. 2014 (arXiv 1409.3215, section 3.2), with the bookkeeping that the field has
-agreed on since. A sentence has K beams, each a text so far with its log-probability. At a step:
+The search is that of Sutskever et al. 2014 (arXiv 1409.3215, section 3.2), with the bookkeeping that is common today. A
+sequence has K beams, each an output so far with its log-probability. At a step:
 
-1. All K x V continuations are ranked by log-probability; of these the best 2 K are looked at.
-2. A continuation that ends the sentence becomes a hypothesis if it is among the best K, and is passed over if it is
-   not. Its score is its log-probability divided by (tokens ** length_penalty); the end counts as a token.
-3. The best K of the others are the beams from now on.
-4. The K best hypotheses are kept. Whether the search ends with K of them, `EarlyStopping` says; when a translation may
-   have no more tokens, the beams are hypotheses as they stand, by the same score.
+1. All K x V continuations are ranked by log-probability, and the best 2 K of these are looked at.
+2. A continuation that ends the sequence becomes a hypothesis if it is among the best K; otherwise it is dropped. Its
+   score is its log-probability divided by (number of tokens ** length_penalty); the end counts as a token.
+3. The best K of the others are the next beams.
+4. The best K hypotheses are kept. `EarlyStopping` says when a search with K of them ends. When the limit of tokens is
+   reached, the beams become hypotheses as they stand, scored alike.
 
 Ties go to the lower beam, then to the lower token id.
 
-The search of one sentence, as `hypothesis.py` defines it: which beams go on, and what they have found.
+Required phrases are met by dynamic beam allocation (Post and Vilar 2018, arXiv 1804.06609). A continuation is in bank n
+if it has n tokens of required phrases: all tokens of those that have appeared, and the tokens of the one begun. The
+best 2 K continuations of each bank are looked at; the end is allowed only once every phrase has appeared. The K places
+are shared out evenly among the banks, and the remainder goes to the fullest. A place that its bank cannot fill goes to
+the next lower bank, and after the lowest to the banks from the lowest up. Without required phrases there is one bank,
+and this is plain beam search.
 
-Required phrases are met by dynamic beam allocation (Post and Vilar 2018, arXiv 1804.06609). A continuation is in the
-bank of as many tokens of required phrases as it has: of those that have appeared, and of the one begun. Of a step's
-K x V continuations the best 2 K of each bank are looked at, an end only where every phrase has appeared. The K places
-are shared out evenly among the banks, what is left over going to the fullest; a place that its bank cannot fill goes to
-the next lower bank, and from the lowest upwards again. Without required phrases there is one bank, and this is plain
-beam search.
+Deviations from the paper: phrases are followed in one automaton, so they may overlap, appear in any order, and appear
+by chance; and every continuation competes within its bank, not only the best of each beam and the best of all.
 
-Deviations from the paper: phrases are followed in one automaton, so that they may overlap and appear in any order, and
-appearing by chance counts; every continuation competes within its bank, not only the best of each beam and of all.
+A beam that goes on stays in its slot. If several beams continue the same one, one of them stays, and the others take
+slots whose own beams have ended. Two slots have the same content up to where their histories parted and nowhere after,
+since each slot writes for a beam of its own at every step. So only the positions after that point are copied, into the
+free slot whose history parted last.
 
-The tensors are elsewhere: `continuations.py` ranks what may follow, `beam_block.py` knows in which slots the beams are.
-
-
-In which slots the beams of one sentence are, and what must be copied when they go on.
-
-A beam that goes on stays in its slot. Where several beams continue the same one, one of them stays, and the others take
-slots whose own beams have ended. Two slots have the same content up to where their histories parted, and nowhere after,
-since at each step every slot writes for a beam of its own. So only what lies after that is copied, to the free slot
-whose history parted last.
+`step.py` ranks the continuations of all sequences at once.
 """
 
 from __future__ import annotations
@@ -62,38 +57,38 @@ class Continuation(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Beam:
-    """A text in the making."""
+    """An output in the making."""
 
     log_probability: float
     token_ids: tuple[int, ...] = ()
     parent: int = 0
     """Its place among the beams of the step before."""
     state: RuleState | None = None
-    """How far it is by the rules, where there are any."""
+    """Its state by the rules, if there are any."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A hypothesis, as tokens."""
+    """A hypothesis as tokens."""
 
     token_ids: tuple[int, ...]
-    """The end of the sequence left out."""
+    """Without the end of the sequence."""
     log_probability: float
     score: float
     num_new_tokens: int
-    """The end of the sequence included."""
+    """With the end of the sequence."""
     num_met: int
     """Required phrases that it has."""
     finish_reason: FinishReason
 
 
 class BeamSearch:
-    """The beams of one sentence and its hypotheses.
+    """The beams of one sequence and its hypotheses.
 
     Attributes:
-        beams: By falling log-probability, at most K; one, empty, at the start.
+        beams: At most K, the likeliest first; at the start a single empty one.
         num_tokens: Tokens of each beam.
-        is_finished: Whether there is nothing left to do.
+        is_finished: True once the search has ended.
     """
 
     def __init__(self, parameters: SearchParameters, *, max_new_tokens: int, eos_id: int | None) -> None:
@@ -102,7 +97,7 @@ class BeamSearch:
         Args:
             parameters: How to search.
             max_new_tokens: Most tokens of a hypothesis, its end included.
-            eos_id: Token that ends a sentence.
+            eos_id: Token that ends a sequence.
         """
         self._parameters = parameters
         self._rules = SearchRules.of(parameters)
@@ -118,23 +113,23 @@ class BeamSearch:
 
     @property
     def forced_token(self) -> int | None:
-        """The token that must follow each beam, as long as the prefix lasts."""
+        """The next token of the prefix, which must follow each beam; None after the prefix."""
         prefix = self._parameters.prefix_ids
         return prefix[self.num_tokens] if self.num_tokens < len(prefix) else None
 
     @property
     def has_required_phrases(self) -> bool:
-        """Whether continuations compete within banks."""
+        """True if continuations compete within banks."""
         return bool(self._parameters.required_phrases)
 
     @property
     def is_restricted(self) -> bool:
-        """Whether a step needs other continuations than the best 2 K of all: those of the prefix, or of each bank."""
+        """True if a step needs other continuations than the best 2 K of all: those of the prefix, or of each bank."""
         return self.forced_token is not None or self.has_required_phrases
 
     @property
     def is_plain(self) -> bool:
-        """Whether nothing is asked of the text but to be likely."""
+        """True if there is neither a rule nor a prefix."""
         return self._rules is None and not self._parameters.prefix_ids
 
     def banned(self, beam: Beam) -> set[int] | frozenset[int]:
@@ -147,7 +142,7 @@ class BeamSearch:
         return tokens
 
     def wanted(self, beam: Beam) -> set[int] | frozenset[int]:
-        """Returns the tokens with which a beam comes nearer to a required phrase, banned ones left out."""
+        """Returns the tokens that bring a beam nearer to a required phrase, without banned ones."""
         if self._rules is None or beam.state is None or not self.has_required_phrases:
             return NO_TOKENS
         return self._rules.wanted(beam.state) - self.banned(beam)
@@ -156,8 +151,8 @@ class BeamSearch:
         """Takes a step: ends become hypotheses, the best of the others are the beams from now on.
 
         Args:
-            continuations: What may follow, ranked: by falling log-probability, then by beam, then by token id. At
-                least the best 2 K of each bank are among them, or all there are; none is impossible.
+            continuations: What may follow, ranked by falling log-probability, then by beam, then by token id. They
+                include the best 2 K of each bank, or all there are; an empty list means that nothing may follow.
         """
         self.num_tokens += 1
         before = self.beams
@@ -171,11 +166,11 @@ class BeamSearch:
             self.is_finished = not self.beams or self._may_stop()
 
     def hypotheses(self) -> list[Found]:
-        """Returns as many as were asked for, the best first, or as there are."""
+        """Returns the best hypotheses, the best first: as many as were asked for, or as there are."""
         return self._found[: self._parameters.num_hypotheses]
 
     def _banks(self, continuations: Iterable[Continuation]) -> list[list[Beam]]:
-        """Returns the best K beams that go on of every bank, ranked; ends among its best K become hypotheses."""
+        """Returns the best K of every bank that go on, ranked; ends among a bank's best K become hypotheses."""
         size, rules = self._parameters.beam_size, self._rules
         banks: list[list[Beam]] = [[] for _ in range(1 if rules is None else rules.num_banks)]
         num_ends = [0] * len(banks)
@@ -197,7 +192,7 @@ class BeamSearch:
         return banks
 
     def _allocate(self, banks: list[list[Beam]]) -> list[Beam]:
-        """Shares the K places out among the banks, and returns the beams that have got one, ranked."""
+        """Shares the K places out among the banks and returns the beams that get one, ranked."""
         if len(banks) == 1:
             return banks[0]
         shares = share_places(self._parameters.beam_size, [len(bank) for bank in banks])
@@ -210,15 +205,17 @@ class BeamSearch:
         self.is_finished = True
 
     def _find(self, beam: Beam, log_probability: float, finish_reason: FinishReason) -> None:
-        """Takes a hypothesis, and keeps the best K."""
+        """Adds a hypothesis and keeps the best K."""
         met = 0 if self._rules is None or beam.state is None else self._rules.num_met(beam.state)
         score = log_probability / max(self.num_tokens, 1) ** self._parameters.length_penalty
         self._found.append(Found(beam.token_ids, log_probability, score, self.num_tokens, met, finish_reason))
-        self._found.sort(key=lambda found: (-found.num_met, -found.score))  # stable: the earlier one stays before
+        self._found.sort(
+            key=lambda found: (-found.num_met, -found.score)
+        )  # stable: among equals the earlier one stays first
         del self._found[self._parameters.beam_size :]
 
     def _may_stop(self) -> bool:
-        """Whether there are K hypotheses and, by what was asked for, no beam can do better."""
+        """Returns True if there are K hypotheses and, by the early stopping asked for, no beam can do better."""
         parameters = self._parameters
         if len(self._found) < parameters.beam_size:
             return False
@@ -232,14 +229,14 @@ class BeamSearch:
 
 
 def share_places(num_places: int, sizes: Sequence[int]) -> list[int]:
-    """Shares places out among banks, the fullest last, as this module's docstring says.
+    """Shares places out among banks, the fullest of which is last, as this module's docstring says.
 
     Args:
         num_places: K.
         sizes: How many continuations each bank has.
 
     Returns:
-        How many places each bank gets; together fewer than K only where there are fewer continuations.
+        How many places each bank gets; fewer than K in all only if there are fewer continuations.
     """
     even, left = divmod(num_places, len(sizes))
     shares = [min(even, size) for size in sizes]
@@ -257,11 +254,11 @@ def share_places(num_places: int, sizes: Sequence[int]) -> list[int]:
 
 
 class BeamBlock:
-    """A search and the block of K slots that it runs in, whose slots are counted from 0 here.
+    """A search and the K slots that it runs in, which are counted from 0 here.
 
     Attributes:
         search: The search.
-        slots: K slots, each once: first those of the beams, in their order, then those without a beam.
+        slots: All K: first those of the beams, in their order, then those without a beam.
     """
 
     def __init__(self, search: BeamSearch, num_slots: int) -> None:
@@ -273,19 +270,22 @@ class BeamBlock:
         """
         self.search = search
         self.slots = list(range(num_slots))
-        # Of each two slots: how many positions they have in common.
+        # For each two slots, how many positions they have in common.
         self._shared = [[0] * num_slots for _ in range(num_slots)]
 
     def __repr__(self) -> str:
         return f"BeamBlock({self.search!r}, beams in {self.slots[: len(self.search.beams)]})"
 
     def log_probabilities(self) -> list[float]:
-        """Returns those of the beams, in the order of `slots`; minus infinity of slots without a beam."""
+        """Returns those of the beams, in the order of `slots`; minus infinity for slots without a beam."""
         values = [beam.log_probability for beam in self.search.beams]
         return values + [-inf] * (len(self.slots) - len(values))
 
     def next_inputs(self, first_id: int) -> list[int]:
-        """Returns the token that each slot reads next; a slot without a beam reads what the best one reads."""
+        """Returns the token that each slot reads next; a slot without a beam reads what the best beam reads.
+
+        Empty beams read `first_id`, the last token of the decoder's prompt.
+        """
         beams = self.search.beams
         last_ids = [beam.token_ids[-1] if beam.token_ids else first_id for beam in beams]
         token_ids = [last_ids[0]] * len(self.slots)
@@ -294,11 +294,11 @@ class BeamBlock:
         return token_ids
 
     def reorder(self, first_slot: int, num_written: int) -> list[SlotCopy]:
-        """Finds a slot for each beam after the search has advanced.
+        """Gives each beam a slot after the search has advanced.
 
         Args:
-            first_slot: Where the block begins, for the copies.
-            num_written: Positions that are written in each of its slots.
+            first_slot: The decoder's slot that is slot 0 here.
+            num_written: Positions that are written in each slot.
 
         Returns:
             What must be copied.
@@ -306,7 +306,7 @@ class BeamBlock:
         before = self.slots
         staying: set[int] = set()
         slots: list[int] = []
-        moving: list[tuple[int, int]] = []  # places of beams whose parent's slot is taken, and that slot
+        moving: list[tuple[int, int]] = []  # beams whose parent's slot is taken, and that slot
         for place, beam in enumerate(self.search.beams):
             home = before[beam.parent]
             if home in staying:
@@ -325,7 +325,7 @@ class BeamBlock:
         return copies
 
     def _note_copy(self, source: int, target: int, num_written: int) -> None:
-        """Notes that the target has the source's content now, and shares with others what the source does."""
+        """Notes that the target now has the source's content, and so shares with others what the source shares."""
         shared = self._shared
         shared[target] = shared[source].copy()
         shared[target][source] = shared[source][target] = num_written

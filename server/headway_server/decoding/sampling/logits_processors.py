@@ -207,7 +207,7 @@ class TokenMasks:
         row[:] = mask
         self.is_set[slot] = True
 
-    def clear(self, slots: int | slice) -> None:
+    def clear(self, slots: int | NDArray[np.intp]) -> None:
         """Lets slots choose any token."""
         self.is_set[slots] = False
 

@@ -189,9 +189,9 @@ class Drafting:
         """Takes what belongs to slot `source` to slot `target`."""
         self._lookups[target], self._lookups[source] = self._lookups[source], None
 
-    def append(self, first_slot: int, token_ids: NDArray[np.int64]) -> None:
-        """Takes the next token of each slot from `first_slot`, (n,)."""
-        for slot, token_id in enumerate(token_ids.tolist(), first_slot):
+    def append(self, slots: NDArray[np.intp], token_ids: NDArray[np.int64]) -> None:
+        """Takes the next token (n,) of each of the slots (n,)."""
+        for slot, token_id in zip(slots.tolist(), token_ids.tolist(), strict=True):
             self._lookup(slot).append(token_id)
 
     def verify(

@@ -59,7 +59,7 @@ def random_cases(seed: int, count: int, **options) -> list[tuple[np.ndarray, Sea
 
 
 def new_sequence(source, search, max_new_tokens):
-    return make_sequence(source, first_id=BOS_ID, eos_id=EOS_ID, search=search, max_new_tokens=max_new_tokens)
+    return make_sequence(source, start_ids=[BOS_ID], eos_id=EOS_ID, search=search, max_new_tokens=max_new_tokens)
 
 
 async def search_together(runners, cases, seed: int = 0):
