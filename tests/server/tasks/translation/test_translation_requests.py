@@ -25,7 +25,7 @@ from headway_server.preprocessing import TextTokenizer, split_sentences
 from headway_server.serving.answers import Answer
 from headway_server.tasks.parameters import DecodingLimits
 from headway_server.tasks.translation.phrases import PhraseEncoder, PhraseRequest
-from headway_server.tasks.translation.request import TranslationParameters, TranslationRequest, TranslationSampling
+from headway_server.tasks.translation.request import TranslationParameters, TranslationRequest
 
 PHRASE_ENCODER = PhraseEncoder(TextTokenizer(byte_tokenizer()), unknown_id=None, owner="tiny")
 LIMITS = DecodingLimits(max_input_tokens=40, max_total_tokens=64, vocab_size=VOCAB_SIZE)
@@ -107,9 +107,7 @@ async def test_a_prefix_that_leaves_no_room_is_refused(model):
     assert fits.text.startswith("!" * 15)
 
 
-@pytest.mark.parametrize(
-    "parameters", [{}, {"beam_size": 4}, {"sampling": TranslationSampling(temperature=2.0, seed=3)}]
-)
+@pytest.mark.parametrize("parameters", [{}, {"beam_size": 4}, {"sampling": {"temperature": 2.0, "seed": 3}}])
 async def test_no_tokens_follow_each_other_twice_where_that_is_asked_for(model, parameters):
     model_parameters = {"max_new_tokens": 40, "no_repeat_ngram_size": 1, **parameters}
     decoder_output = model._lanes._engines[0]._decoder.output
@@ -124,7 +122,7 @@ async def test_no_tokens_follow_each_other_twice_where_that_is_asked_for(model, 
 
 
 async def test_a_seed_gives_the_same_translation_and_is_answered(model):
-    sampling = TranslationSampling(temperature=1.5, top_k=50, top_p=0.9, min_p=0.01)
+    sampling = {"temperature": 1.5, "top_k": 50, "top_p": 0.9, "min_p": 0.01}
     first, second = await translate(model, "the cat", "the cat", parameters={"sampling": sampling})
     assert first.seed != second.seed
     again = replace(sampling, seed=first.seed)
@@ -204,7 +202,7 @@ async def test_a_prefix_that_says_what_must_not_be_said_is_refused(model):
     assert caught.value.field == "phrase_constraints[0].forbidden[1]"
 
 
-@pytest.mark.parametrize("parameters", [{}, {"beam_size": 2}, {"sampling": TranslationSampling(seed=1)}])
+@pytest.mark.parametrize("parameters", [{}, {"beam_size": 2}, {"sampling": {"temperature": 1.0, "seed": 1}}])
 async def test_sentences_are_translated_by_themselves_and_joined_with_the_spacing_of_the_text(model, parameters):
     text = "\n the cat sat. the dog!\n\n- on the mat "
     (whole, other) = await translate(model, text, "the cat", split_sentences=True, parameters=parameters)
