@@ -15,7 +15,7 @@ from typing import Any
 from llguidance import regex_to_lark
 
 from headway_server.decoding.constraints.vocabulary import Vocabulary
-from headway_server.errors import InvalidInputError
+from headway_server.errors import InvalidInputError, OverloadedError
 
 MAX_SCHEMA_BYTES = 64 * 1024
 MAX_REGEX_BYTES = 8 * 1024
@@ -333,6 +333,9 @@ def is_affordable(grammar: str) -> bool:
 
     Returns:
         True if that stayed within the limits, whether the grammar is right or not.
+
+    Raises:
+        OverloadedError: The process got too little of the processor to tell.
     """
     child = _CHILD.format(cpu=CPU_LIMIT_S, memory=MEMORY_LIMIT_BYTES)
     try:
@@ -345,5 +348,7 @@ def is_affordable(grammar: str) -> bool:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return False
+        raise OverloadedError(
+            f"the server is too busy to check a schema in {_WALL_LIMIT_S} s; try again later", _WALL_LIMIT_S
+        ) from None
     return done.returncode == 0
