@@ -254,7 +254,7 @@ class Translation(translation_service_pb2_grpc.TranslationServiceServicer):
         )
 
 
-class Classification(text_classification_service_pb2_grpc.TextClassificationServiceServicer):
+class Answer(text_classification_service_pb2_grpc.TextClassificationServiceServicer):
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
 
@@ -382,9 +382,7 @@ class RuleServer:
         rules = self.rules
         generation_service_pb2_grpc.add_GenerationServiceServicer_to_server(Generation(rules), server)
         translation_service_pb2_grpc.add_TranslationServiceServicer_to_server(Translation(rules), server)
-        text_classification_service_pb2_grpc.add_TextClassificationServiceServicer_to_server(
-            Classification(rules), server
-        )
+        text_classification_service_pb2_grpc.add_TextClassificationServiceServicer_to_server(Answer(rules), server)
         image_classification_service_pb2_grpc.add_ImageClassificationServiceServicer_to_server(Images(rules), server)
         model_service_pb2_grpc.add_ModelServiceServicer_to_server(Models(rules), server)
         health_pb2_grpc.add_HealthServicer_to_server(Health(rules), server)

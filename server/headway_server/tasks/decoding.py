@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Elements
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 import structlog
 
@@ -16,7 +14,6 @@ from headway_server.decoding.core.lanes import FEWEST_SLOTS, Lanes
 from headway_server.decoding.interfaces import Decoder, Encoder
 from headway_server.decoding.runner.decoder import DecoderRunner, slot_sizes
 from headway_server.decoding.runner.memory_plan import format_size, plan_memory
-from headway_server.decoding.sequence import SequenceResult
 from headway_server.decoding.settings import EngineSettings
 from headway_server.decoding.speculation.prompt_lookup import DraftVerifier
 from headway_server.errors import BundleError, InvalidInputError
@@ -24,19 +21,8 @@ from headway_server.preprocessing import TextTokenizer
 from headway_server.runtime import Cores, Device, Runtime, available_bytes
 from headway_server.serving.permits import Admission
 from headway_server.tasks.parameters import DecodingLimits
-from headway_server.tasks.stateless import CallTimings
 
 _log = structlog.get_logger(__name__)
-
-_T = TypeVar("_T")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decoded(Generic[_T]):
-    """The answer to a call: one result an input, in order."""
-
-    results: list[_T]
-    timings: CallTimings
 
 
 class DecodingModel:
@@ -243,12 +229,3 @@ def open_decoders(
 def _share(count: int, num_lanes: int, lane: int) -> int:
     """Returns how many of `count` a lane gets; the first ones get what is left over."""
     return count // num_lanes + (lane < count % num_lanes)
-
-
-def call_timings(results: Elements[SequenceResult], preprocessing_s: float) -> CallTimings:
-    """Tells where the time of a call went."""
-    return CallTimings(
-        queue_s=max(result.started_at - result.arrived_at for result in results),
-        preprocessing_s=preprocessing_s,
-        inference_s=max(result.finished_at for result in results) - min(result.started_at for result in results),
-    )

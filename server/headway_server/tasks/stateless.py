@@ -7,29 +7,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headway_server.batching.batcher import Batcher
-from headway_server.batching.pending_call import BatchedResults
 from headway_server.batching.tensors import top_k_indices
 from headway_server.bundles import Bundle, ClassificationScheme, Precision
 from headway_server.runtime import Device
 from headway_server.serving.permits import Admission
-
-Result = TypeVar("Result")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallTimings:
-    """Where the time of a call went, in seconds."""
-
-    queue_s: float
-    preprocessing_s: float
-    inference_s: float
 
 
 class ScoredLabel(NamedTuple):
@@ -39,14 +26,6 @@ class ScoredLabel(NamedTuple):
     probability: float
     is_selected: bool
     """Whether the label applies."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Classification(Generic[Result]):
-    """The answer to a call: one result an input, in order."""
-
-    results: list[Result]
-    timings: CallTimings
 
 
 class StatelessModel:
@@ -117,8 +96,3 @@ class StatelessModel:
     def __repr__(self) -> str:
         manifest = self.bundle.manifest
         return f"{type(self).__name__}({manifest.name}/{manifest.version}, {self.precision}, {self._admission!r})"
-
-
-def call_timings(batched: BatchedResults, preprocessing_s: float) -> CallTimings:
-    """Tells where the time of a call went that was prepared in `preprocessing_s` seconds and then batched."""
-    return CallTimings(queue_s=batched.queue_s, preprocessing_s=preprocessing_s, inference_s=batched.inference_s)

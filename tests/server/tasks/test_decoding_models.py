@@ -23,7 +23,7 @@ from headway_server.decoding.sequence import FinishReason
 from headway_server.decoding.settings import EngineSettings
 from headway_server.errors import BundleError, DeadlineError, DrainingError, InvalidInputError, OverloadedError
 from headway_server.preprocessing import TextTokenizer
-from headway_server.tasks.decoding import Decoded
+from headway_server.serving.answers import Answer
 from headway_server.tasks.generation.model import GenerationModel
 from headway_server.tasks.parameters import SamplingRequest
 from headway_server.tasks.translation.request import TranslationParameters, TranslationRequest
@@ -77,7 +77,7 @@ async def test_a_stream_ends_with_the_answer_of_the_unary_call(model):
         part async for part in model.stream("the mat", field="prompt", sampling=SEEDED, truncate=False, deadline=None)
     ]
     assert all(isinstance(part, Piece) for part in parts[:-1])
-    assert isinstance(parts[-1], Decoded)
+    assert isinstance(parts[-1], Answer)
     (result,) = parts[-1].results
     assert result.result.text == expected.result.text == "".join(part.text for part in parts[:-1])
 

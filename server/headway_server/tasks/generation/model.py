@@ -22,7 +22,8 @@ from headway_server.decoding.speculation.verifier import can_verify, open_verifi
 from headway_server.errors import InvalidInputError
 from headway_server.preprocessing import ChatTemplate, TextTokenizer
 from headway_server.runtime import Cores, Device, Runtime
-from headway_server.tasks.decoding import Decoded, DecodingModel, call_timings, open_decoders
+from headway_server.serving.answers import Answer, CallTimings
+from headway_server.tasks.decoding import DecodingModel, open_decoders
 from headway_server.tasks.generation.call import GenerationCall
 from headway_server.tasks.generation.prompt import FittedPrompt, Prompt, PromptReader
 from headway_server.tasks.parameters import LogProbabilityRequest, SamplingPlan, SamplingRequest, plan_sampling
@@ -134,7 +135,7 @@ class GenerationModel(DecodingModel):
         echo: bool = False,
         log_probabilities: LogProbabilityRequest | None = None,
         priority: int = 0,
-    ) -> Decoded[GeneratedText]:
+    ) -> Answer[GeneratedText]:
         """Continues prompts; all of them, or none.
 
         Args:
@@ -177,7 +178,7 @@ class GenerationModel(DecodingModel):
             self._generated(prompt, sequence.parameters, result, call)
             for (prompt, sequence), result in zip(pairs, results, strict=True)
         ]
-        return Decoded(results=texts, timings=call_timings(results, preprocessing_s))
+        return Answer(results=texts, timings=CallTimings.of(results, preprocessing_s=preprocessing_s))
 
     async def stream(
         self,
@@ -190,7 +191,7 @@ class GenerationModel(DecodingModel):
         echo: bool = False,
         log_probabilities: LogProbabilityRequest | None = None,
         priority: int = 0,
-    ) -> AsyncGenerator[Piece | Decoded[GeneratedText], None]:
+    ) -> AsyncGenerator[Piece | Answer[GeneratedText], None]:
         """Continues a prompt: yields pieces of text as they appear, and last the answer.
 
         With `echo` the first piece is the prompt. Args and errors are those of `generate`.
@@ -218,7 +219,7 @@ class GenerationModel(DecodingModel):
                     yield piece
             result = sequence.reply.result.result()
             text = self._generated(fitted, sequence.parameters, result, call)
-            yield Decoded(results=[text], timings=call_timings([result], preprocessing_s))
+            yield Answer(results=[text], timings=CallTimings.of([result], preprocessing_s=preprocessing_s))
 
     def _plan(self, sampling: SamplingRequest, log_probabilities: LogProbabilityRequest | None) -> SamplingPlan:
         return plan_sampling(

@@ -19,8 +19,9 @@ from headway_server.batching.settings import BatchingSettings
 from headway_server.bundles import Bundle, ClassificationScheme, Precision
 from headway_server.preprocessing import ImageLimits, ImagePreprocessor, SmallImage
 from headway_server.runtime import Runtime
+from headway_server.serving.answers import Answer, CallTimings
 from headway_server.serving.permits import Admission
-from headway_server.tasks.stateless import CallTimings, Classification, ScoredLabel, StatelessModel, call_timings
+from headway_server.tasks.stateless import ScoredLabel, StatelessModel
 from headway_server.tasks.text.embeddings import EmbeddedImage, to_vectors
 
 
@@ -93,7 +94,7 @@ class ImageClassifier(StatelessModel):
 
     async def classify(
         self, images: Sequence[bytes], *, fields: Sequence[str], top_k: int, deadline: float | None
-    ) -> Classification[ClassifiedImage]:
+    ) -> Answer[ClassifiedImage]:
         """Labels encoded images.
 
         Args:
@@ -110,11 +111,11 @@ class ImageClassifier(StatelessModel):
             ClassifiedImage(labels=labels, width=width, height=height)
             for labels, (width, height) in zip(self._top_labels(batched.rows, top_k), sizes, strict=True)
         ]
-        return Classification(results=results, timings=timings)
+        return Answer(results=results, timings=timings)
 
     async def embed(
         self, images: Sequence[bytes], *, fields: Sequence[str], normalize: bool, deadline: float | None
-    ) -> Classification[EmbeddedImage]:
+    ) -> Answer[EmbeddedImage]:
         """Turns encoded images into vectors; for bundles whose graphs give embeddings.
 
         Args:
@@ -132,7 +133,7 @@ class ImageClassifier(StatelessModel):
             EmbeddedImage(values=vector, width=width, height=height)
             for vector, (width, height) in zip(vectors, sizes, strict=True)
         ]
-        return Classification(results=results, timings=timings)
+        return Answer(results=results, timings=timings)
 
     async def _answer(
         self, images: Sequence[bytes], fields: Sequence[str], output: Output, deadline: float | None
@@ -149,7 +150,7 @@ class ImageClassifier(StatelessModel):
                 [Wanted(image.pixel_values, output) for image in prepared], [1] * len(prepared), deadline=deadline
             )
         sizes = [(image.width, image.height) for image in prepared]
-        return sizes, batched, call_timings(batched, preprocessing_s)
+        return sizes, batched, CallTimings.of(batched.runs, preprocessing_s=preprocessing_s)
 
     async def _answer_small(
         self, images: list[SmallImage], output: Output, deadline: float | None
@@ -160,7 +161,7 @@ class ImageClassifier(StatelessModel):
         )
         intervals = [image.interval for image in images]
         own_s = max(end - begin for begin, end in intervals)  # of an item's wait, what was no waiting
-        timings = call_timings(batched, _covered_s(intervals))
+        timings = CallTimings.of(batched.runs, preprocessing_s=_covered_s(intervals))
         timings = dataclasses.replace(timings, queue_s=max(0.0, timings.queue_s - own_s))
         return [image.size for image in images], batched, timings
 

@@ -12,7 +12,8 @@ from headway_server.batching.settings import BatchingSettings
 from headway_server.bundles import TOKENIZER_FILE, Bundle, ClassificationScheme, Precision
 from headway_server.preprocessing import EncodedText, TextTokenizer
 from headway_server.runtime import Runtime
-from headway_server.tasks.stateless import Classification, ScoredLabel
+from headway_server.serving.answers import Answer
+from headway_server.tasks.stateless import ScoredLabel
 from headway_server.tasks.text.model import WARM_UP_LENGTH, TextInputs, TextModel
 
 
@@ -60,7 +61,7 @@ class TextClassifier(TextModel[EncodedText]):
 
     async def classify(
         self, inputs: TextInputs, *, top_k: int, deadline: float | None, threshold: float | None = None
-    ) -> Classification[ClassifiedText]:
+    ) -> Answer[ClassifiedText]:
         """Labels texts.
 
         Args:
@@ -78,4 +79,4 @@ class TextClassifier(TextModel[EncodedText]):
             ClassifiedText(labels=own, num_tokens=len(text), truncated=text.truncated)
             for own, text in zip(labels, encoded, strict=True)
         ]
-        return Classification(results=results, timings=timings)
+        return Answer(results=results, timings=timings)

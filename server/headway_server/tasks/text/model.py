@@ -15,8 +15,9 @@ from headway_server.batching.run_costs import RunCosts
 from headway_server.batching.settings import BatchingSettings
 from headway_server.bundles import Bundle, Precision
 from headway_server.preprocessing import EncodedText, TextTokenizer
+from headway_server.serving.answers import Answer, CallTimings
 from headway_server.serving.permits import Admission
-from headway_server.tasks.stateless import CallTimings, Classification, StatelessModel, call_timings
+from headway_server.tasks.stateless import StatelessModel
 from headway_server.tasks.text.embeddings import EmbeddedText, to_vectors
 
 WARM_UP_LENGTH = 32
@@ -86,9 +87,7 @@ class TextModel(StatelessModel, Generic[Item]):
     def _item(self, text: str, encoded: EncodedText) -> Item:
         """What the graph reads of a text."""
 
-    async def embed(
-        self, inputs: TextInputs, *, normalize: bool, deadline: float | None
-    ) -> Classification[EmbeddedText]:
+    async def embed(self, inputs: TextInputs, *, normalize: bool, deadline: float | None) -> Answer[EmbeddedText]:
         """Turns texts into vectors; for bundles whose graphs give embeddings.
 
         Args:
@@ -105,7 +104,7 @@ class TextModel(StatelessModel, Generic[Item]):
             EmbeddedText(values=vector, num_tokens=len(text), truncated=text.truncated)
             for vector, text in zip(vectors, encoded, strict=True)
         ]
-        return Classification(results=results, timings=timings)
+        return Answer(results=results, timings=timings)
 
     async def _answer(
         self, inputs: TextInputs, output: Output, deadline: float | None
@@ -126,4 +125,4 @@ class TextModel(StatelessModel, Generic[Item]):
                 Wanted(self._item(text, tokens), output) for text, tokens in zip(inputs.texts, encoded, strict=True)
             ]
             batched = await self._batcher.submit(items, [len(tokens) for tokens in encoded], deadline=deadline)
-        return encoded, batched, call_timings(batched, preprocessing_s)
+        return encoded, batched, CallTimings.of(batched.runs, preprocessing_s=preprocessing_s)

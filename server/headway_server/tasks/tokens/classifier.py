@@ -21,7 +21,7 @@ from headway_server.bundles.tags import TagSet
 from headway_server.preprocessing import EncodedText, TextTokenizer
 from headway_server.preprocessing.pieces import Pieces
 from headway_server.runtime import Runtime
-from headway_server.tasks.stateless import Classification
+from headway_server.serving.answers import Answer
 from headway_server.tasks.text.model import WARM_UP_LENGTH, TextInputs, TextModel
 from headway_server.tasks.tokens.spans import END, LABEL, PROBABILITY, START, SpanDecoder
 
@@ -86,7 +86,7 @@ class TokenClassifier(TextModel[TaggableText]):
     def _item(self, text: str, encoded: EncodedText) -> TaggableText:
         return TaggableText(text, encoded)
 
-    async def classify(self, inputs: TextInputs, *, deadline: float | None) -> Classification[TaggedText]:
+    async def classify(self, inputs: TextInputs, *, deadline: float | None) -> Answer[TaggedText]:
         """Labels spans of texts.
 
         Args:
@@ -102,7 +102,7 @@ class TokenClassifier(TextModel[TaggableText]):
             TaggedText(spans=_name(found, labels), num_tokens=len(tokens), truncated=tokens.truncated)
             for found, tokens in zip(batched.rows, encoded, strict=True)
         ]
-        return Classification(results=results, timings=timings)
+        return Answer(results=results, timings=timings)
 
 
 class SpanReader:

@@ -22,7 +22,8 @@ from headway_server.errors import BundleError, InvalidInputError, NoAlignmentErr
 from headway_server.preprocessing import SplitText, TextTokenizer, split_sentences
 from headway_server.preprocessing.pool import text_pool
 from headway_server.runtime import Cores, Device, Runtime
-from headway_server.tasks.decoding import Decoded, DecodingModel, call_timings, open_decoders
+from headway_server.serving.answers import Answer, CallTimings
+from headway_server.tasks.decoding import DecodingModel, open_decoders
 from headway_server.tasks.translation.answer import TranslatedText, read_result, regroup
 from headway_server.tasks.translation.call import Passage, Source, TranslationCall, named_passages, whole_texts
 from headway_server.tasks.translation.phrases import PhraseEncoder
@@ -105,7 +106,7 @@ class TranslationModel(DecodingModel):
 
     async def translate(
         self, texts: Elements[str], *, fields: Elements[str], request: TranslationRequest
-    ) -> Decoded[TranslatedText]:
+    ) -> Answer[TranslatedText]:
         """Translates texts; all of them, or none.
 
         Args:
@@ -138,7 +139,7 @@ class TranslationModel(DecodingModel):
 
     async def stream(
         self, text: str, *, field: str, request: TranslationRequest
-    ) -> AsyncGenerator[Piece | Decoded[TranslatedText], None]:
+    ) -> AsyncGenerator[Piece | Answer[TranslatedText], None]:
         """Translates a text: yields pieces of the translation as they appear, and last the answer.
 
         What the translation was told to begin with is in the first piece. Args and errors are those of `translate`.
@@ -246,7 +247,7 @@ class TranslationModel(DecodingModel):
         results: Elements[SequenceResult],
         splits: Elements[SplitText],
         preprocessing_s: float,
-    ) -> Decoded[TranslatedText]:
+    ) -> Answer[TranslatedText]:
         def read() -> list[TranslatedText]:
             texts = [
                 read_result(source, result, plan=call.plan, tokenizer=self._tokenizer)
@@ -257,4 +258,4 @@ class TranslationModel(DecodingModel):
         # To find the characters of every token takes a while.
         in_pool = call.request.wants_alignment
         texts = await asyncio.get_running_loop().run_in_executor(text_pool(), read) if in_pool else read()
-        return Decoded(results=texts, timings=call_timings(results, preprocessing_s))
+        return Answer(results=texts, timings=CallTimings.of(results, preprocessing_s=preprocessing_s))

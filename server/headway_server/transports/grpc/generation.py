@@ -18,9 +18,9 @@ from headway_server.decoding.reply import Piece
 from headway_server.decoding.sequence import FinishReason, TokenLogProbability
 from headway_server.errors import InvalidInputError
 from headway_server.preprocessing.pool import text_pool
+from headway_server.serving.answers import Answer
 from headway_server.serving.host import ModelRegistry
 from headway_server.settings import DEFAULT_MAX_TEXT_KIB
-from headway_server.tasks.decoding import Decoded
 from headway_server.tasks.generation.model import GeneratedText, GenerationModel
 from headway_server.tasks.generation.prompt import Prompt
 from headway_server.transports.grpc.conversations import read_conversation, read_conversations
@@ -122,7 +122,7 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
         return model
 
 
-def _response(answer: Decoded[GeneratedText], model: GenerationModel, arrived: float) -> pb.GenerateTextResponse:
+def _response(answer: Answer[GeneratedText], model: GenerationModel, arrived: float) -> pb.GenerateTextResponse:
     return pb.GenerateTextResponse(
         results=[_generated_text(text, model) for text in answer.results],
         model=model_reference(model),
@@ -137,7 +137,7 @@ def _piece(piece: Piece, model: GenerationModel) -> pb.StreamGenerateTextRespons
 
 
 def _last_message(
-    answer: Decoded[GeneratedText], model: GenerationModel, arrived: float
+    answer: Answer[GeneratedText], model: GenerationModel, arrived: float
 ) -> pb.StreamGenerateTextResponse:
     (text,) = answer.results
     return pb.StreamGenerateTextResponse(

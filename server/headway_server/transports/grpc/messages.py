@@ -12,7 +12,8 @@ from google.protobuf.duration_pb2 import Duration
 from headway.v1 import common_pb2
 from headway_server.bundles import Bundle, Precision
 from headway_server.errors import InvalidInputError
-from headway_server.tasks.stateless import CallTimings, ScoredLabel
+from headway_server.serving.answers import CallTimings
+from headway_server.tasks.stateless import ScoredLabel
 
 _LARGEST_TEXTS_OF_A_CALL: Final = 16
 """Texts of the largest size that a call may hold, or as much in more and smaller ones."""

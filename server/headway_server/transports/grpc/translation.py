@@ -14,9 +14,9 @@ from headway.v1 import translation_service_pb2 as pb
 from headway.v1 import translation_service_pb2_grpc as pb_grpc
 from headway_server.decoding.reply import Piece
 from headway_server.preprocessing.pool import text_pool
+from headway_server.serving.answers import Answer
 from headway_server.serving.host import ModelRegistry
 from headway_server.settings import DEFAULT_MAX_TEXT_KIB
-from headway_server.tasks.decoding import Decoded
 from headway_server.tasks.translation.alignment import Alignment
 from headway_server.tasks.translation.answer import TranslatedText, TranslationHypothesis
 from headway_server.tasks.translation.model import TranslationModel
@@ -81,7 +81,7 @@ class TranslationService(pb_grpc.TranslationServiceServicer):
         return model
 
 
-def _response(answer: Decoded[TranslatedText], model: TranslationModel, arrived: float) -> pb.TranslateTextResponse:
+def _response(answer: Answer[TranslatedText], model: TranslationModel, arrived: float) -> pb.TranslateTextResponse:
     return pb.TranslateTextResponse(
         results=[_translated_text(text) for text in answer.results],
         model=model_reference(model),
@@ -94,7 +94,7 @@ def _piece(piece: Piece) -> pb.StreamTranslateTextResponse:
 
 
 def _last_message(
-    answer: Decoded[TranslatedText], model: TranslationModel, arrived: float
+    answer: Answer[TranslatedText], model: TranslationModel, arrived: float
 ) -> pb.StreamTranslateTextResponse:
     (text,) = answer.results
     return pb.StreamTranslateTextResponse(

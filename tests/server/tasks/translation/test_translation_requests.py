@@ -23,7 +23,7 @@ from headway_server.decoding.reply import Piece
 from headway_server.decoding.sequence import FinishReason
 from headway_server.errors import InvalidInputError, NoAlignmentError, OverloadedError
 from headway_server.preprocessing import TextTokenizer, split_sentences
-from headway_server.tasks.decoding import Decoded
+from headway_server.serving.answers import Answer
 from headway_server.tasks.parameters import DecodingLimits
 from headway_server.tasks.translation.phrases import PhraseEncoder, PhraseRequest
 from headway_server.tasks.translation.request import TranslationParameters, TranslationRequest, TranslationSampling
@@ -65,7 +65,7 @@ async def stream(model, text, **wishes):
     request = TranslationRequest(parameters=parameters, **wishes)
     parts = [part async for part in model.stream(text, field="text", request=request)]
     assert all(isinstance(part, Piece) for part in parts[:-1])
-    assert isinstance(parts[-1], Decoded)
+    assert isinstance(parts[-1], Answer)
     return parts[:-1], parts[-1].results[0]
 
 
