@@ -443,7 +443,7 @@ class ModelDetails:
 def read(kind: type[ResultT], message: Any) -> ResultT:
     """Makes a result of the fields of a message that have its fields' names."""
     converters = _converters(kind)  # type: ignore[arg-type]  # mypy takes a class for not hashable
-    return kind(*[convert(message) for convert in converters])
+    return kind(**{name: convert(message) for name, convert in converters.items()})
 
 
 def read_timings(message: common_pb2.Timings) -> Timings:
@@ -457,9 +457,9 @@ _NUMBERED: dict[type[StrEnum], Any] = {FinishReason: common_pb2.FinishReason, Ta
 
 
 @cache
-def _converters(kind: type[Any]) -> list[Callable[[Any], Any]]:
+def _converters(kind: type[Any]) -> dict[str, Callable[[Any], Any]]:
     """Returns, for each field of a result, what makes its value of a message."""
-    return [_converter(name, hint) for name, hint in get_type_hints(kind).items()]
+    return {name: _converter(name, hint) for name, hint in get_type_hints(kind).items()}
 
 
 def _converter(name: str, hint: Any) -> Callable[[Any], Any]:

@@ -19,7 +19,7 @@ class Blocking:
 
     kind = Client
 
-    def __init__(self, address: str, **settings: Any) -> None:
+    def __init__(self, address: str | None, **settings: Any) -> None:
         self.client = Client(address, **settings)
 
     def call(self, name: str, *args: Any, **options: Any) -> Any:
@@ -38,9 +38,9 @@ class Asynchronous:
 
     kind = AsyncClient
 
-    def __init__(self, address: str, **settings: Any) -> None:
-        self.loop = asyncio.new_event_loop()
+    def __init__(self, address: str | None, **settings: Any) -> None:
         self.client = AsyncClient(address, **settings)
+        self.loop = asyncio.new_event_loop()
 
     def call(self, name: str, *args: Any, **options: Any) -> Any:
         return self.loop.run_until_complete(getattr(self.client, name)(*args, **options))
@@ -48,12 +48,12 @@ class Asynchronous:
     def stream(self, name: str, *args: Any, **options: Any) -> tuple[list[Any], Any]:
         async def collect() -> tuple[list[Any], Any]:
             async with getattr(self.client, name)(*args, **options) as stream:
-                return [piece async for piece in stream], stream.answer
+                return [delta async for delta in stream], stream.answer
 
         return self.loop.run_until_complete(collect())
 
     def close(self) -> None:
-        self.loop.run_until_complete(self.client.close())
+        self.loop.run_until_complete(self.client.aclose())
         self.loop.close()
 
 
@@ -62,7 +62,7 @@ def connect(request: pytest.FixtureRequest) -> Iterator[Connect]:
     """Makes clients of one kind; they are closed after the test."""
     made: list[Any] = []
 
-    def make(address: str, **settings: Any) -> Any:
+    def make(address: str | None, **settings: Any) -> Any:
         made.append(request.param(address, **settings))
         return made[-1]
 

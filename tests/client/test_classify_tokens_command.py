@@ -9,7 +9,7 @@ from headway_client.cli import app
 
 
 def run(server: Any, *arguments: str) -> Any:
-    return CliRunner().invoke(app, ["tag", *arguments], env={"HEADWAY_SERVER": server.address})
+    return CliRunner().invoke(app, ["classify-tokens", *arguments], env={"HEADWAY_SERVER": server.address})
 
 
 def test_a_line_a_span_says_where_and_what_it_is(server: Any) -> None:
