@@ -26,7 +26,7 @@ from headway_client.options import (
     TranslateTextOptions,
     spell_out,
 )
-from headway_client.requests import Conversation, Conversations, Images, StreamCall, UnaryCall
+from headway_client.requests import Call, Conversation, Conversations, Images
 from headway_client.results import (
     Answer,
     EmbeddingAnswer,
@@ -43,7 +43,7 @@ from headway_client.results import (
     TranslatedText,
 )
 from headway_client.retry import NO_RETRIES, Readiness, RetryPolicy
-from headway_client.streams import AsyncStreamRpc, AsyncTextStream, raise_if_closed
+from headway_client.streams import AsyncTextStream, raise_if_closed
 
 ResultT = TypeVar("ResultT")
 
@@ -214,9 +214,7 @@ class AsyncClient(BaseClient):
     ) -> None:
         await self.aclose()
 
-    async def _send(
-        self, call: UnaryCall[ResultT], timeout_s: float | None, retry: RetryPolicy | None = None
-    ) -> ResultT:
+    async def _send(self, call: Call[ResultT], timeout_s: float | None, retry: RetryPolicy | None = None) -> ResultT:
         """Sends a call until it is answered or its failure is final."""
         attempts = self._attempts(timeout_s, retry)
         rpc = self._open_channel().unary_unary(
@@ -241,14 +239,14 @@ class AsyncClient(BaseClient):
                 return call.read(response)
 
     async def _send_all(
-        self, calls: Iterator[UnaryCall[ResultT]], timeout_s: float | None, *, reads_files: bool = False
+        self, calls: Iterator[Call[ResultT]], timeout_s: float | None, *, reads_files: bool = False
     ) -> list[ResultT]:
         """Sends several calls, `MAX_CALLS_AT_ONCE` at a time; returns their results in order.
 
         A call that fails cancels the others.
         """
         results: dict[int, ResultT] = {}
-        numbered: Iterator[tuple[int, UnaryCall[ResultT] | None]] = enumerate(calls)
+        numbered: Iterator[tuple[int, Call[ResultT] | None]] = enumerate(calls)
         building = asyncio.Lock()
         end = (0, None)
 
@@ -269,17 +267,16 @@ class AsyncClient(BaseClient):
             await asyncio.gather(*tasks, return_exceptions=True)
         return [results[number] for number in sorted(results)]
 
-    def _stream(self, call: StreamCall[ResultT], timeout_s: float | None) -> AsyncTextStream[ResultT]:
+    def _stream(self, call: Call[Answer[ResultT] | None], timeout_s: float | None) -> AsyncTextStream[ResultT]:
         rpc = self._open_channel().unary_stream(
             call.path,
             request_serializer=requests.serialize,
             response_deserializer=call.response_type.FromString,
         )
 
-        def open_rpc(remaining_s: float) -> AsyncStreamRpc:
+        def open_rpc(remaining_s: float) -> Any:
             self._check_open()
-            stream: Any = rpc(call.request, timeout=remaining_s, metadata=self._connection.metadata)
-            return stream  # type: ignore[no-any-return]  # gRPC's stubs do not type the iterator's items
+            return rpc(call.request, timeout=remaining_s, metadata=self._connection.metadata)
 
         return AsyncTextStream(call, self._attempts(timeout_s), open_rpc)
 

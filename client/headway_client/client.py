@@ -24,7 +24,7 @@ from headway_client.options import (
     TranslateTextOptions,
     spell_out,
 )
-from headway_client.requests import Conversation, Conversations, Images, StreamCall, UnaryCall
+from headway_client.requests import Call, Conversation, Conversations, Images
 from headway_client.results import (
     Answer,
     EmbeddingAnswer,
@@ -41,7 +41,7 @@ from headway_client.results import (
     TranslatedText,
 )
 from headway_client.retry import NO_RETRIES, Readiness, RetryPolicy
-from headway_client.streams import StreamRpc, TextStream
+from headway_client.streams import TextStream
 
 ResultT = TypeVar("ResultT")
 
@@ -206,7 +206,7 @@ class Client(BaseClient):
     ) -> None:
         self.close()
 
-    def _send(self, call: UnaryCall[ResultT], timeout_s: float | None, retry: RetryPolicy | None = None) -> ResultT:
+    def _send(self, call: Call[ResultT], timeout_s: float | None, retry: RetryPolicy | None = None) -> ResultT:
         """Sends a call until it is answered or its failure is final."""
         attempts = self._attempts(timeout_s, retry)
         rpc = self._channel.unary_unary(
@@ -227,16 +227,15 @@ class Client(BaseClient):
             else:
                 return call.read(response)
 
-    def _stream(self, call: StreamCall[ResultT], timeout_s: float | None) -> TextStream[ResultT]:
+    def _stream(self, call: Call[Answer[ResultT] | None], timeout_s: float | None) -> TextStream[ResultT]:
         rpc = self._channel.unary_stream(
             call.path,
             request_serializer=requests.serialize,
             response_deserializer=call.response_type.FromString,
         )
 
-        def open_rpc(remaining_s: float) -> StreamRpc:
+        def open_rpc(remaining_s: float) -> Any:
             self._check_open()
-            stream: Any = rpc(call.request, timeout=remaining_s, metadata=self._connection.metadata)
-            return stream  # type: ignore[no-any-return]  # gRPC's stubs do not type the iterator's items
+            return rpc(call.request, timeout=remaining_s, metadata=self._connection.metadata)
 
         return TextStream(call, self._attempts(timeout_s), open_rpc)

@@ -45,37 +45,36 @@ class ConnectionOptions(TypedDict, total=False):
 class Connection:
     """Where a server is and how to reach it."""
 
-    def __init__(
-        self,
-        server: str | None = None,
-        *,
-        tls: bool | None = None,
-        ca_file: str | os.PathLike[str] | None = None,
-        client_cert_file: str | os.PathLike[str] | None = None,
-        client_key_file: str | os.PathLike[str] | None = None,
-        api_key: str | None = None,
-        metadata: Sequence[tuple[str, str]] | None = None,
-        credentials: grpc.ChannelCredentials | None = None,
-    ) -> None:
-        """Takes what `ConnectionOptions` describes, and the rest from the environment.
+    def __init__(self, server: str | None = None, **options: Unpack[ConnectionOptions]) -> None:
+        """Takes the options, and what is not given from the environment.
 
         Raises:
             OSError: A certificate or key file cannot be read.
+            TypeError: There is no such option.
             ValueError: A client certificate is given without its key, or HEADWAY_TLS is neither true nor false.
         """
+        if unknown := options.keys() - ConnectionOptions.__optional_keys__:
+            raise TypeError(f"a connection has no option {', '.join(sorted(map(repr, unknown)))}")
         self.server = server or os.environ.get("HEADWAY_SERVER") or DEFAULT_SERVER
         """Host and port, or another target that gRPC knows, such as `unix:/run/headway.sock`."""
-        ca_file = ca_file or os.environ.get("HEADWAY_CA_FILE")
-        cert_file = client_cert_file or os.environ.get("HEADWAY_CLIENT_CERT_FILE")
-        key_file = client_key_file or os.environ.get("HEADWAY_CLIENT_KEY_FILE")
-        api_key = (api_key or os.environ.get("HEADWAY_API_KEY", "")).strip()  # a file of one line ends with a newline
+        # In the order that gRPC takes them.
+        files = [
+            options.get("ca_file") or os.environ.get("HEADWAY_CA_FILE"),
+            options.get("client_key_file") or os.environ.get("HEADWAY_CLIENT_KEY_FILE"),
+            options.get("client_cert_file") or os.environ.get("HEADWAY_CLIENT_CERT_FILE"),
+        ]
+        credentials = options.get("credentials")
+        tls = options.get("tls")
         if tls is None:
-            tls = _flag("HEADWAY_TLS") or bool(credentials or ca_file or cert_file or key_file)
+            tls = _flag("HEADWAY_TLS") or credentials is not None or any(files)
         if tls and credentials is None:
-            credentials = _credentials(ca_file, cert_file, key_file)
+            credentials = _credentials(files)
         self._credentials = credentials if tls else None
-        self.metadata = (*(metadata or ()), *([("authorization", f"Bearer {api_key}")] if api_key else []))
+        self.metadata = tuple(options.get("metadata") or ())
         """Sent with every call."""
+        # A key that was read from a file ends with a newline.
+        if api_key := (options.get("api_key") or os.environ.get("HEADWAY_API_KEY", "")).strip():
+            self.metadata += (("authorization", f"Bearer {api_key}"),)
 
     def open(self) -> grpc.Channel:
         """Opens a channel for blocking calls."""
@@ -147,16 +146,13 @@ class BaseClient:
         return f"<{type(self).__name__} {self.server} {state}, timeout {self._timeout_s:g} s>"
 
 
-def _credentials(
-    ca_file: str | os.PathLike[str] | None,
-    cert_file: str | os.PathLike[str] | None,
-    key_file: str | os.PathLike[str] | None,
-) -> grpc.ChannelCredentials:
+def _credentials(files: Sequence[str | os.PathLike[str] | None]) -> grpc.ChannelCredentials:
+    """Reads the files of the certificate authorities, of the client's key and of its certificate."""
+    _, key_file, cert_file = files
     if (cert_file is None) != (key_file is None):
         missing = "client_key_file" if key_file is None else "client_cert_file"
         raise ValueError(f"{missing} is missing; give the client's certificate and its key, or neither")
-    contents = [None if path is None else Path(path).read_bytes() for path in (ca_file, key_file, cert_file)]
-    return grpc.ssl_channel_credentials(*contents)
+    return grpc.ssl_channel_credentials(*(None if path is None else Path(path).read_bytes() for path in files))
 
 
 def _flag(variable: str) -> bool:

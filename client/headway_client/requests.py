@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeGuard, TypeVar, Unpack
+from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeGuard, TypeVar, Unpack
 
 from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2
@@ -100,62 +100,42 @@ Images: TypeAlias = Image | Sequence[Image]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UnaryCall(Generic[ResultT]):
-    """A call with one response."""
+class Call(Generic[ResultT]):
+    """A call that is ready to be sent."""
 
     path: str
     """Service and method, as gRPC names them: `/package.Service/Method`."""
     request: Message
     response_type: type[Message]
     read: Callable[[Any], ResultT]
-    """Makes the result of the response."""
+    """Makes the result of a response; of a stream, None of each message before the last one."""
 
 
-class StreamMessage(Protocol):
-    """What every message of a text stream has."""
-
-    @property
-    def text_delta(self) -> str:
-        """The text since the last message."""
-
-    @property
-    def new_token_count(self) -> int:
-        """Tokens generated so far."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamCall(Generic[ResultT]):
-    """A call whose response is a stream of text deltas, the last of which has the whole result."""
-
-    path: str
-    """Service and method, as gRPC names them: `/package.Service/Method`."""
-    request: Message
-    response_type: type[Any]
-    read: Callable[[Any], Answer[ResultT] | None]
-    """Makes the answer of the last message; None of the ones before it."""
-
-
-def generate_text(prompts: Texts, **options: Unpack[GenerateTextOptions]) -> UnaryCall[Answer[GeneratedText]]:
+def generate_text(prompts: Texts, **options: Unpack[GenerateTextOptions]) -> Call[Answer[GeneratedText]]:
     """GenerateText with prompts."""
     return _generate(options, prompts=as_texts("prompts", prompts))
 
 
-def chat(conversations: Conversations, **options: Unpack[GenerateTextOptions]) -> UnaryCall[Answer[GeneratedText]]:
+def chat(conversations: Conversations, **options: Unpack[GenerateTextOptions]) -> Call[Answer[GeneratedText]]:
     """GenerateText with conversations."""
     return _generate(options, conversations=_as_conversations("conversations", conversations))
 
 
-def stream_generate_text(prompt: str, **options: Unpack[StreamGenerateTextOptions]) -> StreamCall[GeneratedText]:
+def stream_generate_text(
+    prompt: str, **options: Unpack[StreamGenerateTextOptions]
+) -> Call[Answer[GeneratedText] | None]:
     """StreamGenerateText with a prompt."""
     return _stream_generate(options, prompt=as_text("prompt", prompt))
 
 
-def stream_chat(conversation: Conversation, **options: Unpack[StreamGenerateTextOptions]) -> StreamCall[GeneratedText]:
+def stream_chat(
+    conversation: Conversation, **options: Unpack[StreamGenerateTextOptions]
+) -> Call[Answer[GeneratedText] | None]:
     """StreamGenerateText with a conversation."""
     return _stream_generate(options, conversation=_as_conversation("conversation", conversation))
 
 
-def translate_text(texts: Texts, **options: Unpack[TranslateTextOptions]) -> UnaryCall[Answer[TranslatedText]]:
+def translate_text(texts: Texts, **options: Unpack[TranslateTextOptions]) -> Call[Answer[TranslatedText]]:
     """TranslateText.
 
     Raises:
@@ -179,28 +159,30 @@ def translate_text(texts: Texts, **options: Unpack[TranslateTextOptions]) -> Una
     return _unary("TranslationService/TranslateText", translation_pb2, values, TranslatedText, len(texts))
 
 
-def stream_translate_text(text: str, **options: Unpack[StreamTranslateTextOptions]) -> StreamCall[TranslatedText]:
+def stream_translate_text(
+    text: str, **options: Unpack[StreamTranslateTextOptions]
+) -> Call[Answer[TranslatedText] | None]:
     """StreamTranslateText."""
     values = _values(StreamTranslateTextOptions, options, text=as_text("text", text))
     _gather(translation_pb2.TranslationParameters, values)
     return _stream("TranslationService/StreamTranslateText", translation_pb2, values, TranslatedText)
 
 
-def classify_text(texts: Texts, **options: Unpack[ClassifyTextOptions]) -> UnaryCall[Answer[TextClassification]]:
+def classify_text(texts: Texts, **options: Unpack[ClassifyTextOptions]) -> Call[Answer[TextClassification]]:
     """ClassifyText."""
     texts = as_texts("texts", texts)
     values = _values(ClassifyTextOptions, options, texts=texts)
     return _unary("TextClassificationService/ClassifyText", texts_pb2, values, TextClassification, len(texts))
 
 
-def classify_tokens(texts: Texts, **options: Unpack[ClassifyTokensOptions]) -> UnaryCall[Answer[TokenClassification]]:
+def classify_tokens(texts: Texts, **options: Unpack[ClassifyTokensOptions]) -> Call[Answer[TokenClassification]]:
     """ClassifyTokens."""
     texts = as_texts("texts", texts)
     values = _values(ClassifyTokensOptions, options, texts=texts)
     return _unary("TextClassificationService/ClassifyTokens", texts_pb2, values, TokenClassification, len(texts))
 
 
-def embed_text(texts: Texts, **options: Unpack[EmbedTextOptions]) -> Iterator[UnaryCall[Answer[TextEmbedding]]]:
+def embed_text(texts: Texts, **options: Unpack[EmbedTextOptions]) -> Iterator[Call[Answer[TextEmbedding]]]:
     """EmbedText, in as many calls as the limits of a call require.
 
     Raises:
@@ -219,7 +201,7 @@ def embed_text(texts: Texts, **options: Unpack[EmbedTextOptions]) -> Iterator[Un
         yield _unary("TextClassificationService/EmbedText", texts_pb2, values, TextEmbedding, len(texts[part]))
 
 
-def classify_image(images: Images, **options: Unpack[ClassifyImageOptions]) -> UnaryCall[Answer[ImageClassification]]:
+def classify_image(images: Images, **options: Unpack[ClassifyImageOptions]) -> Call[Answer[ImageClassification]]:
     """ClassifyImage.
 
     Raises:
@@ -230,7 +212,7 @@ def classify_image(images: Images, **options: Unpack[ClassifyImageOptions]) -> U
     return _unary("ImageClassificationService/ClassifyImage", images_pb2, values, ImageClassification, len(contents))
 
 
-def embed_image(images: Images, **options: Unpack[EmbedImageOptions]) -> Iterator[UnaryCall[Answer[ImageEmbedding]]]:
+def embed_image(images: Images, **options: Unpack[EmbedImageOptions]) -> Iterator[Call[Answer[ImageEmbedding]]]:
     """EmbedImage, in as many calls as the limits of a call require. Files are read call by call.
 
     Raises:
@@ -243,14 +225,14 @@ def embed_image(images: Images, **options: Unpack[EmbedImageOptions]) -> Iterato
         yield _unary("ImageClassificationService/EmbedImage", images_pb2, values, ImageEmbedding, len(contents))
 
 
-def list_models(task: Task | str | None = None) -> UnaryCall[ModelList]:
+def list_models(task: Task | str | None = None) -> Call[ModelList]:
     """ListModels.
 
     Raises:
         ValueError: There is no such task.
     """
     number = models_pb2.Task.Value(f"TASK_{Task('unspecified' if task is None else task).name}")
-    return UnaryCall(
+    return Call(
         path="/headway.v1.ModelService/ListModels",
         request=models_pb2.ListModelsRequest(task=number),
         response_type=models_pb2.ListModelsResponse,
@@ -258,9 +240,9 @@ def list_models(task: Task | str | None = None) -> UnaryCall[ModelList]:
     )
 
 
-def get_model(model: str, *, model_version: str | None = None) -> UnaryCall[ModelDetails]:
+def get_model(model: str, *, model_version: str | None = None) -> Call[ModelDetails]:
     """GetModel."""
-    return UnaryCall(
+    return Call(
         path="/headway.v1.ModelService/GetModel",
         request=models_pb2.GetModelRequest(model=as_text("model", model), model_version=model_version or ""),
         response_type=models_pb2.GetModelResponse,
@@ -268,11 +250,11 @@ def get_model(model: str, *, model_version: str | None = None) -> UnaryCall[Mode
     )
 
 
-def health(service: str = "") -> UnaryCall[HealthStatus]:
+def health(service: str = "") -> Call[HealthStatus]:
     """Health check of the server, or of one service by its full name."""
     numbers = health_pb2.HealthCheckResponse.ServingStatus.items()
     statuses = {number: HealthStatus(name.lower()) for name, number in numbers}
-    return UnaryCall(
+    return Call(
         path="/grpc.health.v1.Health/Check",
         request=health_pb2.HealthCheckRequest(service=service),
         response_type=health_pb2.HealthCheckResponse,
@@ -303,7 +285,7 @@ def join(answers: Sequence[Answer[EmbeddingT_co]]) -> EmbeddingAnswer[EmbeddingT
     )
 
 
-def _generate(options: GenerateTextOptions, **inputs: list[Any]) -> UnaryCall[Answer[GeneratedText]]:
+def _generate(options: GenerateTextOptions, **inputs: list[Any]) -> Call[Answer[GeneratedText]]:
     values = _values(GenerateTextOptions, options, **inputs)
     _gather_generation(values)
     sample_count = values.get("sample_count")
@@ -311,7 +293,7 @@ def _generate(options: GenerateTextOptions, **inputs: list[Any]) -> UnaryCall[An
     return _unary("GenerationService/GenerateText", generation_pb2, values, GeneratedText, count)
 
 
-def _stream_generate(options: StreamGenerateTextOptions, **inputs: Any) -> StreamCall[GeneratedText]:
+def _stream_generate(options: StreamGenerateTextOptions, **inputs: Any) -> Call[Answer[GeneratedText] | None]:
     values = _values(StreamGenerateTextOptions, options, **inputs)
     _gather_generation(values)
     return _stream("GenerationService/StreamGenerateText", generation_pb2, values, GeneratedText)
@@ -387,7 +369,7 @@ def _request(method: str, module: Any, values: dict[str, Any]) -> tuple[Message,
 
 def _unary(
     path: str, module: Any, values: dict[str, Any], result_type: type[ResultT], count: int
-) -> UnaryCall[Answer[ResultT]]:
+) -> Call[Answer[ResultT]]:
     """Makes a call that is to be answered by `count` results."""
     request, response_type = _request(path.rpartition("/")[2], module, values)
 
@@ -396,16 +378,16 @@ def _unary(
             raise ProtocolError(f"the server answered {len(response.results)} results, {count} were asked for")
         return _answer(response.results, response, result_type)
 
-    return UnaryCall(path=f"/headway.v1.{path}", request=request, response_type=response_type, read=read_answer)
+    return Call(path=f"/headway.v1.{path}", request=request, response_type=response_type, read=read_answer)
 
 
-def _stream(path: str, module: Any, values: dict[str, Any], result_type: type[ResultT]) -> StreamCall[ResultT]:
+def _stream(path: str, module: Any, values: dict[str, Any], result_type: type[ResultT]) -> Call[Answer[ResultT] | None]:
     request, response_type = _request(path.rpartition("/")[2], module, values)
 
     def read_answer(response: Any) -> Answer[ResultT] | None:
         return _answer([response.result], response, result_type) if response.HasField("result") else None
 
-    return StreamCall(path=f"/headway.v1.{path}", request=request, response_type=response_type, read=read_answer)
+    return Call(path=f"/headway.v1.{path}", request=request, response_type=response_type, read=read_answer)
 
 
 def _answer(results: Sequence[Any], response: Any, result_type: type[ResultT]) -> Answer[ResultT]:

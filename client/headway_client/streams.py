@@ -10,43 +10,23 @@ import asyncio
 import threading
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import grpc
 import grpc.aio
 
 from headway_client.errors import CallCancelledError, ProtocolError, StreamNotFinishedError, from_rpc_error
-from headway_client.requests import StreamCall, StreamMessage
+from headway_client.requests import Call
 from headway_client.results import Answer, TextDelta, TokenLogProbability, read
 from headway_client.retry import Attempts
 
 ResultT = TypeVar("ResultT")
 
 
-class StreamRpc(Protocol):
-    """The parts of gRPC's blocking stream that are used here."""
-
-    def __next__(self) -> StreamMessage:
-        """The next message."""
-
-    def cancel(self) -> bool:
-        """Ends the call."""
-
-
-class AsyncStreamRpc(Protocol):
-    """The parts of gRPC's asyncio stream that are used here."""
-
-    async def read(self) -> Any:
-        """The next message, or `grpc.aio.EOF`."""
-
-    def cancel(self) -> bool:
-        """Ends the call."""
-
-
 class _Stream(Generic[ResultT]):
     """What both kinds of stream share."""
 
-    def __init__(self, call: StreamCall[ResultT], attempts: Attempts) -> None:
+    def __init__(self, call: Call[Answer[ResultT] | None], attempts: Attempts) -> None:
         self._call = call
         self._attempts = attempts
         self._has_begun = False
@@ -65,7 +45,7 @@ class _Stream(Generic[ResultT]):
             raise StreamNotFinishedError("the answer arrives with the last message; read the stream to its end first")
         return self._answer
 
-    def _accept(self, message: StreamMessage) -> TextDelta:
+    def _accept(self, message: Any) -> TextDelta:
         self._has_begun = True
         self._new_token_count = message.new_token_count
         self._answer = self._call.read(message)
@@ -104,8 +84,10 @@ class TextStream(_Stream[ResultT]):
     ```
     """
 
-    def __init__(self, call: StreamCall[ResultT], attempts: Attempts, open_rpc: Callable[[float], StreamRpc]) -> None:
-        """Starts the call; `open_rpc` takes the seconds that it may last."""
+    def __init__(
+        self, call: Call[Answer[ResultT] | None], attempts: Attempts, open_rpc: Callable[[float], Any]
+    ) -> None:
+        """Starts the call. `open_rpc` takes the seconds that it may last and returns gRPC's stream of messages."""
         super().__init__(call, attempts)
         self._open_rpc = open_rpc
         self._rpc = open_rpc(attempts.remaining_s())
@@ -158,9 +140,9 @@ class AsyncTextStream(_Stream[ResultT]):
     """Asynchronous iterator over the deltas of a text. Leaving its `async with` block early cancels the call."""
 
     def __init__(
-        self, call: StreamCall[ResultT], attempts: Attempts, open_rpc: Callable[[float], AsyncStreamRpc]
+        self, call: Call[Answer[ResultT] | None], attempts: Attempts, open_rpc: Callable[[float], Any]
     ) -> None:
-        """Starts the call; `open_rpc` takes the seconds that it may last."""
+        """Starts the call. `open_rpc` takes the seconds that it may last and returns gRPC's stream of messages."""
         super().__init__(call, attempts)
         self._open_rpc = open_rpc
         self._rpc = open_rpc(attempts.remaining_s())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -55,6 +56,13 @@ class Asynchronous:
     def close(self) -> None:
         self.loop.run_until_complete(self.client.aclose())
         self.loop.close()
+
+
+@pytest.fixture(autouse=True)
+def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves out what the developer's environment says of servers."""
+    for name in [name for name in os.environ if name.startswith("HEADWAY_")]:
+        monkeypatch.delenv(name)
 
 
 @pytest.fixture(params=[Blocking, Asynchronous], ids=["blocking", "asyncio"])

@@ -82,8 +82,9 @@ def _read_schema(value: str) -> str:
         return value
     try:
         return Path(value).read_text(encoding="utf-8")
-    except OSError as error:
-        raise typer.BadParameter(f"{value}: {error.strerror}", param_hint="--json-schema") from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise typer.BadParameter(f"{value}: {reason}", param_hint="--json-schema") from None
 
 
 _FLAGS: dict[str, _Flag] = {
@@ -148,12 +149,12 @@ def _parameters_of(kind: Any) -> list[inspect.Parameter]:
         if name in _NOT_FLAGS:
             continue
         flag = _FLAGS.get(name, _Flag())
-        kind = flag.kind or (get_args(option.type) or (option.type,))[0]  # the first of a union
+        flag_type: Any = flag.kind or (get_args(option.type) or (option.type,))[0]  # the first of a union
         description = flag.description or option.description
-        if get_origin(kind) is list:
+        if get_origin(flag_type) is list:
             description += " May be repeated."
         made = typer.Option(flag_of(name), help=description, metavar=flag.metavar, envvar=flag.envvar)
-        annotation = Annotated[kind | None, made]
+        annotation = Annotated[flag_type | None, made]
         parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation))
     return parameters
 
