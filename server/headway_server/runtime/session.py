@@ -20,9 +20,8 @@ from headway_server.bundles import Bundle, Graph, Manifest, Precision, Task, Ten
 from headway_server.errors import BundleError, RuntimeUnavailableError
 from headway_server.runtime.binding import Binding
 from headway_server.runtime.cores import Cores
-from headway_server.runtime.processor import has_exact_int8, usable_cores
+from headway_server.runtime.machine import Device, has_exact_int8, usable_cores
 
-Device: TypeAlias = Literal["cpu", "cuda"]
 Tensor: TypeAlias = NDArray[Any]
 
 _PROVIDERS: dict[Device, list[str]] = {
