@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from headway_server.bundles import Bundle, Precision, Variant, open_bundle
+from headway_server.bundles import Bundle, Precision, Task, Variant, open_bundle
 from headway_server.errors import BundleError, RuntimeUnavailableError
 from headway_server.runtime import Runtime, session
 
@@ -19,7 +19,7 @@ def _decoder(bundle: Bundle, *precisions: Precision) -> Bundle:
     variant = next(iter(bundle.manifest.variants.values()))
     decoder = Variant.model_construct(**{**dict(variant), "graphs": {"decoder": variant.graphs["model"]}})
     manifest = bundle.manifest.model_copy(
-        update={"task": session.Task.GENERATION, "variants": dict.fromkeys(precisions, decoder)}
+        update={"task": Task.GENERATION, "variants": dict.fromkeys(precisions, decoder)}
     )
     return Bundle(path=bundle.path, manifest=manifest)
 
