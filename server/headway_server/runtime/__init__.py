@@ -5,9 +5,10 @@ from headway_server.runtime.capacity import available_bytes
 from headway_server.runtime.cores import Cores, Seats
 from headway_server.runtime.processor import has_exact_int8, usable_cores
 from headway_server.runtime.session import Device, Runtime, Session
-from headway_server.runtime.threads import Heartbeat, join_threads
+from headway_server.runtime.threads import CLOSE_TIMEOUT_S, Heartbeat, join_threads
 
 __all__ = [
+    "CLOSE_TIMEOUT_S",
     "Binding",
     "Cores",
     "Device",

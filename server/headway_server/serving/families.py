@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from typing import Protocol, TypeAlias
 
 from headway_server.bundles import Bundle, Precision, Task
-from headway_server.preprocessing import ImageLimits
 from headway_server.runtime import Device, Runtime
 from headway_server.settings import ServerSettings
 from headway_server.tasks.generation.model import GenerationModel
@@ -60,18 +59,15 @@ def _load_translation(bundle: Bundle, runtime: Runtime, settings: ServerSettings
 
 
 def _load_text_classifier(bundle: Bundle, runtime: Runtime, settings: ServerSettings) -> ServedModel:
-    return TextClassifier.load(bundle, runtime, settings.batching, precision=settings.precision)
+    return TextClassifier.load(bundle, runtime, settings)
 
 
 def _load_token_classifier(bundle: Bundle, runtime: Runtime, settings: ServerSettings) -> ServedModel:
-    return TokenClassifier.load(bundle, runtime, settings.batching, precision=settings.precision)
+    return TokenClassifier.load(bundle, runtime, settings)
 
 
 def _load_image_classifier(bundle: Bundle, runtime: Runtime, settings: ServerSettings) -> ServedModel:
-    limits = ImageLimits(
-        max_bytes=int(settings.max_image_mib * 2**20), max_pixels=int(settings.max_image_megapixels * 1e6)
-    )
-    return ImageClassifier.load(bundle, runtime, settings.batching, limits=limits, precision=settings.precision)
+    return ImageClassifier.load(bundle, runtime, settings)
 
 
 LOADERS: Mapping[Task, Loader] = {

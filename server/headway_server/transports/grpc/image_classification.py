@@ -14,8 +14,7 @@ from headway.v1 import image_classification_service_pb2_grpc as pb_grpc
 from headway_server.batching.settings import MAX_IMAGES
 from headway_server.bundles import Task
 from headway_server.serving.host import ModelRegistry
-from headway_server.tasks.images.classifier import ClassifiedImage, ImageClassifier
-from headway_server.tasks.text.embeddings import EmbeddedImage
+from headway_server.tasks.images.classifier import ClassifiedImage, EmbeddedImage, ImageClassifier
 from headway_server.transports.grpc.messages import (
     check_count,
     check_top_k,

@@ -13,7 +13,7 @@ from headway.v1 import common_pb2
 from headway_server.bundles import Bundle, Precision
 from headway_server.errors import InvalidInputError
 from headway_server.serving.answers import CallTimings
-from headway_server.tasks.stateless import ScoredLabel
+from headway_server.tasks.outputs import ScoredLabel
 
 _LARGEST_TEXTS_OF_A_CALL: Final = 16
 """Texts of the largest size that a call may hold, or as much in more and smaller ones."""

@@ -16,8 +16,7 @@ from headway_server.errors import InvalidInputError
 from headway_server.serving.host import ModelRegistry
 from headway_server.settings import DEFAULT_MAX_TEXT_KIB
 from headway_server.tasks.text.classifier import ClassifiedText, TextClassifier
-from headway_server.tasks.text.embeddings import EmbeddedText
-from headway_server.tasks.text.model import TextInputs, TextModel
+from headway_server.tasks.text.model import EmbeddedText, TextInputs, TextModel
 from headway_server.tasks.tokens.classifier import TaggedText, TokenClassifier
 from headway_server.transports.grpc.messages import (
     check_texts,
