@@ -6,13 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from loading import loading
 from rich.console import Console
 
 from headway_export.exporter import ExportOptions, export
 from headway_export.source import ExportSource, from_checkpoint
+from headway_server.batching.settings import BatchingSettings
 from headway_server.bundles import Bundle, Precision, open_bundle
 from headway_server.runtime import Runtime
-from headway_server.settings import ServerSettings
 from headway_server.tasks.text.classifier import TextClassifier
 from headway_server.tasks.text.model import TextInputs
 from headway_server.tasks.tokens.classifier import TokenClassifier
@@ -40,10 +41,6 @@ TINY = (
 @pytest.fixture(scope="module")
 def runtime() -> Runtime:
     return Runtime(device="cpu", num_threads=1)
-
-
-def serving(bundle: Bundle, precision: Precision) -> ServerSettings:
-    return ServerSettings(store=bundle.path, precision=precision)
 
 
 Exported = tuple[ExportSource, Bundle]
@@ -84,7 +81,9 @@ def second_animal(tmp_path_factory: pytest.TempPathFactory) -> Exported:
 
 
 async def started(bundle: Bundle, runtime: Runtime, precision: Precision) -> TextClassifier:
-    model = TextClassifier.load(bundle, runtime, serving(bundle, precision))
+    model = TextClassifier.load(
+        bundle, runtime, loading(batching=BatchingSettings(max_batch_tokens=256), precision=precision)
+    )
     model.start()
     return model
 
@@ -224,7 +223,9 @@ async def test_a_token_classifiers_vectors_are_pytorchs_alone_and_in_company(
     source = from_checkpoint(tiny_checkpoints["token_classification"])
     bundle = open_bundle(next((tiny_store / source.name).iterdir()))
     assert bundle.manifest.embedding.pooling == "mean"
-    model = TokenClassifier.load(bundle, runtime, serving(bundle, precision))
+    model = TokenClassifier.load(
+        bundle, runtime, loading(batching=BatchingSettings(max_batch_tokens=256), precision=precision)
+    )
     model.start()
     texts = list(source.evaluation.texts[:20])
     together = await model.embed(inputs(texts, truncate=True), normalize=False, deadline=None)

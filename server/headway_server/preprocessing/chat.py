@@ -343,7 +343,7 @@ def _raise_exception(message: object = "") -> None:
 def _texts_looked_for(parsed: nodes.Template) -> Iterator[str]:
     """Yields the texts that a template compares with others, or hands to a method, filter or test."""
     for node in parsed.find_all((nodes.Compare, nodes.Call, nodes.Filter, nodes.Test)):
-        operands = [node] if isinstance(node, nodes.Compare) else node.args or ()
+        operands = (node.args or ()) if isinstance(node, nodes.Call | nodes.Filter | nodes.Test) else (node,)
         for operand in operands:
             for constant in (operand, *operand.find_all(nodes.Const)):
                 if isinstance(constant, nodes.Const) and isinstance(constant.value, str) and constant.value:

@@ -112,10 +112,6 @@ class DecodingModel:
         """Starts the engines; called with the event loop running."""
         self._lanes.start()
 
-    async def drain(self, timeout_s: float) -> None:
-        """Takes nothing new and waits, at most `timeout_s`, for what was taken."""
-        await self._admission.drain(timeout_s)
-
     def close(self) -> bool:
         """Stops the engines; what still runs or waits fails. True if their threads have ended."""
         self._lanes.close()

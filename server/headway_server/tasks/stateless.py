@@ -72,10 +72,6 @@ class StatelessModel:
         """Starts the batcher; called with the event loop running."""
         self._batcher.start()
 
-    async def drain(self, timeout_s: float) -> None:
-        """Takes nothing new and waits, at most `timeout_s`, for what was taken."""
-        await self._admission.drain(timeout_s)
-
     @property
     def is_alive(self) -> bool:
         """True from `start` to `close`, unless a thread of the batcher has ended by itself."""

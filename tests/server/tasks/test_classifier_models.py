@@ -7,27 +7,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tiny_bundles
+from loading import loading
 from PIL import Image
 from tokenizers import Tokenizer
 from waiting import until
 
 from headway_server.batching.settings import BatchingSettings
-from headway_server.bundles import Bundle, Precision, describe_files, open_bundle, write_manifest
+from headway_server.bundles import Bundle, describe_files, open_bundle, write_manifest
 from headway_server.errors import BundleError, InvalidInputError, OverloadedError, RuntimeUnavailableError
 from headway_server.runtime import Runtime
-from headway_server.settings import ServerSettings
 from headway_server.tasks.images.classifier import ImageClassifier
 from headway_server.tasks.text.classifier import TextClassifier
 from headway_server.tasks.text.model import TextInputs
 
 
-def settings(**batching: object) -> ServerSettings:
-    return ServerSettings(store=Path(), batching=BatchingSettings(**batching))
-
-
 @pytest.fixture
 async def topics(classifier_store, runtime):
-    model = TextClassifier.load(open_bundle(classifier_store / "topics" / "1"), runtime, settings())
+    model = TextClassifier.load(open_bundle(classifier_store / "topics" / "1"), runtime, loading())
     model.start()
     yield model
     model.close()
@@ -36,7 +32,9 @@ async def topics(classifier_store, runtime):
 @pytest.fixture
 async def colours(classifier_store, runtime):
     bundle = open_bundle(classifier_store / "colours" / "1")
-    model = ImageClassifier.load(bundle, runtime, settings(max_batch_images=3))
+    model = ImageClassifier.load(
+        bundle, runtime, loading(batching=BatchingSettings(max_batch_images=3), max_image_mib=1, max_image_megapixels=1)
+    )
     model.start()
     yield model
     model.close()
@@ -123,8 +121,8 @@ def test_batches_on_the_cpu_hold_as_many_images_as_their_pixels_allow(side, expe
 @pytest.mark.parametrize("num_lanes", [1, 2])
 def test_the_padding_of_a_batch_is_bounded_with_one_lane_as_with_several(classifier_store, num_lanes):
     runtime = Runtime(device="cpu", num_threads=2, num_lanes=num_lanes)
-    model = TextClassifier.load(open_bundle(classifier_store / "topics" / "1"), runtime, settings())
-    assert model._batcher._queue._max_padding != settings().batching.batch_tokens("cpu"), "that would be no bound"
+    model = TextClassifier.load(open_bundle(classifier_store / "topics" / "1"), runtime, loading())
+    assert model._batcher._queue._max_padding != BatchingSettings().batch_tokens("cpu"), "that would be no bound"
 
 
 async def test_a_refused_text_gives_its_permit_back(topics):
@@ -140,7 +138,7 @@ async def test_a_full_queue_refuses_before_any_work(topics):
 
 async def test_waiting_bytes_are_bounded_beside_the_count(classifier_store, runtime, colours):
     bundle = open_bundle(classifier_store / "topics" / "1")
-    model = TextClassifier.load(bundle, runtime, settings(max_waiting_mib=1))
+    model = TextClassifier.load(bundle, runtime, loading(batching=BatchingSettings(max_waiting_mib=1)))
     with model._admission.admit(1, 2**20 - 7), pytest.raises(OverloadedError, match="this call brings 8;"):
         await classify(model, ["gööl", "up"])
     with colours._admission.admit(1, 2**28), pytest.raises(OverloadedError, match="limit is 268435456 and this call"):
@@ -169,17 +167,17 @@ def rewritten(bundle: Bundle, **fields: object) -> Bundle:
 def test_labels_that_do_not_fit_the_graph_are_a_bad_bundle(tmp_path: Path, runtime: Runtime):
     bundle = rewritten(tiny_bundles.write_topic_bundle(tmp_path), labels=("one", "two"))
     with pytest.raises(BundleError, match=r"logits is \(3,\) of one input, by the manifest it is \(2,\)"):
-        TextClassifier.load(bundle, runtime, settings())
+        TextClassifier.load(bundle, runtime, loading())
 
 
 def test_a_graph_that_is_not_onnx_is_a_bad_bundle(tmp_path: Path, runtime: Runtime):
     bundle = tiny_bundles.write_topic_bundle(tmp_path)
     bundle.file("model.onnx").write_bytes(b"not a graph")
     with pytest.raises(BundleError, match=r"model\.onnx: ONNX Runtime .* cannot load it"):
-        TextClassifier.load(rewritten(bundle), runtime, settings())
+        TextClassifier.load(rewritten(bundle), runtime, loading())
 
 
 def test_a_precision_that_the_bundle_does_not_have_is_named(classifier_store: Path, runtime: Runtime):
     bundle = open_bundle(classifier_store / "topics" / "1")
     with pytest.raises(RuntimeUnavailableError, match="topics/1: has no int8 variant"):
-        TextClassifier.load(bundle, runtime, settings().model_copy(update={"precision": Precision.INT8}))
+        TextClassifier.load(bundle, runtime, loading(precision="int8"))

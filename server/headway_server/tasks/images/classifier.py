@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from headway_server.batching import BatchGraph
 from headway_server.bundles import Bundle, Precision
 from headway_server.observers import NO_OBSERVER, Observer
-from headway_server.preprocessing import ImageLimits, ImagePreprocessor, PreparedImage
+from headway_server.preprocessing import ImagePreprocessor, PreparedImage
 from headway_server.runtime import Runtime
 from headway_server.serving.answers import Answer, CallTimings
 from headway_server.settings import ServerSettings
@@ -84,10 +84,7 @@ class ImageClassifier(StatelessModel):
         """
         manifest = bundle.manifest
         assert manifest.image_preprocessing is not None, "the manifest's validator demands it"
-        limits = ImageLimits(
-            max_bytes=int(settings.max_image_mib * 2**20), max_pixels=int(settings.max_image_megapixels * 1e6)
-        )
-        preprocessor = ImagePreprocessor(manifest.image_preprocessing, limits)
+        preprocessor = ImagePreprocessor(manifest.image_preprocessing, settings.image_limits)
         precision, variant = runtime.choose_variant(manifest, settings.precision)
         graph = BatchGraph(runtime.open(bundle, variant.graphs["model"]))
         blank = np.zeros((3, manifest.image_preprocessing.height, manifest.image_preprocessing.width), np.float32)
