@@ -1,6 +1,6 @@
-"""The pieces of a text: what its tokens stand for in it, so that what is said of tokens can be said of characters.
+"""The subwords of a text: where its tokens stand in it, so that labels of tokens become labels of characters.
 
-P is the number of pieces of a text.
+P is the number of subwords of a text.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 _JOINER = "\u200d"
-"""Zero width joiner, which makes one sign of two."""
+"""Zero width joiner, which makes one grapheme of two."""
 _SKIN_TONES = range(0x1F3FB, 0x1F400)
 
 
 @dataclass(frozen=True, slots=True)
-class Pieces:
-    """The tokens of a text that have characters of their own once white space around them is cut off.
+class Subwords:
+    """The tokens of a text that stand for more than white space, each without the white space around it.
 
-    Special tokens and tokens of white space are not among them. Positions are in Unicode code points.
+    Special tokens are not among them. Positions are in Unicode code points.
     """
 
     tokens: NDArray[np.int64]
-    """(P,), places among the tokens of the text."""
+    """(P,), the place of each among the tokens of the text."""
     starts: NDArray[np.int64]
     """(P,), the first character of each."""
     ends: NDArray[np.int64]
     """(P,), the character after the last one of each."""
     joined: NDArray[np.bool_]
-    """(P,), whether nothing can begin there: a piece begins within the characters of the one before (a character may be
-    several tokens of bytes), or with what belongs to the sign before (an accent, a skin tone, a variant)."""
+    """(P,), True where no span can begin: the subword begins within the characters of the one before (a character
+    may be several tokens of bytes), or with a part of the grapheme before it (an accent, a skin tone)."""
 
     @classmethod
-    def find(cls, text: str, offsets: Sequence[tuple[int, int]]) -> Pieces:
-        """Finds the pieces of a text, given the first character and the one after each of its tokens."""
+    def find(cls, text: str, offsets: Sequence[tuple[int, int]]) -> Subwords:
+        """Finds the subwords of a text by the first character and the one after each of its tokens."""
         rows: list[tuple[int, int, int, bool]] = []
         covered = 0
         for token, (first, after) in enumerate(offsets):
@@ -45,14 +45,14 @@ class Pieces:
             if trimmed:
                 start = first + part.index(trimmed)
                 end = start + len(trimmed)
-                rows.append((token, start, end, bool(rows) and (start < covered or continues_sign(text, start))))
+                rows.append((token, start, end, bool(rows) and (start < covered or continues_grapheme(text, start))))
                 covered = max(covered, end)
         table = np.array(rows, np.int64).reshape(-1, 4)
         return cls(table[:, 0], table[:, 1], table[:, 2], table[:, 3].astype(np.bool_))
 
 
-def continues_sign(text: str, position: int) -> bool:
-    """Whether a character belongs to the sign before it: it is a mark or joins, or is joined."""
+def continues_grapheme(text: str, position: int) -> bool:
+    """True if a character belongs to the grapheme before it: it is a mark, or joins, or is joined."""
     if position == 0:
         return False
     character, is_joined = text[position], text[position - 1] == _JOINER
