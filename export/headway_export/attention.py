@@ -6,6 +6,7 @@ Shapes: R rows (slots), N sources, T target tokens, S source tokens, H heads, G 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,11 +52,13 @@ class CachedAttention:
         assert bias is None, "the probe has refused it"
         past_key, past_value = self._past[2 * layer : 2 * layer + 2]
         inputs = (query.flatten(2), key.flatten(2), value.flatten(2), past_key, past_value)
-        heads: dict[str, int | float] = {"num_heads": query.shape[2], "kv_num_heads": key.shape[2]}
+        attributes: dict[str, Any] = {"num_heads": query.shape[2], "kv_num_heads": key.shape[2]}
+        if scale is not None:
+            attributes["scale"] = scale
         context, *present = torch.onnx.ops.symbolic_multi_out(
             "com.microsoft::GroupQueryAttention",
             (*inputs, self._seqlens_k, self._total_sequence_length),
-            heads if scale is None else {**heads, "scale": scale},
+            attributes,
             dtypes=(query.dtype, past_key.dtype, past_value.dtype),
             shapes=(inputs[0].shape, past_key.shape, past_value.shape),
             version=1,
