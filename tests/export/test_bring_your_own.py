@@ -59,6 +59,13 @@ def test_a_module_of_ones_own_is_exported_and_proved(run, tmp_path, module):
     assert "not measured" in result.output
 
 
+def test_an_encoder_decoder_may_scale_its_scores_too(run, tmp_path):
+    result = run("encoder_decoder", *ARGUMENTS["encoder_decoder"], build="build_scaled")
+    assert result.exit_code == 0, result.output
+    variant = open_bundle(tmp_path / "store" / "mine" / "1").manifest.variants[Precision.FP32]
+    assert variant.parity.max_relative_logit_error < 1e-5
+
+
 def test_a_decoder_may_scale_its_scores_and_number_its_layers_in_any_order(run, tmp_path):
     evaluation = tmp_path / "texts.jsonl"
     ids = np.random.default_rng(0).integers(3, 80, 400)
