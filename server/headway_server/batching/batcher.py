@@ -23,10 +23,10 @@ import structlog
 from numpy.typing import NDArray
 
 from headway_server.batching.inline_gate import InlineGate
-from headway_server.batching.pending_call import BatchedResults, PendingCall
+from headway_server.batching.pending_call import BatchedResults, ItemTimes, PendingCall
 from headway_server.batching.queue import BatchQueue, Entry
 from headway_server.batching.run_costs import UNKNOWN_COSTS, RunCosts
-from headway_server.errors import DeadlineError, DrainingError, RequestError
+from headway_server.errors import DeadlineError, DrainingError, InternalError, RequestError
 from headway_server.runtime import Cores, Session
 
 Item = TypeVar("Item")
@@ -40,7 +40,7 @@ _log = structlog.get_logger(__name__)
 _JOIN_TIMEOUT_S = 10.0
 
 
-class BatchError(RuntimeError):
+class BatchError(InternalError):
     """The model could not be run; the log says why. A bug or a broken machine, never the caller's fault."""
 
 
@@ -198,7 +198,7 @@ class Batcher(Generic[Item]):
                 self._num_taken -= 1
                 self._count_busy()
             self._inline.note_end()
-        return BatchedResults(rows=[row], queue_s=start - arrived, inference_s=end - start)
+        return BatchedResults(rows=[row], runs=[ItemTimes(arrived, start, end)])
 
     def close(self) -> None:
         """Fails every call that still waits and ends the threads after what they are running.

@@ -10,13 +10,12 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import structlog
-from waiting import until
 
 from headway_server.batching import inline_gate
-from headway_server.batching.admission import Admission
 from headway_server.batching.batcher import Batcher, BatchError
 from headway_server.batching.run_costs import UNKNOWN_COSTS, RunCosts
 from headway_server.errors import DeadlineError, DrainingError, OverloadedError
+from headway_server.serving.permits import Admission
 
 BUDGET = 24
 LIMIT = 400
@@ -80,8 +79,8 @@ class Model:
         except (BatchError, DeadlineError, DrainingError, OverloadedError) as error:
             return type(error).__name__
         assert [row.tolist() for row in results.rows] == [[number**2] for number, _ in items]
-        assert results.queue_s >= 0
-        assert results.inference_s > 0
+        assert all(run.started_at >= run.arrived_at for run in results.runs)
+        assert all(run.finished_at > run.started_at for run in results.runs)
         return "answered"
 
     def assert_empty(self) -> None:
@@ -136,24 +135,6 @@ async def test_random_calls_to_several_models_all_end_and_give_their_permits_bac
     finally:
         for model in models:
             await asyncio.to_thread(model.batcher.close)
-
-
-@pytest.mark.parametrize("seed", range(3))
-async def test_a_drain_amid_random_calls_answers_what_was_taken_and_refuses_the_rest(seed):
-    model, generator = Model("drained"), random.Random(seed)
-    try:
-        async with asyncio.timeout(60):
-            asking = asyncio.create_task(ask_at_random(model, generator, 300))
-            await asyncio.sleep(generator.uniform(0.005, 0.03))
-            await model.admission.drain(timeout_s=30)
-            assert len(model.batcher._queue) == 0
-            await until(lambda: model.batcher._num_taken == 0)  # a batch whose callers have all gone may still run
-            model.assert_empty()
-            outcomes = await asking
-        assert outcomes["DrainingError"], outcomes
-        assert sum(outcomes.values()) == 300, outcomes
-    finally:
-        await asyncio.to_thread(model.batcher.close)
 
 
 @pytest.mark.parametrize("seed", range(3))
