@@ -1,6 +1,7 @@
-"""Softmax weights of whole rows, and sums over them.
+"""Softmax of whole rows: weights, their sums, and log-probabilities.
 
-Shapes: n rows, V vocabulary, W = V rounded up to whole groups, G groups: token i is in group i mod G.
+Shapes: n rows, T tokens of a prompt, V vocabulary, W = V rounded up to whole groups, G groups: token i is in group i
+mod G.
 """
 
 from __future__ import annotations
@@ -8,7 +9,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from headway_server.decoding.sampling.likeliest import top_candidates
+
 MAX_GROUPS = 256
+
+_BLOCK_LOGITS = 2**20
+"""Logits that are worked on at a time, so that a long prompt takes no more memory than a short one."""
 
 
 class WeightScratch:
@@ -97,3 +103,57 @@ def below(target: NDArray[np.float64], mass: NDArray[np.float64]) -> NDArray[np.
     """Returns `target`, made less than `mass`, so that some running sum that ends with `mass` exceeds it."""
     limited: NDArray[np.float64] = np.minimum(target, np.nextafter(mass, 0.0))
     return limited
+
+
+def token_log_probabilities(
+    logits: NDArray[np.float32], token_ids: NDArray[np.int64], num_top: int
+) -> tuple[NDArray[np.float64], list[list[tuple[int, float]]]]:
+    """Returns how likely given tokens were, and which were the likeliest.
+
+    Args:
+        logits: (T, V) float32, contiguous.
+        token_ids: (T,) int64, one of each row.
+        num_top: Likeliest tokens wanted of each row; of a smaller vocabulary, all.
+
+    Returns:
+        Natural logarithms of their probabilities (T,), NaN in rows that are not finite; and for each row the `num_top`
+        likeliest tokens with theirs, the likeliest first, the lower id among equals.
+    """
+    log_probabilities = np.zeros(len(logits))
+    top_tokens: list[list[tuple[int, float]]] = []
+    if not len(logits):
+        return log_probabilities, top_tokens
+    step = max(_BLOCK_LOGITS // logits.shape[1], 1)
+    scratch = WeightScratch(num_rows=min(step, len(logits)), vocab_size=logits.shape[1])
+    for start in range(0, len(logits), step):
+        rows = slice(start, start + step)
+        maximum = logits[rows].max(axis=1)
+        normalizers = maximum + scratch.log_totals(logits[rows], maximum)
+        chosen = np.take_along_axis(logits[rows], token_ids[rows, np.newaxis], axis=1)[:, 0]
+        log_probabilities[rows] = chosen - normalizers
+        top_tokens += likeliest(logits[rows], normalizers, np.full(len(maximum), num_top))
+    return log_probabilities, top_tokens
+
+
+def likeliest(
+    logits: NDArray[np.float32], normalizers: NDArray[np.float64], counts: NDArray[np.int64]
+) -> list[list[tuple[int, float]]]:
+    """Returns the likeliest `counts` (n,) tokens of each row with their log-probabilities, `logits - normalizers`.
+
+    Args:
+        logits: (n, V) float32, contiguous.
+        normalizers: (n,) log sum exp of the logits; NaN in rows without a meaning, which get none.
+        counts: (n,) at least 0; more than V is V.
+    """
+    counts = np.where(np.isfinite(normalizers), np.minimum(counts, logits.shape[1]), 0)
+    top_tokens: list[list[tuple[int, float]]] = [[] for _ in range(len(logits))]
+    wanted = np.flatnonzero(counts)
+    if not wanted.size:
+        return top_tokens
+    some = logits if len(wanted) == len(logits) else logits[wanted]
+    ids, values = top_candidates(some, counts[wanted])  # (n, C)
+    log_probabilities = values - normalizers[wanted, np.newaxis]
+    lists = zip(ids.tolist(), log_probabilities.tolist(), strict=True)
+    for row, (row_ids, row_values) in zip(wanted.tolist(), lists, strict=True):
+        top_tokens[row] = list(zip(row_ids, row_values, strict=True))[: counts[row]]
+    return top_tokens
