@@ -37,6 +37,21 @@ def test_generated_text(tiny_checkpoints: dict[str, Path], fp32_client: Client):
         assert text == source.tokenizer.decode(expected)
 
 
+def test_text_of_a_model_with_grouped_heads_and_rotary_positions(llama_checkpoint: Path, llama_server: tuple[str, str]):
+    source = from_checkpoint(llama_checkpoint)
+    precision, address = llama_server
+    prompts = ["the early bird", "all that glitters is", "look before you leap. the pen is mightier than", "z"]
+    with Client(address) as client:
+        together = [answer.text for answer in client.generate(prompts * 3, max_new_tokens=60, temperature=0).results]
+        alone = [client.generate([prompt], max_new_tokens=60, temperature=0).results[0].text for prompt in prompts]
+    assert together == alone * 3
+    for prompt, text in zip(prompts, alone, strict=True):
+        ids = np.array(source.tokenizer.encode(prompt, add_special_tokens=False).ids)
+        expected = _greedy_continuation(lambda row: reference.generation_logits(source.module, row), ids, 60)
+        assert len(expected) > 30
+        assert precision == "int8" or text.startswith(source.tokenizer.decode(expected))
+
+
 def test_translations(tiny_checkpoints: dict[str, Path], fp32_client: Client):
     source = from_checkpoint(tiny_checkpoints["translation"])
     lines = (tiny_checkpoints["translation"] / "evaluation.jsonl").read_text(encoding="utf-8").splitlines()
