@@ -127,7 +127,7 @@ async def test_answers_are_those_without_drafts_token_for_token(plain_and_drafti
 
 async def test_samples_of_a_prompt_and_a_stream_are_the_same(plain_and_drafting):
     sampling = {"max_new_tokens": 40, "temperature": 0.5, "seed": 3}
-    texts, pieces = [], []
+    texts, deltas = [], []
     for model in plain_and_drafting:
         decoded = await model.generate(
             [PROVERBS], fields=["prompts[0]"], request=GenerationRequest(parameters=sampling, sample_count=2)
@@ -137,10 +137,10 @@ async def test_samples_of_a_prompt_and_a_stream_are_the_same(plain_and_drafting)
             part
             async for part in model.stream(PROVERBS, field="prompt", request=GenerationRequest(parameters=sampling))
         ]
-        pieces.append("".join(part.output for part in parts[:-1]))
-        assert pieces[-1] == parts[-1].results[0].text
+        deltas.append("".join(part.output for part in parts[:-1]))
+        assert deltas[-1] == parts[-1].results[0].text
     assert texts[0] == texts[1]
-    assert pieces[0] == pieces[1] == texts[0][0]
+    assert deltas[0] == deltas[1] == texts[0][0]
 
 
 async def test_callers_who_go_leave_the_others_answers_as_they_are(plain_and_drafting):

@@ -257,10 +257,10 @@ async def test_an_echo_of_a_prompt_that_was_cut_is_what_the_model_read(model):
     assert cut.text == "!" * 40 + cut.result.output
 
 
-async def test_a_streamed_echo_comes_first_and_the_pieces_join_to_the_text(model):
-    pieces, result = await stream(model, "the cat", echo=True)
-    assert pieces[0] == Delta(text="the cat", num_new_tokens=0)
-    assert "".join(piece.output for piece in pieces) == result.text == "the cat" + result.result.output
+async def test_a_streamed_echo_comes_first_and_the_deltas_join_to_the_text(model):
+    deltas, result = await stream(model, "the cat", echo=True)
+    assert deltas[0] == Delta(output="the cat", num_new_tokens=0)
+    assert "".join(delta.output for delta in deltas) == result.text == "the cat" + result.result.output
 
 
 async def test_a_stop_token_ends_the_text_and_is_not_part_of_it(model):
@@ -302,8 +302,8 @@ async def test_a_conversation_is_continued_by_its_template(chat_model):
     assert answered.text == text + answered.result.output
     said = TOKENIZER.encode("system: be <x", add_special_tokens=False).ids
     assert answered.num_prompt_tokens > len(said)  # what a person wrote is no special token
-    pieces, streamed = await stream(chat_model, TURNS, field="conversation")
-    assert "".join(piece.output for piece in pieces) == streamed.text == answered.result.output
+    deltas, streamed = await stream(chat_model, TURNS, field="conversation")
+    assert "".join(delta.output for delta in deltas) == streamed.text == answered.result.output
 
 
 async def test_conversations_are_answered_in_order_and_samples_with_them(chat_model):

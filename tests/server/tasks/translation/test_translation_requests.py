@@ -90,12 +90,12 @@ async def test_a_translation_begins_with_its_prefix(model, beam_size):
     assert begun[0] != plain[0]
 
 
-async def test_a_stream_has_its_prefix_in_the_first_piece_and_equals_the_unary_answer(model):
+async def test_a_stream_has_its_prefix_in_the_first_delta_and_equals_the_unary_answer(model):
     (expected,) = await translate(model, "the cat", target_prefixes=("the dog sat",))
-    pieces, result = await stream(model, "the cat", target_prefixes=("the dog sat",))
-    assert pieces[0].output.startswith("the dog sat")
+    deltas, result = await stream(model, "the cat", target_prefixes=("the dog sat",))
+    assert deltas[0].output.startswith("the dog sat")
     assert result == expected
-    assert "".join(piece.output for piece in pieces) == result.text
+    assert "".join(delta.output for delta in deltas) == result.text
 
 
 async def test_a_prefix_that_leaves_no_room_is_refused(model):
@@ -115,8 +115,8 @@ async def test_no_tokens_follow_each_other_twice_where_that_is_asked_for(model, 
     results = await translate(model, *TEXTS, parameters=model_parameters, wants_alignment=True)
     for result in results:
         assert result.num_new_tokens > 20
-        pieces = [result.text[start:end] for start, end in result.alignments[0].target_spans]
-        assert len(pieces) >= 20
+        deltas = [result.text[start:end] for start, end in result.alignments[0].target_spans]
+        assert len(deltas) >= 20
     free = await translate(model, *TEXTS, parameters={**model_parameters, "no_repeat_ngram_size": 0})
     assert [result.text for result in free] != [result.text for result in results]
 
@@ -125,7 +125,7 @@ async def test_a_seed_gives_the_same_translation_and_is_answered(model):
     sampling = {"temperature": 1.5, "top_k": 50, "top_p": 0.9, "min_p": 0.01}
     first, second = await translate(model, "the cat", "the cat", parameters={"sampling": sampling})
     assert first.seed != second.seed
-    again = replace(sampling, seed=first.seed)
+    again = sampling | {"seed": first.seed}
     (repeated,) = await translate(model, "the cat", parameters={"sampling": again})
     assert repeated == first
     _, streamed = await stream(model, "the cat", parameters={"sampling": again})
