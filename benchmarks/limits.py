@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from headway_server.batching import BatchGraph
 from headway_server.bundles import Bundle, Precision, Task, Variant, open_bundle
+from headway_server.decoding.interfaces import EncoderInput
 from headway_server.decoding.runner.decoder import DecoderRunner
 from headway_server.decoding.runner.encoder import CrossTensors, EncoderRunner
 from headway_server.preprocessing import ImageLimits, ImagePreprocessor
@@ -221,7 +222,8 @@ class _BareLoop:
         self._token_ids[rows] = self._bos_id
         self._positions[rows] = 0
         self._num_new[rows] = 0
-        for row, source in zip(rows, self._encoder.encode(texts), strict=True):
+        encoded = self._encoder.encode([EncoderInput.of_tokens(text) for text in texts])
+        for row, source in zip(rows, encoded, strict=True):
             self._sources[row] = source
             self._decoder.begin(row, source)
         self._decoder.set_sources([source for source in self._sources if source is not None])
