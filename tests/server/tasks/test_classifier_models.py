@@ -1,6 +1,7 @@
 """Classifiers on real sessions: the same answer alone and in a batch, and bundles that do not fit."""
 
 import asyncio
+import threading
 from io import BytesIO
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from headway_server.bundles import Bundle, describe_files, open_bundle, write_ma
 from headway_server.errors import BundleError, InvalidInputError, OverloadedError, RuntimeUnavailableError
 from headway_server.runtime import Runtime
 from headway_server.tasks.images.classifier import ImageClassifier
+from headway_server.tasks.outputs import LabelReader
 from headway_server.tasks.text.classifier import TextClassifier
 from headway_server.tasks.text.model import TextInputs
 
@@ -73,6 +75,23 @@ async def test_an_answer_is_the_same_alone_in_a_batch_and_by_definition(topics, 
             in_batch = next(other.probability for other in batched.labels if other.label == scored.label)
             assert scored.probability == pytest.approx(in_batch, abs=1e-6)
             assert scored.probability == pytest.approx(expected[topics.labels.index(scored.label)], abs=1e-5)
+
+
+async def test_labels_of_large_classifiers_are_made_off_the_event_loop(tmp_path, runtime, monkeypatch):
+    model = TextClassifier.load(tiny_bundles.write_topic_bundle(tmp_path, num_labels=1000), runtime, loading())
+    threads: set[str] = set()
+    read = LabelReader.read
+    monkeypatch.setattr(
+        LabelReader, "read", lambda *inputs: (threads.add(threading.current_thread().name), read(*inputs))[1]
+    )
+    model.start()
+    try:
+        texts, fields = ["goal"] * 20, [f"texts[{index}]" for index in range(20)]
+        answer = await model.classify(TextInputs(texts=texts, fields=fields), top_k=1000, deadline=None)
+    finally:
+        model.close()
+    assert {len(result.labels) for result in answer.results} == {1000}
+    assert all(name.startswith("batcher-topics") for name in threads), threads
 
 
 async def test_an_image_is_the_same_alone_and_in_a_batch(colours):

@@ -16,7 +16,7 @@ from headway_server.bundles import Task
 from headway_server.serving.host import ModelHost
 from headway_server.serving.limits import check_count, check_top_k
 from headway_server.tasks.images.classifier import ClassifiedImage, EmbeddedImage, ImageClassifier
-from headway_server.transports.grpc.messages import deadline_of, label_scores, model_reference, timings_of_call
+from headway_server.transports.grpc.messages import build, deadline_of, label_scores, model_reference, timings_of_call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,10 +57,13 @@ class ImageClassificationService(pb_grpc.ImageClassificationServiceServicer):
         assert isinstance(model, ImageClassifier)  # by the table of families
         call = ClassifyImageCall.parse(request, len(model.labels))
         answer = await model.classify(call.images, fields=call.fields, top_k=call.top_k, deadline=deadline_of(context))
-        return pb.ClassifyImageResponse(
-            results=[_image_classification(result) for result in answer.results],
-            model=model_reference(model),
-            timings=timings_of_call(answer.timings, arrived),
+        return await build(
+            sum(len(result.labels) for result in answer.results),
+            lambda: pb.ClassifyImageResponse(
+                results=[_image_classification(result) for result in answer.results],
+                model=model_reference(model),
+                timings=timings_of_call(answer.timings, arrived),
+            ),
         )
 
     async def EmbedImage(  # noqa: N802 (the method's name in the protocol)

@@ -19,7 +19,7 @@ from headway_server.settings import DEFAULT_MAX_TEXT_KIB
 from headway_server.tasks.text.classifier import ClassifiedText, TextClassifier
 from headway_server.tasks.text.model import EmbeddedText, TextInputs, TextModel
 from headway_server.tasks.tokens.classifier import TaggedText, TokenClassifier
-from headway_server.transports.grpc.messages import deadline_of, label_scores, model_reference, timings_of_call
+from headway_server.transports.grpc.messages import build, deadline_of, label_scores, model_reference, timings_of_call
 
 _READ_TEXTS = (Task.TEXT_CLASSIFICATION, Task.TOKEN_CLASSIFICATION)
 
@@ -102,10 +102,13 @@ class TextClassificationService(pb_grpc.TextClassificationServiceServicer):
         answer = await model.classify(
             call.inputs, top_k=call.top_k, threshold=call.threshold, deadline=deadline_of(context)
         )
-        return pb.ClassifyTextResponse(
-            results=[_text_classification(result) for result in answer.results],
-            model=model_reference(model),
-            timings=timings_of_call(answer.timings, arrived),
+        return await build(
+            sum(len(result.labels) for result in answer.results),
+            lambda: pb.ClassifyTextResponse(
+                results=[_text_classification(result) for result in answer.results],
+                model=model_reference(model),
+                timings=timings_of_call(answer.timings, arrived),
+            ),
         )
 
     async def ClassifyTokens(  # noqa: N802 (the method's name in the protocol)
@@ -119,10 +122,13 @@ class TextClassificationService(pb_grpc.TextClassificationServiceServicer):
         fields = check_texts("texts", texts, MAX_TEXTS, self._max_text_bytes)
         inputs = TextInputs(texts=texts, fields=fields, truncate=request.truncate)
         answer = await model.classify(inputs, deadline=deadline_of(context))
-        return pb.ClassifyTokensResponse(
-            results=[_token_classification(result) for result in answer.results],
-            model=model_reference(model),
-            timings=timings_of_call(answer.timings, arrived),
+        return await build(
+            sum(len(result.spans) for result in answer.results),
+            lambda: pb.ClassifyTokensResponse(
+                results=[_token_classification(result) for result in answer.results],
+                model=model_reference(model),
+                timings=timings_of_call(answer.timings, arrived),
+            ),
         )
 
     async def EmbedText(  # noqa: N802 (the method's name in the protocol)

@@ -62,7 +62,7 @@ async def test_continuations_equal_the_naive_loop_whatever_runs_beside_them(tiny
     model.close()
     alone = DecoderRunner(runtime, bundle, bundle.manifest.variants[precision], num_slots=1)
     for (prompt, sampling), result in zip(calls, results, strict=True):
-        (encoded,) = await model._tokenizer.encode_batch([prompt], add_special_tokens=False)
+        (encoded,) = [text async for text in model._tokenizer.encode_each([prompt], add_special_tokens=False)]
         parameters = SamplingParameters(
             max_new_tokens=sampling.max_new_tokens,
             temperature=sampling.temperature,
@@ -90,7 +90,7 @@ async def test_translations_equal_the_naive_loop_whatever_runs_beside_them(tiny_
     special_tokens = bundle.manifest.special_tokens
     parameters = SamplingParameters(max_new_tokens=model.limits.max_total_tokens)
     for text, result in zip(texts, answer.results, strict=True):
-        (encoded,) = await model._tokenizer.encode_batch([text], add_special_tokens=True)
+        (encoded,) = [text async for text in model._tokenizer.encode_each([text], add_special_tokens=True)]
         (source,) = encoder.encode([EncoderInput.of_tokens(encoded.input_ids)])
         token_ids, reason = naive_decode(
             alone,
