@@ -10,6 +10,7 @@ from torch import nn
 from headway_export import reference
 from headway_export.source import from_checkpoint
 from headway_server.bundles import Bundle, Precision, Task, open_bundle
+from headway_server.decoding.interfaces import EncoderInput
 from headway_server.decoding.runner.decoder import DecoderRunner
 from headway_server.decoding.runner.encoder import EncoderRunner
 from headway_server.runtime import Runtime
@@ -110,7 +111,7 @@ def test_translations_of_ragged_sources_give_pytorchs_logits(tiny_store, tiny_ch
     encoder = EncoderRunner(runtime, bundle, bundle.manifest.variants[Precision.FP32])
     generator = np.random.default_rng(2)
     sources = [generator.integers(4, runner.vocab_size, length) for length in (1, 9, 24)]
-    runner.set_sources(encoder.encode(sources))
+    runner.set_sources(encoder.encode([EncoderInput.of_tokens(source) for source in sources]))
     targets = [np.array([BOS])] * 3
     for position in range(6):
         logits = runner.decode(np.array([row[-1] for row in targets]), np.full(3, position))
@@ -127,7 +128,7 @@ def test_several_rows_may_read_one_source(tiny_store, tiny_checkpoints, runtime)
     encoder = EncoderRunner(runtime, bundle, bundle.manifest.variants[Precision.FP32])
     generator = np.random.default_rng(3)
     sources = [generator.integers(4, runner.vocab_size, length) for length in (11, 4)]
-    runner.set_sources(encoder.encode(sources))
+    runner.set_sources(encoder.encode([EncoderInput.of_tokens(source) for source in sources]))
     tokens = generator.integers(4, runner.vocab_size, 6)
     logits = runner.decode(tokens, np.zeros(6, np.int64))
     for row, token in enumerate(tokens):
