@@ -42,8 +42,10 @@ def test_text_of_a_model_with_grouped_heads_and_rotary_positions(llama_checkpoin
     precision, address = llama_server
     prompts = ["the early bird", "all that glitters is", "look before you leap. the pen is mightier than", "z"]
     with Client(address) as client:
-        together = [answer.text for answer in client.generate(prompts * 3, max_new_tokens=60, temperature=0).results]
-        alone = [client.generate([prompt], max_new_tokens=60, temperature=0).results[0].text for prompt in prompts]
+        together = [
+            answer.text for answer in client.generate_text(prompts * 3, max_new_tokens=60, temperature=0).results
+        ]
+        alone = [client.generate_text([prompt], max_new_tokens=60, temperature=0).results[0].text for prompt in prompts]
     assert together == alone * 3
     for prompt, text in zip(prompts, alone, strict=True):
         ids = np.array(source.tokenizer.encode(prompt, add_special_tokens=False).ids)
