@@ -6,7 +6,6 @@ T tokens, H key/value heads, K head width.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
@@ -15,20 +14,13 @@ from torch import Tensor
 
 from headway_export import reference
 from headway_export.candidate import encode
+from headway_export.rewriting import LayerRange
 from headway_export.source import ExportSource
 from headway_server.bundles import Task
 from headway_training.evaluation import evaluation_windows
 
 NUM_TEXTS = 32
 """Texts that are read, or windows of longer ones."""
-
-
-@dataclass(slots=True)
-class LayerRange:
-    """The largest magnitudes of what a layer writes into its cache."""
-
-    key: float = 0.0
-    value: float = 0.0
 
 
 def measure_ranges(source: ExportSource) -> list[LayerRange]:

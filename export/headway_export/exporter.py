@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import importlib.metadata
 import shutil
 from collections.abc import Callable, Sequence
@@ -13,8 +14,7 @@ from typing import Literal, TypeAlias
 import onnx_ir as ir
 from torch import nn
 
-from headway_export import int8, parity, quality
-from headway_export.cache import quantize_cache
+from headway_export import parity, quality
 from headway_export.calibration import measure_ranges
 from headway_export.candidate import Candidate
 from headway_export.card import Proof, write_card, write_learning_curve
@@ -22,9 +22,9 @@ from headway_export.chat import check_chat_template
 from headway_export.errors import SourceError
 from headway_export.graph_modules import pooling_of
 from headway_export.graphs import trace
+from headway_export.rewriting import AddVerification, QuantizeCache, QuantizeProducts, rewrite
 from headway_export.source import ExportSource
 from headway_export.tracing import TracedGraph, TracedModel
-from headway_export.verification import add_verification
 from headway_server.bundles import (
     CARD_FILE,
     CHAT_TEMPLATE_FILE,
@@ -160,7 +160,8 @@ class _Prover:
         self._fp32_quality = fp32.quality
         variants = {Precision.FP32: fp32}
         if Precision.INT8 in wanted:
-            variants[Precision.INT8] = self._prove(Precision.INT8, self._quantize(traced))
+            self._quantize(traced)
+            variants[Precision.INT8] = self._prove(Precision.INT8, traced)
         if Precision.FP16 in wanted:
             self._progress("fp16: tracing")
             half = copy.deepcopy(self._source.module).half()
@@ -170,14 +171,15 @@ class _Prover:
             del variants[Precision.FP32]
         return variants
 
-    def _quantize(self, traced: TracedModel) -> TracedModel:
+    def _quantize(self, traced: TracedModel) -> None:
+        """Makes a traced model int8, in place."""
         self._progress("int8: quantizing")
         for graph in traced.graphs:
-            int8.quantize(graph.model)
+            rewrite(graph.model, QuantizeProducts())
         has_cache = any(tensor.update == "in_place" for tensor in traced.state)
-        if not has_cache or self._options.cache == "fp32" or self._source.evaluation is None:
-            return traced  # without evaluation data the variant is refused anyway
-        return quantize_cache(traced, measure_ranges(self._source))
+        # Without evaluation data the variant is refused anyway.
+        if has_cache and self._options.cache == "int8" and self._source.evaluation is not None:
+            rewrite(traced.graphs[-1].model, QuantizeCache(measure_ranges(self._source)))
 
     def _prove(self, precision: Precision, traced: TracedModel) -> Variant:
         self._progress(f"{precision}: comparing with PyTorch")
@@ -226,8 +228,11 @@ class _Prover:
 
     def _verifying(self, precision: Precision, graph: TracedGraph) -> TracedGraph:
         """Returns the graph as it is written: a decoder of prompts on the CPU can verify drafts as well."""
-        can_verify = self._source.task is Task.GENERATION and _DEVICES[precision] == "cpu"
-        return add_verification(graph) if can_verify else graph
+        if self._source.task is not Task.GENERATION or _DEVICES[precision] != "cpu":
+            return graph
+        model = graph.model.clone()
+        rewrite(model, AddVerification())
+        return dataclasses.replace(graph, model=model)
 
     def _write_graph(self, precision: Precision, graph: TracedGraph) -> Graph:
         file = f"{precision}/{graph.role}.onnx"

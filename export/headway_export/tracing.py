@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from headway_export.errors import TraceError
-from headway_export.fusion import fuse
 from headway_export.graph_modules import float_dtype
+from headway_export.rewriting import Declare, FuseAttention, rewrite
 from headway_server.bundles import StateTensor, TensorSpec
 
 OPSET = 21
@@ -45,8 +45,16 @@ class TracedGraph:
 
     role: Role
     model: ir.Model
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """The tensors it reads."""
+        return tuple(_spec_of(value) for value in self.model.graph.inputs)
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """The tensors it gives."""
+        return tuple(_spec_of(value) for value in self.model.graph.outputs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,36 +118,13 @@ def trace_graph(
     assert program is not None, "the tracer returns a program when it is given no file"
     model: ir.Model = program.model
     if role == "decoder":
-        fuse(model)
-    _tidy(model, inputs, outputs)
-    return TracedGraph(role=role, model=model, inputs=inputs, outputs=outputs)
+        rewrite(model, FuseAttention())
+    rewrite(model, Declare((*inputs, *outputs)))
+    return TracedGraph(role=role, model=model)
 
 
-def _tidy(model: ir.Model, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> None:
-    """Names the dynamic axes and drops what the tracer notes for its own debugging, such as stack traces."""
-    by_name: dict[str | None, TensorSpec] = {spec.name: spec for spec in (*inputs, *outputs)}
-    for value in (*model.graph.inputs, *model.graph.outputs):
-        value.shape = ir.Shape(by_name[value.name].shape)
-    model.metadata_props.clear()
-    model.graph.metadata_props.clear()
-    model.producer_name = "headway"
-    model.producer_version = None
-    model.doc_string = model.graph.doc_string = None
-    for node in model.graph:
-        node.metadata_props.clear()
-        node.doc_string = None
-        for value in node.outputs:
-            value.metadata_props.clear()
-            if not value.is_graph_output():
-                value.shape = None
-                _make_way(value, by_name)
-    for value in (*model.graph.inputs, *model.graph.initializers.values()):
-        value.metadata_props.clear()
-    for value in list(model.graph.initializers.values()):
-        _make_way(value, by_name)
-
-
-def _make_way(value: ir.Value, declared: Mapping[str | None, TensorSpec]) -> None:
-    """Renames a value within the graph whose name is a declared one: the tracer names values after modules."""
-    if value.name in declared:
-        value.name = f"{value.name}.inner"
+def _spec_of(value: ir.Value) -> TensorSpec:
+    assert value.dtype is not None, "the tracer gives inputs and outputs types"
+    assert value.shape is not None, "inputs and outputs are declared"
+    shape = (axis if isinstance(axis, int) else str(axis.value) for axis in value.shape)
+    return make_spec(str(value.name), value.dtype.numpy().name, *shape)

@@ -10,10 +10,10 @@ import onnxruntime
 import pytest
 import torch
 
-from headway_export.cache import HEADROOM, quantize_cache
-from headway_export.calibration import LayerRange, measure_ranges
+from headway_export.calibration import measure_ranges
 from headway_export.exporter import ExportOptions, export
 from headway_export.graphs import trace
+from headway_export.rewriting import LayerRange, QuantizeCache, rewrite
 from headway_export.source import from_checkpoint
 from headway_server.bundles import Precision, Task, open_bundle
 from headway_server.engine.runner import DecoderRunner
@@ -121,7 +121,7 @@ def test_a_row_of_many_tokens_is_the_same_alone_where_threads_are_many(tmp_path,
     module = GPT(GPTConfig(vocabulary_size=30, max_length=601, num_layers=1, d_model=256, num_heads=4, d_ff=64))
     traced = trace(module.eval(), Task.GENERATION)
     if cache == "int8":
-        traced = quantize_cache(traced, [LayerRange(key=1.0, value=1.0)])
+        rewrite(traced.graphs[0].model, QuantizeCache([LayerRange(key=1.0, value=1.0)]))
     ir.save(traced.graphs[0].model, tmp_path / "decoder.onnx")
     command = [sys.executable, "-c", ALONE_AND_TOGETHER, str(tmp_path / "decoder.onnx"), cache]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
@@ -156,9 +156,10 @@ def test_the_cache_holds_rounded_keys_and_values_and_clips_the_rest(tmp_path, le
     with torch.inference_mode():
         module.hidden_states(torch.from_numpy(ids), torch.arange(length).unsqueeze(0), attend)
     middle = [float(tensor.abs().median()) for tensor in written]
-    traced = quantize_cache(trace(module, Task.GENERATION), [LayerRange(key=middle[0], value=middle[1])])
+    traced = trace(module, Task.GENERATION)
+    rewrite(traced.graphs[0].model, QuantizeCache([LayerRange(key=middle[0], value=middle[1])]))
     for past, exact, magnitude in zip(_written(traced, ids, tmp_path), written, middle, strict=True):
-        codes = exact.transpose(1, 2).numpy() / (magnitude * HEADROOM / 127)
+        codes = exact.transpose(1, 2).numpy() / (magnitude * QuantizeCache.HEADROOM / 127)
         np.testing.assert_allclose(past[:, :, :length], np.clip(np.round(codes), -128, 127), atol=1)
         assert not past[:, :, length:].any()
 

@@ -60,7 +60,7 @@ def test_a_variant_that_loses_too_much_is_refused_and_nothing_is_written(tiny_ch
     """Rounding the weights to nothing, as a quantizer with a bug would."""
     source = from_checkpoint(tiny_checkpoints["text_classification"])
     monkeypatch.setattr(
-        "headway_export.int8.quantize_matrix",
+        "headway_export.rewriting.quantize_matrix",
         lambda matrix, *, axis: (np.zeros(matrix.shape, np.int8), np.ones(matrix.shape[1 - axis], np.float32)),
     )
     with pytest.raises(ParityError, match=r"int8: accuracy on weather \(200 examples\) is .*, fp32 has .* bound 0.5"):
