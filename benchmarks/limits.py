@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 
 from headway_server.batching.graph import ImageClassifierGraph, Output, TextClassifierGraph
 from headway_server.bundles import Bundle, Precision, Task, Variant, open_bundle
-from headway_server.engine.encoder_runner import CrossTensors, EncoderRunner
-from headway_server.engine.runner import DecoderRunner
+from headway_server.decoding.runner.decoder import DecoderRunner
+from headway_server.decoding.runner.encoder import CrossTensors, EncoderRunner
 from headway_server.preprocessing import EncodedText, ImageLimits, ImagePreprocessor
 from headway_server.runtime import Runtime
 from headway_server.settings import ServerSettings

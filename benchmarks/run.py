@@ -30,7 +30,7 @@ from headway_client import Client, HeadwayError
 from headway_client.load import LoadPlan, LoadTask
 from headway_client.results import Model
 from headway_server.bundles import Bundle, open_bundle
-from headway_server.engine.memory_plan import DEFAULT_MAX_SLOTS
+from headway_server.decoding.runner.memory_plan import DEFAULT_MAX_SLOTS
 from headway_server.errors import HeadwayError as ServerError
 
 SCHEMA_VERSION = 1

@@ -17,6 +17,7 @@ import grpc.aio
 import numpy as np
 from prompts import Prompt, PromptSource
 
+from headway.v1 import common_pb2
 from headway.v1 import generation_service_pb2 as pb
 from headway.v1 import generation_service_pb2_grpc as pb_grpc
 from headway_client.channels import ChannelSettings
@@ -53,8 +54,10 @@ class StreamCaller:
             RuntimeError: The answer ended early.
             grpc.RpcError: The call failed.
         """
-        sampling = pb.SamplingParameters(max_new_token_count=new_tokens, temperature=0.0)
-        request = pb.StreamGenerateTextRequest(model=self._model, prompt=prompt.text, sampling=sampling)
+        parameters = pb.GenerationParameters(
+            max_new_tokens=new_tokens, sampling=common_pb2.SamplingParameters(temperature=0.0)
+        )
+        request = pb.StreamGenerateTextRequest(model=self._model, prompt=prompt.text, parameters=parameters)
         async for message in self._stub.StreamGenerateText(request):
             now_s = time.perf_counter()
             count = message.new_token_count - len(call.token_times_s)

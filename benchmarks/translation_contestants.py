@@ -114,7 +114,7 @@ class Served:
 
     async def _ask(self, stub: Any, sentence: Sentence, beam_size: int) -> _Call:
         length = len(sentence.token_ids)
-        parameters = pb.TranslationParameters(max_new_token_count=length, beam_size=beam_size)
+        parameters = pb.TranslationParameters(max_new_tokens=length, beam_size=beam_size)
         request = pb.TranslateTextRequest(model=self._model, texts=[sentence.text], parameters=parameters)
         sent_s = time.perf_counter()
         answer = await stub.TranslateText(request)
