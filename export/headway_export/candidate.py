@@ -41,13 +41,13 @@ class Candidate:
         """Opens the encoder of a translation model."""
         return EncoderRunner(self.runtime, self.bundle, self.variant)
 
-    def open_classifier(self) -> ClassifierRunner:
-        """Opens the graph of a classifier."""
-        return ClassifierRunner(self)
+    def open_stateless(self) -> StatelessRunner:
+        """Opens the graph of a model without state."""
+        return StatelessRunner(self)
 
 
-class ClassifierRunner:
-    """The graph of a stateless model."""
+class StatelessRunner:
+    """The graph of a model without state."""
 
     def __init__(self, candidate: Candidate) -> None:
         self._session = candidate.runtime.open(candidate.bundle, candidate.variant.graphs["model"])
@@ -62,7 +62,7 @@ class ClassifierRunner:
             types: The types of its tokens, for a graph that reads them; None: all are 0.
 
         Returns:
-            float32 `logits`, (B, C), or (B, T, C) of a token classifier; and `embedding`, (B, D), if there is one.
+            The outputs of the graph by name, float32.
         """
         input_ids = np.zeros((len(texts), max(len(text) for text in texts)), np.int64)  # (B, T)
         mask, token_types = np.zeros_like(input_ids), np.zeros_like(input_ids)
@@ -74,21 +74,9 @@ class ClassifierRunner:
         feeds = {"input_ids": input_ids, "attention_mask": mask, "token_type_ids": token_types}
         return self._session.run({spec.name: feeds[spec.name] for spec in self._session.graph.inputs})
 
-    def classify_texts(self, texts: Sequence[NDArray[np.int64]]) -> NDArray[np.float32]:
-        """Classifies token ids of any lengths in one padded batch.
-
-        Returns:
-            float32 logits: (B, C), or (B, T, C) of a token classifier.
-        """
-        return self.run_texts(texts)["logits"]
-
     def run_images(self, pixel_values: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
-        """(B, 3, height, width) float32 -> float32 `logits`, (B, C), and `embedding`, (B, D), if there is one."""
+        """Runs images, float32 (B, 3, height, width), and returns the outputs of the graph by name, float32."""
         return self._session.run({"pixel_values": pixel_values})
-
-    def classify_images(self, pixel_values: NDArray[np.float32]) -> NDArray[np.float32]:
-        """(B, 3, height, width) float32 -> (B, C) float32 logits."""
-        return self.run_images(pixel_values)["logits"]
 
 
 def prefill(runner: DecoderRunner, slot: int, token_ids: NDArray[np.int64]) -> NDArray[np.float32]:

@@ -156,7 +156,7 @@ def _compare_translation(candidate: Candidate, comparison: _Comparison) -> None:
 
 
 def _compare_texts(candidate: Candidate, comparison: _Comparison) -> None:
-    runner = candidate.open_classifier()
+    runner = candidate.open_stateless()
     source = candidate.source
     limit = source.limits.max_input_tokens
     assert limit is not None, "the source has read the module's length"
@@ -181,7 +181,7 @@ def _compare_texts(candidate: Candidate, comparison: _Comparison) -> None:
 
 
 def _compare_images(candidate: Candidate, comparison: _Comparison) -> None:
-    runner = candidate.open_classifier()
+    runner = candidate.open_stateless()
     source = candidate.source
     assert source.image_preprocessing is not None, "an image model has its preprocessing"
     images = _sample_images(source, max(_BATCH_SIZES))

@@ -321,7 +321,9 @@ class QuantizeCache(InPlacePass):
     def call(self, model: ir.Model) -> PassResult:
         """Rewrites the decoder in place; its state becomes int8."""
         graph = model.graph
+        order = {value: place for place, value in enumerate(graph.inputs)}  # the caches are inputs, layer by layer
         layers = [node for node in graph if node.op_type == ATTENTION]
+        layers.sort(key=lambda node: order[_input(node, _PAST_KEY)])
         tape = Tape()
         (input_ids,) = (value for value in graph.inputs if value.name == "input_ids")
         one = _constant(tape, np.array([1]))
@@ -410,7 +412,7 @@ class AddVerification(InPlacePass):
         self._width = width
 
     def call(self, model: ir.Model) -> PassResult:
-        """Adds to a decoder, in place, the input `verifies`, and as outputs each state after every token but the last."""
+        """Adds to a decoder, in place, the input `verifies` and, as outputs, the states after all tokens but the last."""
         graph = model.graph
         layers = [(node, operator) for node in graph if (operator := _one_token_operator(node)) is not None]
         first, operator = layers[0]
