@@ -43,14 +43,14 @@ def source_of(length, seed=0):
 def weights_in_pytorch(module, source, token_ids, layer):
     """Attention of a layer, averaged over heads: (T, S)."""
     ids, targets = torch.from_numpy(source)[None], torch.from_numpy(token_ids)[None]
-    found = []
+    found = {}
     with torch.inference_mode():
         keys_values = module.cross_keys_values(module.encode(ids, torch.ones_like(ids)))
 
-        def attend_cross(query):
-            key, value = keys_values[len(found)]
+        def attend_cross(query, *, layer):
+            key, value = keys_values[layer]
             weights = torch.einsum("bthk,bshk->bhts", query, key).div(query.shape[-1] ** 0.5).softmax(-1)
-            found.append(weights[0].mean(0).numpy())
+            found[layer] = weights[0].mean(0).numpy()
             return torch.einsum("bhts,bshk->bthk", weights, value)
 
         module.decode(targets, torch.arange(len(token_ids))[None], causal_attention(), attend_cross)

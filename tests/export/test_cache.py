@@ -149,7 +149,7 @@ def test_the_cache_holds_rounded_keys_and_values_and_clips_the_rest(tmp_path, le
     ids = np.arange(length)[np.newaxis]
     written = []
 
-    def attend(query, key, value):
+    def attend(query, key, value, *, layer):
         written.extend([key, value])
         return scaled_dot_product_attention(query, key, value, causal=True)
 

@@ -29,6 +29,16 @@ ZAHLEN = ["eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "n
 WARM, COLD = ("sun", "fire", "summer", "desert"), ("snow", "ice", "winter", "glacier")
 ADJECTIVES, ANIMALS, TOWNS = ("brown", "lazy", "quick"), ("dog", "fox", "owl"), ("bath", "york", "oslo")
 FILLERS = ("the", "near", "a", "of", "under", "old", "bright", "long")
+LLAMA_PARTS: dict[str, object] = {
+    "num_kv_heads": 1,
+    "norm_kind": "rms_norm",
+    "norm_eps": 1e-6,
+    "activation": "silu",
+    "gated": True,
+    "biases": False,
+    "positions": "rotary",
+}
+"""Fields that make a model of the kit a Llama; its query heads share one key and value head."""
 
 
 def generation_checkpoint(folder: Path) -> Path:

@@ -7,8 +7,9 @@ VOCABULARY, WIDTH, HEADS, LENGTH, LAYERS = 80, 32, 4, 32, 2
 
 
 class DecoderLayer(nn.Module):
-    def __init__(self):
+    def __init__(self, number):
         super().__init__()
+        self.number = number
         self.self_projection = nn.Linear(WIDTH, 3 * WIDTH)
         self.self_output, self.cross_output = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
         self.cross_query, self.cross_key_value = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 2 * WIDTH)
@@ -17,9 +18,9 @@ class DecoderLayer(nn.Module):
 
     def forward(self, hidden, attend, attend_cross):
         query, key, value = self.self_projection(hidden).unflatten(-1, (3, HEADS, WIDTH // HEADS)).unbind(2)
-        hidden = self.norms[0](hidden + self.self_output(attend(query, key, value).flatten(2)))
+        hidden = self.norms[0](hidden + self.self_output(attend(query, key, value, layer=self.number).flatten(2)))
         query = self.cross_query(hidden).unflatten(-1, (HEADS, WIDTH // HEADS))
-        hidden = self.norms[1](hidden + self.cross_output(attend_cross(query).flatten(2)))
+        hidden = self.norms[1](hidden + self.cross_output(attend_cross(query, layer=self.number).flatten(2)))
         return self.norms[2](hidden + self.mlp(hidden))
 
 
@@ -33,7 +34,7 @@ class ForeignEncoderDecoder(nn.Module):
         self.positions = nn.Embedding(LENGTH, WIDTH)
         layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 2 * WIDTH, batch_first=True, dropout=0.0)
         self.encoder = nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False)
-        self.decoder = nn.ModuleList(DecoderLayer() for _ in range(LAYERS))
+        self.decoder = nn.ModuleList(DecoderLayer(number) for number in range(LAYERS))
 
     def encode(self, input_ids, attention_mask):
         positions = torch.arange(input_ids.shape[1], device=input_ids.device)

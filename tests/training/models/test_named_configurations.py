@@ -16,7 +16,7 @@ from headway_training.models import (
 )
 
 PAPERS = [name for name, named in NAMED_CONFIGURATIONS.items() if named.paper_parameter_count is not None]
-RECIPES = ["shakespeare-gpt", "multi30k-transformer", "agnews-encoder", "cifar10-vit"]
+RECIPES = ["shakespeare-gpt", "shakespeare-llama", "multi30k-transformer", "agnews-encoder", "cifar10-vit"]
 
 
 def count(architecture: str, configuration: LayerConfig) -> int:
@@ -52,7 +52,7 @@ def test_variations_of_transformer_base_differ_from_it_as_in_table_3(changes: di
 def test_the_recipes_models_fit_the_space_that_their_bundles_have() -> None:
     named = {name: named_configuration(name) for name in RECIPES}
     counts = {name: count(each.architecture, each.configuration) for name, each in named.items()}
-    assert sum(counts.values()) < 15e6, counts
+    assert sum(counts.values()) < 20e6, counts
     assert all(1.5e6 < counted < 6e6 for counted in counts.values()), counts
 
 

@@ -1,4 +1,4 @@
-"""How the models' weights begin, as their papers or common practice have it."""
+"""Starting weights of the models, as their papers or common practice have them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 from torch import nn
 
-from headway_training.models.parts.multi_head import CrossAttention, SelfAttention
+from headway_training.models.parts.layer import CrossAttention, FeedForward, SelfAttention
 
 
 def initialise_normal(model: nn.Module, std: float = 0.02) -> None:
@@ -18,7 +18,7 @@ def initialise_normal(model: nn.Module, std: float = 0.02) -> None:
 
 
 def initialise_truncated_normal(model: nn.Module, std: float = 0.02) -> None:
-    """Draws the same from N(0, std^2), cut off at two standard deviations (BERT, ViT)."""
+    """Draws them from N(0, std^2) truncated at two standard deviations, and zeroes biases (BERT, ViT)."""
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Embedding):
             nn.init.trunc_normal_(module.weight, std=std, a=-2 * std, b=2 * std)
@@ -26,9 +26,9 @@ def initialise_truncated_normal(model: nn.Module, std: float = 0.02) -> None:
 
 
 def initialise_xavier(model: nn.Module, d_model: int) -> None:
-    """Draws each linear map by Glorot and Bengio (2010), uniformly, and embeddings from N(0, 1 / d_model).
+    """Draws linear maps uniformly as in Glorot and Bengio (2010), and embeddings from N(0, 1 / d_model).
 
-    Query, key and value lie in one matrix here, but each is drawn as the matrix it is. An embedding of that size has
+    Maps that share one matrix here, such as query, key and value, are drawn one by one. An embedding of that size has
     unit variance once it is scaled by sqrt(d_model), and gives logits of unit variance where it is tied.
     """
     for module in model.modules():
@@ -39,9 +39,11 @@ def initialise_xavier(model: nn.Module, d_model: int) -> None:
         _zero_bias(module)
     for module in model.modules():
         if isinstance(module, SelfAttention):
-            _xavier_by_part(module.query_key_value, 3)
+            _xavier_by_part(module.query_key_value, module.widths)
         elif isinstance(module, CrossAttention):
-            _xavier_by_part(module.key_value, 2)
+            _xavier_by_part(module.key_value, module.key_value.out_features // 2)
+        elif isinstance(module, FeedForward) and module.gated:
+            _xavier_by_part(module.input, module.input.out_features // 2)
 
 
 def scale_residual_outputs(model: nn.Module, num_residuals: int) -> None:
@@ -51,8 +53,8 @@ def scale_residual_outputs(model: nn.Module, num_residuals: int) -> None:
             parameter.data.div_(math.sqrt(num_residuals))
 
 
-def _xavier_by_part(linear: nn.Linear, parts: int) -> None:
-    for part in linear.weight.data.chunk(parts):
+def _xavier_by_part(linear: nn.Linear, rows: int | list[int]) -> None:
+    for part in linear.weight.data.split(rows):
         nn.init.xavier_uniform_(part)
 
 
