@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
-from tokenizers import Tokenizer
 
 from headway_export.source import ExportSource
 from headway_server.bundles import Bundle, Precision, Variant
@@ -101,11 +100,3 @@ def pixel_values_of(source: ExportSource, images: NDArray[np.uint8]) -> NDArray[
     """
     assert source.image_preprocessing is not None, "an image model has its preprocessing"
     return np.stack([normalize(Image.fromarray(image), source.image_preprocessing) for image in images])
-
-
-def encode(tokenizer: Tokenizer, texts: Sequence[str], *, add_special_tokens: bool) -> list[NDArray[np.int64]]:
-    """Tokenizes texts as a server does."""
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
-    encodings = tokenizer.encode_batch(list(texts), add_special_tokens=add_special_tokens)
-    return [np.array(encoding.ids, np.int64) for encoding in encodings]

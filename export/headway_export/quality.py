@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from sklearn.metrics import confusion_matrix, f1_score, recall_score
 from torch.nn import functional
 
-from headway_export.candidate import NUM_SLOTS, Candidate, encode, open_sources, pixel_values_of
+from headway_export.candidate import NUM_SLOTS, Candidate, open_sources, pixel_values_of
 from headway_export.errors import ParityError
 from headway_export.source import EvaluationData
 from headway_server.bundles import CalibrationFigures, ClassificationScheme, QualityFigure
@@ -28,7 +28,7 @@ from headway_server.tasks.tokens.spans import END, LABEL, START, SpanDecoder
 from headway_training.calibration import NUM_BINS, calibration_metrics, sigmoid, softmax
 from headway_training.evaluation import evaluation_windows
 from headway_training.metrics import span_scores
-from headway_training.tokenizers import encode_pairs
+from headway_training.tokenizers import encode_pairs, encode_spans
 
 ALLOWED_LOSS = {"accuracy": 0.5, "micro_f1": 0.5, "span_f1": 0.5, "sacrebleu": 0.5, "nats_per_character": 0.02}
 """How much worse than fp32 a variant may be: in points, or nats."""
@@ -136,14 +136,14 @@ def _logits(candidate: Candidate, data: EvaluationData) -> NDArray[np.float32]:
             batch = slice(start, start + NUM_SLOTS)
             logits[batch] = runner.run_images(pixel_values_of(source, data.images[batch]))["logits"]
         return logits
-    texts, types = _encode_texts(candidate, data)
+    texts, types = _encode_inputs(candidate, data)
     for rows in _by_length(texts):
         own = None if types is None else [types[row] for row in rows]
         logits[rows] = runner.run_texts([texts[row] for row in rows], own)["logits"]
     return logits
 
 
-def _encode_texts(
+def _encode_inputs(
     candidate: Candidate, data: EvaluationData
 ) -> tuple[list[NDArray[np.int64]], list[NDArray[np.int64]] | None]:
     """Tokenizes texts as a server does, cut to the model's length.
@@ -151,12 +151,13 @@ def _encode_texts(
     Returns:
         The ids of each input, and the types of its tokens where texts are paired.
     """
-    tokenizer, limit = candidate.source.tokenizer, candidate.source.limits.max_input_tokens
-    assert tokenizer is not None, "a text model has its tokenizer"
-    assert limit is not None, "the source has read the module's length"
+    source = candidate.source
+    limit = source.limits.max_input_tokens
     if data.text_pairs is None:
-        return [ids[:limit] for ids in encode(tokenizer, data.texts, add_special_tokens=True)], None
-    ids, types = encode_pairs(tokenizer, data.texts, data.text_pairs, limit)
+        return source.encode(data.texts, limit), None
+    assert source.tokenizer is not None, "a text model has its tokenizer"
+    assert limit is not None, "the source has read the module's length"
+    ids, types = encode_pairs(source.tokenizer, data.texts, data.text_pairs, limit)
     return [np.array(row, np.int64) for row in ids], [np.array(row, np.int64) for row in types]
 
 
@@ -220,17 +221,12 @@ def _span_f1(candidate: Candidate, data: EvaluationData) -> Quality:
 
 def _find_spans(candidate: Candidate, texts: Sequence[str]) -> list[Spans]:
     """Finds the spans of texts as a server does; a text is cut at the model's limit."""
-    tokenizer, limit = candidate.source.tokenizer, candidate.source.limits.max_input_tokens
-    assert tokenizer is not None, "a text model has its tokenizer"
-    assert limit is not None, "the source has read the module's length"
-    tokenizer.no_padding()
-    tokenizer.enable_truncation(limit)
-    try:
-        encodings = tokenizer.encode_batch(list(texts))
-    finally:
-        tokenizer.no_truncation()
+    source = candidate.source
+    assert source.tokenizer is not None, "a text model has its tokenizer"
+    assert source.limits.max_input_tokens is not None, "the source has read the module's length"
+    encodings = encode_spans(source.tokenizer, texts, source.limits.max_input_tokens)
     rows = [np.array(encoding.ids, np.int64) for encoding in encodings]
-    runner, decoder = candidate.open_stateless(), SpanDecoder(TagSet.parse(candidate.source.labels))
+    runner, decoder = candidate.open_stateless(), SpanDecoder(TagSet.parse(source.labels))
     found: list[Spans] = [[] for _ in texts]
     for batch in _by_length(rows):
         for index, logits in zip(batch, runner.run_texts([rows[index] for index in batch])["logits"], strict=True):
@@ -271,8 +267,7 @@ def _translate(candidate: Candidate, texts: Sequence[str]) -> list[str]:
     source = candidate.source
     assert source.tokenizer is not None, "a text model has its tokenizer"
     assert source.special_tokens is not None, "a text model has its special tokens"
-    limit = source.limits.max_input_tokens
-    ids = [row[:limit] for row in encode(source.tokenizer, texts, add_special_tokens=True)]
+    ids = source.encode(texts, source.limits.max_input_tokens)
     decoder, encoder = candidate.open_decoder(), candidate.open_encoder()
     bos, eos = source.special_tokens.bos, source.special_tokens.eos
     assert bos is not None, "the exporter has checked it"
@@ -325,7 +320,7 @@ def _nats_per_character(candidate: Candidate, data: EvaluationData) -> Quality:
     characters = 0
     stretches: list[tuple[str, float]] = []
     for text in data.texts:
-        (ids,) = encode(tokenizer, [text], add_special_tokens=False)
+        (ids,) = candidate.source.encode([text], frame=False)
         for start, end, predicted in evaluation_windows(len(ids), runner.max_length):
             stretch = tokenizer.decode(ids[predicted:end].tolist(), skip_special_tokens=False)
             stretches.append((stretch, _nats_of_window(runner, ids[start:end], predicted - start)))

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -352,7 +353,7 @@ class QuantizeCache(InPlacePass):
         tape = Tape()
         inputs = [*node.inputs, *[None] * (_KEY_SCALE - len(node.inputs)), *(_constant(tape, s) for s in scales)]
         quantization = {"k_quant_type": "PER_TENSOR", "v_quant_type": "PER_TENSOR", "kv_cache_bit_width": 8}
-        attributes = {**node.attributes, **quantization}
+        attributes: dict[str, Any] = {**node.attributes, **quantization}
         outputs = tape.op_multi_out(ATTENTION, inputs, attributes, num_outputs=3, domain=node.domain)
         return ir.Graph([], outputs, nodes=tape.nodes, name="token")
 
@@ -412,7 +413,7 @@ class AddVerification(InPlacePass):
         self._width = width
 
     def call(self, model: ir.Model) -> PassResult:
-        """Adds to a decoder, in place, the input `verifies` and, as outputs, the states after all tokens but the last."""
+        """Adds to a decoder, in place, the input `verifies` and the states after all tokens but the last as outputs."""
         graph = model.graph
         layers = [(node, operator) for node in graph if (operator := _one_token_operator(node)) is not None]
         first, operator = layers[0]
@@ -449,19 +450,20 @@ class AddVerification(InPlacePass):
     def _chain(operator: ir.Node, lengths: Sequence[Sequence[ir.Value]]) -> ir.Graph:
         """One operator a token, the state of each handed to the next."""
         tape = Tape()
-        state = list(operator.inputs[_PAST_KEY:_LENGTHS])
-        contexts, links = [], []
+        state: Sequence[ir.Value | None] = operator.inputs[_PAST_KEY:_LENGTHS]
+        contexts: list[ir.Value] = []
+        links: list[ir.Value] = []
         for number, after in enumerate(lengths):
             bounds = [_constant(tape, np.array([bound])) for bound in (number, number + 1, 1)]  # the last is the axis
             tokens = [
                 None if value is None else tape.op("Slice", [value, *bounds]) for value in operator.inputs[:_PAST_KEY]
             ]
-            context, *state = _repeat(tape, operator, [*tokens, *state, *after, *operator.inputs[_LONGEST + 1 :]])
+            context, *present = _repeat(tape, operator, [*tokens, *state, *after, *operator.inputs[_LONGEST + 1 :]])
             contexts.append(context)
-            links.append(state)
-        *between, last = links
+            links += present
+            state = present
         whole = tape.op("Concat", contexts, {"axis": 1})
-        return ir.Graph([], [whole, *last, *(s for link in between for s in link)], nodes=tape.nodes, name="verify")
+        return ir.Graph([], [whole, *links[-2:], *links[:-2]], nodes=tape.nodes, name="verify")
 
     @staticmethod
     def _single(attention: ir.Node, num_links: int) -> ir.Graph:

@@ -10,11 +10,11 @@ import onnxruntime
 import pytest
 import torch
 
-from headway_export.calibration import measure_ranges
 from headway_export.exporter import ExportOptions, export
-from headway_export.graphs import trace
+from headway_export.reference import cache_ranges
 from headway_export.rewriting import LayerRange, QuantizeCache, rewrite
 from headway_export.source import from_checkpoint
+from headway_export.tracing import trace
 from headway_server.bundles import Precision, Task, open_bundle
 from headway_server.decoding.runner.decoder import DecoderRunner
 from headway_server.runtime import Runtime
@@ -131,12 +131,12 @@ def test_a_row_of_many_tokens_is_the_same_alone_where_threads_are_many(tmp_path,
 @pytest.mark.parametrize("task", ["generation", "translation"])
 def test_ranges_reach_what_the_model_writes(tiny_checkpoints, task):
     source = from_checkpoint(tiny_checkpoints[task])
-    ranges = measure_ranges(source)
+    ranges = cache_ranges(source)
     assert len(ranges) == source.architecture.configuration.get("num_layers", len(ranges))
     assert all(0 < found.key < 100 and 0 < found.value < 100 for found in ranges)
     fewer = dataclasses.replace(source.evaluation, texts=source.evaluation.texts[:1])
     fewer = dataclasses.replace(fewer, references=source.evaluation.references[:1])
-    for less, more in zip(measure_ranges(dataclasses.replace(source, evaluation=fewer)), ranges, strict=True):
+    for less, more in zip(cache_ranges(dataclasses.replace(source, evaluation=fewer)), ranges, strict=True):
         assert less.key <= more.key
         assert less.value <= more.value
 

@@ -10,8 +10,7 @@ import torch
 from onnx_ir.passes import PassResult
 from torch import nn
 
-from headway_export.graphs import trace
-from headway_export.rewriting import FuseAttention
+from headway_export.tracing import trace
 from headway_server.bundles import Task
 from headway_training.models.gpt import GPT, GPTConfig
 

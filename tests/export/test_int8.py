@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from headway_export.graphs import trace
 from headway_export.rewriting import QuantizeProducts, quantize_matrix, rewrite
+from headway_export.tracing import trace
 from headway_server.bundles import Task
 
 
