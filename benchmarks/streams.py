@@ -20,7 +20,7 @@ from prompts import Prompt, PromptSource
 from headway.v1 import common_pb2
 from headway.v1 import generation_service_pb2 as pb
 from headway.v1 import generation_service_pb2_grpc as pb_grpc
-from headway_client.channels import ChannelSettings
+from headway_client.connection import Connection
 
 WARM_UP_ANSWERS = 1
 """Answers of each stream before the measurement begins: the streams are then at different places of theirs."""
@@ -85,7 +85,7 @@ class Target:
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[StreamCaller]:
         """Connects first, so that this is no part of a measurement."""
-        async with ChannelSettings(server=self.address).open_async() as channel:
+        async with Connection(self.address).open_async() as channel:
             await channel.channel_ready()
             yield StreamCaller(channel, self.model)
 

@@ -1,25 +1,30 @@
 """A variant that has been written but not proved yet, opened through the runners that serve.
 
-Shapes: R rows, T tokens, V vocabulary, C classes.
+N images, T tokens, S source tokens, V vocabulary.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
 from headway_export.source import ExportSource
+from headway_server.batching import BatchGraph, Tensors
 from headway_server.bundles import Bundle, Precision, Variant
+from headway_server.decoding.interfaces import EncoderInput
 from headway_server.decoding.runner.decoder import DecoderRunner
 from headway_server.decoding.runner.encoder import CrossTensors, EncoderRunner
 from headway_server.preprocessing.image import normalize
 from headway_server.runtime import Runtime
+from headway_server.tasks.text.model import text_graph
 
 NUM_SLOTS = 32
+"""Rows that are decoded or run together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,42 +45,17 @@ class Candidate:
         """Opens the encoder of a translation model."""
         return EncoderRunner(self.runtime, self.bundle, self.variant)
 
-    def open_stateless(self) -> StatelessRunner:
+    def open_stateless(self) -> BatchGraph:
         """Opens the graph of a model without state."""
-        return StatelessRunner(self)
+        session = self.runtime.open(self.bundle, self.variant.graphs["model"])
+        if self.source.image_preprocessing is not None:
+            return BatchGraph(session)
+        return text_graph(session, self.source.special_tokens)
 
 
-class StatelessRunner:
-    """The graph of a model without state."""
-
-    def __init__(self, candidate: Candidate) -> None:
-        self._session = candidate.runtime.open(candidate.bundle, candidate.variant.graphs["model"])
-
-    def run_texts(
-        self, texts: Sequence[NDArray[np.int64]], types: Sequence[NDArray[np.int64]] | None = None
-    ) -> dict[str, NDArray[np.float32]]:
-        """Runs token ids of any lengths in one padded batch.
-
-        Args:
-            texts: The ids of each text.
-            types: The types of its tokens, for a graph that reads them; None: all are 0.
-
-        Returns:
-            The outputs of the graph by name, float32.
-        """
-        input_ids = np.zeros((len(texts), max(len(text) for text in texts)), np.int64)  # (B, T)
-        mask, token_types = np.zeros_like(input_ids), np.zeros_like(input_ids)
-        for row, text in enumerate(texts):
-            input_ids[row, : len(text)] = text
-            mask[row, : len(text)] = 1
-            if types is not None:
-                token_types[row, : len(text)] = types[row]
-        feeds = {"input_ids": input_ids, "attention_mask": mask, "token_type_ids": token_types}
-        return self._session.run({spec.name: feeds[spec.name] for spec in self._session.graph.inputs})
-
-    def run_images(self, pixel_values: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
-        """Runs images, float32 (B, 3, height, width), and returns the outputs of the graph by name, float32."""
-        return self._session.run({"pixel_values": pixel_values})
+def run_batch(graph: BatchGraph, items: Sequence[Tensors]) -> list[dict[str, NDArray[Any]]]:
+    """Runs items of any sizes in one batch and returns all outputs of each, as a server does."""
+    return graph.split(graph.session.run(graph.collate(items)), items)
 
 
 def prefill(runner: DecoderRunner, slot: int, token_ids: NDArray[np.int64]) -> NDArray[np.float32]:
@@ -84,6 +64,11 @@ def prefill(runner: DecoderRunner, slot: int, token_ids: NDArray[np.int64]) -> N
     for start in range(0, len(token_ids), runner.prefill_chunk):
         logits = runner.prefill(slot, token_ids[start : start + runner.prefill_chunk], start)
     return logits.copy()
+
+
+def encode_sources(encoder: EncoderRunner, sources: Sequence[NDArray[np.int64]]) -> list[CrossTensors]:
+    """Encodes sentences, (S,) each, in one batch."""
+    return encoder.encode([EncoderInput.of_tokens(source) for source in sources])
 
 
 def open_sources(runner: DecoderRunner, sources: Sequence[CrossTensors]) -> None:

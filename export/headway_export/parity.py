@@ -21,10 +21,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway_export import reference
-from headway_export.candidate import Candidate, open_sources, pixel_values_of, prefill
+from headway_export.candidate import (
+    Candidate,
+    encode_sources,
+    open_sources,
+    pixel_values_of,
+    prefill,
+    run_batch,
+)
 from headway_export.errors import ParityError
 from headway_export.source import ExportSource
 from headway_server.bundles import ParityFigures, Precision, Task
+from headway_server.tasks.text.model import text_tensors
 
 LOGIT_BOUND = 1e-4
 TIE_MARGIN = 1e-4
@@ -88,12 +96,10 @@ class _Comparison:
                 f"bound {self.bound:.0e}"
             )
 
-    def add_outputs(
-        self, batch: Mapping[str, NDArray[Any]], row: int, expected: Mapping[str, NDArray[Any]], where: str
-    ) -> None:
-        """Compares the outputs of a row of a batch, which may be padded at the ends of their axes."""
+    def add_outputs(self, found: Mapping[str, NDArray[Any]], expected: Mapping[str, NDArray[Any]], where: str) -> None:
+        """Compares all outputs of one input."""
         for name, exact in expected.items():
-            self.add(name, batch[name][row][tuple(map(slice, exact.shape))], exact, where)
+            self.add(name, found[name], exact, where)
 
     def add_greedy(self, tokens: NDArray[np.int64], expected: NDArray[np.float32], where: str) -> None:
         """Compares chosen tokens, (T,), with PyTorch's logits for them, (T, V)."""
@@ -144,7 +150,7 @@ def _compare_translation(candidate: Candidate, comparison: _Comparison) -> None:
     texts = _sample_tokens(candidate.source, runner.vocab_size, limits.max_input_tokens, frame=True)
     for rows in _batches(limits.max_input_tokens):
         sources = [texts[row % len(texts)][:length] for row, length in enumerate(rows)]
-        open_sources(runner, encoder.encode(sources))
+        open_sources(runner, encode_sources(encoder, sources))
         chosen = [np.full(len(rows), tokens.bos, np.int64)]
         steps = []
         for position in range(num_steps):
@@ -160,33 +166,28 @@ def _compare_translation(candidate: Candidate, comparison: _Comparison) -> None:
 
 
 def _compare_texts(candidate: Candidate, comparison: _Comparison) -> None:
-    runner = candidate.open_stateless()
-    source = candidate.source
+    source, graph = candidate.source, candidate.open_stateless()
     limit = source.limits.max_input_tokens
     assert limit is not None, "the source has read the module's length"
     assert source.tokenizer is not None, "a text model has its tokenizer"
     texts = _sample_tokens(source, source.tokenizer.get_vocab_size(), limit, frame=True)
-    for rows in _batches(limit):
-        batch = [texts[row % len(texts)][:length] for row, length in enumerate(rows)]
-        where = f"batch {len(rows)}, lengths {rows}"
-        types = [_halved(text) for text in batch] if source.has_token_types else None
-        found = runner.run_texts(batch, types)
-        for row, text in enumerate(batch):
-            own = () if types is None else (types[row],)
-            comparison.add_outputs(found, row, reference.outputs(source.module, text, *own), where)
-        comparison.num_shapes += len(set(rows))
+    for lengths in _batches(limit):
+        batch = [texts[row % len(texts)][:length] for row, length in enumerate(lengths)]
+        items = [text_tensors(text, _halved(text), has_types=source.has_token_types) for text in batch]
+        for item, found in zip(items, run_batch(graph, items), strict=True):
+            read = [item[name] for name in graph.input_names if name != "attention_mask"]
+            expected = reference.outputs(source.module, *read)
+            comparison.add_outputs(found, expected, f"batch {len(lengths)}, lengths {lengths}")
+        comparison.num_shapes += len(set(lengths))
 
 
 def _compare_images(candidate: Candidate, comparison: _Comparison) -> None:
-    runner = candidate.open_stateless()
-    source = candidate.source
-    assert source.image_preprocessing is not None, "an image model has its preprocessing"
-    images = _sample_images(source, max(_BATCH_SIZES))
+    source, graph = candidate.source, candidate.open_stateless()
+    images = pixel_values_of(source, _sample_images(source, max(_BATCH_SIZES)))
     for batch_size in _BATCH_SIZES:
-        pixel_values = pixel_values_of(source, images[:batch_size])
-        found = runner.run_images(pixel_values)
-        for row, image in enumerate(pixel_values):
-            comparison.add_outputs(found, row, reference.outputs(source.module, image), f"batch {batch_size}")
+        items = [{"pixel_values": image} for image in images[:batch_size]]
+        for image, found in zip(images, run_batch(graph, items), strict=False):
+            comparison.add_outputs(found, reference.outputs(source.module, image), f"batch {batch_size}")
         comparison.num_shapes += 1
 
 

@@ -2,7 +2,7 @@
 
 What the variant is bad at is found beside it, for the model card. docs/checkpoint.md defines the metrics.
 
-N examples, C labels (or tags of tokens), T tokens, P pieces of a text, V vocabulary.
+N examples, C labels, T tokens, V vocabulary.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from numpy.typing import NDArray
 from sklearn.metrics import confusion_matrix, f1_score, recall_score
 from torch.nn import functional
 
-from headway_export.candidate import NUM_SLOTS, Candidate, open_sources, pixel_values_of
+from headway_export.candidate import NUM_SLOTS, Candidate, encode_sources, open_sources, pixel_values_of, run_batch
 from headway_export.errors import ParityError
-from headway_export.source import EvaluationData
+from headway_export.source import EvaluationData, ExportSource
+from headway_server.batching import Tensors
 from headway_server.bundles import CalibrationFigures, ClassificationScheme, QualityFigure
 from headway_server.bundles.tags import TagSet
 from headway_server.decoding.runner.decoder import DecoderRunner
-from headway_server.preprocessing.pieces import Pieces
-from headway_server.tasks.tokens.spans import END, LABEL, START, SpanDecoder
+from headway_server.tasks.text.model import text_tensors
+from headway_server.tasks.tokens.spans import SpanDecoder
 from headway_training.calibration import NUM_BINS, calibration_metrics, sigmoid, softmax
 from headway_training.evaluation import evaluation_windows
 from headway_training.metrics import span_scores
@@ -129,36 +130,24 @@ def _micro_f1(candidate: Candidate, data: EvaluationData) -> Quality:
 
 def _logits(candidate: Candidate, data: EvaluationData) -> NDArray[np.float32]:
     """Logits of the examples, (N, C)."""
-    source, runner = candidate.source, candidate.open_stateless()
-    logits = np.empty((len(data), len(source.labels)), np.float32)
-    if source.image_preprocessing is not None:
-        for start in range(0, len(data), NUM_SLOTS):
-            batch = slice(start, start + NUM_SLOTS)
-            logits[batch] = runner.run_images(pixel_values_of(source, data.images[batch]))["logits"]
-        return logits
-    texts, types = _encode_inputs(candidate, data)
-    for rows in _by_length(texts):
-        own = None if types is None else [types[row] for row in rows]
-        logits[rows] = runner.run_texts([texts[row] for row in rows], own)["logits"]
+    graph, items = candidate.open_stateless(), _items(candidate.source, data)
+    logits = np.empty((len(items), len(candidate.source.labels)), np.float32)
+    for rows in _by_length([next(iter(item.values())) for item in items]):
+        logits[rows] = [found["logits"] for found in run_batch(graph, [items[row] for row in rows])]
     return logits
 
 
-def _encode_inputs(
-    candidate: Candidate, data: EvaluationData
-) -> tuple[list[NDArray[np.int64]], list[NDArray[np.int64]] | None]:
-    """Tokenizes texts as a server does, cut to the model's length.
-
-    Returns:
-        The ids of each input, and the types of its tokens where texts are paired.
-    """
-    source = candidate.source
-    limit = source.limits.max_input_tokens
+def _items(source: ExportSource, data: EvaluationData) -> list[Tensors]:
+    """Makes a graph's inputs of the examples as a server does; texts are cut to the model's length."""
+    if source.image_preprocessing is not None:
+        return [{"pixel_values": image} for image in pixel_values_of(source, data.images)]
+    limit, has_types = source.limits.max_input_tokens, source.has_token_types
     if data.text_pairs is None:
-        return source.encode(data.texts, limit), None
+        return [text_tensors(ids, has_types=has_types) for ids in source.encode(data.texts, limit)]
     assert source.tokenizer is not None, "a text model has its tokenizer"
     assert limit is not None, "the source has read the module's length"
-    ids, types = encode_pairs(source.tokenizer, data.texts, data.text_pairs, limit)
-    return [np.array(row, np.int64) for row in ids], [np.array(row, np.int64) for row in types]
+    encoded = zip(*encode_pairs(source.tokenizer, data.texts, data.text_pairs, limit), strict=True)
+    return [text_tensors(np.array(ids), np.array(types), has_types=has_types) for ids, types in encoded]
 
 
 def _calibration(logits: NDArray[np.float32], data: EvaluationData, scheme: ClassificationScheme) -> CalibrationFigures:
@@ -225,15 +214,13 @@ def _find_spans(candidate: Candidate, texts: Sequence[str]) -> list[Spans]:
     assert source.tokenizer is not None, "a text model has its tokenizer"
     assert source.limits.max_input_tokens is not None, "the source has read the module's length"
     encodings = encode_spans(source.tokenizer, texts, source.limits.max_input_tokens)
-    rows = [np.array(encoding.ids, np.int64) for encoding in encodings]
-    runner, decoder = candidate.open_stateless(), SpanDecoder(TagSet.parse(source.labels))
+    graph, decoder = candidate.open_stateless(), SpanDecoder(TagSet.parse(source.labels))
+    items = [text_tensors(np.array(encoding.ids, np.int64)) for encoding in encodings]
     found: list[Spans] = [[] for _ in texts]
-    for batch in _by_length(rows):
-        for index, logits in zip(batch, runner.run_texts([rows[index] for index in batch])["logits"], strict=True):
-            pieces = Pieces.find(texts[index], encodings[index].offsets)
-            scores = torch.from_numpy(logits[pieces.tokens]).log_softmax(dim=-1).numpy()  # (P, C)
-            spans = decoder.decode(scores, pieces.starts, pieces.ends, pieces.joined)
-            found[index] = [(int(span[START]), int(span[END]), int(span[LABEL])) for span in spans]
+    for batch in _by_length([item["input_ids"] for item in items]):
+        for index, outputs in zip(batch, run_batch(graph, [items[index] for index in batch]), strict=True):
+            spans = decoder.decode_text(outputs["logits"], texts[index], encodings[index].offsets)
+            found[index] = [(span.start, span.end, span.label) for span in spans]
     return found
 
 
@@ -273,7 +260,7 @@ def _translate(candidate: Candidate, texts: Sequence[str]) -> list[str]:
     assert bos is not None, "the exporter has checked it"
     translations = [""] * len(ids)
     for batch in _by_length(ids):
-        open_sources(decoder, encoder.encode([ids[index] for index in batch]))
+        open_sources(decoder, encode_sources(encoder, [ids[index] for index in batch]))
         for index, target in zip(batch, _decode_greedily(decoder, len(batch), bos, eos), strict=True):
             translations[index] = source.tokenizer.decode(target, skip_special_tokens=True)
     return translations

@@ -65,7 +65,3 @@ def build():
 def build_scaled():
     """Scales its scores by another factor than 1 / sqrt(K), and numbers its layers from the last to the first."""
     return ForeignDecoder(numbers=reversed(range(LAYERS)), scale=0.8)
-
-
-def build_misnumbered():
-    return ForeignDecoder(numbers=[1] * LAYERS)

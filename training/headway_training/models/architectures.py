@@ -81,8 +81,6 @@ class NamedConfiguration:
     """`gpt`, `transformer`, `recurrent`, `encoder` or `vit`."""
     configuration: Configuration
     """The shape."""
-    paper_parameter_count: int | None = None
-    """As the paper prints it; None for this project's own configurations."""
 
 
 def named_configuration(name: str) -> NamedConfiguration:
@@ -99,7 +97,7 @@ def named_configuration(name: str) -> NamedConfiguration:
     return NAMED_CONFIGURATIONS[name]
 
 
-def _gpt3(*, num_layers: int, d_model: int, num_heads: int, millions: int) -> NamedConfiguration:
+def _gpt3(*, num_layers: int, d_model: int, num_heads: int) -> NamedConfiguration:
     """A row of table 2.1 of Brown et al. (2020), with GPT-2's vocabulary and a context of 2048 tokens.
 
     In two rows of the table, heads times head width is not d_model. XL is printed with 24 heads of 128 and d_model
@@ -114,18 +112,15 @@ def _gpt3(*, num_layers: int, d_model: int, num_heads: int, millions: int) -> Na
             d_model=d_model,
             num_heads=num_heads,
             d_ff=4 * d_model,
-            dropout=0.0,
         ),
-        paper_parameter_count=millions * 1_000_000,
     )
 
 
-def _llama(
-    *, num_layers: int, d_model: int, num_heads: int, num_kv_heads: int = 0, d_ff: int, millions: int
-) -> NamedConfiguration:
-    """A size of Llama (Touvron et al. 2023, sections 2.1 and 2.2), with its vocabulary of 32,000 and 2048 tokens.
+def _llama(*, num_layers: int, d_model: int, num_heads: int, num_kv_heads: int = 0, d_ff: int) -> NamedConfiguration:
+    """A Llama with a vocabulary of 32,000 and a context of 2048 tokens.
 
-    6.7B is a row of table 2 there. 1.1B is TinyLlama (Zhang et al. 2024, section 2.2), which has grouped-query heads.
+    6.7B is a row of table 2 of Touvron et al. (2023, arXiv 2302.13971). 1.1B is TinyLlama, with grouped-query heads
+    (Zhang et al. 2024, arXiv 2401.02385).
     """
     return NamedConfiguration(
         architecture="gpt",
@@ -144,11 +139,10 @@ def _llama(
             positions="rotary",
             tie_embeddings=False,
         ),
-        paper_parameter_count=millions * 1_000_000,
     )
 
 
-def _transformer(*, d_model: int, num_heads: int, dropout: float, millions: int) -> NamedConfiguration:
+def _transformer(*, d_model: int, num_heads: int, dropout: float) -> NamedConfiguration:
     """A row of table 3 of Vaswani et al. (2017), with a vocabulary of 38,400 that both languages share.
 
     The paper says "about 37000 tokens" (section 5.1). With 37,000, `base` has 63.1 million parameters (printed: 65) and
@@ -171,11 +165,10 @@ def _transformer(*, d_model: int, num_heads: int, dropout: float, millions: int)
             activation="relu",
             positions="sinusoidal",
         ),
-        paper_parameter_count=millions * 1_000_000,
     )
 
 
-def _bert(*, num_layers: int, d_model: int, num_heads: int, millions: int) -> NamedConfiguration:
+def _bert(*, num_layers: int, d_model: int, num_heads: int) -> NamedConfiguration:
     """Devlin et al. (2019), section 3, with the pooling layer and a head of two classes."""
     return NamedConfiguration(
         architecture="encoder",
@@ -192,11 +185,10 @@ def _bert(*, num_layers: int, d_model: int, num_heads: int, millions: int) -> Na
             num_classes=2,
             num_token_types=2,
         ),
-        paper_parameter_count=millions * 1_000_000,
     )
 
 
-def _vit(*, num_layers: int, d_model: int, num_heads: int, millions: int) -> NamedConfiguration:
+def _vit(*, num_layers: int, d_model: int, num_heads: int) -> NamedConfiguration:
     """A row of table 1 of Dosovitskiy et al. (2021): 224 pixels, patches of 16, the 1000 classes of ImageNet."""
     return NamedConfiguration(
         architecture="vit",
@@ -210,7 +202,6 @@ def _vit(*, num_layers: int, d_model: int, num_heads: int, millions: int) -> Nam
             dropout=0.1,
             num_classes=1000,
         ),
-        paper_parameter_count=millions * 1_000_000,
     )
 
 
@@ -226,7 +217,7 @@ _SHAKESPEARE_LLAMA = GPTConfig(
     num_heads=4,
     num_kv_heads=2,
     d_ff=640,
-    dropout=0.2,
+    dropout=0.1,
     norm_kind="rms_norm",
     activation="silu",
     gated=True,
@@ -284,21 +275,21 @@ _MULTI30K_RECURRENT = RecurrentConfig(
 
 NAMED_CONFIGURATIONS: Mapping[str, NamedConfiguration] = MappingProxyType(
     {
-        "gpt3-small": _gpt3(num_layers=12, d_model=768, num_heads=12, millions=125),
-        "gpt3-medium": _gpt3(num_layers=24, d_model=1024, num_heads=16, millions=350),
-        "gpt3-large": _gpt3(num_layers=24, d_model=1536, num_heads=16, millions=760),
-        "gpt3-xl": _gpt3(num_layers=24, d_model=2048, num_heads=16, millions=1_300),
-        "gpt3-2.7b": _gpt3(num_layers=32, d_model=2560, num_heads=32, millions=2_700),
-        "gpt3-6.7b": _gpt3(num_layers=32, d_model=4096, num_heads=32, millions=6_700),
-        "gpt3-13b": _gpt3(num_layers=40, d_model=5120, num_heads=40, millions=13_000),
-        "tinyllama-1.1b": _llama(num_layers=22, d_model=2048, num_heads=32, num_kv_heads=4, d_ff=5632, millions=1_100),
-        "llama-6.7b": _llama(num_layers=32, d_model=4096, num_heads=32, d_ff=11_008, millions=6_700),
-        "transformer-base": _transformer(d_model=512, num_heads=8, dropout=0.1, millions=65),
-        "transformer-big": _transformer(d_model=1024, num_heads=16, dropout=0.3, millions=213),
-        "bert-base": _bert(num_layers=12, d_model=768, num_heads=12, millions=110),
-        "bert-large": _bert(num_layers=24, d_model=1024, num_heads=16, millions=340),
-        "vit-b-16": _vit(num_layers=12, d_model=768, num_heads=12, millions=86),
-        "vit-l-16": _vit(num_layers=24, d_model=1024, num_heads=16, millions=307),
+        "gpt3-small": _gpt3(num_layers=12, d_model=768, num_heads=12),
+        "gpt3-medium": _gpt3(num_layers=24, d_model=1024, num_heads=16),
+        "gpt3-large": _gpt3(num_layers=24, d_model=1536, num_heads=16),
+        "gpt3-xl": _gpt3(num_layers=24, d_model=2048, num_heads=16),
+        "gpt3-2.7b": _gpt3(num_layers=32, d_model=2560, num_heads=32),
+        "gpt3-6.7b": _gpt3(num_layers=32, d_model=4096, num_heads=32),
+        "gpt3-13b": _gpt3(num_layers=40, d_model=5120, num_heads=40),
+        "tinyllama-1.1b": _llama(num_layers=22, d_model=2048, num_heads=32, num_kv_heads=4, d_ff=5632),
+        "llama-6.7b": _llama(num_layers=32, d_model=4096, num_heads=32, d_ff=11_008),
+        "transformer-base": _transformer(d_model=512, num_heads=8, dropout=0.1),
+        "transformer-big": _transformer(d_model=1024, num_heads=16, dropout=0.3),
+        "bert-base": _bert(num_layers=12, d_model=768, num_heads=12),
+        "bert-large": _bert(num_layers=24, d_model=1024, num_heads=16),
+        "vit-b-16": _vit(num_layers=12, d_model=768, num_heads=12),
+        "vit-l-16": _vit(num_layers=24, d_model=1024, num_heads=16),
         "shakespeare-gpt": NamedConfiguration(architecture="gpt", configuration=_SHAKESPEARE_GPT),
         "shakespeare-llama": NamedConfiguration(architecture="gpt", configuration=_SHAKESPEARE_LLAMA),
         "multi30k-transformer": NamedConfiguration(architecture="transformer", configuration=_MULTI30K_TRANSFORMER),

@@ -120,7 +120,8 @@ def scaled_dot_product_attention(
     if repeats > 1:  # one key and value head for each query head
         key, value = (tensor.repeat_interleave(repeats, dim=2) for tensor in (key, value))
     query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))  # (B, H, ., K)
-    scores = query @ key.transpose(-2, -1) * _scale(query, scale)  # (B, H, T, S)
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    scores = query @ key.transpose(-2, -1) * scale  # (B, H, T, S)
     if bias is not None:
         scores = scores + bias
     visible = _visible(mask, query.shape[2], causal, query.device)
@@ -143,10 +144,10 @@ def fused_attention(
 
     The arguments and result are the same, but a query that may see nothing gets zeros.
     """
-    if causal and (mask is not None or bias is not None):  # torch takes one or the other
+    if causal and (mask is not None or bias is not None):  # torch takes either a mask or is_causal
         mask, causal = _visible(mask, query.shape[1], causal, query.device), False
     if bias is not None:
-        mask = bias if mask is None else bias.masked_fill(~mask, -torch.inf)
+        mask = bias if mask is None else torch.where(mask, bias, -torch.inf)
     context = F.scaled_dot_product_attention(
         query.transpose(1, 2),
         key.transpose(1, 2),
@@ -263,10 +264,6 @@ class CachedAttention:
 
 def _key_mask(attention_mask: Tensor) -> Tensor:
     return attention_mask.bool()[:, None, None, :]  # (B, 1, 1, S)
-
-
-def _scale(query: Tensor, scale: float | None) -> float:
-    return query.shape[-1] ** -0.5 if scale is None else scale
 
 
 def _visible(mask: Tensor | None, length: int, causal: bool, device: torch.device) -> Tensor | None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 
+import torch
 from torch import nn
 
-from headway_training.models.parts.layer import CrossAttention, FeedForward, SelfAttention
+from headway_training.models.parts.layer import PackedLinear
 
 
 def initialise_normal(model: nn.Module, std: float = 0.02) -> None:
@@ -38,12 +39,9 @@ def initialise_xavier(model: nn.Module, d_model: int) -> None:
             nn.init.normal_(module.weight, std=d_model**-0.5)
         _zero_bias(module)
     for module in model.modules():
-        if isinstance(module, SelfAttention):
-            _xavier_by_part(module.query_key_value, module.widths)
-        elif isinstance(module, CrossAttention):
-            _xavier_by_part(module.key_value, module.key_value.out_features // 2)
-        elif isinstance(module, FeedForward) and module.gated:
-            _xavier_by_part(module.input, module.input.out_features // 2)
+        if isinstance(module, PackedLinear) and len(module.widths) > 1:
+            for part in torch.split(module.weight.data, module.widths):
+                nn.init.xavier_uniform_(part)
 
 
 def scale_residual_outputs(model: nn.Module, num_residuals: int) -> None:
@@ -51,11 +49,6 @@ def scale_residual_outputs(model: nn.Module, num_residuals: int) -> None:
     for name, parameter in model.named_parameters():
         if name.endswith(("attention.output.weight", "feed_forward.output.weight")):
             parameter.data.div_(math.sqrt(num_residuals))
-
-
-def _xavier_by_part(linear: nn.Linear, rows: int | list[int]) -> None:
-    for part in linear.weight.data.split(rows):
-        nn.init.xavier_uniform_(part)
 
 
 def _zero_bias(module: nn.Module) -> None:

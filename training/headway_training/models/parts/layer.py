@@ -2,10 +2,7 @@
 
 B rows, T tokens, S source tokens, D model width, F inner width, H heads, G key and value heads, K head width.
 
-Deviations from the papers:
-- Query, key and value projections are one matrix, as are the two inputs of a gated feed-forward network.
-- The projections of attention have biases unless the configuration says otherwise; in Vaswani et al. (2017) they have
-  none.
+Deviation from Vaswani et al. (2017): the projections of attention have biases unless the configuration says otherwise.
 """
 
 from __future__ import annotations
@@ -14,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import cast
 
+import torch
 from torch import Tensor, nn
 
 from headway_training.models.configuration import Activation, LayerConfig
@@ -25,6 +23,24 @@ def make_norm(configuration: LayerConfig) -> nn.Module:
     if configuration.norm_kind == "rms_norm":
         return nn.RMSNorm(configuration.d_model, eps=configuration.norm_eps)
     return nn.LayerNorm(configuration.d_model, eps=configuration.norm_eps, bias=configuration.biases)
+
+
+class PackedLinear(nn.Linear):
+    """Several linear maps of the same input, held as one matrix and computed as one product.
+
+    Args:
+        d_input: width of the input.
+        widths: width of each map's output.
+        bias: the maps have biases.
+    """
+
+    def __init__(self, d_input: int, widths: list[int], *, bias: bool) -> None:
+        super().__init__(d_input, sum(widths), bias=bias)
+        self.widths = widths
+
+    def apart(self, inputs: Tensor) -> tuple[Tensor, ...]:
+        """(..., d_input) -> the output of each map, (..., its width)."""
+        return torch.split(self(inputs), self.widths, dim=-1)
 
 
 class SelfAttention(nn.Module):
@@ -40,15 +56,15 @@ class SelfAttention(nn.Module):
         self.layer = layer
         self.head_dim = configuration.head_dim
         kv_width = (configuration.num_kv_heads or configuration.num_heads) * configuration.head_dim
-        self.widths = [configuration.d_model, kv_width, kv_width]
-        self.query_key_value = nn.Linear(configuration.d_model, sum(self.widths), bias=configuration.biases)
+        widths = [configuration.d_model, kv_width, kv_width]
+        self.query_key_value = PackedLinear(configuration.d_model, widths, bias=configuration.biases)
         self.output = nn.Linear(configuration.d_model, configuration.d_model, bias=configuration.biases)
 
     def forward(self, hidden_states: Tensor, attend: Attend) -> Tensor:
         """(B, T, D) -> (B, T, D)."""
         query, key, value = (
-            part.unflatten(-1, (-1, self.head_dim))  # (B, T, H, K), and twice (B, T, G, K)
-            for part in self.query_key_value(hidden_states).split(self.widths, dim=-1)
+            torch.unflatten(part, -1, (-1, self.head_dim))  # (B, T, H, K), and twice (B, T, G, K)
+            for part in self.query_key_value.apart(hidden_states)
         )
         context = attend(query, key, value, layer=self.layer)  # (B, T, H, K)
         projected: Tensor = self.output(context.flatten(2))  # (B, T, D)
@@ -68,13 +84,13 @@ class CrossAttention(nn.Module):
         self.layer = layer
         self.heads = (configuration.num_heads, configuration.head_dim)
         self.query = nn.Linear(configuration.d_model, configuration.d_model, bias=configuration.biases)
-        self.key_value = nn.Linear(configuration.d_model, 2 * configuration.d_model, bias=configuration.biases)
+        self.key_value = PackedLinear(configuration.d_model, [configuration.d_model] * 2, bias=configuration.biases)
         self.output = nn.Linear(configuration.d_model, configuration.d_model, bias=configuration.biases)
 
     def keys_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Projects a source, once for all target tokens: (B, S, D) -> key and value, each (B, S, H, K)."""
-        key, value = self.key_value(memory).chunk(2, dim=-1)
-        return key.unflatten(-1, self.heads), value.unflatten(-1, self.heads)
+        key, value = (torch.unflatten(part, -1, self.heads) for part in self.key_value.apart(memory))
+        return key, value
 
     def forward(self, hidden_states: Tensor, attend_cross: AttendCross) -> Tensor:
         """(B, T, D) -> (B, T, D)."""
@@ -101,19 +117,18 @@ class FeedForward(nn.Module):
     def __init__(self, configuration: LayerConfig) -> None:
         super().__init__()
         self.gated = configuration.gated
-        inputs = 2 if self.gated else 1
-        self.input = nn.Linear(configuration.d_model, inputs * configuration.d_ff, bias=configuration.biases)
+        widths = [configuration.d_ff] * (2 if self.gated else 1)
+        self.input = PackedLinear(configuration.d_model, widths, bias=configuration.biases)
         self.activation = ACTIVATIONS[configuration.activation]()
         self.output = nn.Linear(configuration.d_ff, configuration.d_model, bias=configuration.biases)
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """(B, T, D) -> (B, T, D)."""
-        inner = self.input(hidden_states)  # (B, T, F), or (B, T, 2F) if gated
         if self.gated:
-            gate, inner = inner.chunk(2, dim=-1)
-            inner = self.activation(gate) * inner  # (B, T, F)
+            gate, value = self.input.apart(hidden_states)
+            inner = self.activation(gate) * value  # (B, T, F)
         else:
-            inner = self.activation(inner)
+            inner = self.activation(self.input(hidden_states))  # (B, T, F)
         narrowed: Tensor = self.output(inner)
         return narrowed
 
