@@ -45,7 +45,7 @@ def test_the_served_spans_and_their_f1_are_pytorchs(
     served = fp32_client.classify_tokens(texts)
     for text, result in zip(texts, served, strict=True):
         encoding = source.tokenizer.encode(text)
-        logits = reference.text_logits(source.module, np.array(encoding.ids)).astype(np.float64)
+        logits = reference.outputs(source.module, np.array(encoding.ids))["logits"].astype(np.float64)
         scores = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
         spans = predict_spans(scores, find_pieces(text, encoding.offsets), scheme)
         own.append([(span.start, span.end, scheme.labels[span.label]) for span in spans])
