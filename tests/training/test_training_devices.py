@@ -12,7 +12,13 @@ from typer.testing import CliRunner
 from headway_training.cli import app
 
 PROCESSES = 2
-EXACT = ("optimization.precision=fp32", "model.dropout=0", "augmentation.token_dropout=0", "optimization.epochs=2")
+EXACT = (
+    "optimization.precision=fp32",
+    "model.dropout=0",
+    "augmentation.token_dropout=0",
+    "optimization.epochs=2",
+    "optimization.evaluations=1",  # the best weights are written at the very end, and every process reads them
+)
 
 WORKER = """
 import sys

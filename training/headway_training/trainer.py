@@ -118,6 +118,7 @@ class Trainer:
                     )
         if self.progress.step >= self.num_steps:
             self._save()
+            self.accelerator.wait_for_everyone()  # the first process writes the best weights, and all read them
             self._state.load_best(self.model)
         return TrainingSummary(
             step_count=self.progress.step,
