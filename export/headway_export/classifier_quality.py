@@ -12,7 +12,7 @@ from headway_export import weaknesses
 from headway_export.candidate import encode
 from headway_export.source import EvaluationData, ExportSource
 from headway_server.bundles import CalibrationFigures, ClassificationScheme
-from headway_training.calibration import NUM_BINS, calibration_metrics, sigmoid
+from headway_training.calibration import NUM_BINS, calibration_metrics, to_probabilities
 from headway_training.metrics import multi_label_f1
 from headway_training.tokenizers import encode_pairs
 
@@ -50,7 +50,9 @@ def micro_f1(
 ) -> tuple[float, tuple[str, ...], CalibrationFigures]:
     """Measures logits of several labels an example, (N, C): micro F1 in percent, weak points, calibration."""
     scheme = source.classification or ClassificationScheme()
-    selected = sigmoid(logits / scheme.temperature) >= np.asarray(scheme.thresholds or (0.5,))  # (N, C)
+    selected = to_probabilities(logits / scheme.temperature, multi_label=True) >= np.asarray(
+        scheme.thresholds or (0.5,)
+    )  # (N, C)
     value, _ = multi_label_f1(selected, data.labels)
     by_label = {
         label: multi_label_f1(selected[:, [index]], data.labels[:, [index]])[0]

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from naive_beam_search import beam_search
 from random_searches import differences, is_close_call, random_search, reference_config
 from tiny_engine import make_sequence, running_engine
 from tiny_recurrent import recurrent_checkpoint
@@ -21,9 +22,7 @@ from headway_server.engine import EngineSettings, TranslationModel, TranslationR
 from headway_server.engine.encoder_runner import EncoderRunner
 from headway_server.engine.runner import DecoderRunner
 from headway_server.runtime import Runtime
-from headway_training.beam_search import beam_search
-from headway_training.decoding import translate_greedily
-from headway_training.evaluation import pad, token_mask
+from headway_training.evaluation import pad, token_mask, translate_greedily
 
 BOS, EOS = 1, 2
 PRECISIONS = [Precision.FP32, Precision.INT8]

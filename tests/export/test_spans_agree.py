@@ -10,7 +10,7 @@ from headway_server.batching.spans import SpanDecoder
 from headway_server.bundles.tags import TagSet
 from headway_server.preprocessing.pieces import Pieces
 from headway_training.recipes import TokenizerSettings
-from headway_training.tagging import TagScheme, find_pieces, predict_spans
+from headway_training.tagging import TagScheme, find_subwords, predict_spans
 from headway_training.tokenizers import train_tokenizer
 
 SCRAPS = [
@@ -59,7 +59,7 @@ def test_spans_agree(form, covering):
         scores = np.log(generator.dirichlet(np.full(len(scheme.names), 0.4), len(encoding.ids)) + 1e-6).astype(
             np.float32
         )
-        expected = predict_spans(scores, find_pieces(text, encoding.offsets), scheme)
+        expected = predict_spans(scores, find_subwords(text, encoding.offsets), scheme)
         own = Pieces.find(text, encoding.offsets)
         found = decoder.decode(scores[own.tokens], own.starts, own.ends, own.joined)
         assert found[:, :3].tolist() == [[span.start, span.end, span.label] for span in expected]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+import naive_beam_search as reference
 import torch
 
 from headway_server.engine.hypothesis import EarlyStopping, Hypothesis, SearchParameters
 from headway_server.engine.sequence import FinishReason
-from headway_training import beam_search as reference
 
 WIDTHS = (1, 2, 3, 4, 5, 8, 16)
 
