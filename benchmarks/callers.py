@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from headway_client import AsyncClient
-from headway_client.load import LoadPlan, LoadRunner, LoadTask
-from headway_client.load.recorder import OK, CallRecord
-from headway_client.load.sender import Sender
+from headway_client.load import OK, CallRecord, LoadPlan, LoadRunner, LoadTask, Sender
 from headway_client.retry import NO_RETRIES
 
 
@@ -54,7 +52,7 @@ async def _measure(server: str, plan: LoadPlan, inputs: Sequence[str | bytes]) -
         "call_count": len(recorder.latency),
         "error_count": sum(call.outcome != OK for call in sender.calls),
     }
-    if plan.task in (LoadTask.GENERATE, LoadTask.TRANSLATE):
+    if plan.task in (LoadTask.GENERATE_TEXT, LoadTask.TRANSLATE_TEXT):
         tokens = sum(_count_tokens(call, start_s, end_s) for call in answered)
         figures["tokens_per_s"] = tokens / plan.duration_s
     if plan.stream:

@@ -42,7 +42,7 @@ from table import medians
 
 from headway_export.errors import ExportError
 from headway_server.errors import HeadwayError
-from headway_server.runtime.processor import usable_cores
+from headway_server.runtime import usable_cores
 
 SCHEMA_VERSION = 1
 CALLERS = (1, 8, 32, 128)

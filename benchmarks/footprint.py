@@ -11,9 +11,9 @@ from bandwidth import decode_limit
 from machine import memory_mib
 
 from headway_server.bundles import Precision, open_bundle
-from headway_server.engine.memory_plan import plan_memory
-from headway_server.engine.runner import slot_sizes
-from headway_server.engine.settings import EngineSettings
+from headway_server.decoding.runner.decoder import slot_sizes
+from headway_server.decoding.runner.memory_plan import plan_memory
+from headway_server.decoding.settings import EngineSettings
 
 _MIB = 2**20
 

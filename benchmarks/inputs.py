@@ -24,10 +24,10 @@ from headway_server.preprocessing import TextTokenizer
 MAX_REAL_INPUTS = 256
 """Inputs that are taken of a data set, at even distances."""
 LOAD_TASKS = {
-    Task.GENERATION: LoadTask.GENERATE,
-    Task.TRANSLATION: LoadTask.TRANSLATE,
-    Task.TEXT_CLASSIFICATION: LoadTask.CLASSIFY,
-    Task.IMAGE_CLASSIFICATION: LoadTask.LABEL,
+    Task.GENERATION: LoadTask.GENERATE_TEXT,
+    Task.TRANSLATION: LoadTask.TRANSLATE_TEXT,
+    Task.TEXT_CLASSIFICATION: LoadTask.CLASSIFY_TEXT,
+    Task.IMAGE_CLASSIFICATION: LoadTask.CLASSIFY_IMAGE,
 }
 """What is measured, and how the load tester calls it."""
 

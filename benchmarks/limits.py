@@ -23,13 +23,16 @@ import numpy as np
 from inputs import encode_texts
 from numpy.typing import NDArray
 
-from headway_server.batching.graph import ImageClassifierGraph, Output, TextClassifierGraph
+from headway_server.batching import BatchGraph
 from headway_server.bundles import Bundle, Precision, Task, Variant, open_bundle
-from headway_server.engine.encoder_runner import CrossTensors, EncoderRunner
-from headway_server.engine.runner import DecoderRunner
-from headway_server.preprocessing import EncodedText, ImageLimits, ImagePreprocessor
+from headway_server.decoding.interfaces import EncoderInput
+from headway_server.decoding.runner.decoder import DecoderRunner
+from headway_server.decoding.runner.encoder import CrossTensors, EncoderRunner
+from headway_server.preprocessing import ImageLimits, ImagePreprocessor
 from headway_server.runtime import Runtime
 from headway_server.settings import ServerSettings
+from headway_server.tasks.outputs import LOGITS
+from headway_server.tasks.text.model import text_graph, text_tensors
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32)
 """Fixed batches of a classifier that are tried."""
@@ -92,20 +95,18 @@ def _measure_batches(model: BareModel, seconds: float) -> list[dict[str, Any]]:
     def make(runtime: Runtime, bundle: Bundle, variant: Variant) -> Any:
         session = runtime.open(bundle, variant.graphs["model"])
         if bundle.manifest.task is Task.IMAGE_CLASSIFICATION:
-            return ImageClassifierGraph(session), _pixels(bundle, model)
-        tokens = bundle.manifest.special_tokens
+            return BatchGraph(session), [{"pixel_values": pixels} for pixels in _pixels(bundle, model)]
         ids = encode_texts(bundle, [text for text in model.inputs if isinstance(text, str)])
-        texts = [EncodedText(input_ids=row) for row in ids]
-        return TextClassifierGraph(session, pad_id=(tokens.pad if tokens else None) or 0), sorted(texts, key=len)
+        return text_graph(session, bundle.manifest.special_tokens), [text_tensors(row) for row in sorted(ids, key=len)]
 
     graph, items = _load(model, make)
     figures = []
     for batch_size in BATCH_SIZES:
         batches = [graph.collate(batch) for batch in _batches(items, batch_size)]
-        graph.run(batches[0], (Output.LOGITS,))
+        graph.run(batches[0], (LOGITS,))
         begun_s, count = time.perf_counter(), 0
         for feeds in cycle(batches):
-            graph.run(feeds, (Output.LOGITS,))
+            graph.run(feeds, (LOGITS,))
             count += batch_size
             if (elapsed_s := time.perf_counter() - begun_s) >= seconds:
                 break
@@ -221,7 +222,8 @@ class _BareLoop:
         self._token_ids[rows] = self._bos_id
         self._positions[rows] = 0
         self._num_new[rows] = 0
-        for row, source in zip(rows, self._encoder.encode(texts), strict=True):
+        encoded = self._encoder.encode([EncoderInput.of_tokens(text) for text in texts])
+        for row, source in zip(rows, encoded, strict=True):
             self._sources[row] = source
             self._decoder.begin(row, source)
         self._decoder.set_sources([source for source in self._sources if source is not None])

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from headway_server.runtime.processor import has_exact_int8, usable_cores
+from headway_server.runtime import has_exact_int8, usable_cores
 
 ROOT = Path(__file__).resolve().parents[1]
 _LIBRARIES = ("onnxruntime", "onnxruntime-gpu", "grpcio", "numpy", "headway-server", "headway-client")

@@ -30,7 +30,7 @@ from headway_client import Client, HeadwayError
 from headway_client.load import LoadPlan, LoadTask
 from headway_client.results import Model
 from headway_server.bundles import Bundle, open_bundle
-from headway_server.engine.memory_plan import DEFAULT_MAX_SLOTS
+from headway_server.decoding.runner.memory_plan import DEFAULT_MAX_SLOTS
 from headway_server.errors import HeadwayError as ServerError
 
 SCHEMA_VERSION = 1
@@ -82,7 +82,7 @@ class Subject:
     @property
     def decodes(self) -> bool:
         """Whether it produces tokens."""
-        return self.load_task in (LoadTask.GENERATE, LoadTask.TRANSLATE)
+        return self.load_task in (LoadTask.GENERATE_TEXT, LoadTask.TRANSLATE_TEXT)
 
     def num_rows(self, settings: Settings) -> list[int]:
         """Rows of the bare loop, one for each number of callers; more than there are slots do not run at once."""
@@ -176,7 +176,7 @@ def _find_subjects(server: RunningServer, settings: Settings) -> list[Subject]:
         InputError: Of no model is anything measured.
     """
     with Client(server.address) as client:
-        listing = client.models()
+        listing = client.list_models()
     for rejected in listing.rejected_bundles:
         _say(f"not served: {rejected.path}: {rejected.reason}")
     subjects = []
@@ -230,10 +230,10 @@ def _measure_round(subject: Subject, server: RunningServer, bare: BareProcess, s
             concurrency=callers,
             duration_s=settings.seconds,
             warmup_s=settings.warmup_s,
-            stream=subject.load_task is LoadTask.GENERATE,
+            stream=subject.load_task is LoadTask.GENERATE_TEXT,
             model=model.name,
             model_version=model.version,
-            max_new_tokens=settings.new_tokens if subject.load_task is LoadTask.GENERATE else None,
+            max_new_tokens=settings.new_tokens if subject.load_task is LoadTask.GENERATE_TEXT else None,
         )
         subject.served[callers].append(measure_calls(server.address, plan, subject.inputs.values))
         if subject.decodes and rows not in measured_rows:

@@ -17,9 +17,10 @@ import grpc.aio
 import numpy as np
 from prompts import Prompt, PromptSource
 
+from headway.v1 import common_pb2
 from headway.v1 import generation_service_pb2 as pb
 from headway.v1 import generation_service_pb2_grpc as pb_grpc
-from headway_client.channels import ChannelSettings
+from headway_client.connection import Connection
 
 WARM_UP_ANSWERS = 1
 """Answers of each stream before the measurement begins: the streams are then at different places of theirs."""
@@ -53,8 +54,10 @@ class StreamCaller:
             RuntimeError: The answer ended early.
             grpc.RpcError: The call failed.
         """
-        sampling = pb.SamplingParameters(max_new_token_count=new_tokens, temperature=0.0)
-        request = pb.StreamGenerateTextRequest(model=self._model, prompt=prompt.text, sampling=sampling)
+        parameters = pb.GenerationParameters(
+            max_new_tokens=new_tokens, sampling=common_pb2.SamplingParameters(temperature=0.0)
+        )
+        request = pb.StreamGenerateTextRequest(model=self._model, prompt=prompt.text, parameters=parameters)
         async for message in self._stub.StreamGenerateText(request):
             now_s = time.perf_counter()
             count = message.new_token_count - len(call.token_times_s)
@@ -82,7 +85,7 @@ class Target:
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[StreamCaller]:
         """Connects first, so that this is no part of a measurement."""
-        async with ChannelSettings(server=self.address).open_async() as channel:
+        async with Connection(self.address).open_async() as channel:
             await channel.channel_ready()
             yield StreamCaller(channel, self.model)
 

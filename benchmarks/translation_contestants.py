@@ -19,7 +19,7 @@ from translation_limits import BareTranslation, BareTranslator
 
 from headway.v1 import translation_service_pb2 as pb
 from headway.v1 import translation_service_pb2_grpc as pb_grpc
-from headway_client.channels import ChannelSettings
+from headway_client.connection import Connection
 
 _SEED = 11
 _NUM_SENTENCES = 256
@@ -89,7 +89,7 @@ class Served:
 
     async def _measure(self, load: TranslationLoad) -> dict[str, Any]:
         calls: list[_Call] = []
-        async with ChannelSettings(server=self._address).open_async() as channel:
+        async with Connection(self._address).open_async() as channel:
             await channel.channel_ready()
             stub = pb_grpc.TranslationServiceStub(channel)
 
@@ -114,7 +114,7 @@ class Served:
 
     async def _ask(self, stub: Any, sentence: Sentence, beam_size: int) -> _Call:
         length = len(sentence.token_ids)
-        parameters = pb.TranslationParameters(max_new_token_count=length, beam_size=beam_size)
+        parameters = pb.TranslationParameters(max_new_tokens=length, beam_size=beam_size)
         request = pb.TranslateTextRequest(model=self._model, texts=[sentence.text], parameters=parameters)
         sent_s = time.perf_counter()
         answer = await stub.TranslateText(request)

@@ -22,8 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway_server.bundles import Precision, open_bundle
-from headway_server.engine.encoder_runner import EncoderRunner
-from headway_server.engine.runner import DecoderRunner
+from headway_server.decoding.interfaces import EncoderInput
+from headway_server.decoding.runner.decoder import DecoderRunner
+from headway_server.decoding.runner.encoder import EncoderRunner
 from headway_server.runtime import Runtime
 
 _WARM_UP_STEPS = 3
@@ -134,7 +135,8 @@ class _BareLoop:
 
     def _begin(self, sentences: NDArray[np.intp]) -> None:
         sources = [np.array(next(self._sources)) for _ in sentences]
-        for sentence, source, encoded in zip(sentences, sources, self._encoder.encode(sources), strict=True):
+        all_encoded = self._encoder.encode([EncoderInput.of_tokens(source) for source in sources])
+        for sentence, source, encoded in zip(sentences, sources, all_encoded, strict=True):
             self._encoded[sentence] = encoded
             self._positions[sentence] = 0
             self._lengths[sentence] = len(source)

@@ -6,14 +6,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from loading import loading
 from rich.console import Console
 
 from headway_export.exporter import ExportOptions, export
 from headway_export.source import ExportSource, from_checkpoint
-from headway_server.batching import BatchingSettings, TextClassifier, TokenClassifier
-from headway_server.batching.text_model import TextInputs
+from headway_server.batching.settings import BatchingSettings
 from headway_server.bundles import Bundle, Precision, open_bundle
 from headway_server.runtime import Runtime
+from headway_server.tasks.text.classifier import TextClassifier
+from headway_server.tasks.text.model import TextInputs
+from headway_server.tasks.tokens.classifier import TokenClassifier
 from headway_training.data.sources import OwnData
 from headway_training.run import RunOptions, run_training
 from headway_training.tokenizers import encode_pairs
@@ -78,7 +81,9 @@ def second_animal(tmp_path_factory: pytest.TempPathFactory) -> Exported:
 
 
 async def started(bundle: Bundle, runtime: Runtime, precision: Precision) -> TextClassifier:
-    model = TextClassifier.load(bundle, runtime, BatchingSettings(max_batch_tokens=256), precision=precision)
+    model = TextClassifier.load(
+        bundle, runtime, loading(batching=BatchingSettings(max_batch_tokens=256), precision=precision)
+    )
     model.start()
     return model
 
@@ -218,7 +223,9 @@ async def test_a_token_classifiers_vectors_are_pytorchs_alone_and_in_company(
     source = from_checkpoint(tiny_checkpoints["token_classification"])
     bundle = open_bundle(next((tiny_store / source.name).iterdir()))
     assert bundle.manifest.embedding.pooling == "mean"
-    model = TokenClassifier.load(bundle, runtime, BatchingSettings(max_batch_tokens=256), precision=precision)
+    model = TokenClassifier.load(
+        bundle, runtime, loading(batching=BatchingSettings(max_batch_tokens=256), precision=precision)
+    )
     model.start()
     texts = list(source.evaluation.texts[:20])
     together = await model.embed(inputs(texts, truncate=True), normalize=False, deadline=None)

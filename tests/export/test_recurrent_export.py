@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from loading import loading
 from naive_beam_search import beam_search
 from random_searches import differences, is_close_call, random_search, reference_config
 from tiny_engine import make_sequence, running_engine
@@ -18,10 +19,13 @@ from headway_export.candidate import open_sources
 from headway_export.exporter import ExportOptions, export
 from headway_export.source import from_checkpoint
 from headway_server.bundles import Bundle, Precision
-from headway_server.engine import EngineSettings, TranslationModel, TranslationRequest
-from headway_server.engine.encoder_runner import EncoderRunner
-from headway_server.engine.runner import DecoderRunner
+from headway_server.decoding.interfaces import EncoderInput
+from headway_server.decoding.runner.decoder import DecoderRunner
+from headway_server.decoding.runner.encoder import EncoderRunner
+from headway_server.decoding.settings import EngineSettings
 from headway_server.runtime import Runtime
+from headway_server.tasks.translation.model import TranslationModel
+from headway_server.tasks.translation.request import TranslationRequest
 from headway_training.evaluation import pad, token_mask, translate_greedily
 
 BOS, EOS = 1, 2
@@ -89,7 +93,7 @@ def test_the_manifest_says_what_kind_of_state_it_is_and_what_it_begins_with(bund
 def test_steps_of_ragged_sources_give_the_logits_of_the_training_forward(bundle, module, runtime):
     decoder, encoder = runners(runtime, bundle)
     sources = random_sources(0, 2, 9, 24)
-    open_sources(decoder, encoder.encode(sources))
+    open_sources(decoder, encoder.encode([EncoderInput.of_tokens(source) for source in sources]))
     targets = [np.array([BOS])] * 3
     for position in range(8):
         logits = decoder.decode(np.array([row[-1] for row in targets]), np.full(3, position))
@@ -102,7 +106,7 @@ def test_steps_of_ragged_sources_give_the_logits_of_the_training_forward(bundle,
 
 def test_a_sentence_that_was_moved_or_copied_goes_on_where_it_was(bundle, runtime):
     decoder, encoder = runners(runtime, bundle)
-    encoded = encoder.encode(random_sources(1, 7, 7))
+    encoded = encoder.encode([EncoderInput.of_tokens(source) for source in random_sources(1, 7, 7)])
     open_sources(decoder, encoded)
     decoder.decode(np.array([BOS, BOS]), np.zeros(2, np.int64))
     expected = decoder.decode(np.array([5, 6]), np.ones(2, np.int64)).copy()
@@ -119,7 +123,7 @@ def test_a_sentence_that_was_moved_or_copied_goes_on_where_it_was(bundle, runtim
 def test_several_rows_may_read_one_source(bundle, module, runtime):
     decoder, encoder = runners(runtime, bundle)
     sources = random_sources(2, 11, 4)
-    encoded = encoder.encode(sources)
+    encoded = encoder.encode([EncoderInput.of_tokens(source) for source in sources])
     decoder.set_sources(encoded)
     for slot in range(6):
         decoder.begin(slot, encoded[slot // 3])
@@ -167,7 +171,7 @@ async def served(model, texts):
 
 async def test_served_translations_equal_pytorchs_alone_and_in_a_batch(bundle, checkpoint, module, runtime, texts):
     settings = EngineSettings(num_slots=5, max_waiting=300)
-    model = TranslationModel.load(bundle, runtime, settings, precision=Precision.FP32)
+    model = TranslationModel.load(bundle, runtime, loading(engine=settings, precision=Precision.FP32))
     model.start()
     together = [result.text for result in await served(model, texts)]
     alone = [(await served(model, [text]))[0].text for text in texts[:10]]
@@ -185,7 +189,7 @@ async def test_served_translations_equal_pytorchs_alone_and_in_a_batch(bundle, c
 
 async def test_sentences_that_join_and_leave_at_any_step_do_not_disturb_each_other(bundle, runtime, texts):
     settings = EngineSettings(num_slots=3, max_waiting=300)
-    model = TranslationModel.load(bundle, runtime, settings, precision=Precision.INT8)
+    model = TranslationModel.load(bundle, runtime, loading(engine=settings, precision=Precision.INT8))
     model.start()
     alone = [(await served(model, [text]))[0].text for text in texts]
     answers = await asyncio.gather(*(served(model, [text]) for text in texts))
@@ -208,7 +212,7 @@ def next_log_probabilities(module, source):
 async def search_together(decoder, encoder, cases):
     async with running_engine(decoder, encoder=encoder) as engine:
         sequences = [
-            make_sequence(source, first_id=BOS, eos_id=EOS, search=search, max_new_tokens=length)
+            make_sequence(source, start_ids=[BOS], eos_id=EOS, search=search, max_new_tokens=length)
             for source, search, length in cases
         ]
         return [result for (result,) in await asyncio.gather(*(engine.run([sequence]) for sequence in sequences))]

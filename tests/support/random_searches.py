@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import naive_beam_search as reference
 import torch
 
-from headway_server.engine.hypothesis import EarlyStopping, Hypothesis, SearchParameters
-from headway_server.engine.sequence import FinishReason
+from headway_server.decoding.parameters import EarlyStopping, SearchParameters
+from headway_server.decoding.sequence import FinishReason, Hypothesis
 
 WIDTHS = (1, 2, 3, 4, 5, 8, 16)
 

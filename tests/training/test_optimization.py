@@ -112,7 +112,7 @@ def test_a_batch_in_parts_has_the_gradient_of_the_whole(tmp_path, tiny_settings,
     torch.testing.assert_close(accumulated[1], whole[1], rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["ag-news", "tiny-shakespeare", "cifar10"])
+@pytest.mark.parametrize("name", ["ag-news", "tiny-shakespeare", "cifar10", "multi30k-en-de"])
 def test_activations_computed_anew_give_the_same_gradients_under_dropout(tmp_path, tiny_settings, request, name):
     data = request.getfixturevalue(TASKS[name])
     layers = (

@@ -16,8 +16,7 @@ from torch.nn import functional as F  # noqa: N812 (torch's own convention)
 
 from headway_training.batches import sorted_batches
 from headway_training.models import RecurrentTranslator, Transformer
-from headway_training.models.parts.attention import cross_attention
-from headway_training.models.parts.cache import CachedAttention
+from headway_training.models.parts.attention import CachedAttention, cross_attention
 
 EVALUATION_TOKENS = 8192
 """Bound of longest x count of an evaluation batch."""

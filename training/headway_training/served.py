@@ -21,7 +21,12 @@ from rich.console import Console
 from rich.progress import track
 
 from headway_client import Client, HeadwayError, Model, QualityFigure, Task
-from headway_client.options import ClassifyOptions, LabelOptions, TextOptions, TranslateOptions
+from headway_client.options import (
+    ClassifyImageOptions,
+    ClassifyTextOptions,
+    ClassifyTokensOptions,
+    TranslateTextOptions,
+)
 from headway_training.checkpoint import TaskName
 from headway_training.data.examples import (
     LabeledImages,
@@ -43,10 +48,10 @@ TOLERANCES = {"nats_per_character": 0.005}
 DEFAULT_TOLERANCE = 0.05
 """Of other metrics, in points: what rounding to one decimal hides."""
 _CALL_OPTIONS: Mapping[Task, type] = {
-    Task.TRANSLATION: TranslateOptions,
-    Task.TEXT_CLASSIFICATION: ClassifyOptions,
-    Task.TOKEN_CLASSIFICATION: TextOptions,
-    Task.IMAGE_CLASSIFICATION: LabelOptions,
+    Task.TRANSLATION: TranslateTextOptions,
+    Task.TEXT_CLASSIFICATION: ClassifyTextOptions,
+    Task.TOKEN_CLASSIFICATION: ClassifyTokensOptions,
+    Task.IMAGE_CLASSIFICATION: ClassifyImageOptions,
 }
 """Options of the client's call; those of generation do not bear on how likely a text is."""
 _SET_BY_MEASUREMENT = {"model", "model_version", "top_k", "text_pairs"}
@@ -203,7 +208,7 @@ def evaluate_served(options: EvaluationOptions, console: Console) -> Report:
     settings = dict(map(_parse_option, options.settings))
     try:
         with Client(options.server, timeout_s=options.timeout_s) as client:
-            details = client.model(options.model, model_version=options.model_version)
+            details = client.get_model(options.model, model_version=options.model_version)
             model = details.model
             _check_settings(settings, model)
             if options.file is not None:
@@ -359,7 +364,7 @@ class _Measurement:
         if isinstance(examples, ParallelTexts):
             texts = self._ask(
                 examples.sources,
-                lambda part: [result.text for result in self._client.translate(part, **self._text_options)],
+                lambda part: [result.text for result in self._client.translate_text(part, **self._text_options)],
             )
             score, signature = corpus_bleu(texts, examples.targets)
             return {"sacrebleu": score, "sacrebleu_signature": signature}
@@ -400,7 +405,7 @@ class _Measurement:
         return [[(span.start, span.end, span.label) for span in result.spans] for result in answer]
 
     def _label(self, images: Sequence[bytes]) -> list[str]:
-        return [result.labels[0].label for result in self._client.label(images, top_k=1, **self._options)]
+        return [result.labels[0].label for result in self._client.classify_image(images, top_k=1, **self._options)]
 
     def _classify(self, pairs: Sequence[tuple[str, str]], labels: Sequence[str] | None) -> list[Any]:
         """The likeliest label of each text; or, given the labels, whether each of them applies.
@@ -413,11 +418,12 @@ class _Measurement:
             if own:
                 more = {"text_pairs": [pairs[index][1] for index in own]} if has_pair else {}
                 options = {**self._text_options, **more, "top_k": 1 if labels is None else 0}
-                answers |= zip(own, self._client.classify([pairs[index][0] for index in own], **options), strict=True)
+                results = self._client.classify_text([pairs[index][0] for index in own], **options)
+                answers |= zip(own, results, strict=True)
         scores = [answers[index].labels for index in range(len(pairs))]
         if labels is None:
             return [row[0].label for row in scores]
-        selected = [{score.label for score in row if score.is_selected} for row in scores]
+        selected = [{score.label for score in row if score.selected} for row in scores]
         return [[label in row for label in labels] for row in selected]
 
     def _score_text(self, text: str) -> dict[str, float | str]:
@@ -472,7 +478,7 @@ class _Measurement:
 
     def _read_prompts(self, prompts: Sequence[str], *, score: bool = False) -> Sequence[Any]:
         """Has prompts read, with one token after them; longer ones lose their beginning."""
-        answer = self._client.generate(
+        answer = self._client.generate_text(
             prompts,
             model=self._model.name,
             model_version=self._model.version,

@@ -1,0 +1,1 @@
+"""Beam search over many sequences at once (docs/beams.md)."""

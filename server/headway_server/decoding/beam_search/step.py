@@ -1,0 +1,214 @@
+"""A step of all sequences that are searched with beams: decode, rank, advance, copy (docs/beams.md).
+
+Shapes: B sequences of K beams, R = B K rows, V vocabulary, C candidates of a row, T tokens of a hypothesis, S source
+positions.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence as Elements
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway_server.decoding.beam_search.search import BeamBlock, BeamSearch, Continuation, Found
+from headway_server.decoding.interfaces import Decoder, SlotCopy
+from headway_server.decoding.sampling.likeliest import RankedRows, RowRanker
+from headway_server.decoding.sequence import Hypothesis, Sequence, SequenceResult
+
+
+class SearchStep:
+    """Takes steps of searches. For the engine's thread alone."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        """Uses a decoder whose slots the caller assigns."""
+        self._decoder = decoder
+        self._ranker = RowRanker(num_rows=decoder.num_slots, vocab_size=decoder.vocab_size)
+
+    def __repr__(self) -> str:
+        return f"SearchStep({self._decoder!r})"
+
+    def begin(self, sequence: Sequence) -> None:
+        """Begins the search of a sequence that has its slots."""
+        assert sequence.search is not None, "the caller checks it"
+        search = BeamSearch(sequence.search, max_new_tokens=sequence.parameters.max_new_tokens, eos_id=sequence.eos_id)
+        sequence.search_state = BeamBlock(search, sequence.num_beams)
+
+    def run(self, sequences: Elements[Sequence], first_slot: int) -> tuple[list[Sequence], list[Sequence]]:
+        """Takes every search of a group one token further.
+
+        Args:
+            sequences: All of a group, in the order of their slots, each of K beams.
+            first_slot: Where the group begins.
+
+        Returns:
+            The sequences whose search has ended, whose slots still hold it; and those whose logits are not finite.
+        """
+        blocks = [_block(sequence) for sequence in sequences]
+        logits = self._decoder.decode(*_inputs(sequences, blocks), first_slot)  # (R, V)
+        ended: list[Sequence] = []
+        invalid: list[Sequence] = []
+        copies: list[SlotCopy] = []
+        ranked = self._rank(blocks, logits)
+        for sequence, block, continuations in zip(sequences, blocks, ranked, strict=True):
+            if continuations is None:
+                invalid.append(sequence)
+                continue
+            num_written = len(sequence.prompt_ids) + block.search.num_tokens
+            block.search.advance(continuations)
+            sequence.num_new_tokens = block.search.num_tokens
+            if block.search.is_finished:
+                ended.append(sequence)
+            else:
+                copies += block.reorder(sequence.slot, num_written)
+        if copies:
+            self._decoder.reorder(copies)
+        return ended, invalid
+
+    def _rank(self, blocks: Elements[BeamBlock], logits: NDArray[np.float32]) -> list[list[Continuation] | None]:
+        """Ranks what may follow in each sequence; None if the logits of a beam are not finite."""
+        num_beams = len(blocks[0].slots)
+        searches = [block.search for block in blocks]
+        rows = np.array([block.slots for block in blocks])  # (B, K)
+        rows += (np.arange(len(blocks)) * num_beams)[:, np.newaxis]
+        log_probabilities = np.array([block.log_probabilities() for block in blocks])  # (B, K)
+        restricted = [number for number, search in enumerate(searches) if not search.is_plain]
+        banned = {
+            int(row): token_ids
+            for number in restricted
+            if searches[number].forced_token is None
+            for beam, row in zip(searches[number].beams, rows[number], strict=False)
+            if (token_ids := searches[number].banned(beam))
+        }
+        wanted = max((num_candidates(searches[number], num_beams) for number in restricted), default=0)
+        count = min(max(wanted, 2 * num_beams), logits.shape[1])
+        ranked = self._ranker.rank(logits, count, banned)
+        lists: list[list[Continuation] | None] = [*rank_plain(ranked, rows, log_probabilities)]
+        for number in restricted:
+            if searches[number].is_restricted:
+                lists[number] = rank_restricted(ranked, searches[number], rows[number].tolist())
+        is_finite = np.isfinite(ranked.normalizers)
+        if not is_finite.all():
+            is_beam = log_probabilities != -np.inf
+            for number in np.flatnonzero((~is_finite[rows] & is_beam).any(axis=1)).tolist():
+                lists[number] = None
+        return lists
+
+    def result(self, sequence: Sequence) -> SequenceResult:
+        """Returns the result of a search that has ended, of a sequence that still has its slots."""
+        found = _block(sequence).search.hypotheses()
+        hypotheses = tuple(self._hypothesis(sequence, one) for one in found)
+        best = hypotheses[0]
+        return SequenceResult(
+            output=best.output,
+            finish_reason=best.finish_reason,
+            num_new_tokens=best.num_new_tokens,
+            log_probability=best.log_probability,
+            arrived_at=sequence.arrived_at,
+            started_at=sequence.started_at,
+            finished_at=time.monotonic(),
+            hypotheses=hypotheses,
+        )
+
+    def _hypothesis(self, sequence: Sequence, found: Found) -> Hypothesis:
+        return Hypothesis(
+            token_ids=found.token_ids,
+            output=sequence.output.whole(found.token_ids),
+            log_probability=found.log_probability,
+            score=found.score,
+            num_new_tokens=found.num_new_tokens,
+            finish_reason=found.finish_reason,
+            alignment=align(self._decoder, sequence, found.token_ids) if sequence.wants_alignment else None,
+        )
+
+
+def rank_plain(
+    ranked: RankedRows, rows: NDArray[np.int64], log_probabilities: NDArray[np.float64]
+) -> list[list[Continuation]]:
+    """Ranks the continuations of sequences that have one bank.
+
+    Args:
+        ranked: The candidates of each row.
+        rows: (B, K) int64 the row of each beam; any row for a place without a beam.
+        log_probabilities: (B, K) float64 of each beam so far; minus infinity for a place without a beam.
+
+    Returns:
+        The best 2 K of each sequence, as `BeamSearch.advance` takes them.
+    """
+    num_sequences, num_beams = rows.shape
+    width = min(2 * num_beams, ranked.token_ids.shape[1])
+    sums = log_probabilities[:, :, np.newaxis] + ranked.log_probabilities[rows, :width]  # (B, K, C)
+    flat = sums.reshape(num_sequences, num_beams * width)
+    order = np.argsort(-flat, axis=1, kind="stable")[:, : 2 * num_beams]  # stable: the lower beam first among equals
+    sums = np.take_along_axis(flat, order, axis=1)
+    token_ids = np.take_along_axis(ranked.token_ids[rows, :width].reshape(flat.shape), order, axis=1)
+    beams = order // width
+    lists = zip(sums.tolist(), beams.tolist(), token_ids.tolist(), strict=True)
+    return [
+        [Continuation(*row) for row in zip(*columns, strict=True) if row[0] != -np.inf]  # (2 K,) of each
+        for columns in lists
+    ]
+
+
+def rank_restricted(ranked: RankedRows, search: BeamSearch, rows: Elements[int]) -> list[Continuation]:
+    """Ranks the continuations of a sequence that has a prefix or required phrases.
+
+    Args:
+        ranked: The candidates of each row, at least `num_candidates` of them.
+        search: The search.
+        rows: The row of each beam.
+    """
+    continuations: list[Continuation] = []
+    for number, (beam, row) in enumerate(zip(search.beams, rows, strict=False)):
+        forced = search.forced_token
+        candidates = (
+            dict(zip(ranked.token_ids[row].tolist(), ranked.log_probabilities[row].tolist(), strict=True))
+            if forced is None
+            else {}
+        )
+        for token_id in search.wanted(beam) if forced is None else (forced,):
+            candidates[token_id] = ranked.log_probability(row, token_id)
+        continuations += [
+            Continuation(beam.log_probability + log_probability, number, token_id)
+            for token_id, log_probability in candidates.items()
+            if log_probability != -np.inf
+        ]
+    return sorted(continuations, key=lambda it: (-it.log_probability, it.beam, it.token_id))
+
+
+def num_candidates(search: BeamSearch, num_beams: int) -> int:
+    """Returns how many candidates of each row a search may need to see.
+
+    All continuations of a beam are in one bank, except for the tokens that bring it nearer to a phrase. So the best 2 K
+    of that bank are among the best 2 K plus as many more as there are such tokens.
+    """
+    wanted = max(len(search.wanted(beam)) for beam in search.beams)
+    return 2 * num_beams + wanted
+
+
+def align(decoder: Decoder, sequence: Sequence, token_ids: Elements[int]) -> NDArray[np.float32]:
+    """Returns the attention (T, S) of each new token of a sequence over its source.
+
+    The sequence has ended and still has its slots: the first of them is overwritten.
+    """
+    if not token_ids:
+        return np.zeros((0, sequence.cross.num_positions), np.float32)
+    inputs = np.concatenate([sequence.prompt_ids, np.array(token_ids[:-1], np.int64)])
+    return decoder.align(sequence.slot, sequence.cross, inputs, len(sequence.prompt_ids))
+
+
+def _block(sequence: Sequence) -> BeamBlock:
+    block: BeamBlock | None = sequence.search_state
+    assert block is not None, "its search has begun"
+    return block
+
+
+def _inputs(sequences: Elements[Sequence], blocks: Elements[BeamBlock]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Returns what each slot reads next, and at which position, (R,) each."""
+    token_ids: list[int] = []
+    positions: list[int] = []
+    for sequence, block in zip(sequences, blocks, strict=True):
+        token_ids += block.next_inputs(int(sequence.prompt_ids[-1]))
+        positions += [len(sequence.prompt_ids) - 1 + block.search.num_tokens] * len(block.slots)
+    return np.array(token_ids), np.array(positions)

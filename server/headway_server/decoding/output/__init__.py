@@ -1,0 +1,1 @@
+"""What a sequence's tokens become: text. `interfaces.OutputAssembler` is the place for others."""

@@ -1,0 +1,96 @@
+"""What served models without state have in common: a bundle, an admission and a batcher."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from headway_server.batching import Batcher, BatchGraph
+from headway_server.bundles import Bundle, ClassificationScheme, Manifest, Precision
+from headway_server.observers import ModelId, Observer
+from headway_server.runtime import Device
+from headway_server.serving.permits import Admission
+from headway_server.tasks.outputs import EMBEDDING, LOGITS, LabelReader
+
+_MIB = 2**20
+
+
+class StatelessModel:
+    """A model whose graph answers each input by itself."""
+
+    _noun = "inputs"
+    """What it reads, for messages."""
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        precision: Precision,
+        graph: BatchGraph,
+        *,
+        budget: int,
+        max_padding: int | None,
+        max_waiting: int,
+        max_waiting_mib: int,
+        observer: Observer,
+    ) -> None:
+        """Makes a model of its parts; `load` makes the parts.
+
+        Args:
+            bundle: The bundle.
+            precision: Of the variant that runs.
+            graph: Of that variant, warmed up.
+            budget: Of the batcher, as `max_padding` and `observer` are.
+            max_padding: See `Batcher`.
+            max_waiting: Most inputs that are admitted and not yet answered.
+            max_waiting_mib: Likewise, most MiB of them.
+            observer: See `Batcher`.
+        """
+        manifest = bundle.manifest
+        self.bundle = bundle
+        self.precision = precision
+        self.device: Device = graph.device
+        self.classification = manifest.classification or ClassificationScheme()
+        """How logits become probabilities, and which labels apply."""
+        self._label_reader = LabelReader(manifest.labels, self.classification)
+        self._batcher = Batcher(
+            graph,
+            budget=budget,
+            model=ModelId(name=manifest.name, version=manifest.version),
+            session=graph.session,
+            max_padding=max_padding,
+            observer=observer,
+        )
+        self._admission = Admission(
+            limit=max_waiting, noun=self._noun, owner=manifest.name, max_bytes=max_waiting_mib * _MIB
+        )
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Names in the order of the outputs."""
+        return self.bundle.manifest.labels
+
+    def start(self) -> None:
+        """Starts the batcher; called with the event loop running."""
+        self._batcher.start()
+
+    @property
+    def is_alive(self) -> bool:
+        """True from `start` to `close`, unless a thread of the batcher has ended by itself."""
+        return self._batcher.is_alive
+
+    def stalled_s(self) -> float:
+        """Returns for how many seconds the oldest running batch has been running; 0.0 where none is."""
+        return self._batcher.stalled_s()
+
+    def close(self) -> bool:
+        """Stops the batcher; what still waits fails. True if its threads have ended."""
+        return self._batcher.close()
+
+    def __repr__(self) -> str:
+        manifest = self.bundle.manifest
+        return f"{type(self).__name__}({manifest.name}/{manifest.version}, {self.precision}, {self._admission!r})"
+
+
+def expected_outputs(manifest: Manifest, *axes: int) -> Mapping[str, tuple[int, ...]]:
+    """Returns the shapes of an item's outputs: a logit for each label, at each place of `axes`, and an embedding."""
+    logits = {LOGITS: (*axes, len(manifest.labels))}
+    return logits if manifest.embedding is None else logits | {EMBEDDING: (manifest.embedding.dimension,)}

@@ -1,0 +1,73 @@
+"""Labelled spans of texts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from numpy.typing import NDArray
+
+from headway_server.bundles.tags import TagSet
+from headway_server.preprocessing import EncodedText
+from headway_server.serving.answers import Answer
+from headway_server.tasks.outputs import LOGITS
+from headway_server.tasks.text.model import TextInputs, TextModel
+from headway_server.tasks.tokens.spans import SpanDecoder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabeledSpan:
+    """A labelled part of a text: characters `start` to `end`, `end` excluded, in Unicode code points."""
+
+    label: str
+    probability: float
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaggedText:
+    """The spans of one text, in its order; they do not overlap."""
+
+    spans: tuple[LabeledSpan, ...]
+    num_tokens: int
+    truncated: bool
+
+
+class TokenClassifier(TextModel):
+    """Labels spans of texts."""
+
+    _labels_tokens = True
+
+    @cached_property
+    def _decoder(self) -> SpanDecoder:
+        return SpanDecoder(TagSet.parse(self.bundle.manifest.labels))
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Labels that a span may have."""
+        return self._decoder.labels
+
+    async def classify(self, inputs: TextInputs, *, deadline: float | None) -> Answer[TaggedText]:
+        """Labels spans of texts.
+
+        Args:
+            inputs: The texts.
+            deadline: When the caller stops waiting, by `time.monotonic`.
+
+        Raises:
+            RequestError: The texts cannot be read, the queue is full, the deadline passed, the server is draining.
+        """
+        decoder = self._decoder
+
+        def read(logits: NDArray[Any], text: str, encoded: EncodedText) -> TaggedText:
+            spans = tuple(
+                LabeledSpan(
+                    label=decoder.labels[span.label], probability=span.probability, start=span.start, end=span.end
+                )
+                for span in decoder.decode_text(logits, text, encoded.offsets)
+            )
+            return TaggedText(spans=spans, num_tokens=len(encoded), truncated=encoded.truncated)
+
+        return await self._answer(inputs, LOGITS, read, deadline=deadline, with_offsets=True)

@@ -1,0 +1,51 @@
+"""What the servicers share: the messages of `common.proto`, and a call's deadline."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import grpc
+from google.protobuf.duration_pb2 import Duration
+
+from headway.v1 import common_pb2
+from headway_server.serving.answers import CallTimings
+from headway_server.serving.families import ServedModel
+from headway_server.tasks.outputs import ScoredLabel
+
+
+def model_reference(model: ServedModel) -> common_pb2.ModelReference:
+    """Names the model that answered a call."""
+    manifest = model.bundle.manifest
+    return common_pb2.ModelReference(name=manifest.name, version=manifest.version, variant=model.precision.value)
+
+
+def timings_of_call(timings: CallTimings, arrived: float) -> common_pb2.Timings:
+    """Says where the time of a call went that `arrived` at that time by `time.monotonic`."""
+    return common_pb2.Timings(
+        total=duration(time.monotonic() - arrived),
+        queue=duration(timings.queue_s),
+        preprocessing=duration(timings.preprocessing_s),
+        inference=duration(timings.inference_s),
+    )
+
+
+def label_scores(labels: Iterable[ScoredLabel]) -> list[common_pb2.LabelScore]:
+    """Makes messages of labels and their probabilities."""
+    return [
+        common_pb2.LabelScore(label=scored.label, probability=scored.probability, selected=scored.is_selected)
+        for scored in labels
+    ]
+
+
+def duration(seconds: float) -> Duration:
+    """Makes a `Duration` of seconds, to the nanosecond."""
+    whole, nanos = divmod(round(seconds * 1e9), 1_000_000_000)
+    return Duration(seconds=whole, nanos=nanos)
+
+
+def deadline_of(context: grpc.aio.ServicerContext[Any, Any]) -> float | None:
+    """Returns when the caller stops waiting, by `time.monotonic`; None where it named no deadline."""
+    remaining: float | None = context.time_remaining()
+    return None if remaining is None else time.monotonic() + remaining
