@@ -169,19 +169,7 @@ def _training(training: TrainingRecord) -> list[str]:
         ("Metrics", ", ".join(metrics)),
         ("Libraries", ", ".join(f"{name} {version}" for name, version in training.libraries.items())),
     ]
-    return ["## Training", _table(("", ""), rows), *_ideas(training)]
-
-
-def _ideas(training: TrainingRecord) -> list[str]:
-    """What was tried, with its numbers."""
-    rows = [
-        (idea.what, idea.metric, f"{idea.value:.4g}", f"{idea.without:.4g}", "yes" if idea.kept else "no", idea.note)
-        for idea in training.ideas
-    ]
-    if not rows:
-        return []
-    head = ("change", "measured", "with", "without", "kept", "")
-    return ["What was tried, from the recipe's file:", _table(head, rows)]
+    return ["## Training", _table(("", ""), rows)]
 
 
 def _weak_points(proofs: Sequence[Proof]) -> list[str]:

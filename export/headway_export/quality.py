@@ -26,7 +26,7 @@ from headway_server.bundles.tags import TagSet
 from headway_server.decoding.runner.decoder import DecoderRunner
 from headway_server.tasks.text.model import text_tensors
 from headway_server.tasks.tokens.spans import SpanDecoder
-from headway_training.calibration import NUM_BINS, calibration_metrics, sigmoid, softmax
+from headway_training.calibration import NUM_BINS, calibration_metrics, to_probabilities
 from headway_training.evaluation import evaluation_windows
 from headway_training.metrics import span_scores
 from headway_training.tokenizers import encode_pairs, encode_spans
@@ -113,7 +113,9 @@ def _accuracy(candidate: Candidate, data: EvaluationData) -> Quality:
 
 def _micro_f1(candidate: Candidate, data: EvaluationData) -> Quality:
     logits, scheme = _logits(candidate, data), candidate.source.classification or ClassificationScheme()
-    selected = sigmoid(logits / scheme.temperature) >= np.asarray(scheme.thresholds or (0.5,))  # (N, C)
+    selected = to_probabilities(logits / scheme.temperature, multi_label=True) >= np.asarray(
+        scheme.thresholds or (0.5,)
+    )  # (N, C)
     value = f1_score(data.labels.ravel(), selected.astype(int).ravel(), zero_division=0)
     by_label = {
         label: 100 * f1_score(truth, chosen, zero_division=0)
@@ -180,7 +182,7 @@ def weak_classes(
     np.fill_diagonal(confusions, 0)
     most = np.argsort(-confusions, axis=None, kind="stable")[: min(NUM_EXAMPLES, np.count_nonzero(confusions))]
     pairs = np.stack(np.unravel_index(most, confusions.shape), axis=-1).tolist()
-    probabilities = softmax(logits).max(axis=-1)  # (N,), of the predicted class
+    probabilities = to_probabilities(logits).max(axis=-1)  # (N,), of the predicted class
     surest = wrong[np.argsort(-probabilities[wrong], kind="stable")][:NUM_EXAMPLES]
     taken = (f"{names[right]} for {names[other]} ({confusions[right, other]})" for right, other in pairs)
     hardest = int(np.nanargmin(recalls))

@@ -152,7 +152,7 @@ class ExportSource:
             The ids of each text, (T,).
         """
         assert self.tokenizer is not None, "a text model has its tokenizer"
-        return [np.array(ids, np.int64) for ids in encode_texts(self.tokenizer, texts, max_tokens, frame=frame)]
+        return [np.array(ids, np.int64) for ids in encode_texts(self.tokenizer, texts, max_tokens, special=frame)]
 
 
 def from_checkpoint(path: Path, *, name: str | None = None) -> ExportSource:
