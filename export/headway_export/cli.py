@@ -142,8 +142,8 @@ def _check_flags_of_checkpoint(context: typer.Context) -> None:
     ]
     if given:
         raise SourceError(
-            f"{', '.join(given)}: goes with --model, and CHECKPOINT was given; a checkpoint holds what it says, so "
-            "leave it out, or give --model in place of CHECKPOINT"
+            f"{', '.join(given)}: only for --model, and CHECKPOINT was given, which holds these things itself; leave "
+            "them out, or give --model in place of CHECKPOINT"
         )
 
 
