@@ -1,10 +1,11 @@
-"""From prompts and conversations to tokens that fit the model and leave room for what the call asks to follow.
+"""What a generation call asks for, and its prompts as tokens that fit the model.
 
-T is the number of tokens of a prompt.
+Shapes: T tokens of a prompt.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -15,10 +16,42 @@ from numpy.typing import NDArray
 
 from headway_server.errors import InvalidInputError, NoChatTemplateError
 from headway_server.preprocessing import ChatTemplate, ChatTurn, TextTokenizer
-from headway_server.tasks.parameters import DecodingLimits, SamplingPlan
+from headway_server.tasks.parameters import (
+    MAX_PRIORITY,
+    MAX_SAMPLES,
+    DecodingLimits,
+    Given,
+    LogProbabilityRequest,
+    SamplingPlan,
+    check_range,
+)
 
 Conversation: TypeAlias = tuple[ChatTurn, ...]
 Prompt: TypeAlias = str | Conversation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest:
+    """What a call asks for every prompt. A sample count or priority out of its range raises InvalidInputError."""
+
+    parameters: Given = dataclasses.field(default_factory=dict)
+    """How to choose tokens; what is left out is the model's default. Its ranges depend on the model."""
+    sample_count: int = 1
+    """Continuations of each prompt; those of one follow each other in the answer. A stream has one."""
+    truncate: bool = False
+    """True cuts the beginning off a prompt that is too long; False refuses it."""
+    echo: bool = False
+    """True repeats the prompt at the beginning of each text."""
+    log_probabilities: LogProbabilityRequest | None = None
+    """Which are wanted; None: none are."""
+    priority: int = 0
+    """In the queue, higher ones go first."""
+    deadline: float | None = None
+    """When the caller stops waiting, by `time.monotonic`."""
+
+    def __post_init__(self) -> None:
+        check_range("sample_count", self.sample_count, 1, MAX_SAMPLES)
+        check_range("priority", self.priority, -MAX_PRIORITY, MAX_PRIORITY)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +59,7 @@ class FittedPrompt:
     """A prompt that fits the model."""
 
     text: str
-    """As the caller gave it, or as its conversation reads."""
+    """The caller's, or what the chat template made of a conversation."""
     input_ids: NDArray[np.int64]
     """(T,)"""
     max_new_tokens: int
@@ -39,17 +72,17 @@ class PromptReader:
     def __init__(
         self, tokenizer: TextTokenizer, *, limits: DecodingLimits, chat_template: ChatTemplate | None, owner: str
     ) -> None:
-        """Reads with the tokenizer of the model `owner`, conversations with its chat template."""
+        """Reads with the tokenizer of the model `owner`, and conversations with its chat template too."""
         self._tokenizer = tokenizer
         self._limits = limits
         self._chat_template = chat_template
         self._owner = owner
 
     def check_kind(self, prompts: Sequence[Prompt]) -> None:
-        """Checks, before anything is done for a call, that its prompts can be read at all.
+        """Checks, before any work is done for a call, that its prompts can be read at all.
 
         Raises:
-            NoChatTemplateError: They are conversations, and there is no chat template.
+            NoChatTemplateError: They are conversations, and the model has no chat template.
         """
         if self._chat_template is None and not all(isinstance(prompt, str) for prompt in prompts):
             raise NoChatTemplateError(
@@ -60,13 +93,13 @@ class PromptReader:
     async def read(
         self, prompts: Sequence[Prompt], *, fields: Sequence[str], plan: SamplingPlan, truncate: bool
     ) -> list[FittedPrompt]:
-        """Makes tokens of prompts and holds them to the model's limits; nothing follows the first refusal.
+        """Tokenizes prompts and fits them to the model's limits; stops at the first prompt that is refused.
 
         Args:
-            prompts: Texts or conversations, of one kind that can be read.
+            prompts: Texts or conversations, all of one kind, which `check_kind` has passed.
             fields: What the request calls each of them, for messages.
             plan: The call's parameters.
-            truncate: Whether a prompt past the limit is shortened at its beginning instead of refused.
+            truncate: True cuts the beginning off a prompt that is too long; False refuses it.
 
         Raises:
             InvalidInputError: The chat template refuses a conversation, or `fit_prompt` a prompt.
@@ -85,7 +118,7 @@ class PromptReader:
     ) -> AsyncGenerator[tuple[str, NDArray[np.int64]], None]:
         """Yields the text and the tokens (T,) of each prompt.
 
-        Texts go without the tokenizer's post-processor: what it adds at an end would end the prompt.
+        The tokenizer's post-processor is left out: what it adds at the end of a text would end the prompt.
         """
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
         conversations = [prompt for prompt in prompts if not isinstance(prompt, str)]
@@ -113,11 +146,11 @@ def fit_prompt(
     limits: DecodingLimits,
     truncate: bool,
 ) -> FittedPrompt:
-    """Holds a prompt to the model's limits.
+    """Fits a prompt to the model's limits.
 
-    A prompt may have `max_input_tokens`, and must leave room for the tokens that were asked for, or for one where
-    no number was. A longer one is refused, or loses its beginning: until it fits, and where no number was asked
-    for, until the default number fits too (half of the model's length at most).
+    A prompt may have `max_input_tokens`, and must leave room for the tokens that were asked for, or for one if no
+    number was. A longer prompt is refused or cut: until it fits, and if no number was asked for, until the default
+    number fits too (at most half of the model's length).
 
     Args:
         text: The prompt.
@@ -125,7 +158,7 @@ def fit_prompt(
         field: What the request calls it.
         plan: The call's parameters.
         limits: The model's.
-        truncate: Whether a longer one is shortened.
+        truncate: True cuts a longer one.
 
     Raises:
         InvalidInputError: It has no tokens, is too long, or leaves no room for what was asked for.
