@@ -23,7 +23,7 @@ _CPU_BATCH_PIXELS: Final = 2 * 224 * 224
 class BatchingSettings(BaseModel):
     """Sizes of batches and queues."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     max_batch_tokens: Annotated[int, Field(ge=1)] | None = None
     """Most tokens of a batch of texts, padding included; a longer text runs alone. Left out: 512 on the CPU, whose

@@ -1,4 +1,4 @@
-"""Translation as it is served."""
+"""A translation model as it is served."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from headway_server.tasks.translation.phrases import PhraseEncoder
 from headway_server.tasks.translation.request import TranslationRequest, plan_translation
 
 _MAX_REPEATED_SEARCHES = 4
-"""After so many the last translation is answered, whatever it says."""
+"""Most repetitions of a search; after these the last translation is returned, whatever phrases it has."""
 _SOURCES_AT_A_TIME = 4
-"""Glossaries that a thread encodes before others' texts have their turn: a large one takes some ten milliseconds."""
+"""Glossaries that a thread encodes before it takes other work: a large one takes some ten milliseconds."""
 
 
 class TranslationModel(DecodingModel):
@@ -50,11 +50,12 @@ class TranslationModel(DecodingModel):
         encoder: Encoder,
         cores: Cores | None = None,
         settings: EngineSettings,
+        observer: Observer = NO_OBSERVER,
     ) -> None:
         """Makes a model of its parts; `load` makes the parts.
 
         Raises:
-            BundleError: The manifest names no token that a translation begins with.
+            BundleError: The manifest names no token that a translation starts from.
         """
         super().__init__(
             bundle,
@@ -65,22 +66,17 @@ class TranslationModel(DecodingModel):
             encoder=encoder,
             cores=cores,
             settings=settings,
+            observer=observer,
         )
         special_tokens = bundle.manifest.special_tokens
         if special_tokens is None or special_tokens.bos is None:
-            raise BundleError(f"{bundle.path}: special_tokens.bos is missing; a translation begins with it")
+            raise BundleError(f"{bundle.path}: special_tokens.bos is missing; a translation starts from it")
         self._bos_id: int = special_tokens.bos
         self._phrases = PhraseEncoder(tokenizer, unknown_id=special_tokens.unk, owner=bundle.manifest.name)
 
     @classmethod
-    def load(
-        cls,
-        bundle: Bundle,
-        runtime: Runtime,
-        settings: ServerSettings,
-        observer: Observer = NO_OBSERVER,  # noqa: ARG003 (for what runs to report to)
-    ) -> Self:
-        """Loads the variant that was asked for, or the one that suits the runtime.
+    def load(cls, bundle: Bundle, runtime: Runtime, settings: ServerSettings, observer: Observer = NO_OBSERVER) -> Self:
+        """Loads the variant that was asked for, or the one that suits the runtime, and runs it once.
 
         Raises:
             BundleError: A graph or the tokenizer cannot be loaded, or does not fit the manifest.
@@ -98,12 +94,13 @@ class TranslationModel(DecodingModel):
             encoder=encoder,
             cores=runtime.cores,
             settings=settings.engine,
+            observer=observer,
         )
         model._check_runs(lambda: model._run_once(decoders[0], encoder))
         return model
 
     def _run_once(self, decoder: Decoder, encoder: Encoder) -> None:
-        """Runs both graphs with the ids at the ends of what they must take: the first token, and the largest."""
+        """Runs both graphs with the first and the largest token id that they must take."""
         decoder.set_sources(encoder.encode([EncoderInput.of_tokens(np.array([self._tokenizer.largest_id]))]))
         for token_id in (self._bos_id, self._tokenizer.largest_id):
             decoder.decode(np.array([token_id]), np.zeros(1, np.int64))
@@ -147,7 +144,7 @@ class TranslationModel(DecodingModel):
     ) -> AsyncGenerator[Delta | Answer[TranslatedText], None]:
         """Translates a text: yields deltas of the translation as they appear, and last the answer.
 
-        What the translation was told to begin with is in the first delta. Args and errors are those of `translate`.
+        The first delta has the whole prefix. Args and errors are those of `translate`.
         """
         call = self._call(request, 1, is_stream=True)
         with self._admit(1):
@@ -166,7 +163,7 @@ class TranslationModel(DecodingModel):
             yield await self._answer(call, sources, [sequence.reply.result.result()], [], preprocessing_s)
 
     def _call(self, request: TranslationRequest, num_texts: int, *, is_stream: bool = False) -> TranslationCall:
-        """Checks what a call asks for, before anything is done for it."""
+        """Checks what a call asks for, before any work is done for it."""
         manifest = self.bundle.manifest
         if request.wants_alignment and manifest.variants[self.precision].alignment_layer is None:
             raise NoAlignmentError(
@@ -192,7 +189,7 @@ class TranslationModel(DecodingModel):
         )
 
     async def _split(self, texts: Elements[str]) -> list[SplitText]:
-        """Splits texts into sentences, off the event loop, and stops where there are more than could be admitted."""
+        """Splits texts into sentences, off the event loop; stops at more than could be admitted."""
         languages = self.bundle.manifest.languages
         assert languages is not None, "the manifest's validator demands it"
         loop = asyncio.get_running_loop()
@@ -212,7 +209,7 @@ class TranslationModel(DecodingModel):
         return splits
 
     async def _read(self, call: TranslationCall, passages: Elements[Passage]) -> list[Source]:
-        """Makes tokens of what is to be translated, and of what is said of its translations."""
+        """Tokenizes passages, and the prefixes and phrases of their translations."""
         with named_passages(passages):
             encoded = await self._tokenizer.encode_limited(
                 [passage.text for passage in passages],
@@ -222,7 +219,7 @@ class TranslationModel(DecodingModel):
                 with_offsets=call.request.wants_alignment,
             )
         sources = call.sources(passages, encoded)
-        if not call.has_wishes:
+        if not call.has_rules:
             return list(sources)
         loop = asyncio.get_running_loop()
         read: list[Source] = []
@@ -233,7 +230,7 @@ class TranslationModel(DecodingModel):
     async def _search_again(
         self, call: TranslationCall, sources: Elements[Source], results: Elements[SequenceResult]
     ) -> tuple[list[Source], list[SequenceResult]]:
-        """Repeats searches whose translations say what they must not, with other tokens than were forbidden."""
+        """Repeats searches whose translations have a forbidden phrase in a spelling that was not forbidden."""
         sources, results = list(sources), list(results)
         loop = asyncio.get_running_loop()
         for _ in range(_MAX_REPEATED_SEARCHES):
@@ -260,7 +257,7 @@ class TranslationModel(DecodingModel):
             ]
             return regroup(texts, splits) if splits else texts
 
-        # To find the characters of every token takes a while.
+        # Finding the characters of every token takes a while.
         in_pool = call.request.wants_alignment
         texts = await asyncio.get_running_loop().run_in_executor(text_pool(), read) if in_pool else read()
         return Answer(results=texts, timings=CallTimings.of(results, preprocessing_s=preprocessing_s))

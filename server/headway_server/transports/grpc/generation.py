@@ -22,10 +22,10 @@ from headway_server.serving.host import ModelHost
 from headway_server.serving.limits import check_text, check_texts
 from headway_server.settings import DEFAULT_MAX_TEXT_KIB
 from headway_server.tasks.generation.model import GeneratedText, GenerationModel
-from headway_server.tasks.generation.prompt import Prompt
+from headway_server.tasks.generation.request import Prompt
 from headway_server.transports.grpc.conversations import read_conversation, read_conversations
+from headway_server.transports.grpc.generation_requests import parse_request
 from headway_server.transports.grpc.messages import deadline_of, model_reference, timings_of_call
-from headway_server.transports.grpc.sampling import parse_log_probabilities, parse_parameters
 
 MAX_PROMPTS = 256
 
@@ -55,13 +55,11 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
         answer = await model.generate(
             prompts,
             fields=fields,
-            sampling=parse_parameters(request.parameters),
-            truncate=request.truncate,
-            deadline=deadline_of(context),
-            sample_count=request.sample_count if request.HasField("sample_count") else 1,
-            echo=request.echo,
-            log_probabilities=parse_log_probabilities(request),
-            priority=request.priority,
+            request=parse_request(
+                request,
+                sample_count=request.sample_count if request.HasField("sample_count") else 1,
+                deadline=deadline_of(context),
+            ),
         )
         if request.HasField("log_probabilities"):  # very many small messages, and texts of tokens to be found
             loop = asyncio.get_running_loop()
@@ -75,16 +73,7 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
         arrived = time.monotonic()
         model = self._find(request)
         prompt, field = self._prompt(request)
-        parts = model.stream(
-            prompt,
-            field=field,
-            sampling=parse_parameters(request.parameters),
-            truncate=request.truncate,
-            deadline=deadline_of(context),
-            echo=request.echo,
-            log_probabilities=parse_log_probabilities(request),
-            priority=request.priority,
-        )
+        parts = model.stream(prompt, field=field, request=parse_request(request, deadline=deadline_of(context)))
         async with aclosing(parts):
             async for part in parts:
                 yield _delta(part, model) if isinstance(part, Delta) else _last_message(part, model, arrived)

@@ -9,6 +9,7 @@ from typing import Any, Final, TypeVar
 
 import grpc
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
 
 from headway.v1 import common_pb2
 from headway_server.preprocessing.pool import text_pool
@@ -65,3 +66,11 @@ def deadline_of(context: grpc.aio.ServicerContext[Any, Any]) -> float | None:
     """Returns when the caller stops waiting, by `time.monotonic`; None where it named no deadline."""
     remaining: float | None = context.time_remaining()
     return None if remaining is None else time.monotonic() + remaining
+
+
+def set_fields(message: Message) -> dict[str, Any]:
+    """Returns the fields of a message that are set, by name; repeated ones as tuples."""
+    return {
+        field.name: value if isinstance(value, bool | int | float | str | bytes | Message) else tuple(value)
+        for field, value in message.ListFields()
+    }

@@ -125,10 +125,10 @@ class HeadwayServer:
         self._health = health.aio.HealthServicer()
         self._watch: asyncio.Task[None] | None = None
         self._ailing: dict[str, str] = {}
-        max_inflight_bytes = settings.max_inflight_bytes(available_bytes("cpu"))
-        self.calls = Calls(max_calls=settings.max_calls, max_bytes=max_inflight_bytes, observer=observer)
+        max_calls, max_bytes = settings.call_limits(available_bytes("cpu"))
+        self.calls = Calls(max_calls=max_calls, max_bytes=max_bytes, observer=observer)
         """Those that are being answered."""
-        _log.info("requests", max_calls=settings.max_calls, max_inflight_mib=max_inflight_bytes >> 20)
+        _log.info("calls", max_calls=max_calls, max_inflight_mib=max_bytes >> 20)
         interceptor = CallInterceptor(
             self.calls,
             max_request_bytes={
@@ -138,7 +138,7 @@ class HeadwayServer:
         )
         self._server = grpc.aio.server(
             interceptors=[interceptor],
-            maximum_concurrent_rpcs=settings.max_calls,
+            maximum_concurrent_rpcs=max_calls,
             options=[
                 ("grpc.so_reuseport", 0),  # a second server at this port is a mistake, not a load balancer
                 ("grpc.max_receive_message_length", settings.max_message_bytes),

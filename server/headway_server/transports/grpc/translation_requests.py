@@ -1,17 +1,17 @@
-"""Reads what a translation request says of how to translate. Ranges are checked by the model."""
+"""Reads what a translation request asks for. The model checks ranges."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Final
 
-from headway.v1 import common_pb2
 from headway.v1 import translation_service_pb2 as pb
 from headway_server.decoding.parameters import EarlyStopping
 from headway_server.errors import InvalidInputError
 from headway_server.serving.limits import check_size_of_call, num_bytes
 from headway_server.tasks.translation.phrases import PhraseRequest
-from headway_server.tasks.translation.request import TranslationParameters, TranslationRequest, TranslationSampling
+from headway_server.tasks.translation.request import TranslationParameters, TranslationRequest
+from headway_server.transports.grpc.messages import set_fields
 
 _EARLY_STOPPING: Final[dict[int, EarlyStopping]] = {
     pb.EARLY_STOPPING_UNSPECIFIED: EarlyStopping.HEURISTIC,
@@ -88,20 +88,7 @@ def parse_parameters(parameters: pb.TranslationParameters) -> TranslationParamet
         length_penalty=parameters.length_penalty if parameters.HasField("length_penalty") else 1.0,
         early_stopping=early_stopping,
         no_repeat_ngram_size=parameters.no_repeat_ngram_size,
-        sampling=_parse_sampling(parameters.sampling),
-    )
-
-
-def _parse_sampling(sampling: common_pb2.SamplingParameters) -> TranslationSampling | None:
-    """Reads how to draw tokens; None at temperature 0, where nothing is drawn."""
-    if sampling.temperature == 0:
-        return None
-    return TranslationSampling(
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p if sampling.HasField("top_p") else 1.0,
-        min_p=sampling.min_p,
-        seed=sampling.seed if sampling.HasField("seed") else None,
+        sampling=set_fields(parameters.sampling),
     )
 
 
@@ -109,8 +96,8 @@ def _check_one_each(field: str, count: int, num_texts: int) -> None:
     if count not in (0, num_texts):
         raise InvalidInputError(
             field,
-            f"has {count} elements for {num_texts} texts; give one for every text, empty where there is nothing to "
-            "say, or none at all",
+            f"has {count} elements for {num_texts} texts; give one for every text, empty for texts without "
+            "any, or none at all",
         )
 
 

@@ -15,7 +15,7 @@ from headway_server.decoding.runner.encoder import EncoderRunner
 from headway_server.decoding.settings import EngineSettings
 from headway_server.runtime import Runtime
 from headway_server.tasks.generation.model import GenerationModel
-from headway_server.tasks.parameters import SamplingRequest
+from headway_server.tasks.generation.request import GenerationRequest
 from headway_server.tasks.translation.model import TranslationModel
 from headway_server.tasks.translation.request import TranslationRequest
 
@@ -30,25 +30,26 @@ def runtime():
     return Runtime(device="cpu", num_threads=1)
 
 
-def random_calls(seed: int, count: int) -> list[tuple[str, SamplingRequest]]:
+def random_calls(seed: int, count: int) -> list[tuple[str, dict]]:
     rng = np.random.default_rng(seed)
     calls = []
     for index in range(count):
         start = int(rng.integers(60))
         prompt = PROVERBS[start : start + int(rng.integers(1, 45))]
-        sampling = SamplingRequest(
-            max_new_tokens=int(rng.integers(1, 40)),
-            temperature=float(rng.choice([0.0, 1.0, 1.8])),
-            top_k=int(rng.choice([0, 5])),
-            top_p=float(rng.choice([1.0, 0.9])),
-            seed=index,
-        )
+        sampling = {
+            "max_new_tokens": int(rng.integers(1, 40)),
+            "temperature": float(rng.choice([0.0, 1.0, 1.8])),
+            "top_k": int(rng.choice([0, 5])),
+            "top_p": float(rng.choice([1.0, 0.9])),
+            "seed": index,
+        }
         calls.append((prompt, sampling))
     return calls
 
 
 async def generate(model, prompt, sampling):
-    answer = await model.generate([prompt], fields=["prompts[0]"], sampling=sampling, truncate=False, deadline=None)
+    request = GenerationRequest(parameters=sampling)
+    answer = await model.generate([prompt], fields=["prompts[0]"], request=request)
     return answer.results[0].result
 
 
@@ -63,13 +64,7 @@ async def test_continuations_equal_the_naive_loop_whatever_runs_beside_them(tiny
     alone = DecoderRunner(runtime, bundle, bundle.manifest.variants[precision], num_slots=1)
     for (prompt, sampling), result in zip(calls, results, strict=True):
         (encoded,) = [text async for text in model._tokenizer.encode_each([prompt], add_special_tokens=False)]
-        parameters = SamplingParameters(
-            max_new_tokens=sampling.max_new_tokens,
-            temperature=sampling.temperature,
-            top_k=sampling.top_k,
-            top_p=sampling.top_p,
-            seed=sampling.seed,
-        )
+        parameters = SamplingParameters(**sampling)
         token_ids, _ = naive_decode(alone, encoded.input_ids, parameters, eos_id=None)
         assert result.output == model._tokenizer.decode(token_ids)
     assert len({result.output for result in results}) > 30
