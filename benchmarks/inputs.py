@@ -149,8 +149,12 @@ def encode_texts(bundle: Bundle, texts: Sequence[str]) -> list[NDArray[np.int64]
     """Encodes texts as the server does for the bundle's task: (T,) ids of each."""
     tokenizer = TextTokenizer.load(bundle.file(TOKENIZER_FILE))
     is_prompt = bundle.manifest.task is Task.GENERATION
-    encoded = asyncio.run(tokenizer.encode_batch(texts, add_special_tokens=not is_prompt))
-    return [text.input_ids for text in encoded]
+
+    async def encode() -> list[NDArray[np.int64]]:
+        each = tokenizer.encode_each(texts, add_special_tokens=not is_prompt)
+        return [text.input_ids async for text in each]
+
+    return asyncio.run(encode())
 
 
 def _real_texts(task: Task) -> tuple[str, tuple[str, ...]] | None:

@@ -63,7 +63,7 @@ async def test_continuations_equal_the_naive_loop_whatever_runs_beside_them(tiny
     model.close()
     alone = DecoderRunner(runtime, bundle, bundle.manifest.variants[precision], num_slots=1)
     for (prompt, sampling), result in zip(calls, results, strict=True):
-        (encoded,) = await model._tokenizer.encode_batch([prompt], add_special_tokens=False)
+        (encoded,) = [text async for text in model._tokenizer.encode_each([prompt], add_special_tokens=False)]
         parameters = SamplingParameters(**sampling)
         token_ids, _ = naive_decode(alone, encoded.input_ids, parameters, eos_id=None)
         assert result.output == model._tokenizer.decode(token_ids)
@@ -76,16 +76,15 @@ async def test_translations_equal_the_naive_loop_whatever_runs_beside_them(tiny_
     model = TranslationModel.load(bundle, runtime, loading(engine=SETTINGS, precision=precision))
     rng = np.random.default_rng(2)
     texts = [" ".join(rng.choice(NUMBERS, size=rng.integers(1, 12))) for _ in range(40)]
-    fields = [f"texts[{index}]" for index in range(len(texts))]
     model.start()
-    answer = await model.translate(texts, fields=fields, request=TranslationRequest())
+    answer = await model.translate(texts, request=TranslationRequest())
     model.close()
     variant = bundle.manifest.variants[precision]
     alone, encoder = DecoderRunner(runtime, bundle, variant, num_slots=1), EncoderRunner(runtime, bundle, variant)
     special_tokens = bundle.manifest.special_tokens
     parameters = SamplingParameters(max_new_tokens=model.limits.max_total_tokens)
     for text, result in zip(texts, answer.results, strict=True):
-        (encoded,) = await model._tokenizer.encode_batch([text], add_special_tokens=True)
+        (encoded,) = [text async for text in model._tokenizer.encode_each([text], add_special_tokens=True)]
         (source,) = encoder.encode([EncoderInput.of_tokens(encoded.input_ids)])
         token_ids, reason = naive_decode(
             alone,
