@@ -32,6 +32,7 @@ from headway_server.decoding.parameters import SamplingParameters
 from headway_server.decoding.sequence import Sequence
 from headway_server.decoding.settings import EngineSettings
 from headway_server.preprocessing import ChatTemplate, TextTokenizer
+from headway_server.tasks.decoding import ModelParts
 from headway_server.tasks.generation.model import GenerationModel
 from headway_server.tasks.translation.model import TranslationModel
 
@@ -157,6 +158,19 @@ def make_bundle(
     return Bundle(path=Path("tiny") / task.value, manifest=manifest)
 
 
+def make_parts(decoders, *, tokenizer=None, encoder=None, max_text_bytes: int = 2**20, **settings) -> ModelParts:
+    """Puts NumPy runners together with the tokenizer of the tiny models."""
+    return ModelParts(
+        precision=Precision.FP32,
+        device="cpu",
+        tokenizer=tokenizer or TextTokenizer(byte_tokenizer()),
+        decoders=decoders,
+        encoder=encoder,
+        settings=EngineSettings(num_slots=decoders[0].num_slots, **settings),
+        max_text_bytes=max_text_bytes,
+    )
+
+
 def make_generation_model(
     decoder: NumpyDecoder,
     *,
@@ -167,13 +181,8 @@ def make_generation_model(
 ) -> GenerationModel:
     return GenerationModel(
         make_bundle(Task.GENERATION, **bundle_options),
-        precision=Precision.FP32,
-        device="cpu",
-        tokenizer=TextTokenizer(byte_tokenizer()),
-        decoders=[decoder],
-        settings=EngineSettings(num_slots=decoder.num_slots, max_waiting=max_waiting),
+        make_parts([decoder], max_text_bytes=max_text_bytes, max_waiting=max_waiting),
         chat_template=chat_template,
-        max_text_bytes=max_text_bytes,
     )
 
 
@@ -199,11 +208,5 @@ def make_translation_model(
 ) -> TranslationModel:
     return TranslationModel(
         bundle or make_bundle(Task.TRANSLATION),
-        precision=Precision.FP32,
-        device="cpu",
-        tokenizer=TextTokenizer(byte_tokenizer()),
-        decoders=[decoder],
-        encoder=encoder,
-        settings=EngineSettings(num_slots=decoder.num_slots, max_waiting=max_waiting, **settings),
-        max_text_bytes=max_text_bytes,
+        make_parts([decoder], encoder=encoder, max_text_bytes=max_text_bytes, max_waiting=max_waiting, **settings),
     )

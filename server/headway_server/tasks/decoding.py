@@ -2,28 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from collections.abc import Sequence as Elements
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Self
 
 import structlog
 
-from headway_server.bundles import Bundle, Precision, Task, Variant
+from headway_server.bundles import TOKENIZER_FILE, Bundle, Precision, Task, Variant
 from headway_server.decoding.core.engine import Engine
 from headway_server.decoding.core.lanes import FEWEST_SLOTS, Lanes
 from headway_server.decoding.interfaces import Decoder, DraftVerifier, Encoder
 from headway_server.decoding.runner.decoder import DecoderRunner, slot_sizes
+from headway_server.decoding.runner.encoder import EncoderRunner
 from headway_server.decoding.runner.memory_plan import format_size, plan_memory
 from headway_server.decoding.settings import EngineSettings
+from headway_server.decoding.speculation.verifier import can_verify, open_verifier
 from headway_server.errors import BundleError, InvalidInputError
 from headway_server.observers import NO_OBSERVER, ModelId, Observer
 from headway_server.preprocessing import TextTokenizer
 from headway_server.runtime import Cores, Device, Runtime, available_bytes
 from headway_server.serving.permits import Admission
-from headway_server.settings import DEFAULT_MAX_TEXT_KIB
+from headway_server.settings import DEFAULT_MAX_TEXT_KIB, ServerSettings
 from headway_server.tasks.parameters import DecodingLimits
 
 _log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelParts:
+    """What a decoding model is made of, beside its bundle. `DecodingModel.load` opens them."""
+
+    precision: Precision
+    """Of the variant that runs."""
+    device: Device
+    tokenizer: TextTokenizer
+    decoders: Elements[Decoder]
+    """Runners of the decoder, one for each lane."""
+    encoder: Encoder | None = None
+    """Of an encoder-decoder, for all lanes."""
+    verifier: DraftVerifier | None = None
+    """Runs drafts in the slots of the only lane."""
+    cores: Cores | None = None
+    """What several lanes share."""
+    settings: EngineSettings
+    max_text_bytes: int = DEFAULT_MAX_TEXT_KIB * 2**10
+    """Largest text, in bytes of UTF-8."""
+    observer: Observer = NO_OBSERVER
+    """Is told of every run and of inputs that leave the queue."""
 
 
 class DecodingModel:
@@ -32,35 +59,8 @@ class DecodingModel:
     _noun = "texts"
     _field = "texts"
 
-    def __init__(
-        self,
-        bundle: Bundle,
-        *,
-        precision: Precision,
-        device: Device,
-        tokenizer: TextTokenizer,
-        decoders: Elements[Decoder],
-        encoder: Encoder | None = None,
-        verifier: DraftVerifier | None = None,
-        cores: Cores | None = None,
-        settings: EngineSettings,
-        max_text_bytes: int = DEFAULT_MAX_TEXT_KIB * 2**10,
-        observer: Observer = NO_OBSERVER,
-    ) -> None:
-        """Makes a model of its parts; `load` makes the parts.
-
-        Args:
-            bundle: The bundle.
-            precision: Of the variant that runs.
-            device: Where it runs.
-            tokenizer: Its tokenizer.
-            decoders: Runners of its decoder, one for each lane.
-            encoder: Of an encoder-decoder, for all lanes.
-            verifier: Runs drafts in the slots of the only lane.
-            cores: What several lanes share.
-            settings: Of its engines.
-            max_text_bytes: Largest text, in bytes of UTF-8.
-            observer: Is told of every run and of inputs that leave the queue.
+    def __init__(self, bundle: Bundle, parts: ModelParts) -> None:
+        """Makes a model of its parts.
 
         Raises:
             BundleError: The tokenizer, a special token or a default does not fit the model.
@@ -68,40 +68,70 @@ class DecodingModel:
         manifest = bundle.manifest
         assert manifest.limits.max_input_tokens is not None, "the manifest's validator demands it"
         assert manifest.special_tokens is not None, "the manifest's validator demands it"
-        decoder = decoders[0]
-        _check_fits(bundle, tokenizer.largest_id, decoder.vocab_size)
+        decoder = parts.decoders[0]
+        _check_fits(bundle, parts.tokenizer.largest_id, decoder.vocab_size)
         self.bundle = bundle
-        self.precision = precision
-        self.device: Device = device
+        self.precision = parts.precision
+        self.device: Device = parts.device
         self.limits = DecodingLimits(
             max_input_tokens=manifest.limits.max_input_tokens,
             max_total_tokens=decoder.max_length,
             vocab_size=decoder.vocab_size,
         )
-        self._max_text_bytes = max_text_bytes
-        self._tokenizer = tokenizer
-        self._cores = cores
-        self._num_lanes = len(decoders)
-        assert verifier is None or self._num_lanes == 1, "drafts are verified in the slots of one lane"
+        self._max_text_bytes = parts.max_text_bytes
+        self._tokenizer = parts.tokenizer
+        self._cores = parts.cores
+        self._num_lanes = len(parts.decoders)
+        assert parts.verifier is None or self._num_lanes == 1, "drafts are verified in the slots of one lane"
         self._eos_id = manifest.special_tokens.eos
-        self._capacity = sum(decoder.num_slots for decoder in decoders) + settings.max_waiting
+        self._capacity = sum(decoder.num_slots for decoder in parts.decoders) + parts.settings.max_waiting
         self._admission = Admission(limit=self._capacity, noun=self._noun, owner=manifest.name)
         self._lanes = Lanes(
             [
                 Engine(
                     decoder,
-                    encoder=encoder,
-                    max_encoder_tokens=settings.max_encoder_tokens,
-                    stream_interval_ms=settings.stream_interval_ms,
-                    verifier=verifier,
-                    seats=None if cores is None else cores.seats(),
+                    encoder=parts.encoder,
+                    max_encoder_tokens=parts.settings.max_encoder_tokens,
+                    stream_interval_ms=parts.settings.stream_interval_ms,
+                    verifier=parts.verifier,
+                    busy_lanes=None if parts.cores is None else parts.cores.busy_lanes(),
                     name=f"engine-{manifest.name}-{lane}",
-                    observer=observer,
+                    observer=parts.observer,
                     model=ModelId(name=manifest.name, version=manifest.version),
                 )
-                for lane, decoder in enumerate(decoders)
+                for lane, decoder in enumerate(parts.decoders)
             ]
         )
+
+    @classmethod
+    def load(cls, bundle: Bundle, runtime: Runtime, settings: ServerSettings, observer: Observer = NO_OBSERVER) -> Self:
+        """Loads the variant that was asked for, or the one that suits the runtime, and runs it once.
+
+        Raises:
+            BundleError: A graph or the tokenizer cannot be loaded, or does not fit the manifest.
+            MemoryUnavailableError: The slots that were asked for do not fit.
+            RuntimeUnavailableError: The bundle has no such variant.
+        """
+        chosen, variant = runtime.choose_variant(bundle.manifest, settings.precision)
+        has_encoder = "encoder" in variant.graphs
+        speculates = settings.engine.speculation != "off" and not has_encoder
+        sessions = 2 if speculates and can_verify(variant) else 1
+        decoders = open_decoders(runtime, bundle, variant, settings.engine, sessions=sessions)
+        parts = ModelParts(
+            precision=chosen,
+            device=runtime.device,
+            tokenizer=TextTokenizer.load(bundle.file(TOKENIZER_FILE)),
+            decoders=decoders,
+            encoder=EncoderRunner(runtime, bundle, variant) if has_encoder else None,
+            verifier=open_verifier(runtime, bundle, variant, decoders[0]) if speculates else None,
+            cores=runtime.cores,
+            settings=settings.engine,
+            max_text_bytes=settings.max_text_bytes,
+            observer=observer,
+        )
+        model = cls(bundle, parts)
+        model._check_runs(parts)
+        return model
 
     def __repr__(self) -> str:
         manifest = self.bundle.manifest
@@ -124,7 +154,11 @@ class DecodingModel:
         """Stops the engines; what still runs or waits fails. Returns False if a thread hangs and was left behind."""
         return self._lanes.close()
 
-    def _check_runs(self, run_once: Callable[[], object]) -> None:
+    def _run_once(self, decoder: Decoder, encoder: Encoder | None) -> None:
+        """Runs each kind of step with the largest token id, which a graph with too small an embedding refuses."""
+        raise NotImplementedError
+
+    def _check_runs(self, parts: ModelParts) -> None:
         """Runs the graphs once, and once more on one core if there are several lanes.
 
         So a bundle that cannot run is found now, and the first call does not pay for the first run.
@@ -133,11 +167,11 @@ class DecodingModel:
             BundleError: They do not run.
         """
         try:
-            run_once()
+            self._run_once(parts.decoders[0], parts.encoder)
             if self._cores is not None and self._num_lanes > 1:
                 with self._cores.all_taken():
-                    run_once()
-        except Exception as error:  # onnxruntime's own kinds, or a KeyError where there are other tensors
+                    self._run_once(parts.decoders[0], parts.encoder)
+        except Exception as error:  # onnxruntime's own kinds, or a KeyError if there are other tensors
             raise BundleError(f"{self.bundle.path}: does not run ({error}); export the model again") from error
 
     @contextmanager

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from functools import partial
 
 import pytest
 from numpy_decoder import NumpyEncoder
@@ -14,12 +13,12 @@ from tiny_engine import (
     make_bundle,
     make_decoder,
     make_generation_model,
+    make_parts,
     make_translation_model,
 )
 
-from headway_server.bundles import Precision, SamplingDefaults, Task
+from headway_server.bundles import SamplingDefaults, Task
 from headway_server.decoding.sequence import Delta, FinishReason
-from headway_server.decoding.settings import EngineSettings
 from headway_server.errors import BundleError, DeadlineError, InvalidInputError, OverloadedError
 from headway_server.preprocessing import TextTokenizer
 from headway_server.serving.answers import Answer
@@ -238,11 +237,7 @@ async def test_a_tokenizer_whose_ids_have_gaps_is_held_to_its_largest_id():
     with pytest.raises(BundleError, match=f"largest id is {VOCAB_SIZE + 5}, the model has {VOCAB_SIZE} tokens"):
         GenerationModel(
             make_bundle(Task.GENERATION),
-            precision=Precision.FP32,
-            device="cpu",
-            tokenizer=TextTokenizer(tokenizer.from_str(json.dumps(vocabulary))),
-            decoders=[decoder],
-            settings=EngineSettings(num_slots=decoder.num_slots),
+            make_parts([decoder], tokenizer=TextTokenizer(tokenizer.from_str(json.dumps(vocabulary)))),
         )
 
 
@@ -272,7 +267,7 @@ async def test_a_graph_with_fewer_embeddings_than_the_tokenizer_has_ids_is_a_bad
     decoder = decoder_with_embeddings(VOCAB_SIZE - 1)
     model = make_generation_model(decoder)
     with pytest.raises(BundleError, match="does not run"):
-        model._check_runs(partial(model._run_once, decoder))
+        model._check_runs(make_parts([decoder]))
 
 
 @pytest.mark.parametrize(("num_decoded", "num_encoded"), [(VOCAB_SIZE - 1, VOCAB_SIZE), (VOCAB_SIZE, VOCAB_SIZE - 1)])
@@ -280,7 +275,7 @@ async def test_a_translation_is_tried_with_the_largest_id_of_source_and_target(n
     decoder, encoder = decoder_with_embeddings(num_decoded), NumpyEncoder(vocab_size=num_encoded)
     model = make_translation_model(decoder, encoder)
     with pytest.raises(BundleError, match="does not run"):
-        model._check_runs(partial(model._run_once, decoder, encoder))
+        model._check_runs(make_parts([decoder], encoder=encoder))
 
 
 async def test_a_translation_is_tried_with_the_token_it_begins_with():
@@ -288,14 +283,16 @@ async def test_a_translation_is_tried_with_the_token_it_begins_with():
     decoder.vocab_size = VOCAB_SIZE + 9  # logits for more tokens than it has embeddings
     translator = make_translation_model(decoder, encoder, bundle=make_bundle(Task.TRANSLATION, bos=VOCAB_SIZE + 3))
     with pytest.raises(BundleError, match="does not run"):
-        translator._check_runs(partial(translator._run_once, decoder, encoder))
+        translator._check_runs(make_parts([decoder], encoder=encoder))
 
 
 async def test_a_model_that_cannot_be_run_is_a_bad_bundle():
-    model = make_generation_model(make_decoder())
+    decoder = make_decoder()
+    model = make_generation_model(decoder)
 
-    def fail() -> None:
+    def fail(*_) -> None:
         raise RuntimeError("unknown operator")
 
+    decoder.decode = fail
     with pytest.raises(BundleError, match=r"does not run \(unknown operator\)"):
-        model._check_runs(fail)
+        model._check_runs(make_parts([decoder]))

@@ -7,25 +7,20 @@ from collections.abc import AsyncGenerator, Iterator
 from collections.abc import Sequence as Elements
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Final
 
 import numpy as np
 
-from headway_server.bundles import CHAT_TEMPLATE_FILE, TOKENIZER_FILE, Bundle, Precision
+from headway_server.bundles import CHAT_TEMPLATE_FILE, TOKENIZER_FILE, Bundle
 from headway_server.decoding.constraints import CompiledConstraint, ConstraintCompiler, ConstraintRequest
-from headway_server.decoding.interfaces import Decoder, DraftVerifier
+from headway_server.decoding.interfaces import Decoder, Encoder
 from headway_server.decoding.output.text import TextAssembly
 from headway_server.decoding.parameters import SamplingParameters
 from headway_server.decoding.sequence import Delta, Sequence, SequenceResult, share_prompt
-from headway_server.decoding.settings import EngineSettings
-from headway_server.decoding.speculation.verifier import can_verify, open_verifier
 from headway_server.errors import InvalidInputError
-from headway_server.observers import NO_OBSERVER, Observer
-from headway_server.preprocessing import ChatTemplate, TextTokenizer
-from headway_server.runtime import Cores, Device, Runtime
+from headway_server.preprocessing import ChatTemplate
 from headway_server.serving.answers import Answer, CallTimings
-from headway_server.settings import DEFAULT_MAX_TEXT_KIB, ServerSettings
-from headway_server.tasks.decoding import DecodingModel, open_decoders
+from headway_server.tasks.decoding import DecodingModel, ModelParts
 from headway_server.tasks.generation.request import (
     FittedPrompt,
     GenerationRequest,
@@ -60,78 +55,26 @@ class GenerationModel(DecodingModel):
     _noun = "prompts"
     _field = "prompts"
 
-    def __init__(
-        self,
-        bundle: Bundle,
-        *,
-        precision: Precision,
-        device: Device,
-        tokenizer: TextTokenizer,
-        decoders: Elements[Decoder],
-        settings: EngineSettings,
-        chat_template: ChatTemplate | None = None,
-        verifier: DraftVerifier | None = None,
-        cores: Cores | None = None,
-        max_text_bytes: int = DEFAULT_MAX_TEXT_KIB * 2**10,
-        observer: Observer = NO_OBSERVER,
-    ) -> None:
-        """Makes a model of its parts; `load` makes the parts.
+    def __init__(self, bundle: Bundle, parts: ModelParts, *, chat_template: ChatTemplate | None = None) -> None:
+        """Makes a model of its parts; without a chat template, the bundle's is loaded if it has one.
 
         Raises:
-            BundleError: The tokenizer, a special token or a default does not fit the model.
+            BundleError: The tokenizer, a special token, a default or the chat template does not fit the model.
         """
-        super().__init__(
-            bundle,
-            precision=precision,
-            device=device,
-            tokenizer=tokenizer,
-            decoders=decoders,
-            verifier=verifier,
-            cores=cores,
-            settings=settings,
-            max_text_bytes=max_text_bytes,
-            observer=observer,
-        )
+        super().__init__(bundle, parts)
         self._constraints = ConstraintCompiler(
-            tokenizer.library_tokenizer, vocab_size=self.limits.vocab_size, eos_id=self._eos_id
+            parts.tokenizer.library_tokenizer, vocab_size=self.limits.vocab_size, eos_id=self._eos_id
         )
         self._reader = PromptReader(
-            tokenizer, limits=self.limits, chat_template=chat_template, owner=bundle.manifest.name
+            parts.tokenizer,
+            limits=self.limits,
+            chat_template=chat_template or _load_chat_template(bundle),
+            owner=bundle.manifest.name,
         )
 
-    @classmethod
-    def load(cls, bundle: Bundle, runtime: Runtime, settings: ServerSettings, observer: Observer = NO_OBSERVER) -> Self:
-        """Loads the variant that was asked for, or the one that suits the runtime, and runs it once.
-
-        Raises:
-            BundleError: A graph or the tokenizer cannot be loaded, or does not fit the manifest.
-            MemoryUnavailableError: The slots that were asked for do not fit.
-            RuntimeUnavailableError: The bundle has no such variant.
-        """
-        chosen, variant = runtime.choose_variant(bundle.manifest, settings.precision)
-        speculates = settings.engine.speculation != "off" and can_verify(variant)
-        decoders = open_decoders(runtime, bundle, variant, settings.engine, sessions=2 if speculates else 1)
-        verifier = (
-            None if settings.engine.speculation == "off" else open_verifier(runtime, bundle, variant, decoders[0])
-        )
-        model = cls(
-            bundle,
-            precision=chosen,
-            device=runtime.device,
-            tokenizer=TextTokenizer.load(bundle.file(TOKENIZER_FILE)),
-            chat_template=_load_chat_template(bundle),
-            decoders=decoders,
-            verifier=verifier,
-            cores=runtime.cores,
-            settings=settings.engine,
-            max_text_bytes=settings.max_text_bytes,
-            observer=observer,
-        )
-        model._check_runs(lambda: model._run_once(decoders[0]))
-        return model
-
-    def _run_once(self, decoder: Decoder) -> None:
-        """Runs each kind of step with the largest id, which a graph with a smaller embedding does not take."""
+    def _run_once(self, decoder: Decoder, encoder: Encoder | None) -> None:
+        """See `DecodingModel`."""
+        assert encoder is None, "a prompt has no source"
         largest = np.array([self._tokenizer.largest_id])
         decoder.prefill(0, largest, 0)
         decoder.decode(largest, np.ones(1, np.int64))

@@ -8,24 +8,18 @@ from collections.abc import AsyncGenerator
 from collections.abc import Sequence as Elements
 from contextlib import ExitStack, aclosing
 from itertools import islice
-from typing import Self
 
 import numpy as np
 
-from headway_server.bundles import TOKENIZER_FILE, Bundle, Precision
+from headway_server.bundles import Bundle
 from headway_server.decoding.interfaces import Decoder, Encoder, EncoderInput
-from headway_server.decoding.runner.encoder import EncoderRunner
 from headway_server.decoding.sequence import Delta, SequenceResult
-from headway_server.decoding.settings import EngineSettings
 from headway_server.errors import BundleError, InvalidInputError, NoAlignmentError
-from headway_server.observers import NO_OBSERVER, Observer
-from headway_server.preprocessing import SplitText, TextTokenizer, split_sentences
+from headway_server.preprocessing import SplitText, split_sentences
 from headway_server.preprocessing.pool import text_pool
-from headway_server.runtime import Cores, Device, Runtime
 from headway_server.serving.answers import Answer, CallTimings
 from headway_server.serving.limits import check_size_of_call, check_text, check_texts, num_bytes
-from headway_server.settings import DEFAULT_MAX_TEXT_KIB, ServerSettings
-from headway_server.tasks.decoding import DecodingModel, open_decoders
+from headway_server.tasks.decoding import DecodingModel, ModelParts
 from headway_server.tasks.translation.answer import TranslatedText, read_result, regroup
 from headway_server.tasks.translation.call import Passage, Source, TranslationCall, named_passages, whole_texts
 from headway_server.tasks.translation.phrases import PhraseEncoder
@@ -40,71 +34,23 @@ _SOURCES_AT_A_TIME = 4
 class TranslationModel(DecodingModel):
     """Translates texts."""
 
-    def __init__(
-        self,
-        bundle: Bundle,
-        *,
-        precision: Precision,
-        device: Device,
-        tokenizer: TextTokenizer,
-        decoders: Elements[Decoder],
-        encoder: Encoder,
-        cores: Cores | None = None,
-        settings: EngineSettings,
-        max_text_bytes: int = DEFAULT_MAX_TEXT_KIB * 2**10,
-        observer: Observer = NO_OBSERVER,
-    ) -> None:
-        """Makes a model of its parts; `load` makes the parts.
+    def __init__(self, bundle: Bundle, parts: ModelParts) -> None:
+        """Makes a model of its parts.
 
         Raises:
-            BundleError: The manifest names no token that a translation starts from.
+            BundleError: The tokenizer or a special token does not fit the model, or the manifest names no token that a
+                translation starts from.
         """
-        super().__init__(
-            bundle,
-            precision=precision,
-            device=device,
-            tokenizer=tokenizer,
-            decoders=decoders,
-            encoder=encoder,
-            cores=cores,
-            settings=settings,
-            max_text_bytes=max_text_bytes,
-            observer=observer,
-        )
+        super().__init__(bundle, parts)
         special_tokens = bundle.manifest.special_tokens
         if special_tokens is None or special_tokens.bos is None:
             raise BundleError(f"{bundle.path}: special_tokens.bos is missing; a translation starts from it")
         self._bos_id: int = special_tokens.bos
-        self._phrases = PhraseEncoder(tokenizer, unknown_id=special_tokens.unk, owner=bundle.manifest.name)
+        self._phrases = PhraseEncoder(parts.tokenizer, unknown_id=special_tokens.unk, owner=bundle.manifest.name)
 
-    @classmethod
-    def load(cls, bundle: Bundle, runtime: Runtime, settings: ServerSettings, observer: Observer = NO_OBSERVER) -> Self:
-        """Loads the variant that was asked for, or the one that suits the runtime, and runs it once.
-
-        Raises:
-            BundleError: A graph or the tokenizer cannot be loaded, or does not fit the manifest.
-            RuntimeUnavailableError: The bundle has no such variant.
-        """
-        chosen, variant = runtime.choose_variant(bundle.manifest, settings.precision)
-        decoders = open_decoders(runtime, bundle, variant, settings.engine)
-        encoder = EncoderRunner(runtime, bundle, variant)
-        model = cls(
-            bundle,
-            precision=chosen,
-            device=runtime.device,
-            tokenizer=TextTokenizer.load(bundle.file(TOKENIZER_FILE)),
-            decoders=decoders,
-            encoder=encoder,
-            cores=runtime.cores,
-            settings=settings.engine,
-            max_text_bytes=settings.max_text_bytes,
-            observer=observer,
-        )
-        model._check_runs(lambda: model._run_once(decoders[0], encoder))
-        return model
-
-    def _run_once(self, decoder: Decoder, encoder: Encoder) -> None:
-        """Runs both graphs with the first and the largest token id that they must take."""
+    def _run_once(self, decoder: Decoder, encoder: Encoder | None) -> None:
+        """See `DecodingModel`; the first token of a translation is tried too."""
+        assert encoder is not None, "the manifest's validator demands the graph"
         decoder.set_sources(encoder.encode([EncoderInput.of_tokens(np.array([self._tokenizer.largest_id]))]))
         for token_id in (self._bos_id, self._tokenizer.largest_id):
             decoder.decode(np.array([token_id]), np.zeros(1, np.int64))
