@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from headway_training.served import read_dataset
 from real_data import REAL
 
 from headway_client import Client
+from headway_training.served import read_dataset
 
 ALLOWED = 1e-3
 
