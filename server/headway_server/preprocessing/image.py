@@ -58,12 +58,6 @@ would wait for each, since some of Pillow's conversions keep the interpreter's l
 _LEVEL_SCALES = {"L;2": 85, "L;4": 17}
 """What a level of a grey PNG of so many bits is multiplied by, by Pillow's name for its rows."""
 _RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
-_SMALL_BYTES: Final = 4 * 2**10
-_SMALL_PIXELS: Final = 128 * 128
-"""A file of at most so many bytes that announces at most so many pixels is decoded on the event loop, in 0.1 to 0.2 ms:
-handing it to a thread and hearing of it again takes as long."""
-_SMALL_RATIO: Final = 4
-"""Of its sides, at most: a narrow image may grow by a resize of its shorter side."""
 _MAX_IN_POOL = 2
 """Images of a call that are in the pool at a time, so that one picture does not wait for a call of 64."""
 
@@ -153,10 +147,6 @@ class ImagePreprocessor:
         """
         loop, pool = asyncio.get_running_loop(), image_pool()
         if len(images) == 1:
-            if len(images[0]) <= _SMALL_BYTES:
-                header = _open_header(images[0], fields[0], self._limits)
-                if _is_small(*header.size):
-                    return [self._prepare_opened(header, fields[0])]
             return [await loop.run_in_executor(pool, self.prepare, images[0], fields[0])]
         # The headers of all images come first: one bomb among 64 images costs no decoding.
         await loop.run_in_executor(pool, self._check_headers, images, fields)
@@ -183,17 +173,14 @@ class ImagePreprocessor:
         """
         header = _open_header(data, field, self._limits)
         with _DECODING.hold(header.width * header.height, self._limits.max_pixels):
-            return self._prepare_opened(header, field)
-
-    def _prepare_opened(self, header: ImageFile.ImageFile, field: str) -> PreparedImage:
-        image = _decode(header, field)
-        resized, transform = self._resize(image, field)
-        return PreparedImage(
-            pixel_values=normalize(resized, self._settings),
-            width=image.width,
-            height=image.height,
-            transform=transform,
-        )
+            image = _decode(header, field)
+            resized, transform = self._resize(image, field)
+            return PreparedImage(
+                pixel_values=normalize(resized, self._settings),
+                width=image.width,
+                height=image.height,
+                transform=transform,
+            )
 
     def _check_headers(self, images: Sequence[bytes], fields: Sequence[str]) -> None:
         """Checks what images announce; the headers are not kept, since some come with buffers for the pixels."""
@@ -226,10 +213,6 @@ class ImagePreprocessor:
 
     def __repr__(self) -> str:
         return f"ImagePreprocessor({self._settings.resize} to {self._settings.width} x {self._settings.height})"
-
-
-def _is_small(width: int, height: int) -> bool:
-    return width * height <= _SMALL_PIXELS and max(width, height) <= _SMALL_RATIO * min(width, height)
 
 
 class _Gate:

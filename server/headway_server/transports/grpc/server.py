@@ -27,7 +27,7 @@ from headway.v1 import (
     translation_service_pb2_grpc,
 )
 from headway_server.bundles import Task
-from headway_server.errors import HeadwayError
+from headway_server.errors import ServerError
 from headway_server.observers import NO_OBSERVER, Observer
 from headway_server.runtime import available_bytes
 from headway_server.serving.calls import Calls
@@ -148,13 +148,13 @@ class HeadwayServer:
         """Starts the models and listens; returns the port.
 
         Raises:
-            HeadwayError: The address was taken since `address_problem` looked.
+            ServerError: The address was taken since `address_problem` looked.
         """
         address = format_address(self._settings.host, self._settings.port)
         try:
             port = self._server.add_insecure_port(address)
         except RuntimeError as error:
-            raise HeadwayError(f"cannot listen on {address}: {error}") from error
+            raise ServerError(f"cannot listen on {address}: {error}") from error
         self._host.start()
         await self._update_health()
         await self._server.start()
