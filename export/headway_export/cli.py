@@ -16,7 +16,7 @@ from headway_export.errors import ExportError, SourceError
 from headway_export.exporter import ExportOptions, export
 from headway_export.source import ExportSource, from_checkpoint, from_factory, open_tokenizer
 from headway_server.bundles import CHAT_TEMPLATE_FILE, Bundle, ImagePreprocessing, Languages, Precision, SpecialTokens
-from headway_server.errors import HeadwayError
+from headway_server.errors import ServerError
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 _console = Console(stderr=True)
@@ -121,7 +121,7 @@ def main(
         )
         with _console.status("") as status:
             bundle = export(source, options, progress=status.update)
-    except (ExportError, HeadwayError, ValidationError, OSError) as error:
+    except (ExportError, ServerError, ValidationError, OSError) as error:
         _console.print(f"headway-export: {_message(error)}", style="red", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(1) from None
     _print_summary(bundle)
@@ -142,8 +142,8 @@ def _check_flags_of_checkpoint(context: typer.Context) -> None:
     ]
     if given:
         raise SourceError(
-            f"{', '.join(given)}: goes with --model, and CHECKPOINT was given; a checkpoint holds what it says, so "
-            "leave it out, or give --model in place of CHECKPOINT"
+            f"{', '.join(given)}: only for --model, and CHECKPOINT was given, which holds these things itself; leave "
+            "them out, or give --model in place of CHECKPOINT"
         )
 
 

@@ -132,17 +132,22 @@ def _micro_f1(candidate: Candidate, data: EvaluationData) -> Quality:
 
 def _logits(candidate: Candidate, data: EvaluationData) -> NDArray[np.float32]:
     """Logits of the examples, (N, C)."""
-    graph, items = candidate.open_stateless(), _items(candidate.source, data)
-    logits = np.empty((len(items), len(candidate.source.labels)), np.float32)
-    for rows in _by_length([next(iter(item.values())) for item in items]):
+    source, graph = candidate.source, candidate.open_stateless()
+    logits = np.empty((len(data), len(source.labels)), np.float32)
+    if source.image_preprocessing is not None:
+        for start in range(0, len(data), NUM_SLOTS):
+            batch = slice(start, start + NUM_SLOTS)
+            images = pixel_values_of(source, data.images[batch])
+            logits[batch] = [found["logits"] for found in run_batch(graph, [{"pixel_values": i} for i in images])]
+        return logits
+    items = _text_items(source, data)
+    for rows in _by_length([item["input_ids"] for item in items]):
         logits[rows] = [found["logits"] for found in run_batch(graph, [items[row] for row in rows])]
     return logits
 
 
-def _items(source: ExportSource, data: EvaluationData) -> list[Tensors]:
-    """Makes a graph's inputs of the examples as a server does; texts are cut to the model's length."""
-    if source.image_preprocessing is not None:
-        return [{"pixel_values": image} for image in pixel_values_of(source, data.images)]
+def _text_items(source: ExportSource, data: EvaluationData) -> list[Tensors]:
+    """Makes a graph's inputs of texts as a server does, cut to the model's length."""
     limit, has_types = source.limits.max_input_tokens, source.has_token_types
     if data.text_pairs is None:
         return [text_tensors(ids, has_types=has_types) for ids in source.encode(data.texts, limit)]

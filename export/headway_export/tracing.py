@@ -243,9 +243,9 @@ def probe_attention(module: nn.Module, task: Task) -> list[tuple[int, int]]:
     ids, positions = torch.zeros(1, 2, dtype=torch.int64), torch.arange(2).unsqueeze(0)
     with _following_the_protocol(module):
         if task is Task.GENERATION:
-            cast("Decoder", module).hidden_states(ids, positions, probe.attend)
+            cast("Decoder", module).hidden_states(ids, positions, probe)
         else:
-            cast("EncoderDecoder", module).decode(ids, positions, probe.attend, probe.attend_cross)
+            cast("EncoderDecoder", module).decode(ids, positions, probe, probe)
     calls = {"attend": [layer for layer, _ in probe.layers]}
     if task is Task.TRANSLATION:
         calls["attend_cross"] = probe.cross_layers
@@ -259,7 +259,7 @@ def probe_attention(module: nn.Module, task: Task) -> list[tuple[int, int]]:
 
 
 class _Probe:
-    """Attention functions that compute nothing and note how they are called."""
+    """Attention that computes nothing and notes how it is called; without key and value it is attention to a source."""
 
     def __init__(self) -> None:
         self.layers: list[tuple[int, tuple[int, int]]] = []
@@ -267,16 +267,21 @@ class _Probe:
         self.cross_layers: list[int] = []
         """Layer of each call of `attend_cross`."""
 
-    def attend(
+    def __call__(
         self,
         query: Tensor,
-        key: Tensor,
-        value: Tensor,
+        key: Tensor | None = None,
+        value: Tensor | None = None,
         *,
         layer: int,
         bias: Tensor | None = None,
         scale: float | None = None,  # noqa: ARG002 (any will do)
     ) -> Tensor:
+        if bias is not None:
+            raise SourceError("attention was called with a bias; the exported graph of a decoder takes none")
+        if key is None or value is None:
+            self.cross_layers.append(layer)
+            return query
         if query.ndim != 4 or key.shape != value.shape or query.shape[2] % key.shape[2]:
             raise SourceError(
                 f"attend was called with query {tuple(query.shape)}, key {tuple(key.shape)} and value "
@@ -285,26 +290,8 @@ class _Probe:
             )
         if query.shape[3] % 8:
             raise SourceError(f"head_dim is {query.shape[3]}; it must be a multiple of 8")
-        _refuse_bias(bias)
         self.layers.append((layer, (key.shape[2], key.shape[3])))
         return query
-
-    def attend_cross(
-        self,
-        query: Tensor,
-        *,
-        layer: int,
-        bias: Tensor | None = None,
-        scale: float | None = None,  # noqa: ARG002 (any will do)
-    ) -> Tensor:
-        _refuse_bias(bias)
-        self.cross_layers.append(layer)
-        return query
-
-
-def _refuse_bias(bias: Tensor | None) -> None:
-    if bias is not None:
-        raise SourceError("attention was called with a bias; the exported graph of a decoder takes none")
 
 
 # Any graph
@@ -332,7 +319,9 @@ def _following_the_protocol(module: nn.Module) -> Iterator[None]:
     try:
         with torch.inference_mode():
             yield
-    except (AttributeError, TypeError, ValueError) as error:
+    except SourceError:
+        raise
+    except Exception as error:  # whatever the module raises
         raise SourceError(f"{type(module).__name__} does not follow docs/bring-your-own.md: {error}") from error
 
 

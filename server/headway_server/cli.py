@@ -12,7 +12,7 @@ import structlog
 from pydantic import ValidationError
 from pydantic_settings import CliApp, SettingsError
 
-from headway_server.errors import HeadwayError
+from headway_server.errors import ServerError
 from headway_server.log import configure_logging
 from headway_server.runtime import Runtime, describe_cores
 from headway_server.serving.host import ModelHost
@@ -39,7 +39,7 @@ def _serve(settings: ServerSettings) -> None:
         runtime = Runtime(device=settings.device, num_threads=settings.threads, num_lanes=settings.lanes)
         host = ModelHost.open(runtime, settings)
         has_ended = asyncio.run(_run(host, runtime, settings))
-    except HeadwayError as error:
+    except ServerError as error:
         _fail(str(error))
     if not has_ended:  # the interpreter might wait for the thread that hangs
         sys.stderr.flush()

@@ -223,7 +223,7 @@ def test_flags_of_a_module_of_ones_own_are_refused_with_a_checkpoint(tmp_path):
         assert flag in message
     assert "--store" not in message
     assert "--version" not in message
-    assert "goes with --model, and CHECKPOINT was given" in message
+    assert "only for --model, and CHECKPOINT was given" in message
 
 
 def test_a_checkpoint_of_another_task_is_refused(tiny_checkpoints, tmp_path):

@@ -165,8 +165,7 @@ def test_aligning_leaves_the_running_sentences_alone(bundle, runtime):
 
 
 async def served(model, texts):
-    fields = [f"texts[{index}]" for index in range(len(texts))]
-    return (await model.translate(texts, fields=fields, request=TranslationRequest())).results
+    return (await model.translate(texts, request=TranslationRequest())).results
 
 
 async def test_served_translations_equal_pytorchs_alone_and_in_a_batch(bundle, checkpoint, module, runtime, texts):

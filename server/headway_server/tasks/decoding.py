@@ -20,6 +20,7 @@ from headway_server.observers import NO_OBSERVER, ModelId, Observer
 from headway_server.preprocessing import TextTokenizer
 from headway_server.runtime import Cores, Device, Runtime, available_bytes
 from headway_server.serving.permits import Admission
+from headway_server.settings import DEFAULT_MAX_TEXT_KIB
 from headway_server.tasks.parameters import DecodingLimits
 
 _log = structlog.get_logger(__name__)
@@ -43,6 +44,7 @@ class DecodingModel:
         verifier: DraftVerifier | None = None,
         cores: Cores | None = None,
         settings: EngineSettings,
+        max_text_bytes: int = DEFAULT_MAX_TEXT_KIB * 2**10,
         observer: Observer = NO_OBSERVER,
     ) -> None:
         """Makes a model of its parts; `load` makes the parts.
@@ -57,6 +59,7 @@ class DecodingModel:
             verifier: Runs drafts in the slots of the only lane.
             cores: What several lanes share.
             settings: Of its engines.
+            max_text_bytes: Largest text, in bytes of UTF-8.
             observer: Is told of every run and of inputs that leave the queue.
 
         Raises:
@@ -75,6 +78,7 @@ class DecodingModel:
             max_total_tokens=decoder.max_length,
             vocab_size=decoder.vocab_size,
         )
+        self._max_text_bytes = max_text_bytes
         self._tokenizer = tokenizer
         self._cores = cores
         self._num_lanes = len(decoders)

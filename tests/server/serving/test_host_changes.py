@@ -233,7 +233,7 @@ async def test_real_models_are_replaced_under_load(tmp_path, runtime):
         while not end.is_set():
             async with calls.answer("/classify"):
                 model = host.find(TASK, "", "")
-                inputs = TextInputs(texts=["goal team"], fields=["texts[0]"])
+                inputs = TextInputs(texts=["goal team"])
                 answer = await model.classify(inputs, top_k=1, deadline=None)
             assert answer.results[0].labels[0].label == "sports"
             num_answers += 1

@@ -43,8 +43,7 @@ async def colours(classifier_store, runtime):
 
 
 async def classify(model: TextClassifier, texts: list[str]):
-    fields = [f"texts[{index}]" for index in range(len(texts))]
-    return await model.classify(TextInputs(texts=texts, fields=fields), top_k=3, deadline=None)
+    return await model.classify(TextInputs(texts=texts), top_k=3, deadline=None)
 
 
 def random_texts(count: int) -> list[str]:
@@ -86,8 +85,7 @@ async def test_labels_of_large_classifiers_are_made_off_the_event_loop(tmp_path,
     )
     model.start()
     try:
-        texts, fields = ["goal"] * 20, [f"texts[{index}]" for index in range(20)]
-        answer = await model.classify(TextInputs(texts=texts, fields=fields), top_k=1000, deadline=None)
+        answer = await model.classify(TextInputs(texts=["goal"] * 20), top_k=1000, deadline=None)
     finally:
         model.close()
     assert {len(result.labels) for result in answer.results} == {1000}
@@ -102,10 +100,9 @@ async def test_an_image_is_the_same_alone_and_in_a_batch(colours):
         width, height = generator.integers(8, 60, 2)
         Image.fromarray(generator.integers(0, 256, (height, width, 3), np.uint8)).save(buffer, "PNG")
         images.append(buffer.getvalue())
-    fields = [f"images[{index}]" for index in range(10)]
-    together = await colours.classify(images, fields=fields, top_k=3, deadline=None)
+    together = await colours.classify(images, top_k=3, deadline=None)
     for data, batched in zip(images, together.results, strict=True):
-        alone = await colours.classify([data], fields=["images[0]"], top_k=3, deadline=None)
+        alone = await colours.classify([data], top_k=3, deadline=None)
         assert alone.results[0].labels == batched.labels
     assert len({result.labels for result in together.results}) == 10, "the images must not all be answered alike"
 
@@ -119,13 +116,10 @@ def png(width: int, height: int, seed: int = 4) -> bytes:
 
 async def test_a_damaged_image_fails_its_call_and_no_other(colours):
     whole = png(40, 30)
-    calls = [
-        colours.classify([data], fields=[f"images[{i}]"], top_k=1, deadline=None)
-        for i, data in enumerate([whole, whole[:60], whole])
-    ]
+    calls = [colours.classify([data], top_k=1, deadline=None) for data in (whole, whole[:60], whole)]
     first, damaged, last = await asyncio.gather(*calls, return_exceptions=True)
     assert isinstance(damaged, InvalidInputError)
-    assert "images[1]: is a damaged or truncated PNG image" in str(damaged)
+    assert "images[0]: is a damaged or truncated PNG image" in str(damaged)
     assert first.results == last.results
     assert colours._admission._num_admitted == 0
 
@@ -161,7 +155,7 @@ async def test_waiting_bytes_are_bounded_beside_the_count(classifier_store, runt
     with model._admission.admit(1, 2**20 - 7), pytest.raises(OverloadedError, match="this call brings 8;"):
         await classify(model, ["gööl", "up"])
     with colours._admission.admit(1, 2**28), pytest.raises(OverloadedError, match="limit is 268435456 and this call"):
-        await colours.classify([b"x"], fields=["images[0]"], top_k=1, deadline=None)
+        await colours.classify([b"x"], top_k=1, deadline=None)
 
 
 async def test_a_cancelled_call_leaves_nothing_behind(topics):

@@ -169,10 +169,9 @@ async def test_a_call_that_fails_gives_its_permits_back():
 
 
 async def translate(model, *texts, max_new_tokens=20, truncate=False):
-    fields = [f"texts[{i}]" for i in range(len(texts))]
     parameters = TranslationParameters(max_new_tokens=max_new_tokens)
     request = TranslationRequest(parameters=parameters, truncate=truncate)
-    return (await model.translate(texts, fields=fields, request=request)).results
+    return (await model.translate(texts, request=request)).results
 
 
 @pytest.fixture

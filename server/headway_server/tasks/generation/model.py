@@ -24,9 +24,16 @@ from headway_server.observers import NO_OBSERVER, Observer
 from headway_server.preprocessing import ChatTemplate, TextTokenizer
 from headway_server.runtime import Cores, Device, Runtime
 from headway_server.serving.answers import Answer, CallTimings
-from headway_server.settings import ServerSettings
+from headway_server.settings import DEFAULT_MAX_TEXT_KIB, ServerSettings
 from headway_server.tasks.decoding import DecodingModel, open_decoders
-from headway_server.tasks.generation.request import FittedPrompt, GenerationRequest, Prompt, PromptReader
+from headway_server.tasks.generation.request import (
+    FittedPrompt,
+    GenerationRequest,
+    Prompt,
+    PromptReader,
+    check_prompt,
+    check_prompts,
+)
 from headway_server.tasks.parameters import SamplingPlan, plan_sampling
 
 _CONTEXT_TOKENS: Final = 16
@@ -65,6 +72,7 @@ class GenerationModel(DecodingModel):
         chat_template: ChatTemplate | None = None,
         verifier: DraftVerifier | None = None,
         cores: Cores | None = None,
+        max_text_bytes: int = DEFAULT_MAX_TEXT_KIB * 2**10,
         observer: Observer = NO_OBSERVER,
     ) -> None:
         """Makes a model of its parts; `load` makes the parts.
@@ -81,6 +89,7 @@ class GenerationModel(DecodingModel):
             verifier=verifier,
             cores=cores,
             settings=settings,
+            max_text_bytes=max_text_bytes,
             observer=observer,
         )
         self._constraints = ConstraintCompiler(
@@ -115,6 +124,7 @@ class GenerationModel(DecodingModel):
             verifier=verifier,
             cores=runtime.cores,
             settings=settings.engine,
+            max_text_bytes=settings.max_text_bytes,
             observer=observer,
         )
         model._check_runs(lambda: model._run_once(decoders[0]))
@@ -145,6 +155,7 @@ class GenerationModel(DecodingModel):
                 room, the deadline passed, the server is draining.
         """
         plan = self._plan(request)
+        check_prompts(prompts, fields, self._max_text_bytes)
         self._reader.check_kind(prompts)
         with self._admit_samples(fields, request.sample_count):
             began = time.monotonic()
@@ -171,6 +182,7 @@ class GenerationModel(DecodingModel):
         With `echo` the first delta is the prompt. Args and errors are those of `generate`.
         """
         plan = self._plan(request)
+        check_prompt(prompt, field, self._max_text_bytes)
         self._reader.check_kind([prompt])
         with self._admit(1):
             began = time.monotonic()

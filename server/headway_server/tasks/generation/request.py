@@ -9,13 +9,14 @@ import dataclasses
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headway_server.errors import InvalidInputError, NoChatTemplateError
 from headway_server.preprocessing import ChatTemplate, ChatTurn, TextTokenizer
+from headway_server.serving.limits import check_count, check_size_of_call, check_text, num_bytes
 from headway_server.tasks.parameters import (
     MAX_PRIORITY,
     MAX_SAMPLES,
@@ -25,6 +26,11 @@ from headway_server.tasks.parameters import (
     SamplingPlan,
     check_range,
 )
+
+MAX_PROMPTS: Final = 256
+"""Most prompts or conversations of a call."""
+MAX_TURNS: Final = 1024
+"""Most turns of a conversation."""
 
 Conversation: TypeAlias = tuple[ChatTurn, ...]
 Prompt: TypeAlias = str | Conversation
@@ -135,6 +141,53 @@ class PromptReader:
 
     def __repr__(self) -> str:
         return f"PromptReader({self._owner}, {'no' if self._chat_template is None else 'a'} chat template)"
+
+
+def check_prompts(prompts: Sequence[Prompt], fields: Sequence[str], max_bytes: int) -> None:
+    """Checks the prompts or conversations of a call, before any work is done for them.
+
+    Args:
+        prompts: Texts or conversations.
+        fields: What the request calls each of them, such as `prompts[3]`.
+        max_bytes: Largest prompt, or conversation, in UTF-8.
+
+    Raises:
+        InvalidInputError: There are too few or too many, one is not right as `check_prompt` says, or together they
+            have more bytes than a call may.
+    """
+    if not prompts:
+        raise InvalidInputError("prompts", f"is empty; give 1 to {MAX_PROMPTS}, or conversations instead")
+    field = fields[0].partition("[")[0]
+    check_count(field, len(prompts), MAX_PROMPTS)
+    for prompt, name in zip(prompts, fields, strict=True):
+        check_prompt(prompt, name, max_bytes)
+    check_size_of_call(field, (text for prompt in prompts for text in _texts(prompt)), max_bytes)
+
+
+def check_prompt(prompt: Prompt, field: str, max_bytes: int) -> None:
+    """Checks one prompt or conversation, which the request calls `field`.
+
+    Raises:
+        InvalidInputError: A text is empty, a conversation has no turns or too many, or what is said has more than
+            `max_bytes` in UTF-8 in all.
+    """
+    if not prompt and isinstance(prompt, str):
+        raise InvalidInputError(field, "is empty; give at least one character, or a conversation instead")
+    if isinstance(prompt, str):
+        check_text(field, prompt, max_bytes)
+        return
+    check_count(f"{field}.messages", len(prompt), MAX_TURNS, "leave out the first ones")
+    for index, turn in enumerate(prompt):
+        if turn.content or turn.role != "assistant":  # a model may have said nothing
+            check_text(f"{field}.messages[{index}].content", turn.content, max_bytes)
+    if (size := sum(map(num_bytes, _texts(prompt)))) > max_bytes:
+        raise InvalidInputError(
+            field, f"has {size} bytes in all, the limit is {max_bytes}; leave out the first messages"
+        )
+
+
+def _texts(prompt: Prompt) -> list[str]:
+    return [prompt] if isinstance(prompt, str) else [turn.content for turn in prompt]
 
 
 def fit_prompt(

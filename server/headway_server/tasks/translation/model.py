@@ -23,12 +23,13 @@ from headway_server.preprocessing import SplitText, TextTokenizer, split_sentenc
 from headway_server.preprocessing.pool import text_pool
 from headway_server.runtime import Cores, Device, Runtime
 from headway_server.serving.answers import Answer, CallTimings
-from headway_server.settings import ServerSettings
+from headway_server.serving.limits import check_size_of_call, check_text, check_texts, num_bytes
+from headway_server.settings import DEFAULT_MAX_TEXT_KIB, ServerSettings
 from headway_server.tasks.decoding import DecodingModel, open_decoders
 from headway_server.tasks.translation.answer import TranslatedText, read_result, regroup
 from headway_server.tasks.translation.call import Passage, Source, TranslationCall, named_passages, whole_texts
 from headway_server.tasks.translation.phrases import PhraseEncoder
-from headway_server.tasks.translation.request import TranslationRequest, plan_translation
+from headway_server.tasks.translation.request import MAX_TEXTS, TranslationRequest, plan_translation
 
 _MAX_REPEATED_SEARCHES = 4
 """Most repetitions of a search; after these the last translation is returned, whatever phrases it has."""
@@ -50,6 +51,7 @@ class TranslationModel(DecodingModel):
         encoder: Encoder,
         cores: Cores | None = None,
         settings: EngineSettings,
+        max_text_bytes: int = DEFAULT_MAX_TEXT_KIB * 2**10,
         observer: Observer = NO_OBSERVER,
     ) -> None:
         """Makes a model of its parts; `load` makes the parts.
@@ -66,6 +68,7 @@ class TranslationModel(DecodingModel):
             encoder=encoder,
             cores=cores,
             settings=settings,
+            max_text_bytes=max_text_bytes,
             observer=observer,
         )
         special_tokens = bundle.manifest.special_tokens
@@ -94,6 +97,7 @@ class TranslationModel(DecodingModel):
             encoder=encoder,
             cores=runtime.cores,
             settings=settings.engine,
+            max_text_bytes=settings.max_text_bytes,
             observer=observer,
         )
         model._check_runs(lambda: model._run_once(decoders[0], encoder))
@@ -106,21 +110,22 @@ class TranslationModel(DecodingModel):
             decoder.decode(np.array([token_id]), np.zeros(1, np.int64))
         decoder.set_sources([])
 
-    async def translate(
-        self, texts: Elements[str], *, fields: Elements[str], request: TranslationRequest
-    ) -> Answer[TranslatedText]:
+    async def translate(self, texts: Elements[str], *, request: TranslationRequest) -> Answer[TranslatedText]:
         """Translates texts; all of them, or none.
 
         Args:
-            texts: Texts of at least one character.
-            fields: What the request calls each of them, for messages.
+            texts: 1 to `MAX_TEXTS` texts of at least one character.
             request: What is asked for beside them.
 
         Raises:
             RequestError: A parameter or text is out of its range, the bundle cannot align, there is no room, the
                 deadline passed, the server is draining.
         """
+        check_texts("texts", texts, MAX_TEXTS, self._max_text_bytes)
+        request.check_one_each(len(texts))
+        self._check_prefixes(request.target_prefixes, "target_prefixes[{}]")
         call = self._call(request, len(texts))
+        fields = [f"texts[{index}]" for index in range(len(texts))]
         with ExitStack() as permits:
             permits.enter_context(self._admit(len(texts)))
             began = time.monotonic()
@@ -146,6 +151,8 @@ class TranslationModel(DecodingModel):
 
         The first delta has the whole prefix. Args and errors are those of `translate`.
         """
+        check_text(field, text, self._max_text_bytes)
+        self._check_prefixes(request.target_prefixes, "target_prefix")
         call = self._call(request, 1, is_stream=True)
         with self._admit(1):
             began = time.monotonic()
@@ -161,6 +168,15 @@ class TranslationModel(DecodingModel):
                         yield Delta(output="".join(held), num_new_tokens=delta.num_new_tokens)
                         held = []
             yield await self._answer(call, sources, [sequence.reply.result.result()], [], preprocessing_s)
+
+    def _check_prefixes(self, prefixes: Elements[str], field: str) -> None:
+        """Checks the sizes of prefixes, which the request calls `field` with their number."""
+        for index, prefix in enumerate(prefixes):
+            if (size := num_bytes(prefix)) > self._max_text_bytes:
+                raise InvalidInputError(
+                    field.format(index), f"has {size} bytes, the limit is {self._max_text_bytes}; shorten it"
+                )
+        check_size_of_call("target_prefixes", prefixes, self._max_text_bytes)
 
     def _call(self, request: TranslationRequest, num_texts: int, *, is_stream: bool = False) -> TranslationCall:
         """Checks what a call asks for, before any work is done for it."""

@@ -76,9 +76,8 @@ async def test_translations_equal_the_naive_loop_whatever_runs_beside_them(tiny_
     model = TranslationModel.load(bundle, runtime, loading(engine=SETTINGS, precision=precision))
     rng = np.random.default_rng(2)
     texts = [" ".join(rng.choice(NUMBERS, size=rng.integers(1, 12))) for _ in range(40)]
-    fields = [f"texts[{index}]" for index in range(len(texts))]
     model.start()
-    answer = await model.translate(texts, fields=fields, request=TranslationRequest())
+    answer = await model.translate(texts, request=TranslationRequest())
     model.close()
     variant = bundle.manifest.variants[precision]
     alone, encoder = DecoderRunner(runtime, bundle, variant, num_slots=1), EncoderRunner(runtime, bundle, variant)

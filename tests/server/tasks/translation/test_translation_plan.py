@@ -127,7 +127,7 @@ async def test_a_length_ratio_counts_the_tokens_of_the_source_once():
     text = "!" * 39  # 40 tokens with the end of the sentence
     for ratio, expected in ((0.5, 20), (2.0, 80)):
         request = TranslationRequest(parameters=TranslationParameters(max_length_ratio=ratio))
-        answer = await model.translate([text], fields=["texts[0]"], request=request)
+        answer = await model.translate([text], request=request)
         (result,) = answer.results
         assert (result.num_source_tokens, result.num_new_tokens) == (40, expected)
     model.close()

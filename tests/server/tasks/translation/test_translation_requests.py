@@ -55,8 +55,7 @@ async def model():
 async def translate(model, *texts, **wishes):
     parameters = TranslationParameters(**({"max_new_tokens": 16} | wishes.pop("parameters", {})))
     request = TranslationRequest(parameters=parameters, **wishes)
-    fields = [f"texts[{index}]" for index in range(len(texts))]
-    return (await model.translate(texts, fields=fields, request=request)).results
+    return (await model.translate(texts, request=request)).results
 
 
 async def stream(model, text, **wishes):

@@ -117,7 +117,7 @@ async def test_a_model_of_optional_pairs_reads_single_texts_too(serving):
     [
         ("single", ["goal"], "model single reads single texts; leave it out"),
         ("only-pairs", [], "model only-pairs reads pairs of texts; give one for every text"),
-        ("pairs", ["goal", "goal"], "has 2 elements and texts has 1; give one for every text, or none"),
+        ("pairs", ["goal", "goal"], "has 2 elements for 1 texts; give one for every text, or none"),
     ],
 )
 async def test_pairs_that_do_not_fit_the_model_are_refused(serving, model, pairs, message):
