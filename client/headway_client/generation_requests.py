@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Unpack
 
+from headway.v1 import common_pb2
 from headway.v1 import generation_service_pb2 as pb
 from headway_client import responses
 from headway_client.calls import StreamCall, UnaryCall
@@ -102,14 +103,14 @@ def _fill(
     request.truncate = truncate
     request.echo = echo
     request.priority = priority
-    request.sampling.CopyFrom(_sampling(**sampling))
+    request.parameters.CopyFrom(_parameters(**sampling))
     if log_probabilities is not None or prompt_log_probabilities:
         request.log_probabilities.CopyFrom(
             pb.LogProbabilityOptions(top_token_count=log_probabilities or 0, include_prompt=prompt_log_probabilities)
         )
 
 
-def _sampling(
+def _parameters(
     *,
     max_new_tokens: int | None = None,
     min_new_tokens: int | None = None,
@@ -127,20 +128,18 @@ def _sampling(
     json_schema: str | Mapping[str, Any] | None = None,
     regex: str | None = None,
     choices: Sequence[str] | None = None,
-) -> pb.SamplingParameters:
+) -> pb.GenerationParameters:
     """Fields that are None stay unset, so that the model's own defaults apply."""
-    return pb.SamplingParameters(
-        max_new_token_count=max_new_tokens,
-        min_new_token_count=min_new_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
+    return pb.GenerationParameters(
+        max_new_tokens=max_new_tokens,
+        min_new_tokens=min_new_tokens,
+        sampling=common_pb2.SamplingParameters(
+            temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed
+        ),
         repetition_penalty=repetition_penalty,
         presence_penalty=presence_penalty,
         frequency_penalty=frequency_penalty,
         logit_biases=[pb.LogitBias(token_id=token_id, bias=bias) for token_id, bias in (logit_bias or {}).items()],
-        seed=seed,
         stop_strings=as_texts("stop", stop),
         stop_token_ids=stop_token_ids,
         constraint=_constraint(json_schema, regex, choices),

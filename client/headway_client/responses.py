@@ -46,10 +46,10 @@ ResultT = TypeVar("ResultT")
 
 # Values of the API by number; a number of a newer protocol is in none of them.
 _FINISH_REASONS: dict[int, FinishReason] = {
-    generation_service_pb2.FINISH_REASON_END_OF_SEQUENCE: FinishReason.END_OF_SEQUENCE,
-    generation_service_pb2.FINISH_REASON_STOP: FinishReason.STOP,
-    generation_service_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
-    generation_service_pb2.FINISH_REASON_CONSTRAINT: FinishReason.CONSTRAINT,
+    common_pb2.FINISH_REASON_END_OF_SEQUENCE: FinishReason.END_OF_SEQUENCE,
+    common_pb2.FINISH_REASON_STOP: FinishReason.STOP,
+    common_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
+    common_pb2.FINISH_REASON_CONSTRAINT: FinishReason.CONSTRAINT,
 }
 TASKS: dict[int, Task] = {
     model_service_pb2.TASK_UNSPECIFIED: Task.UNSPECIFIED,
@@ -131,12 +131,12 @@ def token_log_probabilities(
     )
 
 
-def text_labels(message: text_classification_service_pb2.TextLabels) -> TextLabels:
+def text_labels(message: text_classification_service_pb2.TextClassification) -> TextLabels:
     """Reads the labels of a text."""
     return TextLabels(_label_scores(message.labels), message.token_count, message.truncated)
 
 
-def text_spans(message: text_classification_service_pb2.TextSpans) -> TextSpans:
+def text_spans(message: text_classification_service_pb2.TokenClassification) -> TextSpans:
     """Reads the spans of a text."""
     spans = tuple(LabeledSpan(span.label, span.probability, span.start, span.end) for span in message.spans)
     return TextSpans(spans, message.token_count, message.truncated)
@@ -152,7 +152,7 @@ def image_embedding(message: image_classification_service_pb2.ImageEmbedding) ->
     return ImageEmbedding(tuple(message.values), message.width, message.height)
 
 
-def image_labels(message: image_classification_service_pb2.ImageLabels) -> ImageLabels:
+def image_labels(message: image_classification_service_pb2.ImageClassification) -> ImageLabels:
     """Reads the labels of an image."""
     return ImageLabels(_label_scores(message.labels), message.width, message.height)
 
@@ -190,7 +190,7 @@ def _model(message: model_service_pb2.Model) -> Model:
         labels=tuple(message.labels),
         source_language=message.source_language,
         target_language=message.target_language,
-        default_sampling=_sampling(message.default_sampling) if message.HasField("default_sampling") else None,
+        default_sampling=_sampling(message.default_parameters) if message.HasField("default_parameters") else None,
         quality=tuple(_quality_figure(figure) for figure in message.quality),
         license=message.license,
         has_chat_template=message.has_chat_template,
@@ -201,10 +201,10 @@ def _quality_figure(message: model_service_pb2.QualityFigure) -> QualityFigure:
     return QualityFigure(message.variant, message.metric, message.value, message.example_count, message.dataset)
 
 
-def _sampling(message: generation_service_pb2.SamplingParameters) -> SamplingDefaults:
-    named = {field.name: value for field, value in message.ListFields()}
+def _sampling(message: generation_service_pb2.GenerationParameters) -> SamplingDefaults:
+    named = {field.name: value for part in (message, message.sampling) for field, value in part.ListFields()}
     return SamplingDefaults(
-        max_new_tokens=named.get("max_new_token_count"),
+        max_new_tokens=named.get("max_new_tokens"),
         temperature=named.get("temperature"),
         top_k=named.get("top_k"),
         top_p=named.get("top_p"),
@@ -215,8 +215,8 @@ def _sampling(message: generation_service_pb2.SamplingParameters) -> SamplingDef
     )
 
 
-def _label_scores(messages: Iterable[text_classification_service_pb2.LabelScore]) -> tuple[LabelScore, ...]:
-    return tuple(LabelScore(message.label, message.probability, message.is_selected) for message in messages)
+def _label_scores(messages: Iterable[common_pb2.LabelScore]) -> tuple[LabelScore, ...]:
+    return tuple(LabelScore(message.label, message.probability, message.selected) for message in messages)
 
 
 def _model_reference(message: common_pb2.ModelReference) -> ModelReference:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Unpack
 
+from headway.v1 import common_pb2
 from headway.v1 import translation_service_pb2 as pb
 from headway_client import responses
 from headway_client.calls import StreamCall, UnaryCall
@@ -119,7 +120,7 @@ def _fill(
     request.truncate = truncate
     request.source_language = source_language
     request.target_language = target_language
-    request.alignment = alignment
+    request.include_alignment = alignment
     request.parameters.CopyFrom(_parameters(**decoding))
 
 
@@ -138,12 +139,16 @@ def _parameters(
 ) -> pb.TranslationParameters:
     """Fields that are None stay unset, so that the defaults of the protocol apply."""
     draws = sample or any(value is not None for value in (temperature, top_k, top_p, min_p, seed))
+    if draws and temperature is None:
+        temperature = 1.0
     return pb.TranslationParameters(
-        max_new_token_count=max_new_tokens,
+        max_new_tokens=max_new_tokens,
         max_length_ratio=max_length_ratio,
         length_penalty=length_penalty,
         no_repeat_ngram_size=no_repeat_ngram_size,
-        sampling=pb.TranslationSampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
+        sampling=common_pb2.SamplingParameters(
+            temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed
+        )
         if draws
         else None,
     )

@@ -15,8 +15,8 @@ from tokenizers import Tokenizer
 
 from headway_export.source import ExportSource
 from headway_server.bundles import Bundle, Precision, Variant
-from headway_server.engine.encoder_runner import CrossTensors, EncoderRunner
-from headway_server.engine.runner import DecoderRunner
+from headway_server.decoding.runner.decoder import DecoderRunner
+from headway_server.decoding.runner.encoder import CrossTensors, EncoderRunner
 from headway_server.preprocessing.image import normalize
 from headway_server.runtime import Runtime
 

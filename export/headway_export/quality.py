@@ -18,7 +18,7 @@ from headway_export.errors import ParityError
 from headway_export.source import EvaluationData
 from headway_export.span_quality import span_f1
 from headway_server.bundles import CalibrationFigures, QualityFigure, Task
-from headway_server.engine.runner import DecoderRunner
+from headway_server.decoding.runner.decoder import DecoderRunner
 from headway_training.evaluation import evaluation_windows
 
 ALLOWED_LOSS = {"accuracy": 0.5, "micro_f1": 0.5, "span_f1": 0.5, "sacrebleu": 0.5, "nats_per_character": 0.02}

@@ -10,11 +10,11 @@ from tokenizers import Encoding
 from headway_export.candidate import NUM_SLOTS, Candidate
 from headway_export.source import EvaluationData
 from headway_server.batching.graph import Output, TaggableText, TokenClassifierGraph
-from headway_server.batching.spans import END, LABEL, START
-from headway_server.batching.token_classifier import SpanReader
 from headway_server.bundles.tags import TagSet
 from headway_server.preprocessing import EncodedText
 from headway_server.preprocessing.pieces import Pieces
+from headway_server.tasks.tokens.classifier import SpanReader
+from headway_server.tasks.tokens.spans import END, LABEL, START
 from headway_training.metrics import span_scores
 
 Spans = list[tuple[int, int, int]]

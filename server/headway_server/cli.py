@@ -12,15 +12,15 @@ import typer
 from pydantic import BaseModel, ValidationError
 from pydantic_settings import SettingsError
 
-from headway_server.batching import BatchingSettings
-from headway_server.engine import EngineSettings
+from headway_server.batching.settings import BatchingSettings
+from headway_server.decoding.settings import EngineSettings
 from headway_server.errors import HeadwayError
 from headway_server.log import configure_logging
-from headway_server.registry import ModelRegistry
 from headway_server.runtime import Runtime
 from headway_server.runtime.processor import describe_cores
-from headway_server.server import HeadwayServer, address_problem, format_address
+from headway_server.serving.host import ModelRegistry
 from headway_server.settings import ServerSettings
+from headway_server.transports.grpc.server import HeadwayServer, address_problem, format_address
 
 _log = structlog.get_logger(__name__)
 _USAGE_ERROR = 2

@@ -5,7 +5,7 @@ HeadwayError                  what this package raises
 ├── StoreError                a store that is missing or holds no bundle
 ├── RuntimeUnavailableError   ONNX Runtime, a provider or a variant that was asked for is not there
 │   └── MemoryUnavailableError  the state of a model does not fit memory
-└── RequestError              a call that cannot be answered; services/status.py maps each kind to one gRPC code
+└── RequestError              a call that cannot be answered; transports/grpc/status.py maps each kind to one gRPC code
     ├── InvalidInputError     a field of the request is wrong: names the field
     ├── ModelNotFoundError    no such model or version
     ├── WrongTaskError        the model cannot do this task

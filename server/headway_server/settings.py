@@ -13,7 +13,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from headway_server.batching.settings import BatchingSettings
 from headway_server.bundles import Precision
-from headway_server.engine.settings import EngineSettings
+from headway_server.decoding.settings import EngineSettings
 
 _PIXELS_THAT_PILLOW_DECODES: Final = 89_000_000
 """Past this Pillow warns of a decompression bomb itself."""

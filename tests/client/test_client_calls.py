@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import headway_client
+from headway.v1 import common_pb2
 from headway.v1 import generation_service_pb2 as pb
 from headway_client import AsyncClient, ChatMessage, Client, Role, TranslatedText, results
 
@@ -51,18 +52,14 @@ def test_generate_sends_every_option_and_reads_every_field(server: Any, connect:
         model_version="1",
         prompts=["one two", "three"],
         truncate=True,
-        sampling=pb.SamplingParameters(
-            max_new_token_count=5,
-            min_new_token_count=2,
-            temperature=0.5,
-            top_k=3,
-            top_p=0.75,
-            min_p=0.25,
+        parameters=pb.GenerationParameters(
+            max_new_tokens=5,
+            min_new_tokens=2,
+            sampling=common_pb2.SamplingParameters(temperature=0.5, top_k=3, top_p=0.75, min_p=0.25, seed=2**63),
             repetition_penalty=1.5,
             presence_penalty=-0.5,
             frequency_penalty=0.125,
             logit_biases=[pb.LogitBias(token_id=17, bias=-5), pb.LogitBias(token_id=3, bias=100)],
-            seed=2**63,
             stop_strings=["."],
             stop_token_ids=[8, 9],
             constraint=pb.Constraint(regex="[a-z]+"),
@@ -91,8 +88,8 @@ def test_an_answer_without_what_was_not_asked_for(server: Any, connect: Connect)
 
 def test_options_that_are_not_given_stay_unset(server: Any, connect: Connect) -> None:
     connect(server.address).call("generate", "one", temperature=0.0)
-    sampling = pb.SamplingParameters(temperature=0)
-    assert server.rules.requests == [pb.GenerateTextRequest(prompts=["one"], sampling=sampling)]
+    parameters = pb.GenerationParameters(sampling=common_pb2.SamplingParameters(temperature=0))
+    assert server.rules.requests == [pb.GenerateTextRequest(prompts=["one"], parameters=parameters)]
 
 
 @pytest.mark.parametrize(
@@ -107,7 +104,7 @@ def test_options_that_are_not_given_stay_unset(server: Any, connect: Connect) ->
 )
 def test_a_constraint_is_sent(server: Any, connect: Connect, options: dict[str, Any], constraint: Any) -> None:
     connect(server.address).call("generate", "one", **options)
-    assert server.rules.requests[0].sampling.constraint == constraint
+    assert server.rules.requests[0].parameters.constraint == constraint
 
 
 def test_two_constraints_are_a_value_error(server: Any, connect: Connect) -> None:
@@ -145,7 +142,7 @@ def test_stream_chat_sends_a_conversation(server: Any, connect: Connect) -> None
     assert "".join(piece.text for piece in pieces) == answer[0].text == "hi and so on"
     (request,) = server.rules.requests
     assert list(request.conversation.messages) == [SYSTEM, USER]
-    assert (request.prompt, request.sampling.top_k) == ("", 4)
+    assert (request.prompt, request.parameters.sampling.top_k) == ("", 4)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +173,7 @@ def test_stream_generate_hands_out_pieces_whose_join_is_the_text(server: Any, co
     assert len(pieces) == 6  # five words and the last message
     assert "".join(piece.text for piece in pieces) == answer[0].text == "one two and so on"
     assert [piece.new_token_count for piece in pieces] == [1, 2, 3, 4, 5, 5]
-    assert server.rules.requests[0].sampling.max_new_token_count == 9
+    assert server.rules.requests[0].parameters.max_new_tokens == 9
     assert not any(piece.tokens for piece in pieces)
 
 
@@ -194,7 +191,7 @@ def test_translate(server: Any, connect: Connect) -> None:
     assert answer[0] == TranslatedText("A DOG", -1.5, results.FinishReason.END_OF_SEQUENCE, 2, 2, False, score=-0.75)
     (request,) = server.rules.requests
     assert (request.source_language, request.target_language) == ("en", "de")
-    assert request.parameters.max_new_token_count == 4
+    assert request.parameters.max_new_tokens == 4
     pieces, streamed = caller.stream("stream_translate", "a dog")
     assert "".join(piece.text for piece in pieces) == "A DOG"
     assert streamed[0] == answer[0]

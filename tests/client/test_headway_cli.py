@@ -17,6 +17,7 @@ import grpc
 import pytest
 from typer.testing import CliRunner
 
+from headway.v1 import common_pb2
 from headway.v1 import generation_service_pb2 as pb
 from headway_client.cli import app
 
@@ -42,8 +43,8 @@ def test_generate_streams_the_text_of_an_argument(run: Run, server: Any) -> None
     assert (ended.exit_code, ended.stdout, ended.stderr) == (0, "one two and so on\n", "")
     (request,) = server.rules.requests
     assert request.prompt == "one two"
-    assert (request.sampling.max_new_token_count, request.sampling.seed) == (5, 3)
-    assert list(request.sampling.stop_strings) == ["x", "y"]
+    assert (request.parameters.max_new_tokens, request.parameters.sampling.seed) == (5, 3)
+    assert list(request.parameters.stop_strings) == ["x", "y"]
 
 
 def test_generate_prints_pieces_as_they_come(run: Run) -> None:
@@ -78,18 +79,14 @@ def test_generate_sends_every_flag(run: Run, server: Any, tmp_path: Path) -> Non
     (request,) = server.rules.requests
     assert request == pb.GenerateTextRequest(
         prompts=["one"],
-        sampling=pb.SamplingParameters(
-            max_new_token_count=9,
-            min_new_token_count=2,
-            temperature=0.5,
-            top_k=4,
-            top_p=0.75,
-            min_p=0.25,
+        parameters=pb.GenerationParameters(
+            max_new_tokens=9,
+            min_new_tokens=2,
+            sampling=common_pb2.SamplingParameters(temperature=0.5, top_k=4, top_p=0.75, min_p=0.25, seed=3),
             repetition_penalty=1.5,
             presence_penalty=-0.5,
             frequency_penalty=0.125,
             logit_biases=[pb.LogitBias(token_id=17, bias=-5), pb.LogitBias(token_id=3, bias=1.5)],
-            seed=3,
             stop_token_ids=[8, 9],
             constraint=pb.Constraint(choices=pb.Choices(texts=["yes", "no"])),
         ),
@@ -107,7 +104,7 @@ def test_a_schema_is_a_file_or_json(run: Run, server: Any, tmp_path: Path) -> No
     for given in (str(file), '{"type": "integer"}'):
         assert run("generate", "one", "--json-schema", given).exit_code == 0
     run("generate", "one", "--regex", "[0-9]+")
-    schema, same, regex = [request.sampling.constraint for request in server.rules.requests]
+    schema, same, regex = [request.parameters.constraint for request in server.rules.requests]
     assert schema == same == pb.Constraint(json_schema='{"type": "integer"}')
     assert regex == pb.Constraint(regex="[0-9]+")
 
@@ -139,7 +136,7 @@ def test_chat_answers_the_messages_that_are_given(run: Run, server: Any) -> None
     (request,) = server.rules.requests
     turns = [(message.role, message.content) for message in request.conversation.messages]
     assert turns == [(1, "be kind"), (2, "hi"), (3, "oh"), (2, "a: b")]
-    assert request.sampling.seed == 3
+    assert request.parameters.sampling.seed == 3
     answer = objects(run("chat", "-m", "user:hi", "--json").stdout)[-1]
     assert (answer["input"], answer["text"]) == ([{"role": "user", "content": "hi"}], "hi and so on")
 

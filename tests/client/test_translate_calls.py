@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from headway.v1 import common_pb2
 from headway.v1 import translation_service_pb2 as pb
 from headway_client import Alignment, EarlyStopping, PhraseConstraints, TextSpan, TokenAlignment, TranslatedText
 from headway_client.results import FinishReason
@@ -43,7 +44,7 @@ def test_every_option_is_sent(server: Any, connect: Connect) -> None:
         source_language="en",
         target_language="de",
         parameters=pb.TranslationParameters(
-            max_new_token_count=9,
+            max_new_tokens=9,
             max_length_ratio=1.5,
             beam_size=4,
             hypothesis_count=2,
@@ -57,7 +58,7 @@ def test_every_option_is_sent(server: Any, connect: Connect) -> None:
             pb.PhraseConstraints(required=["Hund"], forbidden=["Katze", "Kater"]),
             pb.PhraseConstraints(),
         ],
-        alignment=True,
+        include_alignment=True,
         split_sentences=True,
     )
 
@@ -74,23 +75,23 @@ def test_one_prefix_and_one_glossary_are_for_every_text(server: Any, connect: Co
     ("options", "sampling"),
     [
         ({}, None),
-        ({"sample": True}, pb.TranslationSampling()),
-        ({"temperature": 0.5, "seed": 0}, pb.TranslationSampling(temperature=0.5, seed=0)),
+        ({"sample": True}, common_pb2.SamplingParameters(temperature=1.0)),
+        ({"temperature": 0.5, "seed": 0}, common_pb2.SamplingParameters(temperature=0.5, seed=0)),
         (
             {"top_k": 3, "top_p": 0.5, "min_p": 0.25},
-            pb.TranslationSampling(top_k=3, top_p=0.5, min_p=0.25),
+            common_pb2.SamplingParameters(temperature=1.0, top_k=3, top_p=0.5, min_p=0.25),
         ),
     ],
 )
 def test_drawing_is_asked_for_by_any_of_its_options(
-    server: Any, connect: Connect, options: dict[str, Any], sampling: pb.TranslationSampling | None
+    server: Any, connect: Connect, options: dict[str, Any], sampling: common_pb2.SamplingParameters | None
 ) -> None:
     caller = connect(server.address)
     caller.call("translate", "a dog", **options)
     caller.stream("stream_translate", "a dog", target_prefix="Ein", alignment=True, **options)
     unary, stream = server.rules.requests
     assert unary.parameters == stream.parameters == pb.TranslationParameters(sampling=sampling)
-    assert (stream.target_prefix, stream.alignment) == ("Ein", True)
+    assert (stream.target_prefix, stream.include_alignment) == ("Ein", True)
 
 
 def test_an_unknown_way_of_stopping_is_refused_before_anything_is_sent(server: Any, connect: Connect) -> None:

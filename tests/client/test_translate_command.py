@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from headway.v1 import common_pb2
 from headway.v1 import translation_service_pb2 as pb
 from headway_client.cli import app
 
@@ -49,7 +50,7 @@ def test_every_option_reaches_the_request(run: Run, server: Any) -> None:
         split_sentences=True,
     )
     run("a dog", "--sample", "--temperature", "0.5", "--top-k", "3", "--top-p", "0.5", "--min-p", "0.25", "--seed", "9")
-    sampling = pb.TranslationSampling(temperature=0.5, top_k=3, top_p=0.5, min_p=0.25, seed=9)
+    sampling = common_pb2.SamplingParameters(temperature=0.5, top_k=3, top_p=0.5, min_p=0.25, seed=9)
     assert server.rules.requests[-1].parameters.sampling == sampling
 
 

@@ -11,8 +11,8 @@ from headway_export.exporter import ExportOptions, export
 from headway_export.graphs import alignment_layer
 from headway_export.source import from_checkpoint
 from headway_server.bundles import ALIGNMENT, Architecture, Bundle, Precision, open_bundle
-from headway_server.engine.encoder_runner import EncoderRunner
-from headway_server.engine.runner import DecoderRunner
+from headway_server.decoding.runner.decoder import DecoderRunner
+from headway_server.decoding.runner.encoder import EncoderRunner
 from headway_server.errors import BundleError
 from headway_server.runtime import Runtime
 from headway_training.models.parts.attention import causal_attention

@@ -16,7 +16,7 @@ from headway_export.exporter import ExportOptions, export
 from headway_export.graphs import trace
 from headway_export.source import from_checkpoint
 from headway_server.bundles import Precision, Task, open_bundle
-from headway_server.engine.runner import DecoderRunner
+from headway_server.decoding.runner.decoder import DecoderRunner
 from headway_server.runtime import Runtime
 from headway_training.models.gpt import GPT, GPTConfig
 from headway_training.models.parts.attention import scaled_dot_product_attention

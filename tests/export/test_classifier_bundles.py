@@ -10,10 +10,12 @@ from rich.console import Console
 
 from headway_export.exporter import ExportOptions, export
 from headway_export.source import ExportSource, from_checkpoint
-from headway_server.batching import BatchingSettings, TextClassifier, TokenClassifier
-from headway_server.batching.text_model import TextInputs
+from headway_server.batching.settings import BatchingSettings
 from headway_server.bundles import Bundle, Precision, open_bundle
 from headway_server.runtime import Runtime
+from headway_server.tasks.text.classifier import TextClassifier
+from headway_server.tasks.text.model import TextInputs
+from headway_server.tasks.tokens.classifier import TokenClassifier
 from headway_training.data.sources import OwnData
 from headway_training.run import RunOptions, run_training
 from headway_training.tokenizers import encode_pairs

@@ -9,8 +9,8 @@ import pytest
 from headway_export import reference
 from headway_export.source import from_checkpoint
 from headway_server.bundles import Bundle, Precision, Task, open_bundle
-from headway_server.engine.encoder_runner import EncoderRunner
-from headway_server.engine.runner import DecoderRunner
+from headway_server.decoding.runner.decoder import DecoderRunner
+from headway_server.decoding.runner.encoder import EncoderRunner
 from headway_server.runtime import Runtime
 
 BOS = 1

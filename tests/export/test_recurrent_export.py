@@ -17,10 +17,12 @@ from headway_export.candidate import open_sources
 from headway_export.exporter import ExportOptions, export
 from headway_export.source import from_checkpoint
 from headway_server.bundles import Bundle, Precision
-from headway_server.engine import EngineSettings, TranslationModel, TranslationRequest
-from headway_server.engine.encoder_runner import EncoderRunner
-from headway_server.engine.runner import DecoderRunner
+from headway_server.decoding.runner.decoder import DecoderRunner
+from headway_server.decoding.runner.encoder import EncoderRunner
+from headway_server.decoding.settings import EngineSettings
 from headway_server.runtime import Runtime
+from headway_server.tasks.translation.model import TranslationModel
+from headway_server.tasks.translation.request import TranslationRequest
 from headway_training.beam_search import beam_search
 from headway_training.decoding import translate_greedily
 from headway_training.evaluation import pad, token_mask

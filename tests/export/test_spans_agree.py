@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from tokenizers import normalizers
 
-from headway_server.batching.spans import SpanDecoder
 from headway_server.bundles.tags import TagSet
 from headway_server.preprocessing.pieces import Pieces
+from headway_server.tasks.tokens.spans import SpanDecoder
 from headway_training.recipes import TokenizerSettings
 from headway_training.tagging import TagScheme, find_pieces, predict_spans
 from headway_training.tokenizers import train_tokenizer

@@ -15,8 +15,8 @@ from headway_export.graphs import TracedModel, trace
 from headway_export.verification import add_verification
 from headway_server.bundles import Graph, ParityFigures, Task, Variant
 from headway_server.bundles.chain import DECODING_AXES, VERIFIES, chain_width, verifying_axes
-from headway_server.engine.slot_state import SlotState
-from headway_server.engine.verifier import Verifier
+from headway_server.decoding.runner.state import SlotState
+from headway_server.decoding.speculation.verifier import Verifier
 from headway_server.runtime import Cores, Session
 from headway_training.models import build_model
 

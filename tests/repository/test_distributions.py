@@ -77,19 +77,15 @@ _FORBIDDEN = {
     },
     "export": {"headway", "headway_client"},
     "server/headway_server/bundles": {"grpc", "onnxruntime"},
-    "server/headway_server/runtime": {
-        "grpc",
-        "headway",
-        "headway_server.batching",
-        "headway_server.engine",
-        "headway_server.services",
-    },
-    "server/headway_server/preprocessing": {"grpc", "headway", "onnxruntime", "headway_server.services"},
-    "server/headway_server/engine": {"grpc", "headway", "headway_server.services"},
-    "server/headway_server/batching": {"grpc", "headway", "headway_server.services"},
-    "server/headway_server/services": {"numpy", "onnxruntime"},
-    "server/headway_server/engine/scheduler.py": {"numpy", "onnxruntime", "headway_server.runtime"},
-    "server/headway_server/engine/runner.py": {"asyncio", "queue", "headway_server.engine.scheduler"},
+    "server/headway_server/runtime": {"grpc", "headway"},
+    "server/headway_server/preprocessing": {"grpc", "headway", "onnxruntime"},
+    "server/headway_server/decoding": {"grpc", "headway"},
+    "server/headway_server/batching": {"grpc", "headway"},
+    "server/headway_server/serving": {"grpc", "headway", "onnxruntime"},
+    "server/headway_server/tasks": {"grpc", "headway", "onnxruntime"},
+    "server/headway_server/transports": {"numpy", "onnxruntime"},
+    "server/headway_server/decoding/core/scheduler.py": {"numpy", "onnxruntime", "headway_server.runtime"},
+    "server/headway_server/decoding/runner/decoder.py": {"asyncio", "queue", "headway_server.decoding.core.scheduler"},
 }
 """Modules that a folder or a file must not import, wherever in it the import stands."""
 

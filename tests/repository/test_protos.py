@@ -30,6 +30,8 @@ _INTEGERS_THAT_DO_NOT_COUNT = {
     "beam_size",
     "end",
     "height",
+    "max_new_tokens",
+    "min_new_tokens",
     "no_repeat_ngram_size",
     "priority",
     "sample_index",
@@ -40,7 +42,7 @@ _INTEGERS_THAT_DO_NOT_COUNT = {
     "top_k",
     "width",
 }
-"""Every other integer of the API is a number of things and says so: `<thing>_count`."""
+"""Every other integer of the API counts things and ends in `_count`; `max_new_tokens` is the field's own term."""
 
 
 class Element(NamedTuple):

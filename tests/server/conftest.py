@@ -17,10 +17,10 @@ import tiny_bundles
 from headway.v1 import image_classification_service_pb2_grpc as images_grpc
 from headway.v1 import model_service_pb2_grpc as models_grpc
 from headway.v1 import text_classification_service_pb2_grpc as texts_grpc
-from headway_server.registry import ModelRegistry
 from headway_server.runtime import Runtime
-from headway_server.server import HeadwayServer
+from headway_server.serving.host import ModelRegistry
 from headway_server.settings import ServerSettings
+from headway_server.transports.grpc.server import HeadwayServer
 
 
 @pytest.fixture(scope="session")

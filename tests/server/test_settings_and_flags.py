@@ -5,7 +5,7 @@ from typer.testing import CliRunner
 
 from headway_server import cli
 from headway_server.bundles import Precision
-from headway_server.engine.settings import EngineSettings
+from headway_server.decoding.settings import EngineSettings
 from headway_server.settings import ServerSettings
 
 

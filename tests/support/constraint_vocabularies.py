@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from headway_server.engine.constraints import ConstraintState
-from headway_server.engine.text import TextAssembly
+from headway_server.decoding.constraints import ConstraintState
+from headway_server.decoding.output.text import TextAssembly
 
 EOS, USER = "<eos>", "<|user|>"
 

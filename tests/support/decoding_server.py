@@ -10,10 +10,10 @@ from tiny_engine import VOCAB_SIZE, make_decoder, make_generation_model, make_tr
 
 from headway.v1 import generation_service_pb2_grpc as generation_grpc
 from headway.v1 import translation_service_pb2_grpc as translation_grpc
-from headway_server.registry import ModelRegistry
-from headway_server.services.generation import GenerationService
-from headway_server.services.interceptor import CallInterceptor
-from headway_server.services.translation import TranslationService
+from headway_server.serving.host import ModelRegistry
+from headway_server.transports.grpc.generation import GenerationService
+from headway_server.transports.grpc.interceptor import CallInterceptor
+from headway_server.transports.grpc.translation import TranslationService
 
 
 @asynccontextmanager

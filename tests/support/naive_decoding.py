@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headway_server.engine.random_stream import stream_states, uniform
-from headway_server.engine.sequence import FinishReason, SamplingParameters
+from headway_server.decoding.sampling.random_stream import stream_states, uniform
+from headway_server.decoding.sequence import FinishReason, SamplingParameters
 
 NUM_GROUPS = 256
 

@@ -10,14 +10,14 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from headway_server.engine.beam_block import SlotCopy
-from headway_server.engine.encoder_runner import CrossTensors
+from headway_server.decoding.beam_search.block import SlotCopy
+from headway_server.decoding.runner.encoder import CrossTensors
 
 WIDTH = 16
 
 
 class NumpyDecoder:
-    """Follows `headway_server.engine.interfaces.Decoder`."""
+    """Follows `headway_server.decoding.interfaces.Decoder`."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class NumpyDecoder:
 
 
 class NumpyEncoder:
-    """Follows `headway_server.engine.interfaces.Encoder`."""
+    """Follows `headway_server.decoding.interfaces.Encoder`."""
 
     def __init__(self, *, vocab_size: int, seed: int = 8) -> None:
         self.tokens = np.random.default_rng(seed).normal(size=(vocab_size, WIDTH)).astype(np.float32)

@@ -129,7 +129,7 @@ def continuations(prompt: str, request: Any, num_samples: int = 1) -> list[gener
     return [
         generation_service_pb2.GeneratedText(
             text=f"{prompt} and so on",
-            finish_reason=generation_service_pb2.FINISH_REASON_LENGTH,
+            finish_reason=common_pb2.FINISH_REASON_LENGTH,
             prompt_token_count=words,
             new_token_count=words + 3,
             seed=7,
@@ -163,12 +163,12 @@ def translation(text: str, request: Any) -> translation_service_pb2.TranslatedTe
     return translation_service_pb2.TranslatedText(
         text=text.upper(),
         log_probability=-1.5,
-        finish_reason=generation_service_pb2.FINISH_REASON_END_OF_SEQUENCE,
+        finish_reason=common_pb2.FINISH_REASON_END_OF_SEQUENCE,
         source_token_count=len(text.split()),
         new_token_count=len(text.split()),
         score=-0.75,
         hypotheses=[hypothesis(text, rank) for rank in range(count)] if count > 1 else (),
-        alignments=[alignment(text)] if request.alignment else (),
+        alignments=[alignment(text)] if request.include_alignment else (),
         seed=request.parameters.sampling.seed if request.parameters.HasField("sampling") else None,
         sentence_count=1,
     )
@@ -179,7 +179,7 @@ def hypothesis(text: str, rank: int) -> translation_service_pb2.TranslationHypot
         text=text.upper() + "!" * rank,
         log_probability=-1.5 - rank,
         score=-0.75 - rank,
-        finish_reason=generation_service_pb2.FINISH_REASON_END_OF_SEQUENCE,
+        finish_reason=common_pb2.FINISH_REASON_END_OF_SEQUENCE,
         new_token_count=len(text.split()),
     )
 
@@ -200,11 +200,8 @@ def alignment(text: str) -> translation_service_pb2.Alignment:
     )
 
 
-def labels(top_k: int, *names: str) -> list[text_classification_service_pb2.LabelScore]:
-    scores = [
-        text_classification_service_pb2.LabelScore(label=name, probability=0.5**index)
-        for index, name in enumerate(names, 1)
-    ]
+def labels(top_k: int, *names: str) -> list[common_pb2.LabelScore]:
+    scores = [common_pb2.LabelScore(label=name, probability=0.5**index) for index, name in enumerate(names, 1)]
     return scores[: top_k or None]
 
 
@@ -257,14 +254,14 @@ class Translation(translation_service_pb2_grpc.TranslationServiceServicer):
         )
 
 
-class Classification(text_classification_service_pb2_grpc.TextClassificationServiceServicer):
+class Answer(text_classification_service_pb2_grpc.TextClassificationServiceServicer):
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
 
     async def ClassifyText(self, request: Any, context: Any) -> Any:
         await self.rules.admit(request, context)
         results = [
-            text_classification_service_pb2.TextLabels(
+            text_classification_service_pb2.TextClassification(
                 labels=labels(request.top_k, "World", "Sports", "Business"), token_count=len(text.split())
             )
             for text in request.texts
@@ -274,7 +271,9 @@ class Classification(text_classification_service_pb2_grpc.TextClassificationServ
     async def ClassifyTokens(self, request: Any, context: Any) -> Any:
         await self.rules.admit(request, context)
         span = text_classification_service_pb2.LabeledSpan(label="noun", probability=0.5, start=0, end=4)
-        results = [text_classification_service_pb2.TextSpans(spans=[span], token_count=2) for _ in request.texts]
+        results = [
+            text_classification_service_pb2.TokenClassification(spans=[span], token_count=2) for _ in request.texts
+        ]
         return text_classification_service_pb2.ClassifyTokensResponse(results=results, model=MODEL, timings=TIMINGS)
 
     async def EmbedText(self, request: Any, context: Any) -> Any:
@@ -303,7 +302,7 @@ class Images(image_classification_service_pb2_grpc.ImageClassificationServiceSer
     async def ClassifyImage(self, request: Any, context: Any) -> Any:
         await self.rules.admit(request, context)
         results = [
-            image_classification_service_pb2.ImageLabels(
+            image_classification_service_pb2.ImageClassification(
                 labels=labels(request.top_k, "ship", "airplane"), width=len(image), height=1
             )
             for image in request.images
@@ -322,8 +321,8 @@ class Models(model_service_pb2_grpc.ModelServiceServicer):
             variant="fp32",
             device="cpu",
             parameter_count=1_234_567,
-            default_sampling=generation_service_pb2.SamplingParameters(
-                temperature=0.5, min_p=0.0, repetition_penalty=1.25
+            default_parameters=generation_service_pb2.GenerationParameters(
+                sampling=common_pb2.SamplingParameters(temperature=0.5, min_p=0.0), repetition_penalty=1.25
             ),
             quality=[model_service_pb2.QualityFigure(variant="fp32", metric="accuracy", value=90.5, example_count=10)],
         )
@@ -383,9 +382,7 @@ class RuleServer:
         rules = self.rules
         generation_service_pb2_grpc.add_GenerationServiceServicer_to_server(Generation(rules), server)
         translation_service_pb2_grpc.add_TranslationServiceServicer_to_server(Translation(rules), server)
-        text_classification_service_pb2_grpc.add_TextClassificationServiceServicer_to_server(
-            Classification(rules), server
-        )
+        text_classification_service_pb2_grpc.add_TextClassificationServiceServicer_to_server(Answer(rules), server)
         image_classification_service_pb2_grpc.add_ImageClassificationServiceServicer_to_server(Images(rules), server)
         model_service_pb2_grpc.add_ModelServiceServicer_to_server(Models(rules), server)
         health_pb2_grpc.add_HealthServicer_to_server(Health(rules), server)

@@ -25,12 +25,14 @@ from headway_server.bundles import (
     Task,
     Variant,
 )
-from headway_server.engine import EngineSettings, GenerationModel, TranslationModel
-from headway_server.engine.engine import Engine
-from headway_server.engine.reply import Reply
-from headway_server.engine.sequence import SamplingParameters, Sequence
-from headway_server.engine.text import TextAssembly
+from headway_server.decoding.core.engine import Engine
+from headway_server.decoding.output.text import TextAssembly
+from headway_server.decoding.reply import Reply
+from headway_server.decoding.sequence import SamplingParameters, Sequence
+from headway_server.decoding.settings import EngineSettings
 from headway_server.preprocessing import ChatTemplate, TextTokenizer
+from headway_server.tasks.generation.model import GenerationModel
+from headway_server.tasks.translation.model import TranslationModel
 
 MAX_LENGTH = 64
 

@@ -25,15 +25,21 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17headway/v1/common.proto\x12\nheadway.v1\x1a\x1egoogle/protobuf/duration.proto\"@\n\x0eModelReference\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x0f\n\x07variant\x18\x03 \x01(\t\"\xbd\x01\n\x07Timings\x12(\n\x05total\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12(\n\x05queue\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x30\n\rpreprocessing\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12,\n\tinference\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Durationb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17headway/v1/common.proto\x12\nheadway.v1\x1a\x1egoogle/protobuf/duration.proto\"@\n\x0eModelReference\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x0f\n\x07variant\x18\x03 \x01(\t\"\xbd\x01\n\x07Timings\x12(\n\x05total\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12(\n\x05queue\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x30\n\rpreprocessing\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12,\n\tinference\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xb4\x01\n\x12SamplingParameters\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x04\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x07\n\x05_seed\"B\n\nLabelScore\x12\r\n\x05label\x18\x01 \x01(\t\x12\x13\n\x0bprobability\x18\x02 \x01(\x02\x12\x10\n\x08selected\x18\x03 \x01(\x08*\xa0\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12!\n\x1d\x46INISH_REASON_END_OF_SEQUENCE\x10\x01\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x02\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x03\x12\x1c\n\x18\x46INISH_REASON_CONSTRAINT\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'headway.v1.common_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_FINISHREASON']._serialized_start=581
+  _globals['_FINISHREASON']._serialized_end=741
   _globals['_MODELREFERENCE']._serialized_start=71
   _globals['_MODELREFERENCE']._serialized_end=135
   _globals['_TIMINGS']._serialized_start=138
   _globals['_TIMINGS']._serialized_end=327
+  _globals['_SAMPLINGPARAMETERS']._serialized_start=330
+  _globals['_SAMPLINGPARAMETERS']._serialized_end=510
+  _globals['_LABELSCORE']._serialized_start=512
+  _globals['_LABELSCORE']._serialized_end=578
 # @@protoc_insertion_point(module_scope)

@@ -25,45 +25,43 @@ _sym_db = _symbol_database.Default()
 from headway.v1 import common_pb2 as headway_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#headway/v1/generation_service.proto\x12\nheadway.v1\x1a\x17headway/v1/common.proto\"\xd1\x04\n\x12SamplingParameters\x12 \n\x13max_new_token_count\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x18\n\x0btemperature\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\x05H\x02\x88\x01\x01\x12\x12\n\x05top_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x04\x88\x01\x01\x12\x14\n\x0cstop_strings\x18\x06 \x03(\t\x12 \n\x13min_new_token_count\x18\x07 \x01(\x05H\x05\x88\x01\x01\x12\x12\n\x05min_p\x18\x08 \x01(\x02H\x06\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\t \x01(\x02H\x07\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\n \x01(\x02H\x08\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x0b \x01(\x02H\t\x88\x01\x01\x12+\n\x0clogit_biases\x18\x0c \x03(\x0b\x32\x15.headway.v1.LogitBias\x12\x16\n\x0estop_token_ids\x18\r \x03(\x05\x12*\n\nconstraint\x18\x0e \x01(\x0b\x32\x16.headway.v1.ConstraintB\x16\n\x14_max_new_token_countB\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x07\n\x05_seedB\x16\n\x14_min_new_token_countB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penalty\"+\n\tLogitBias\x12\x10\n\x08token_id\x18\x01 \x01(\x05\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x02\"d\n\nConstraint\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x02 \x01(\tH\x00\x12&\n\x07\x63hoices\x18\x03 \x01(\x0b\x32\x13.headway.v1.ChoicesH\x00\x42\x06\n\x04kind\"\x18\n\x07\x43hoices\x12\r\n\x05texts\x18\x01 \x03(\t\">\n\x0b\x43hatMessage\x12\x1e\n\x04role\x18\x01 \x01(\x0e\x32\x10.headway.v1.Role\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"9\n\x0c\x43onversation\x12)\n\x08messages\x18\x01 \x03(\x0b\x32\x17.headway.v1.ChatMessage\"H\n\x15LogProbabilityOptions\x12\x17\n\x0ftop_token_count\x18\x01 \x01(\x05\x12\x16\n\x0einclude_prompt\x18\x02 \x01(\x08\"\xcb\x02\n\x13GenerateTextRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\x0f\n\x07prompts\x18\x03 \x03(\t\x12\x30\n\x08sampling\x18\x04 \x01(\x0b\x32\x1e.headway.v1.SamplingParameters\x12\x10\n\x08truncate\x18\x05 \x01(\x08\x12\x0c\n\x04\x65\x63ho\x18\x06 \x01(\x08\x12<\n\x11log_probabilities\x18\x07 \x01(\x0b\x32!.headway.v1.LogProbabilityOptions\x12\x10\n\x08priority\x18\x08 \x01(\x05\x12/\n\rconversations\x18\t \x03(\x0b\x32\x18.headway.v1.Conversation\x12\x19\n\x0csample_count\x18\n \x01(\x05H\x00\x88\x01\x01\x42\x0f\n\r_sample_count\"\xc6\x02\n\rGeneratedText\x12\x0c\n\x04text\x18\x01 \x01(\t\x12/\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x18.headway.v1.FinishReason\x12\x1a\n\x12prompt_token_count\x18\x03 \x01(\x05\x12\x17\n\x0fnew_token_count\x18\x04 \x01(\x05\x12\x11\n\ttruncated\x18\x05 \x01(\x08\x12\x0c\n\x04seed\x18\x06 \x01(\x04\x12\x14\n\x0csample_index\x18\x07 \x01(\x05\x12!\n\x19\x63\x61\x63hed_prompt_token_count\x18\x08 \x01(\x05\x12/\n\x06tokens\x18\t \x03(\x0b\x32\x1f.headway.v1.TokenLogProbability\x12\x36\n\rprompt_tokens\x18\n \x03(\x0b\x32\x1f.headway.v1.TokenLogProbability\"\x97\x01\n\x13TokenLogProbability\x12\x10\n\x08token_id\x18\x01 \x01(\x05\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x1c\n\x0flog_probability\x18\x03 \x01(\x02H\x00\x88\x01\x01\x12.\n\ntop_tokens\x18\x04 \x03(\x0b\x32\x1a.headway.v1.TokenCandidateB\x12\n\x10_log_probability\"I\n\x0eTokenCandidate\x12\x10\n\x08token_id\x18\x01 \x01(\x05\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x17\n\x0flog_probability\x18\x03 \x01(\x02\"\x93\x01\n\x14GenerateTextResponse\x12*\n\x07results\x18\x01 \x03(\x0b\x32\x19.headway.v1.GeneratedText\x12)\n\x05model\x18\x02 \x01(\x0b\x32\x1a.headway.v1.ModelReference\x12$\n\x07timings\x18\x03 \x01(\x0b\x32\x13.headway.v1.Timings\"\xa3\x02\n\x19StreamGenerateTextRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\x0e\n\x06prompt\x18\x03 \x01(\t\x12\x30\n\x08sampling\x18\x04 \x01(\x0b\x32\x1e.headway.v1.SamplingParameters\x12\x10\n\x08truncate\x18\x05 \x01(\x08\x12\x0c\n\x04\x65\x63ho\x18\x06 \x01(\x08\x12<\n\x11log_probabilities\x18\x07 \x01(\x0b\x32!.headway.v1.LogProbabilityOptions\x12\x10\n\x08priority\x18\x08 \x01(\x05\x12.\n\x0c\x63onversation\x18\t \x01(\x0b\x32\x18.headway.v1.Conversation\"\xf6\x01\n\x1aStreamGenerateTextResponse\x12\x12\n\ntext_delta\x18\x01 \x01(\t\x12\x17\n\x0fnew_token_count\x18\x02 \x01(\x05\x12)\n\x06result\x18\x03 \x01(\x0b\x32\x19.headway.v1.GeneratedText\x12)\n\x05model\x18\x04 \x01(\x0b\x32\x1a.headway.v1.ModelReference\x12$\n\x07timings\x18\x05 \x01(\x0b\x32\x13.headway.v1.Timings\x12/\n\x06tokens\x18\x06 \x03(\x0b\x32\x1f.headway.v1.TokenLogProbability*\xa0\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12!\n\x1d\x46INISH_REASON_END_OF_SEQUENCE\x10\x01\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x02\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x03\x12\x1c\n\x18\x46INISH_REASON_CONSTRAINT\x10\x04*P\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bROLE_SYSTEM\x10\x01\x12\r\n\tROLE_USER\x10\x02\x12\x12\n\x0eROLE_ASSISTANT\x10\x03\x32\xcd\x01\n\x11GenerationService\x12Q\n\x0cGenerateText\x12\x1f.headway.v1.GenerateTextRequest\x1a .headway.v1.GenerateTextResponse\x12\x65\n\x12StreamGenerateText\x12%.headway.v1.StreamGenerateTextRequest\x1a&.headway.v1.StreamGenerateTextResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#headway/v1/generation_service.proto\x12\nheadway.v1\x1a\x17headway/v1/common.proto\"\xd1\x03\n\x14GenerationParameters\x12\x1b\n\x0emax_new_tokens\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x1b\n\x0emin_new_tokens\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12\x30\n\x08sampling\x18\x03 \x01(\x0b\x32\x1e.headway.v1.SamplingParameters\x12\x1f\n\x12repetition_penalty\x18\x04 \x01(\x02H\x02\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x05 \x01(\x02H\x03\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x06 \x01(\x02H\x04\x88\x01\x01\x12+\n\x0clogit_biases\x18\x07 \x03(\x0b\x32\x15.headway.v1.LogitBias\x12\x14\n\x0cstop_strings\x18\x08 \x03(\t\x12\x16\n\x0estop_token_ids\x18\t \x03(\x05\x12*\n\nconstraint\x18\n \x01(\x0b\x32\x16.headway.v1.ConstraintB\x11\n\x0f_max_new_tokensB\x11\n\x0f_min_new_tokensB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penalty\"+\n\tLogitBias\x12\x10\n\x08token_id\x18\x01 \x01(\x05\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x02\"d\n\nConstraint\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x02 \x01(\tH\x00\x12&\n\x07\x63hoices\x18\x03 \x01(\x0b\x32\x13.headway.v1.ChoicesH\x00\x42\x06\n\x04kind\"\x18\n\x07\x43hoices\x12\r\n\x05texts\x18\x01 \x03(\t\">\n\x0b\x43hatMessage\x12\x1e\n\x04role\x18\x01 \x01(\x0e\x32\x10.headway.v1.Role\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"9\n\x0c\x43onversation\x12)\n\x08messages\x18\x01 \x03(\x0b\x32\x17.headway.v1.ChatMessage\"H\n\x15LogProbabilityOptions\x12\x17\n\x0ftop_token_count\x18\x01 \x01(\x05\x12\x16\n\x0einclude_prompt\x18\x02 \x01(\x08\"\xcf\x02\n\x13GenerateTextRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\x0f\n\x07prompts\x18\x03 \x03(\t\x12/\n\rconversations\x18\x04 \x03(\x0b\x32\x18.headway.v1.Conversation\x12\x34\n\nparameters\x18\x05 \x01(\x0b\x32 .headway.v1.GenerationParameters\x12\x19\n\x0csample_count\x18\x06 \x01(\x05H\x00\x88\x01\x01\x12\x10\n\x08truncate\x18\x07 \x01(\x08\x12\x0c\n\x04\x65\x63ho\x18\x08 \x01(\x08\x12<\n\x11log_probabilities\x18\t \x01(\x0b\x32!.headway.v1.LogProbabilityOptions\x12\x10\n\x08priority\x18\n \x01(\x05\x42\x0f\n\r_sample_count\"\xc6\x02\n\rGeneratedText\x12\x0c\n\x04text\x18\x01 \x01(\t\x12/\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x18.headway.v1.FinishReason\x12\x1a\n\x12prompt_token_count\x18\x03 \x01(\x05\x12\x17\n\x0fnew_token_count\x18\x04 \x01(\x05\x12\x11\n\ttruncated\x18\x05 \x01(\x08\x12\x0c\n\x04seed\x18\x06 \x01(\x04\x12\x14\n\x0csample_index\x18\x07 \x01(\x05\x12!\n\x19\x63\x61\x63hed_prompt_token_count\x18\x08 \x01(\x05\x12/\n\x06tokens\x18\t \x03(\x0b\x32\x1f.headway.v1.TokenLogProbability\x12\x36\n\rprompt_tokens\x18\n \x03(\x0b\x32\x1f.headway.v1.TokenLogProbability\"\x97\x01\n\x13TokenLogProbability\x12\x10\n\x08token_id\x18\x01 \x01(\x05\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x1c\n\x0flog_probability\x18\x03 \x01(\x02H\x00\x88\x01\x01\x12.\n\ntop_tokens\x18\x04 \x03(\x0b\x32\x1a.headway.v1.TokenCandidateB\x12\n\x10_log_probability\"I\n\x0eTokenCandidate\x12\x10\n\x08token_id\x18\x01 \x01(\x05\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x17\n\x0flog_probability\x18\x03 \x01(\x02\"\x93\x01\n\x14GenerateTextResponse\x12*\n\x07results\x18\x01 \x03(\x0b\x32\x19.headway.v1.GeneratedText\x12)\n\x05model\x18\x02 \x01(\x0b\x32\x1a.headway.v1.ModelReference\x12$\n\x07timings\x18\x03 \x01(\x0b\x32\x13.headway.v1.Timings\"\xa7\x02\n\x19StreamGenerateTextRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\x0e\n\x06prompt\x18\x03 \x01(\t\x12.\n\x0c\x63onversation\x18\x04 \x01(\x0b\x32\x18.headway.v1.Conversation\x12\x34\n\nparameters\x18\x05 \x01(\x0b\x32 .headway.v1.GenerationParameters\x12\x10\n\x08truncate\x18\x06 \x01(\x08\x12\x0c\n\x04\x65\x63ho\x18\x07 \x01(\x08\x12<\n\x11log_probabilities\x18\x08 \x01(\x0b\x32!.headway.v1.LogProbabilityOptions\x12\x10\n\x08priority\x18\t \x01(\x05\"\xf6\x01\n\x1aStreamGenerateTextResponse\x12\x12\n\ntext_delta\x18\x01 \x01(\t\x12\x17\n\x0fnew_token_count\x18\x02 \x01(\x05\x12/\n\x06tokens\x18\x03 \x03(\x0b\x32\x1f.headway.v1.TokenLogProbability\x12)\n\x06result\x18\x04 \x01(\x0b\x32\x19.headway.v1.GeneratedText\x12)\n\x05model\x18\x05 \x01(\x0b\x32\x1a.headway.v1.ModelReference\x12$\n\x07timings\x18\x06 \x01(\x0b\x32\x13.headway.v1.Timings*P\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bROLE_SYSTEM\x10\x01\x12\r\n\tROLE_USER\x10\x02\x12\x12\n\x0eROLE_ASSISTANT\x10\x03\x32\xcd\x01\n\x11GenerationService\x12Q\n\x0cGenerateText\x12\x1f.headway.v1.GenerateTextRequest\x1a .headway.v1.GenerateTextResponse\x12\x65\n\x12StreamGenerateText\x12%.headway.v1.StreamGenerateTextRequest\x1a&.headway.v1.StreamGenerateTextResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'headway.v1.generation_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FINISHREASON']._serialized_start=2628
-  _globals['_FINISHREASON']._serialized_end=2788
-  _globals['_ROLE']._serialized_start=2790
-  _globals['_ROLE']._serialized_end=2870
-  _globals['_SAMPLINGPARAMETERS']._serialized_start=77
-  _globals['_SAMPLINGPARAMETERS']._serialized_end=670
-  _globals['_LOGITBIAS']._serialized_start=672
-  _globals['_LOGITBIAS']._serialized_end=715
-  _globals['_CONSTRAINT']._serialized_start=717
-  _globals['_CONSTRAINT']._serialized_end=817
-  _globals['_CHOICES']._serialized_start=819
-  _globals['_CHOICES']._serialized_end=843
-  _globals['_CHATMESSAGE']._serialized_start=845
-  _globals['_CHATMESSAGE']._serialized_end=907
-  _globals['_CONVERSATION']._serialized_start=909
-  _globals['_CONVERSATION']._serialized_end=966
-  _globals['_LOGPROBABILITYOPTIONS']._serialized_start=968
-  _globals['_LOGPROBABILITYOPTIONS']._serialized_end=1040
-  _globals['_GENERATETEXTREQUEST']._serialized_start=1043
-  _globals['_GENERATETEXTREQUEST']._serialized_end=1374
-  _globals['_GENERATEDTEXT']._serialized_start=1377
-  _globals['_GENERATEDTEXT']._serialized_end=1703
-  _globals['_TOKENLOGPROBABILITY']._serialized_start=1706
-  _globals['_TOKENLOGPROBABILITY']._serialized_end=1857
-  _globals['_TOKENCANDIDATE']._serialized_start=1859
-  _globals['_TOKENCANDIDATE']._serialized_end=1932
-  _globals['_GENERATETEXTRESPONSE']._serialized_start=1935
-  _globals['_GENERATETEXTRESPONSE']._serialized_end=2082
-  _globals['_STREAMGENERATETEXTREQUEST']._serialized_start=2085
-  _globals['_STREAMGENERATETEXTREQUEST']._serialized_end=2376
-  _globals['_STREAMGENERATETEXTRESPONSE']._serialized_start=2379
-  _globals['_STREAMGENERATETEXTRESPONSE']._serialized_end=2625
-  _globals['_GENERATIONSERVICE']._serialized_start=2873
-  _globals['_GENERATIONSERVICE']._serialized_end=3078
+  _globals['_ROLE']._serialized_start=2507
+  _globals['_ROLE']._serialized_end=2587
+  _globals['_GENERATIONPARAMETERS']._serialized_start=77
+  _globals['_GENERATIONPARAMETERS']._serialized_end=542
+  _globals['_LOGITBIAS']._serialized_start=544
+  _globals['_LOGITBIAS']._serialized_end=587
+  _globals['_CONSTRAINT']._serialized_start=589
+  _globals['_CONSTRAINT']._serialized_end=689
+  _globals['_CHOICES']._serialized_start=691
+  _globals['_CHOICES']._serialized_end=715
+  _globals['_CHATMESSAGE']._serialized_start=717
+  _globals['_CHATMESSAGE']._serialized_end=779
+  _globals['_CONVERSATION']._serialized_start=781
+  _globals['_CONVERSATION']._serialized_end=838
+  _globals['_LOGPROBABILITYOPTIONS']._serialized_start=840
+  _globals['_LOGPROBABILITYOPTIONS']._serialized_end=912
+  _globals['_GENERATETEXTREQUEST']._serialized_start=915
+  _globals['_GENERATETEXTREQUEST']._serialized_end=1250
+  _globals['_GENERATEDTEXT']._serialized_start=1253
+  _globals['_GENERATEDTEXT']._serialized_end=1579
+  _globals['_TOKENLOGPROBABILITY']._serialized_start=1582
+  _globals['_TOKENLOGPROBABILITY']._serialized_end=1733
+  _globals['_TOKENCANDIDATE']._serialized_start=1735
+  _globals['_TOKENCANDIDATE']._serialized_end=1808
+  _globals['_GENERATETEXTRESPONSE']._serialized_start=1811
+  _globals['_GENERATETEXTRESPONSE']._serialized_end=1958
+  _globals['_STREAMGENERATETEXTREQUEST']._serialized_start=1961
+  _globals['_STREAMGENERATETEXTREQUEST']._serialized_end=2256
+  _globals['_STREAMGENERATETEXTRESPONSE']._serialized_start=2259
+  _globals['_STREAMGENERATETEXTRESPONSE']._serialized_end=2505
+  _globals['_GENERATIONSERVICE']._serialized_start=2590
+  _globals['_GENERATIONSERVICE']._serialized_end=2795
 # @@protoc_insertion_point(module_scope)

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class GenerationServiceStub:
-    """Continues text with a decoder-only model.
+    """Continues texts and conversations.
     """
 
     def __init__(self, channel):
@@ -48,18 +48,19 @@ class GenerationServiceStub:
 
 
 class GenerationServiceServicer:
-    """Continues text with a decoder-only model.
+    """Continues texts and conversations.
     """
 
     def GenerateText(self, request, context):
-        """Continues every prompt and answers when all are finished.
+        """Continues every prompt or conversation and answers when all are finished.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def StreamGenerateText(self, request, context):
-        """Continues one prompt and sends the text as it appears. The last message carries the finish reason.
+        """Continues one prompt or conversation and streams the text as it is generated. The last message has the whole
+        result.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -87,7 +88,7 @@ def add_GenerationServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class GenerationService:
-    """Continues text with a decoder-only model.
+    """Continues texts and conversations.
     """
 
     @staticmethod

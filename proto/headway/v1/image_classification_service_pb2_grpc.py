@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class ImageClassificationServiceStub:
-    """Labels pictures with a vision transformer.
+    """Classifies and embeds images.
     """
 
     def __init__(self, channel):
@@ -48,18 +48,18 @@ class ImageClassificationServiceStub:
 
 
 class ImageClassificationServiceServicer:
-    """Labels pictures with a vision transformer.
+    """Classifies and embeds images.
     """
 
     def ClassifyImage(self, request, context):
-        """Gives every image its most likely labels.
+        """Returns the most likely labels of every image.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def EmbedImage(self, request, context):
-        """Turns every image into a vector.
+        """Returns a vector for every image.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -87,7 +87,7 @@ def add_ImageClassificationServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ImageClassificationService:
-    """Labels pictures with a vision transformer.
+    """Classifies and embeds images.
     """
 
     @staticmethod

@@ -25,29 +25,29 @@ _sym_db = _symbol_database.Default()
 from headway.v1 import generation_service_pb2 as headway_dot_v1_dot_generation__service__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eheadway/v1/model_service.proto\x12\nheadway.v1\x1a#headway/v1/generation_service.proto\"\xb7\x03\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x1e\n\x04task\x18\x03 \x01(\x0e\x32\x10.headway.v1.Task\x12\x13\n\x0b\x64\x65scription\x18\x04 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x05 \x01(\t\x12\x17\n\x0fparameter_count\x18\x06 \x01(\x03\x12\x0f\n\x07variant\x18\x07 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x08 \x01(\t\x12\x1d\n\x15max_input_token_count\x18\t \x01(\x05\x12\x17\n\x0fmax_token_count\x18\n \x01(\x05\x12\x0e\n\x06labels\x18\x0b \x03(\t\x12\x17\n\x0fsource_language\x18\x0c \x01(\t\x12\x17\n\x0ftarget_language\x18\r \x01(\t\x12\x38\n\x10\x64\x65\x66\x61ult_sampling\x18\x0e \x01(\x0b\x32\x1e.headway.v1.SamplingParameters\x12*\n\x07quality\x18\x0f \x03(\x0b\x32\x19.headway.v1.QualityFigure\x12\x0f\n\x07license\x18\x10 \x01(\t\x12\x19\n\x11has_chat_template\x18\x11 \x01(\x08\"g\n\rQualityFigure\x12\x0f\n\x07variant\x18\x01 \x01(\t\x12\x0e\n\x06metric\x18\x02 \x01(\t\x12\r\n\x05value\x18\x03 \x01(\x01\x12\x15\n\rexample_count\x18\x04 \x01(\x05\x12\x0f\n\x07\x64\x61taset\x18\x05 \x01(\t\".\n\x0eRejectedBundle\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"3\n\x11ListModelsRequest\x12\x1e\n\x04task\x18\x01 \x01(\x0e\x32\x10.headway.v1.Task\"m\n\x12ListModelsResponse\x12!\n\x06models\x18\x01 \x03(\x0b\x32\x11.headway.v1.Model\x12\x34\n\x10rejected_bundles\x18\x02 \x03(\x0b\x32\x1a.headway.v1.RejectedBundle\"7\n\x0fGetModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\"K\n\x10GetModelResponse\x12 \n\x05model\x18\x01 \x01(\x0b\x32\x11.headway.v1.Model\x12\x15\n\rmanifest_json\x18\x02 \x01(\t*\xbc\x01\n\x04Task\x12\x14\n\x10TASK_UNSPECIFIED\x10\x00\x12\x13\n\x0fTASK_GENERATION\x10\x01\x12\x14\n\x10TASK_TRANSLATION\x10\x02\x12\x1c\n\x18TASK_TEXT_CLASSIFICATION\x10\x03\x12\x1d\n\x19TASK_TOKEN_CLASSIFICATION\x10\x04\x12\x17\n\x13TASK_TEXT_EMBEDDING\x10\x05\x12\x1d\n\x19TASK_IMAGE_CLASSIFICATION\x10\x06\x32\xa2\x01\n\x0cModelService\x12K\n\nListModels\x12\x1d.headway.v1.ListModelsRequest\x1a\x1e.headway.v1.ListModelsResponse\x12\x45\n\x08GetModel\x12\x1b.headway.v1.GetModelRequest\x1a\x1c.headway.v1.GetModelResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eheadway/v1/model_service.proto\x12\nheadway.v1\x1a#headway/v1/generation_service.proto\"\xbb\x03\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x1e\n\x04task\x18\x03 \x01(\x0e\x32\x10.headway.v1.Task\x12\x13\n\x0b\x64\x65scription\x18\x04 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x05 \x01(\t\x12\x17\n\x0fparameter_count\x18\x06 \x01(\x03\x12\x0f\n\x07variant\x18\x07 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x08 \x01(\t\x12\x1d\n\x15max_input_token_count\x18\t \x01(\x05\x12\x17\n\x0fmax_token_count\x18\n \x01(\x05\x12\x0e\n\x06labels\x18\x0b \x03(\t\x12\x17\n\x0fsource_language\x18\x0c \x01(\t\x12\x17\n\x0ftarget_language\x18\r \x01(\t\x12<\n\x12\x64\x65\x66\x61ult_parameters\x18\x0e \x01(\x0b\x32 .headway.v1.GenerationParameters\x12*\n\x07quality\x18\x0f \x03(\x0b\x32\x19.headway.v1.QualityFigure\x12\x0f\n\x07license\x18\x10 \x01(\t\x12\x19\n\x11has_chat_template\x18\x11 \x01(\x08\"g\n\rQualityFigure\x12\x0f\n\x07variant\x18\x01 \x01(\t\x12\x0e\n\x06metric\x18\x02 \x01(\t\x12\r\n\x05value\x18\x03 \x01(\x01\x12\x15\n\rexample_count\x18\x04 \x01(\x05\x12\x0f\n\x07\x64\x61taset\x18\x05 \x01(\t\".\n\x0eRejectedBundle\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"3\n\x11ListModelsRequest\x12\x1e\n\x04task\x18\x01 \x01(\x0e\x32\x10.headway.v1.Task\"m\n\x12ListModelsResponse\x12!\n\x06models\x18\x01 \x03(\x0b\x32\x11.headway.v1.Model\x12\x34\n\x10rejected_bundles\x18\x02 \x03(\x0b\x32\x1a.headway.v1.RejectedBundle\"7\n\x0fGetModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\"K\n\x10GetModelResponse\x12 \n\x05model\x18\x01 \x01(\x0b\x32\x11.headway.v1.Model\x12\x15\n\rmanifest_json\x18\x02 \x01(\t*\xbc\x01\n\x04Task\x12\x14\n\x10TASK_UNSPECIFIED\x10\x00\x12\x13\n\x0fTASK_GENERATION\x10\x01\x12\x14\n\x10TASK_TRANSLATION\x10\x02\x12\x1c\n\x18TASK_TEXT_CLASSIFICATION\x10\x03\x12\x1d\n\x19TASK_TOKEN_CLASSIFICATION\x10\x04\x12\x17\n\x13TASK_TEXT_EMBEDDING\x10\x05\x12\x1d\n\x19TASK_IMAGE_CLASSIFICATION\x10\x06\x32\xa2\x01\n\x0cModelService\x12K\n\nListModels\x12\x1d.headway.v1.ListModelsRequest\x1a\x1e.headway.v1.ListModelsResponse\x12\x45\n\x08GetModel\x12\x1b.headway.v1.GetModelRequest\x1a\x1c.headway.v1.GetModelResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'headway.v1.model_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TASK']._serialized_start=977
-  _globals['_TASK']._serialized_end=1165
+  _globals['_TASK']._serialized_start=981
+  _globals['_TASK']._serialized_end=1169
   _globals['_MODEL']._serialized_start=84
-  _globals['_MODEL']._serialized_end=523
-  _globals['_QUALITYFIGURE']._serialized_start=525
-  _globals['_QUALITYFIGURE']._serialized_end=628
-  _globals['_REJECTEDBUNDLE']._serialized_start=630
-  _globals['_REJECTEDBUNDLE']._serialized_end=676
-  _globals['_LISTMODELSREQUEST']._serialized_start=678
-  _globals['_LISTMODELSREQUEST']._serialized_end=729
-  _globals['_LISTMODELSRESPONSE']._serialized_start=731
-  _globals['_LISTMODELSRESPONSE']._serialized_end=840
-  _globals['_GETMODELREQUEST']._serialized_start=842
-  _globals['_GETMODELREQUEST']._serialized_end=897
-  _globals['_GETMODELRESPONSE']._serialized_start=899
-  _globals['_GETMODELRESPONSE']._serialized_end=974
-  _globals['_MODELSERVICE']._serialized_start=1168
-  _globals['_MODELSERVICE']._serialized_end=1330
+  _globals['_MODEL']._serialized_end=527
+  _globals['_QUALITYFIGURE']._serialized_start=529
+  _globals['_QUALITYFIGURE']._serialized_end=632
+  _globals['_REJECTEDBUNDLE']._serialized_start=634
+  _globals['_REJECTEDBUNDLE']._serialized_end=680
+  _globals['_LISTMODELSREQUEST']._serialized_start=682
+  _globals['_LISTMODELSREQUEST']._serialized_end=733
+  _globals['_LISTMODELSRESPONSE']._serialized_start=735
+  _globals['_LISTMODELSRESPONSE']._serialized_end=844
+  _globals['_GETMODELREQUEST']._serialized_start=846
+  _globals['_GETMODELREQUEST']._serialized_end=901
+  _globals['_GETMODELRESPONSE']._serialized_start=903
+  _globals['_GETMODELRESPONSE']._serialized_end=978
+  _globals['_MODELSERVICE']._serialized_start=1172
+  _globals['_MODELSERVICE']._serialized_end=1334
 # @@protoc_insertion_point(module_scope)

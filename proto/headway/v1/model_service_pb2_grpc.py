@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class ModelServiceStub:
-    """Tells which models are loaded and what they can do.
+    """Describes the loaded models.
     """
 
     def __init__(self, channel):
@@ -48,18 +48,18 @@ class ModelServiceStub:
 
 
 class ModelServiceServicer:
-    """Tells which models are loaded and what they can do.
+    """Describes the loaded models.
     """
 
     def ListModels(self, request, context):
-        """Lists the loaded models, by name and version, and the bundles that could not be loaded.
+        """Lists the loaded models, sorted by name and version, and the bundles that could not be loaded.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetModel(self, request, context):
-        """Tells everything about one model.
+        """Describes one model, with the manifest of its bundle.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -87,7 +87,7 @@ def add_ModelServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ModelService:
-    """Tells which models are loaded and what they can do.
+    """Describes the loaded models.
     """
 
     @staticmethod

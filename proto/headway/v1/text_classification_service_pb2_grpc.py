@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class TextClassificationServiceStub:
-    """Reads text with an encoder model.
+    """Classifies and embeds texts.
     """
 
     def __init__(self, channel):
@@ -53,25 +53,25 @@ class TextClassificationServiceStub:
 
 
 class TextClassificationServiceServicer:
-    """Reads text with an encoder model.
+    """Classifies and embeds texts.
     """
 
     def ClassifyText(self, request, context):
-        """Gives every text its most likely labels.
+        """Returns the most likely labels of every text.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ClassifyTokens(self, request, context):
-        """Labels spans of every text, such as names or parts of speech.
+        """Returns the labelled spans of every text, such as names or parts of speech.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def EmbedText(self, request, context):
-        """Turns every text into a vector.
+        """Returns a vector for every text.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -104,7 +104,7 @@ def add_TextClassificationServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class TextClassificationService:
-    """Reads text with an encoder model.
+    """Classifies and embeds texts.
     """
 
     @staticmethod

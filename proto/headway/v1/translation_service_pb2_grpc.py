@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class TranslationServiceStub:
-    """Translates text with an encoder-decoder model.
+    """Translates texts.
     """
 
     def __init__(self, channel):
@@ -48,7 +48,7 @@ class TranslationServiceStub:
 
 
 class TranslationServiceServicer:
-    """Translates text with an encoder-decoder model.
+    """Translates texts.
     """
 
     def TranslateText(self, request, context):
@@ -59,7 +59,7 @@ class TranslationServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def StreamTranslateText(self, request, context):
-        """Translates one text and sends the translation as it appears.
+        """Translates one text and streams the translation as it is generated. The last message has the whole result.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -87,7 +87,7 @@ def add_TranslationServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class TranslationService:
-    """Translates text with an encoder-decoder model.
+    """Translates texts.
     """
 
     @staticmethod

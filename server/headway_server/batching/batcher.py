@@ -23,7 +23,7 @@ import structlog
 from numpy.typing import NDArray
 
 from headway_server.batching.inline_gate import InlineGate
-from headway_server.batching.pending_call import BatchedResults, PendingCall
+from headway_server.batching.pending_call import BatchedResults, ItemTimes, PendingCall
 from headway_server.batching.queue import BatchQueue, Entry
 from headway_server.batching.run_costs import UNKNOWN_COSTS, RunCosts
 from headway_server.errors import DeadlineError, DrainingError, RequestError
@@ -198,7 +198,7 @@ class Batcher(Generic[Item]):
                 self._num_taken -= 1
                 self._count_busy()
             self._inline.note_end()
-        return BatchedResults(rows=[row], queue_s=start - arrived, inference_s=end - start)
+        return BatchedResults(rows=[row], runs=[ItemTimes(arrived, start, end)])
 
     def close(self) -> None:
         """Fails every call that still waits and ends the threads after what they are running.

@@ -8,9 +8,18 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+
+class ItemTimes(NamedTuple):
+    """When an item was submitted and when the run it was part of began and ended, by `time.monotonic`."""
+
+    arrived_at: float
+    started_at: float
+    finished_at: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,10 +28,8 @@ class BatchedResults:
 
     rows: list[NDArray[np.float32]]
     """N of them."""
-    queue_s: float
-    """The longest wait of an item."""
-    inference_s: float
-    """From the first run that an item took part in to the end of the last one."""
+    runs: list[ItemTimes]
+    """One for each row."""
 
 
 class PendingCall:
@@ -31,10 +38,9 @@ class PendingCall:
     def __init__(self, num_items: int) -> None:
         self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._rows: dict[int, NDArray[np.float32]] = {}
+        self._runs: dict[int, ItemTimes] = {}
         self._num_items = num_items
-        self._arrived = time.monotonic()
-        self._starts: list[float] = []
-        self._ends: list[float] = []
+        self._arrived_at = time.monotonic()
 
     @property
     def is_over(self) -> bool:
@@ -44,8 +50,7 @@ class PendingCall:
     def put(self, index: int, row: NDArray[np.float32], start: float, end: float) -> None:
         """Takes the result of one item, from a run between `start` and `end`."""
         self._rows[index] = row
-        self._starts.append(start)
-        self._ends.append(end)
+        self._runs[index] = ItemTimes(self._arrived_at, start, end)
         if len(self._rows) == self._num_items and not self.future.done():
             self.future.set_result(None)
 
@@ -58,6 +63,5 @@ class PendingCall:
         """Returns the results, all of which must be there."""
         return BatchedResults(
             rows=[self._rows[index] for index in range(self._num_items)],
-            queue_s=max(self._starts) - self._arrived,
-            inference_s=max(self._ends) - min(self._starts),
+            runs=[self._runs[index] for index in range(self._num_items)],
         )

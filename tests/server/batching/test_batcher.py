@@ -76,8 +76,8 @@ async def hold(model: HoldableModel, batcher: Batcher) -> asyncio.Task:
 async def test_results_come_in_the_order_of_the_call(batcher):
     results = await submit(batcher, *range(11))
     assert np.stack(results.rows).tolist() == [[n, n * n] for n in range(11)]
-    assert results.queue_s >= 0
-    assert results.inference_s > 0
+    assert all(run.started_at >= run.arrived_at for run in results.runs)
+    assert all(run.finished_at > run.started_at for run in results.runs)
 
 
 async def test_an_idle_model_runs_at_once_and_what_came_meanwhile_runs_together(batcher, model):
@@ -343,8 +343,8 @@ async def test_a_short_item_that_comes_alone_is_run_on_the_event_loop(inline, mo
     monkeypatch.setattr(model, "run", lambda feeds: (threads.append(threading.current_thread().name), run(feeds))[1])
     results = await inline.submit([3], [1], deadline=None)
     assert results.rows[0].tolist() == [3, 9]
-    assert results.queue_s >= 0
-    assert results.inference_s > 0
+    assert all(run.started_at >= run.arrived_at for run in results.runs)
+    assert all(run.finished_at > run.started_at for run in results.runs)
     await asyncio.sleep(0.001)
     for lengths in ([2], [1, 1]):
         assert len((await inline.submit([4] * len(lengths), lengths, deadline=None)).rows) == len(lengths)

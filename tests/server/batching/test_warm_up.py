@@ -2,10 +2,11 @@
 
 import pytest
 
-from headway_server.batching import BatchingSettings, TextClassifier
+from headway_server.batching.settings import BatchingSettings
 from headway_server.batching.warm_up import WarmUp
 from headway_server.bundles import open_bundle
 from headway_server.runtime import Runtime
+from headway_server.tasks.text.classifier import TextClassifier
 
 
 @pytest.mark.parametrize(("run_s", "expected"), [(10e-3, 6), (0.32e-3, 200), (1.0, 0), (None, None)])

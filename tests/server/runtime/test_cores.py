@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from headway_server.bundles import Precision, open_bundle
-from headway_server.engine.encoder_runner import EncoderRunner
-from headway_server.engine.runner import DecoderRunner
+from headway_server.decoding.runner.decoder import DecoderRunner
+from headway_server.decoding.runner.encoder import EncoderRunner
 from headway_server.runtime import Cores, Runtime
 
 

@@ -1,0 +1,1 @@
+"""Continuous batching of decoders (docs/engine.md)."""

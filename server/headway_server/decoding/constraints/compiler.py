@@ -1,0 +1,208 @@
+"""Makes constraints of requests, for one model."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+from types import SimpleNamespace
+
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+from tokenizers import Tokenizer
+
+from headway_server.decoding.constraints.grammar import explain, write_grammar
+from headway_server.decoding.constraints.request import ConstraintRequest
+from headway_server.decoding.constraints.state import ConstraintState, ModelMasks
+from headway_server.decoding.constraints.vocabulary import (
+    UnsupportedTokenizerError,
+    Vocabulary,
+    read_vocabulary,
+)
+from headway_server.errors import InvalidInputError, WrongTaskError
+from headway_server.preprocessing.pool import text_pool
+
+MAX_CACHED = 128
+"""Grammars that are kept: what was checked once is not checked again."""
+
+_MAX_SHARING = 8
+"""Sequences that share an automaton, where another costs little."""
+_CHEAP_S = 0.005
+
+_LIMITS = LLParserLimits(
+    max_lexer_states=50_000,  # about 300 bytes each
+    step_lexer_fuel=1_000_000,  # up to some 30 ms a step; five times the library's own, which ends plain expressions
+    verbose_errors=False,
+)
+"""Beside the library's own on the work to build a grammar and on its size."""
+
+
+_IDENTIFIERS = "[a-zA-Z0-9]{1,10}"
+"""Tokens of this kind are marked all at once where all of them may follow; the library knows such kinds for JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class _ModelParts:
+    """What is made once for a model."""
+
+    vocabulary: Vocabulary
+    tokenizer: LLTokenizer
+    masks: ModelMasks
+
+
+class CompiledConstraint:
+    """What the texts of a call may look like, ready to be started for any number of sequences.
+
+    Safe to use from several threads. The automaton is made as far as texts need it, and has a limit of its own; it is
+    shared by few sequences, and never by those of different calls, so that none comes to its limit by the others.
+    """
+
+    __slots__ = ("_build", "_end_ids", "_is_cheap", "_lock", "_masks", "_matcher", "_num_started")
+
+    def __init__(self, build: Callable[[], LLMatcher], masks: ModelMasks, eos_id: int | None) -> None:
+        began = time.monotonic()
+        self._build = build
+        self._matcher = build()
+        self._is_cheap = time.monotonic() - began < _CHEAP_S
+        self._num_started = 0
+        self._masks = masks
+        self._end_ids = frozenset(() if eos_id is None else (eos_id,))
+        self._lock = Lock()
+
+    @property
+    def complaint(self) -> str | None:
+        """What the library has against the grammar, if anything."""
+        return self._matcher.get_error() if self._matcher.is_error() else None
+
+    def start(self, *, end_ids: frozenset[int] = frozenset(), follows_text: bool = True) -> ConstraintState:
+        """Makes the state of a new sequence; takes some microseconds, and now and then a few milliseconds.
+
+        Args:
+            end_ids: Tokens that end the text beside the model's end-of-sequence token: the request's stop tokens. They
+                may follow only where the text may end.
+            follows_text: Whether the prompt has any text; False if it is nothing but special tokens.
+        """
+        with self._lock:
+            if self._is_cheap and self._num_started == _MAX_SHARING:
+                self._matcher, self._num_started = self._build(), 0
+            self._num_started += 1
+            matcher = self._matcher.deep_copy()
+        return ConstraintState(matcher, self._masks, end_ids=self._end_ids | end_ids, is_at_beginning=not follows_text)
+
+    def __repr__(self) -> str:
+        return f"CompiledConstraint({'wrong' if self._matcher.is_error() else 'ready'})"
+
+
+class ConstraintCompiler:
+    """Compiles the constraints of one model. Safe to use from several threads.
+
+    What it needs of the vocabulary is made with the first constraint, not when it is made itself.
+    """
+
+    def __init__(self, tokenizer: Tokenizer | Path, *, vocab_size: int, eos_id: int | None) -> None:
+        """Describes the model.
+
+        Args:
+            tokenizer: The bundle's tokenizer, or its file.
+            vocab_size: V, the number of the model's logits; may be larger than the tokenizer's vocabulary.
+            eos_id: Token that ends a text, if the model has one.
+        """
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._eos_id = eos_id
+        self._lock = Lock()
+        self._parts: _ModelParts | None = None
+        self._grammars: OrderedDict[ConstraintRequest, str] = OrderedDict()
+
+    async def compile_off_loop(self, request: ConstraintRequest, *, field: str) -> CompiledConstraint:
+        """Does `compile` on a thread of its own kind, off the event loop."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(text_pool(), lambda: self.compile(request, field=field))
+
+    def compile(self, request: ConstraintRequest, *, field: str) -> CompiledConstraint:
+        """Makes the constraint of a call. Not for the event loop: it takes milliseconds, and a check may take a second.
+
+        Args:
+            request: What the text must look like.
+            field: What the request calls it, such as `parameters.constraint`.
+
+        Raises:
+            InvalidInputError: It is too large, means nothing, allows no text, or needs what is not supported.
+            WrongTaskError: The model's tokenizer cannot be constrained.
+        """
+        parts = self._load()
+        with self._lock:
+            if (grammar := self._grammars.get(request)) is not None:
+                self._grammars.move_to_end(request)
+        if grammar is not None:
+            return self._constraint(parts, grammar)
+        request.check_size(field)
+        field = f"{field}.{request.kind}"
+        grammar = write_grammar(request, parts.vocabulary, field)
+        constraint = self._constraint(parts, grammar)
+        if constraint.complaint is not None:
+            raise InvalidInputError(field, explain(constraint.complaint, request))
+        _check_beginning(constraint, parts.masks, field)
+        with self._lock:
+            self._grammars[request] = grammar
+            if len(self._grammars) > MAX_CACHED:
+                self._grammars.popitem(last=False)
+        return constraint
+
+    def _constraint(self, parts: _ModelParts, grammar: str) -> CompiledConstraint:
+        def build() -> LLMatcher:
+            matcher = LLMatcher(parts.tokenizer, grammar, log_level=0, limits=_LIMITS)
+            if not matcher.is_error():
+                matcher.compute_bitmask()  # some mistakes show only here; and the first step finds it made
+            return matcher
+
+        return CompiledConstraint(build, parts.masks, self._eos_id)
+
+    def _load(self) -> _ModelParts:
+        with self._lock:
+            if self._parts is None:
+                self._parts = _load_parts(self._tokenizer, self._vocab_size, self._eos_id)
+            return self._parts
+
+    def __repr__(self) -> str:
+        return f"ConstraintCompiler({self._vocab_size} tokens, {len(self._grammars)} of {MAX_CACHED} grammars kept)"
+
+
+def _check_beginning(constraint: CompiledConstraint, masks: ModelMasks, field: str) -> None:
+    """Tries the first step.
+
+    Raises:
+        InvalidInputError: No token may begin a text.
+    """
+    state = constraint.start()
+    state.fill(mask := np.empty_like(masks.text))
+    if state.failure is not None:
+        raise InvalidInputError(field, f"cannot be met: {state.failure}")
+    if not (mask & masks.text).any():
+        raise InvalidInputError(field, "allows no text but the empty one, which needs no model")
+
+
+def _load_parts(tokenizer: Tokenizer | Path, vocab_size: int, eos_id: int | None) -> _ModelParts:
+    if isinstance(tokenizer, Path):
+        tokenizer = Tokenizer.from_file(str(tokenizer))
+    try:
+        vocabulary = read_vocabulary(tokenizer, vocab_size, eos_id)
+    except UnsupportedTokenizerError as error:
+        raise WrongTaskError(f"this model's texts cannot be constrained: {error}") from error
+    # The library wants one token that ends a text; a model has none or several, so it gets one past the model's.
+    library_tokens = SimpleNamespace(
+        tokens=(*vocabulary.tokens, b""), eos_token_id=vocab_size, bos_token_id=None, special_token_ids=[vocab_size]
+    )
+    masks = ModelMasks(
+        text=vocabulary.mask(bool),
+        first=vocabulary.mask(lambda token: bool(token) and not (vocabulary.drops_first_space and b" " in token)),
+        num_words=-(-(vocab_size + 1) // 32),
+        spells_everything=vocabulary.spells_everything,
+    )
+    white_space, *texts = LLTokenizer.general_slices()
+    slices = [white_space, _IDENTIFIERS, *texts]
+    return _ModelParts(vocabulary, LLTokenizer(TokenizerWrapper(library_tokens), slices=slices), masks)

@@ -1,0 +1,195 @@
+"""The grammar of the texts that a request allows, in the library's own language, and what its complaints mean."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Any
+
+from llguidance import regex_to_lark
+
+from headway_server.decoding.constraints.request import ConstraintRequest
+from headway_server.decoding.constraints.trial import CPU_LIMIT_S, MEMORY_LIMIT_BYTES, is_affordable, needs_trial
+from headway_server.decoding.constraints.vocabulary import Vocabulary
+from headway_server.errors import InvalidInputError
+
+_HEAD = '%llguidance {"no_forcing": true}\nstart: '
+"""Every token that can lead to an allowed text may follow, not only those the tokenizer would have chosen."""
+
+_JSON_OPTIONS = {
+    # One space, or a new line with an indentation: white space without end is how a model fails to end.
+    "whitespace_flexible": True,
+    "whitespace_pattern": r" |\n[ \t]{0,20}",
+    "item_separator": ",",
+    "key_separator": ":",
+    # oneOf as anyOf would allow what the schema does not.
+    "coerce_one_of": False,
+    "lenient": False,
+}
+"""Set last, so that a schema cannot bring options of its own."""
+
+_MAX_MULTIPLE = 10_000
+_MAX_MULTIPLES = 100_000
+"""A multipleOf costs an automaton of as many states; the library has no limit on that."""
+
+_JSON_CHARACTERS = frozenset(map(chr, range(0x20, 0x7F)))
+
+
+def write_grammar(request: ConstraintRequest, vocabulary: Vocabulary, field: str) -> str:
+    """Writes the grammar of a request.
+
+    Args:
+        request: Within its limits of size.
+        vocabulary: The model's.
+        field: What is wrong, if anything is: the constraint's field with its kind.
+
+    Raises:
+        InvalidInputError: The schema is not JSON or too costly, or the vocabulary cannot spell what was asked for.
+    """
+    if request.json_schema is not None:
+        schema = _read_schema(request.json_schema, field)
+        _check_multiples(schema, field)
+        if not vocabulary.spells_everything:
+            _check_spelling("".join(_JSON_CHARACTERS), vocabulary, field, "JSON")
+        grammar = f"{_HEAD}%json {json.dumps({**schema, 'x-guidance': _JSON_OPTIONS})}"
+        if needs_trial(schema) and not is_affordable(grammar):
+            raise InvalidInputError(
+                field,
+                f"takes more than {CPU_LIMIT_S} s or {MEMORY_LIMIT_BYTES >> 20} MiB to be compiled; use fewer allOf, "
+                "oneOf, patternProperties and patterns that are combined with each other",
+            )
+        return grammar
+    if request.regex is not None:
+        pattern = f"/{regex_to_lark(request.regex, '')}/"
+        if vocabulary.spells_everything:
+            return f"{_HEAD}{pattern}"
+        alphabet = "".join(f"\\x{{{ord(character):x}}}" for character in sorted(vocabulary.characters))
+        return f"{_HEAD}TEXT\nTEXT: {pattern} & /[{alphabet}]*/"
+    assert request.choices is not None, "the request's own check"
+    if not vocabulary.spells_everything:
+        for index, choice in enumerate(request.choices):
+            _check_spelling(choice, vocabulary, f"{field}.texts[{index}]", "it")
+    return f"{_HEAD}{' | '.join(map(json.dumps, request.choices))}"
+
+
+def _read_schema(text: str, field: str) -> dict[str, Any]:
+    try:
+        schema = json.loads(text, parse_constant=_refuse_constant)
+        json.dumps(schema, allow_nan=False, ensure_ascii=False).encode()
+    except json.JSONDecodeError as error:
+        raise InvalidInputError(
+            field, f"is not JSON: {error.msg} at line {error.lineno}, column {error.colno}"
+        ) from error
+    except UnicodeEncodeError as error:
+        raise InvalidInputError(field, "has half of a surrogate pair, which is no character") from error
+    except ValueError as error:
+        raise InvalidInputError(field, "has a number that JSON does not have: NaN, infinite or too long") from error
+    except RecursionError as error:
+        raise InvalidInputError(field, "is nested too deeply") from error
+    if not isinstance(schema, dict):
+        raise InvalidInputError(field, "must be a JSON object; {} accepts every value")
+    return schema
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(name)
+
+
+def _check_multiples(schema: dict[str, Any], field: str) -> None:
+    """Bounds what multipleOf costs: schemas may be combined, so the least common multiple of all counts."""
+    multiples = [_multiple(value, field) for value in _values_of("multipleOf", schema)]
+    least = math.lcm(*multiples) if multiples else 1
+    if least > _MAX_MULTIPLE or least * len(multiples) > _MAX_MULTIPLES:
+        raise InvalidInputError(
+            field,
+            f"has {len(multiples)} times multipleOf, with the least common multiple {least} (less factors 2 and 5); "
+            f"at most {_MAX_MULTIPLE}, and {_MAX_MULTIPLES} times their number",
+        )
+
+
+def _multiple(value: float, field: str) -> int:
+    """Returns the digits of a number as an integer without its factors 2 and 5, which cost next to nothing."""
+    sign, digits, _ = Decimal(repr(value)).as_tuple()
+    number = int("".join(map(str, digits)))
+    if sign or not number:
+        raise InvalidInputError(field, f"has a multipleOf {value}; must be above 0")
+    for factor in (2, 5):
+        while number % factor == 0:
+            number //= factor
+    return number
+
+
+def _values_of(key: str, schema: object) -> Iterator[float]:
+    """Yields the numbers that `key` has anywhere in a schema."""
+    waiting = [schema]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            if isinstance(number := value.get(key), int | float) and not isinstance(number, bool):
+                yield number
+            waiting.extend(value.values())
+        elif isinstance(value, list):
+            waiting.extend(value)
+
+
+def _check_spelling(text: str, vocabulary: Vocabulary, field: str, what: str) -> None:
+    if missing := sorted(set(text) - vocabulary.characters):
+        shown = ", ".join(map(repr, missing[:10])) + (", ..." if len(missing) > 10 else "")
+        raise InvalidInputError(field, f"cannot be met: the model's vocabulary lacks characters for {what}: {shown}")
+
+
+# What the library says, and what the caller is told: `{0}` is the first group, cut to one short line.
+_SCHEMA_COMPLAINTS = (
+    (r"Unimplemented keys: \[(.*?)\]", "has keywords that are not supported: {0}"),
+    (r"Unknown format: (.*)", "has a format that is not supported: {0}"),
+    (r"oneOf constraints are not supported", "has a oneOf whose alternatives may overlap; use anyOf"),
+    (
+        r"schema too large",
+        "is too large when its combinations are written out; use fewer allOf and anyOf within each other",
+    ),
+    (r"recursion limit exceeded", "is nested too deeply: at most about 100 levels"),
+    (r"Invalid type: (.*)", "has a type that JSON does not have: {0}"),
+    (r"Pointer '(.*)' does not exist", "refers to {0}, which is not in it"),
+    (r"Resource '(.*)' is not present", "refers to {0}; only references within the schema are followed"),
+    (r"min/maxProperties only supported", "has minProperties or maxProperties beside properties that are not required"),
+    (r"patternProperty regexes /(.*)/ are not disjoint", "has patternProperties that may match the same key: {0}"),
+    (
+        r"Failed to generate regex for (\w+) range",
+        "has a minimum and maximum that are too far apart in digits ({0} range)",
+    ),
+    (
+        r"Unable to determine if regex is empty",
+        "has a pattern that is too complex together with its lengths or another pattern",
+    ),
+    (r"'multipleOf' has too many digits", "has a multipleOf with too many digits"),
+    (r"(Expected [^']* for '\w+'(?: item)?, got .*)", "is not a schema: {0}"),
+    (r": (\w+ must be an? [\w ]*)", "is not a schema: {0}"),
+)
+_PATTERN_COMPLAINTS = (
+    (r"lookarounds not supported", "has an anchor or a word border within, which is not supported"),
+    (r"look-around, including", "has look-around, which is not supported"),
+    (r"\nerror: ([\w ,/()<='-]+)", "is no regular expression: {0}"),
+)
+_COMPLAINTS = (
+    (r"Unsatisfiable schema: (.*)", "allows no text: {0}"),
+    (r"NoExtension", "allows no text that the model can write"),
+    (r"too many|too big|too complex|fuel|limit", "is too complex; use smaller repetitions and fewer alternatives"),
+)
+_MAX_QUOTED = 120
+
+
+def explain(complaint: str, request: ConstraintRequest) -> str:
+    """Says in the caller's terms why the library refuses a grammar."""
+    complaint = complaint.partition("\n   1 | ")[0]  # then it quotes the grammar
+    known: list[tuple[str, str]] = [*_PATTERN_COMPLAINTS, *_COMPLAINTS]
+    if request.json_schema is not None:
+        patterns = [(pattern, f"has a pattern that {meaning}") for pattern, meaning in _PATTERN_COMPLAINTS]
+        known = [*patterns, *_SCHEMA_COMPLAINTS, *_COMPLAINTS]
+    for pattern, meaning in known:
+        if found := re.search(pattern, complaint):
+            quoted = [" ".join(str(group).split())[:_MAX_QUOTED] for group in found.groups()]
+            return meaning.format(*quoted)
+    return "is not supported; use a simpler one"

@@ -1,0 +1,1 @@
+"""The engine: what runs, in which slot, and what a step computes."""

@@ -1,0 +1,196 @@
+"""Who runs, in which slot, and what is computed next. Pure bookkeeping: it never touches a tensor.
+
+A sequence takes a block of neighbouring slots, one for each of its beams; where, `block_layout.py` decides. Those of a
+kind are neighbours, so that a decode step is one contiguous batch for each kind. Continuations of prompts are all of
+one kind and are always the slots 0 to R-1. The prompt that is being prefilled, at most one, sits in slot R, where it
+joins the batch when it is read. When a sequence retires, the last of its kind takes its slots, and the prefilling one
+follows to the new slot R: with one kind these are the only copies.
+
+Who waits is admitted strictly in order. One that needs more slots than are free holds up those behind it, which leaves
+less than its own slots idle until it fits; letting others pass could keep it waiting for ever.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from headway_server.decoding.core.block_layout import BlockLayout, Group, Move
+from headway_server.decoding.sequence import Sequence, Stage
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A part of a prompt, to be prefilled: its tokens from `start` to before `stop`."""
+
+    sequence: Sequence
+    start: int
+    stop: int
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the prompt is read with it."""
+        return self.stop == len(self.sequence.input_ids)
+
+
+class Scheduler:
+    """The waiting queue and the slots.
+
+    Attributes:
+        waiting: Sequences without a slot, in the order of admission: by falling priority, then as they came.
+        layout: Where the sequences are that decode.
+        prefilling: The sequence whose prompt is being read, in slot `len(running)`.
+    """
+
+    def __init__(self, *, num_slots: int, prefill_chunk: int) -> None:
+        """Starts with every slot free.
+
+        Args:
+            num_slots: Slots there are.
+            prefill_chunk: Tokens of a prompt that are prefilled at once; chunks begin at its multiples.
+        """
+        self.num_slots = num_slots
+        self.prefill_chunk = prefill_chunk
+        self.waiting: list[Sequence] = []
+        self.layout = BlockLayout(num_slots)
+        self.prefilling: Sequence | None = None
+        self._num_added = 0
+
+    def __repr__(self) -> str:
+        return (
+            f"Scheduler({len(self.running)} running, {int(self.prefilling is not None)} prefilling, "
+            f"{len(self.waiting)} waiting, {self.num_free} of {self.num_slots} slots free)"
+        )
+
+    @property
+    def groups(self) -> list[Group]:
+        """Those that decode together, in the order of their slots."""
+        return self.layout.groups
+
+    @property
+    def running(self) -> list[Sequence]:
+        """The sequences that decode, in the order of their slots."""
+        return [sequence for group in self.groups for sequence in group.sequences]
+
+    @property
+    def num_free(self) -> int:
+        """Slots without a sequence."""
+        return self.num_slots - self.layout.num_used - (self.prefilling is not None)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether there is any sequence."""
+        return bool(self.groups or self.waiting or self.prefilling is not None)
+
+    def add(self, sequences: Iterable[Sequence]) -> None:
+        """Queues sequences: before those of lower priority, after all others."""
+        for sequence in sequences:
+            sequence.place_in_queue = (-sequence.priority, self._num_added)
+            self._num_added += 1
+            insort(self.waiting, sequence, key=_place_in_queue)
+
+    def overdue(self, now: float) -> list[Sequence]:
+        """Returns the sequences, wherever they are, that were cancelled or whose deadline is before `now`."""
+        everyone = [*self.running, *self.waiting]
+        if self.prefilling is not None:
+            everyone.append(self.prefilling)
+        return [sequence for sequence in everyone if sequence.cancelled or sequence.deadline < now]
+
+    def admit(self, now: float) -> Sequence | None:
+        """Gives the first waiting prompt the slot to prefill in, if it is free and nothing prefills already."""
+        if self.prefilling is not None or not self.waiting or not self.num_free:
+            return None
+        sequence = self._leave_queue(now)
+        sequence.stage = Stage.PREFILLING
+        sequence.slot = self._end_of_running
+        self.prefilling = sequence
+        return sequence
+
+    def admit_sources(self, now: float, max_padded_tokens: int) -> list[Sequence]:
+        """Takes waiting sentences that are to be encoded together out of the queue, as many as have slots.
+
+        The caller encodes them and lets them `join`.
+
+        Args:
+            now: The time.
+            max_padded_tokens: Limit of count times longest; the first sentence is taken whatever its length.
+        """
+        admitted: list[Sequence] = []
+        longest, num_free = 0, self.num_free
+        while self.waiting and self.waiting[0].num_beams <= num_free:
+            longest = max(longest, len(self.waiting[0].input_ids))
+            if admitted and (len(admitted) + 1) * longest > max_padded_tokens:
+                break
+            admitted.append(self._leave_queue(now))
+            num_free -= admitted[-1].num_beams
+        return admitted
+
+    def _leave_queue(self, now: float) -> Sequence:
+        sequence = self.waiting.pop(0)
+        sequence.started_at = now
+        return sequence
+
+    def next_chunk(self) -> Chunk | None:
+        """Returns the next part of the prompt that is being prefilled."""
+        if self.prefilling is None:
+            return None
+        start = self.prefilling.num_prefilled
+        stop = min(start + self.prefill_chunk, len(self.prefilling.input_ids))
+        return Chunk(self.prefilling, start, stop)
+
+    def join(self, sequence: Sequence) -> list[Move]:
+        """Lets a sequence run, beside those of its kind.
+
+        Returns:
+            The moves of others that make room for it, to be made in this order; none where all are of one kind.
+        """
+        if sequence is self.prefilling:
+            self.prefilling = None
+        moves = self.layout.place(sequence)
+        sequence.stage = Stage.RUNNING
+        return moves
+
+    def retire(self, sequences: Iterable[Sequence]) -> list[Move]:
+        """Takes sequences out, wherever they are.
+
+        Returns:
+            The moves that keep those of a kind neighbours, to be made in this order.
+        """
+        retired = list(sequences)
+        if any(sequence.stage is Stage.WAITING for sequence in retired):
+            gone = {id(sequence) for sequence in retired}
+            self.waiting = [sequence for sequence in self.waiting if id(sequence) not in gone]
+        if self.prefilling in retired:
+            self.prefilling = None
+        running = sorted((sequence for sequence in retired if sequence.stage is Stage.RUNNING), key=_slot, reverse=True)
+        moves = [move for sequence in running if (move := self.layout.remove(sequence)) is not None]
+        if self.prefilling is not None and running:
+            source, self.prefilling.slot = self.prefilling.slot, self._end_of_running
+            moves.append(Move(self.prefilling, source, self.prefilling.slot))
+        for sequence in retired:
+            sequence.stage = Stage.FINISHED
+            sequence.slot = -1
+        return moves
+
+    def reset(self) -> list[Sequence]:
+        """Frees every slot and returns the sequences that were in them."""
+        evicted = [*self.layout.clear(), *([] if self.prefilling is None else [self.prefilling])]
+        self.prefilling = None
+        for sequence in evicted:
+            sequence.stage = Stage.FINISHED
+            sequence.slot = -1
+        return evicted
+
+    @property
+    def _end_of_running(self) -> int:
+        """The slot behind the running prompts, which are all of one kind."""
+        return self.groups[-1].stop if self.groups else 0
+
+
+def _place_in_queue(sequence: Sequence) -> tuple[int, int]:
+    return sequence.place_in_queue
+
+
+def _slot(sequence: Sequence) -> int:
+    return sequence.slot

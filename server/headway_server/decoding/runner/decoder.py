@@ -1,0 +1,342 @@
+"""Runs the graphs of a decoder on slots; knows nothing of requests and queues.
+
+Shapes: R rows of a step (slots 0 to R-1), T tokens of a prefill, V vocabulary, N sources, S source tokens.
+
+State lives in slots (`slot_state.py`). A binding of it to the graph is made once for every number of rows and for
+every slot that prefills, since only the small inputs change from step to step. A graph takes those of the step's inputs
+that it declares: a recurrent decoder needs no positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway_server.bundles import ALIGNMENT, Bundle, Graph, Manifest, Task, Variant
+from headway_server.bundles.chain import DECODING_AXES, VERIFIES
+from headway_server.decoding.beam_search.block import SlotCopy
+from headway_server.decoding.runner.encoder import CrossTensors, bytes_per_token
+from headway_server.decoding.runner.memory_plan import SlotSizes
+from headway_server.decoding.runner.sources import PackedSources
+from headway_server.decoding.runner.state import SlotState, fixed_size, state_bytes
+from headway_server.errors import BundleError
+from headway_server.runtime import Runtime, Session
+
+PREFILL_CHUNK = 128
+"""Tokens of a prefill step at most; chunk boundaries sit on multiples of it from position 0, so that a prompt is always
+computed in the same pieces. A chunk takes about 50 ms at GPT-2-small size on two cores."""
+
+_LOGITS = "logits"
+_NO_DRAFTS: NDArray[np.int64] = np.zeros(0, np.int64)
+_BINDINGS_PER_SLOT = 4
+"""Bindings that are kept, for each slot: with beams, runs of slots begin anywhere and have any length."""
+
+
+def slot_sizes(manifest: Manifest, variant: Variant) -> SlotSizes:
+    """Returns what a slot of a `DecoderRunner` takes.
+
+    Raises:
+        BundleError: A tensor that the manifest names as state has no fixed size.
+    """
+    specs = {spec.name: spec for spec in variant.graphs["decoder"].inputs}
+    max_length, max_source = manifest.limits.max_total_tokens or 0, manifest.limits.max_input_tokens or 0
+    return SlotSizes(
+        state_bytes=state_bytes(variant, max_length),
+        source_bytes=sum(max_source * bytes_per_token(specs[name]) for name in variant.cross),
+        keeps_prompts=manifest.task is Task.GENERATION and max_length >= PREFILL_CHUNK,
+    )
+
+
+class DecoderRunner:
+    """A decoder with its state. Not thread-safe: one engine's thread calls it.
+
+    Attributes:
+        num_slots: Rows that can run at once.
+        num_prefix_slots: Slots past these that never run: they keep chunks of prompts.
+        max_length: Positions of a slot.
+        vocab_size: V.
+        cache_bytes: Memory of the state and of packed sources, in bytes, taken when the runner is made.
+        prefill_chunk: Tokens of a prefill at most; 1 where the graph reads no more in a step.
+        has_alignment: Whether `align` can be called.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        bundle: Bundle,
+        variant: Variant,
+        *,
+        num_slots: int,
+        num_prefix_slots: int = 0,
+        beside: DecoderRunner | None = None,
+    ) -> None:
+        """Opens the variant's decoder and allocates the state of `num_slots + num_prefix_slots` slots.
+
+        Args:
+            runtime: Where it runs.
+            bundle: The bundle.
+            variant: One of its variants.
+            num_slots: Rows that can run at once.
+            num_prefix_slots: Slots for chunks of prompts.
+            beside: A runner of the same decoder, whose session is taken.
+
+        Raises:
+            BundleError: The graph is not what the manifest says.
+        """
+        max_length = bundle.manifest.limits.max_total_tokens
+        assert max_length is not None, "the manifest's validator demands it"
+        all_slots = num_slots + num_prefix_slots
+        graph = variant.graphs["decoder"]
+        specs = {spec.name: spec for spec in (*graph.inputs, *graph.outputs)}
+        in_lanes = bundle.manifest.task is Task.TRANSLATION
+        self._session = (
+            runtime.open(bundle, graph, fixed_axes=DECODING_AXES, in_lanes=in_lanes)
+            if beside is None
+            else beside.session
+        )
+        self._state = SlotState(runtime.device, variant, num_slots=all_slots, max_length=max_length)
+        self._input_names = frozenset(spec.name for spec in graph.inputs)
+        self._packed = PackedSources(
+            [specs[name] for name in variant.cross],
+            max_sources=num_slots,
+            max_length=bundle.manifest.limits.max_input_tokens or 0,
+        )
+        self._sources: dict[int, dict[str, NDArray[Any]]] = {}  # by the first slot that reads them
+        self._bindings: dict[tuple[int, int], _Binding] = {}
+        self.num_slots = num_slots
+        self.num_prefix_slots = num_prefix_slots
+        self.max_length = max_length
+        self.vocab_size = fixed_size(specs[_LOGITS], -1)
+        self.cache_bytes = self._state.num_bytes + self._packed.num_bytes
+        self.prefill_chunk = _longest_step(graph)
+        self.has_alignment = ALIGNMENT in specs
+        self._logits: NDArray[np.float32] = np.empty((num_slots, 1, self.vocab_size), np.float32)
+
+    @property
+    def session(self) -> Session:
+        """The decoder's graph, for a runner beside this one."""
+        return self._session
+
+    @property
+    def state(self) -> SlotState:
+        """What the slots hold, for another session of the same graph."""
+        return self._state
+
+    def __repr__(self) -> str:
+        return f"DecoderRunner({self.num_slots} slots x {self.max_length}, {self.cache_bytes} bytes of state)"
+
+    def prefill(self, slot: int, token_ids: NDArray[np.int64], start: int) -> NDArray[np.float32]:
+        """Reads tokens into a slot, at positions `start` to `start + T - 1`.
+
+        Args:
+            slot: The slot; positions before `start` must have been written.
+            token_ids: (T,) int64, at most `prefill_chunk` of them.
+            start: Position of the first token.
+
+        Returns:
+            (V,) float32 logits after the last token: a view that the next call overwrites.
+        """
+        assert 0 < len(token_ids) <= self.prefill_chunk, "the scheduler cuts prompts into chunks"
+        assert start + len(token_ids) <= self.max_length, "admission checks lengths"
+        self._step(slot, **_prefill_inputs(token_ids, start))
+        logits: NDArray[np.float32] = self._logits[0, 0]
+        return logits
+
+    def score(self, slot: int, token_ids: NDArray[np.int64], start: int) -> NDArray[np.float32]:
+        """Reads tokens into a slot as `prefill` does, and gives the logits after every one of them.
+
+        Returns:
+            (T, V) float32 logits, an array of their own.
+        """
+        length = len(token_ids)
+        assert 0 < length <= self.prefill_chunk, "the caller cuts texts into chunks"
+        assert start + length <= self.max_length, "the caller cuts texts into windows"
+        logits: NDArray[np.float32] = np.empty((1, length, self.vocab_size), np.float32)
+        binding = self._binding(slot, 1)
+        binding.bind_output(_LOGITS, logits)
+        try:
+            self._step(slot, **_prefill_inputs(token_ids, start, logits_positions=np.arange(length)))
+        finally:  # the next step must not write into an array that is gone
+            binding.bind_output(_LOGITS, self._logits[:1])
+        scores: NDArray[np.float32] = logits[0]
+        return scores
+
+    def decode(
+        self, token_ids: NDArray[np.int64], positions: NDArray[np.int64], first_slot: int = 0
+    ) -> NDArray[np.float32]:
+        """Runs one token in each of R neighbouring slots, each at a position of its own.
+
+        Args:
+            token_ids: (R,) int64.
+            positions: (R,) int64 positions of these tokens.
+            first_slot: The first of the slots.
+
+        Returns:
+            (R, V) float32 logits of the next tokens: a view that the next call overwrites; the caller may change it.
+        """
+        rows = len(token_ids)
+        assert 0 < rows <= self.num_slots - first_slot, "the scheduler gives these slots alone"
+        self._step(
+            first_slot,
+            input_ids=token_ids[:, np.newaxis],
+            position_ids=positions[:, np.newaxis],
+            logits_positions=np.zeros((rows, 1), np.int64),
+            lengths=(positions + 1).astype(np.int32),
+        )
+        return self._logits[:rows, 0]
+
+    def move(self, source: int, target: int, length: int) -> None:
+        """Copies the first `length` positions of slot `source` to slot `target`."""
+        self.copy(source=(source, 0), target=(target, 0), length=length)
+
+    def copy(self, *, source: tuple[int, int], target: tuple[int, int], length: int) -> None:
+        """Copies `length` positions of a slot, from a position on, over those of another slot: (slot, position)."""
+        self._state.copy(source, target, length)
+
+    def reorder(self, copies: Sequence[SlotCopy]) -> None:
+        """Copies positions of slots over those of others. No slot is both read and written."""
+        self._state.reorder(copies)
+
+    def begin(self, slot: int, source: CrossTensors) -> None:
+        """Fills what an encoded sentence starts from into its slot; to be called before the slot's first step."""
+        self._state.begin(slot, source.initial)
+
+    def align(self, slot: int, source: CrossTensors, token_ids: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Tells how much each token of a finished translation was attended to each token of its source.
+
+        Reads the translation into the slot anew, from position 0; whatever the slot held is lost. The running slots'
+        sources stay as they are.
+
+        Args:
+            slot: The slot.
+            source: The sentence that was translated.
+            token_ids: (T,) int64: what the decoder read, the first id and all tokens but the last, so that row i
+                belongs to the i-th token that it gave.
+
+        Returns:
+            (T, S) float32, an array of its own; rows sum to one.
+
+        Raises:
+            BundleError: The graph does not tell; `has_alignment` says so beforehand.
+        """
+        if not self.has_alignment:
+            raise BundleError(
+                f"{self._session.graph.file}: has no output {ALIGNMENT}, so that translations cannot be aligned; "
+                "export the model again"
+            )
+        assert 0 < len(token_ids) <= self.max_length, "the slot held them when they were made"
+        self.begin(slot, source)
+        binding = self._new_binding(slot, 1)  # of its own: what it is bound to is gone afterwards
+        binding.bind_inputs({name: tensor[np.newaxis] for name, tensor in source.tensors.items()})
+        binding.bind_inputs({"source_mask": np.ones((1, source.num_tokens), np.int64)})
+        alignment: NDArray[np.float32] = np.empty((len(token_ids), source.num_tokens), np.float32)
+        for start in range(0, len(token_ids), self.prefill_chunk):
+            stop = min(start + self.prefill_chunk, len(token_ids))
+            binding.bind_output(ALIGNMENT, alignment[np.newaxis, start:stop])
+            self._run(binding, **_prefill_inputs(token_ids[start:stop], start))
+        alignment /= alignment.sum(axis=-1, keepdims=True)  # in fp16 they are near one
+        return alignment
+
+    def set_sources(self, sources: Sequence[CrossTensors], first_slot: int = 0) -> None:
+        """Says which encoded sentences the slots read that `decode` runs from `first_slot` on, in their order.
+
+        To be called whenever that changes. Each is read by as many neighbouring slots as the others, its beams. The
+        tensors are packed (`packed_sources.py`) in memory that all steps share; that of other slots is not touched.
+        """
+        self._sources[first_slot] = self._packed.pack(sources, first_slot)
+        for (slot, _), binding in self._bindings.items():
+            if slot == first_slot:
+                binding.sources_are_bound = False
+
+    def _step(self, first_slot: int, **inputs: NDArray[Any]) -> None:
+        """Runs the slots from `first_slot` on the running sources; takes what `_run` takes."""
+        binding = self._binding(first_slot, len(inputs["input_ids"]))
+        sources = self._sources.get(first_slot)
+        if sources and not binding.sources_are_bound:
+            binding.bind_inputs(sources)
+            binding.sources_are_bound = True
+        self._run(binding, **inputs)
+
+    def _run(
+        self,
+        binding: _Binding,
+        *,
+        input_ids: NDArray[np.int64],  # (R, T)
+        position_ids: NDArray[np.int64],  # (R, T)
+        logits_positions: NDArray[np.int64],  # (R, L)
+        lengths: NDArray[np.int32],  # (R,) tokens of each row after this step
+    ) -> None:
+        inputs = {
+            "input_ids": input_ids,
+            "position_ids": position_ids,
+            "logits_positions": logits_positions,
+            "seqlens_k": lengths - np.int32(1),
+            "total_sequence_length": np.array(lengths.max(), np.int32),
+        }
+        binding.bind_inputs({name: array for name, array in inputs.items() if name in self._input_names})
+        binding.run()
+
+    def _binding(self, first_slot: int, rows: int) -> _Binding:
+        """Returns the binding of the slots `first_slot` to `first_slot + rows - 1`, made when it is first needed."""
+        key = (first_slot, rows)
+        binding = self._bindings.pop(key, None) or self._new_binding(first_slot, rows)
+        if len(self._bindings) >= _BINDINGS_PER_SLOT * self.num_slots:
+            del self._bindings[next(iter(self._bindings))]  # the one that was not used for longest
+        self._bindings[key] = binding
+        return binding
+
+    def _new_binding(self, first_slot: int, rows: int) -> _Binding:
+        binding = _Binding(self._session, self._state, first_slot, rows)
+        binding.bind_output(_LOGITS, self._logits[:rows])
+        if VERIFIES in self._input_names:
+            binding.bind_inputs({VERIFIES: _NO_DRAFTS})
+        return binding
+
+
+class _Binding:
+    """A run of neighbouring slots bound to the graph."""
+
+    def __init__(self, session: Session, state: SlotState, first_slot: int, rows: int) -> None:
+        self._state = state
+        self._slots = (first_slot, rows)
+        self._binding = session.new_binding()
+        self.sources_are_bound = False
+        state.bind(self._binding, *self._slots)
+
+    def bind_output(self, name: str, array: NDArray[np.float32]) -> None:
+        """Binds where an output goes, in host memory; the caller keeps it alive."""
+        assert array.flags.c_contiguous, "the graph writes without gaps"
+        self._binding.bind_output(name, "cpu", np.float32, array.shape, array.ctypes.data)
+
+    def bind_inputs(self, inputs: dict[str, NDArray[Any]]) -> None:
+        """Binds host arrays; the binding keeps them alive."""
+        self._binding.bind_inputs(inputs)
+
+    def run(self) -> None:
+        """Runs a step, after which the slots hold the state that it hands on."""
+        self._binding.run()
+        self._state.take_over(*self._slots)
+
+
+def _prefill_inputs(
+    token_ids: NDArray[np.int64], start: int, logits_positions: NDArray[np.int64] | None = None
+) -> dict[str, NDArray[Any]]:
+    """Returns what one row reads, (T,) tokens from position `start` on; logits are those after the last, or of all."""
+    length = len(token_ids)
+    if logits_positions is None:
+        logits_positions = np.array([length - 1])
+    return {
+        "input_ids": token_ids[np.newaxis],
+        "position_ids": np.arange(start, start + length, dtype=np.int64)[np.newaxis],
+        "logits_positions": logits_positions[np.newaxis],
+        "lengths": np.array([start + length], np.int32),
+    }
+
+
+def _longest_step(graph: Graph) -> int:
+    """Returns how many tokens of a row a step reads at most: as many as the graph fixes, or a chunk."""
+    (length,) = (spec.shape[1] for spec in graph.inputs if spec.name == "input_ids")
+    return length if isinstance(length, int) else PREFILL_CHUNK

@@ -1,0 +1,105 @@
+"""How many slots there are, by the memory they take: decided at start, held from then on."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from headway_server.decoding.settings import EngineSettings
+from headway_server.errors import MemoryUnavailableError
+
+DEFAULT_MAX_SLOTS = 32
+"""Slots where the setting names none and memory allows."""
+_DEFAULT_SHARE = 0.5
+"""Part of the memory there is that a default may take: other models follow, and answers need some."""
+_LARGEST_SHARE = 0.95
+_SLOTS_PER_PREFIX_SLOT = 8
+"""Of slots that run to slots that keep chunks of prompts, where the setting names none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotSizes:
+    """What a slot takes, in bytes."""
+
+    state_bytes: int
+    """Of the decoder's own state, at the model's maximum length."""
+    source_bytes: int = 0
+    """Of an encoded source at its longest; 0 where there is none."""
+    keeps_prompts: bool
+    """Whether there are prompts whose chunks can be kept: a translation has none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """What the state of a model takes. `str` gives the arithmetic."""
+
+    num_slots: int
+    num_prefix_slots: int
+    sizes: SlotSizes
+
+    @property
+    def total_bytes(self) -> int:
+        """What is taken at start, in bytes."""
+        state = (self.num_slots + self.num_prefix_slots) * self.sizes.state_bytes
+        return state + self.num_slots * self.sizes.source_bytes
+
+    def __str__(self) -> str:
+        slots = f"{self.num_slots} slots"
+        if self.num_prefix_slots:
+            slots = f"({slots} + {self.num_prefix_slots} of kept prompts)"
+        sizes = format_size(self.sizes.state_bytes)
+        if self.sizes.source_bytes:
+            sizes = f"({sizes} + {format_size(self.sizes.source_bytes)} of its source)"
+        return f"{slots} x {sizes} = {format_size(self.total_bytes)}"
+
+
+def format_size(num_bytes: int) -> str:
+    """Writes a number of bytes in MiB, or in GiB where it is large."""
+    mib = num_bytes / 2**20
+    return f"{mib:.1f} MiB" if mib < 10_000 else f"{mib / 1024:.1f} GiB"
+
+
+def plan_memory(settings: EngineSettings, sizes: SlotSizes, *, available: int | None, owner: str) -> MemoryPlan:
+    """Decides the number of slots.
+
+    Args:
+        settings: What was asked for.
+        sizes: What a slot takes.
+        available: Memory there is, in bytes; None where nothing tells.
+        owner: The model, for messages.
+
+    Raises:
+        MemoryUnavailableError: What was asked for, or a single slot, does not fit; the message names what does.
+    """
+    if available is None:
+        return _plan(settings, settings.num_slots or DEFAULT_MAX_SLOTS, sizes)
+    if settings.num_slots is None:
+        num_slots = _most_slots(settings, DEFAULT_MAX_SLOTS, sizes, _DEFAULT_SHARE * available) or 1
+    else:
+        num_slots = settings.num_slots
+    plan = _plan(settings, num_slots, sizes)
+    if plan.total_bytes > _LARGEST_SHARE * available:
+        raise MemoryUnavailableError(_too_much(settings, plan, sizes, available, owner))
+    return plan
+
+
+def _plan(settings: EngineSettings, num_slots: int, sizes: SlotSizes) -> MemoryPlan:
+    kept = settings.num_prefix_slots
+    if kept is None:
+        kept = math.ceil(num_slots / _SLOTS_PER_PREFIX_SLOT)
+    return MemoryPlan(num_slots=num_slots, num_prefix_slots=kept if sizes.keeps_prompts else 0, sizes=sizes)
+
+
+def _most_slots(settings: EngineSettings, at_most: int, sizes: SlotSizes, budget: float) -> int:
+    """Returns the largest number of slots that a budget in bytes holds; 0 where it holds none."""
+    return next((n for n in range(at_most, 0, -1) if _plan(settings, n, sizes).total_bytes <= budget), 0)
+
+
+def _too_much(settings: EngineSettings, plan: MemoryPlan, sizes: SlotSizes, available: int, owner: str) -> str:
+    most = _most_slots(settings, plan.num_slots - 1, sizes, _LARGEST_SHARE * available)
+    advice = (
+        f"--num-slots {most} is the largest setting that fits"
+        if most
+        else "not even --num-slots 1 fits; free memory, or export the model with a smaller maximum length"
+    )
+    return f"{owner}: {plan} is more than the {format_size(available)} of memory there is; {advice}"

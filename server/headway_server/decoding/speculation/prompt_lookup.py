@@ -1,0 +1,151 @@
+"""Drafts the next tokens of a sequence by looking up where its last ones stood before (docs/speculation.md).
+
+A text that repeats its prompt, an edited file or a list of records, has long stretches that stand in it already. What
+followed the last few tokens when they stood there before is a draft. It costs next to nothing, and where the model
+agrees, one step gives several tokens.
+
+R running sequences, T tokens of a verifying step, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway_server.decoding.interfaces import Decoder
+
+MAX_ROWS = 2
+"""Sequences that may run while drafts are verified. A step that verifies six tokens takes 1.6 (fp32) to 2.1
+(int8) decode steps of one sequence, and 2.5 or more of four: its arithmetic no longer hides behind the memory."""
+MIN_MATCH = 3
+"""Tokens at the end of the text that must have stood in it before."""
+LONG_MATCH = 6
+"""Tokens that are looked up first: the longer match is the likelier to go on."""
+MIN_ACCEPTED = 1.5
+"""Drafted tokens that the model must accept of a draft, on average, for it to pay: a verifying step gives one token
+more than it accepts."""
+LONGEST_PAUSE = 64
+"""Tokens between two drafts that are tried, at most, where drafts are refused."""
+
+_WEIGHT = 0.25  # of the newest draft in the running average
+
+
+class DraftVerifier(Protocol):
+    """Runs several tokens a row, with the bits of decoding; `verifier.py` is the one that serves."""
+
+    width: int
+
+    def verify(self, token_ids: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Runs tokens (R, T) in the slots 0 to R-1, from `positions` (R,); returns the logits (R, T, V) after each.
+
+        They hold until the next call.
+        """
+
+
+class PromptLookup:
+    """The tokens of one sequence, where each short run of them stood last, and how its drafts fare.
+
+    A token costs two entries of a dictionary, so memory and time follow the length of the text, which the model bounds.
+    They are spent when a draft is asked for, not before.
+
+    Attributes:
+        num_drafted: Tokens that were drafted and verified.
+        num_accepted: Those of them that the model chose too.
+    """
+
+    __slots__ = (
+        "_average",
+        "_ends",
+        "_next_draft_at",
+        "_num_indexed",
+        "_pause",
+        "_token_ids",
+        "num_accepted",
+        "num_drafted",
+    )
+
+    def __init__(self, token_ids: Iterable[int]) -> None:
+        """Starts with the tokens of the prompt."""
+        self._token_ids = list(token_ids)
+        self._ends: dict[tuple[int, ...], int] = {}  # a run of tokens: the position after it, where it stood last
+        self._num_indexed = 0
+        self._average = MIN_ACCEPTED  # of tokens accepted a draft
+        self._pause = 1
+        self._next_draft_at = 0
+        self.num_drafted = 0
+        self.num_accepted = 0
+
+    def __repr__(self) -> str:
+        return f"PromptLookup({len(self._token_ids)} tokens, {self.num_accepted} of {self.num_drafted} drafts accepted)"
+
+    def append(self, token_id: int) -> None:
+        """Takes the next token of the text."""
+        self._token_ids.append(token_id)
+
+    def draft(self, num_tokens: int) -> NDArray[np.int64] | None:
+        """Guesses the next tokens.
+
+        Args:
+            num_tokens: Tokens that are wanted, at least one.
+
+        Returns:
+            (num_tokens,) int64; None where nothing is found, or while drafts rest because too few were accepted.
+        """
+        if len(self._token_ids) < self._next_draft_at:
+            return None
+        self._index()
+        start = self._find()
+        if start is None:
+            return None
+        period = self._token_ids[start:]  # where it ends, the text repeats itself: so does the draft
+        repeats = -(-num_tokens // len(period))
+        return np.array((period * repeats if repeats > 1 else period)[:num_tokens], np.int64)
+
+    def settle(self, num_drafted: int, num_accepted: int) -> None:
+        """Notes what became of a draft. After bad ones there are none for a while, twice as long each time."""
+        self.num_drafted += num_drafted
+        self.num_accepted += num_accepted
+        self._average += _WEIGHT * (num_accepted - self._average)
+        if self._average >= MIN_ACCEPTED:
+            self._pause = 1
+            return
+        self._pause = min(2 * self._pause, LONGEST_PAUSE)
+        self._next_draft_at = len(self._token_ids) + self._pause
+
+    def _index(self) -> None:
+        """Notes where the runs stand that end before the last token; the run at the end is what is looked up."""
+        for end in range(max(self._num_indexed, 1), len(self._token_ids)):
+            for length in (MIN_MATCH, LONG_MATCH):
+                if end >= length:
+                    self._ends[tuple(self._token_ids[end - length : end])] = end
+        self._num_indexed = len(self._token_ids)
+
+    def _find(self) -> int | None:
+        """Returns the position after the last place where the end of the text stood before."""
+        for length in (LONG_MATCH, MIN_MATCH):
+            end = self._ends.get(tuple(self._token_ids[-length:]))
+            if end is not None:
+                return end
+        return None
+
+
+def verifies_exactly(decoder: Decoder, verifier: DraftVerifier) -> bool:
+    """Tries whether verifying gives the logits of decoding on this machine, bit for bit. Writes to the first slots.
+
+    All products of the model take part. Whether their bits depend on the number of rows is a matter of the processor's
+    instructions, not of the text, so one try tells.
+    """
+    rows, width = min(MAX_ROWS, decoder.num_slots), verifier.width
+    if width > decoder.max_length:
+        return False
+    token_ids = np.random.default_rng(0).integers(0, decoder.vocab_size, (rows, width))
+    decoded = [decoder.decode(token_ids[:, place], np.full(rows, place)).copy() for place in range(width)]
+    logits = np.stack(decoded, axis=1)  # (R, T, V)
+    counts = range(1, rows + 1)
+    return all(
+        np.array_equal(verifier.verify(token_ids[:count], np.zeros(count, np.int64)), logits[:count])
+        for count in counts
+    )

@@ -1,0 +1,134 @@
+"""Runs a few tokens a row at once, each bit for bit as `DecoderRunner.decode` runs it (docs/speculation.md).
+
+Shapes: R rows (slots 0 to R-1), T tokens of a row, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+
+from headway_server.bundles import Bundle, Variant
+from headway_server.bundles.chain import VERIFIES, chain_width, verifying_axes
+from headway_server.decoding.runner.decoder import DecoderRunner
+from headway_server.decoding.runner.state import SlotState
+from headway_server.decoding.speculation.prompt_lookup import verifies_exactly
+from headway_server.runtime import Binding, Runtime, Session
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Bound:
+    """What runs so many rows."""
+
+    binding: Binding
+    logits: NDArray[np.float32]
+    """(R, T, V)"""
+
+
+class Verifier:
+    """A second session of a decoder's graph, on the state of the first: weights are held twice. Not thread-safe.
+
+    Attributes:
+        width: T.
+        vocab_size: V.
+    """
+
+    def __init__(self, session: Session, state: SlotState, *, width: int, vocab_size: int) -> None:
+        """Runs on slots that another session reads and writes too, one call at a time.
+
+        Args:
+            session: Of a graph whose axes are fixed to `verifying_axes`.
+            state: The slots.
+            width: The graph's `chain_width`, more than 1.
+            vocab_size: Tokens there are.
+        """
+        assert width > 1, "a step of one token is a decode step"
+        self._session = session
+        self._state = state
+        self._bound: dict[int, _Bound] = {}
+        self.width = width
+        self.vocab_size = vocab_size
+
+    def __repr__(self) -> str:
+        return f"Verifier({self.width} tokens a row)"
+
+    def verify(self, token_ids: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Runs T tokens in each of the slots 0 to R-1, each row from a position of its own.
+
+        Positions of tokens that turn out wrong are written again when the right ones are run.
+
+        Args:
+            token_ids: (R, T) int64.
+            positions: (R,) int64 position of each row's first token; T positions from there are the slot's.
+
+        Returns:
+            (R, T, V) float32 logits after every token: a view that the next call with as many rows overwrites.
+        """
+        rows, width = token_ids.shape
+        assert width == self.width, "the graph runs so many tokens a row"
+        if rows not in self._bound:
+            self._bound[rows] = self._bind(rows)
+        bound = self._bound[rows]
+        inputs = {
+            "input_ids": token_ids,
+            "position_ids": positions[:, np.newaxis] + np.arange(width),
+            "seqlens_k": (positions + (width - 1)).astype(np.int32),
+            "total_sequence_length": np.array(positions.max() + width, np.int32),
+        }
+        bound.binding.bind_inputs(inputs)
+        bound.binding.run()
+        return bound.logits
+
+    def _bind(self, rows: int) -> _Bound:
+        """Binds all that stays: the state, whose every version is the same memory, and where the logits go."""
+        binding = self._session.new_binding()
+        logits: NDArray[np.float32] = np.empty((rows, self.width, self.vocab_size), np.float32)
+        binding.bind_output("logits", "cpu", np.float32, logits.shape, logits.ctypes.data)
+        self._state.bind(binding, 0, rows, width=self.width)
+        every = np.broadcast_to(np.arange(self.width), (rows, self.width))
+        binding.bind_inputs({"logits_positions": every, VERIFIES: np.zeros(1, np.int64)})
+        return _Bound(binding=binding, logits=logits)
+
+
+def can_verify(variant: Variant) -> bool:
+    """Whether a variant's decoder has a way to verify drafts."""
+    return _width(variant) > 1
+
+
+def open_verifier(runtime: Runtime, bundle: Bundle, variant: Variant, decoder: DecoderRunner) -> Verifier | None:
+    """Opens a decoder's graph once more, to verify drafts in its slots, and tries whether answers would be the same.
+
+    Args:
+        runtime: That the decoder runs on.
+        bundle: The bundle.
+        variant: That the decoder runs.
+        decoder: The decoder, before it is used: its first slots are written to.
+
+    Returns:
+        None where there is no speculation: the bundle has no way to verify, or its bits are not those of decoding on
+        this machine. The log says which.
+
+    Raises:
+        BundleError: The graph is not what the manifest says.
+    """
+    owner = f"{bundle.manifest.name}/{bundle.manifest.version}"
+    width = _width(variant)
+    if width == 1:
+        _log.warning("no speculation", model=owner, reason="its bundle cannot verify drafts; export the model again")
+        return None
+    session = runtime.open(bundle, variant.graphs["decoder"], fixed_axes=verifying_axes(width), in_lanes=False)
+    verifier = Verifier(session, decoder.state, width=width, vocab_size=decoder.vocab_size)
+    if not verifies_exactly(decoder, verifier):
+        _log.warning("no speculation", model=owner, reason="on this machine texts would not be the same with it")
+        return None
+    _log.info("speculation", model=owner, tokens_a_run=width)
+    return verifier
+
+
+def _width(variant: Variant) -> int:
+    return chain_width(variant.graphs["decoder"], variant.state[0].present) if variant.state else 1

@@ -1,1 +1,0 @@
-"""One servicer a file: convert the request, delegate, convert the answer back."""

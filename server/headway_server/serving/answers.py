@@ -1,0 +1,56 @@
+"""What every call is answered with, whatever its task: one result an input, and where the time went."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+Result = TypeVar("Result")
+
+
+class Timed(Protocol):
+    """When one input of a call arrived, was first computed, and was done; seconds by `time.monotonic`."""
+
+    @property
+    def arrived_at(self) -> float:
+        """When it entered the engine's queue."""
+
+    @property
+    def started_at(self) -> float:
+        """When its first run began."""
+
+    @property
+    def finished_at(self) -> float:
+        """When its last run ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallTimings:
+    """Where the time of a call went, in seconds."""
+
+    queue_s: float
+    """The longest that one of its inputs waited for its first run."""
+    preprocessing_s: float
+    """Tokenizing, decoding images, compiling constraints."""
+    inference_s: float
+    """From the beginning of the first run that one of its inputs took part in to the end of the last."""
+
+    @classmethod
+    def of(cls, inputs: Iterable[Timed], *, preprocessing_s: float) -> CallTimings:
+        """Summarises a call of at least one input."""
+        timed = list(inputs)
+        return cls(
+            queue_s=max(one.started_at - one.arrived_at for one in timed),
+            preprocessing_s=preprocessing_s,
+            inference_s=max(one.finished_at for one in timed) - min(one.started_at for one in timed),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer(Generic[Result]):
+    """The answer to a call."""
+
+    results: list[Result]
+    """One for each input, in order."""
+    timings: CallTimings

@@ -1,0 +1,231 @@
+"""What generation and translation have in common as served models: tokenizer, engine, admission."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Elements
+from contextlib import contextmanager
+
+import structlog
+
+from headway_server.bundles import Bundle, Precision, Task, Variant
+from headway_server.decoding.core.engine import Engine
+from headway_server.decoding.core.lanes import FEWEST_SLOTS, Lanes
+from headway_server.decoding.interfaces import Decoder, Encoder
+from headway_server.decoding.runner.decoder import DecoderRunner, slot_sizes
+from headway_server.decoding.runner.memory_plan import format_size, plan_memory
+from headway_server.decoding.settings import EngineSettings
+from headway_server.decoding.speculation.prompt_lookup import DraftVerifier
+from headway_server.errors import BundleError, InvalidInputError
+from headway_server.preprocessing import TextTokenizer
+from headway_server.runtime import Cores, Device, Runtime, available_bytes
+from headway_server.serving.permits import Admission
+from headway_server.tasks.parameters import DecodingLimits
+
+_log = structlog.get_logger(__name__)
+
+
+class DecodingModel:
+    """What generation and translation have in common."""
+
+    _noun = "texts"
+    _field = "texts"
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        *,
+        precision: Precision,
+        device: Device,
+        tokenizer: TextTokenizer,
+        decoders: Elements[Decoder],
+        encoder: Encoder | None = None,
+        verifier: DraftVerifier | None = None,
+        cores: Cores | None = None,
+        settings: EngineSettings,
+    ) -> None:
+        """Makes a model of its parts; `load` makes the parts.
+
+        Args:
+            bundle: The bundle.
+            precision: That it runs in.
+            device: Where it runs.
+            tokenizer: Its tokenizer.
+            decoders: Runners of its decoder, a lane each.
+            encoder: Of translation, for all lanes.
+            verifier: Runs drafts in the slots of the only lane.
+            cores: What several lanes share.
+            settings: Of its engines.
+
+        Raises:
+            BundleError: The tokenizer, a special token or a default does not fit the model.
+        """
+        manifest = bundle.manifest
+        assert manifest.limits.max_input_tokens is not None, "the manifest's validator demands it"
+        assert manifest.special_tokens is not None, "the manifest's validator demands it"
+        decoder = decoders[0]
+        _check_fits(bundle, tokenizer.largest_id, decoder.vocab_size)
+        self.bundle = bundle
+        self.precision = precision
+        self.device: Device = device
+        self.limits = DecodingLimits(
+            max_input_tokens=manifest.limits.max_input_tokens,
+            max_total_tokens=decoder.max_length,
+            vocab_size=decoder.vocab_size,
+        )
+        self._tokenizer = tokenizer
+        self._cores = cores
+        self._num_lanes = len(decoders)
+        assert verifier is None or self._num_lanes == 1, "drafts are verified in the slots of one lane"
+        self._eos_id = manifest.special_tokens.eos
+        self._capacity = sum(decoder.num_slots for decoder in decoders) + settings.max_waiting
+        self._admission = Admission(limit=self._capacity, noun=self._noun, owner=manifest.name)
+        self._lanes = Lanes(
+            [
+                Engine(
+                    decoder,
+                    encoder=encoder,
+                    max_encoder_tokens=settings.max_encoder_tokens,
+                    stream_interval_ms=settings.stream_interval_ms,
+                    verifier=verifier,
+                    seats=None if cores is None else cores.seats(),
+                    name=f"engine-{manifest.name}-{lane}",
+                )
+                for lane, decoder in enumerate(decoders)
+            ]
+        )
+
+    def __repr__(self) -> str:
+        manifest = self.bundle.manifest
+        return f"{type(self).__name__}({manifest.name}/{manifest.version}, {self.precision}, {self._lanes!r})"
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether calls are answered: from `start` to `close`, unless an engine has stopped by itself."""
+        return self._lanes.is_alive
+
+    def start(self) -> None:
+        """Starts the engines; called with the event loop running."""
+        self._lanes.start()
+
+    async def drain(self, timeout_s: float) -> None:
+        """Takes nothing new and waits, at most `timeout_s`, for what was taken."""
+        await self._admission.drain(timeout_s)
+
+    def close(self) -> None:
+        """Stops the engines; what still runs or waits fails."""
+        self._lanes.close()
+
+    def _check_runs(self, run_once: Callable[[], object]) -> None:
+        """Runs the graphs once, and once more on one core where there are several lanes.
+
+        So the first call does not pay for it, and a bundle that cannot run is known now.
+
+        Raises:
+            BundleError: They do not run.
+        """
+        try:
+            run_once()
+            if self._cores is not None and self._num_lanes > 1:
+                with self._cores.all_taken():
+                    run_once()
+        except Exception as error:  # onnxruntime's own kinds, or a KeyError where there are other tensors
+            raise BundleError(f"{self.bundle.path}: does not run ({error}); export the model again") from error
+
+    @contextmanager
+    def _admit(self, count: int) -> Iterator[None]:
+        """Holds a call's permit. A call that could never be admitted is told so, not that it should try again."""
+        if count > self._capacity:
+            raise InvalidInputError(
+                self._field,
+                f"has {count} elements; {self.bundle.manifest.name} takes at most {self._capacity} at once; "
+                "send them in several calls",
+            )
+        with self._admission.admit(count):
+            yield
+
+
+def _check_fits(bundle: Bundle, largest_id: int, vocab_size: int) -> None:
+    """Checks that every id a call may bring to the model is one of its own.
+
+    Raises:
+        BundleError: One is not; or more tokens are to be sampled among than there are.
+    """
+    holds = f"the model has {vocab_size} tokens"
+    if largest_id >= vocab_size:
+        raise BundleError(
+            f"{bundle.path}: the tokenizer's largest id is {largest_id}, {holds}; "
+            "export it again with its own tokenizer"
+        )
+    special_tokens = bundle.manifest.special_tokens
+    assert special_tokens is not None, "the manifest's validator demands it"
+    for name, token_id in (("bos", special_tokens.bos), ("eos", special_tokens.eos)):
+        if token_id is not None and not 0 <= token_id < vocab_size:
+            raise BundleError(f"{bundle.path}: special_tokens.{name} is {token_id}, {holds}; export the model again")
+    defaults = bundle.manifest.sampling_defaults
+    if defaults is not None and defaults.top_k > vocab_size:
+        raise BundleError(
+            f"{bundle.path}: sampling_defaults.top_k is {defaults.top_k}, {holds}; export the model again"
+        )
+
+
+def open_decoders(
+    runtime: Runtime, bundle: Bundle, variant: Variant, settings: EngineSettings, *, sessions: int = 1
+) -> list[DecoderRunner]:
+    """Opens a decoder with as many slots as were asked for, or as memory holds, and logs the arithmetic.
+
+    A translation's slots are shared out among the runtime's lanes, as far as that leaves each enough of them. A
+    generation has one lane: its time goes into reading prompts, for which two cores together are as good as two apart,
+    and the first token comes sooner (docs/lanes.md).
+
+    Args:
+        runtime: Where it runs.
+        bundle: The bundle.
+        variant: One of its variants.
+        settings: What was asked for.
+        sessions: How often the weights are held, lanes aside.
+
+    Raises:
+        BundleError: The graph is not what the manifest says.
+        MemoryUnavailableError: What was asked for does not fit.
+    """
+    manifest = bundle.manifest
+    owner = f"{manifest.name}/{manifest.version}"
+    num_lanes = runtime.cores.num_lanes if manifest.task is Task.TRANSLATION else 1
+    if num_lanes > 1:
+        sessions *= 2
+    weights = sessions * sum(  # with external data, which lies in files beside the graph's
+        file.size_bytes
+        for path, file in manifest.files.items()
+        if any(path.startswith(graph.file) for graph in variant.graphs.values())
+    )
+    available = available_bytes(runtime.device)
+    plan = plan_memory(
+        settings,
+        slot_sizes(manifest, variant),
+        available=None if available is None else max(0, available - weights),
+        owner=owner,
+    )
+    held = format_size(weights)
+    if sessions > 1:
+        held = f"{sessions} x {format_size(weights // sessions)} = {held}"
+    num_lanes = max(1, min(num_lanes, plan.num_slots // FEWEST_SLOTS))
+    _log.info("memory", model=owner, weights=held, state=str(plan), lanes=num_lanes)
+    runners: list[DecoderRunner] = []
+    for lane in range(num_lanes):
+        runners.append(
+            DecoderRunner(
+                runtime,
+                bundle,
+                variant,
+                num_slots=_share(plan.num_slots, num_lanes, lane),
+                num_prefix_slots=plan.num_prefix_slots,
+                beside=runners[0] if runners else None,
+            )
+        )
+    return runners
+
+
+def _share(count: int, num_lanes: int, lane: int) -> int:
+    """Returns how many of `count` a lane gets; the first ones get what is left over."""
+    return count // num_lanes + (lane < count % num_lanes)

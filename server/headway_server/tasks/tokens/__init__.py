@@ -1,0 +1,1 @@
+"""Labels of the words of a text."""

@@ -1,0 +1,143 @@
+"""Translations as they are answered: of texts, or of their sentences joined."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Elements
+from dataclasses import dataclass
+from itertools import pairwise
+
+from headway_server.decoding.beam_search.hypothesis import Hypothesis
+from headway_server.decoding.sequence import FinishReason, SequenceResult
+from headway_server.preprocessing import SplitText, TextTokenizer
+from headway_server.tasks.translation.alignment import Alignment, align
+from headway_server.tasks.translation.call import Source
+from headway_server.tasks.translation.request import TranslationPlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TranslationHypothesis:
+    """One of several translations of a text."""
+
+    text: str
+    log_probability: float
+    score: float
+    finish_reason: FinishReason
+    num_new_tokens: int
+    alignment: Alignment | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TranslatedText:
+    """A translation."""
+
+    text: str
+    log_probability: float
+    """Sum over its tokens; with sentences, over all of theirs."""
+    score: float
+    finish_reason: FinishReason
+    num_source_tokens: int
+    num_new_tokens: int
+    truncated: bool
+    hypotheses: tuple[TranslationHypothesis, ...] = ()
+    """The best first, which is this one, where several were asked for."""
+    alignments: tuple[Alignment, ...] = ()
+    """Where they were asked for, one for each sentence."""
+    seed: int | None = None
+    """Where it was drawn at random."""
+    num_sentences: int = 1
+
+
+def read_result(
+    source: Source, result: SequenceResult, *, plan: TranslationPlan, tokenizer: TextTokenizer
+) -> TranslatedText:
+    """Makes the answer of what the engine found for one source.
+
+    Args:
+        source: What was translated.
+        result: What became of it.
+        plan: What the call asked for.
+        tokenizer: The model's.
+    """
+    hypotheses = tuple(
+        _read_hypothesis(source, hypothesis, plan, tokenizer) for hypothesis in result.hypotheses[: plan.num_hypotheses]
+    ) or (
+        TranslationHypothesis(
+            text=result.text,
+            log_probability=result.log_probability,
+            score=plan.score(result.log_probability, result.num_new_tokens),
+            finish_reason=result.finish_reason,
+            num_new_tokens=result.num_new_tokens,
+        ),
+    )
+    best = hypotheses[0]
+    return TranslatedText(
+        text=best.text,
+        log_probability=best.log_probability,
+        score=best.score,
+        finish_reason=best.finish_reason,
+        num_source_tokens=len(source.encoded),
+        num_new_tokens=best.num_new_tokens,
+        truncated=source.encoded.truncated,
+        hypotheses=hypotheses if plan.num_hypotheses > 1 else (),
+        alignments=() if best.alignment is None else (best.alignment,),
+        seed=source.seed if plan.draws else None,
+    )
+
+
+def _read_hypothesis(
+    source: Source, hypothesis: Hypothesis, plan: TranslationPlan, tokenizer: TextTokenizer
+) -> TranslationHypothesis:
+    # A required phrase has the tokens that follow a space, and may stand at the very beginning.
+    num_spaces = 1 if source.phrases.required and hypothesis.text.startswith(" ") else 0
+    alignment = None
+    if hypothesis.alignment is not None:
+        alignment = align(
+            source_text=source.text,
+            source=source.encoded,
+            target_text=hypothesis.text,
+            target_ids=hypothesis.token_ids,
+            attention=hypothesis.alignment,
+            tokenizer=tokenizer,
+        ).shifted(source=0, target=-num_spaces)
+    return TranslationHypothesis(
+        text=hypothesis.text[num_spaces:],
+        log_probability=hypothesis.log_probability,
+        score=plan.score(hypothesis.log_probability, hypothesis.num_new_tokens),
+        finish_reason=hypothesis.finish_reason,
+        num_new_tokens=hypothesis.num_new_tokens,
+        alignment=alignment,
+    )
+
+
+def join_sentences(split: SplitText, translations: Elements[TranslatedText]) -> TranslatedText:
+    """Joins translations of a text's sentences, of which there is at least one."""
+    text, starts = split.join([translation.text for translation in translations])
+    alignments = [
+        alignment.shifted(source=sentence.start, target=start)
+        for sentence, start, translation in zip(split.sentences, starts, translations, strict=True)
+        for alignment in translation.alignments
+    ]
+    ends = {translation.finish_reason for translation in translations}
+    return TranslatedText(
+        text=text,
+        log_probability=sum(translation.log_probability for translation in translations),
+        score=sum(translation.score for translation in translations),
+        finish_reason=FinishReason.LENGTH if FinishReason.LENGTH in ends else translations[0].finish_reason,
+        num_source_tokens=sum(translation.num_source_tokens for translation in translations),
+        num_new_tokens=sum(translation.num_new_tokens for translation in translations),
+        truncated=any(translation.truncated for translation in translations),
+        alignments=tuple(alignments),
+        seed=translations[0].seed,
+        num_sentences=len(translations),
+    )
+
+
+def regroup(translations: Elements[TranslatedText], splits: Elements[SplitText]) -> list[TranslatedText]:
+    """Joins the translations of all sentences of several texts, in order, to those of the texts."""
+    bounds = [0]
+    for split in splits:
+        bounds.append(bounds[-1] + len(split.sentences))
+    return [
+        join_sentences(split, translations[start:stop])
+        for split, (start, stop) in zip(splits, pairwise(bounds), strict=True)
+    ]

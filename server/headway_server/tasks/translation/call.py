@@ -1,0 +1,206 @@
+"""What a translation call asks for, and the sequences that answer it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Elements
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from headway_server.decoding.output.text import TextAssembly
+from headway_server.decoding.reply import Reply
+from headway_server.decoding.sequence import Sequence, SequenceResult
+from headway_server.errors import InvalidInputError
+from headway_server.preprocessing import EncodedText, SplitText, TextTokenizer
+from headway_server.tasks.translation.phrases import EncodedPhrases, PhraseEncoder, PhraseRequest, Tokens, contains
+from headway_server.tasks.translation.request import TranslationPlan, TranslationRequest
+from headway_server.tasks.translation.rules import TranslationRules
+
+_NO_PHRASES = EncodedPhrases()
+_NO_TEXT = "holds no text; give it at least one word"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passage:
+    """What is translated by itself: a text, or a sentence of one."""
+
+    text: str
+    field: str
+    """What the request calls the text that it is of."""
+    text_index: int
+    """Number of that text among those of the call."""
+    sentence_index: int = 0
+    place: str = ""
+    """Which part of the text it is, for messages; empty for all of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A passage as tokens, with what its translation is held to."""
+
+    text: str
+    encoded: EncodedText
+    max_new_tokens: int
+    seed: int
+    sample: int
+    prefix_ids: Tokens = ()
+    phrases: EncodedPhrases = _NO_PHRASES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TranslationCall:
+    """What a call asks for every text, checked."""
+
+    plan: TranslationPlan
+    request: TranslationRequest
+    tokenizer: TextTokenizer
+    phrases: PhraseEncoder
+    first_id: int
+    eos_id: int | None
+    is_stream: bool = False
+    """Whether the translation is sent as it appears."""
+
+    @property
+    def has_wishes(self) -> bool:
+        """Whether anything is said of what the translations say."""
+        return bool(self.request.target_prefixes or self.request.phrases)
+
+    def sentences(self, splits: Elements[SplitText], fields: Elements[str]) -> list[Passage]:
+        """Returns the sentences of all texts, in order.
+
+        Raises:
+            InvalidInputError: A text has none.
+        """
+        for split, field in zip(splits, fields, strict=True):
+            if not split.sentences:
+                raise InvalidInputError(field, _NO_TEXT)
+        return [
+            Passage(
+                text=sentence.text,
+                field=fields[text_index],
+                text_index=text_index,
+                sentence_index=index,
+                place=f"sentence {index + 1} (characters {sentence.start} to {sentence.end}) ",
+            )
+            for text_index, split in enumerate(splits)
+            for index, sentence in enumerate(split.sentences)
+        ]
+
+    def sources(self, passages: Elements[Passage], encoded: Elements[EncodedText]) -> Iterator[Source]:
+        """Yields passages joined with their tokens and with what their translations are held to.
+
+        Raises:
+            InvalidInputError: A beginning or a phrase cannot be written by the model, or leaves no room.
+        """
+        seeds = [self.plan.draw_seed() for _ in range(passages[-1].text_index + 1)]
+        known: dict[PhraseRequest, EncodedPhrases] = {}  # the texts of a call often share a glossary
+        for passage, text in zip(passages, encoded, strict=True):
+            yield self._source(passage, text, seeds[passage.text_index], known)
+
+    def forbid_spellings(self, sources: Elements[Source], results: Elements[SequenceResult]) -> dict[int, Source]:
+        """Forbids the tokens with which translations say what they must not.
+
+        Returns:
+            By its number, each source that has such a translation, with these tokens forbidden too.
+        """
+        changed: dict[int, Source] = {}
+        for index, (source, result) in enumerate(zip(sources, results, strict=True)):
+            spellings = tuple(
+                dict.fromkeys(
+                    tokens
+                    for hypothesis in result.hypotheses
+                    for tokens in self.phrases.spellings(source.phrases, hypothesis.text, hypothesis.token_ids)
+                )
+            )
+            if spellings:
+                forms = (*source.phrases.forbidden_forms, spellings)
+                changed[index] = replace(source, phrases=replace(source.phrases, forbidden_forms=forms))
+        return changed
+
+    def sequence(self, source: Source) -> Sequence:
+        """Makes the sequence of a source; called on the event loop."""
+        search = self.plan.search_for(source.prefix_ids, source.phrases)
+        rules = None
+        if search is None and (source.prefix_ids or self.plan.search.no_repeat_ngram_size):
+            rules = TranslationRules(source.prefix_ids, self.plan.search.no_repeat_ngram_size)
+        return Sequence(
+            input_ids=source.encoded.input_ids,
+            parameters=self.plan.sampling_for(source.max_new_tokens, source.seed, source.sample),
+            text=TextAssembly(self.tokenizer.decode, eager=self.is_stream),
+            reply=Reply(),
+            eos_id=self.eos_id,
+            deadline=self.request.deadline,
+            wants_pieces=self.is_stream,
+            first_id=self.first_id,
+            constraint=rules,
+            search=search,
+            wants_alignment=self.request.wants_alignment,
+        )
+
+    def _source(
+        self, passage: Passage, encoded: EncodedText, seed: int, known: dict[PhraseRequest, EncodedPhrases]
+    ) -> Source:
+        index = passage.text_index
+        max_new_tokens = self.plan.max_tokens(len(encoded))
+        prefix_ids: Tokens = ()
+        if self.request.target_prefixes and self.request.target_prefixes[index]:
+            field = "target_prefix" if self.is_stream else f"target_prefixes[{index}]"
+            prefix_ids = self.phrases.encode_prefix(field, self.request.target_prefixes[index], max_new_tokens)
+        phrases = _NO_PHRASES
+        if self.request.phrases:
+            asked = self.request.phrases[index]
+            field = f"phrase_constraints[{index}]"
+            if asked not in known:
+                known[asked] = self.phrases.encode_phrases(field, asked)
+            phrases = known[asked]
+            _check_room(field, phrases, prefix_ids, max_new_tokens)
+        return Source(
+            text=passage.text,
+            encoded=encoded,
+            max_new_tokens=max_new_tokens,
+            seed=seed,
+            sample=passage.sentence_index,
+            prefix_ids=prefix_ids,
+            phrases=phrases,
+        )
+
+
+def whole_texts(texts: Elements[str], fields: Elements[str]) -> list[Passage]:
+    """Returns texts that are not split.
+
+    Raises:
+        InvalidInputError: One is white space alone, of which a model would make something.
+    """
+    for text, field in zip(texts, fields, strict=True):
+        if text.isspace():
+            raise InvalidInputError(field, _NO_TEXT)
+    return [
+        Passage(text=text, field=field, text_index=index)
+        for index, (text, field) in enumerate(zip(texts, fields, strict=True))
+    ]
+
+
+@contextmanager
+def named_passages(passages: Elements[Passage]) -> Iterator[None]:
+    """Names in an error about a passage, which is called by its number, its text and its place there."""
+    try:
+        yield
+    except InvalidInputError as error:
+        passage = passages[int(error.field)]
+        raise InvalidInputError(passage.field, passage.place + error.description) from None
+
+
+def _check_room(field: str, phrases: EncodedPhrases, prefix_ids: Tokens, max_new_tokens: int) -> None:
+    """Checks that a translation with this beginning can have all phrases that it must, and none that it must not."""
+    for index, forms in enumerate(phrases.forbidden_forms):
+        if any(contains(prefix_ids, form) for form in forms):
+            raise InvalidInputError(
+                f"{field}.forbidden[{index}]", "is in the target prefix, which the translation begins with; drop one"
+            )
+    num_demanded = len(prefix_ids) + sum(len(phrase) for phrase in phrases.required if not contains(prefix_ids, phrase))
+    if phrases.required and num_demanded > max_new_tokens:
+        raise InvalidInputError(
+            f"{field}.required",
+            f"has {num_demanded} tokens with the target prefix; the translation has at most {max_new_tokens}; "
+            "leave out some, or allow more with max_new_tokens",
+        )

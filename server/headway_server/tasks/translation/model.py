@@ -1,0 +1,261 @@
+"""Translation as it is served."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from collections.abc import Sequence as Elements
+from contextlib import ExitStack, aclosing
+from itertools import islice
+from typing import Self
+
+import numpy as np
+
+from headway_server.bundles import TOKENIZER_FILE, Bundle, Precision
+from headway_server.decoding.interfaces import Decoder, Encoder
+from headway_server.decoding.reply import Piece
+from headway_server.decoding.runner.encoder import EncoderRunner
+from headway_server.decoding.sequence import SequenceResult
+from headway_server.decoding.settings import EngineSettings
+from headway_server.errors import BundleError, InvalidInputError, NoAlignmentError
+from headway_server.preprocessing import SplitText, TextTokenizer, split_sentences
+from headway_server.preprocessing.pool import text_pool
+from headway_server.runtime import Cores, Device, Runtime
+from headway_server.serving.answers import Answer, CallTimings
+from headway_server.tasks.decoding import DecodingModel, open_decoders
+from headway_server.tasks.translation.answer import TranslatedText, read_result, regroup
+from headway_server.tasks.translation.call import Passage, Source, TranslationCall, named_passages, whole_texts
+from headway_server.tasks.translation.phrases import PhraseEncoder
+from headway_server.tasks.translation.request import TranslationRequest, plan_translation
+
+_MAX_REPEATED_SEARCHES = 4
+"""After so many the last translation is answered, whatever it says."""
+_SOURCES_AT_A_TIME = 4
+"""Glossaries that a thread encodes before others' texts have their turn: a large one takes some ten milliseconds."""
+
+
+class TranslationModel(DecodingModel):
+    """Translates texts."""
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        *,
+        precision: Precision,
+        device: Device,
+        tokenizer: TextTokenizer,
+        decoders: Elements[Decoder],
+        encoder: Encoder,
+        cores: Cores | None = None,
+        settings: EngineSettings,
+    ) -> None:
+        """Makes a model of its parts; `load` makes the parts.
+
+        Raises:
+            BundleError: The manifest names no token that a translation begins with.
+        """
+        super().__init__(
+            bundle,
+            precision=precision,
+            device=device,
+            tokenizer=tokenizer,
+            decoders=decoders,
+            encoder=encoder,
+            cores=cores,
+            settings=settings,
+        )
+        special_tokens = bundle.manifest.special_tokens
+        if special_tokens is None or special_tokens.bos is None:
+            raise BundleError(f"{bundle.path}: special_tokens.bos is missing; a translation begins with it")
+        self._bos_id: int = special_tokens.bos
+        self._phrases = PhraseEncoder(tokenizer, unknown_id=special_tokens.unk, owner=bundle.manifest.name)
+
+    @classmethod
+    def load(
+        cls, bundle: Bundle, runtime: Runtime, settings: EngineSettings, *, precision: Precision | None = None
+    ) -> Self:
+        """Loads the variant that was asked for, or the one that suits the runtime.
+
+        Raises:
+            BundleError: A graph or the tokenizer cannot be loaded, or does not fit the manifest.
+            RuntimeUnavailableError: The bundle has no such variant.
+        """
+        chosen, variant = runtime.choose_variant(bundle.manifest, precision)
+        decoders = open_decoders(runtime, bundle, variant, settings)
+        encoder = EncoderRunner(runtime, bundle, variant)
+        model = cls(
+            bundle,
+            precision=chosen,
+            device=runtime.device,
+            tokenizer=TextTokenizer.load(bundle.file(TOKENIZER_FILE)),
+            decoders=decoders,
+            encoder=encoder,
+            cores=runtime.cores,
+            settings=settings,
+        )
+        model._check_runs(lambda: model._run_once(decoders[0], encoder))
+        return model
+
+    def _run_once(self, decoder: Decoder, encoder: Encoder) -> None:
+        """Runs both graphs with the ids at the ends of what they must take: the first token, and the largest."""
+        decoder.set_sources(encoder.encode([np.array([self._tokenizer.largest_id])]))
+        for token_id in (self._bos_id, self._tokenizer.largest_id):
+            decoder.decode(np.array([token_id]), np.zeros(1, np.int64))
+        decoder.set_sources([])
+
+    async def translate(
+        self, texts: Elements[str], *, fields: Elements[str], request: TranslationRequest
+    ) -> Answer[TranslatedText]:
+        """Translates texts; all of them, or none.
+
+        Args:
+            texts: Texts of at least one character.
+            fields: What the request calls each of them, for messages.
+            request: What is asked for beside them.
+
+        Raises:
+            RequestError: A parameter or text is out of its range, the bundle cannot align, there is no room, the
+                deadline passed, the server is draining.
+        """
+        call = self._call(request, len(texts))
+        with ExitStack() as permits:
+            permits.enter_context(self._admit(len(texts)))
+            began = time.monotonic()
+            splits: list[SplitText] = []
+            passages = whole_texts(texts, fields)
+            if request.split_sentences:
+                splits = await self._split(texts)
+                passages = call.sentences(splits, fields)
+                # Each text has the permit of one sentence already.
+                permits.enter_context(self._admission.admit(len(passages) - len(texts)))
+            sources = await self._read(call, passages)
+            sequences = [call.sequence(source) for source in sources]
+            preprocessing_s = time.monotonic() - began
+            results = await self._lanes.run(sequences)
+            if any(source.phrases.forbidden_forms for source in sources):
+                sources, results = await self._search_again(call, sources, results)
+        return await self._answer(call, sources, results, splits, preprocessing_s)
+
+    async def stream(
+        self, text: str, *, field: str, request: TranslationRequest
+    ) -> AsyncGenerator[Piece | Answer[TranslatedText], None]:
+        """Translates a text: yields pieces of the translation as they appear, and last the answer.
+
+        What the translation was told to begin with is in the first piece. Args and errors are those of `translate`.
+        """
+        call = self._call(request, 1, is_stream=True)
+        with self._admit(1):
+            began = time.monotonic()
+            sources = await self._read(call, whole_texts([text], [field]))
+            sequence = call.sequence(sources[0])
+            preprocessing_s = time.monotonic() - began
+            num_given = len(sources[0].prefix_ids)
+            held: list[str] = []
+            async with aclosing(self._lanes.stream(sequence)) as pieces:
+                async for piece in pieces:
+                    held.append(piece.text)
+                    if piece.num_new_tokens >= num_given:
+                        yield Piece(text="".join(held), num_new_tokens=piece.num_new_tokens)
+                        held = []
+            yield await self._answer(call, sources, [sequence.reply.result.result()], [], preprocessing_s)
+
+    def _call(self, request: TranslationRequest, num_texts: int, *, is_stream: bool = False) -> TranslationCall:
+        """Checks what a call asks for, before anything is done for it."""
+        manifest = self.bundle.manifest
+        if request.wants_alignment and manifest.variants[self.precision].alignment_layer is None:
+            raise NoAlignmentError(
+                f"{manifest.name}/{manifest.version} cannot tell which words became which: its bundle was exported "
+                "without the decoder's attention; export it again, or leave out alignment"
+            )
+        plan = plan_translation(
+            request,
+            num_texts=num_texts,
+            limits=self.limits,
+            num_slots=self._lanes.num_slots,
+            owner=manifest.name,
+            is_stream=is_stream,
+        )
+        return TranslationCall(
+            plan=plan,
+            request=request,
+            tokenizer=self._tokenizer,
+            phrases=self._phrases,
+            first_id=self._bos_id,
+            eos_id=self._eos_id,
+            is_stream=is_stream,
+        )
+
+    async def _split(self, texts: Elements[str]) -> list[SplitText]:
+        """Splits texts into sentences, off the event loop, and stops where there are more than could be admitted."""
+        languages = self.bundle.manifest.languages
+        assert languages is not None, "the manifest's validator demands it"
+        loop = asyncio.get_running_loop()
+        splits: list[SplitText] = []
+        num_sentences = 0
+        for text in texts:
+            split = await loop.run_in_executor(text_pool(), split_sentences, text, languages.source)
+            splits.append(split)
+            num_sentences += len(split.sentences)
+            if num_sentences > self._capacity:
+                least = "" if len(splits) == len(texts) else "at least "
+                raise InvalidInputError(
+                    self._field,
+                    f"has {least}{num_sentences} sentences; {self.bundle.manifest.name} takes at most "
+                    f"{self._capacity} at once; send them in several calls",
+                )
+        return splits
+
+    async def _read(self, call: TranslationCall, passages: Elements[Passage]) -> list[Source]:
+        """Makes tokens of what is to be translated, and of what is said of its translations."""
+        with named_passages(passages):
+            encoded = await self._tokenizer.encode_limited(
+                [passage.text for passage in passages],
+                fields=[str(number) for number in range(len(passages))],
+                max_tokens=self.limits.max_input_tokens,
+                truncate=call.request.truncate,
+                with_offsets=call.request.wants_alignment,
+            )
+        sources = call.sources(passages, encoded)
+        if not call.has_wishes:
+            return list(sources)
+        loop = asyncio.get_running_loop()
+        read: list[Source] = []
+        while len(read) < len(passages):
+            read += await loop.run_in_executor(text_pool(), list, islice(sources, _SOURCES_AT_A_TIME))
+        return read
+
+    async def _search_again(
+        self, call: TranslationCall, sources: Elements[Source], results: Elements[SequenceResult]
+    ) -> tuple[list[Source], list[SequenceResult]]:
+        """Repeats searches whose translations say what they must not, with other tokens than were forbidden."""
+        sources, results = list(sources), list(results)
+        loop = asyncio.get_running_loop()
+        for _ in range(_MAX_REPEATED_SEARCHES):
+            found = await loop.run_in_executor(text_pool(), call.forbid_spellings, sources, results)
+            if not found:
+                break
+            again = await self._lanes.run([call.sequence(source) for source in found.values()])
+            for index, result in zip(found, again, strict=True):
+                sources[index], results[index] = found[index], result
+        return sources, results
+
+    async def _answer(
+        self,
+        call: TranslationCall,
+        sources: Elements[Source],
+        results: Elements[SequenceResult],
+        splits: Elements[SplitText],
+        preprocessing_s: float,
+    ) -> Answer[TranslatedText]:
+        def read() -> list[TranslatedText]:
+            texts = [
+                read_result(source, result, plan=call.plan, tokenizer=self._tokenizer)
+                for source, result in zip(sources, results, strict=True)
+            ]
+            return regroup(texts, splits) if splits else texts
+
+        # To find the characters of every token takes a while.
+        in_pool = call.request.wants_alignment
+        texts = await asyncio.get_running_loop().run_in_executor(text_pool(), read) if in_pool else read()
+        return Answer(results=texts, timings=CallTimings.of(results, preprocessing_s=preprocessing_s))

@@ -1,0 +1,250 @@
+"""What a call says that a translation begins with, must say and must not say, as tokens.
+
+A phrase is written with different tokens at the beginning of a text, after a space, and after something else, such as
+a bracket; and at the beginning of a sentence its first letter may be a capital. A phrase that must not appear is
+forbidden in each of these forms. One that must appear is demanded in one: as it stands after a space, or, where its
+script or its first character has no space before it, directly after what is before it.
+
+A model may still spell a forbidden phrase in a way that no tokenizer would, such as letter by letter. So translations
+are looked through, and where one has the phrase as words of its own, that spelling is forbidden too and the search
+repeated.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from headway_server.errors import InvalidInputError
+from headway_server.preprocessing import TextTokenizer
+from headway_server.tasks.translation.alignment import target_spans
+
+MAX_REQUIRED: Final = 16
+MAX_FORBIDDEN: Final = 64
+MAX_PHRASE_BYTES: Final = 256
+"""Of a phrase in UTF-8: it is encoded in many forms, and what finds them takes memory for every token."""
+
+Tokens: TypeAlias = tuple[int, ...]
+
+_SPACELESS_SCRIPTS = ("CJK", "HIRAGANA", "KATAKANA", "IDEOGRAPHIC", "FULLWIDTH", "THAI", "LAO", "KHMER", "MYANMAR")
+"""Beginnings of the Unicode names of characters that are written without spaces between words."""
+_ANCHORS = ("a", "(", "1", ".")
+"""What a phrase is written after, to see which tokens it then has; the first that does not merge with it decides."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhraseRequest:
+    """Phrases as a call gives them."""
+
+    required: tuple[str, ...] = ()
+    forbidden: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodedPhrases:
+    """Phrases as the model writes them."""
+
+    asked: PhraseRequest = PhraseRequest()
+    """What they were made of."""
+    required: tuple[Tokens, ...] = ()
+    """Each of them once."""
+    forbidden_forms: tuple[tuple[Tokens, ...], ...] = ()
+    """The forms of each."""
+
+    @property
+    def forbidden(self) -> tuple[Tokens, ...]:
+        """All forms, each of them once."""
+        return tuple(dict.fromkeys(form for forms in self.forbidden_forms for form in forms))
+
+
+class PhraseEncoder:
+    """Encodes phrases and beginnings for one model."""
+
+    def __init__(self, tokenizer: TextTokenizer, *, unknown_id: int | None, owner: str) -> None:
+        """Encodes with the tokenizer of the model `owner`, in which `unknown_id` stands for what it cannot write."""
+        self._tokenizer = tokenizer
+        self._unknown_id = unknown_id
+        self._owner = owner
+        added = tokenizer.library_tokenizer.get_added_tokens_decoder()
+        self._special_tokens = {token_id: token.content for token_id, token in added.items() if token.special}
+
+    def encode_prefix(self, field: str, prefix: str, max_tokens: int) -> Tokens:
+        """Makes tokens of what a translation begins with; white space at its end is left to the model.
+
+        Tokens bring the space before a word with them, so that a space of its own at the end would make the next word
+        one that the model has never seen.
+
+        Args:
+            field: What the request calls it.
+            prefix: The beginning; an empty one has no tokens.
+            max_tokens: Most tokens of the translation.
+
+        Raises:
+            InvalidInputError: It has unknown or special tokens, or leaves no room for a token of the model's.
+        """
+        token_ids = self._encode(prefix.rstrip())
+        self._check_written(field, token_ids)
+        if len(token_ids) >= max_tokens:
+            raise InvalidInputError(
+                field,
+                f"has {len(token_ids)} tokens; must have at most {max_tokens - 1}, one less than the translation may "
+                "have; shorten it, or allow more with max_new_tokens",
+            )
+        return token_ids
+
+    def encode_phrases(self, field: str, phrases: PhraseRequest) -> EncodedPhrases:
+        """Makes tokens of the phrases of one text, which the request calls `field`.
+
+        Raises:
+            InvalidInputError: There are too many, one is empty, too long, unknown or has special tokens, or one that
+                must appear must not.
+        """
+        _check_count(f"{field}.required", len(phrases.required), MAX_REQUIRED)
+        _check_count(f"{field}.forbidden", len(phrases.forbidden), MAX_FORBIDDEN)
+        required = [self._required(f"{field}.required[{i}]", text) for i, text in enumerate(phrases.required)]
+        forbidden = [self._forbidden(f"{field}.forbidden[{i}]", text) for i, text in enumerate(phrases.forbidden)]
+        self._check_possible(field, phrases, required, forbidden)
+        return EncodedPhrases(asked=phrases, required=tuple(dict.fromkeys(required)), forbidden_forms=tuple(forbidden))
+
+    def spellings(self, phrases: EncodedPhrases, text: str, token_ids: Sequence[int]) -> tuple[Tokens, ...]:
+        """Finds with which tokens a translation says what it must not.
+
+        Args:
+            phrases: What it must not say.
+            text: The translation.
+            token_ids: Its tokens.
+
+        Returns:
+            The tokens of every forbidden phrase that is among its words; none for a good translation.
+        """
+        places = [place for phrase in phrases.asked.forbidden for place in find_words(text, phrase.strip())]
+        if not places:
+            return ()
+        spans = target_spans(text, token_ids, self._tokenizer)
+        found = [
+            tuple(token for token, (start, end) in zip(token_ids, spans, strict=True) if start < stop and end > begin)
+            for begin, stop in places
+        ]
+        return tuple(tokens for tokens in dict.fromkeys(found) if tokens)
+
+    def __repr__(self) -> str:
+        return f"PhraseEncoder({self._owner})"
+
+    def _required(self, field: str, phrase: str) -> Tokens:
+        text = _stripped(field, phrase)
+        token_ids = self._after(text, with_space=_follows_space(text)) or self._encode(text)
+        self._check_written(field, token_ids)
+        return token_ids
+
+    def _forbidden(self, field: str, phrase: str) -> tuple[Tokens, ...]:
+        text = _stripped(field, phrase)
+        self._check_written(field, self._encode(text))
+        forms: dict[Tokens, None] = {}
+        for spelling in _letter_cases(text):
+            for tokens in (
+                self._encode(spelling),
+                self._after(spelling, with_space=True),
+                self._after(spelling, with_space=False),
+            ):
+                if tokens and self._unknown_id not in tokens:
+                    forms[tokens] = None
+        return tuple(forms)
+
+    def _encode(self, text: str) -> Tokens:
+        return tuple(self._tokenizer.encode_now(text).input_ids.tolist())
+
+    def _after(self, phrase: str, *, with_space: bool) -> Tokens:
+        """Returns the tokens of a phrase within a text; none where they cannot be told from what is before them."""
+        for anchor in _ANCHORS:
+            before = self._encode(anchor)
+            whole = self._encode(f"{anchor} {phrase}" if with_space else anchor + phrase)
+            if len(whole) > len(before) and whole[: len(before)] == before:
+                return whole[len(before) :]
+        return ()
+
+    def _check_written(self, field: str, token_ids: Tokens) -> None:
+        """Checks that a text is made of what the model writes: the end of a sentence, say, is no part of its text."""
+        if self._unknown_id is not None and self._unknown_id in token_ids:
+            raise InvalidInputError(
+                field, f"has characters or words that {self._owner} does not know, so it cannot be decoded; reword it"
+            )
+        special = next((token_id for token_id in token_ids if token_id in self._special_tokens), None)
+        if special is not None:
+            raise InvalidInputError(
+                field,
+                f"has {self._special_tokens[special]!r}, a special token of {self._owner}, which is never written as "
+                "text; leave it out",
+            )
+
+    def _check_possible(
+        self, field: str, phrases: PhraseRequest, required: Sequence[Tokens], forbidden: Sequence[Sequence[Tokens]]
+    ) -> None:
+        for index, tokens in enumerate(required):
+            for other, forms in enumerate(forbidden):
+                text, part = phrases.required[index].strip(), phrases.forbidden[other].strip()
+                same = text == part
+                if any(find_words(text, part)) or any(contains(tokens, form) for form in forms):
+                    reason = "is the same" if same else "is a part of it"
+                    raise InvalidInputError(
+                        f"{field}.required[{index}]",
+                        f"cannot appear, since {field}.forbidden[{other}] {reason}; leave out one of them",
+                    )
+
+
+def _letter_cases(phrase: str) -> tuple[str, ...]:
+    """Returns a phrase as it is, and as it begins a sentence."""
+    return tuple(dict.fromkeys((phrase, phrase[0].upper() + phrase[1:])))
+
+
+def find_words(text: str, phrase: str) -> Iterator[tuple[int, int]]:
+    """Yields where a text has a phrase as words of its own, not as a part of longer ones, with or without a capital."""
+    for spelling in _letter_cases(phrase):
+        start = text.find(spelling)
+        while start >= 0:
+            end = start + len(spelling)
+            if not (
+                _is_one_word(text[start - 1 : start], spelling[0]) or _is_one_word(text[end : end + 1], spelling[-1])
+            ):
+                yield start, end
+            start = text.find(spelling, start + 1)
+
+
+def _is_one_word(neighbour: str, character: str) -> bool:
+    """Returns whether a phrase's first or last character goes on with its neighbour, which may be none."""
+    if not character.isalnum() or _is_spaceless(character):
+        return False
+    return neighbour.isalnum() or neighbour == "_"
+
+
+def contains(tokens: Sequence[int], part: Sequence[int]) -> bool:
+    """Returns whether tokens have `part` among them, one after the other."""
+    return any(tuple(tokens[i : i + len(part)]) == tuple(part) for i in range(len(tokens) - len(part) + 1))
+
+
+def _stripped(field: str, phrase: str) -> str:
+    text = phrase.strip()
+    if not text:
+        raise InvalidInputError(field, "is empty; give at least one character that is not white space")
+    if (size := len(text.encode())) > MAX_PHRASE_BYTES:
+        raise InvalidInputError(field, f"has {size} bytes, the limit is {MAX_PHRASE_BYTES}; shorten it")
+    return text
+
+
+def _check_count(field: str, count: int, limit: int) -> None:
+    if count > limit:
+        raise InvalidInputError(field, f"has {count} elements; at most {limit}")
+
+
+def _follows_space(text: str) -> bool:
+    """Returns whether a text is written with a space before it: not if it begins with a mark that closes something."""
+    first = text[0]
+    if _is_spaceless(first):
+        return False
+    return unicodedata.category(first) not in {"Pe", "Pf", "Po"} or first in "&@#%*¿¡\"'/\\"
+
+
+def _is_spaceless(character: str) -> bool:
+    """Returns whether a character is of a script that puts no spaces between words."""
+    return unicodedata.name(character, "").startswith(_SPACELESS_SCRIPTS)

@@ -1,0 +1,1 @@
+"""gRPC: one servicer a file."""

@@ -1,0 +1,178 @@
+"""GenerationService."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import aclosing
+from typing import Any
+
+import grpc
+
+from headway.v1 import common_pb2
+from headway.v1 import generation_service_pb2 as pb
+from headway.v1 import generation_service_pb2_grpc as pb_grpc
+from headway_server.bundles import Task
+from headway_server.decoding.reply import Piece
+from headway_server.decoding.sequence import FinishReason, TokenLogProbability
+from headway_server.errors import InvalidInputError
+from headway_server.preprocessing.pool import text_pool
+from headway_server.serving.answers import Answer
+from headway_server.serving.host import ModelRegistry
+from headway_server.settings import DEFAULT_MAX_TEXT_KIB
+from headway_server.tasks.generation.model import GeneratedText, GenerationModel
+from headway_server.tasks.generation.prompt import Prompt
+from headway_server.transports.grpc.conversations import read_conversation, read_conversations
+from headway_server.transports.grpc.messages import (
+    check_text,
+    check_texts,
+    deadline_of,
+    model_reference,
+    timings_of_call,
+)
+from headway_server.transports.grpc.sampling import parse_log_probabilities, parse_parameters
+
+MAX_PROMPTS = 256
+
+FINISH_REASONS = {
+    FinishReason.END_OF_SEQUENCE: common_pb2.FINISH_REASON_END_OF_SEQUENCE,
+    FinishReason.STOP: common_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: common_pb2.FINISH_REASON_LENGTH,
+    FinishReason.CONSTRAINT: common_pb2.FINISH_REASON_CONSTRAINT,
+}
+
+
+class GenerationService(pb_grpc.GenerationServiceServicer):
+    """Answers from the registry's decoder-only models."""
+
+    def __init__(self, registry: ModelRegistry, *, max_text_bytes: int = DEFAULT_MAX_TEXT_KIB * 2**10) -> None:
+        """Answers from `registry`; a text of more than `max_text_bytes` in UTF-8 is refused unread."""
+        self._registry = registry
+        self._max_text_bytes = max_text_bytes
+
+    async def GenerateText(  # noqa: N802 (the method's name in the protocol)
+        self, request: pb.GenerateTextRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.GenerateTextResponse:
+        """Continues every prompt, or every conversation."""
+        arrived = time.monotonic()
+        model = self._find(request)
+        prompts, fields = self._prompts(request)
+        answer = await model.generate(
+            prompts,
+            fields=fields,
+            sampling=parse_parameters(request.parameters),
+            truncate=request.truncate,
+            deadline=deadline_of(context),
+            sample_count=request.sample_count if request.HasField("sample_count") else 1,
+            echo=request.echo,
+            log_probabilities=parse_log_probabilities(request),
+            priority=request.priority,
+        )
+        if request.HasField("log_probabilities"):  # very many small messages, and texts of tokens to be found
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(text_pool(), _response, answer, model, arrived)
+        return _response(answer, model, arrived)
+
+    async def StreamGenerateText(  # noqa: N802 (the method's name in the protocol)
+        self, request: pb.StreamGenerateTextRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncGenerator[pb.StreamGenerateTextResponse, None]:
+        """Continues a prompt or a conversation and sends the text as it appears."""
+        arrived = time.monotonic()
+        model = self._find(request)
+        prompt, field = self._prompt(request)
+        parts = model.stream(
+            prompt,
+            field=field,
+            sampling=parse_parameters(request.parameters),
+            truncate=request.truncate,
+            deadline=deadline_of(context),
+            echo=request.echo,
+            log_probabilities=parse_log_probabilities(request),
+            priority=request.priority,
+        )
+        async with aclosing(parts):
+            async for part in parts:
+                yield _piece(part, model) if isinstance(part, Piece) else _last_message(part, model, arrived)
+
+    def _prompts(self, request: pb.GenerateTextRequest) -> tuple[Sequence[Prompt], list[str]]:
+        """Reads the prompts or the conversations of a call, and returns with them what to call each in messages."""
+        if request.prompts and request.conversations:
+            raise InvalidInputError("conversations", "is given beside prompts; give one of the two")
+        if request.conversations:
+            return read_conversations("conversations", request.conversations, self._max_text_bytes)
+        if not request.prompts:
+            raise InvalidInputError("prompts", f"is empty; give 1 to {MAX_PROMPTS}, or conversations instead")
+        prompts = list(request.prompts)
+        return prompts, check_texts("prompts", prompts, MAX_PROMPTS, self._max_text_bytes)
+
+    def _prompt(self, request: pb.StreamGenerateTextRequest) -> tuple[Prompt, str]:
+        """Reads the prompt or the conversation of a call, and returns with it what to call it in messages."""
+        if request.prompt and request.HasField("conversation"):
+            raise InvalidInputError("conversation", "is given beside prompt; give one of the two")
+        if request.HasField("conversation"):
+            return read_conversation("conversation", request.conversation, self._max_text_bytes), "conversation"
+        if not request.prompt:
+            raise InvalidInputError("prompt", "is empty; give at least one character, or a conversation instead")
+        return request.prompt, check_text("prompt", request.prompt, self._max_text_bytes)
+
+    def _find(self, request: pb.GenerateTextRequest | pb.StreamGenerateTextRequest) -> GenerationModel:
+        model = self._registry.find(Task.GENERATION, request.model, request.model_version)
+        assert isinstance(model, GenerationModel)  # by the registry's table of loaders
+        return model
+
+
+def _response(answer: Answer[GeneratedText], model: GenerationModel, arrived: float) -> pb.GenerateTextResponse:
+    return pb.GenerateTextResponse(
+        results=[_generated_text(text, model) for text in answer.results],
+        model=model_reference(model),
+        timings=timings_of_call(answer.timings, arrived),
+    )
+
+
+def _piece(piece: Piece, model: GenerationModel) -> pb.StreamGenerateTextResponse:
+    return pb.StreamGenerateTextResponse(
+        text_delta=piece.text, new_token_count=piece.num_new_tokens, tokens=_tokens(piece.tokens, model)
+    )
+
+
+def _last_message(
+    answer: Answer[GeneratedText], model: GenerationModel, arrived: float
+) -> pb.StreamGenerateTextResponse:
+    (text,) = answer.results
+    return pb.StreamGenerateTextResponse(
+        new_token_count=text.result.num_new_tokens,
+        result=_generated_text(text, model),
+        model=model_reference(model),
+        timings=timings_of_call(answer.timings, arrived),
+    )
+
+
+def _generated_text(text: GeneratedText, model: GenerationModel) -> pb.GeneratedText:
+    return pb.GeneratedText(
+        text=text.text,
+        finish_reason=FINISH_REASONS[text.result.finish_reason],
+        prompt_token_count=text.num_prompt_tokens,
+        new_token_count=text.result.num_new_tokens,
+        truncated=text.truncated,
+        seed=text.seed,
+        sample_index=text.sample,
+        cached_prompt_token_count=text.result.num_cached_tokens,
+        tokens=_tokens(text.result.tokens, model),
+        prompt_tokens=_tokens(text.result.prompt_tokens, model),
+    )
+
+
+def _tokens(tokens: Iterable[TokenLogProbability], model: GenerationModel) -> list[pb.TokenLogProbability]:
+    return [
+        pb.TokenLogProbability(
+            token_id=token.token_id,
+            text=model.token_text(token.token_id),
+            log_probability=token.log_probability,
+            top_tokens=[
+                pb.TokenCandidate(token_id=token_id, text=model.token_text(token_id), log_probability=log_probability)
+                for token_id, log_probability in token.top_tokens
+            ],
+        )
+        for token in tokens
+    ]

@@ -1,0 +1,100 @@
+"""Errors to gRPC: one table, and details that programs can read.
+
+Every error carries `google.rpc.ErrorInfo` with a reason that does not change between versions; a wrong field also
+`BadRequest`, an overload also `RetryInfo`. What is not a `RequestError` is a bug: the caller gets INTERNAL and the
+number of an incident, and the log gets the rest: once, however many calls a failed step or batch belonged to.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Final
+
+import grpc
+import structlog
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+from google.rpc import error_details_pb2, status_pb2
+
+from headway_server.batching.batcher import BatchError
+from headway_server.decoding.core.step import StepError
+from headway_server.errors import (
+    CancelledError,
+    DeadlineError,
+    DrainingError,
+    InvalidInputError,
+    ModelNotFoundError,
+    NoAlignmentError,
+    NoChatTemplateError,
+    OverloadedError,
+    RequestError,
+    WrongTaskError,
+)
+
+DOMAIN: Final = "headway"
+INTERNAL_REASON: Final = "INTERNAL"
+STATUS: Final[dict[type[RequestError], tuple[grpc.StatusCode, str]]] = {
+    InvalidInputError: (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_INPUT"),
+    ModelNotFoundError: (grpc.StatusCode.NOT_FOUND, "MODEL_NOT_FOUND"),
+    WrongTaskError: (grpc.StatusCode.FAILED_PRECONDITION, "WRONG_TASK"),
+    NoChatTemplateError: (grpc.StatusCode.FAILED_PRECONDITION, "NO_CHAT_TEMPLATE"),
+    NoAlignmentError: (grpc.StatusCode.FAILED_PRECONDITION, "NO_ALIGNMENT"),
+    OverloadedError: (grpc.StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED"),
+    DrainingError: (grpc.StatusCode.UNAVAILABLE, "DRAINING"),
+    DeadlineError: (grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED"),
+    CancelledError: (grpc.StatusCode.CANCELLED, "CANCELLED"),
+}
+"""The table: code and reason of each kind of error."""
+
+_LOGGED_WHERE_RAISED: Final = (BatchError, StepError)
+
+# Status and details travel in trailers, of which clients take 8 KiB; a message may quote what the caller sent. It
+# travels twice: among the details, in base64, and by itself, where a byte that is not ASCII takes three.
+_MAX_MESSAGE_BYTES = 1000
+
+_log = structlog.get_logger(__name__)
+
+
+def to_status(error: Exception, method: str) -> status_pb2.Status:
+    """Describes an error to the caller of `method`; what is not the caller's business is logged and left out."""
+    for kind, (code, reason) in STATUS.items():
+        if isinstance(error, kind):
+            return _status(code, _clip(str(error)), [_error_info(reason), *_details(error)])
+    incident = secrets.token_hex(6)
+    if isinstance(error, _LOGGED_WHERE_RAISED):
+        _log.error("internal error", incident=incident, method=method, reason=str(error))
+    else:
+        _log.error("internal error", incident=incident, method=method, exc_info=error)
+    message = f"internal error; the server's log has it as incident {incident}"
+    return _status(grpc.StatusCode.INTERNAL, message, [_error_info(INTERNAL_REASON, incident=incident)])
+
+
+def _details(error: Exception) -> list[Message]:
+    """Returns the details that are particular to a kind of error."""
+    if isinstance(error, InvalidInputError):
+        violation = error_details_pb2.BadRequest.FieldViolation(
+            field=_clip(error.field), description=_clip(error.description)
+        )
+        return [error_details_pb2.BadRequest(field_violations=[violation])]
+    if isinstance(error, OverloadedError):
+        delay = Duration()
+        delay.FromNanoseconds(round(error.retry_after_s * 1e9))
+        return [error_details_pb2.RetryInfo(retry_delay=delay)]
+    return []
+
+
+def _error_info(reason: str, **metadata: str) -> error_details_pb2.ErrorInfo:
+    return error_details_pb2.ErrorInfo(reason=reason, domain=DOMAIN, metadata=metadata)
+
+
+def _status(code: grpc.StatusCode, message: str, details: list[Message]) -> status_pb2.Status:
+    number: int = code.value[0]
+    status = status_pb2.Status(code=number, message=message)
+    for detail in details:
+        status.details.add().Pack(detail)
+    return status
+
+
+def _clip(text: str) -> str:
+    data = text.encode(errors="replace")
+    return text if len(data) <= _MAX_MESSAGE_BYTES else data[:_MAX_MESSAGE_BYTES].decode(errors="ignore") + "…"

@@ -1,0 +1,142 @@
+"""TranslationService."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+import grpc
+
+from headway.v1 import translation_service_pb2 as pb
+from headway.v1 import translation_service_pb2_grpc as pb_grpc
+from headway_server.decoding.reply import Piece
+from headway_server.preprocessing.pool import text_pool
+from headway_server.serving.answers import Answer
+from headway_server.serving.host import ModelRegistry
+from headway_server.settings import DEFAULT_MAX_TEXT_KIB
+from headway_server.tasks.translation.alignment import Alignment
+from headway_server.tasks.translation.answer import TranslatedText, TranslationHypothesis
+from headway_server.tasks.translation.model import TranslationModel
+from headway_server.transports.grpc.generation import FINISH_REASONS
+from headway_server.transports.grpc.messages import (
+    check_text,
+    check_texts,
+    deadline_of,
+    model_reference,
+    timings_of_call,
+)
+from headway_server.transports.grpc.translation_requests import parse_request, parse_stream_request
+
+MAX_TEXTS = 256
+
+
+class TranslationService(pb_grpc.TranslationServiceServicer):
+    """Answers from the registry's encoder-decoder models."""
+
+    def __init__(self, registry: ModelRegistry, *, max_text_bytes: int = DEFAULT_MAX_TEXT_KIB * 2**10) -> None:
+        """Answers from `registry`; a text of more than `max_text_bytes` in UTF-8 is refused unread."""
+        self._registry = registry
+        self._max_text_bytes = max_text_bytes
+
+    async def TranslateText(  # noqa: N802 (the method's name in the protocol)
+        self, request: pb.TranslateTextRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.TranslateTextResponse:
+        """Translates every text."""
+        arrived = time.monotonic()
+        model = self._find(request)
+        texts = list(request.texts)
+        answer = await model.translate(
+            texts,
+            fields=check_texts("texts", texts, MAX_TEXTS, self._max_text_bytes),
+            request=parse_request(request, max_text_bytes=self._max_text_bytes, deadline=deadline_of(context)),
+        )
+        if request.include_alignment:  # very many small messages
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(text_pool(), _response, answer, model, arrived)
+        return _response(answer, model, arrived)
+
+    async def StreamTranslateText(  # noqa: N802 (the method's name in the protocol)
+        self, request: pb.StreamTranslateTextRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncGenerator[pb.StreamTranslateTextResponse, None]:
+        """Translates a text and sends the translation as it appears."""
+        arrived = time.monotonic()
+        model = self._find(request)
+        parts = model.stream(
+            request.text,
+            field=check_text("text", request.text, self._max_text_bytes),
+            request=parse_stream_request(request, max_text_bytes=self._max_text_bytes, deadline=deadline_of(context)),
+        )
+        async with aclosing(parts):
+            async for part in parts:
+                yield _piece(part) if isinstance(part, Piece) else _last_message(part, model, arrived)
+
+    def _find(self, request: pb.TranslateTextRequest | pb.StreamTranslateTextRequest) -> TranslationModel:
+        model = self._registry.find_translation(
+            request.model, request.model_version, request.source_language, request.target_language
+        )
+        assert isinstance(model, TranslationModel)  # by the registry's table of loaders
+        return model
+
+
+def _response(answer: Answer[TranslatedText], model: TranslationModel, arrived: float) -> pb.TranslateTextResponse:
+    return pb.TranslateTextResponse(
+        results=[_translated_text(text) for text in answer.results],
+        model=model_reference(model),
+        timings=timings_of_call(answer.timings, arrived),
+    )
+
+
+def _piece(piece: Piece) -> pb.StreamTranslateTextResponse:
+    return pb.StreamTranslateTextResponse(text_delta=piece.text, new_token_count=piece.num_new_tokens)
+
+
+def _last_message(
+    answer: Answer[TranslatedText], model: TranslationModel, arrived: float
+) -> pb.StreamTranslateTextResponse:
+    (text,) = answer.results
+    return pb.StreamTranslateTextResponse(
+        new_token_count=text.num_new_tokens,
+        result=_translated_text(text),
+        model=model_reference(model),
+        timings=timings_of_call(answer.timings, arrived),
+    )
+
+
+def _translated_text(text: TranslatedText) -> pb.TranslatedText:
+    return pb.TranslatedText(
+        text=text.text,
+        log_probability=text.log_probability,
+        finish_reason=FINISH_REASONS[text.finish_reason],
+        source_token_count=text.num_source_tokens,
+        new_token_count=text.num_new_tokens,
+        truncated=text.truncated,
+        score=text.score,
+        hypotheses=[_hypothesis(hypothesis) for hypothesis in text.hypotheses],
+        alignments=[_alignment(alignment) for alignment in text.alignments],
+        seed=text.seed,
+        sentence_count=text.num_sentences,
+    )
+
+
+def _hypothesis(hypothesis: TranslationHypothesis) -> pb.TranslationHypothesis:
+    return pb.TranslationHypothesis(
+        text=hypothesis.text,
+        log_probability=hypothesis.log_probability,
+        score=hypothesis.score,
+        finish_reason=FINISH_REASONS[hypothesis.finish_reason],
+        new_token_count=hypothesis.num_new_tokens,
+        alignment=None if hypothesis.alignment is None else _alignment(hypothesis.alignment),
+    )
+
+
+def _alignment(alignment: Alignment) -> pb.Alignment:
+    return pb.Alignment(
+        source_tokens=[pb.TextSpan(start=start, end=end) for start, end in alignment.source_spans],
+        target_tokens=[
+            pb.TokenAlignment(span=pb.TextSpan(start=start, end=end), source_attention=row)
+            for (start, end), row in zip(alignment.target_spans, alignment.attention.tolist(), strict=True)
+        ],
+    )

@@ -1,0 +1,103 @@
+"""The engine over exported, trained models on ONNX Runtime: the same answers alone, in a batch, and one at a time."""
+
+import asyncio
+
+import numpy as np
+import pytest
+from naive_decoding import naive_decode
+
+from headway_server.bundles import Precision, open_bundle
+from headway_server.decoding.runner.decoder import DecoderRunner
+from headway_server.decoding.runner.encoder import EncoderRunner
+from headway_server.decoding.sequence import SamplingParameters
+from headway_server.decoding.settings import EngineSettings
+from headway_server.runtime import Runtime
+from headway_server.tasks.generation.model import GenerationModel
+from headway_server.tasks.parameters import SamplingRequest
+from headway_server.tasks.translation.model import TranslationModel
+from headway_server.tasks.translation.request import TranslationRequest
+
+SETTINGS = EngineSettings(num_slots=5, max_waiting=300)
+PRECISIONS = [Precision.FP32, Precision.INT8]
+PROVERBS = "a bird in the hand is worth two in the bush. the early bird catches the worm. actions speak louder than "
+NUMBERS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
+
+
+@pytest.fixture(scope="module")
+def runtime():
+    return Runtime(device="cpu", num_threads=1)
+
+
+def random_calls(seed: int, count: int) -> list[tuple[str, SamplingRequest]]:
+    rng = np.random.default_rng(seed)
+    calls = []
+    for index in range(count):
+        start = int(rng.integers(60))
+        prompt = PROVERBS[start : start + int(rng.integers(1, 45))]
+        sampling = SamplingRequest(
+            max_new_tokens=int(rng.integers(1, 40)),
+            temperature=float(rng.choice([0.0, 1.0, 1.8])),
+            top_k=int(rng.choice([0, 5])),
+            top_p=float(rng.choice([1.0, 0.9])),
+            seed=index,
+        )
+        calls.append((prompt, sampling))
+    return calls
+
+
+async def generate(model, prompt, sampling):
+    answer = await model.generate([prompt], fields=["prompts[0]"], sampling=sampling, truncate=False, deadline=None)
+    return answer.results[0].result
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+async def test_continuations_equal_the_naive_loop_whatever_runs_beside_them(tiny_store, runtime, precision):
+    bundle = open_bundle(tiny_store / "tiny-generation" / "1")
+    model = GenerationModel.load(bundle, runtime, SETTINGS, precision=precision)
+    calls = random_calls(seed=1, count=40)
+    model.start()
+    results = await asyncio.gather(*(generate(model, *call) for call in calls))
+    model.close()
+    alone = DecoderRunner(runtime, bundle, bundle.manifest.variants[precision], num_slots=1)
+    for (prompt, sampling), result in zip(calls, results, strict=True):
+        (encoded,) = await model._tokenizer.encode_batch([prompt], add_special_tokens=False)
+        parameters = SamplingParameters(
+            max_new_tokens=sampling.max_new_tokens,
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            seed=sampling.seed,
+        )
+        token_ids, _ = naive_decode(alone, encoded.input_ids, parameters, eos_id=None)
+        assert result.text == model._tokenizer.decode(token_ids)
+    assert len({result.text for result in results}) > 30
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+async def test_translations_equal_the_naive_loop_whatever_runs_beside_them(tiny_store, runtime, precision):
+    bundle = open_bundle(tiny_store / "tiny-translation" / "1")
+    model = TranslationModel.load(bundle, runtime, SETTINGS, precision=precision)
+    rng = np.random.default_rng(2)
+    texts = [" ".join(rng.choice(NUMBERS, size=rng.integers(1, 12))) for _ in range(40)]
+    fields = [f"texts[{index}]" for index in range(len(texts))]
+    model.start()
+    answer = await model.translate(texts, fields=fields, request=TranslationRequest())
+    model.close()
+    variant = bundle.manifest.variants[precision]
+    alone, encoder = DecoderRunner(runtime, bundle, variant, num_slots=1), EncoderRunner(runtime, bundle, variant)
+    special_tokens = bundle.manifest.special_tokens
+    parameters = SamplingParameters(max_new_tokens=model.limits.max_total_tokens)
+    for text, result in zip(texts, answer.results, strict=True):
+        (encoded,) = await model._tokenizer.encode_batch([text], add_special_tokens=True)
+        (source,) = encoder.encode([encoded.input_ids])
+        token_ids, reason = naive_decode(
+            alone,
+            encoded.input_ids,
+            parameters,
+            eos_id=special_tokens.eos,
+            source=source,
+            first_id=special_tokens.bos,
+        )
+        assert (result.text, result.finish_reason) == (model._tokenizer.decode(token_ids), reason)
+        assert -50 < result.log_probability < 0
+    assert len({result.text for result in answer.results}) > 30

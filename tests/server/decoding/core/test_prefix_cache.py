@@ -1,0 +1,76 @@
+"""The prefix cache's bookkeeping against a plain dictionary of prefixes."""
+
+import random
+
+import numpy as np
+
+from headway_server.decoding.core.prefix_cache import PrefixCache
+
+CHUNK = 4
+
+
+def keep(cache: PrefixCache, tokens: np.ndarray) -> list[int | None]:
+    return [cache.reserve(digest) for digest in cache.digests(tokens)]
+
+
+def found(cache: PrefixCache, tokens: np.ndarray) -> list[int]:
+    return cache.look_up(cache.digests(tokens), len(tokens))
+
+
+def test_a_prompt_finds_the_whole_chunks_it_shares_with_an_earlier_one():
+    cache = PrefixCache(num_places=8, chunk=CHUNK)
+    places = keep(cache, np.arange(14))  # three whole chunks and a rest
+    assert len(places) == 3
+    other = np.array([0, 1, 2, 3, 4, 5, 6, 7, 99, 98, 97, 96, 95])
+    assert found(cache, other) == places[:2]
+    assert cache.num_hit_tokens == 8
+    assert cache.num_looked_up_tokens == 13
+
+
+def test_the_last_token_is_always_left_to_read():
+    cache = PrefixCache(num_places=8, chunk=CHUNK)
+    places = keep(cache, np.arange(8))
+    assert found(cache, np.arange(8)) == places[:1]
+    assert found(cache, np.arange(9)) == places
+
+
+def test_equal_tokens_after_another_beginning_are_another_chunk():
+    cache = PrefixCache(num_places=8, chunk=CHUNK)
+    keep(cache, np.array([1, 1, 1, 1, 5, 6, 7, 8]))
+    assert found(cache, np.array([2, 2, 2, 2, 5, 6, 7, 8, 9])) == []
+
+
+def test_what_is_kept_is_not_given_a_second_place():
+    cache = PrefixCache(num_places=8, chunk=CHUNK)
+    keep(cache, np.arange(8))
+    assert keep(cache, np.arange(8)) == [None, None]
+
+
+def test_the_least_recently_used_gives_way_and_a_parent_outlives_its_children():
+    cache = PrefixCache(num_places=2, chunk=CHUNK)
+    parent, _ = keep(cache, np.arange(8))
+    assert len(found(cache, np.arange(9))) == 2
+    keep(cache, np.full(4, 77))
+    assert found(cache, np.arange(9)) == [parent]
+
+
+def test_without_places_nothing_is_kept_or_found():
+    cache = PrefixCache(num_places=0, chunk=CHUNK)
+    assert keep(cache, np.arange(12)) == []
+    assert found(cache, np.arange(12)) == []
+
+
+def test_any_history_finds_only_what_was_written_there():
+    rng = random.Random(5)
+    cache = PrefixCache(num_places=6, chunk=CHUNK)
+    memory: dict[int, tuple[int, ...]] = {}  # place to the prompt's tokens up to the end of the chunk there
+    for step in range(4000):
+        tokens = np.array([rng.randrange(2) for _ in range(rng.randrange(1, 20))])
+        for index, place in enumerate(found(cache, tokens)):
+            assert memory[place] == tuple(tokens[: (index + 1) * CHUNK])
+        for index, place in enumerate(keep(cache, tokens)):
+            if place is not None:
+                memory[place] = tuple(tokens[: (index + 1) * CHUNK])
+        if step % 500 == 499:
+            cache.clear()
+            assert found(cache, tokens) == []

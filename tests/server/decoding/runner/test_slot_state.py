@@ -1,0 +1,159 @@
+"""The state of slots: caches by positions, recurrent state whole, and the memory of both counted."""
+
+import ctypes
+
+import numpy as np
+import pytest
+
+from headway_server.bundles import Graph, ParityFigures, StateTensor, TensorSpec, Variant
+from headway_server.decoding.runner.state import SlotState, state_bytes
+from headway_server.errors import BundleError
+
+SLOTS, HEADS, LENGTH, WIDTH, STATE = 4, 2, 6, 8, 5
+
+
+def spec(name, *shape):
+    return TensorSpec(name=name, dtype="float32", shape=shape)
+
+
+def variant(state_axis: int | str = STATE) -> Variant:
+    cache = ("slots", HEADS, "cache_length", WIDTH)
+    return Variant(
+        device="cpu",
+        graphs={
+            "encoder": Graph(file="e", inputs=(), outputs=(spec("initial", "batch", STATE),)),
+            "decoder": Graph(
+                file="d",
+                inputs=(spec("past_key", *cache), spec("past_state", "slots", state_axis)),
+                outputs=(spec("present_key", *cache), spec("present_state", "slots", state_axis)),
+            ),
+        },
+        state=(
+            StateTensor(past="past_key", present="present_key", update="in_place"),
+            StateTensor(past="past_state", present="present_state", update="replace", initial="initial"),
+        ),
+        parity=ParityFigures(max_relative_logit_error=0, bound=None, checked_shape_count=0, provider=""),
+        quality=None,
+    )
+
+
+class Addresses:
+    """Keeps what is bound, as `onnxruntime.IOBinding` would."""
+
+    def __init__(self):
+        self.inputs, self.outputs = {}, {}
+
+    def bind_input(self, name, *where):
+        self.inputs[name] = where[-2:]
+
+    def bind_output(self, name, *where):
+        self.outputs[name] = where[-2:]
+
+
+def bound(state: SlotState, first_slot: int, rows: int) -> tuple[dict, dict]:
+    """The memory that a step of these slots reads and writes, as arrays by name."""
+    binding = Addresses()
+    state.bind(binding, first_slot, rows)
+
+    def view(where):
+        shape, address = where
+        floats = (ctypes.c_float * int(np.prod(shape))).from_address(address)
+        return np.ctypeslib.as_array(floats).reshape(shape)
+
+    return {n: view(w) for n, w in binding.inputs.items()}, {n: view(w) for n, w in binding.outputs.items()}
+
+
+@pytest.fixture
+def state() -> SlotState:
+    return SlotState("cpu", variant(), num_slots=SLOTS, max_length=LENGTH)
+
+
+def test_a_cache_is_one_memory_and_a_recurrent_state_is_two(state):
+    past, present = bound(state, 1, 2)
+    present["present_key"][:] = 3
+    present["present_state"][:] = 4
+    np.testing.assert_array_equal(past["past_key"], np.full((2, HEADS, LENGTH, WIDTH), 3))
+    np.testing.assert_array_equal(past["past_state"], np.zeros((2, STATE)))
+
+
+def test_what_a_step_hands_on_is_the_state_of_the_slots_it_ran_alone(state):
+    _, present = bound(state, 1, 2)
+    present["present_state"][:] = [[1], [2]]
+    state.take_over(1, 2)
+    past, _ = bound(state, 0, SLOTS)
+    np.testing.assert_array_equal(past["past_state"][:, 0], [0, 1, 2, 0])
+
+
+def test_groups_of_slots_may_step_in_any_order(state):
+    for first_slot, rows in ((2, 2), (0, 1), (2, 1), (0, 4)):
+        past, present = bound(state, first_slot, rows)
+        present["present_state"][:] = past["past_state"] + 1
+        state.take_over(first_slot, rows)
+    past, _ = bound(state, 0, SLOTS)
+    np.testing.assert_array_equal(past["past_state"][:, 0], [2, 1, 3, 2])
+
+
+def test_copies_take_positions_of_a_cache_and_the_whole_of_a_recurrent_state(state):
+    past, _ = bound(state, 0, SLOTS)
+    past["past_key"][:] = np.arange(SLOTS * LENGTH).reshape(SLOTS, 1, LENGTH, 1)
+    past["past_state"][:] = np.arange(SLOTS)[:, np.newaxis]
+    state.copy((3, 2), (1, 4), 2)
+    assert past["past_key"][1, 0, :, 0].tolist() == [6, 7, 8, 9, 20, 21]
+    assert past["past_state"][:, 0].tolist() == [0, 3, 2, 3]
+    state.copy((2, 0), (0, 0), 0)
+    assert past["past_key"][0, 0, :, 0].tolist() == [0, 1, 2, 3, 4, 5]
+    assert past["past_state"][:, 0].tolist() == [2, 3, 2, 3]
+
+
+def test_reordering_takes_the_positions_that_differ_and_the_whole_of_a_recurrent_state(state):
+    past, _ = bound(state, 0, SLOTS)
+    past["past_key"][:] = np.arange(SLOTS * LENGTH).reshape(SLOTS, 1, LENGTH, 1)
+    past["past_state"][:] = np.arange(SLOTS)[:, np.newaxis]
+    state.reorder([(0, 2, 3, 5), (0, 1, 1, 2)])
+    assert past["past_key"][2, 1, :, 0].tolist() == [12, 13, 14, 3, 4, 17]
+    assert past["past_key"][1, 0, :, 0].tolist() == [6, 1, 8, 9, 10, 11]
+    assert past["past_state"][:, 0].tolist() == [0, 0, 0, 3]
+
+
+def test_a_sentence_begins_with_what_the_encoder_says_and_leaves_the_others_alone(state):
+    past, _ = bound(state, 0, SLOTS)
+    past["past_state"][:] = 9
+    state.begin(2, {"initial": np.arange(STATE, dtype=np.float32)})
+    assert past["past_state"].tolist() == [[9] * STATE, [9] * STATE, list(range(STATE)), [9] * STATE]
+
+
+def test_without_an_initial_tensor_a_slot_begins_with_zeros():
+    without = variant()
+    names = without.state[1].model_copy(update={"initial": None})
+    without = without.model_copy(update={"state": (without.state[0], names)})
+    state = SlotState("cpu", without, num_slots=SLOTS, max_length=LENGTH)
+    past, _ = bound(state, 0, SLOTS)
+    past["past_state"][:] = 9
+    state.begin(0, {})
+    assert past["past_state"][:, 0].tolist() == [0, 9, 9, 9]
+
+
+def test_memory_is_what_a_slot_takes_times_the_slots(state):
+    assert state_bytes(variant(), LENGTH) == 4 * (HEADS * LENGTH * WIDTH + 2 * STATE)
+    assert state.num_bytes == SLOTS * state_bytes(variant(), LENGTH)
+
+
+def test_state_of_unknown_size_is_refused_with_its_name():
+    with pytest.raises(BundleError, match="past_state: axis 1 must have a fixed size, the manifest says 'width'"):
+        SlotState("cpu", variant("width"), num_slots=SLOTS, max_length=LENGTH)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"past": "nowhere"}, "nowhere is named as an input of the decoder"),
+        ({"present": "nowhere"}, "nowhere is named as an output of the decoder"),
+        ({"initial": "nowhere"}, "nowhere is named as an output of the encoder"),
+        ({"update": "in_place"}, "initial is for state that is replaced, and this is in_place"),
+    ],
+)
+def test_a_manifest_names_tensors_that_there_are(change, message):
+    content = variant().model_dump()
+    content["state"][1].update(change)
+    with pytest.raises(ValueError, match=message):
+        Variant.model_validate(content)

@@ -1,0 +1,80 @@
+"""Rows ranked in blocks, against a sort of the whole row."""
+
+import numpy as np
+import pytest
+
+from headway_server.decoding.sampling.ranked_rows import RowRanker
+
+
+def naive_ranking(logits: np.ndarray, count: int, banned: set[int]) -> tuple[list[int], np.ndarray, float]:
+    exact = logits.astype(np.float64)
+    normalizer = exact.max() + np.log(np.exp(exact - exact.max()).sum())
+    exact[list(banned)] = -np.inf
+    order = sorted(range(len(exact)), key=lambda token_id: (-exact[token_id], token_id))[:count]
+    return order, exact[order] - normalizer, normalizer
+
+
+def random_logits(rng: np.random.Generator, num_rows: int, vocab_size: int, *, with_ties: bool) -> np.ndarray:
+    logits = rng.normal(size=(num_rows, vocab_size)) * 3
+    return (np.round(logits) if with_ties else logits).astype(np.float32)
+
+
+@pytest.mark.parametrize("with_ties", [False, True])
+@pytest.mark.parametrize(
+    ("vocab_size", "count"), [(2, 2), (5, 5), (31, 8), (300, 8), (1000, 2), (4003, 32), (33000, 8)]
+)
+def test_the_largest_come_in_order_with_their_log_probabilities(vocab_size, count, with_ties):
+    rng = np.random.default_rng(vocab_size + count)
+    ranker = RowRanker(num_rows=20, vocab_size=vocab_size)
+    for num_rows in (1, 3, 20):
+        logits = random_logits(rng, num_rows, vocab_size, with_ties=with_ties)
+        likeliest = np.argsort(-logits, axis=1)[:, :3]
+        banned = {row: {int(likeliest[row, 0]), int(likeliest[row, -1])} for row in range(0, num_rows, 2)}
+        ranked = ranker.rank(logits.copy(), count, banned)
+        for row in range(num_rows):
+            token_ids, log_probabilities, normalizer = naive_ranking(logits[row], count, banned.get(row, set()))
+            assert ranked.token_ids[row].tolist() == token_ids
+            np.testing.assert_allclose(ranked.log_probabilities[row], log_probabilities, atol=1e-5)
+            assert ranked.normalizers[row] == pytest.approx(normalizer, abs=1e-5)
+            some = min(vocab_size - 1, 17)
+            if some not in banned.get(row, ()):
+                assert ranked.log_probability(row, some) == pytest.approx(logits[row, some] - normalizer, abs=1e-5)
+
+
+def test_equal_logits_rank_by_id():
+    ranked = RowRanker(num_rows=2, vocab_size=5000).rank(np.zeros((2, 5000), np.float32), 8, {1: {0, 3}})
+    assert ranked.token_ids.tolist() == [[0, 1, 2, 3, 4, 5, 6, 7], [1, 2, 4, 5, 6, 7, 8, 9]]
+
+
+def test_a_row_is_ranked_alike_in_any_company_to_the_last_bit():
+    rng = np.random.default_rng(5)
+    logits = random_logits(rng, 50, 9001, with_ties=False)
+    together = RowRanker(num_rows=50, vocab_size=9001).rank(logits.copy(), 8, {})
+    for row in range(50):
+        alone = RowRanker(num_rows=1, vocab_size=9001).rank(logits[row : row + 1].copy(), 8, {})
+        assert alone.token_ids[0].tolist() == together.token_ids[row].tolist()
+        assert alone.log_probabilities[0].tolist() == together.log_probabilities[row].tolist()
+
+
+@pytest.mark.parametrize("shift", [-1e4, -61.0, -59.0, 59.0, 61.0, 1e4])
+def test_log_probabilities_do_not_depend_on_where_the_logits_lie(shift):
+    rng = np.random.default_rng(8)
+    logits = random_logits(rng, 4, 5000, with_ties=False)
+    logits += np.array([shift, 0, shift, 0], np.float32)[:, np.newaxis] - logits.max(axis=1, keepdims=True)
+    ranked = RowRanker(num_rows=4, vocab_size=5000).rank(logits.copy(), 8, {})
+    for row in range(4):
+        token_ids, log_probabilities, _ = naive_ranking(logits[row], 8, set())
+        assert ranked.token_ids[row].tolist() == token_ids
+        np.testing.assert_allclose(ranked.log_probabilities[row], log_probabilities, atol=1e-5)
+
+
+@pytest.mark.parametrize("spoilt", [np.nan, np.inf])
+def test_a_row_that_means_nothing_says_so_and_leaves_the_others(spoilt):
+    rng = np.random.default_rng(6)
+    logits = random_logits(rng, 3, 4000, with_ties=False)
+    expected = RowRanker(num_rows=3, vocab_size=4000).rank(logits.copy(), 8, {})
+    logits[1, 77] = spoilt
+    ranked = RowRanker(num_rows=3, vocab_size=4000).rank(logits, 8, {})
+    assert np.isfinite(ranked.normalizers).tolist() == [True, False, True]
+    for row in (0, 2):
+        assert ranked.token_ids[row].tolist() == expected.token_ids[row].tolist()

@@ -1,0 +1,201 @@
+"""Loading a store, and finding the model a call is for."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import structlog
+import tiny_bundles
+
+from headway_server.bundles import Languages, Manifest, Precision, Task, open_bundle
+from headway_server.errors import InvalidInputError, ModelNotFoundError, StoreError, WrongTaskError
+from headway_server.runtime import Runtime
+from headway_server.serving import host as host_module
+from headway_server.serving.host import ModelRegistry
+from headway_server.settings import ServerSettings
+
+
+@pytest.fixture
+def load(runtime: Runtime):
+    return lambda store: ModelRegistry.load(runtime, ServerSettings(store=store))
+
+
+def names(registry: ModelRegistry) -> list[str]:
+    return [f"{model.bundle.manifest.name}/{model.bundle.manifest.version}" for model in registry.models]
+
+
+# Loading
+
+
+def test_every_bundle_is_loaded_and_the_latest_version_is_last(tmp_path, load):
+    for version in ("9", "10", "1.2"):
+        tiny_bundles.write_topic_bundle(tmp_path, version=version)
+    tiny_bundles.write_colour_bundle(tmp_path)
+    assert names(load(tmp_path)) == ["colours/1", "topics/1.2", "topics/9", "topics/10"]
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda folder: (folder / "model.onnx").write_bytes(b"x"), "model.onnx has 1 bytes, the manifest says"),
+        (lambda folder: flip_a_byte(folder / "model.onnx"), "model.onnx has SHA-256"),
+        (lambda folder: flip_a_byte(folder / "tokenizer.json"), "tokenizer.json has SHA-256"),
+        (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer.json is missing"),
+        (lambda folder: (folder / "extra.bin").write_bytes(b"x"), "extra.bin is not in the manifest"),
+        (lambda folder: (folder / "bundle.json").unlink(), "bundle.json is missing"),
+        (lambda folder: (folder / "bundle.json").write_text("{"), "cannot be read as JSON"),
+        (lambda folder: (folder / "bundle.json").write_text('{"schema_version": 99}'), "schema_version is 99"),
+    ],
+)
+def test_a_damaged_bundle_is_rejected_with_its_reason_and_the_others_are_loaded(tmp_path, load, damage, reason):
+    tiny_bundles.write_colour_bundle(tmp_path)
+    damage(tiny_bundles.write_topic_bundle(tmp_path).path)
+    registry = load(tmp_path)
+    assert names(registry) == ["colours/1"]
+    [rejected] = registry.rejected
+    assert rejected.path == "topics/1"
+    assert reason in rejected.reason
+    assert str(tmp_path) not in rejected.reason
+
+
+def flip_a_byte(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def test_a_bundle_under_another_name_is_rejected(tmp_path, load):
+    bundle = tiny_bundles.write_topic_bundle(tmp_path)
+    shutil.copytree(bundle.path, tmp_path / "renamed" / "1")
+    [rejected] = load(tmp_path).rejected
+    assert rejected.path == "renamed/1"
+    assert "the manifest is of topics/1" in rejected.reason
+
+
+def test_a_task_that_is_not_served_yet_is_rejected(tmp_path, load):
+    tiny_bundles.write_topic_bundle(tmp_path)
+    tiny_bundles.write_topic_bundle(tmp_path, name="vectors", task=Task.TEXT_EMBEDDING)
+    registry = load(tmp_path)
+    assert names(registry) == ["topics/1"]
+    assert "text_embedding, which this server does not serve yet" in registry.rejected[0].reason
+
+
+def test_an_error_that_nobody_foresaw_is_told_in_the_log_alone(tmp_path, load, monkeypatch):
+    tiny_bundles.write_colour_bundle(tmp_path)
+    tiny_bundles.write_topic_bundle(tmp_path)
+
+    def fail(*_: object) -> None:
+        raise PermissionError(13, "Permission denied", "/secret/path")
+
+    loaders = {**host_module.LOADERS, Task.TEXT_CLASSIFICATION: fail}
+    monkeypatch.setattr(host_module, "LOADERS", loaders)
+    with structlog.testing.capture_logs() as lines:
+        [rejected] = load(tmp_path).rejected
+    assert rejected.reason == "cannot be loaded; the server's log says why"
+    assert [type(line["exc_info"]) for line in lines if line["event"] == "bundle rejected"] == [PermissionError]
+
+
+def test_a_store_without_a_usable_bundle_is_refused_with_every_reason(tmp_path, load):
+    for name in ("a", "b"):
+        flip_a_byte(tiny_bundles.write_topic_bundle(tmp_path, name=name).path / "model.onnx")
+    with pytest.raises(StoreError, match=r"none of its bundles can be served: a/1: .*SHA-256.*; b/1: .*SHA-256"):
+        load(tmp_path)
+
+
+def test_a_missing_or_empty_store_is_refused(tmp_path, load):
+    with pytest.raises(StoreError, match="no such folder; make one with headway-export"):
+        load(tmp_path / "missing")
+    with pytest.raises(StoreError, match="holds no bundle"):
+        load(tmp_path)
+
+
+# Finding
+
+
+class NamedModel:
+    """A model that is only looked for."""
+
+    device = "cpu"
+    precision = Precision.FP32
+    is_alive = True
+
+    def __init__(self, bundle) -> None:
+        self.bundle = bundle
+
+
+@pytest.fixture(scope="module")
+def manifest(tmp_path_factory) -> Manifest:
+    return tiny_bundles.write_topic_bundle(tmp_path_factory.mktemp("one")).manifest
+
+
+@pytest.fixture
+def make(manifest, classifier_store):
+    """Makes a registry of (name, version, task) or, for translation, (name, version, source, target)."""
+    bundle = open_bundle(classifier_store / "topics" / "1")
+
+    def registry(*models: tuple[str, ...]) -> ModelRegistry:
+        made = []
+        for name, version, *rest in models:
+            languages = Languages(source=rest[0], target=rest[1]) if len(rest) == 2 else None
+            task = Task.TRANSLATION if languages else Task(rest[0])
+            update = {"name": name, "version": version, "task": task, "languages": languages}
+            changed = type(bundle)(path=bundle.path, manifest=manifest.model_copy(update=update))
+            made.append(NamedModel(changed))
+        return ModelRegistry(made)
+
+    return registry
+
+
+def found(model) -> str:
+    return f"{model.bundle.manifest.name}/{model.bundle.manifest.version}"
+
+
+def test_the_only_model_of_a_task_needs_no_name_and_the_latest_version_is_taken(make):
+    registry = make(("a", "1.9", "generation"), ("a", "1.10", "generation"), ("b", "1", "image_classification"))
+    assert found(registry.find(Task.GENERATION, "", "")) == "a/1.10"
+    assert found(registry.find(Task.GENERATION, "a", "")) == "a/1.10"
+    assert found(registry.find(Task.GENERATION, "a", "1.9")) == "a/1.9"
+    assert found(registry.find(Task.GENERATION, "", "1.9")) == "a/1.9"
+
+
+def test_of_several_models_one_must_be_named(make):
+    registry = make(("a", "1", "generation"), ("b", "1", "generation"))
+    with pytest.raises(InvalidInputError, match="several models can do generation; name one of a, b") as caught:
+        registry.find(Task.GENERATION, "", "")
+    assert caught.value.field == "model"
+
+
+def test_a_version_that_was_made_for_the_task_is_preferred_to_a_later_one_that_was_not(make):
+    registry = make(("a", "1", "text_embedding"), ("a", "2", "text_classification"))
+    assert found(registry.find(Task.TEXT_EMBEDDING, "a", "")) == "a/1"
+    assert found(registry.get("a", "")) == "a/2"
+
+
+def test_a_wrong_task_names_who_can(make):
+    registry = make(("a", "1", "generation"), ("b", "1", "image_classification"))
+    with pytest.raises(WrongTaskError, match="a/1 is for generation and cannot do image_classification; ask b"):
+        registry.find(Task.IMAGE_CLASSIFICATION, "a", "")
+    with pytest.raises(WrongTaskError, match="no loaded model can do translation; loaded are a, b"):
+        registry.find_translation("", "", "", "")
+    with pytest.raises(ModelNotFoundError, match="model 'c' is not loaded; loaded are a, b"):
+        registry.find(Task.GENERATION, "c", "")
+
+
+def test_a_translation_is_found_by_its_languages(make):
+    registry = make(("en-de", "1", "en", "de"), ("en-fr", "1", "en", "fr"))
+    assert found(registry.find_translation("", "", "en", "fr")) == "en-fr/1"
+    assert found(registry.find_translation("", "", "", "DE")) == "en-de/1"
+    assert found(registry.find_translation("en-fr", "", "", "")) == "en-fr/1"
+    with pytest.raises(InvalidInputError, match="several models can do translation; name one of en-de, en-fr"):
+        registry.find_translation("", "", "en", "")
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "target", "field"),
+    [("", "en", "it", "target_language"), ("", "fr", "de", "source_language"), ("en-fr", "", "de", "target_language")],
+)
+def test_languages_nobody_translates_between_are_named_with_those_there_are(make, name, source, target, field):
+    registry = make(("en-de", "1", "en", "de"), ("en-fr", "1", "en", "fr"))
+    with pytest.raises(InvalidInputError, match=r"en-de \(en to de\), en-fr \(en to fr\)") as caught:
+        registry.find_translation(name, "", source, target)
+    assert caught.value.field == field

@@ -1,0 +1,83 @@
+"""Spans of tags: the fast search against all sequences there are."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from headway_server.bundles.tags import TagSet
+from headway_server.tasks.tokens.spans import SpanDecoder
+
+NAMES = ("O", "B-x", "I-x", "B-y", "I-y")
+WORDS = ("I-x", "B-y", "B-x", "I-y")
+SINGLE = ("B-x", "O", "B-y")
+ALONE = ("B-x", "B-y", "B-z")
+MIXED = ("B-x", "I-x", "B-y")
+
+
+def allowed(tags: tuple[str, ...], joined: np.ndarray, names: tuple[str, ...]) -> bool:
+    """Whether a sequence of tags is one, by the words of the scheme."""
+    before = "O"
+    for place, tag in enumerate(tags):
+        if joined[place] and (begins(tag, names) or tag[2:] != before[2:]):
+            return False
+        if tag.startswith("I-") and tag[2:] != before[2:]:
+            return False
+        before = tag
+    return True
+
+
+def begins(tag: str, names: tuple[str, ...]) -> bool:
+    """Whether a tag says at a joined piece that a span begins there: a label that has no other tag does not."""
+    return tag.startswith("B-") and f"I-{tag[2:]}" in names
+
+
+def spans_of(tags: tuple[str, ...], scores: np.ndarray, joined: np.ndarray) -> list[tuple[int, int, str, float]]:
+    """First piece, the piece after, label and geometric mean, by the words of the definition."""
+    spans: list[list] = []
+    for place, tag in enumerate(tags):
+        if tag.startswith("B-") and not joined[place]:
+            spans.append([place, place + 1, tag[2:], [scores[place]]])
+        elif tag != "O":
+            spans[-1][1] = place + 1
+            spans[-1][3].append(scores[place])
+    return [(first, end, label, float(np.exp(np.mean(values)))) for first, end, label, values in spans]
+
+
+@pytest.mark.parametrize("names", [NAMES, WORDS, SINGLE, ALONE, MIXED])
+def test_the_spans_are_those_of_the_likeliest_allowed_sequence_of_all(names):
+    generator = np.random.default_rng(11)
+    tags = TagSet.parse(names)
+    decoder = SpanDecoder(tags)
+    searched = 0
+    for _ in range(150):
+        num_pieces = int(generator.integers(1, 6))
+        logits = generator.normal(0, 2, (num_pieces, len(names)))
+        scores = np.log(np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)).astype(np.float32)
+        joined = generator.random(num_pieces) < 0.25
+        joined[0] = False
+        sequences = [s for s in itertools.product(names, repeat=num_pieces) if allowed(s, joined, names)]
+        own = [[scores[place, names.index(tag)] for place, tag in enumerate(s)] for s in sequences]
+        best = int(np.argmax([sum(values) for values in own]))
+        starts = np.arange(num_pieces) * 10
+        found = decoder.decode(scores, starts, starts + 7, joined)
+        expected = spans_of(sequences[best], np.array(own[best]), joined)
+        assert [(row[0] / 10, (row[1] - 7) / 10 + 1, tags.labels[int(row[2])]) for row in found.tolist()] == [
+            row[:3] for row in expected
+        ]
+        np.testing.assert_allclose(found[:, 3], [row[3] for row in expected], rtol=1e-5)
+        searched += sequences[best] != tuple(names[column] for column in scores.argmax(-1))
+    assert searched > 20
+
+
+def test_a_text_without_pieces_has_no_spans():
+    none = np.empty(0, np.int64)
+    decoder = SpanDecoder(TagSet.parse(NAMES))
+    assert decoder.decode(np.empty((0, 5), np.float32), none, none, none.astype(bool)).shape == (0, 4)
+
+
+def test_a_span_reaches_as_far_as_its_furthest_piece():
+    scores = np.log(np.array([[0.01, 0.96, 0.01, 0.01, 0.01], [0.01, 0.01, 0.96, 0.01, 0.01]], np.float32))
+    decoder = SpanDecoder(TagSet.parse(NAMES))
+    found = decoder.decode(scores, np.array([3, 3]), np.array([8, 4]), np.array([False, True]))
+    assert found[0, :3].tolist() == [3, 8, 0]

@@ -1,0 +1,105 @@
+"""ClassifyTokens through a real channel."""
+
+import asyncio
+import math
+
+import grpc
+import pytest
+import tiny_bundles
+import tiny_tagger
+from rpc_failures import failure_of
+
+from headway.v1 import model_service_pb2 as models_pb
+from headway.v1 import text_classification_service_pb2 as pb
+
+SURE = math.exp(tiny_tagger.STRENGTH) / (math.exp(tiny_tagger.STRENGTH) + len(tiny_tagger.TAGS) - 1)
+TEXT = "the Ada Lovelace  saw Köln, Oslo"
+
+
+@pytest.fixture
+async def tagging(serve, tmp_path):
+    """A server of the tagger and a text classifier."""
+    tiny_tagger.write_tagger_bundle(tmp_path)
+    tiny_bundles.write_topic_bundle(tmp_path)
+    async with serve(tmp_path) as started:
+        yield started
+
+
+def spans(text: str, result: pb.TokenClassification) -> list[tuple[str, str]]:
+    return [(text[span.start : span.end], span.label) for span in result.spans]
+
+
+async def test_spans_stand_where_they_are_in_the_callers_text(tagging):
+    texts = [TEXT, f"🙂🙂 {TEXT}", " Ada\u00a0Hopper\n", "ﬁ e\u0301 Oslo"]
+    response = await tagging.texts.ClassifyTokens(pb.ClassifyTokensRequest(texts=texts))
+    people = [("Ada Lovelace", "person"), ("Köln", "place"), ("Oslo", "place")]
+    assert [spans(text, result) for text, result in zip(texts, response.results, strict=True)] == [
+        people,
+        people,
+        [("Ada\u00a0Hopper", "person")],
+        [("Oslo", "place")],
+    ]
+    assert [span.probability for span in response.results[0].spans] == pytest.approx([SURE] * 3, abs=1e-6)
+
+
+async def test_a_tag_that_cannot_stand_there_is_not_answered(tagging):
+    texts = ["Lovelace in Oslo", "Ada Ada Hopper Hopper Oslo Hopper"]
+    response = await tagging.texts.ClassifyTokens(pb.ClassifyTokensRequest(texts=texts))
+    first, second = (spans(text, result) for text, result in zip(texts, response.results, strict=True))
+    assert first[-1] == ("Oslo", "place")
+    assert second[:2] == [("Ada", "person"), ("Ada Hopper Hopper", "person")]
+    for result in response.results:
+        ends = [0, *(position for span in result.spans for position in (span.start, span.end))]
+        assert ends == sorted(ends)
+
+
+async def test_the_answer_names_model_tokens_and_times(tagging):
+    response = await tagging.texts.ClassifyTokens(pb.ClassifyTokensRequest(texts=["the Ada", "in"]))
+    assert (response.model.name, response.model.version, response.model.variant) == ("tagger", "1", "fp32")
+    assert [result.token_count for result in response.results] == [3, 2]
+    assert response.timings.inference.ToNanoseconds() > 0
+
+
+async def test_a_text_without_spans_has_none(tagging):
+    response = await tagging.texts.ClassifyTokens(pb.ClassifyTokensRequest(texts=["in the", "Oslo"]))
+    assert [len(result.spans) for result in response.results] == [0, 1]
+
+
+async def test_truncate_cuts_at_the_end_and_says_so(tagging):
+    long = "Oslo " * 40
+    failure = await failure_of(tagging.texts.ClassifyTokens(pb.ClassifyTokensRequest(texts=["Oslo", long])))
+    assert (failure.code, failure.field) == (grpc.StatusCode.INVALID_ARGUMENT, "texts[1]")
+    assert "41 tokens" in failure.message
+    assert "at most 16" in failure.message
+    response = await tagging.texts.ClassifyTokens(pb.ClassifyTokensRequest(texts=["Oslo", long], truncate=True))
+    assert [result.truncated for result in response.results] == [False, True]
+    assert [span.start for span in response.results[1].spans] == list(range(0, 75, 5))
+
+
+@pytest.mark.parametrize(("texts", "field"), [([], "texts"), (["Oslo", ""], "texts[1]"), (["in", " \n"], "texts[1]")])
+async def test_what_is_no_text_is_named(tagging, texts, field):
+    failure = await failure_of(tagging.texts.ClassifyTokens(pb.ClassifyTokensRequest(texts=texts)))
+    assert (failure.code, failure.field) == (grpc.StatusCode.INVALID_ARGUMENT, field)
+
+
+async def test_a_model_of_another_task_names_one_that_can(tagging):
+    failure = await failure_of(tagging.texts.ClassifyTokens(pb.ClassifyTokensRequest(model="topics", texts=["in"])))
+    assert (failure.code, failure.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "WRONG_TASK")
+    assert "ask tagger" in failure.message
+
+
+async def test_the_model_is_listed_with_the_labels_of_its_spans(tagging):
+    response = await tagging.models.ListModels(models_pb.ListModelsRequest(task=models_pb.TASK_TOKEN_CLASSIFICATION))
+    [model] = response.models
+    assert list(model.labels) == ["person", "place"]
+
+
+async def test_many_callers_at_once_get_their_own_answers(tagging):
+    texts = [" ".join(list(tiny_tagger.WORDS)[: 1 + index % 9]) for index in range(60)]
+    alone = [await tagging.texts.ClassifyTokens(pb.ClassifyTokensRequest(texts=[text])) for text in texts[:9]]
+    together = await asyncio.gather(
+        *(tagging.texts.ClassifyTokens(pb.ClassifyTokensRequest(texts=[text, "Oslo"])) for text in texts)
+    )
+    for index, response in enumerate(together):
+        assert response.results[0] == alone[index % 9].results[0]
+        assert [span.label for span in response.results[1].spans] == ["place"]

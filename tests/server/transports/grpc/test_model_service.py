@@ -1,0 +1,81 @@
+"""ModelService through a real channel."""
+
+import grpc
+import pytest
+import tiny_bundles
+from rpc_failures import failure_of
+from tiny_engine import make_decoder, make_generation_model
+
+from headway.v1 import model_service_pb2 as pb
+from headway.v1.common_pb2 import SamplingParameters
+from headway.v1.generation_service_pb2 import GenerationParameters
+from headway_server.bundles import Manifest, SamplingDefaults
+from headway_server.serving.host import ModelRegistry
+from headway_server.transports.grpc.models import ModelService
+
+
+async def test_models_are_listed_by_name_and_version_with_what_they_are(serving):
+    response = await serving.models.ListModels(pb.ListModelsRequest())
+    assert [(model.name, model.version) for model in response.models] == [("colours", "1"), ("topics", "1")]
+    colours, topics = response.models
+    assert (topics.task, topics.variant, topics.device) == (pb.TASK_TEXT_CLASSIFICATION, "fp32", "cpu")
+    assert (topics.max_input_token_count, topics.max_token_count) == (tiny_bundles.MAX_INPUT_TOKENS, 0)
+    assert list(topics.labels) == list(tiny_bundles.TOPICS)
+    assert (colours.task, colours.max_input_token_count) == (pb.TASK_IMAGE_CLASSIFICATION, 0)
+    figure = topics.quality[0]
+    assert (figure.variant, figure.metric, figure.value, figure.example_count) == ("fp32", "accuracy", 99.5, 200)
+    assert not topics.has_chat_template
+    assert not response.rejected_bundles
+
+
+async def test_models_are_listed_for_one_task(serving):
+    response = await serving.models.ListModels(pb.ListModelsRequest(task=pb.TASK_IMAGE_CLASSIFICATION))
+    assert [model.name for model in response.models] == ["colours"]
+    response = await serving.models.ListModels(pb.ListModelsRequest(task=pb.TASK_TRANSLATION))
+    assert not response.models
+
+
+async def test_a_task_that_does_not_exist_is_refused(serving):
+    failure = await failure_of(serving.models.ListModels(pb.ListModelsRequest(task=99)))
+    assert (failure.code, failure.field) == (grpc.StatusCode.INVALID_ARGUMENT, "task")
+
+
+async def test_a_model_comes_with_its_whole_manifest(serving):
+    response = await serving.models.GetModel(pb.GetModelRequest(model="topics"))
+    assert response.model.name == "topics"
+    manifest = Manifest.model_validate_json(response.manifest_json)
+    assert manifest.files["model.onnx"].size_bytes > 0
+
+
+@pytest.mark.parametrize(
+    ("request_", "code"),
+    [
+        (pb.GetModelRequest(), grpc.StatusCode.INVALID_ARGUMENT),
+        (pb.GetModelRequest(model="nothing"), grpc.StatusCode.NOT_FOUND),
+        (pb.GetModelRequest(model="topics", model_version="2"), grpc.StatusCode.NOT_FOUND),
+    ],
+)
+async def test_a_model_that_is_not_there_is_refused(serving, request_, code):
+    assert (await failure_of(serving.models.GetModel(request_))).code is code
+
+
+async def test_what_a_call_need_not_set_is_told():
+    defaults = SamplingDefaults(
+        max_new_tokens=9,
+        temperature=0.5,
+        top_k=4,
+        top_p=0.75,
+        min_p=0.25,
+        repetition_penalty=1.5,
+        presence_penalty=-0.5,
+        frequency_penalty=0.125,
+    )
+    service = ModelService(ModelRegistry([make_generation_model(make_decoder(), defaults=defaults)]))
+    answer = await service.GetModel(pb.GetModelRequest(model="tiny-generation"), None)
+    assert answer.model.default_parameters == GenerationParameters(
+        max_new_tokens=9,
+        sampling=SamplingParameters(temperature=0.5, top_k=4, top_p=0.75, min_p=0.25),
+        repetition_penalty=1.5,
+        presence_penalty=-0.5,
+        frequency_penalty=0.125,
+    )

@@ -1,0 +1,260 @@
+"""Health, reflection, limits, deadlines and drain of a server in this process."""
+
+import asyncio
+from types import SimpleNamespace
+
+import grpc
+import pytest
+import tiny_bundles
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from rpc_failures import failure_of
+from tiny_engine import make_decoder, make_generation_model
+from waiting import until
+
+from headway.v1 import generation_service_pb2 as generation_pb
+from headway.v1 import generation_service_pb2_grpc as generation_grpc
+from headway.v1 import model_service_pb2
+from headway.v1 import text_classification_service_pb2 as texts_pb
+from headway_server.errors import HeadwayError
+from headway_server.serving.host import ModelRegistry
+from headway_server.settings import ServerSettings
+from headway_server.transports.grpc.server import HeadwayServer, address_problem
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+GENERATION = "headway.v1.GenerationService"
+
+
+async def health_of(serving, service: str = "") -> int:
+    stub = health_pb2_grpc.HealthStub(serving.channel)
+    return (await stub.Check(health_pb2.HealthCheckRequest(service=service))).status
+
+
+async def until_not_serving(serving) -> None:
+    async with asyncio.timeout(30):
+        while await health_of(serving) == SERVING:  # noqa: ASYNC110 (what is waited for sets no event)
+            await asyncio.sleep(0.01)
+
+
+def classify(serving, *texts: str, timeout: float | None = None):
+    return serving.texts.ClassifyText(texts_pb.ClassifyTextRequest(texts=texts or ["goal"]), timeout=timeout)
+
+
+@pytest.fixture
+def busy(serving):
+    """The text model's turn to run: while it is held, calls wait."""
+    [model] = [model for model in serving.registry.models if model.bundle.manifest.name == "topics"]
+    return model._batcher._lanes
+
+
+@pytest.fixture
+def interceptor(serving):
+    return serving.server._interceptor
+
+
+# Health and reflection
+
+
+async def test_health_is_told_for_the_whole_and_for_each_service(serving):
+    assert await health_of(serving) == SERVING
+    for service in ("TextClassificationService", "ImageClassificationService", "ModelService"):
+        assert await health_of(serving, f"headway.v1.{service}") == SERVING
+    for service in ("GenerationService", "TranslationService"):
+        assert await health_of(serving, f"headway.v1.{service}") == NOT_SERVING
+    stub = health_pb2_grpc.HealthStub(serving.channel)
+    failure = await failure_of(stub.Check(health_pb2.HealthCheckRequest(service="headway.v1.Nothing")))
+    assert failure.code is grpc.StatusCode.NOT_FOUND
+
+
+async def test_a_model_that_has_ended_by_itself_is_not_serving(classifier_store, serve, monkeypatch):
+    monkeypatch.setattr("headway_server.transports.grpc.server._HEALTH_INTERVAL_S", 0.01)
+    async with serve(classifier_store) as serving:
+        [model] = [model for model in serving.registry.models if model.bundle.manifest.name == "topics"]
+        await asyncio.to_thread(model.close)
+        await until_not_serving(serving)
+        assert await health_of(serving, "headway.v1.TextClassificationService") == NOT_SERVING
+        assert await health_of(serving, "headway.v1.ImageClassificationService") == SERVING
+
+
+async def test_a_model_that_has_ended_is_told_though_another_does_its_task(serve, tmp_path, monkeypatch):
+    monkeypatch.setattr("headway_server.transports.grpc.server._HEALTH_INTERVAL_S", 0.01)
+    for name in ("one", "other"):
+        tiny_bundles.write_topic_bundle(tmp_path, name=name)
+    async with serve(tmp_path) as serving:
+        await asyncio.to_thread(serving.registry.models[0].close)
+        await until_not_serving(serving)
+        assert await health_of(serving, "headway.v1.TextClassificationService") == SERVING
+
+
+async def test_a_decoder_whose_thread_has_ended_is_not_serving(monkeypatch):
+    monkeypatch.setattr("headway_server.transports.grpc.server._HEALTH_INTERVAL_S", 0.01)
+
+    def end_the_thread(token_ids, positions, *rest):
+        raise SystemExit
+
+    decoder = make_decoder()
+    registry = ModelRegistry([make_generation_model(decoder)])
+    server = HeadwayServer(registry, ServerSettings(store="none", port=0))
+    port = await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        serving = SimpleNamespace(channel=channel)
+        stub = generation_grpc.GenerationServiceStub(channel)
+        request = generation_pb.GenerateTextRequest(prompts=["the cat"])
+        await stub.GenerateText(request)
+        assert await health_of(serving) == await health_of(serving, GENERATION) == SERVING
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=GENERATION))
+        assert (await watch.read()).status == SERVING
+        decoder.decode = end_the_thread
+        assert (await failure_of(stub.GenerateText(request))).code is grpc.StatusCode.INTERNAL
+        assert (await watch.read()).status == NOT_SERVING
+        await until_not_serving(serving)
+        assert (await failure_of(stub.GenerateText(request))).code is grpc.StatusCode.INTERNAL
+        watch.cancel()
+        await server.stop()
+
+
+async def test_reflection_lists_every_service(serving):
+    stub = reflection_pb2_grpc.ServerReflectionStub(serving.channel)
+    call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
+    [response] = [response async for response in call]
+    assert {service.name for service in response.list_services_response.service} == {
+        "grpc.health.v1.Health",
+        "grpc.reflection.v1alpha.ServerReflection",
+        "headway.v1.GenerationService",
+        "headway.v1.ImageClassificationService",
+        "headway.v1.ModelService",
+        "headway.v1.TextClassificationService",
+        "headway.v1.TranslationService",
+    }
+
+
+async def test_bundles_that_could_not_be_loaded_are_listed(serve, tmp_path):
+    tiny_bundles.write_colour_bundle(tmp_path)
+    (tiny_bundles.write_topic_bundle(tmp_path).path / "model.onnx").write_bytes(b"tampered")
+    async with serve(tmp_path) as serving:
+        response = await serving.models.ListModels(model_service_pb2.ListModelsRequest())
+        assert [model.name for model in response.models] == ["colours"]
+        [rejected] = response.rejected_bundles
+        assert rejected.path == "topics/1"
+        assert "model.onnx has 8 bytes" in rejected.reason
+        assert await health_of(serving) == SERVING
+        assert await health_of(serving, "headway.v1.TextClassificationService") == NOT_SERVING
+
+
+async def test_two_servers_do_not_share_a_port(serving, classifier_store):
+    taken = serving.port
+    problem = address_problem("127.0.0.1", taken)
+    assert problem == "Address already in use"
+    second = HeadwayServer(serving.registry, ServerSettings(store=classifier_store, port=taken))
+    with pytest.raises(HeadwayError, match=f"cannot listen on 127.0.0.1:{taken}"):
+        await second.start()
+
+
+# Limits
+
+
+async def test_a_message_past_the_limit_is_refused_with_limit_and_value(serve, classifier_store):
+    async with serve(classifier_store, max_message_mib=1) as serving:
+        failure = await failure_of(classify(serving, "x" * 2**21))
+        assert failure.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "larger than max (2097" in failure.message
+        assert "vs. 1048576" in failure.message
+        assert (await classify(serving, "goal")).results
+
+
+async def test_a_full_queue_is_told_with_a_time_to_come_back(serve, classifier_store):
+    async with serve(classifier_store, batching={"max_waiting_texts": 256}) as serving:
+        [model] = [model for model in serving.registry.models if model.bundle.manifest.name == "topics"]
+        with model._batcher._lanes:
+            first = asyncio.ensure_future(classify(serving, *["goal"] * 200))
+            await until(lambda: model._admission._num_admitted == 200)
+            failure = await failure_of(classify(serving, *["goal"] * 57))
+        assert (failure.code, failure.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED")
+        assert failure.retry_after_s > 0
+        assert "200 texts waiting, the limit is 256" in failure.message
+        assert len((await first).results) == 200
+
+
+# Deadlines, cancellation, bugs
+
+
+async def test_calls_past_the_most_that_may_run_are_refused(serve, classifier_store):
+    async with serve(classifier_store, max_calls=1) as serving:
+        [model] = [model for model in serving.registry.models if model.bundle.manifest.name == "topics"]
+        with model._batcher._lanes:
+            running = asyncio.ensure_future(classify(serving))
+            await until(lambda: serving.server._interceptor.num_running == 1)
+            failure = await failure_of(classify(serving))
+            assert failure.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        await running
+        await classify(serving)
+
+
+async def test_a_call_past_its_deadline_ends_and_leaves_nothing_behind(serving, busy, interceptor):
+    with busy:
+        failure = await failure_of(classify(serving, *["goal"] * 100, timeout=0.2))
+        assert failure.code is grpc.StatusCode.DEADLINE_EXCEEDED
+        await until(lambda: interceptor.num_running == 0)
+    assert (await classify(serving)).results
+
+
+async def test_a_cancelled_call_is_dropped(serving, busy, interceptor):
+    with busy:
+        call = classify(serving, *["goal"] * 100)
+        await until(lambda: interceptor.num_running == 1)
+        call.cancel()
+        await until(lambda: interceptor.num_running == 0)
+    assert (await classify(serving)).results
+
+
+async def test_a_bug_is_answered_with_an_incident_and_the_server_goes_on(serving, monkeypatch):
+    [model] = [model for model in serving.registry.models if model.bundle.manifest.name == "topics"]
+    monkeypatch.setattr(model._batcher._model, "_graph", None)
+    failure = await failure_of(classify(serving))
+    assert (failure.code, failure.reason) == (grpc.StatusCode.INTERNAL, "INTERNAL")
+    assert failure.incident in failure.message
+    assert "NoneType" not in failure.message
+    monkeypatch.undo()
+    assert (await classify(serving)).results
+
+
+# Drain
+
+
+async def test_draining_refuses_new_calls_finishes_running_ones_and_flips_health(serving, busy, interceptor):
+    with busy:
+        running = asyncio.ensure_future(classify(serving))
+        await until(lambda: interceptor.num_running == 1)
+        stopping = asyncio.create_task(serving.server.stop())
+        await until(lambda: interceptor._draining)
+        assert await health_of(serving) == NOT_SERVING
+        assert await health_of(serving, "headway.v1.TextClassificationService") == NOT_SERVING
+        failure = await failure_of(classify(serving))
+        assert (failure.code, failure.reason) == (grpc.StatusCode.UNAVAILABLE, "DRAINING")
+        assert not stopping.done()
+    assert (await running).results[0].labels[0].label == "sports"
+    await stopping
+
+
+async def test_a_health_watcher_is_told_of_the_drain(serving):
+    watch = health_pb2_grpc.HealthStub(serving.channel).Watch(health_pb2.HealthCheckRequest())
+    assert (await watch.read()).status == SERVING
+    stopping = asyncio.create_task(serving.server.stop())
+    assert (await watch.read()).status == NOT_SERVING
+    await stopping
+
+
+async def test_a_call_that_still_waits_after_the_drain_is_cut_off(serve, classifier_store):
+    async with serve(classifier_store, drain_timeout=0.05) as serving:
+        [model] = [model for model in serving.registry.models if model.bundle.manifest.name == "topics"]
+        with model._batcher._lanes:
+            first = asyncio.ensure_future(classify(serving))  # taken by a thread and waiting for its turn
+            await until(lambda: model._batcher._num_taken == 1)
+            second = asyncio.ensure_future(classify(serving))  # still in the queue
+            await until(lambda: len(model._batcher._queue) == 1)
+            stopping = asyncio.create_task(serving.server.stop())
+            failure = await failure_of(second)
+            assert (failure.code, failure.reason) == (grpc.StatusCode.UNAVAILABLE, "DRAINING")
+        assert (await first).results  # what runs is not interrupted
+        await stopping

@@ -1,0 +1,107 @@
+"""What a translation request says, read field by field: what is set is taken, what is not takes its default."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.v1 import common_pb2
+from headway.v1 import translation_service_pb2 as pb
+from headway_server.decoding.beam_search.hypothesis import EarlyStopping
+from headway_server.errors import InvalidInputError
+from headway_server.tasks.translation.phrases import PhraseRequest
+from headway_server.tasks.translation.request import TranslationParameters, TranslationRequest
+from headway_server.transports.grpc.translation_requests import parse_parameters, parse_request, parse_stream_request
+
+INTEGERS = st.integers(-(2**31), 2**31 - 1)
+FLOATS = st.floats(width=32, allow_nan=False)
+PARAMETERS = {
+    "max_new_tokens": ("max_new_tokens", INTEGERS),
+    "max_length_ratio": ("max_length_ratio", FLOATS),
+    "beam_size": ("beam_size", INTEGERS),
+    "hypothesis_count": ("num_hypotheses", INTEGERS),
+    "length_penalty": ("length_penalty", FLOATS),
+    "no_repeat_ngram_size": ("no_repeat_ngram_size", INTEGERS),
+}
+SAMPLING = {
+    "temperature": ("temperature", FLOATS),
+    "top_k": ("top_k", INTEGERS),
+    "top_p": ("top_p", FLOATS),
+    "min_p": ("min_p", FLOATS),
+    "seed": ("seed", st.integers(0, 2**64 - 1)),
+}
+
+
+def some_of(fields):
+    return st.fixed_dictionaries({}, optional={name: values for name, (_, values) in fields.items()})
+
+
+@given(given_=some_of(PARAMETERS))
+def test_parameters_that_are_set_are_taken_and_the_others_are_the_defaults(given_):
+    parsed = parse_parameters(pb.TranslationParameters(**given_))
+    assert parsed == TranslationParameters(**{PARAMETERS[name][0]: value for name, value in given_.items()})
+
+
+@given(given_=some_of(SAMPLING))
+def test_sampling_is_read_as_it_is_set_and_needs_a_temperature(given_):
+    parsed = parse_parameters(pb.TranslationParameters(sampling=common_pb2.SamplingParameters(**given_)))
+    if given_.get("temperature", 0) == 0:
+        assert parsed.sampling is None
+        return
+    assert parsed.sampling is not None
+    defaults = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": None}
+    assert {name: getattr(parsed.sampling, name) for name in SAMPLING} == defaults | given_
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_ways_of_stopping(number):
+    expected = {0: EarlyStopping.HEURISTIC, 1: EarlyStopping.FIRST, 2: EarlyStopping.HEURISTIC, 3: EarlyStopping.NEVER}
+    assert parse_parameters(pb.TranslationParameters(early_stopping=number)).early_stopping is expected[number]
+
+
+def test_an_unknown_way_of_stopping_is_refused():
+    with pytest.raises(InvalidInputError, match="is 4; must be EARLY_STOPPING_FIRST"):
+        parse_parameters(pb.TranslationParameters(early_stopping=4))
+
+
+def test_what_is_said_of_each_text_is_read_in_order():
+    request = pb.TranslateTextRequest(
+        texts=["a", "b"],
+        target_prefixes=["x", ""],
+        phrase_constraints=[pb.PhraseConstraints(), pb.PhraseConstraints(required=["y"], forbidden=["z", "z"])],
+        truncate=True,
+        include_alignment=True,
+        split_sentences=True,
+    )
+    assert parse_request(request, max_text_bytes=10, deadline=5.0) == TranslationRequest(
+        truncate=True,
+        target_prefixes=("x", ""),
+        phrases=(PhraseRequest(), PhraseRequest(required=("y",), forbidden=("z", "z"))),
+        wants_alignment=True,
+        split_sentences=True,
+        deadline=5.0,
+    )
+    stream = pb.StreamTranslateTextRequest(text="a", target_prefix="x", include_alignment=True)
+    assert parse_stream_request(stream, max_text_bytes=10, deadline=None) == TranslationRequest(
+        target_prefixes=("x",), wants_alignment=True
+    )
+
+
+@given(num_texts=st.integers(0, 5), num_prefixes=st.integers(0, 5), num_phrases=st.integers(0, 5))
+def test_there_are_none_or_one_for_every_text(num_texts, num_prefixes, num_phrases):
+    request = pb.TranslateTextRequest(
+        texts=["a"] * num_texts,
+        target_prefixes=["x"] * num_prefixes,
+        phrase_constraints=[pb.PhraseConstraints()] * num_phrases,
+    )
+    if num_prefixes in (0, num_texts) and num_phrases in (0, num_texts):
+        assert len(parse_request(request, max_text_bytes=10, deadline=None).phrases) == num_phrases
+    else:
+        with pytest.raises(InvalidInputError, match=f"for {num_texts} texts"):
+            parse_request(request, max_text_bytes=10, deadline=None)
+
+
+def test_a_prefix_past_the_size_of_a_text_is_refused():
+    with pytest.raises(InvalidInputError, match="target_prefix: has 11 bytes, the limit is 10"):
+        parse_stream_request(
+            pb.StreamTranslateTextRequest(text="a", target_prefix="x" * 11), max_text_bytes=10, deadline=None
+        )
