@@ -1,7 +1,5 @@
 """The Python environments of other libraries: made on demand, kept below `runs/benchmarks` and used again."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re
@@ -13,38 +11,20 @@ from pathlib import Path
 from benchmarks.worker import ROOT, ContestantError
 
 SCRATCH = ROOT / "runs" / "benchmarks"
-"""Environments, random models and what is converted from them."""
-REQUIREMENTS = {
-    "libraries": (
-        "ctranslate2==4.8.5",
-        "onnx",
-        "onnx-ir",
-        "onnxruntime",
-        "onnxruntime-genai==0.18.0",
-        "safetensors",
-        "tokenizers",
-        "torch",
-        "transformers==5.23.0",
-    ),
+"""Holds environments, random models and what is converted from them."""
+_OWN = ("onnxruntime", "pillow", "tokenizers")
+REQUIREMENTS: dict[str, tuple[str, ...]] = {
+    "libraries": (*_OWN, "ctranslate2==4.8.5", "onnx", "onnx-ir", "onnxruntime-genai==0.18.0", "safetensors", "torch",
+                  "transformers==5.23.0"),
     # Optimum needs an older transformers.
-    "optimum": (
-        "onnx",
-        "onnxruntime",
-        "onnxscript",
-        "optimum==2.1.0",
-        "optimum-onnx==0.1.0",
-        "safetensors",
-        "tokenizers==0.22.2",
-        "torch",
-        "transformers==4.57.6",
-    ),
-    "litserve": ("litserve==0.2.19", "onnxruntime", "pillow", "tokenizers"),
-    # BentoML 1.4.40 asks for a certifi that the package index does not have.
-    "bentoml": ("bentoml==1.4.39", "onnxruntime", "pillow", "tokenizers"),
-    "triton": ("nvidia-pytriton==0.7.0", "onnxruntime", "pillow", "tokenizers"),
+    "optimum": ("onnx", "onnxruntime", "onnxscript", "optimum==2.1.0", "optimum-onnx==0.1.0", "safetensors",
+                "tokenizers==0.22.2", "torch", "transformers==4.57.6"),
+    "litserve": (*_OWN, "litserve==0.2.19"),
+    "bentoml": (*_OWN, "bentoml==1.4.39"),  # 1.4.40 asks for a certifi that the package index does not have
+    "triton": (*_OWN, "nvidia-pytriton==0.7.0"),
     "openvino": ("openvino==2026.4.1", "pillow", "tokenizers"),
-}
-"""By environment. Names without a version get the one that constraints.txt pins, so that it is headway's."""
+}  # fmt: skip
+"""By environment. A name without a version gets the one that constraints.txt pins, so that it is headway's."""
 
 
 def python_of(name: str) -> Path:
@@ -55,27 +35,20 @@ def python_of(name: str) -> Path:
     """
     pins = dict(re.findall(r"^(\S+)==(\S+)$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE))
     wanted = [f"{one}=={pins[one]}" if one in pins else one for one in REQUIREMENTS[name]]
-    base = _base_python(name)
+    base = sys.executable
+    if name == "triton":
+        # Its wheel carries an interpreter that reads the environment's standard library. With that of CPython 3.11.7 it
+        # fails ("'_thread.RLock' object has no attribute '_recursion_count'"), with that of Debian's 3.11.2 it starts.
+        base = shutil.which(f"python{sys.version_info.major}.{sys.version_info.minor}", path=os.defpath) or base
     key = hashlib.sha256("\n".join([*wanted, base, sys.version]).encode()).hexdigest()[:12]
     folder = SCRATCH / "environments" / f"{name}-{key}"
     python, is_whole = folder / "bin" / "python", folder / "installed"
-    if is_whole.is_file():
-        return python
-    shutil.rmtree(folder, ignore_errors=True)
-    pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]
-    for command in ([base, "-m", "venv", str(folder)], [*pip, *wanted]):
-        ended = subprocess.run(command, capture_output=True, text=True, check=False)
-        if ended.returncode:
-            raise ContestantError(f"cannot be installed: {' | '.join(ended.stderr.strip().splitlines()[-3:])}")
-    is_whole.touch()
+    if not is_whole.is_file():
+        shutil.rmtree(folder, ignore_errors=True)
+        pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]
+        for command in ([base, "-m", "venv", str(folder)], [*pip, *wanted]):
+            ended = subprocess.run(command, capture_output=True, text=True, check=False)
+            if ended.returncode:
+                raise ContestantError(f"cannot be installed: {' | '.join(ended.stderr.strip().splitlines()[-3:])}")
+        is_whole.touch()
     return python
-
-
-def _base_python(name: str) -> str:
-    """Returns the Python that an environment is made of: this one, and for Triton the system's if there is one.
-
-    Triton's wheel carries an interpreter of its own that reads the environment's standard library. With that of CPython
-    3.11.7 it fails ("'_thread.RLock' object has no attribute '_recursion_count'"), with that of 3.11.2 it starts.
-    """
-    system = shutil.which(f"python{sys.version_info.major}.{sys.version_info.minor}", path=os.defpath)
-    return system if name == "triton" and system is not None else sys.executable

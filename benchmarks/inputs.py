@@ -3,14 +3,12 @@
 Random words are one token each, so that lengths in tokens are exact and every contestant does the same work.
 """
 
-from __future__ import annotations
-
 import base64
 import csv
 import gzip
+import itertools
 import json
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from io import BytesIO
 from pathlib import Path
@@ -20,21 +18,14 @@ import numpy as np
 from PIL import Image, ImageOps
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from headway_client.load.plan import LoadTask
-from headway_client.load.samples import sample_inputs
+from headway_client.load import samples
+from headway_client.load.pictures import sample_pictures
 
-NUM_REAL_TEXTS = 256
-"""Texts that are taken of a data set, at even distances."""
-TASKS = {
-    "generation": LoadTask.GENERATE,
-    "translation": LoadTask.TRANSLATE,
-    "text_classification": LoadTask.CLASSIFY,
-    "image_classification": LoadTask.LABEL,
-}
-"""By the task in a bundle's manifest: what the load tester calls. Other tasks are not measured."""
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _SPACE = "\u0120"
 """What byte-level vocabularies write for a space."""
+_SEED = 11
+_NUM_REAL_TEXTS = 256
 
 
 class InputError(Exception):
@@ -47,9 +38,8 @@ class Case:
 
     name: str
     task: str
-    """What the load tester calls: a value of `LoadTask`."""
+    """The task in the bundle's manifest."""
     bundle: Path
-    """Folder of the bundle."""
     source: str
     """Where the inputs come from."""
     texts: tuple[str, ...] = ()
@@ -58,34 +48,26 @@ class Case:
     token_ids: tuple[tuple[int, ...], ...] = ()
     """Of each text, for contestants that have no tokenizer."""
     new_tokens: tuple[int, ...] = ()
-    """Tokens of each answer; empty if the model ends its answers itself."""
+    """Tokens of the answer to each text, if they differ and the model does not end its answers itself."""
     max_new_tokens: int | None = None
     """Most tokens of every generated text."""
     beam_size: int = 1
     parameters: dict[str, Any] = field(default_factory=dict)
     """What the client's method is given besides, by the name of its parameter."""
-    model: str = ""
-    """Name of the model; left out, the bundle's."""
     weights: Path | None = None
     """Folder of a random model's weights, tokenizer and sizes."""
 
     @property
     def rate(self) -> str:
         """The figure that contestants are compared by."""
-        return "tokens_per_s" if self.task in (LoadTask.GENERATE, LoadTask.TRANSLATE) else "inputs_per_s"
+        return "tokens_per_s" if self.task in ("generation", "translation") else "inputs_per_s"
 
     def write(self, folder: Path) -> Path:
         """Writes it as JSON, with images in base64, and returns the file."""
-        fields = asdict(self) | {
-            "task": str(self.task),
-            "bundle": str(self.bundle),
-            "weights": str(self.weights) if self.weights else None,
-            "images": [base64.b64encode(image).decode() for image in self.images],
-            "model": self.model or self.bundle.parent.name,
-            "version": self.bundle.name,
-        }
+        images = [base64.b64encode(image).decode() for image in self.images]
+        named = {"images": images, "model": self.bundle.parent.name, "version": self.bundle.name}
         file = folder / f"{len(list(folder.iterdir()))}.json"
-        file.write_text(json.dumps(fields), encoding="utf-8")
+        file.write_text(json.dumps(asdict(self) | named, default=str), encoding="utf-8")
         return file
 
 
@@ -98,10 +80,10 @@ class Lengths:
     tokens: tuple[int, ...]
 
     def draw(self, number: int) -> int:
-        """Returns the length of the text with a number, from 1 on.
+        """Returns the length of text number 1, 2, ...
 
-        Lengths of any few neighbouring numbers spread evenly over the distribution (van der Corput's sequence), so that
-        a batch of 8 has about the work of 8 single texts.
+        The lengths of any few neighbours spread evenly over the distribution (van der Corput's sequence), so that a
+        batch of 8 has about the work of 8 single texts.
         """
         digits = f"{number:b}"[::-1]
         return round(float(np.interp(int(digits, 2) / (1 << len(digits)) * 100, self.percents, self.tokens)))
@@ -111,6 +93,7 @@ PROMPTS = (
     Lengths(name="prompts of 128 tokens", percents=(0, 100), tokens=(128, 128)),
     Lengths(name="prompts of 32 to 256 tokens", percents=(0, 100), tokens=(32, 256)),
 )
+LONG_PROMPTS = Lengths(name="prompts of 256 tokens", percents=(0, 100), tokens=(256, 256))
 MULTI30K = Lengths(
     name="as long as Multi30k",  # the English test sentences of 2016 in tokens of the shipped English-German model
     percents=(0, 5, 10, 20, 30, 40, 50, 60, 70, 80, 90, 95, 100),
@@ -123,23 +106,17 @@ AG_NEWS = Lengths(
 )
 
 
-def words(vocabulary_size: int) -> Iterator[str]:
-    """Yields the words that are one token each: a space and three letters."""
-    letters = _alphabet(vocabulary_size)
-    return (f" {a}{b}{c}" for a in letters for b in letters for c in letters)
-
-
 def make_tokenizer(vocabulary_size: int) -> Tokenizer:
     """Returns a byte-level tokenizer of exactly so many tokens, like GPT-2's.
 
     Merges come in the order: a space with a letter, pairs of letters, words, pairs of pairs. So `abc` behind a space is
     always made of `_a` and `bc`, and a word is one token wherever it stands.
     """
-    letters, num_merges = _alphabet(vocabulary_size), vocabulary_size - 256 - 1
+    letters = _alphabet(vocabulary_size)
     pairs = [a + b for a in letters for b in letters]
     merges = [(_SPACE, a) for a in letters] + [(pair[0], pair[1]) for pair in pairs]
-    merges += [(_SPACE + a, pair) for a in letters for pair in pairs]
-    merges = (merges + [(left, right) for left in pairs for right in pairs])[:num_merges]
+    merges += itertools.product([_SPACE + a for a in letters], pairs)
+    merges = list(itertools.islice(itertools.chain(merges, itertools.product(pairs, pairs)), vocabulary_size - 256 - 1))
     tokens = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *(left + right for left, right in merges)]
     tokenizer = Tokenizer(models.BPE({token: index for index, token in enumerate(tokens)}, merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -156,57 +133,75 @@ def _alphabet(vocabulary_size: int) -> str:
 
 
 def random_texts(
-    tokenizer: Tokenizer, lengths: Lengths, count: int, *, seed: int
+    tokenizer: Tokenizer, lengths: Lengths, count: int
 ) -> tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]:
     """Draws texts of random words for a tokenizer of `make_tokenizer`: the texts, and the tokens of each."""
-    known = list(words(tokenizer.get_vocab_size()))
-    ids = [tokenizer.token_to_id(_SPACE + word[1:]) for word in known]
-    generator = np.random.default_rng(seed)
-    drawn = [generator.integers(0, len(known), lengths.draw(number)) for number in range(1, count + 1)]
-    texts = tuple("".join(known[index] for index in indices) for indices in drawn)
+    letters = _alphabet(tokenizer.get_vocab_size())
+    words = ["".join(word) for word in itertools.product(letters, repeat=3)]
+    ids = [tokenizer.token_to_id(_SPACE + word) for word in words]
+    generator = np.random.default_rng(_SEED)
+    drawn = [generator.integers(0, len(words), lengths.draw(number)) for number in range(1, count + 1)]
+    texts = tuple("".join(f" {words[index]}" for index in indices) for indices in drawn)
     return texts, tuple(tuple(ids[index] for index in indices) for indices in drawn)
 
 
 def shipped_case(bundle: Path, new_tokens: int, folder: Path | None) -> Case:
-    """Takes the inputs for a bundle: of those for its task, the ones that the model can read.
+    """Takes the inputs for a bundle: of those for its task, the ones that leave room for so many new tokens.
 
-    Args:
-        bundle: Folder of the bundle.
-        new_tokens: Tokens to generate after a prompt.
-        folder: Holds data sets as `headway-train data` leaves them; without it, the load tester's own inputs are taken.
+    They are of the data sets in `folder`, as `headway-train data` leaves them, or the load tester's own.
 
     Raises:
         InputError: The task is not measured, or the model can read none of them.
     """
     manifest = json.loads((bundle / "bundle.json").read_text(encoding="utf-8"))
-    if manifest["task"] not in TASKS:
-        raise InputError(f"{manifest['task']} is not measured")
-    task = TASKS[manifest["task"]]
-    case = {"name": bundle.parent.name, "task": task, "bundle": bundle}
-    if task is LoadTask.LABEL:
+    task = manifest["task"]
+    if task == "image_classification":
         source, images = photographs(folder, longer_side=64)
-        return Case(**case, source=source, images=images)
-    is_prompt = task is LoadTask.GENERATE
-    source, texts = _real_texts(task, folder) or ("texts of the load tester", sample_inputs(task))
-    limit = manifest["limits"]["max_input_tokens"]
+        return Case(name=bundle.parent.name, task=task, bundle=bundle, source=source, images=images)
+    if task not in _TEXTS:
+        raise InputError(f"{task} is not measured")
+    own, pattern = _TEXTS[task]
+    file = next(iter(sorted(folder.glob(pattern))), None) if folder else None
+    texts = list(_read(file)) if file else list(own)
+    source = f"texts of {file.parent.name}/{file.name}" if file else "texts of the load tester"
+    texts = texts[:: max(1, len(texts) // _NUM_REAL_TEXTS)][:_NUM_REAL_TEXTS]
+    is_prompt, limit = task == "generation", manifest["limits"]["max_input_tokens"]
     if is_prompt:
         limit = min(limit, manifest["limits"]["max_total_tokens"] - new_tokens)
-    tokenizer = Tokenizer.from_file(str(bundle / "tokenizer.json"))
-    encoded = tokenizer.encode_batch(texts, add_special_tokens=not is_prompt)
+    encoded = Tokenizer.from_file(str(bundle / "tokenizer.json")).encode_batch(texts, add_special_tokens=not is_prompt)
     fitting = [(text, tuple(one.ids)) for text, one in zip(texts, encoded, strict=True) if 0 < len(one.ids) <= limit]
     if not fitting:
-        shortest = min(len(one.ids) for one in encoded)
-        raise InputError(
-            f"none of the {len(texts)} {source} has at most {limit} tokens (the shortest has {shortest}); "
-            "choose a smaller --new-tokens or a model that holds more"
-        )
+        raise InputError(f"none of {len(texts)} {source} has at most {limit} tokens; choose a smaller --new-tokens")
     return Case(
-        **case,
+        name=bundle.parent.name,
+        task=task,
+        bundle=bundle,
         source=f"{len(fitting)} {source}",
         texts=tuple(text for text, _ in fitting),
         token_ids=tuple(ids for _, ids in fitting),
         max_new_tokens=new_tokens if is_prompt else None,
     )
+
+
+_TEXTS = {
+    "generation": (samples.PROMPTS, "tinyshakespeare/input.txt"),
+    "translation": (samples.SENTENCES, "multi30k/test_2016_flickr.en.gz"),
+    "text_classification": (samples.HEADLINES, "ag_news/test*.csv.gz"),
+}
+"""By task: the load tester's own inputs, and the file in the folder of data sets."""
+
+
+def _read(file: Path) -> Iterator[str]:
+    """Yields the speeches of a play, each cut to a beginning of its own length; news with their titles; or lines."""
+    if file.suffix == ".txt":
+        speeches = [speech for speech in file.read_text(encoding="utf-8").split("\n\n") if speech]
+        yield from (speech[: 20 + 10 * (index % 20)] for index, speech in enumerate(speeches))
+        return
+    with gzip.open(file, "rt", encoding="utf-8", newline="") as lines:
+        if ".csv" in file.suffixes:
+            yield from (f"{title} {text}" for _, title, text in csv.reader(lines))
+        else:
+            yield from (line.strip() for line in lines if line.strip())
 
 
 def photographs(folder: Path | None, *, longer_side: int) -> tuple[str, tuple[bytes, ...]]:
@@ -215,58 +210,14 @@ def photographs(folder: Path | None, *, longer_side: int) -> tuple[str, tuple[by
     They are those of `photos/` in the folder of data sets, and without it the load tester's drawings.
     """
     files = sorted(file for file in folder.glob("photos/*") if file.suffix in (".jpg", ".png")) if folder else []
-    pictures = [file.read_bytes() for file in files] or [one for one in sample_inputs(LoadTask.LABEL) if one]
+    images = []
+    for picture in [file.read_bytes() for file in files] or sample_pictures():
+        with Image.open(BytesIO(picture)) as opened:
+            image = ImageOps.exif_transpose(opened).convert("RGB")
+        scale = longer_side / max(image.size)
+        size = (round(image.width * scale), round(image.height * scale))
+        buffer = BytesIO()
+        image.resize(size, Image.Resampling.LANCZOS).save(buffer, "JPEG", quality=90)
+        images.append(buffer.getvalue())
     kind = "photographs" if files else "drawings of the load tester"
-    images = tuple(_as_jpeg(picture, longer_side) for picture in pictures if isinstance(picture, bytes))
-    return f"{len(images)} {kind}, JPEG, longer side {longer_side}", images
-
-
-def _as_jpeg(data: bytes, longer_side: int) -> bytes:
-    with Image.open(BytesIO(data)) as opened:
-        image = ImageOps.exif_transpose(opened).convert("RGB")
-    scale = longer_side / max(image.size)
-    size = (round(image.width * scale), round(image.height * scale))
-    buffer = BytesIO()
-    image.resize(size, Image.Resampling.LANCZOS).save(buffer, "JPEG", quality=90)
-    return buffer.getvalue()
-
-
-def data_folder() -> Path | None:
-    """Returns the folder that HEADWAY_DATA_DIR names; None if it is not set."""
-    named = os.environ.get("HEADWAY_DATA_DIR")
-    return Path(named) if named else None
-
-
-def _real_texts(task: LoadTask, folder: Path | None) -> tuple[str, list[str]] | None:
-    """Reads the test set for a task; None if it is not there."""
-    pattern, read = _REAL[task]
-    file = next(iter(sorted(folder.glob(pattern))), None) if folder else None
-    if file is None:
-        return None
-    texts = read(file)
-    stride = max(1, len(texts) // NUM_REAL_TEXTS)
-    return f"texts of {file.parent.name}/{file.name}", texts[::stride][:NUM_REAL_TEXTS]
-
-
-def _read_lines(file: Path) -> list[str]:
-    with gzip.open(file, "rt", encoding="utf-8") as lines:
-        return [line.strip() for line in lines if line.strip()]
-
-
-def _read_news(file: Path) -> list[str]:
-    with gzip.open(file, "rt", encoding="utf-8", newline="") as rows:
-        return [f"{title} {text}" for _, title, text in csv.reader(rows)]
-
-
-def _read_play(file: Path) -> list[str]:
-    """Reads the speeches of a play, each cut to a beginning of its own length."""
-    speeches = [speech for speech in file.read_text(encoding="utf-8").split("\n\n") if speech]
-    return [speech[: 20 + 10 * (index % 20)] for index, speech in enumerate(speeches)]
-
-
-_REAL: dict[LoadTask, tuple[str, Callable[[Path], list[str]]]] = {
-    LoadTask.GENERATE: ("tinyshakespeare/input.txt", _read_play),
-    LoadTask.TRANSLATE: ("multi30k/test_2016_flickr.en.gz", _read_lines),
-    LoadTask.CLASSIFY: ("ag_news/test*.csv.gz", _read_news),
-}
-"""Of each task: the file in the folder of data sets, and how it is read."""
+    return f"{len(images)} {kind}, JPEG, longer side {longer_side}", tuple(images)

@@ -1,7 +1,5 @@
 """What a benchmark ran on: hardware, versions, commit and command; and checkouts of other commits."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import platform
@@ -21,24 +19,21 @@ import psutil
 from benchmarks.worker import ROOT, ContestantError
 from headway_server.runtime import has_exact_int8, usable_cores
 
-_LIBRARIES = ("onnxruntime", "onnxruntime-gpu", "grpcio", "numpy")
-
 
 def describe_run() -> dict[str, Any]:
     """Returns the part of the JSON object that says what ran, when and on what."""
-    versions = {"python": platform.python_version()}
-    for name in _LIBRARIES:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
+    installed = {one.metadata["Name"]: one.version for one in importlib.metadata.distributions()}
+    libraries = ("onnxruntime", "onnxruntime-gpu", "grpcio", "numpy")
     gpus = _output("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines() if cpuinfo.is_file() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return {
         "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": shlex.join([Path(sys.executable).name, "-m", "benchmarks", *sys.argv[1:]]),
         "git_commit": git_commit(ROOT),
         "hardware": {
-            "processor": _processor(),
+            "processor": next(names, "") or platform.processor() or platform.machine(),
             "usable_cores": usable_cores(),
             "has_exact_int8": has_exact_int8(),
             "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
@@ -46,15 +41,15 @@ def describe_run() -> dict[str, Any]:
             "gpus": gpus.splitlines() if gpus else [],
             "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         },
-        "versions": versions,
+        "versions": {"python": platform.python_version()}
+        | {name: installed[name] for name in libraries if name in installed},
     }
 
 
 def git_commit(tree: Path) -> str | None:
     """Returns a checkout's commit, with `+` if tracked files differ from it; None if it is no checkout."""
     commit = _output("git", "-C", str(tree), "rev-parse", "HEAD")
-    changes = _output("git", "-C", str(tree), "status", "--porcelain", "--untracked-files=no")
-    return commit and commit + ("+" if changes else "")
+    return commit and commit + "+" * bool(_output("git", "-C", str(tree), "status", "--porcelain", "-uno"))
 
 
 @contextmanager
@@ -64,25 +59,17 @@ def checkout(commit: str) -> Iterator[Path]:
     Raises:
         ContestantError: There is no such commit.
     """
+    worktree = ["git", "-C", str(ROOT), "worktree"]
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder) / "tree"
-        git = ["git", "-C", str(ROOT), "worktree"]
-        added = subprocess.run(
-            [*git, "add", "--detach", str(tree), commit], capture_output=True, text=True, check=False
-        )
+        command = [*worktree, "add", "--detach", str(tree), commit]
+        added = subprocess.run(command, capture_output=True, text=True, check=False)
         if added.returncode:
             raise ContestantError(f"no files of commit {commit}: {added.stderr.strip()}")
         try:
             yield tree
         finally:
-            subprocess.run([*git, "remove", "--force", str(tree)], capture_output=True, check=False)
-
-
-def _processor() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines() if cpuinfo.is_file() else []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, "") or platform.processor() or platform.machine()
+            subprocess.run([*worktree, "remove", "--force", str(tree)], capture_output=True, check=False)
 
 
 def _output(*command: str) -> str | None:

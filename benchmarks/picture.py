@@ -1,32 +1,27 @@
 """The picture of a report: bars, drawn as SVG."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 from xml.sax.saxutils import escape
 
 _COLOURS = {"served": "#1f6feb", "bare": "#8c959f", "peer": "#d0a215"}
-_PANEL_WIDTH, _MARGIN, _LABEL_WIDTH, _VALUE_WIDTH = 300, 16, 190, 52
+_PANEL_WIDTH, _BAR_WIDTH, _MARGIN, _LABEL_WIDTH = 300, 248, 16, 190
 _BAR_HEIGHT, _BAR_STEP, _TITLE_HEIGHT, _HEADER_HEIGHT = 12, 17, 30, 44
 
 
-def draw(report: Mapping[str, Any], *, title: str, left_out: tuple[str, ...] = ()) -> str:
+def draw(report: Mapping[str, Any], *, title: str, not_drawn: tuple[str, ...] = ()) -> str:
     """Draws a panel for each case and number of callers of a report; bars of a panel share a scale.
 
-    Args:
-        report: What the benchmark prints as JSON.
-        title: Of the whole picture.
-        left_out: Names of rows that are not drawn.
+    Rows whose names are in `not_drawn` are left out.
     """
-    rows = [row for row in report["rows"] if row["loads"] and row["name"] not in left_out]
-    cases = list(dict.fromkeys(load["case"] for row in rows for load in row["loads"]))
-    callers = sorted({load["callers"] for row in rows for load in row["loads"]})
+    rows = [row for row in report["rows"] if row["loads"] and row["name"] not in not_drawn]
+    loads = [load for row in rows for load in row["loads"]]
+    cases, callers = (list(dict.fromkeys(load[key] for load in loads)) for key in ("case", "callers"))
     panel_height = _TITLE_HEIGHT + _BAR_STEP * len(rows) + _MARGIN
     width = _LABEL_WIDTH + _PANEL_WIDTH * len(callers) + _MARGIN
     height = _HEADER_HEIGHT + panel_height * len(cases) + _MARGIN
-    hardware, settings = report["hardware"], report["settings"]
-    about = f"{hardware['processor']}, {settings['threads']} threads; medians of {settings['rounds']} rounds"
+    settings = report["settings"]
+    about = f"{report['hardware']['processor']}, {settings['threads']} threads; medians of {settings['rounds']} rounds"
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
         'font-family="system-ui, sans-serif" font-size="11">',
@@ -35,32 +30,27 @@ def draw(report: Mapping[str, Any], *, title: str, left_out: tuple[str, ...] = (
         _text(_MARGIN, 36, f"{about}; {report['started_at'][:10]}", colour="#57606a"),
     ]
     for number, case in enumerate(cases):
-        top = _HEADER_HEIGHT + panel_height * number
-        for index, row in enumerate(rows):
-            y = top + _TITLE_HEIGHT + _BAR_STEP * index + _BAR_HEIGHT - 2
-            parts.append(_text(_LABEL_WIDTH - 8, y, row["name"], anchor="end"))
+        top = _HEADER_HEIGHT + panel_height * number + _TITLE_HEIGHT
         for column, count in enumerate(callers):
             left = _LABEL_WIDTH + _PANEL_WIDTH * column
-            name = f"{case}, {count} caller{'s' if count > 1 else ''}"
-            parts.append(_text(left, top + _TITLE_HEIGHT - 8, name, colour="#57606a"))
-            parts += _panel(rows, (case, count), left, top)
+            values = {
+                row["name"]: load[load["rate"]]
+                for row in rows
+                for load in row["loads"]
+                if (load["case"], load["callers"]) == (case, count)
+            }
+            scale = _BAR_WIDTH / max(values.values(), default=1.0)
+            parts.append(_text(left, top - 8, f"{case}, {count} caller{'s'[: count > 1]}", colour="#57606a"))
+            for index, row in enumerate(rows):
+                y, value = top + _BAR_STEP * index, values.get(row["name"], 0.0)
+                bar = f'x="{left}" y="{y}" width="{value * scale:.1f}" height="{_BAR_HEIGHT}"'
+                parts.append(f'<rect {bar} fill="{_COLOURS[row["kind"]]}"/>')
+                parts.append(_text(left + value * scale + 4, y + _BAR_HEIGHT - 2, f"{value:,.0f}" if value else "-"))
+                if column == 0:
+                    parts.append(_text(_LABEL_WIDTH - 8, y + _BAR_HEIGHT - 2, row["name"], anchor="end"))
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
-def _panel(rows: list[Mapping[str, Any]], panel: tuple[str, int], left: float, top: float) -> Iterator[str]:
-    values = [
-        next((load[load["rate"]] for load in row["loads"] if (load["case"], load["callers"]) == panel), None)
-        for row in rows
-    ]
-    scale = (_PANEL_WIDTH - _VALUE_WIDTH) / max(filter(None, values), default=1.0)
-    for index, (row, value) in enumerate(zip(rows, values, strict=True)):
-        y = top + _TITLE_HEIGHT + _BAR_STEP * index
-        length = (value or 0.0) * scale
-        yield f'<rect x="{left}" y="{y}" width="{length:.1f}" height="{_BAR_HEIGHT}" fill="{_COLOURS[row["kind"]]}"/>'
-        yield _text(left + length + 4, y + _BAR_HEIGHT - 2, "-" if value is None else f"{value:,.0f}")
-
-
 def _text(x: float, y: float, text: str, *, size: int = 11, colour: str = "#1f2328", anchor: str = "start") -> str:
-    return (
-        f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" fill="{colour}" text-anchor="{anchor}">{escape(text)}</text>'
-    )
+    style = f'font-size="{size}" fill="{colour}" text-anchor="{anchor}"'
+    return f'<text x="{x:.1f}" y="{y:.1f}" {style}>{escape(text)}</text>'

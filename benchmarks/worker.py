@@ -1,20 +1,20 @@
 """Child processes: servers, and workers that answer a line of JSON with a line of JSON.
 
-Everything that is measured runs in a process of its own. This module imports the standard library alone, because workers
+Everything that is measured runs in a process of its own. This module imports the standard library alone, since workers
 also run in the environments of other libraries (environments.py).
 """
-
-from __future__ import annotations
 
 import contextlib
 import importlib.metadata
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -22,8 +22,6 @@ from typing import Any, Self
 ROOT = Path(__file__).resolve().parents[1]
 START_TIMEOUT_S = 180.0
 _STOP_TIMEOUT_S = 30.0
-_TAIL_LINES = 4
-_DISTRIBUTIONS = ("proto", "server", "client", "training", "export")
 
 
 class ContestantError(Exception):
@@ -31,11 +29,8 @@ class ContestantError(Exception):
 
 
 def tree_environment(tree: Path) -> dict[str, str]:
-    """Returns the variables with which Python imports headway from a checkout.
-
-    Settings of the user's own servers (`HEADWAY_*`) are left out: they must not change what is measured.
-    """
-    folders = [str(tree / name) for name in _DISTRIBUTIONS]
+    """Returns the variables with which Python imports headway from a checkout, without the user's own HEADWAY_*."""
+    folders = [str(tree / name) for name in ("proto", "server", "client", "training", "export")]
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("HEADWAY_")}
     return inherited | {"PYTHONPATH": os.pathsep.join([*folders, *filter(None, [inherited.get("PYTHONPATH")])])}
 
@@ -46,16 +41,12 @@ def foreign_environment(**variables: str) -> dict[str, str]:
 
 
 class Process:
-    """A child process with everything that it starts. What it logs is kept for the message of an error."""
+    """A child process, with everything that it starts, in the repository's root.
 
-    def __init__(self, command: Sequence[str], *, environment: Mapping[str, str], has_lines: bool = True) -> None:
-        """Starts it in the repository's root.
+    Its standard output is read by lines, or is part of its log, which is kept for the message of an error.
+    """
 
-        Args:
-            command: Program and arguments.
-            environment: All of its variables.
-            has_lines: True if its standard output is read by `read_line`; False if it is part of the log.
-        """
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], *, has_lines: bool = True) -> None:
         self._log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 (closed by `close`)
         self._process = subprocess.Popen(
             command,
@@ -67,91 +58,79 @@ class Process:
             text=True,
             start_new_session=True,
         )
+        self.process_id = self._process.pid
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        """Ends the process and what it started: at first politely, so that a server drains."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                os.killpg(self._process.pid, number)
+                self._process.wait(_STOP_TIMEOUT_S)
+        for pipe in filter(None, (self._process.stdin, self._process.stdout, self._log)):
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
 
-    @property
-    def process_id(self) -> int:
-        """The system's number of the process."""
-        return self._process.pid
-
-    @property
-    def is_running(self) -> bool:
-        """False once it has ended."""
-        return self._process.poll() is None
+    def wait_for(self, port: int) -> None:
+        """Waits until it listens on a port; raises `ContestantError` if it does not."""
+        give_up_s = time.monotonic() + START_TIMEOUT_S
+        while True:
+            with socket.socket() as caller:
+                if caller.connect_ex(("127.0.0.1", port)) == 0:
+                    return
+            if self._process.poll() is not None or time.monotonic() > give_up_s:
+                raise self.failure()
+            time.sleep(0.1)
 
     def read_line(self, prefix: str = "", *, timeout_s: float | None = None) -> str:
-        """Waits for a line of standard output that begins with `prefix`.
+        """Waits for a line that begins with `prefix`; a process that is late is killed.
 
         Raises:
-            ContestantError: The process ended, or was killed because the time was over.
+            ContestantError: The process has ended.
         """
-        assert self._process.stdout is not None, "has_lines was given"
-        timer = threading.Timer(timeout_s, self._process.kill) if timeout_s else None
-        if timer:
-            timer.start()
-        try:
-            for line in self._process.stdout:
-                if line.startswith(prefix):
-                    return line.strip()
-        finally:
-            if timer:
-                timer.cancel()
-        self._process.wait()
-        raise self.failure()
-
-    def write_line(self, line: str) -> None:
-        """Writes a line to standard input; of a process that has ended, reading tells."""
-        assert self._process.stdin is not None, "it is always opened"
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(line + "\n")
-            self._process.stdin.flush()
+        assert self._process.stdout is not None
+        timer = threading.Timer(timeout_s or threading.TIMEOUT_MAX, self._process.kill)
+        timer.daemon = True
+        timer.start()
+        line = next((line for line in self._process.stdout if line.startswith(prefix)), None)
+        timer.cancel()
+        if line is None:
+            self._process.wait()
+            raise self.failure()
+        return line.strip()
 
     def failure(self) -> ContestantError:
-        """Describes how the process ended, with the last lines of its log."""
+        """Says how the process ended, with the end of its log."""
         self._log.seek(0)
-        tail = " | ".join(line.strip() for line in self._log.read().strip().splitlines()[-_TAIL_LINES:])
+        tail = " | ".join(line.strip() for line in self._log.read().strip().splitlines()[-4:])
         code = self._process.poll()
-        return ContestantError(
-            f"{'does not answer' if code is None else f'ended with code {code}'}: {tail or 'no log'}"
-        )
-
-    def close(self) -> None:
-        """Ends the process and what it started: at first politely, so that a server drains."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_STOP_TIMEOUT_S)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout, self._log):
-            if pipe is not None:
-                with contextlib.suppress(BrokenPipeError):
-                    pipe.close()
+        return ContestantError(f"{'is running' if code is None else f'ended with code {code}'}: {tail or 'no log'}")
 
 
 class Worker(Process):
     """A module of this package in a process of its own, which calls `serve`."""
 
     def __init__(
-        self, module: str, *arguments: str, python: str | Path = sys.executable, environment: Mapping[str, str]
+        self, module: str, *arguments: str, environment: Mapping[str, str], python: str | Path = sys.executable
     ) -> None:
-        """Starts `python -m benchmarks.<module>` and waits until it is ready.
+        """Starts `python -m benchmarks.<module>`."""
+        super().__init__([str(python), "-m", f"benchmarks.{module}", *arguments], environment)
+        self.versions: dict[str, str] = {}
+
+    def __enter__(self) -> Self:
+        """Waits until it is ready.
 
         Raises:
             ContestantError: It did not start.
         """
-        super().__init__([str(python), "-m", f"benchmarks.{module}", *arguments], environment=environment)
         try:
-            self.versions: dict[str, str] = json.loads(self.read_line(timeout_s=START_TIMEOUT_S))
+            self.versions = json.loads(self.read_line(timeout_s=START_TIMEOUT_S))
         except ContestantError:
-            self.close()
+            self.__exit__()
             raise
+        return self
 
     def ask(self, **request: Any) -> dict[str, Any]:
         """Returns the worker's answer.
@@ -159,7 +138,10 @@ class Worker(Process):
         Raises:
             ContestantError: It failed.
         """
-        self.write_line(json.dumps(request))
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # that it has ended shows in reading
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
         answer: dict[str, Any] = json.loads(self.read_line())
         if "error" in answer:
             raise ContestantError(str(answer["error"]))
@@ -173,10 +155,12 @@ def serve(answer: Callable[[dict[str, Any]], Mapping[str, Any]], packages: Seque
     """
     output = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    print(json.dumps({name: importlib.metadata.version(name) for name in packages}), file=output, flush=True)
+    output.write(json.dumps({name: importlib.metadata.version(name) for name in packages}) + "\n")
+    output.flush()
     for line in sys.stdin:
         try:
             reply = answer(json.loads(line))
         except Exception as error:  # the report says what a contestant cannot do
             reply = {"error": f"{type(error).__name__}: {' '.join(str(error).split())}"}
-        print(json.dumps(reply), file=output, flush=True)
+        output.write(json.dumps(reply) + "\n")
+        output.flush()

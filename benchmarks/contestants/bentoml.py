@@ -1,9 +1,7 @@
 """BentoML: `bentoml serve benchmarks.contestants.bentoml:Classify`, with its settings in BENCHMARK_ARGUMENTS.
 
-They are a JSON list of BUNDLE_FOLDER, PRECISION, WORKERS, THREADS, BATCH_SIZE and WAIT_MS, which its batcher has no use for.
+They are a JSON list of BUNDLE_FOLDER, PRECISION, WORKERS, THREADS, BATCH_SIZE and WAIT_MS, which is not used here.
 """
-
-from __future__ import annotations
 
 import json
 import os

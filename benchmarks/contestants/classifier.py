@@ -3,8 +3,6 @@
 It knows nothing of headway but the files of its bundle. B inputs of a batch, T tokens of the longest text, C classes.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 from collections.abc import Sequence
@@ -17,8 +15,6 @@ from numpy.typing import NDArray
 from PIL import Image
 from tokenizers import Tokenizer
 
-_RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
-
 
 class Inputs:
     """What a graph reads, and what its outputs are called."""
@@ -27,7 +23,6 @@ class Inputs:
         self._folder = folder
         self._manifest = json.loads((folder / "bundle.json").read_text(encoding="utf-8"))
         self._images = self._manifest["image_preprocessing"]
-        self._pad_id = (self._manifest["special_tokens"] or {}).get("pad") or 0
         self._tokenizer = None if self._images else Tokenizer.from_file(str(folder / "tokenizer.json"))
 
     def graph_file(self, precision: str) -> Path:
@@ -36,20 +31,15 @@ class Inputs:
 
     def prepare(self, text: str) -> NDArray[Any]:
         """Prepares a text, or an image in base64: ids (T), or pixels (3, height, width)."""
-        if self._tokenizer is None:
-            return self._pixels(base64.b64decode(text))
-        return np.array(self._tokenizer.encode(text).ids[: self._manifest["limits"]["max_input_tokens"]], np.int64)
-
-    def _pixels(self, data: bytes) -> NDArray[np.float32]:
-        settings = self._images
-        image = Image.open(BytesIO(data)).convert("RGB")
-        width, height = settings["width"], settings["height"]
-        size = (width, height)
+        if self._tokenizer is not None:
+            return np.array(self._tokenizer.encode(text).ids[: self._manifest["limits"]["max_input_tokens"]], np.int64)
+        settings, image = self._images, Image.open(BytesIO(base64.b64decode(text))).convert("RGB")
+        size = width, height = settings["width"], settings["height"]
         if settings["resize"] == "shorter_side":
             scale = settings["resize_size"] / min(image.size)
             size = (round(image.width * scale), round(image.height * scale))
-        image = image.resize(size, _RESAMPLING[settings["interpolation"]])
         left, top = (size[0] - width) // 2, (size[1] - height) // 2
+        image = image.resize(size, Image.Resampling[settings["interpolation"].upper()])
         pixels = np.asarray(image.crop((left, top, left + width, top + height)), np.float32) / np.float32(255)
         pixels = (pixels - np.array(settings["mean"], np.float32)) / np.array(settings["std"], np.float32)
         return np.ascontiguousarray(pixels.transpose(2, 0, 1))
@@ -58,9 +48,9 @@ class Inputs:
         """Makes the graph's inputs; texts are padded to the longest."""
         if self._images:
             return {"pixel_values": np.stack(items)}
-        longest = max(map(len, items))
-        input_ids = np.full((len(items), longest), self._pad_id, np.int64)  # (B, T)
-        mask = np.zeros((len(items), longest), np.int64)  # (B, T)
+        shape = len(items), max(map(len, items))
+        pad_id = (self._manifest["special_tokens"] or {}).get("pad") or 0
+        input_ids, mask = np.full(shape, pad_id, np.int64), np.zeros(shape, np.int64)  # (B, T)
         for row, ids in enumerate(items):
             input_ids[row, : len(ids)], mask[row, : len(ids)] = ids, 1
         return {"input_ids": input_ids, "attention_mask": mask}
@@ -68,8 +58,7 @@ class Inputs:
     def labels_of(self, logits: NDArray[np.float32]) -> list[dict[str, Any]]:
         """Returns the likeliest label of each row with its probability: (B, C)."""
         weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
-        best = logits.argmax(axis=-1)
-        probabilities = weights[np.arange(len(best)), best] / weights.sum(axis=-1)
+        best, probabilities = logits.argmax(axis=-1), weights.max(axis=-1) / weights.sum(axis=-1)
         labels = self._manifest["labels"]
         return [{"label": labels[i], "probability": float(p)} for i, p in zip(best, probabilities, strict=True)]
 

@@ -3,8 +3,6 @@
 python -m benchmarks.contestants.echo      # prints its address and runs until it is ended
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from typing import Any

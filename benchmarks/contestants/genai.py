@@ -7,8 +7,6 @@ lengths come from an attention mask. 8 bits are what the builder makes of them: 
 level 4. The key/value cache is shared between past and present, as in the builder's models.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sys
@@ -23,20 +21,15 @@ import onnxruntime_genai
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 
-from benchmarks.contestants.in_process import Batch, Case, Fastest, Run, decoding_batches, run_decoding
+from benchmarks.contestants.in_process import Batch, Case, Fastest, Run, decoding_run
 from benchmarks.worker import serve
 
-_models: dict[str, Any] = {}
 
-
-def _ways(threads: int, precision: str, case: Case, callers: int) -> Mapping[str, Run]:
-    if case["weights"] not in _models:
-        _models[case["weights"]] = _load(Path(case["weights"]), Path(case["bundle"]), precision, threads)
-    batches, limits = decoding_batches(case, callers)
-    is_mixed = any(len({len(prompt) for prompt in batch}) > 1 for batch in batches)
+def _ways(model: Any, case: Case, callers: int) -> Mapping[str, Run]:
     # A mixed batch would be padded on the left, which GroupQueryAttention does not know: its answers would be wrong.
+    is_mixed = callers > 1 and len(set(map(len, case["token_ids"]))) > 1
     name, generate = ("one prompt after another", _singly) if is_mixed else ("one batch", _together)
-    return {name: run_decoding(partial(generate, _models[case["weights"]]), batches, limits)}
+    return {name: decoding_run(case, callers, partial(generate, model))}
 
 
 def _together(model: Any, prompts: Batch, new_tokens: int) -> Batch:
@@ -54,12 +47,20 @@ def _singly(model: Any, prompts: Batch, new_tokens: int) -> Batch:
     return [answer for prompt in prompts for answer in _together(model, [prompt], new_tokens)]
 
 
-def _load(weights: Path, bundle: Path, precision: str, threads: int) -> Any:
+def _load(threads: int, precision: str, case: Case) -> Any:
+    weights, bundle = Path(case["weights"]), Path(case["bundle"])
     key = hashlib.sha256(str(bundle).encode()).hexdigest()[:12]  # another exporter makes another graph
     folder = weights / "converted" / f"genai-{precision}-{key}"
     if not (folder / "genai_config.json").is_file():
         folder.mkdir(parents=True, exist_ok=True)
-        _convert(bundle / "fp32" / "decoder.onnx", folder / "model.onnx", precision)
+        model = onnx.load(str(bundle / "fp32" / "decoder.onnx"))
+        _take_attention_mask(model.graph)
+        _fold_transpositions(model.graph)
+        if precision == "int8":
+            quantizer = MatMulNBitsQuantizer(model, bits=8, block_size=32, is_symmetric=True, accuracy_level=4)
+            quantizer.process()
+            model = quantizer.model.model
+        onnx.save(model, str(folder / "model.onnx"))
     sizes = json.loads((weights / "sizes.json").read_text(encoding="utf-8"))
     (folder / "genai_config.json").write_text(json.dumps(_config(sizes, threads)), encoding="utf-8")
     return onnxruntime_genai.Model(str(folder))
@@ -67,8 +68,8 @@ def _load(weights: Path, bundle: Path, precision: str, threads: int) -> Any:
 
 def _config(sizes: Mapping[str, int], threads: int) -> dict[str, Any]:
     """Returns what the model builder would write beside the graph."""
-    no_token = sizes["vocabulary_size"] - 1  # one must be named; greedy decoding never chooses it here
-    tensors = {"past_key_names": "past_key_%d", "past_value_names": "past_value_%d"}
+    past = {"past_key_names": "past_key_%d", "past_value_names": "past_value_%d"}
+    present = {name.replace("past", "present"): value.replace("past", "present") for name, value in past.items()}
     decoder = {
         "session_options": {"intra_op_num_threads": threads, "log_severity_level": 3, "provider_options": []},
         "filename": "model.onnx",
@@ -77,25 +78,14 @@ def _config(sizes: Mapping[str, int], threads: int) -> dict[str, Any]:
         "num_attention_heads": sizes["num_heads"],
         "num_key_value_heads": sizes["num_heads"],
         "num_hidden_layers": sizes["num_layers"],
-        "inputs": {name: name for name in ("input_ids", "attention_mask", "position_ids")} | tensors,
-        "outputs": {"logits": "logits"}
-        | {name.replace("past", "present"): value.replace("past", "present") for name, value in tensors.items()},
+        "inputs": {name: name for name in ("input_ids", "attention_mask", "position_ids")} | past,
+        "outputs": {"logits": "logits"} | present,
     }
-    special = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), no_token)
     model = {"type": "llama", "context_length": sizes["max_length"], "vocab_size": sizes["vocabulary_size"]}
+    # A token that ends must be named; greedy decoding never chooses the last one here.
+    model |= dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), sizes["vocabulary_size"] - 1)
     search = {"max_length": sizes["max_length"], "do_sample": False, "past_present_share_buffer": True}
-    return {"model": model | special | {"decoder": decoder}, "search": search}  # llama: no peculiarities
-
-
-def _convert(source: Path, target: Path, precision: str) -> None:
-    model = onnx.load(str(source))
-    _take_attention_mask(model.graph)
-    _fold_transpositions(model.graph)
-    if precision == "int8":
-        quantizer = MatMulNBitsQuantizer(model, bits=8, block_size=32, is_symmetric=True, accuracy_level=4)
-        quantizer.process()
-        model = quantizer.model.model
-    onnx.save(model, str(target))
+    return {"model": model | {"decoder": decoder}, "search": search}
 
 
 def _take_attention_mask(graph: onnx.GraphProto) -> None:
@@ -107,28 +97,28 @@ def _take_attention_mask(graph: onnx.GraphProto) -> None:
     graph.input.extend([*kept, mask])
     (logits,) = (value for value in graph.output if value.name == "logits")
     logits.type.tensor_type.shape.dim[1].dim_value = 1  # the library allocates what is declared
-    constants = {"last_axis": [1], "one": [1], "first": 0, "second": 1}
-    graph.initializer.extend(
-        numpy_helper.from_array(np.array(value, np.int64), f"genai.{name}") for name, value in constants.items()
-    )
-    nodes = [
-        helper.make_node("ReduceSum", ["attention_mask", "genai.last_axis"], ["genai.lengths"], keepdims=0),
-        helper.make_node("Sub", ["genai.lengths", "genai.second"], ["genai.lengths_less_one"]),
-        helper.make_node("Cast", ["genai.lengths_less_one"], ["seqlens_k"], to=TensorProto.INT32),
-        helper.make_node("Shape", ["attention_mask"], ["genai.mask_shape"]),
-        helper.make_node("Gather", ["genai.mask_shape", "genai.second"], ["genai.total"]),
-        helper.make_node("Cast", ["genai.total"], ["total_sequence_length"], to=TensorProto.INT32),
-        helper.make_node("Shape", ["input_ids"], ["genai.ids_shape"]),
-        helper.make_node("Gather", ["genai.ids_shape", "genai.first"], ["genai.batch"]),
-        helper.make_node("Gather", ["genai.ids_shape", "genai.second"], ["genai.length"]),
-        helper.make_node("Sub", ["genai.length", "genai.second"], ["genai.last_position"]),
-        helper.make_node("Reshape", ["genai.batch", "genai.one"], ["genai.batch_1"]),
-        helper.make_node("Concat", ["genai.batch_1", "genai.one"], ["genai.positions_shape"], axis=0),
-        helper.make_node("Expand", ["genai.last_position", "genai.positions_shape"], ["logits_positions"]),
-        *graph.node,
+    for name, value in {"zero": 0, "one": 1, "ones": [1]}.items():
+        graph.initializer.append(numpy_helper.from_array(np.array(value, np.int64), f"mask.{name}"))
+    int32 = {"to": TensorProto.INT32}
+    nodes: list[tuple[str, str, str, dict[str, int]]] = [
+        ("ReduceSum", "attention_mask mask.ones", "mask.lengths", {"keepdims": 0}),
+        ("Sub", "mask.lengths mask.one", "mask.last", {}),
+        ("Cast", "mask.last", "seqlens_k", int32),
+        ("Shape", "attention_mask", "mask.shape", {}),
+        ("Gather", "mask.shape mask.one", "mask.total", {}),
+        ("Cast", "mask.total", "total_sequence_length", int32),
+        ("Shape", "input_ids", "mask.ids_shape", {}),
+        ("Gather", "mask.ids_shape mask.one", "mask.length", {}),
+        ("Sub", "mask.length mask.one", "mask.last_position", {}),
+        ("Gather", "mask.ids_shape mask.zero", "mask.batch", {}),
+        ("Reshape", "mask.batch mask.ones", "mask.batch_1", {}),
+        ("Concat", "mask.batch_1 mask.ones", "mask.positions_shape", {"axis": 0}),
+        ("Expand", "mask.last_position mask.positions_shape", "logits_positions", {}),
     ]
+    made = [helper.make_node(kind, inputs.split(), [output], **options) for kind, inputs, output, options in nodes]
+    made += graph.node
     del graph.node[:]
-    graph.node.extend(nodes)
+    graph.node.extend(made)
 
 
 def _fold_transpositions(graph: onnx.GraphProto) -> None:
@@ -141,5 +131,5 @@ def _fold_transpositions(graph: onnx.GraphProto) -> None:
 
 
 if __name__ == "__main__":
-    ways = partial(_ways, int(sys.argv[1]), sys.argv[2])
-    serve(Fastest(ways).answer, ["onnxruntime-genai", "onnxruntime"])
+    load = partial(_load, int(sys.argv[1]), sys.argv[2])
+    serve(Fastest(load, _ways).answer, ["onnxruntime-genai", "onnxruntime"])

@@ -1,7 +1,5 @@
 """headway's server, of this checkout or of another one."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -41,7 +39,7 @@ def running_server(tree: Path, store: Path, flags: Sequence[str]) -> Iterator[Se
     command = [sys.executable, "-m", "headway_server", "--store", str(store.resolve()), "--host", "127.0.0.1"]
     command += ["--port", "0", "--log-level", "warning", *flags]
     begun_s = time.perf_counter()
-    with Process(command, environment=tree_environment(tree)) as process:
+    with Process(command, tree_environment(tree)) as process:
         line = process.read_line(_READY, timeout_s=START_TIMEOUT_S)
         start_s = time.perf_counter() - begun_s
         yield Server(address=line.removeprefix(_READY).split()[0], start_s=start_s, process_id=process.process_id)

@@ -1,10 +1,8 @@
 """What the workers of libraries share: they run in-process, each in the way that is fastest for what is asked.
 
-A worker is asked `{"case": file, "callers": int, "seconds": float}` and runs batches of as many inputs as there are callers.
-Nothing of headway is imported here: workers run in the environments of other libraries.
+A worker is asked `{"case": file, "callers": int, "seconds": float}` and runs batches of as many inputs as there are
+callers. Nothing of headway is imported here: workers run in the environments of other libraries.
 """
-
-from __future__ import annotations
 
 import json
 import random
@@ -31,12 +29,13 @@ _TRIAL_SHARE = 0.2
 class Fastest:
     """Answers requests: the first one of a case and a number of callers finds out which way is the fastest."""
 
-    def __init__(self, ways: Callable[[Case, int], Mapping[str, Run]]) -> None:
-        """Takes the function that returns the ways worth trying, by a description."""
-        self._ways = ways
+    def __init__(self, load: Callable[[Case], Any], ways: Callable[[Any, Case, int], Mapping[str, Run]]) -> None:
+        """Takes what loads a case's model, once, and what returns the ways worth trying, by a description."""
+        self._load, self._ways = load, ways
+        self._models: dict[str, Any] = {}
         self._cases: dict[str, Case] = {}
         self._best: dict[tuple[str, int], tuple[str, Run]] = {}
-        self._trials: dict[tuple[str, str], float] = {}
+        self._rates: dict[tuple[str, str], float] = {}
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """Measures a case; the figures name the way in `setting`."""
@@ -44,21 +43,24 @@ class Fastest:
         if file not in self._cases:
             self._cases[file] = json.loads(Path(file).read_text(encoding="utf-8"))
         if (file, callers) not in self._best:
-            ways = self._ways(self._cases[file], callers)
-            if (file, next(iter(ways))) not in self._trials:
-                next(iter(ways.values()))(0)  # meets cold memory
+            case = self._cases[file]
+            if case["bundle"] not in self._models:
+                self._models[case["bundle"]] = self._load(case)
+            ways = self._ways(self._models[case["bundle"]], case, callers)
             for name, run in ways.items():
-                if (file, name) not in self._trials:
+                if (file, name) not in self._rates:
                     figures = run(_TRIAL_SHARE * seconds)
-                    self._trials[file, name] = figures.get("tokens_per_s") or figures["inputs_per_s"]
-            best = max(ways, key=lambda name: self._trials.get((file, name), 0.0))
+                    if name == next(iter(ways)):  # that met cold memory
+                        figures = run(_TRIAL_SHARE * seconds)
+                    self._rates[file, name] = figures.get("tokens_per_s") or figures["inputs_per_s"]
+            best = max(ways, key=lambda name: self._rates[file, name])
             self._best[file, callers] = best, ways[best]
         setting, run = self._best[file, callers]
         return run(seconds) | {"setting": setting}
 
 
-def decoding_batches(case: Case, callers: int) -> tuple[list[Batch], list[list[int]]]:
-    """Returns batches of `callers` texts, and how many tokens each answer gets.
+def decoding_run(case: Case, callers: int, generate: Generate) -> Run:
+    """Returns a run over batches of `callers` texts; of an answer, only as many tokens count as it was to have.
 
     Texts whose answers have lengths of their own (translation) are put together by length, the best that a library can
     get: next to no padding, and all end together. These batches come in random order.
@@ -67,22 +69,18 @@ def decoding_batches(case: Case, callers: int) -> tuple[list[Batch], list[list[i
     pairs = list(zip(case["token_ids"], limits, strict=True))
     if case["new_tokens"]:
         pairs.sort(key=lambda pair: pair[1])
-    groups = [pairs[start : start + callers] for start in range(0, len(pairs), callers)]
+    batches = [pairs[start : start + callers] for start in range(0, len(pairs), callers)]
     if case["new_tokens"]:
-        random.Random(0).shuffle(groups)
-    return [[ids for ids, _ in group] for group in groups], [[limit for _, limit in group] for group in groups]
-
-
-def run_decoding(generate: Generate, batches: Sequence[Batch], limits: Sequence[Sequence[int]]) -> Run:
-    """Returns a run over batch after batch; of an answer, only as many tokens count as it was to have."""
+        random.Random(0).shuffle(batches)
 
     def run(seconds: float) -> dict[str, Any]:
         count, begun_s = 0, time.perf_counter()
-        for batch, wanted in cycle(zip(batches, limits, strict=True)):
-            lengths = {len(answer) for answer in generate(batch, max(wanted))}
-            if lengths != {max(wanted)}:
-                raise RuntimeError(f"answers have {sorted(lengths)} tokens, {max(wanted)} were asked for")
-            count += sum(wanted)
+        for batch in cycle(batches):
+            longest = max(limit for _, limit in batch)
+            lengths = {len(answer) for answer in generate([ids for ids, _ in batch], longest)}
+            if lengths != {longest}:
+                raise RuntimeError(f"answers have {sorted(lengths)} tokens, {longest} were asked for")
+            count += sum(limit for _, limit in batch)
             if (elapsed_s := time.perf_counter() - begun_s) >= seconds:
                 break
         return {"tokens_per_s": count / elapsed_s}
@@ -98,41 +96,33 @@ def classifying_ways(
     run: Callable[[dict[str, Any]], object],
     orders: Sequence[str],
 ) -> dict[str, Run]:
-    """Returns a way for each fixed batch of at most as many inputs as there are callers.
+    """Returns a way for each fixed batch of at most as many prepared items as there are callers.
 
-    Args:
-        items: Prepared inputs.
-        callers: Inputs that are there at a time.
-        collate: Joins items to the inputs of a graph.
-        run: Runs a graph.
-        orders: `in order`, as a server gets them, or `sorted` by length, which no server can know beforehand.
+    `collate` joins items to the inputs of a graph, which `run` runs. An order is `in order`, as a server gets its
+    inputs, or `sorted` by length, which no server can know beforehand.
     """
     ways = {}
     for order in orders:
         ordered = sorted(items, key=len) if order == "sorted" else items
         for size in (size for size in BATCH_SIZES if size <= callers):
-            batches = [
-                collate([ordered[(start + offset) % len(ordered)] for offset in range(size)])
-                for start in range(0, -(-len(ordered) // size) * size, size)
-            ]
-            ways[f"batches of {size}, {order}"] = _run_batches(run, batches, size)
+            starts = range(0, -(-len(ordered) // size) * size, size)
+            rows = [[ordered[(start + offset) % len(ordered)] for offset in range(size)] for start in starts]
+            ways[f"batches of {size}, {order}"] = _classifying_run(run, [collate(row) for row in rows], size)
     return ways
 
 
-def _run_batches(run: Callable[[dict[str, Any]], object], batches: Sequence[dict[str, Any]], size: int) -> Run:
+def _classifying_run(run: Callable[[dict[str, Any]], object], batches: Sequence[dict[str, Any]], size: int) -> Run:
     def run_for(seconds: float) -> dict[str, Any]:
         """Runs all batches equally often, so that a long one counts for what it is."""
         times_s: list[float] = []
-        begun_s = time.perf_counter()
-        for number, feeds in enumerate(cycle(batches), 1):
-            start_s = time.perf_counter()
-            run(feeds)
-            times_s.append(time.perf_counter() - start_s)
-            if (elapsed_s := time.perf_counter() - begun_s) >= seconds and number % len(batches) == 0:
-                break
+        while sum(times_s) < seconds or not times_s:
+            for feeds in batches:
+                begun_s = time.perf_counter()
+                run(feeds)
+                times_s.append(time.perf_counter() - begun_s)
         ascending = sorted(times_s)
         return {
-            "inputs_per_s": len(times_s) * size / elapsed_s,
+            "inputs_per_s": len(times_s) * size / sum(times_s),
             "latency_p50_ms": ascending[len(ascending) // 2] * 1e3,
             "latency_p99_ms": ascending[len(ascending) * 99 // 100] * 1e3,
         }

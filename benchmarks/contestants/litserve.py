@@ -1,6 +1,4 @@
-"""LitServe: python -m benchmarks.contestants.litserve BUNDLE_FOLDER PRECISION PORT WORKERS THREADS BATCH_SIZE WAIT_MS."""
-
-from __future__ import annotations
+"""LitServe: python -m benchmarks.contestants.litserve FOLDER PRECISION PORT WORKERS THREADS BATCH_SIZE WAIT_MS."""
 
 import sys
 from pathlib import Path

@@ -3,8 +3,6 @@
 An encoder and a decoder with its cache, exported by Optimum itself.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from functools import partial
@@ -15,29 +13,25 @@ import onnxruntime
 import torch
 from optimum.onnxruntime import ORTModelForSeq2SeqLM
 
-from benchmarks.contestants.checkpoints import load_marian
-from benchmarks.contestants.in_process import Case, Fastest, Run, decoding_batches, run_decoding
-from benchmarks.contestants.transformers import translate
+from benchmarks.contestants.in_process import Case, Fastest, Run, decoding_run
+from benchmarks.contestants.transformers import make_marian, translate
 from benchmarks.worker import serve
 
-_models: dict[str, Any] = {}
+
+def _load(threads: int, case: Case) -> Any:
+    folder = Path(case["weights"]) / "converted"
+    if not (folder / "optimum-fp32" / "config.json").is_file():
+        make_marian(Path(case["weights"])).save_pretrained(folder / "marian")
+        ORTModelForSeq2SeqLM.from_pretrained(folder / "marian", export=True).save_pretrained(folder / "optimum-fp32")
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    return ORTModelForSeq2SeqLM.from_pretrained(folder / "optimum-fp32", session_options=options)
 
 
-def _ways(threads: int, case: Case, callers: int) -> Mapping[str, Run]:
-    weights = Path(case["weights"])
-    converted = weights / "converted" / "optimum-fp32"
-    if not (converted / "config.json").is_file():
-        load_marian(weights).save_pretrained(weights / "converted" / "marian")
-        exported = ORTModelForSeq2SeqLM.from_pretrained(weights / "converted" / "marian", export=True)
-        exported.save_pretrained(converted)
-    if case["weights"] not in _models:
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = threads
-        _models[case["weights"]] = ORTModelForSeq2SeqLM.from_pretrained(converted, session_options=options)
-    generate = partial(translate, _models[case["weights"]], case["beam_size"])
-    return {"merged decoder": run_decoding(generate, *decoding_batches(case, callers))}
+def _ways(model: Any, case: Case, callers: int) -> Mapping[str, Run]:
+    return {"merged decoder": decoding_run(case, callers, partial(translate, model, case["beam_size"]))}
 
 
 if __name__ == "__main__":
     torch.set_num_threads(int(sys.argv[1]))
-    serve(Fastest(partial(_ways, int(sys.argv[1]))).answer, ["optimum-onnx", "onnxruntime", "transformers"])
+    serve(Fastest(partial(_load, int(sys.argv[1])), _ways).answer, ["optimum-onnx", "onnxruntime", "transformers"])

@@ -1,10 +1,8 @@
-"""Triton: python -m benchmarks.contestants.triton BUNDLE_FOLDER PRECISION PORT WORKERS THREADS BATCH_SIZE WAIT_MS.
+"""Triton: python -m benchmarks.contestants.triton FOLDER PRECISION PORT WORKERS THREADS BATCH_SIZE WAIT_MS.
 
-It comes by pytriton, whose wheel carries the Python backend and no other, so that the graph runs on ONNX Runtime in Triton's
-Python workers. It is called over HTTP with JSON, as the other servers are.
+It comes by pytriton, whose wheel carries the Python backend and no other, so that the graph runs on ONNX Runtime in
+Triton's Python workers. It is called over HTTP with JSON, as the other servers are.
 """
-
-from __future__ import annotations
 
 import sys
 from pathlib import Path
