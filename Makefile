@@ -30,15 +30,17 @@ $(VENV)/.installed: constraints.txt requirements-dev.txt $(wildcard */pyproject.
 	$(BIN)/$(PIP_INSTALL) --requirement requirements-dev.txt
 	@touch $@
 
-lint: install ## Style and types
+lint: install ## Style, types, which module may import which, and declared dependencies
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+	for folder in proto server client training export; do (cd $$folder && ../$(BIN)/deptry .) || exit 1; done
 
 proto: install ## Generate the stubs from the .proto files
 	PATH="$(abspath $(BIN)):$$PATH" bash proto/generate.sh
 
-test: install lint ## Everything: style, types and the whole suite
+test: install lint ## Everything: lint and the whole suite
 	$(BIN)/pytest
 
 serve: install ## A server on 127.0.0.1:50051 with the shipped models

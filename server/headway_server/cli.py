@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -18,12 +19,13 @@ from headway_server.errors import HeadwayError
 from headway_server.log import configure_logging
 from headway_server.runtime import Runtime
 from headway_server.runtime.processor import describe_cores
-from headway_server.serving.host import ModelRegistry
+from headway_server.serving.host import ModelHost
 from headway_server.settings import ServerSettings
 from headway_server.transports.grpc.server import HeadwayServer, address_problem, format_address
 
 _log = structlog.get_logger(__name__)
 _USAGE_ERROR = 2
+_STUCK = 1
 _GROUPS: dict[str, type[BaseModel]] = {"engine": EngineSettings, "batching": BatchingSettings}
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -133,23 +135,26 @@ def _serve(settings: ServerSettings) -> None:
         _fail(f"cannot listen on {address}: {problem}; stop what listens there or choose another --host or --port")
     try:
         runtime = Runtime(device=settings.device, num_threads=settings.threads, num_lanes=settings.lanes)
-        registry = ModelRegistry.load(runtime, settings)
-        asyncio.run(_run(registry, runtime, settings))
+        host = ModelHost.open(runtime, settings)
+        has_ended = asyncio.run(_run(host, runtime, settings))
     except HeadwayError as error:
         _fail(str(error))
+    if not has_ended:  # the interpreter would wait for the thread that hangs
+        sys.stderr.flush()
+        os._exit(_STUCK)
 
 
-async def _run(registry: ModelRegistry, runtime: Runtime, settings: ServerSettings) -> None:
+async def _run(host: ModelHost, runtime: Runtime, settings: ServerSettings) -> bool:
     def announce(port: int) -> None:
         sys.stdout.write(
-            f"headway-server ready on {format_address(settings.host, port)} models={len(registry.models)} "
-            f"rejected={len(registry.rejected)} device={runtime.device} threads={runtime.num_threads} "
+            f"headway-server ready on {format_address(settings.host, port)} models={len(host.models)} "
+            f"rejected={len(host.rejected)} device={runtime.device} threads={runtime.num_threads} "
             f"lanes={runtime.cores.num_lanes}\n"
         )
         sys.stdout.flush()
         _log.info("serving", store=str(settings.store), runtime=repr(runtime), cores=describe_cores())
 
-    await HeadwayServer(registry, settings).run(announce)
+    return await HeadwayServer(host, settings).run(announce)
 
 
 def _settings(given: dict[str, Any]) -> ServerSettings:

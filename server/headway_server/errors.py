@@ -1,18 +1,19 @@
 """Errors of the server.
 
 HeadwayError                  what this package raises
-├── BundleError               a bundle that cannot be used: damaged, incomplete, of another schema
-├── StoreError                a store that is missing or holds no bundle
-├── RuntimeUnavailableError   ONNX Runtime, a provider or a variant that was asked for is not there
-│   └── MemoryUnavailableError  the state of a model does not fit memory
-└── RequestError              a call that cannot be answered; transports/grpc/status.py maps each kind to one gRPC code
-    ├── InvalidInputError     a field of the request is wrong: names the field
-    ├── ModelNotFoundError    no such model or version
-    ├── WrongTaskError        the model cannot do this task
+├── BundleError               a bundle cannot be used: it is damaged, incomplete, or of another schema
+├── StoreError                a store is missing, or none of its bundles can be served
+├── RuntimeUnavailableError   ONNX Runtime, a device or a variant that was asked for is not there
+│   └── MemoryUnavailableError  the state of a model does not fit into memory
+├── InternalError             a model could not be run; logged where it was raised, and the caller learns no more
+└── RequestError              a call cannot be answered; each transport has one table from these to its codes
+    ├── InvalidInputError     a field of the request is wrong; names the field
+    ├── ModelNotFoundError    there is no such model or version
+    ├── WrongTaskError        the model cannot do what was asked
     ├── NoChatTemplateError   the model cannot continue conversations
-    ├── NoAlignmentError      the model's bundle cannot tell which words became which
-    ├── OverloadedError       the queue is full
-    ├── DrainingError         the server is shutting down
+    ├── NoAlignmentError      the model cannot align words
+    ├── OverloadedError       there is no room for the call now
+    ├── DrainingError         the server is shutting down, or the model is being unloaded
     ├── DeadlineError         the call's deadline passed
     └── CancelledError        the caller has gone
 """
@@ -29,15 +30,22 @@ class BundleError(HeadwayError):
 
 
 class StoreError(HeadwayError):
-    """A store is missing or holds no bundle."""
+    """A store is missing, or none of its bundles can be served."""
 
 
 class RuntimeUnavailableError(HeadwayError):
-    """ONNX Runtime, an execution provider or a variant is not there."""
+    """ONNX Runtime, a device or a variant that was asked for is not there."""
 
 
 class MemoryUnavailableError(RuntimeUnavailableError):
-    """The state of a model does not fit the memory there is."""
+    """The state of a model does not fit into memory."""
+
+
+class InternalError(HeadwayError):
+    """A model could not be run: a bug or a broken machine, never the caller's fault.
+
+    Whoever raises it has logged the reason; its message is for the log too.
+    """
 
 
 class RequestError(HeadwayError):
@@ -48,7 +56,7 @@ class InvalidInputError(RequestError):
     """A field of a request is wrong."""
 
     def __init__(self, field: str, description: str) -> None:
-        """Names the `field`, such as `texts[3]`, and says the limit, the value and what to do in `description`."""
+        """`description` says what is wrong with the `field`, such as `texts[3]`: the value, the limit, what to do."""
         super().__init__(f"{field}: {description}")
         self.field = field
         self.description = description
@@ -63,24 +71,24 @@ class WrongTaskError(RequestError):
 
 
 class NoChatTemplateError(RequestError):
-    """The model has no chat template, so it cannot continue conversations."""
+    """The model cannot continue conversations, because it has no chat template."""
 
 
 class NoAlignmentError(RequestError):
-    """The model's bundle does not give its attention, so it cannot tell which words became which."""
+    """The model cannot align words, because its graphs do not give its attention."""
 
 
 class OverloadedError(RequestError):
-    """The waiting queue is full."""
+    """There is no room for the call now."""
 
     def __init__(self, message: str, retry_after_s: float) -> None:
-        """`retry_after_s` is what the caller is told to wait, in seconds."""
+        """`retry_after_s` is how many seconds the caller is asked to wait."""
         super().__init__(message)
         self.retry_after_s = retry_after_s
 
 
 class DrainingError(RequestError):
-    """The server is shutting down."""
+    """The server is shutting down, or the model is being unloaded."""
 
 
 class DeadlineError(RequestError):

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from loading import loading
 from rich.console import Console
 
 from headway_export.exporter import ExportOptions, export
@@ -80,7 +81,9 @@ def second_animal(tmp_path_factory: pytest.TempPathFactory) -> Exported:
 
 
 async def started(bundle: Bundle, runtime: Runtime, precision: Precision) -> TextClassifier:
-    model = TextClassifier.load(bundle, runtime, BatchingSettings(max_batch_tokens=256), precision=precision)
+    model = TextClassifier.load(
+        bundle, runtime, loading(batching=BatchingSettings(max_batch_tokens=256), precision=precision)
+    )
     model.start()
     return model
 
@@ -220,7 +223,9 @@ async def test_a_token_classifiers_vectors_are_pytorchs_alone_and_in_company(
     source = from_checkpoint(tiny_checkpoints["token_classification"])
     bundle = open_bundle(next((tiny_store / source.name).iterdir()))
     assert bundle.manifest.embedding.pooling == "mean"
-    model = TokenClassifier.load(bundle, runtime, BatchingSettings(max_batch_tokens=256), precision=precision)
+    model = TokenClassifier.load(
+        bundle, runtime, loading(batching=BatchingSettings(max_batch_tokens=256), precision=precision)
+    )
     model.start()
     texts = list(source.evaluation.texts[:20])
     together = await model.embed(inputs(texts, truncate=True), normalize=False, deadline=None)

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from loading import loading
 from random_searches import differences, is_close_call, random_search, reference_config
 from tiny_engine import make_sequence, running_engine
 from tiny_recurrent import recurrent_checkpoint
@@ -170,7 +171,7 @@ async def served(model, texts):
 
 async def test_served_translations_equal_pytorchs_alone_and_in_a_batch(bundle, checkpoint, module, runtime, texts):
     settings = EngineSettings(num_slots=5, max_waiting=300)
-    model = TranslationModel.load(bundle, runtime, settings, precision=Precision.FP32)
+    model = TranslationModel.load(bundle, runtime, loading(engine=settings, precision=Precision.FP32))
     model.start()
     together = [result.text for result in await served(model, texts)]
     alone = [(await served(model, [text]))[0].text for text in texts[:10]]
@@ -188,7 +189,7 @@ async def test_served_translations_equal_pytorchs_alone_and_in_a_batch(bundle, c
 
 async def test_sentences_that_join_and_leave_at_any_step_do_not_disturb_each_other(bundle, runtime, texts):
     settings = EngineSettings(num_slots=3, max_waiting=300)
-    model = TranslationModel.load(bundle, runtime, settings, precision=Precision.INT8)
+    model = TranslationModel.load(bundle, runtime, loading(engine=settings, precision=Precision.INT8))
     model.start()
     alone = [(await served(model, [text]))[0].text for text in texts]
     answers = await asyncio.gather(*(served(model, [text]) for text in texts))

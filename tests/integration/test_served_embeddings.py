@@ -43,7 +43,7 @@ def test_image_vectors(tiny_checkpoints: dict[str, Path], fp32_client: Client):
 
 
 def test_a_model_without_vectors_names_one_that_has_them(fp32_client: Client):
-    with pytest.raises(FailedPreconditionError, match="offers no embeddings of texts; ask tiny-classification"):
+    with pytest.raises(FailedPreconditionError, match="cannot embed texts; ask tiny-classification"):
         fp32_client.embed("snow", model="tiny-generation")
 
 

@@ -18,7 +18,7 @@ from headway.v1 import image_classification_service_pb2_grpc as images_grpc
 from headway.v1 import model_service_pb2_grpc as models_grpc
 from headway.v1 import text_classification_service_pb2_grpc as texts_grpc
 from headway_server.runtime import Runtime
-from headway_server.serving.host import ModelRegistry
+from headway_server.serving.host import ModelHost
 from headway_server.settings import ServerSettings
 from headway_server.transports.grpc.server import HeadwayServer
 
@@ -42,7 +42,7 @@ class Serving:
     """A server in this process and a channel to it."""
 
     server: HeadwayServer
-    registry: ModelRegistry
+    host: ModelHost
     port: int
     channel: grpc.aio.Channel
 
@@ -69,12 +69,12 @@ def serve(runtime: Runtime) -> Serve:
     @asynccontextmanager
     async def start(store: Path, **settings: object) -> AsyncIterator[Serving]:
         checked = ServerSettings(store=store, port=0, **settings)
-        registry = ModelRegistry.load(runtime, checked)
-        server = HeadwayServer(registry, checked)
+        host = ModelHost.open(runtime, checked)
+        server = HeadwayServer(host, checked)
         port = await server.start()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             try:
-                yield Serving(server=server, registry=registry, port=port, channel=channel)
+                yield Serving(server=server, host=host, port=port, channel=channel)
             finally:  # a server that a failed test leaves behind keeps the whole run from ending
                 hurry = asyncio.Event()
                 hurry.set()

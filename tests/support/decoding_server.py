@@ -3,16 +3,17 @@
 from contextlib import asynccontextmanager
 
 import grpc
+from edge import make_interceptor
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 from numpy_decoder import NumpyEncoder
 from tiny_engine import VOCAB_SIZE, make_decoder, make_generation_model, make_translation_model
+from waiting import until
 
 from headway.v1 import generation_service_pb2_grpc as generation_grpc
 from headway.v1 import translation_service_pb2_grpc as translation_grpc
-from headway_server.serving.host import ModelRegistry
+from headway_server.serving.host import ModelHost
 from headway_server.transports.grpc.generation import GenerationService
-from headway_server.transports.grpc.interceptor import CallInterceptor
 from headway_server.transports.grpc.translation import TranslationService
 
 
@@ -23,13 +24,13 @@ async def serving(decoder=None, *, max_text_bytes=2**20, **options):
         make_generation_model(decoder or make_decoder(), **options),
         make_translation_model(make_decoder(), NumpyEncoder(vocab_size=VOCAB_SIZE)),
     ]
-    registry = ModelRegistry(models)
-    registry.start()
-    server = grpc.aio.server(interceptors=[CallInterceptor()])
+    host = ModelHost(models)
+    host.start()
+    server = grpc.aio.server(interceptors=[make_interceptor()])
     generation_grpc.add_GenerationServiceServicer_to_server(
-        GenerationService(registry, max_text_bytes=max_text_bytes), server
+        GenerationService(host, max_text_bytes=max_text_bytes), server
     )
-    translation_grpc.add_TranslationServiceServicer_to_server(TranslationService(registry), server)
+    translation_grpc.add_TranslationServiceServicer_to_server(TranslationService(host), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
@@ -40,12 +41,11 @@ async def serving(decoder=None, *, max_text_bytes=2**20, **options):
             )
     finally:
         await server.stop(None)
-        registry.close()
+        host.close()
     for model in models:
         assert model._lanes._engines[0]._stepper.scheduler.num_free == model._lanes._engines[0].num_slots
         assert not model._lanes._engines[0]._stepper.scheduler.has_work
-        await model.drain(10.0)  # a cancelled handler ends a little after its call
-        assert model._admission._num_admitted == 0
+        await until(lambda model=model: model._admission.num_admitted == 0)  # a cancelled handler ends after its call
 
 
 def violation(error: grpc.aio.AioRpcError) -> error_details_pb2.BadRequest.FieldViolation:

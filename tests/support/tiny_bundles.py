@@ -55,13 +55,14 @@ def write_topic_bundle(
     num_idle_products: int = 0,
     offers_embeddings: bool = True,
     has_token_types: bool = False,
+    replace: bool = False,
     **fields: object,
 ) -> Bundle:
     """Publishes the topic model.
 
     With another `task`, a bundle that says it was made for that. With idle products, a run multiplies matrices of
     512 x 512 so many times before it answers: a call that takes a while. With token types, a word in the second text of
-    a pair counts ten times. `fields` go into the manifest.
+    a pair counts ten times. With `replace`, over the bundle that is there. `fields` go into the manifest.
     """
     words = [*_SPECIAL, *(word for topic in TOPICS.values() for word in topic)]
     tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, "[UNK]"))
@@ -90,7 +91,7 @@ def write_topic_bundle(
             **fields,
         )
         write_manifest(folder, manifest)
-        return publish(folder, store)
+        return publish(folder, store, replace=replace)
 
 
 def write_colour_bundle(store: Path, *, name: str = "colours", version: str = "1") -> Bundle:
@@ -206,9 +207,9 @@ def _manifest(folder: Path, graph: Graph, **fields: object) -> Manifest:
     )
     quality = QualityFigure(metric="accuracy", value=99.5, example_count=200, dataset="made up", higher_is_better=True)
     variant = Variant(device="cpu", graphs={"model": graph}, parity=parity, quality=quality)
+    fields.setdefault("description", "A tiny model for tests.")
     return Manifest(
         schema_version=1,
-        description="A tiny model for tests.",
         license="Apache-2.0",
         architecture=Architecture(kind="tiny", parameter_count=9, configuration={}),
         variants={Precision.FP32: variant},

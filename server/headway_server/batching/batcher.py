@@ -26,7 +26,7 @@ from headway_server.batching.inline_gate import InlineGate
 from headway_server.batching.pending_call import BatchedResults, ItemTimes, PendingCall
 from headway_server.batching.queue import BatchQueue, Entry
 from headway_server.batching.run_costs import UNKNOWN_COSTS, RunCosts
-from headway_server.errors import DeadlineError, DrainingError, RequestError
+from headway_server.errors import DeadlineError, DrainingError, InternalError, RequestError
 from headway_server.runtime import Cores, Session
 
 Item = TypeVar("Item")
@@ -40,7 +40,7 @@ _log = structlog.get_logger(__name__)
 _JOIN_TIMEOUT_S = 10.0
 
 
-class BatchError(RuntimeError):
+class BatchError(InternalError):
     """The model could not be run; the log says why. A bug or a broken machine, never the caller's fault."""
 
 

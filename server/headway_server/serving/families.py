@@ -1,19 +1,16 @@
-"""How a bundle of each task becomes a model that can be served."""
+"""The one table of the tasks that are served: what loads a bundle of each, and what a loaded model offers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Protocol, TypeAlias
+from dataclasses import dataclass
+from pkgutil import resolve_name
+from typing import Final, Protocol, TypeAlias, cast
 
 from headway_server.bundles import Bundle, Precision, Task
-from headway_server.preprocessing import ImageLimits
+from headway_server.observers import Observer
 from headway_server.runtime import Device, Runtime
 from headway_server.settings import ServerSettings
-from headway_server.tasks.generation.model import GenerationModel
-from headway_server.tasks.images.classifier import ImageClassifier
-from headway_server.tasks.text.classifier import TextClassifier
-from headway_server.tasks.tokens.classifier import TokenClassifier
-from headway_server.tasks.translation.model import TranslationModel
 
 
 class ServedModel(Protocol):
@@ -25,48 +22,53 @@ class ServedModel(Protocol):
 
     @property
     def is_alive(self) -> bool:
-        """Whether calls are answered: from `start` to `close`, unless the model has ended by itself."""
+        """True from `start` to `close`, unless the model has ended by itself."""
+
+    def stalled_s(self) -> float:
+        """Returns for how many seconds what is running has made no progress; 0.0 where nothing runs.
+
+        A piece of work is a step of an engine or a run of a batch. Called on the event loop: it takes no lock that a
+        run may hold.
+        """
 
     def start(self) -> None:
         """Starts threads and tasks; called with the event loop running."""
 
-    async def drain(self, timeout_s: float) -> None:
-        """Takes nothing new and waits, at most `timeout_s`, for what was taken."""
+    def close(self) -> bool:
+        """Stops; what still waits fails with DrainingError.
 
-    def close(self) -> None:
-        """Stops; what still waits fails. May be called from any thread and waits for the step that runs."""
-
-
-Loader: TypeAlias = Callable[[Bundle, Runtime, ServerSettings], ServedModel]
+        May be called from any thread. Waits for what is running, `CLOSE_TIMEOUT_S` at most; False where a thread did
+        not end in that time and was left behind (`join_threads`).
+        """
 
 
-def _load_generation(bundle: Bundle, runtime: Runtime, settings: ServerSettings) -> ServedModel:
-    return GenerationModel.load(bundle, runtime, settings.engine, precision=settings.precision)
+Loader: TypeAlias = Callable[[Bundle, Runtime, ServerSettings, Observer], ServedModel]
+"""Loads a bundle in the variant that the settings and the runtime ask for, and runs it once.
+
+Raises:
+    BundleError: The bundle does not hold what its manifest says, or cannot be run.
+    MemoryUnavailableError: The model does not fit into memory.
+    RuntimeUnavailableError: The bundle has no variant for this runtime, or not the one that was asked for.
+"""
 
 
-def _load_translation(bundle: Bundle, runtime: Runtime, settings: ServerSettings) -> ServedModel:
-    return TranslationModel.load(bundle, runtime, settings.engine, precision=settings.precision)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """How a task is served. What its bundles must hold is the manifest's part (`bundles/manifest.py`)."""
+
+    loader: str
+    """Name of a `Loader`, `module:object`. It is imported with the first bundle of the task, so that nobody pays for
+    families that are not used, and so that this layer knows none of them."""
+
+    def load(self, bundle: Bundle, runtime: Runtime, settings: ServerSettings, observer: Observer) -> ServedModel:
+        """Loads a bundle of this family; errors are those of `Loader`."""
+        return cast("Loader", resolve_name(self.loader))(bundle, runtime, settings, observer)
 
 
-def _load_text_classifier(bundle: Bundle, runtime: Runtime, settings: ServerSettings) -> ServedModel:
-    return TextClassifier.load(bundle, runtime, settings.batching, precision=settings.precision)
-
-
-def _load_token_classifier(bundle: Bundle, runtime: Runtime, settings: ServerSettings) -> ServedModel:
-    return TokenClassifier.load(bundle, runtime, settings.batching, precision=settings.precision)
-
-
-def _load_image_classifier(bundle: Bundle, runtime: Runtime, settings: ServerSettings) -> ServedModel:
-    limits = ImageLimits(
-        max_bytes=int(settings.max_image_mib * 2**20), max_pixels=int(settings.max_image_megapixels * 1e6)
-    )
-    return ImageClassifier.load(bundle, runtime, settings.batching, limits=limits, precision=settings.precision)
-
-
-LOADERS: Mapping[Task, Loader] = {
-    Task.GENERATION: _load_generation,
-    Task.TRANSLATION: _load_translation,
-    Task.TEXT_CLASSIFICATION: _load_text_classifier,
-    Task.TOKEN_CLASSIFICATION: _load_token_classifier,
-    Task.IMAGE_CLASSIFICATION: _load_image_classifier,
+FAMILIES: Final[Mapping[Task, Family]] = {
+    Task.GENERATION: Family(loader="headway_server.tasks.generation.model:GenerationModel.load"),
+    Task.TRANSLATION: Family(loader="headway_server.tasks.translation.model:TranslationModel.load"),
+    Task.TEXT_CLASSIFICATION: Family(loader="headway_server.tasks.text.classifier:TextClassifier.load"),
+    Task.TOKEN_CLASSIFICATION: Family(loader="headway_server.tasks.tokens.classifier:TokenClassifier.load"),
+    Task.IMAGE_CLASSIFICATION: Family(loader="headway_server.tasks.images.classifier:ImageClassifier.load"),
 }

@@ -1,13 +1,12 @@
-"""How much a model takes on at once: a permit is asked for before any work is done for a request."""
+"""How much is taken on at once: a permit is asked for before any work is done for a call."""
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from headway_server.errors import DrainingError, OverloadedError
+from headway_server.errors import OverloadedError
 
 _SMOOTHING = 0.1
 _SHORTEST_RETRY_S = 0.05
@@ -15,10 +14,17 @@ _LONGEST_RETRY_S = 30.0
 
 
 class Admission:
-    """Counts the inputs that are admitted and not yet answered, and their bytes. Belongs to the event loop."""
+    """Counts what is admitted and not yet answered, and its bytes. Belongs to the event loop."""
 
-    def __init__(self, *, limit: int, noun: str, owner: str, max_bytes: int | None = None) -> None:
-        """`limit` inputs, called by `noun` in messages, of the model `owner`; of `max_bytes` together, if given."""
+    def __init__(self, *, limit: int | None, noun: str, owner: str, max_bytes: int | None = None) -> None:
+        """Starts with nothing admitted.
+
+        Args:
+            limit: How many may be admitted at once; None: any number.
+            noun: What is counted, for messages, such as "texts".
+            owner: Who takes it on, for messages, such as the name of a model.
+            max_bytes: How many bytes they may have together; None: any number.
+        """
         self._limit = limit
         self._max_bytes = max_bytes
         self._noun = noun
@@ -26,45 +32,41 @@ class Admission:
         self._num_admitted = 0
         self._num_bytes = 0
         self._mean_held_s = _SHORTEST_RETRY_S
-        self._draining = False
-        self._idle = asyncio.Event()
-        self._idle.set()
+
+    @property
+    def num_admitted(self) -> int:
+        """How many are admitted and not yet answered."""
+        return self._num_admitted
 
     @contextmanager
     def admit(self, count: int, num_bytes: int = 0) -> Iterator[None]:
-        """Holds a permit for a request of `count` inputs of `num_bytes` together.
+        """Holds a permit for `count` inputs of `num_bytes` together.
 
-        A request of more bytes than the limit by itself is admitted where there is no other.
+        Inputs of more bytes than the limit are admitted when nothing else is.
 
         Raises:
             OverloadedError: There is no room; it says when to come back.
-            DrainingError: Nothing new is taken.
         """
         self._check(count, num_bytes)
         began = time.monotonic()
         self._num_admitted += count
         self._num_bytes += num_bytes
-        self._idle.clear()
         try:
             yield
         finally:
             self._num_admitted -= count
             self._num_bytes -= num_bytes
             self._mean_held_s += _SMOOTHING * (time.monotonic() - began - self._mean_held_s)
-            if not self._num_admitted:
-                self._idle.set()
 
     def _check(self, count: int, num_bytes: int) -> None:
-        if self._draining:
-            raise DrainingError("the server is shutting down; call another one, or this one when it is back")
-        if self._num_admitted + count > self._limit:
+        if self._limit is not None and self._num_admitted + count > self._limit:
             raise self._overload(f"{self._num_admitted} {self._noun} waiting", self._limit, count)
         if self._max_bytes is not None and self._num_admitted and self._num_bytes + num_bytes > self._max_bytes:
             waiting = f"{self._num_bytes} bytes of {self._noun} waiting"
             raise self._overload(waiting, self._max_bytes, num_bytes)
 
     def _overload(self, waiting: str, limit: int, brought: int) -> OverloadedError:
-        # In the mean time a permit is held, most of what is waiting now will have been answered.
+        # After the mean time that a permit is held, most of what waits now has been answered.
         retry_after_s = min(max(self._mean_held_s, _SHORTEST_RETRY_S), _LONGEST_RETRY_S)
         return OverloadedError(
             f"{self._owner} has {waiting}, the limit is {limit} and this call brings {brought}; "
@@ -72,15 +74,6 @@ class Admission:
             retry_after_s,
         )
 
-    async def drain(self, timeout_s: float) -> None:
-        """Takes nothing new and waits, at most `timeout_s`, until all that was admitted is answered."""
-        self._draining = True
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._idle.wait()
-        except TimeoutError:
-            return
-
     def __repr__(self) -> str:
-        state = "draining" if self._draining else "open"
-        return f"Admission({self._num_admitted}/{self._limit} {self._noun}, {self._num_bytes} bytes, {state})"
+        limit = "any number" if self._limit is None else self._limit
+        return f"Admission({self._num_admitted} of {limit} {self._noun}, {self._num_bytes} bytes)"

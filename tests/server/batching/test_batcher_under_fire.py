@@ -10,7 +10,6 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import structlog
-from waiting import until
 
 from headway_server.batching import inline_gate
 from headway_server.batching.batcher import Batcher, BatchError
@@ -136,24 +135,6 @@ async def test_random_calls_to_several_models_all_end_and_give_their_permits_bac
     finally:
         for model in models:
             await asyncio.to_thread(model.batcher.close)
-
-
-@pytest.mark.parametrize("seed", range(3))
-async def test_a_drain_amid_random_calls_answers_what_was_taken_and_refuses_the_rest(seed):
-    model, generator = Model("drained"), random.Random(seed)
-    try:
-        async with asyncio.timeout(60):
-            asking = asyncio.create_task(ask_at_random(model, generator, 300))
-            await asyncio.sleep(generator.uniform(0.005, 0.03))
-            await model.admission.drain(timeout_s=30)
-            assert len(model.batcher._queue) == 0
-            await until(lambda: model.batcher._num_taken == 0)  # a batch whose callers have all gone may still run
-            model.assert_empty()
-            outcomes = await asking
-        assert outcomes["DrainingError"], outcomes
-        assert sum(outcomes.values()) == 300, outcomes
-    finally:
-        await asyncio.to_thread(model.batcher.close)
 
 
 @pytest.mark.parametrize("seed", range(3))

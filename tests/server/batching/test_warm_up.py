@@ -1,6 +1,7 @@
 """What the first runs of a graph tell about it."""
 
 import pytest
+from loading import loading
 
 from headway_server.batching.settings import BatchingSettings
 from headway_server.batching.warm_up import WarmUp
@@ -22,6 +23,6 @@ def test_items_may_run_on_the_event_loop_for_a_millisecond(run_s, expected):
 @pytest.mark.parametrize("num_lanes", [1, 2])
 def test_padding_is_bounded_with_one_lane_as_with_several(classifier_store, num_lanes):
     runtime = Runtime(device="cpu", num_threads=2, num_lanes=num_lanes)
-    model = TextClassifier.load(open_bundle(classifier_store / "topics" / "1"), runtime, BatchingSettings())
+    model = TextClassifier.load(open_bundle(classifier_store / "topics" / "1"), runtime, loading())
     queue, budget = model._batcher._queue, BatchingSettings().batch_tokens("cpu")
     assert queue._most_padding != budget, "that would be no bound"

@@ -10,18 +10,19 @@ import tiny_bundles
 from headway_server.bundles import Languages, Manifest, Precision, Task, open_bundle
 from headway_server.errors import InvalidInputError, ModelNotFoundError, StoreError, WrongTaskError
 from headway_server.runtime import Runtime
-from headway_server.serving import host as host_module
-from headway_server.serving.host import ModelRegistry
+from headway_server.serving.families import FAMILIES
+from headway_server.serving.host import ModelHost
 from headway_server.settings import ServerSettings
+from headway_server.tasks.text.classifier import TextClassifier
 
 
 @pytest.fixture
 def load(runtime: Runtime):
-    return lambda store: ModelRegistry.load(runtime, ServerSettings(store=store))
+    return lambda store, **options: ModelHost.open(runtime, ServerSettings(store=store), **options)
 
 
-def names(registry: ModelRegistry) -> list[str]:
-    return [f"{model.bundle.manifest.name}/{model.bundle.manifest.version}" for model in registry.models]
+def names(host: ModelHost) -> list[str]:
+    return [f"{model.bundle.manifest.name}/{model.bundle.manifest.version}" for model in host.models]
 
 
 # Loading
@@ -50,9 +51,9 @@ def test_every_bundle_is_loaded_and_the_latest_version_is_last(tmp_path, load):
 def test_a_damaged_bundle_is_rejected_with_its_reason_and_the_others_are_loaded(tmp_path, load, damage, reason):
     tiny_bundles.write_colour_bundle(tmp_path)
     damage(tiny_bundles.write_topic_bundle(tmp_path).path)
-    registry = load(tmp_path)
-    assert names(registry) == ["colours/1"]
-    [rejected] = registry.rejected
+    host = load(tmp_path)
+    assert names(host) == ["colours/1"]
+    [rejected] = host.rejected
     assert rejected.path == "topics/1"
     assert reason in rejected.reason
     assert str(tmp_path) not in rejected.reason
@@ -72,12 +73,13 @@ def test_a_bundle_under_another_name_is_rejected(tmp_path, load):
     assert "the manifest is of topics/1" in rejected.reason
 
 
-def test_a_task_that_is_not_served_yet_is_rejected(tmp_path, load):
+def test_a_task_without_a_family_is_rejected(tmp_path, load):
     tiny_bundles.write_topic_bundle(tmp_path)
-    tiny_bundles.write_topic_bundle(tmp_path, name="vectors", task=Task.TEXT_EMBEDDING)
-    registry = load(tmp_path)
-    assert names(registry) == ["topics/1"]
-    assert "text_embedding, which this server does not serve yet" in registry.rejected[0].reason
+    tiny_bundles.write_colour_bundle(tmp_path)
+    families = {task: family for task, family in FAMILIES.items() if task is not Task.IMAGE_CLASSIFICATION}
+    host = load(tmp_path, families=families)
+    assert names(host) == ["topics/1"]
+    assert host.rejected[0].reason == "is for image_classification, which this server does not serve"
 
 
 def test_an_error_that_nobody_foresaw_is_told_in_the_log_alone(tmp_path, load, monkeypatch):
@@ -87,8 +89,7 @@ def test_an_error_that_nobody_foresaw_is_told_in_the_log_alone(tmp_path, load, m
     def fail(*_: object) -> None:
         raise PermissionError(13, "Permission denied", "/secret/path")
 
-    loaders = {**host_module.LOADERS, Task.TEXT_CLASSIFICATION: fail}
-    monkeypatch.setattr(host_module, "LOADERS", loaders)
+    monkeypatch.setattr(TextClassifier, "load", fail)
     with structlog.testing.capture_logs() as lines:
         [rejected] = load(tmp_path).rejected
     assert rejected.reason == "cannot be loaded; the server's log says why"
@@ -130,10 +131,10 @@ def manifest(tmp_path_factory) -> Manifest:
 
 @pytest.fixture
 def make(manifest, classifier_store):
-    """Makes a registry of (name, version, task) or, for translation, (name, version, source, target)."""
+    """Makes a host of (name, version, task) or, for translation, (name, version, source, target)."""
     bundle = open_bundle(classifier_store / "topics" / "1")
 
-    def registry(*models: tuple[str, ...]) -> ModelRegistry:
+    def host(*models: tuple[str, ...]) -> ModelHost:
         made = []
         for name, version, *rest in models:
             languages = Languages(source=rest[0], target=rest[1]) if len(rest) == 2 else None
@@ -141,9 +142,9 @@ def make(manifest, classifier_store):
             update = {"name": name, "version": version, "task": task, "languages": languages}
             changed = type(bundle)(path=bundle.path, manifest=manifest.model_copy(update=update))
             made.append(NamedModel(changed))
-        return ModelRegistry(made)
+        return ModelHost(made)
 
-    return registry
+    return host
 
 
 def found(model) -> str:
@@ -151,43 +152,43 @@ def found(model) -> str:
 
 
 def test_the_only_model_of_a_task_needs_no_name_and_the_latest_version_is_taken(make):
-    registry = make(("a", "1.9", "generation"), ("a", "1.10", "generation"), ("b", "1", "image_classification"))
-    assert found(registry.find(Task.GENERATION, "", "")) == "a/1.10"
-    assert found(registry.find(Task.GENERATION, "a", "")) == "a/1.10"
-    assert found(registry.find(Task.GENERATION, "a", "1.9")) == "a/1.9"
-    assert found(registry.find(Task.GENERATION, "", "1.9")) == "a/1.9"
+    host = make(("a", "1.9", "generation"), ("a", "1.10", "generation"), ("b", "1", "image_classification"))
+    assert found(host.find(Task.GENERATION, "", "")) == "a/1.10"
+    assert found(host.find(Task.GENERATION, "a", "")) == "a/1.10"
+    assert found(host.find(Task.GENERATION, "a", "1.9")) == "a/1.9"
+    assert found(host.find(Task.GENERATION, "", "1.9")) == "a/1.9"
 
 
 def test_of_several_models_one_must_be_named(make):
-    registry = make(("a", "1", "generation"), ("b", "1", "generation"))
+    host = make(("a", "1", "generation"), ("b", "1", "generation"))
     with pytest.raises(InvalidInputError, match="several models can do generation; name one of a, b") as caught:
-        registry.find(Task.GENERATION, "", "")
+        host.find(Task.GENERATION, "", "")
     assert caught.value.field == "model"
 
 
 def test_a_version_that_was_made_for_the_task_is_preferred_to_a_later_one_that_was_not(make):
-    registry = make(("a", "1", "text_embedding"), ("a", "2", "text_classification"))
-    assert found(registry.find(Task.TEXT_EMBEDDING, "a", "")) == "a/1"
-    assert found(registry.get("a", "")) == "a/2"
+    host = make(("a", "1", "token_classification"), ("a", "2", "text_classification"))
+    assert found(host.find(Task.TOKEN_CLASSIFICATION, "a", "")) == "a/1"
+    assert found(host.get("a", "")) == "a/2"
 
 
 def test_a_wrong_task_names_who_can(make):
-    registry = make(("a", "1", "generation"), ("b", "1", "image_classification"))
+    host = make(("a", "1", "generation"), ("b", "1", "image_classification"))
     with pytest.raises(WrongTaskError, match="a/1 is for generation and cannot do image_classification; ask b"):
-        registry.find(Task.IMAGE_CLASSIFICATION, "a", "")
+        host.find(Task.IMAGE_CLASSIFICATION, "a", "")
     with pytest.raises(WrongTaskError, match="no loaded model can do translation; loaded are a, b"):
-        registry.find_translation("", "", "", "")
+        host.find_translation("", "", "", "")
     with pytest.raises(ModelNotFoundError, match="model 'c' is not loaded; loaded are a, b"):
-        registry.find(Task.GENERATION, "c", "")
+        host.find(Task.GENERATION, "c", "")
 
 
 def test_a_translation_is_found_by_its_languages(make):
-    registry = make(("en-de", "1", "en", "de"), ("en-fr", "1", "en", "fr"))
-    assert found(registry.find_translation("", "", "en", "fr")) == "en-fr/1"
-    assert found(registry.find_translation("", "", "", "DE")) == "en-de/1"
-    assert found(registry.find_translation("en-fr", "", "", "")) == "en-fr/1"
+    host = make(("en-de", "1", "en", "de"), ("en-fr", "1", "en", "fr"))
+    assert found(host.find_translation("", "", "en", "fr")) == "en-fr/1"
+    assert found(host.find_translation("", "", "", "DE")) == "en-de/1"
+    assert found(host.find_translation("en-fr", "", "", "")) == "en-fr/1"
     with pytest.raises(InvalidInputError, match="several models can do translation; name one of en-de, en-fr"):
-        registry.find_translation("", "", "en", "")
+        host.find_translation("", "", "en", "")
 
 
 @pytest.mark.parametrize(
@@ -195,7 +196,7 @@ def test_a_translation_is_found_by_its_languages(make):
     [("", "en", "it", "target_language"), ("", "fr", "de", "source_language"), ("en-fr", "", "de", "target_language")],
 )
 def test_languages_nobody_translates_between_are_named_with_those_there_are(make, name, source, target, field):
-    registry = make(("en-de", "1", "en", "de"), ("en-fr", "1", "en", "fr"))
+    host = make(("en-de", "1", "en", "de"), ("en-fr", "1", "en", "fr"))
     with pytest.raises(InvalidInputError, match=r"en-de \(en to de\), en-fr \(en to fr\)") as caught:
-        registry.find_translation(name, "", source, target)
+        host.find_translation(name, "", source, target)
     assert caught.value.field == field

@@ -1,10 +1,8 @@
 """Permits."""
 
-import asyncio
-
 import pytest
 
-from headway_server.errors import DrainingError, OverloadedError
+from headway_server.errors import OverloadedError
 from headway_server.serving.permits import Admission
 
 
@@ -52,18 +50,3 @@ async def test_a_permit_is_given_back_after_an_error(admission):
         raise ZeroDivisionError
     with admission.admit(10):
         pass
-
-
-async def test_draining_refuses_new_calls_and_waits_for_those_that_run(admission):
-    with admission.admit(1):
-        draining = asyncio.create_task(admission.drain(timeout_s=60))
-        await asyncio.sleep(0)
-        with pytest.raises(DrainingError, match="shutting down"), admission.admit(1):
-            pass
-        assert not draining.done()
-    await draining
-
-
-async def test_draining_gives_up_after_its_time(admission):
-    with admission.admit(1):
-        await admission.drain(timeout_s=0.01)

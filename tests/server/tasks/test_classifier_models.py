@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tiny_bundles
+from loading import loading
 from PIL import Image
 from tokenizers import Tokenizer
 from waiting import until
@@ -14,18 +15,15 @@ from waiting import until
 from headway_server.batching.settings import BatchingSettings
 from headway_server.bundles import Bundle, describe_files, open_bundle, write_manifest
 from headway_server.errors import BundleError, InvalidInputError, OverloadedError, RuntimeUnavailableError
-from headway_server.preprocessing import ImageLimits
 from headway_server.runtime import Runtime
 from headway_server.tasks.images.classifier import ImageClassifier, _covered_s
 from headway_server.tasks.text.classifier import TextClassifier
 from headway_server.tasks.text.model import TextInputs
 
-LIMITS = ImageLimits(max_bytes=1_000_000, max_pixels=1_000_000)
-
 
 @pytest.fixture
 async def topics(classifier_store, runtime):
-    model = TextClassifier.load(open_bundle(classifier_store / "topics" / "1"), runtime, BatchingSettings())
+    model = TextClassifier.load(open_bundle(classifier_store / "topics" / "1"), runtime, loading())
     model.start()
     yield model
     model.close()
@@ -34,7 +32,9 @@ async def topics(classifier_store, runtime):
 @pytest.fixture
 async def colours(classifier_store, runtime):
     bundle = open_bundle(classifier_store / "colours" / "1")
-    model = ImageClassifier.load(bundle, runtime, BatchingSettings(max_batch_images=3), limits=LIMITS)
+    model = ImageClassifier.load(
+        bundle, runtime, loading(batching=BatchingSettings(max_batch_images=3), max_image_mib=1, max_image_megapixels=1)
+    )
     model.start()
     yield model
     model.close()
@@ -147,7 +147,7 @@ async def test_a_full_queue_refuses_before_any_work(topics):
 
 async def test_waiting_bytes_are_bounded_beside_the_count(classifier_store, runtime, colours):
     bundle = open_bundle(classifier_store / "topics" / "1")
-    model = TextClassifier.load(bundle, runtime, BatchingSettings(max_waiting_mib=1))
+    model = TextClassifier.load(bundle, runtime, loading(batching=BatchingSettings(max_waiting_mib=1)))
     with model._admission.admit(1, 2**20 - 7), pytest.raises(OverloadedError, match="this call brings 8;"):
         await classify(model, ["gööl", "up"])
     with colours._admission.admit(1, 2**28), pytest.raises(OverloadedError, match="limit is 268435456 and this call"):
@@ -176,17 +176,17 @@ def rewritten(bundle: Bundle, **fields: object) -> Bundle:
 def test_labels_that_do_not_fit_the_graph_are_a_bad_bundle(tmp_path: Path, runtime: Runtime):
     bundle = rewritten(tiny_bundles.write_topic_bundle(tmp_path), labels=("one", "two"))
     with pytest.raises(BundleError, match=r"logits are \(1, 3\), the manifest has 2 labels"):
-        TextClassifier.load(bundle, runtime, BatchingSettings())
+        TextClassifier.load(bundle, runtime, loading())
 
 
 def test_a_graph_that_is_not_onnx_is_a_bad_bundle(tmp_path: Path, runtime: Runtime):
     bundle = tiny_bundles.write_topic_bundle(tmp_path)
     bundle.file("model.onnx").write_bytes(b"not a graph")
     with pytest.raises(BundleError, match=r"model\.onnx: ONNX Runtime .* cannot load it"):
-        TextClassifier.load(rewritten(bundle), runtime, BatchingSettings())
+        TextClassifier.load(rewritten(bundle), runtime, loading())
 
 
 def test_a_precision_that_the_bundle_does_not_have_is_named(classifier_store: Path, runtime: Runtime):
     bundle = open_bundle(classifier_store / "topics" / "1")
     with pytest.raises(RuntimeUnavailableError, match="topics/1: has no int8 variant"):
-        TextClassifier.load(bundle, runtime, BatchingSettings(), precision="int8")
+        TextClassifier.load(bundle, runtime, loading(precision="int8"))

@@ -21,7 +21,7 @@ from headway_server.bundles import Precision, SamplingDefaults, Task
 from headway_server.decoding.reply import Piece
 from headway_server.decoding.sequence import FinishReason
 from headway_server.decoding.settings import EngineSettings
-from headway_server.errors import BundleError, DeadlineError, DrainingError, InvalidInputError, OverloadedError
+from headway_server.errors import BundleError, DeadlineError, InvalidInputError, OverloadedError
 from headway_server.preprocessing import TextTokenizer
 from headway_server.serving.answers import Answer
 from headway_server.tasks.generation.model import GenerationModel
@@ -166,18 +166,6 @@ async def test_a_call_that_fails_gives_its_permits_back():
         await stream.aclose()
     await generate(model, "the cat")
     model.close()
-
-
-async def test_draining_finishes_what_runs_and_refuses_what_comes(model):
-    calls = [asyncio.ensure_future(generate(model, "the cat")) for _ in range(9)]
-    await asyncio.sleep(0.005)
-    draining = asyncio.ensure_future(model.drain(10.0))
-    await asyncio.sleep(0)
-    with pytest.raises(DrainingError):
-        await generate(model, "the cat")
-    await draining
-    assert all(call.done() for call in calls)
-    await asyncio.gather(*calls)
 
 
 async def translate(model, *texts, max_new_tokens=20, truncate=False):

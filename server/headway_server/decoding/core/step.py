@@ -24,7 +24,7 @@ from headway_server.decoding.sampling.sampler import SampledTokens, Sampler
 from headway_server.decoding.sequence import Sequence, Stage
 from headway_server.decoding.speculation.drafts import Drafting, VerifiedDraft
 from headway_server.decoding.speculation.prompt_lookup import DraftVerifier
-from headway_server.errors import InvalidInputError
+from headway_server.errors import InternalError, InvalidInputError
 
 _log = structlog.get_logger(__name__)
 
@@ -35,7 +35,7 @@ _SHORT_PREFILLS = 4
 a quarter of what a whole chunk costs."""
 
 
-class StepError(RuntimeError):
+class StepError(InternalError):
     """A step failed for a reason that is not the caller's: a bug, or a machine out of memory."""
 
 

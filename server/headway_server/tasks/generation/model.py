@@ -20,9 +20,11 @@ from headway_server.decoding.settings import EngineSettings
 from headway_server.decoding.speculation.prompt_lookup import DraftVerifier
 from headway_server.decoding.speculation.verifier import can_verify, open_verifier
 from headway_server.errors import InvalidInputError
+from headway_server.observers import NO_OBSERVER, Observer
 from headway_server.preprocessing import ChatTemplate, TextTokenizer
 from headway_server.runtime import Cores, Device, Runtime
 from headway_server.serving.answers import Answer, CallTimings
+from headway_server.settings import ServerSettings
 from headway_server.tasks.decoding import DecodingModel, open_decoders
 from headway_server.tasks.generation.call import GenerationCall
 from headway_server.tasks.generation.prompt import FittedPrompt, Prompt, PromptReader
@@ -86,7 +88,11 @@ class GenerationModel(DecodingModel):
 
     @classmethod
     def load(
-        cls, bundle: Bundle, runtime: Runtime, settings: EngineSettings, *, precision: Precision | None = None
+        cls,
+        bundle: Bundle,
+        runtime: Runtime,
+        settings: ServerSettings,
+        observer: Observer = NO_OBSERVER,  # noqa: ARG003 (for what runs to report to)
     ) -> Self:
         """Loads the variant that was asked for, or the one that suits the runtime.
 
@@ -95,10 +101,12 @@ class GenerationModel(DecodingModel):
             MemoryUnavailableError: The slots that were asked for do not fit.
             RuntimeUnavailableError: The bundle has no such variant.
         """
-        chosen, variant = runtime.choose_variant(bundle.manifest, precision)
-        speculates = settings.speculation != "off" and can_verify(variant)
-        decoders = open_decoders(runtime, bundle, variant, settings, sessions=2 if speculates else 1)
-        verifier = None if settings.speculation == "off" else open_verifier(runtime, bundle, variant, decoders[0])
+        chosen, variant = runtime.choose_variant(bundle.manifest, settings.precision)
+        speculates = settings.engine.speculation != "off" and can_verify(variant)
+        decoders = open_decoders(runtime, bundle, variant, settings.engine, sessions=2 if speculates else 1)
+        verifier = (
+            None if settings.engine.speculation == "off" else open_verifier(runtime, bundle, variant, decoders[0])
+        )
         model = cls(
             bundle,
             precision=chosen,
@@ -108,7 +116,7 @@ class GenerationModel(DecodingModel):
             decoders=decoders,
             verifier=verifier,
             cores=runtime.cores,
-            settings=settings,
+            settings=settings.engine,
         )
         model._check_runs(lambda: model._run_once(decoders[0]))
         return model

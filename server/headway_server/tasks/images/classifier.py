@@ -17,10 +17,12 @@ from headway_server.batching.graph import ImageClassifierGraph, Output, OutputBa
 from headway_server.batching.pending_call import BatchedResults
 from headway_server.batching.settings import BatchingSettings
 from headway_server.bundles import Bundle, ClassificationScheme, Precision
-from headway_server.preprocessing import ImageLimits, ImagePreprocessor, SmallImage
+from headway_server.observers import NO_OBSERVER, Observer
+from headway_server.preprocessing import ImagePreprocessor, SmallImage
 from headway_server.runtime import Runtime
 from headway_server.serving.answers import Answer, CallTimings
 from headway_server.serving.permits import Admission
+from headway_server.settings import ServerSettings
 from headway_server.tasks.stateless import ScoredLabel, StatelessModel
 from headway_server.tasks.text.embeddings import EmbeddedImage, to_vectors
 
@@ -72,10 +74,8 @@ class ImageClassifier(StatelessModel):
         cls,
         bundle: Bundle,
         runtime: Runtime,
-        settings: BatchingSettings,
-        *,
-        limits: ImageLimits,
-        precision: Precision | None = None,
+        settings: ServerSettings,
+        observer: Observer = NO_OBSERVER,  # noqa: ARG003 (for what runs to report to)
     ) -> Self:
         """Loads the variant that was asked for, or the one that suits the runtime, and runs it once.
 
@@ -85,12 +85,12 @@ class ImageClassifier(StatelessModel):
         """
         manifest = bundle.manifest
         assert manifest.image_preprocessing is not None  # the manifest's own check
-        preprocessor = ImagePreprocessor(manifest.image_preprocessing, limits)
-        chosen, variant = runtime.choose_variant(manifest, precision)
+        preprocessor = ImagePreprocessor(manifest.image_preprocessing, settings.image_limits)
+        chosen, variant = runtime.choose_variant(manifest, settings.precision)
         graph = ImageClassifierGraph(runtime.open(bundle, variant.graphs["model"]))
         blank = np.zeros((3, manifest.image_preprocessing.height, manifest.image_preprocessing.width), np.float32)
         graph.warm_up([blank], manifest)
-        return cls(bundle, chosen, graph, preprocessor, settings)
+        return cls(bundle, chosen, graph, preprocessor, settings.batching)
 
     async def classify(
         self, images: Sequence[bytes], *, fields: Sequence[str], top_k: int, deadline: float | None

@@ -8,11 +8,12 @@ from typing import Self
 import numpy as np
 
 from headway_server.batching.graph import Output, OutputBatches, TextClassifierGraph, probabilities_by
-from headway_server.batching.settings import BatchingSettings
-from headway_server.bundles import TOKENIZER_FILE, Bundle, ClassificationScheme, Precision
+from headway_server.bundles import TOKENIZER_FILE, Bundle, ClassificationScheme
+from headway_server.observers import NO_OBSERVER, Observer
 from headway_server.preprocessing import EncodedText, TextTokenizer
 from headway_server.runtime import Runtime
 from headway_server.serving.answers import Answer
+from headway_server.settings import ServerSettings
 from headway_server.tasks.stateless import ScoredLabel
 from headway_server.tasks.text.model import WARM_UP_LENGTH, TextInputs, TextModel
 
@@ -31,7 +32,11 @@ class TextClassifier(TextModel[EncodedText]):
 
     @classmethod
     def load(
-        cls, bundle: Bundle, runtime: Runtime, settings: BatchingSettings, *, precision: Precision | None = None
+        cls,
+        bundle: Bundle,
+        runtime: Runtime,
+        settings: ServerSettings,
+        observer: Observer = NO_OBSERVER,  # noqa: ARG003 (for what runs to report to)
     ) -> Self:
         """Loads the variant that was asked for, or the one that suits the runtime, and runs it once.
 
@@ -40,7 +45,7 @@ class TextClassifier(TextModel[EncodedText]):
             RuntimeUnavailableError: The bundle has no such variant.
         """
         manifest = bundle.manifest
-        chosen, variant = runtime.choose_variant(manifest, precision)
+        chosen, variant = runtime.choose_variant(manifest, settings.precision)
         tokenizer = TextTokenizer.load(bundle.file(TOKENIZER_FILE))
         pad_id = manifest.special_tokens.pad if manifest.special_tokens else None
         graph = TextClassifierGraph(runtime.open(bundle, variant.graphs["model"]), pad_id=pad_id or 0)
@@ -51,7 +56,7 @@ class TextClassifier(TextModel[EncodedText]):
             chosen,
             graph,
             tokenizer,
-            settings,
+            settings.batching,
             batches=OutputBatches(graph, probabilities_by(manifest.classification or ClassificationScheme())),
             costs=warmed.costs(length),
         )

@@ -14,14 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway_server.batching.graph import Output, OutputBatches, TaggableText, TokenClassifierGraph, Wanted
-from headway_server.batching.settings import BatchingSettings
 from headway_server.batching.tensors import log_softmax
-from headway_server.bundles import TOKENIZER_FILE, Bundle, Precision
+from headway_server.bundles import TOKENIZER_FILE, Bundle
 from headway_server.bundles.tags import TagSet
+from headway_server.observers import NO_OBSERVER, Observer
 from headway_server.preprocessing import EncodedText, TextTokenizer
 from headway_server.preprocessing.pieces import Pieces
 from headway_server.runtime import Runtime
 from headway_server.serving.answers import Answer
+from headway_server.settings import ServerSettings
 from headway_server.tasks.text.model import WARM_UP_LENGTH, TextInputs, TextModel
 from headway_server.tasks.tokens.spans import END, LABEL, PROBABILITY, START, SpanDecoder
 
@@ -52,7 +53,11 @@ class TokenClassifier(TextModel[TaggableText]):
 
     @classmethod
     def load(
-        cls, bundle: Bundle, runtime: Runtime, settings: BatchingSettings, *, precision: Precision | None = None
+        cls,
+        bundle: Bundle,
+        runtime: Runtime,
+        settings: ServerSettings,
+        observer: Observer = NO_OBSERVER,  # noqa: ARG003 (for what runs to report to)
     ) -> Self:
         """Loads the variant that was asked for, or the one that suits the runtime, and runs it once.
 
@@ -61,7 +66,7 @@ class TokenClassifier(TextModel[TaggableText]):
             RuntimeUnavailableError: The bundle has no such variant.
         """
         manifest = bundle.manifest
-        chosen, variant = runtime.choose_variant(manifest, precision)
+        chosen, variant = runtime.choose_variant(manifest, settings.precision)
         tokenizer = TextTokenizer.load(bundle.file(TOKENIZER_FILE))
         pad_id = manifest.special_tokens.pad if manifest.special_tokens else None
         graph = TokenClassifierGraph(runtime.open(bundle, variant.graphs["model"]), pad_id=pad_id or 0)
@@ -72,7 +77,7 @@ class TokenClassifier(TextModel[TaggableText]):
             chosen,
             graph,
             tokenizer,
-            settings,
+            settings.batching,
             batches=OutputBatches(graph, SpanReader(TagSet.parse(manifest.labels))),
             costs=warmed.costs(length),
             prepare=_with_pieces,

@@ -19,10 +19,12 @@ from headway_server.decoding.runner.encoder import EncoderRunner
 from headway_server.decoding.sequence import SequenceResult
 from headway_server.decoding.settings import EngineSettings
 from headway_server.errors import BundleError, InvalidInputError, NoAlignmentError
+from headway_server.observers import NO_OBSERVER, Observer
 from headway_server.preprocessing import SplitText, TextTokenizer, split_sentences
 from headway_server.preprocessing.pool import text_pool
 from headway_server.runtime import Cores, Device, Runtime
 from headway_server.serving.answers import Answer, CallTimings
+from headway_server.settings import ServerSettings
 from headway_server.tasks.decoding import DecodingModel, open_decoders
 from headway_server.tasks.translation.answer import TranslatedText, read_result, regroup
 from headway_server.tasks.translation.call import Passage, Source, TranslationCall, named_passages, whole_texts
@@ -73,7 +75,11 @@ class TranslationModel(DecodingModel):
 
     @classmethod
     def load(
-        cls, bundle: Bundle, runtime: Runtime, settings: EngineSettings, *, precision: Precision | None = None
+        cls,
+        bundle: Bundle,
+        runtime: Runtime,
+        settings: ServerSettings,
+        observer: Observer = NO_OBSERVER,  # noqa: ARG003 (for what runs to report to)
     ) -> Self:
         """Loads the variant that was asked for, or the one that suits the runtime.
 
@@ -81,8 +87,8 @@ class TranslationModel(DecodingModel):
             BundleError: A graph or the tokenizer cannot be loaded, or does not fit the manifest.
             RuntimeUnavailableError: The bundle has no such variant.
         """
-        chosen, variant = runtime.choose_variant(bundle.manifest, precision)
-        decoders = open_decoders(runtime, bundle, variant, settings)
+        chosen, variant = runtime.choose_variant(bundle.manifest, settings.precision)
+        decoders = open_decoders(runtime, bundle, variant, settings.engine)
         encoder = EncoderRunner(runtime, bundle, variant)
         model = cls(
             bundle,
@@ -92,7 +98,7 @@ class TranslationModel(DecodingModel):
             decoders=decoders,
             encoder=encoder,
             cores=runtime.cores,
-            settings=settings,
+            settings=settings.engine,
         )
         model._check_runs(lambda: model._run_once(decoders[0], encoder))
         return model

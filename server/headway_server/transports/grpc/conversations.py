@@ -9,7 +9,7 @@ from headway.v1 import generation_service_pb2 as pb
 from headway_server.errors import InvalidInputError
 from headway_server.preprocessing import ChatTurn
 from headway_server.preprocessing.chat import Role
-from headway_server.transports.grpc.messages import check_count, check_size_of_call, check_text, num_bytes
+from headway_server.serving.limits import check_count, check_size_of_call, check_text, num_bytes
 
 MAX_CONVERSATIONS: Final = 256
 MAX_TURNS: Final = 1024

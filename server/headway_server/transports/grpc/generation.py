@@ -19,18 +19,13 @@ from headway_server.decoding.sequence import FinishReason, TokenLogProbability
 from headway_server.errors import InvalidInputError
 from headway_server.preprocessing.pool import text_pool
 from headway_server.serving.answers import Answer
-from headway_server.serving.host import ModelRegistry
+from headway_server.serving.host import ModelHost
+from headway_server.serving.limits import check_text, check_texts
 from headway_server.settings import DEFAULT_MAX_TEXT_KIB
 from headway_server.tasks.generation.model import GeneratedText, GenerationModel
 from headway_server.tasks.generation.prompt import Prompt
 from headway_server.transports.grpc.conversations import read_conversation, read_conversations
-from headway_server.transports.grpc.messages import (
-    check_text,
-    check_texts,
-    deadline_of,
-    model_reference,
-    timings_of_call,
-)
+from headway_server.transports.grpc.messages import deadline_of, model_reference, timings_of_call
 from headway_server.transports.grpc.sampling import parse_log_probabilities, parse_parameters
 
 MAX_PROMPTS = 256
@@ -44,11 +39,11 @@ FINISH_REASONS = {
 
 
 class GenerationService(pb_grpc.GenerationServiceServicer):
-    """Answers from the registry's decoder-only models."""
+    """Answers from the host's decoder-only models."""
 
-    def __init__(self, registry: ModelRegistry, *, max_text_bytes: int = DEFAULT_MAX_TEXT_KIB * 2**10) -> None:
-        """Answers from `registry`; a text of more than `max_text_bytes` in UTF-8 is refused unread."""
-        self._registry = registry
+    def __init__(self, host: ModelHost, *, max_text_bytes: int = DEFAULT_MAX_TEXT_KIB * 2**10) -> None:
+        """Answers from `host`; a text of more than `max_text_bytes` in UTF-8 is refused unread."""
+        self._host = host
         self._max_text_bytes = max_text_bytes
 
     async def GenerateText(  # noqa: N802 (the method's name in the protocol)
@@ -117,8 +112,8 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
         return request.prompt, check_text("prompt", request.prompt, self._max_text_bytes)
 
     def _find(self, request: pb.GenerateTextRequest | pb.StreamGenerateTextRequest) -> GenerationModel:
-        model = self._registry.find(Task.GENERATION, request.model, request.model_version)
-        assert isinstance(model, GenerationModel)  # by the registry's table of loaders
+        model = self._host.find(Task.GENERATION, request.model, request.model_version)
+        assert isinstance(model, GenerationModel)  # by the table of families
         return model
 
 

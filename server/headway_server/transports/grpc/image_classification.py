@@ -13,17 +13,11 @@ from headway.v1 import image_classification_service_pb2 as pb
 from headway.v1 import image_classification_service_pb2_grpc as pb_grpc
 from headway_server.batching.settings import MAX_IMAGES
 from headway_server.bundles import Task
-from headway_server.serving.host import ModelRegistry
+from headway_server.serving.host import ModelHost
+from headway_server.serving.limits import check_count, check_top_k
 from headway_server.tasks.images.classifier import ClassifiedImage, ImageClassifier
 from headway_server.tasks.text.embeddings import EmbeddedImage
-from headway_server.transports.grpc.messages import (
-    check_count,
-    check_top_k,
-    deadline_of,
-    label_scores,
-    model_reference,
-    timings_of_call,
-)
+from headway_server.transports.grpc.messages import deadline_of, label_scores, model_reference, timings_of_call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,18 +44,18 @@ class ClassifyImageCall:
 
 
 class ImageClassificationService(pb_grpc.ImageClassificationServiceServicer):
-    """Answers from the registry's image models."""
+    """Answers from the host's image models."""
 
-    def __init__(self, registry: ModelRegistry) -> None:
-        self._registry = registry
+    def __init__(self, host: ModelHost) -> None:
+        self._host = host
 
     async def ClassifyImage(  # noqa: N802 (the method's name in the protocol)
         self, request: pb.ClassifyImageRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.ClassifyImageResponse:
         """Gives every image its most likely labels."""
         arrived = time.monotonic()
-        model = self._registry.find(Task.IMAGE_CLASSIFICATION, request.model, request.model_version)
-        assert isinstance(model, ImageClassifier)  # by the registry's table of loaders
+        model = self._host.find(Task.IMAGE_CLASSIFICATION, request.model, request.model_version)
+        assert isinstance(model, ImageClassifier)  # by the table of families
         call = ClassifyImageCall.parse(request, len(model.labels))
         answer = await model.classify(call.images, fields=call.fields, top_k=call.top_k, deadline=deadline_of(context))
         return pb.ClassifyImageResponse(
@@ -75,10 +69,8 @@ class ImageClassificationService(pb_grpc.ImageClassificationServiceServicer):
     ) -> pb.EmbedImageResponse:
         """Turns every image into a vector."""
         arrived = time.monotonic()
-        model = self._registry.find_embedder(
-            (Task.IMAGE_CLASSIFICATION,), "images", request.model, request.model_version
-        )
-        assert isinstance(model, ImageClassifier)  # by the registry's table of loaders
+        model = self._host.find_embedder((Task.IMAGE_CLASSIFICATION,), "images", request.model, request.model_version)
+        assert isinstance(model, ImageClassifier)  # by the table of families
         images = list(request.images)
         answer = await model.embed(
             images,

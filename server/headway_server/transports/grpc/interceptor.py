@@ -1,17 +1,17 @@
-"""What happens around every call: refused while the server drains, counted, read, its errors made statuses."""
+"""The edge between gRPC and the serving layer: bytes become a call, its errors become statuses."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, aclosing
 from typing import Any, TypeAlias
 
 import grpc
 from google.protobuf.message import DecodeError
 from grpc_status import rpc_status
 
-from headway_server.errors import DrainingError, InvalidInputError
+from headway_server.errors import InvalidInputError
+from headway_server.serving.calls import Call, Calls
 from headway_server.transports.grpc.status import to_status
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
@@ -20,31 +20,23 @@ Deserializer: TypeAlias = Callable[[bytes], Any]
 UnaryMethod: TypeAlias = Callable[[Any, Context], Awaitable[Any]]
 StreamMethod: TypeAlias = Callable[[Any, Context], AsyncGenerator[Any, None]]
 
-_OWN_PREFIX = "/headway."  # health and reflection look after themselves, and answer while the server drains
-
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
-    """Wraps the methods of the project's own services."""
+    """Wraps the methods of the project's own services.
 
-    def __init__(self) -> None:
+    Health and reflection are left alone: they answer while the server drains, and count as no calls.
+    """
+
+    def __init__(self, calls: Calls, *, max_request_bytes: Mapping[str, int]) -> None:
+        """Prepares to wrap methods.
+
+        Args:
+            calls: What every call is held to.
+            max_request_bytes: Largest request of each service, by its full name; no other service is wrapped.
+        """
+        self._calls = calls
+        self._max_request_bytes = dict(max_request_bytes)
         self._handlers: dict[str, Handler] = {}
-        self._num_running = 0
-        self._draining = False
-        self._idle = asyncio.Event()
-        self._idle.set()
-
-    @property
-    def num_running(self) -> int:
-        """Calls that have begun and not ended."""
-        return self._num_running
-
-    def refuse_new_calls(self) -> None:
-        """Answers every further call UNAVAILABLE; those that run go on."""
-        self._draining = True
-
-    async def wait_idle(self) -> None:
-        """Waits until no call is running."""
-        await self._idle.wait()
 
     async def intercept_service(
         self,
@@ -56,80 +48,80 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         if (wrapped := self._handlers.get(method)) is not None:
             return wrapped
         handler = await continuation(handler_call_details)
-        if handler is None or not method.startswith(_OWN_PREFIX):
+        max_bytes = self._max_request_bytes.get(method.strip("/").partition("/")[0])
+        if handler is None or max_bytes is None:
             return handler
-        self._handlers[method] = wrapped = self._wrap(handler, method)
+        self._handlers[method] = wrapped = self._wrap(handler, method, max_bytes)
         return wrapped
 
-    def _wrap(self, handler: Handler, method: str) -> Handler:
+    def _wrap(self, handler: Handler, method: str, max_bytes: int) -> Handler:
         assert not handler.request_streaming, method
         assert handler.request_deserializer is not None, method
+        deserialize = handler.request_deserializer
+
+        def parse(data: bytes) -> Any:
+            return _parse(data, deserialize, max_bytes)
+
         behaviour: Any = handler.unary_stream or handler.unary_unary  # typed for the synchronous API
         if handler.response_streaming:
             make: Any = grpc.unary_stream_rpc_method_handler
-            wrapped: Any = self._wrap_stream(behaviour, handler.request_deserializer, method)
+            wrapped: Any = self._wrap_stream(behaviour, parse, method)
         else:
             make = grpc.unary_unary_rpc_method_handler
-            wrapped = self._wrap_unary(behaviour, handler.request_deserializer, method)
-        # Without a deserializer gRPC hands on the bytes: what it makes of bytes that are no request is UNKNOWN.
+            wrapped = self._wrap_unary(behaviour, parse, method)
+        # Without a deserializer gRPC hands on the bytes; with one, bytes that are no request would become UNKNOWN.
         handler_with_status: Handler = make(
             wrapped, request_deserializer=None, response_serializer=handler.response_serializer
         )
         return handler_with_status
 
-    def _wrap_unary(self, behaviour: UnaryMethod, deserialize: Deserializer, method: str) -> UnaryMethod:
+    def _wrap_unary(self, behaviour: UnaryMethod, parse: Deserializer, method: str) -> UnaryMethod:
         async def call(data: bytes, context: Context) -> Any:
-            with self._counted():
-                try:
-                    self._check_draining()
-                    return await behaviour(_parse(data, deserialize), context)
-                except grpc.aio.AbortError:
-                    raise
-                except Exception as error:  # the one place where every error becomes a status
-                    await context.abort_with_status(rpc_status.to_status(to_status(error, method)))
+            try:
+                async with self._answer(method, data, context):
+                    return await behaviour(parse(data), context)
+            except grpc.aio.AbortError:
+                raise
+            except Exception as error:  # the one place where every error becomes a status
+                await context.abort_with_status(rpc_status.to_status(to_status(error, method)))
 
         return call
 
-    def _wrap_stream(self, behaviour: StreamMethod, deserialize: Deserializer, method: str) -> StreamMethod:
+    def _wrap_stream(self, behaviour: StreamMethod, parse: Deserializer, method: str) -> StreamMethod:
         async def call(data: bytes, context: Context) -> AsyncGenerator[Any, None]:
-            with self._counted():
-                try:
-                    self._check_draining()
-                    async with aclosing(behaviour(_parse(data, deserialize), context)) as responses:
-                        async for response in responses:
-                            yield response
-                except grpc.aio.AbortError:
-                    raise
-                except Exception as error:  # as above
-                    await context.abort_with_status(rpc_status.to_status(to_status(error, method)))
+            try:
+                async with (
+                    self._answer(method, data, context),
+                    aclosing(behaviour(parse(data), context)) as responses,
+                ):
+                    async for response in responses:
+                        yield response
+            except grpc.aio.AbortError:
+                raise
+            except Exception as error:  # as above
+                await context.abort_with_status(rpc_status.to_status(to_status(error, method)))
 
         return call
 
-    def _check_draining(self) -> None:
-        if self._draining:
-            raise DrainingError("the server is shutting down; call another one, or this one when it is back")
-
-    @contextmanager
-    def _counted(self) -> Iterator[None]:
-        self._num_running += 1
-        self._idle.clear()
-        try:
-            yield
-        finally:
-            self._num_running -= 1
-            if not self._num_running:
-                self._idle.set()
+    def _answer(self, method: str, data: bytes, context: Context) -> AbstractAsyncContextManager[Call]:
+        """Begins a call. gRPC itself ends one whose deadline has passed."""
+        metadata = [(key, value) for key, value in context.invocation_metadata() or () if isinstance(value, str)]
+        return self._calls.answer(method, metadata=metadata, num_bytes=len(data))
 
     def __repr__(self) -> str:
-        return f"CallInterceptor({self._num_running} calls running{', draining' if self._draining else ''})"
+        return f"CallInterceptor({self._calls!r})"
 
 
-def _parse(data: bytes, deserialize: Deserializer) -> Any:
+def _parse(data: bytes, deserialize: Deserializer, max_bytes: int) -> Any:
     """Makes a message of the bytes of a call.
 
     Raises:
-        InvalidInputError: They are no such message.
+        InvalidInputError: There are too many, or they are no such message.
     """
+    if len(data) > max_bytes:
+        raise InvalidInputError(
+            "request", f"has {len(data)} bytes, the limit of this service is {max_bytes}; send it in several calls"
+        )
     try:
         return deserialize(data)
     except DecodeError as error:

@@ -13,23 +13,22 @@ from headway_server.bundles import CHAT_TEMPLATE_FILE, Manifest, SamplingDefault
 from headway_server.bundles.tags import TagSet
 from headway_server.errors import InvalidInputError
 from headway_server.serving.families import ServedModel
-from headway_server.serving.host import ModelRegistry
+from headway_server.serving.host import ModelHost
 
 _TASKS: dict[Task, pb.Task.ValueType] = {
     Task.GENERATION: pb.TASK_GENERATION,
     Task.TRANSLATION: pb.TASK_TRANSLATION,
     Task.TEXT_CLASSIFICATION: pb.TASK_TEXT_CLASSIFICATION,
     Task.TOKEN_CLASSIFICATION: pb.TASK_TOKEN_CLASSIFICATION,
-    Task.TEXT_EMBEDDING: pb.TASK_TEXT_EMBEDDING,
     Task.IMAGE_CLASSIFICATION: pb.TASK_IMAGE_CLASSIFICATION,
 }
 
 
 class ModelService(pb_grpc.ModelServiceServicer):
-    """Tells what the registry holds."""
+    """Tells what the host holds."""
 
-    def __init__(self, registry: ModelRegistry) -> None:
-        self._registry = registry
+    def __init__(self, host: ModelHost) -> None:
+        self._host = host
 
     async def ListModels(  # noqa: N802 (the method's name in the protocol)
         self, request: pb.ListModelsRequest, _context: grpc.aio.ServicerContext[Any, Any]
@@ -37,11 +36,11 @@ class ModelService(pb_grpc.ModelServiceServicer):
         """Lists the loaded models and the bundles that could not be loaded."""
         if request.task not in pb.Task.values():
             raise InvalidInputError("task", f"is {request.task}, which is no task; leave it out for all")
-        models = [_model_message(model) for model in self._registry.models]
+        models = [_model_message(model) for model in self._host.models]
         return pb.ListModelsResponse(
             models=[model for model in models if request.task in (pb.TASK_UNSPECIFIED, model.task)],
             rejected_bundles=[
-                pb.RejectedBundle(path=rejected.path, reason=rejected.reason) for rejected in self._registry.rejected
+                pb.RejectedBundle(path=rejected.path, reason=rejected.reason or "") for rejected in self._host.rejected
             ],
         )
 
@@ -51,7 +50,7 @@ class ModelService(pb_grpc.ModelServiceServicer):
         """Tells everything about one model."""
         if not request.model:
             raise InvalidInputError("model", "is empty; name one of the models that ListModels lists")
-        model = self._registry.get(request.model, request.model_version)
+        model = self._host.get(request.model, request.model_version)
         return pb.GetModelResponse(model=_model_message(model), manifest_json=model.bundle.manifest.model_dump_json())
 
 

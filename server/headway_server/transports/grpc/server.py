@@ -28,7 +28,10 @@ from headway.v1 import (
 )
 from headway_server.bundles import Task
 from headway_server.errors import HeadwayError
-from headway_server.serving.host import ModelRegistry
+from headway_server.observers import NO_OBSERVER, Observer
+from headway_server.runtime import available_bytes
+from headway_server.serving.calls import Calls
+from headway_server.serving.host import ModelHost
 from headway_server.settings import ServerSettings
 from headway_server.transports.grpc.generation import GenerationService
 from headway_server.transports.grpc.image_classification import ImageClassificationService
@@ -41,87 +44,109 @@ _log = structlog.get_logger(__name__)
 
 _HEALTH_INTERVAL_S = 1.0
 _LAST_WORDS_S = 1.0
-"""What calls that were cut off have to hand their error to the caller."""
+"""How long calls that were cut off have to send their error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Service:
     """One service of the protocol."""
 
-    name: str
+    descriptor: Any
     tasks: frozenset[Task]
-    """It is healthy when a model for one of these is loaded; when empty, always."""
-    add: Callable[[ModelRegistry, ServerSettings, grpc.aio.Server], None]
+    """It is healthy when a model for one of these is; when empty, always."""
+    add: Callable[[ModelHost, ServerSettings, grpc.aio.Server], None]
     """Makes the servicer and adds it to a server."""
+    reads_texts: bool = True
+    """True if its requests are texts, which are held to a smaller size than images."""
 
-
-def _name(module: Any, service: str) -> str:
-    return str(module.DESCRIPTOR.services_by_name[service].full_name)
+    @property
+    def name(self) -> str:
+        """Its full name."""
+        return str(self.descriptor.full_name)
 
 
 _SERVICES = (
     _Service(
-        name=_name(generation_service_pb2, "GenerationService"),
+        descriptor=generation_service_pb2.DESCRIPTOR.services_by_name["GenerationService"],
         tasks=frozenset({Task.GENERATION}),
-        add=lambda registry, settings, server: generation_service_pb2_grpc.add_GenerationServiceServicer_to_server(
-            GenerationService(registry, max_text_bytes=settings.max_text_kib * 2**10), server
+        add=lambda host, settings, server: generation_service_pb2_grpc.add_GenerationServiceServicer_to_server(
+            GenerationService(host, max_text_bytes=settings.max_text_bytes), server
         ),
     ),
     _Service(
-        name=_name(translation_service_pb2, "TranslationService"),
+        descriptor=translation_service_pb2.DESCRIPTOR.services_by_name["TranslationService"],
         tasks=frozenset({Task.TRANSLATION}),
-        add=lambda registry, settings, server: translation_service_pb2_grpc.add_TranslationServiceServicer_to_server(
-            TranslationService(registry, max_text_bytes=settings.max_text_kib * 2**10), server
+        add=lambda host, settings, server: translation_service_pb2_grpc.add_TranslationServiceServicer_to_server(
+            TranslationService(host, max_text_bytes=settings.max_text_bytes), server
         ),
     ),
     _Service(
-        name=_name(text_classification_service_pb2, "TextClassificationService"),
-        tasks=frozenset({Task.TEXT_CLASSIFICATION, Task.TOKEN_CLASSIFICATION, Task.TEXT_EMBEDDING}),
-        add=lambda registry, settings, server: (
+        descriptor=text_classification_service_pb2.DESCRIPTOR.services_by_name["TextClassificationService"],
+        tasks=frozenset({Task.TEXT_CLASSIFICATION, Task.TOKEN_CLASSIFICATION}),
+        add=lambda host, settings, server: (
             text_classification_service_pb2_grpc.add_TextClassificationServiceServicer_to_server(
-                TextClassificationService(registry, max_text_bytes=settings.max_text_kib * 2**10), server
+                TextClassificationService(host, max_text_bytes=settings.max_text_bytes), server
             )
         ),
     ),
     _Service(
-        name=_name(image_classification_service_pb2, "ImageClassificationService"),
+        descriptor=image_classification_service_pb2.DESCRIPTOR.services_by_name["ImageClassificationService"],
         tasks=frozenset({Task.IMAGE_CLASSIFICATION}),
-        add=lambda registry, _settings, server: (
+        reads_texts=False,
+        add=lambda host, _settings, server: (
             image_classification_service_pb2_grpc.add_ImageClassificationServiceServicer_to_server(
-                ImageClassificationService(registry), server
+                ImageClassificationService(host), server
             )
         ),
     ),
     _Service(
-        name=_name(model_service_pb2, "ModelService"),
+        descriptor=model_service_pb2.DESCRIPTOR.services_by_name["ModelService"],
         tasks=frozenset(),
-        add=lambda registry, _settings, server: model_service_pb2_grpc.add_ModelServiceServicer_to_server(
-            ModelService(registry), server
+        add=lambda host, _settings, server: model_service_pb2_grpc.add_ModelServiceServicer_to_server(
+            ModelService(host), server
         ),
     ),
 )
 
 
 class HeadwayServer:
-    """Serves a registry's models at one address."""
+    """Serves the models of a host at one address."""
 
-    def __init__(self, registry: ModelRegistry, settings: ServerSettings) -> None:
-        self._registry = registry
+    def __init__(self, host: ModelHost, settings: ServerSettings, *, observer: Observer = NO_OBSERVER) -> None:
+        """Makes a server that does not listen yet.
+
+        Args:
+            host: Its models, loaded and not started.
+            settings: Of the server.
+            observer: Learns of every call.
+        """
+        self._host = host
         self._settings = settings
         self._health = health.aio.HealthServicer()
-        self._interceptor = CallInterceptor()
         self._watch: asyncio.Task[None] | None = None
+        self._ailing: dict[str, str] = {}
+        max_inflight_bytes = settings.max_inflight_bytes(available_bytes("cpu"))
+        self.calls = Calls(max_calls=settings.max_calls, max_bytes=max_inflight_bytes, observer=observer)
+        """Those that are being answered."""
+        _log.info("requests", max_calls=settings.max_calls, max_inflight_mib=max_inflight_bytes >> 20)
+        interceptor = CallInterceptor(
+            self.calls,
+            max_request_bytes={
+                service.name: settings.max_text_request_bytes if service.reads_texts else settings.max_message_bytes
+                for service in _SERVICES
+            },
+        )
         self._server = grpc.aio.server(
-            interceptors=[self._interceptor],
+            interceptors=[interceptor],
             maximum_concurrent_rpcs=settings.max_calls,
             options=[
                 ("grpc.so_reuseport", 0),  # a second server at this port is a mistake, not a load balancer
-                ("grpc.max_receive_message_length", settings.max_message_mib * 2**20),
+                ("grpc.max_receive_message_length", settings.max_message_bytes),
                 ("grpc.max_send_message_length", -1),
             ],
         )
         for service in _SERVICES:
-            service.add(registry, settings, self._server)
+            service.add(host, settings, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = [service.name for service in _SERVICES]
         reflection.enable_server_reflection((*names, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
@@ -137,71 +162,77 @@ class HeadwayServer:
             port = self._server.add_insecure_port(address)
         except RuntimeError as error:
             raise HeadwayError(f"cannot listen on {address}: {error}") from error
-        self._registry.start()
-        await self._tell_health(self._registry.tasks())
+        self._host.start()
+        await self._update_health()
         await self._server.start()
         self._watch = asyncio.create_task(self._watch_health())
         return port
 
-    async def _tell_health(self, tasks: set[Task]) -> None:
-        """Serving is the server as a whole and every service that has a model which is alive."""
-        for service in _SERVICES:
-            serving = not service.tasks or service.tasks & tasks
-            status = health_pb2.HealthCheckResponse
-            await self._health.set(service.name, status.SERVING if serving else status.NOT_SERVING)
-
     async def _watch_health(self) -> None:
-        """Tells health anew when a model has ended by itself, which is a bug or a machine out of order.
-
-        The server as a whole is then not serving either, so that an orchestrator starts it again. That holds even where
-        another model does the same task: callers name the model they want.
-        """
-        num_ended = 0
         while True:
             await asyncio.sleep(_HEALTH_INTERVAL_S)
-            if len(ended := self._registry.ended()) == num_ended:
-                continue
-            num_ended = len(ended)
-            names = [f"{model.bundle.manifest.name}/{model.bundle.manifest.version}" for model in ended]
-            _log.error("a model has ended; restart the server", ended=names)
-            await self._tell_health(self._registry.tasks())
-            await self._health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
+            await self._update_health()
 
-    async def stop(self, hurry: asyncio.Event | None = None) -> None:
+    async def _update_health(self) -> None:
+        """Reports SERVING for the server as a whole, and for every service that has a healthy model.
+
+        A model that has ended by itself, or hangs, makes the server as a whole unhealthy, so that an orchestrator
+        starts it again: even where another model does the same task, for callers name the model they want.
+        """
+        limit = self._settings.stall_timeout
+        ailing = self._host.ailing(stall_timeout_s=limit)
+        for path in ailing.keys() - self._ailing.keys():
+            _log.error("a model is out of order; restart the server", model=path, reason=ailing[path])
+        for path in self._ailing.keys() - ailing.keys():
+            _log.info("a model is in order again", model=path)
+        self._ailing = ailing
+        tasks = self._host.serving(stall_timeout_s=limit)
+        await self._health.set("", _status(is_serving=not ailing))
+        for service in _SERVICES:
+            is_serving = not service.tasks or bool(service.tasks & tasks)
+            await self._health.set(service.name, _status(is_serving=is_serving))
+
+    async def stop(self, hurry: asyncio.Event | None = None) -> bool:
         """Refuses new calls, lets running ones finish for as long as the settings say, and closes.
 
-        Health says NOT_SERVING from the first moment on and is answered to the last.
+        Health says NOT_SERVING from the first moment on, and is answered to the last.
 
         Args:
             hurry: When set, running calls are not waited for any longer.
+
+        Returns:
+            True if every thread has ended; False where a run hangs and was left behind.
         """
         if self._watch is not None:
             self._watch.cancel()
         await self._health.enter_graceful_shutdown()
-        self._interceptor.refuse_new_calls()
-        _log.info("draining", running_calls=self._interceptor.num_running, timeout_s=self._settings.drain_timeout)
+        self.calls.refuse_new()
+        _log.info("draining", running_calls=self.calls.num_running, timeout_s=self._settings.drain_timeout)
         await self._wait_for_calls(hurry)
-        await self._registry.drain(0)
-        await asyncio.to_thread(self._registry.close)  # it waits for the models' last step
+        has_ended = await asyncio.to_thread(self._host.close)  # it waits for what is running
         await self._server.stop(_LAST_WORDS_S)
         _log.info("stopped")
+        return has_ended
 
     async def _wait_for_calls(self, hurry: asyncio.Event | None) -> None:
         """Waits until no call runs, the drain's time is over, or `hurry` is set."""
-        waits: list[asyncio.Future[Any]] = [asyncio.ensure_future(self._interceptor.wait_idle())]
+        waits: list[asyncio.Future[Any]] = [asyncio.ensure_future(self.calls.wait_idle())]
         if hurry is not None:
             waits.append(asyncio.ensure_future(hurry.wait()))
         await asyncio.wait(waits, timeout=self._settings.drain_timeout, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()
-        if self._interceptor.num_running:
-            _log.warning("cutting off calls", running_calls=self._interceptor.num_running)
+        if self.calls.num_running:
+            _log.warning("cutting off calls", running_calls=self.calls.num_running)
 
-    async def run(self, announce: Callable[[int], None]) -> None:
-        """Serves until SIGTERM or SIGINT, then drains; a second signal ends the wait for running calls.
+    async def run(self, announce: Callable[[int], None]) -> bool:
+        """Serves until SIGTERM or SIGINT, then stops; a second signal ends the wait for running calls.
 
         Args:
             announce: Called with the port once calls are answered.
+
+        Returns:
+            True if every thread has ended.
         """
         stop, hurry = asyncio.Event(), asyncio.Event()
 
@@ -213,10 +244,15 @@ class HeadwayServer:
             loop.add_signal_handler(number, on_signal)
         announce(await self.start())
         await stop.wait()
-        await self.stop(hurry)
+        return await self.stop(hurry)
 
     def __repr__(self) -> str:
-        return f"HeadwayServer({self._registry!r}, {self._interceptor!r})"
+        return f"HeadwayServer({self._host!r}, {self.calls!r})"
+
+
+def _status(*, is_serving: bool) -> int:
+    status = health_pb2.HealthCheckResponse
+    return int(status.SERVING if is_serving else status.NOT_SERVING)
 
 
 def format_address(host: str, port: int) -> str:
@@ -225,7 +261,7 @@ def format_address(host: str, port: int) -> str:
 
 
 def address_problem(host: str, port: int) -> str | None:
-    """Tells, before models are loaded, why the server could not listen there; None when it could."""
+    """Returns why the server could not listen there; None if it could. To be asked before models are loaded."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -233,7 +269,7 @@ def address_problem(host: str, port: int) -> str | None:
         with socket.socket(family, kind, protocol) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
-            probe.listen(1)  # on Linux a bind with SO_REUSEADDR alone does not tell
+            probe.listen(1)  # on Linux a bind with SO_REUSEADDR succeeds beside another listener
     except OSError as error:
         return str(error.strerror or error)
     return None

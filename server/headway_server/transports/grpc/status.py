@@ -1,8 +1,8 @@
-"""Errors to gRPC: one table, and details that programs can read.
+"""From errors to gRPC statuses: one table, and details that programs can read.
 
-Every error carries `google.rpc.ErrorInfo` with a reason that does not change between versions; a wrong field also
-`BadRequest`, an overload also `RetryInfo`. What is not a `RequestError` is a bug: the caller gets INTERNAL and the
-number of an incident, and the log gets the rest: once, however many calls a failed step or batch belonged to.
+Every status carries `google.rpc.ErrorInfo` with a reason that does not change between versions. A wrong field adds
+`BadRequest`, an overload `RetryInfo`. What is not a `RequestError` is a bug: the caller gets INTERNAL and the number of
+an incident, and the log the rest. An `InternalError` was logged where it was raised, once for all the calls it ended.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
-from headway_server.batching.batcher import BatchError
-from headway_server.decoding.core.step import StepError
 from headway_server.errors import (
     CancelledError,
     DeadlineError,
     DrainingError,
+    InternalError,
     InvalidInputError,
     ModelNotFoundError,
     NoAlignmentError,
@@ -44,12 +43,10 @@ STATUS: Final[dict[type[RequestError], tuple[grpc.StatusCode, str]]] = {
     DeadlineError: (grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED"),
     CancelledError: (grpc.StatusCode.CANCELLED, "CANCELLED"),
 }
-"""The table: code and reason of each kind of error."""
+"""Code and reason of each kind of error."""
 
-_LOGGED_WHERE_RAISED: Final = (BatchError, StepError)
-
-# Status and details travel in trailers, of which clients take 8 KiB; a message may quote what the caller sent. It
-# travels twice: among the details, in base64, and by itself, where a byte that is not ASCII takes three.
+# Status and details travel in trailers, of which clients take 8 KiB, and a message may quote what the caller sent. It
+# travels twice: in the details, in base64, and by itself, where a byte that is not ASCII takes three.
 _MAX_MESSAGE_BYTES = 1000
 
 _log = structlog.get_logger(__name__)
@@ -61,7 +58,7 @@ def to_status(error: Exception, method: str) -> status_pb2.Status:
         if isinstance(error, kind):
             return _status(code, _clip(str(error)), [_error_info(reason), *_details(error)])
     incident = secrets.token_hex(6)
-    if isinstance(error, _LOGGED_WHERE_RAISED):
+    if isinstance(error, InternalError):
         _log.error("internal error", incident=incident, method=method, reason=str(error))
     else:
         _log.error("internal error", incident=incident, method=method, exc_info=error)

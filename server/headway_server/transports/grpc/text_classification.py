@@ -13,20 +13,14 @@ from headway.v1 import text_classification_service_pb2_grpc as pb_grpc
 from headway_server.batching.settings import MAX_TEXTS
 from headway_server.bundles import Manifest, Task
 from headway_server.errors import InvalidInputError
-from headway_server.serving.host import ModelRegistry
+from headway_server.serving.host import ModelHost
+from headway_server.serving.limits import check_texts, check_top_k
 from headway_server.settings import DEFAULT_MAX_TEXT_KIB
 from headway_server.tasks.text.classifier import ClassifiedText, TextClassifier
 from headway_server.tasks.text.embeddings import EmbeddedText
 from headway_server.tasks.text.model import TextInputs, TextModel
 from headway_server.tasks.tokens.classifier import TaggedText, TokenClassifier
-from headway_server.transports.grpc.messages import (
-    check_texts,
-    check_top_k,
-    deadline_of,
-    label_scores,
-    model_reference,
-    timings_of_call,
-)
+from headway_server.transports.grpc.messages import deadline_of, label_scores, model_reference, timings_of_call
 
 _READ_TEXTS = (Task.TEXT_CLASSIFICATION, Task.TOKEN_CLASSIFICATION)
 
@@ -91,11 +85,11 @@ def check_threshold(threshold: float) -> float:
 
 
 class TextClassificationService(pb_grpc.TextClassificationServiceServicer):
-    """Answers from the registry's text models."""
+    """Answers from the host's text models."""
 
-    def __init__(self, registry: ModelRegistry, *, max_text_bytes: int = DEFAULT_MAX_TEXT_KIB * 2**10) -> None:
-        """Answers from `registry`; a text of more than `max_text_bytes` in UTF-8 is refused unread."""
-        self._registry = registry
+    def __init__(self, host: ModelHost, *, max_text_bytes: int = DEFAULT_MAX_TEXT_KIB * 2**10) -> None:
+        """Answers from `host`; a text of more than `max_text_bytes` in UTF-8 is refused unread."""
+        self._host = host
         self._max_text_bytes = max_text_bytes
 
     async def ClassifyText(  # noqa: N802 (the method's name in the protocol)
@@ -103,8 +97,8 @@ class TextClassificationService(pb_grpc.TextClassificationServiceServicer):
     ) -> pb.ClassifyTextResponse:
         """Gives every text its most likely labels."""
         arrived = time.monotonic()
-        model = self._registry.find(Task.TEXT_CLASSIFICATION, request.model, request.model_version)
-        assert isinstance(model, TextClassifier)  # by the registry's table of loaders
+        model = self._host.find(Task.TEXT_CLASSIFICATION, request.model, request.model_version)
+        assert isinstance(model, TextClassifier)  # by the table of families
         call = ClassifyTextCall.parse(request, model.bundle.manifest, self._max_text_bytes)
         answer = await model.classify(
             call.inputs, top_k=call.top_k, threshold=call.threshold, deadline=deadline_of(context)
@@ -120,8 +114,8 @@ class TextClassificationService(pb_grpc.TextClassificationServiceServicer):
     ) -> pb.ClassifyTokensResponse:
         """Labels spans of every text."""
         arrived = time.monotonic()
-        model = self._registry.find(Task.TOKEN_CLASSIFICATION, request.model, request.model_version)
-        assert isinstance(model, TokenClassifier)  # by the registry's table of loaders
+        model = self._host.find(Task.TOKEN_CLASSIFICATION, request.model, request.model_version)
+        assert isinstance(model, TokenClassifier)  # by the table of families
         texts = list(request.texts)
         fields = check_texts("texts", texts, MAX_TEXTS, self._max_text_bytes)
         inputs = TextInputs(texts=texts, fields=fields, truncate=request.truncate)
@@ -137,8 +131,8 @@ class TextClassificationService(pb_grpc.TextClassificationServiceServicer):
     ) -> pb.EmbedTextResponse:
         """Turns every text into a vector."""
         arrived = time.monotonic()
-        model = self._registry.find_embedder(_READ_TEXTS, "texts", request.model, request.model_version)
-        assert isinstance(model, TextModel)  # by the registry's table of loaders
+        model = self._host.find_embedder(_READ_TEXTS, "texts", request.model, request.model_version)
+        assert isinstance(model, TextModel)  # by the table of families
         answer = await model.embed(
             parse_inputs(request, model.bundle.manifest, self._max_text_bytes),
             normalize=request.normalize if request.HasField("normalize") else True,

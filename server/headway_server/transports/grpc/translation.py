@@ -15,30 +15,25 @@ from headway.v1 import translation_service_pb2_grpc as pb_grpc
 from headway_server.decoding.reply import Piece
 from headway_server.preprocessing.pool import text_pool
 from headway_server.serving.answers import Answer
-from headway_server.serving.host import ModelRegistry
+from headway_server.serving.host import ModelHost
+from headway_server.serving.limits import check_text, check_texts
 from headway_server.settings import DEFAULT_MAX_TEXT_KIB
 from headway_server.tasks.translation.alignment import Alignment
 from headway_server.tasks.translation.answer import TranslatedText, TranslationHypothesis
 from headway_server.tasks.translation.model import TranslationModel
 from headway_server.transports.grpc.generation import FINISH_REASONS
-from headway_server.transports.grpc.messages import (
-    check_text,
-    check_texts,
-    deadline_of,
-    model_reference,
-    timings_of_call,
-)
+from headway_server.transports.grpc.messages import deadline_of, model_reference, timings_of_call
 from headway_server.transports.grpc.translation_requests import parse_request, parse_stream_request
 
 MAX_TEXTS = 256
 
 
 class TranslationService(pb_grpc.TranslationServiceServicer):
-    """Answers from the registry's encoder-decoder models."""
+    """Answers from the host's encoder-decoder models."""
 
-    def __init__(self, registry: ModelRegistry, *, max_text_bytes: int = DEFAULT_MAX_TEXT_KIB * 2**10) -> None:
-        """Answers from `registry`; a text of more than `max_text_bytes` in UTF-8 is refused unread."""
-        self._registry = registry
+    def __init__(self, host: ModelHost, *, max_text_bytes: int = DEFAULT_MAX_TEXT_KIB * 2**10) -> None:
+        """Answers from `host`; a text of more than `max_text_bytes` in UTF-8 is refused unread."""
+        self._host = host
         self._max_text_bytes = max_text_bytes
 
     async def TranslateText(  # noqa: N802 (the method's name in the protocol)
@@ -74,10 +69,10 @@ class TranslationService(pb_grpc.TranslationServiceServicer):
                 yield _piece(part) if isinstance(part, Piece) else _last_message(part, model, arrived)
 
     def _find(self, request: pb.TranslateTextRequest | pb.StreamTranslateTextRequest) -> TranslationModel:
-        model = self._registry.find_translation(
+        model = self._host.find_translation(
             request.model, request.model_version, request.source_language, request.target_language
         )
-        assert isinstance(model, TranslationModel)  # by the registry's table of loaders
+        assert isinstance(model, TranslationModel)  # by the table of families
         return model
 
 

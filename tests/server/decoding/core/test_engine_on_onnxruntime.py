@@ -4,6 +4,7 @@ import asyncio
 
 import numpy as np
 import pytest
+from loading import loading
 from naive_decoding import naive_decode
 
 from headway_server.bundles import Precision, open_bundle
@@ -53,7 +54,7 @@ async def generate(model, prompt, sampling):
 @pytest.mark.parametrize("precision", PRECISIONS)
 async def test_continuations_equal_the_naive_loop_whatever_runs_beside_them(tiny_store, runtime, precision):
     bundle = open_bundle(tiny_store / "tiny-generation" / "1")
-    model = GenerationModel.load(bundle, runtime, SETTINGS, precision=precision)
+    model = GenerationModel.load(bundle, runtime, loading(engine=SETTINGS, precision=precision))
     calls = random_calls(seed=1, count=40)
     model.start()
     results = await asyncio.gather(*(generate(model, *call) for call in calls))
@@ -76,7 +77,7 @@ async def test_continuations_equal_the_naive_loop_whatever_runs_beside_them(tiny
 @pytest.mark.parametrize("precision", PRECISIONS)
 async def test_translations_equal_the_naive_loop_whatever_runs_beside_them(tiny_store, runtime, precision):
     bundle = open_bundle(tiny_store / "tiny-translation" / "1")
-    model = TranslationModel.load(bundle, runtime, SETTINGS, precision=precision)
+    model = TranslationModel.load(bundle, runtime, loading(engine=SETTINGS, precision=precision))
     rng = np.random.default_rng(2)
     texts = [" ".join(rng.choice(NUMBERS, size=rng.integers(1, 12))) for _ in range(40)]
     fields = [f"texts[{index}]" for index in range(len(texts))]

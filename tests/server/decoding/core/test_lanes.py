@@ -5,6 +5,7 @@ import random
 
 import numpy as np
 import pytest
+from loading import loading
 from numpy_decoder import NumpyEncoder
 from tiny_engine import BOS_ID, VOCAB_SIZE, make_decoder, make_sequence
 from tiny_models import NUMBERS
@@ -100,7 +101,9 @@ async def test_a_model_translates_alike_in_two_lanes_and_in_one(tiny_store, prec
     answers = []
     for num_lanes in (1, 2):
         runtime = Runtime(device="cpu", num_threads=2, num_lanes=num_lanes)
-        model = TranslationModel.load(bundle, runtime, EngineSettings(num_slots=33), precision=precision)
+        model = TranslationModel.load(
+            bundle, runtime, loading(engine=EngineSettings(num_slots=33), precision=precision)
+        )
         assert [engine.num_slots for engine in model._lanes._engines] == ([33] if num_lanes == 1 else [17, 16])
         model.start()
         answered = await asyncio.gather(

@@ -129,7 +129,7 @@ async def test_ten_thousand_random_requests_leave_nothing_behind_and_answer_as_i
     await until_idle(model)
     scheduler = model._lanes._engines[0]._stepper.scheduler
     assert (scheduler.num_free, scheduler.waiting, scheduler.prefilling) == (16, [], None)
-    await asyncio.wait_for(model.drain(5), timeout=10)
+    assert model._admission.num_admitted == 0
     assert held[1] < held[0] * 1.05 + 2000, (SEED, held)
     assert counts["answered"] > NUM_REQUESTS / 3, counts
     assert min(counts[kind] for kind in ("CancelledError", "DeadlineError", "OverloadedError")) > 50, counts

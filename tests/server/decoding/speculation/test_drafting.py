@@ -7,6 +7,7 @@ from dataclasses import replace
 import grpc
 import numpy as np
 import pytest
+from loading import loading
 from numpy_decoder import NumpyDecoder
 from tiny_engine import make_sequence, running_engine
 
@@ -27,7 +28,9 @@ WIDTH = 6
 def load(store, precision, **settings):
     settings = EngineSettings(**({"num_slots": 5, "max_waiting": 300} | settings))
     bundle = open_bundle(store / "tiny-generation" / "1")
-    return GenerationModel.load(bundle, Runtime(device="cpu", num_threads=1), settings, precision=precision)
+    return GenerationModel.load(
+        bundle, Runtime(device="cpu", num_threads=1), loading(engine=settings, precision=precision)
+    )
 
 
 def drafting_of(model):

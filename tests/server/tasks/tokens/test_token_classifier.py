@@ -2,9 +2,9 @@
 
 import pytest
 import tiny_tagger
+from loading import loading
 from pydantic import ValidationError
 
-from headway_server.batching.settings import BatchingSettings
 from headway_server.bundles import describe_files, open_bundle, write_manifest
 from headway_server.errors import BundleError
 from headway_server.tasks.tokens.classifier import TokenClassifier
@@ -13,7 +13,7 @@ from headway_server.tasks.tokens.classifier import TokenClassifier
 def test_outputs_that_the_tags_do_not_name_are_a_bad_bundle(tmp_path, runtime):
     bundle = tiny_tagger.write_tagger_bundle(tmp_path, tags=("O", "B-person"))
     with pytest.raises(BundleError, match=r"logits are \(1, 16, 4\), the manifest has 2 labels"):
-        TokenClassifier.load(bundle, runtime, BatchingSettings())
+        TokenClassifier.load(bundle, runtime, loading())
 
 
 def test_labels_that_are_no_tags_are_a_bad_manifest(tmp_path):
@@ -26,4 +26,4 @@ def test_a_graph_that_is_not_onnx_is_a_bad_bundle(tmp_path, runtime):
     bundle.file("model.onnx").write_bytes(b"not a graph")
     write_manifest(bundle.path, bundle.manifest.model_copy(update={"files": describe_files(bundle.path)}))
     with pytest.raises(BundleError, match=r"model\.onnx: ONNX Runtime .* cannot load it"):
-        TokenClassifier.load(open_bundle(bundle.path), runtime, BatchingSettings())
+        TokenClassifier.load(open_bundle(bundle.path), runtime, loading())

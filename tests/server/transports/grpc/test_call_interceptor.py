@@ -5,13 +5,14 @@ import asyncio
 import grpc
 import pytest
 import structlog
+from edge import make_interceptor
 from rpc_failures import failure_of
 from waiting import until
 
 from headway.v1 import generation_service_pb2 as pb
 from headway.v1 import generation_service_pb2_grpc as pb_grpc
 from headway_server.errors import InvalidInputError
-from headway_server.transports.grpc.interceptor import CallInterceptor
+from headway_server.serving.calls import Calls
 
 
 class Obedient(pb_grpc.GenerationServiceServicer):
@@ -49,13 +50,13 @@ def servicer() -> Obedient:
 
 
 @pytest.fixture
-def interceptor() -> CallInterceptor:
-    return CallInterceptor()
+def calls() -> Calls:
+    return Calls()
 
 
 @pytest.fixture
-async def channel(servicer, interceptor):
-    server = grpc.aio.server(interceptors=[interceptor])
+async def channel(servicer, calls):
+    server = grpc.aio.server(interceptors=[make_interceptor(calls)])
     pb_grpc.add_GenerationServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
@@ -84,11 +85,11 @@ async def test_answers_pass_through(stub, call):
 
 
 @pytest.mark.parametrize("call", [unary, stream])
-async def test_errors_become_statuses_with_details(stub, interceptor, call):
+async def test_errors_become_statuses_with_details(stub, calls, call):
     failure = await failure_of(call(stub, "bad"))
     assert (failure.code, failure.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_INPUT")
     assert (failure.field, failure.message) == ("prompt", "prompt: is bad")
-    await until(lambda: interceptor.num_running == 0)
+    await until(lambda: calls.num_running == 0)
 
 
 @pytest.mark.parametrize("call", [unary, stream])
@@ -104,19 +105,19 @@ async def test_a_servicers_own_abort_is_left_alone(stub, call):
     assert (failure.code, failure.message, failure.reason) == (grpc.StatusCode.ABORTED, "as told", None)
 
 
-async def test_a_stream_that_its_caller_leaves_is_closed(stub, servicer, interceptor):
+async def test_a_stream_that_its_caller_leaves_is_closed(stub, servicer, calls):
     call = stub.StreamGenerateText(pb.StreamGenerateTextRequest(prompt="wait"))
     assert (await call.read()).text_delta == "pie"
-    assert interceptor.num_running == 1
+    assert calls.num_running == 1
     call.cancel()
-    await until(lambda: servicer.closed == 1 and interceptor.num_running == 0)
+    await until(lambda: servicer.closed == 1 and calls.num_running == 0)
 
 
-async def test_a_deadline_ends_a_stream(stub, servicer, interceptor):
+async def test_a_deadline_ends_a_stream(stub, servicer, calls):
     call = stub.StreamGenerateText(pb.StreamGenerateTextRequest(prompt="wait"), timeout=0.2)
     failure = await failure_of(read_all(call))
     assert failure.code is grpc.StatusCode.DEADLINE_EXCEEDED
-    await until(lambda: servicer.closed == 1 and interceptor.num_running == 0)
+    await until(lambda: servicer.closed == 1 and calls.num_running == 0)
 
 
 async def read_all(call):
@@ -131,7 +132,7 @@ async def read_all(call):
     ],
 )
 @pytest.mark.parametrize("streams", [False, True])
-async def test_bytes_that_are_no_request_are_refused(stub, channel, interceptor, data, streams):
+async def test_bytes_that_are_no_request_are_refused(stub, channel, calls, data, streams):
     name = f"/headway.v1.GenerationService/{'StreamGenerateText' if streams else 'GenerateText'}"
     call = channel.unary_stream(name)(data) if streams else channel.unary_unary(name)(data)
     with structlog.testing.capture_logs() as lines:
@@ -140,15 +141,15 @@ async def test_bytes_that_are_no_request_are_refused(stub, channel, interceptor,
     assert failure.field == "request"
     assert "UTF-8" in failure.message
     assert lines == []
-    await until(lambda: interceptor.num_running == 0)
+    await until(lambda: calls.num_running == 0)
 
 
 @pytest.mark.parametrize("call", [unary, stream])
-async def test_new_calls_are_refused_while_draining_and_running_ones_are_waited_for(stub, interceptor, call):
+async def test_new_calls_are_refused_while_draining_and_running_ones_are_waited_for(stub, calls, call):
     running = stub.GenerateText(pb.GenerateTextRequest(prompts=["wait"]))
-    await until(lambda: interceptor.num_running == 1)
-    idle = asyncio.create_task(interceptor.wait_idle())
-    interceptor.refuse_new_calls()
+    await until(lambda: calls.num_running == 1)
+    idle = asyncio.create_task(calls.wait_idle())
+    calls.refuse_new()
     failure = await failure_of(call(stub, "go"))
     assert (failure.code, failure.reason) == (grpc.StatusCode.UNAVAILABLE, "DRAINING")
     assert not idle.done()

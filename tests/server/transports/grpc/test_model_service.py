@@ -10,7 +10,7 @@ from headway.v1 import model_service_pb2 as pb
 from headway.v1.common_pb2 import SamplingParameters
 from headway.v1.generation_service_pb2 import GenerationParameters
 from headway_server.bundles import Manifest, SamplingDefaults
-from headway_server.serving.host import ModelRegistry
+from headway_server.serving.host import ModelHost
 from headway_server.transports.grpc.models import ModelService
 
 
@@ -70,7 +70,7 @@ async def test_what_a_call_need_not_set_is_told():
         presence_penalty=-0.5,
         frequency_penalty=0.125,
     )
-    service = ModelService(ModelRegistry([make_generation_model(make_decoder(), defaults=defaults)]))
+    service = ModelService(ModelHost([make_generation_model(make_decoder(), defaults=defaults)]))
     answer = await service.GetModel(pb.GetModelRequest(model="tiny-generation"), None)
     assert answer.model.default_parameters == GenerationParameters(
         max_new_tokens=9,

@@ -14,10 +14,11 @@ from waiting import until
 
 from headway.v1 import generation_service_pb2 as generation_pb
 from headway.v1 import generation_service_pb2_grpc as generation_grpc
+from headway.v1 import image_classification_service_pb2 as images_pb
 from headway.v1 import model_service_pb2
 from headway.v1 import text_classification_service_pb2 as texts_pb
 from headway_server.errors import HeadwayError
-from headway_server.serving.host import ModelRegistry
+from headway_server.serving.host import ModelHost
 from headway_server.settings import ServerSettings
 from headway_server.transports.grpc.server import HeadwayServer, address_problem
 
@@ -37,20 +38,21 @@ async def until_not_serving(serving) -> None:
             await asyncio.sleep(0.01)
 
 
-def classify(serving, *texts: str, timeout: float | None = None):
-    return serving.texts.ClassifyText(texts_pb.ClassifyTextRequest(texts=texts or ["goal"]), timeout=timeout)
+def classify(serving, *texts: str, truncate: bool = False, timeout: float | None = None):
+    request = texts_pb.ClassifyTextRequest(texts=texts or ["goal"], truncate=truncate)
+    return serving.texts.ClassifyText(request, timeout=timeout)
 
 
 @pytest.fixture
 def busy(serving):
     """The text model's turn to run: while it is held, calls wait."""
-    [model] = [model for model in serving.registry.models if model.bundle.manifest.name == "topics"]
+    [model] = [model for model in serving.host.models if model.bundle.manifest.name == "topics"]
     return model._batcher._lanes
 
 
 @pytest.fixture
-def interceptor(serving):
-    return serving.server._interceptor
+def calls(serving):
+    return serving.server.calls
 
 
 # Health and reflection
@@ -70,7 +72,7 @@ async def test_health_is_told_for_the_whole_and_for_each_service(serving):
 async def test_a_model_that_has_ended_by_itself_is_not_serving(classifier_store, serve, monkeypatch):
     monkeypatch.setattr("headway_server.transports.grpc.server._HEALTH_INTERVAL_S", 0.01)
     async with serve(classifier_store) as serving:
-        [model] = [model for model in serving.registry.models if model.bundle.manifest.name == "topics"]
+        [model] = [model for model in serving.host.models if model.bundle.manifest.name == "topics"]
         await asyncio.to_thread(model.close)
         await until_not_serving(serving)
         assert await health_of(serving, "headway.v1.TextClassificationService") == NOT_SERVING
@@ -82,7 +84,7 @@ async def test_a_model_that_has_ended_is_told_though_another_does_its_task(serve
     for name in ("one", "other"):
         tiny_bundles.write_topic_bundle(tmp_path, name=name)
     async with serve(tmp_path) as serving:
-        await asyncio.to_thread(serving.registry.models[0].close)
+        await asyncio.to_thread(serving.host.models[0].close)
         await until_not_serving(serving)
         assert await health_of(serving, "headway.v1.TextClassificationService") == SERVING
 
@@ -94,8 +96,8 @@ async def test_a_decoder_whose_thread_has_ended_is_not_serving(monkeypatch):
         raise SystemExit
 
     decoder = make_decoder()
-    registry = ModelRegistry([make_generation_model(decoder)])
-    server = HeadwayServer(registry, ServerSettings(store="none", port=0))
+    host = ModelHost([make_generation_model(decoder)])
+    server = HeadwayServer(host, ServerSettings(store="none", port=0))
     port = await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         serving = SimpleNamespace(channel=channel)
@@ -146,7 +148,7 @@ async def test_two_servers_do_not_share_a_port(serving, classifier_store):
     taken = serving.port
     problem = address_problem("127.0.0.1", taken)
     assert problem == "Address already in use"
-    second = HeadwayServer(serving.registry, ServerSettings(store=classifier_store, port=taken))
+    second = HeadwayServer(serving.host, ServerSettings(store=classifier_store, port=taken))
     with pytest.raises(HeadwayError, match=f"cannot listen on 127.0.0.1:{taken}"):
         await second.start()
 
@@ -163,12 +165,39 @@ async def test_a_message_past_the_limit_is_refused_with_limit_and_value(serve, c
         assert (await classify(serving, "goal")).results
 
 
+async def test_a_request_of_texts_is_held_to_less_than_one_of_images(serve, classifier_store):
+    async with serve(classifier_store, max_text_kib=64) as serving:  # 2 x 16 x 64 KiB is less than 8 MiB
+        failure = await failure_of(classify(serving, "x" * 2**23))
+        assert (failure.code, failure.field) == (grpc.StatusCode.INVALID_ARGUMENT, "request")
+        assert "bytes, the limit of this service is 8388608; send it in several calls" in failure.message
+        failure = await failure_of(classify(serving, "x" * (2**23 - 100)))
+        assert failure.field == "texts[0]"
+        request = images_pb.ClassifyImageRequest(images=[b"x" * (2**23 + 1)])
+        assert (await failure_of(serving.images.ClassifyImage(request))).field == "images[0]"
+
+
+async def test_more_bytes_of_requests_than_are_taken_on_at_once_are_refused_unparsed(serve, classifier_store):
+    async with serve(classifier_store, max_inflight_mib=1, max_text_kib=1024) as serving:
+        [model] = [model for model in serving.host.models if model.bundle.manifest.name == "topics"]
+        texts = ["goal " * 30] * 200
+        with model._batcher._lanes:
+            running = [asyncio.ensure_future(classify(serving, "x" * 600_000, truncate=True))]
+            await until(lambda: serving.server.calls.num_running == 1)
+            failure = await failure_of(classify(serving, "x" * 600_000))
+            assert (failure.code, failure.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED")
+            assert "bytes of calls waiting, the limit is 1048576" in failure.message
+            assert failure.retry_after_s > 0
+            running.append(asyncio.ensure_future(classify(serving, *texts)))
+            await until(lambda: serving.server.calls.num_running == 2)
+        assert [len((await call).results) for call in running] == [1, 200]
+
+
 async def test_a_full_queue_is_told_with_a_time_to_come_back(serve, classifier_store):
     async with serve(classifier_store, batching={"max_waiting_texts": 256}) as serving:
-        [model] = [model for model in serving.registry.models if model.bundle.manifest.name == "topics"]
+        [model] = [model for model in serving.host.models if model.bundle.manifest.name == "topics"]
         with model._batcher._lanes:
             first = asyncio.ensure_future(classify(serving, *["goal"] * 200))
-            await until(lambda: model._admission._num_admitted == 200)
+            await until(lambda: model._admission.num_admitted == 200)
             failure = await failure_of(classify(serving, *["goal"] * 57))
         assert (failure.code, failure.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED")
         assert failure.retry_after_s > 0
@@ -181,35 +210,35 @@ async def test_a_full_queue_is_told_with_a_time_to_come_back(serve, classifier_s
 
 async def test_calls_past_the_most_that_may_run_are_refused(serve, classifier_store):
     async with serve(classifier_store, max_calls=1) as serving:
-        [model] = [model for model in serving.registry.models if model.bundle.manifest.name == "topics"]
+        [model] = [model for model in serving.host.models if model.bundle.manifest.name == "topics"]
         with model._batcher._lanes:
             running = asyncio.ensure_future(classify(serving))
-            await until(lambda: serving.server._interceptor.num_running == 1)
+            await until(lambda: serving.server.calls.num_running == 1)
             failure = await failure_of(classify(serving))
             assert failure.code is grpc.StatusCode.RESOURCE_EXHAUSTED
         await running
         await classify(serving)
 
 
-async def test_a_call_past_its_deadline_ends_and_leaves_nothing_behind(serving, busy, interceptor):
+async def test_a_call_past_its_deadline_ends_and_leaves_nothing_behind(serving, busy, calls):
     with busy:
         failure = await failure_of(classify(serving, *["goal"] * 100, timeout=0.2))
         assert failure.code is grpc.StatusCode.DEADLINE_EXCEEDED
-        await until(lambda: interceptor.num_running == 0)
+        await until(lambda: calls.num_running == 0)
     assert (await classify(serving)).results
 
 
-async def test_a_cancelled_call_is_dropped(serving, busy, interceptor):
+async def test_a_cancelled_call_is_dropped(serving, busy, calls):
     with busy:
         call = classify(serving, *["goal"] * 100)
-        await until(lambda: interceptor.num_running == 1)
+        await until(lambda: calls.num_running == 1)
         call.cancel()
-        await until(lambda: interceptor.num_running == 0)
+        await until(lambda: calls.num_running == 0)
     assert (await classify(serving)).results
 
 
 async def test_a_bug_is_answered_with_an_incident_and_the_server_goes_on(serving, monkeypatch):
-    [model] = [model for model in serving.registry.models if model.bundle.manifest.name == "topics"]
+    [model] = [model for model in serving.host.models if model.bundle.manifest.name == "topics"]
     monkeypatch.setattr(model._batcher._model, "_graph", None)
     failure = await failure_of(classify(serving))
     assert (failure.code, failure.reason) == (grpc.StatusCode.INTERNAL, "INTERNAL")
@@ -222,12 +251,12 @@ async def test_a_bug_is_answered_with_an_incident_and_the_server_goes_on(serving
 # Drain
 
 
-async def test_draining_refuses_new_calls_finishes_running_ones_and_flips_health(serving, busy, interceptor):
+async def test_draining_refuses_new_calls_finishes_running_ones_and_flips_health(serving, busy, calls):
     with busy:
         running = asyncio.ensure_future(classify(serving))
-        await until(lambda: interceptor.num_running == 1)
+        await until(lambda: calls.num_running == 1)
         stopping = asyncio.create_task(serving.server.stop())
-        await until(lambda: interceptor._draining)
+        await until(lambda: calls.is_draining)
         assert await health_of(serving) == NOT_SERVING
         assert await health_of(serving, "headway.v1.TextClassificationService") == NOT_SERVING
         failure = await failure_of(classify(serving))
@@ -247,7 +276,7 @@ async def test_a_health_watcher_is_told_of_the_drain(serving):
 
 async def test_a_call_that_still_waits_after_the_drain_is_cut_off(serve, classifier_store):
     async with serve(classifier_store, drain_timeout=0.05) as serving:
-        [model] = [model for model in serving.registry.models if model.bundle.manifest.name == "topics"]
+        [model] = [model for model in serving.host.models if model.bundle.manifest.name == "topics"]
         with model._batcher._lanes:
             first = asyncio.ensure_future(classify(serving))  # taken by a thread and waiting for its turn
             await until(lambda: model._batcher._num_taken == 1)

@@ -197,13 +197,13 @@ async def test_a_vector_of_zeros_stays_one(serving):
 async def test_a_model_without_embeddings_names_those_that_have_them(serving):
     failure = await failure_of(serving.texts.EmbedText(pb.EmbedTextRequest(model="plain", texts=["goal"])))
     assert (failure.code, failure.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "WRONG_TASK")
-    assert "offers no embeddings of texts; ask only-pairs, pairs, several, single, tagger" in failure.message
+    assert "cannot embed texts; ask only-pairs, pairs, several, single, tagger" in failure.message
     failure = await failure_of(serving.texts.EmbedText(pb.EmbedTextRequest(model="colours", texts=["goal"])))
-    assert "colours/1 offers no embeddings of texts" in failure.message
+    assert "colours/1 cannot embed texts" in failure.message
     failure = await failure_of(serving.texts.EmbedText(pb.EmbedTextRequest(texts=["goal"])))
     assert (failure.code, failure.field) == (grpc.StatusCode.INVALID_ARGUMENT, "model")
     failure = await failure_of(serving.images.EmbedImage(images_pb.EmbedImageRequest(model="single", images=[b"x"])))
-    assert "offers no embeddings of images; ask colours" in failure.message
+    assert "cannot embed images; ask colours" in failure.message
 
 
 async def test_where_nothing_offers_embeddings_the_call_is_refused(serve, tmp_path):

@@ -4,6 +4,7 @@ from contextlib import asynccontextmanager
 
 import grpc
 import pytest
+from edge import make_interceptor
 from numpy_decoder import NumpyEncoder
 from rpc_failures import failure_of
 from tiny_engine import VOCAB_SIZE, make_decoder, make_generation_model, make_translation_model
@@ -12,9 +13,8 @@ from headway.v1 import generation_service_pb2 as generation
 from headway.v1 import generation_service_pb2_grpc as generation_grpc
 from headway.v1 import translation_service_pb2 as translation
 from headway.v1 import translation_service_pb2_grpc as translation_grpc
-from headway_server.serving.host import ModelRegistry
+from headway_server.serving.host import ModelHost
 from headway_server.transports.grpc.generation import GenerationService
-from headway_server.transports.grpc.interceptor import CallInterceptor
 from headway_server.transports.grpc.translation import TranslationService
 
 LONG = "a" * 101
@@ -30,14 +30,14 @@ CALLS = {
 async def serving(max_text_bytes: int):
     """Gives the methods of both services by name."""
     encoder = NumpyEncoder(vocab_size=VOCAB_SIZE)
-    registry = ModelRegistry([make_generation_model(make_decoder()), make_translation_model(make_decoder(), encoder)])
-    registry.start()
-    server = grpc.aio.server(interceptors=[CallInterceptor()])
+    host = ModelHost([make_generation_model(make_decoder()), make_translation_model(make_decoder(), encoder)])
+    host.start()
+    server = grpc.aio.server(interceptors=[make_interceptor()])
     generation_grpc.add_GenerationServiceServicer_to_server(
-        GenerationService(registry, max_text_bytes=max_text_bytes), server
+        GenerationService(host, max_text_bytes=max_text_bytes), server
     )
     translation_grpc.add_TranslationServiceServicer_to_server(
-        TranslationService(registry, max_text_bytes=max_text_bytes), server
+        TranslationService(host, max_text_bytes=max_text_bytes), server
     )
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
@@ -50,7 +50,7 @@ async def serving(max_text_bytes: int):
             yield {name: method for stub in stubs for name, method in vars(stub).items()}
     finally:
         await server.stop(None)
-        registry.close()
+        host.close()
 
 
 async def read_all(call):

@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 
 import grpc
 import pytest
+from edge import make_interceptor
 from numpy_decoder import NumpyEncoder
 from rpc_failures import failure_of
 from tiny_engine import EOS_ID, VOCAB_SIZE, make_decoder, make_translation_model, slow_down
@@ -13,8 +14,7 @@ from waiting import until
 from headway.v1 import common_pb2
 from headway.v1 import translation_service_pb2 as pb
 from headway.v1 import translation_service_pb2_grpc as pb_grpc
-from headway_server.serving.host import ModelRegistry
-from headway_server.transports.grpc.interceptor import CallInterceptor
+from headway_server.serving.host import ModelHost
 from headway_server.transports.grpc.translation import TranslationService
 
 SLOTS = 8
@@ -37,20 +37,19 @@ async def serving(*, step_s: float = 0.01, max_waiting: int = 8):
     decoder.output[:, EOS_ID] = 0
     slow_down(decoder, step_s)
     model = make_translation_model(decoder, NumpyEncoder(vocab_size=VOCAB_SIZE), max_waiting=max_waiting)
-    registry = ModelRegistry([model])
-    registry.start()
-    server = grpc.aio.server(interceptors=[CallInterceptor()])
-    pb_grpc.add_TranslationServiceServicer_to_server(TranslationService(registry), server)
+    host = ModelHost([model])
+    host.start()
+    server = grpc.aio.server(interceptors=[make_interceptor()])
+    pb_grpc.add_TranslationServiceServicer_to_server(TranslationService(host), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         yield pb_grpc.TranslationServiceStub(channel)
     await server.stop(None)
-    await model.drain(10)
+    await until(lambda: model._admission.num_admitted == 0)
     scheduler = model._lanes._engines[0]._stepper.scheduler
     await until(lambda: scheduler.num_free == SLOTS and not scheduler.has_work)
-    assert model._admission._num_admitted == 0
-    registry.close()
+    host.close()
 
 
 def request(*texts: str, **wishes) -> pb.TranslateTextRequest:

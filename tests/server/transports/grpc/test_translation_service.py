@@ -7,7 +7,10 @@ from typing import Any
 
 import grpc
 import pytest
+from edge import make_interceptor
+from loading import loading
 from rpc_failures import failure_of
+from waiting import until
 
 from headway.v1 import common_pb2
 from headway.v1 import translation_service_pb2 as pb
@@ -15,9 +18,8 @@ from headway.v1 import translation_service_pb2_grpc as pb_grpc
 from headway_server.bundles import Precision, open_bundle
 from headway_server.decoding.settings import EngineSettings
 from headway_server.runtime import Runtime
-from headway_server.serving.host import ModelRegistry
+from headway_server.serving.host import ModelHost
 from headway_server.tasks.translation.model import TranslationModel
-from headway_server.transports.grpc.interceptor import CallInterceptor
 from headway_server.transports.grpc.translation import TranslationService
 
 
@@ -29,20 +31,19 @@ def bundle(tiny_store: Path) -> Any:
 @pytest.fixture
 async def stub(bundle: Any, runtime: Runtime) -> AsyncIterator["pb_grpc.TranslationServiceAsyncStub"]:
     settings = EngineSettings(num_slots=8, max_waiting=40)
-    model = TranslationModel.load(bundle, runtime, settings, precision=Precision.FP32)
-    registry = ModelRegistry([model])
-    registry.start()
-    server = grpc.aio.server(interceptors=[CallInterceptor()])
-    pb_grpc.add_TranslationServiceServicer_to_server(TranslationService(registry, max_text_bytes=2000), server)
+    model = TranslationModel.load(bundle, runtime, loading(engine=settings, precision=Precision.FP32))
+    host = ModelHost([model])
+    host.start()
+    server = grpc.aio.server(interceptors=[make_interceptor()])
+    pb_grpc.add_TranslationServiceServicer_to_server(TranslationService(host, max_text_bytes=2000), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         yield pb_grpc.TranslationServiceStub(channel)
     await server.stop(None)
-    await model.drain(5)
+    await until(lambda: model._admission.num_admitted == 0)
     assert model._lanes._engines[0]._stepper.scheduler.num_free == 8
-    assert model._admission._num_admitted == 0
-    registry.close()
+    host.close()
 
 
 def request(*texts: str, parameters: dict[str, Any] | None = None, **fields: Any) -> pb.TranslateTextRequest:

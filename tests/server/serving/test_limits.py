@@ -1,9 +1,9 @@
-"""What the servicers check before they delegate."""
+"""What the inputs of a call are held to."""
 
 import pytest
 
 from headway_server.errors import InvalidInputError
-from headway_server.transports.grpc.messages import check_text, check_texts
+from headway_server.serving.limits import check_text, check_texts
 
 
 def test_texts_are_named_by_their_place():

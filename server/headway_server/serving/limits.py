@@ -1,0 +1,79 @@
+"""What the inputs of a call are held to before anything is done for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from headway_server.errors import InvalidInputError
+from headway_server.settings import TEXTS_OF_A_CALL
+
+
+def check_count(field: str, count: int, maximum: int, advice: str = "send them in several calls") -> None:
+    """Checks how many elements a repeated field has; `advice` is for callers who give more than `maximum`.
+
+    Raises:
+        InvalidInputError: There are none, or more than `maximum`.
+    """
+    if count < 1:
+        raise InvalidInputError(field, f"is empty; give 1 to {maximum}")
+    if count > maximum:
+        raise InvalidInputError(field, f"has {count} elements, the limit is {maximum}; {advice}")
+
+
+def check_text(field: str, text: str, max_bytes: int) -> str:
+    """Checks one text and returns its name for messages.
+
+    The size is checked before the text is tokenized, which takes a thousand times as long.
+
+    Raises:
+        InvalidInputError: It is empty, or has more than `max_bytes` in UTF-8.
+    """
+    if not text:
+        raise InvalidInputError(field, "is empty; give at least one character")
+    if (size := num_bytes(text)) > max_bytes:
+        raise InvalidInputError(field, f"has {size} bytes, the limit is {max_bytes}; split or shorten it")
+    return field
+
+
+def check_texts(field: str, texts: Sequence[str], maximum: int, max_bytes: int) -> list[str]:
+    """Checks the texts of a call and returns the name of each for messages, such as `texts[3]`.
+
+    Raises:
+        InvalidInputError: There are none, or more than `maximum`; one is empty or has more than `max_bytes` in UTF-8;
+            or together they have more than 16 times `max_bytes`.
+    """
+    check_count(field, len(texts), maximum)
+    names = [check_text(f"{field}[{index}]", text, max_bytes) for index, text in enumerate(texts)]
+    check_size_of_call(field, texts, max_bytes)
+    return names
+
+
+def check_size_of_call(field: str, texts: Iterable[str], max_bytes: int) -> None:
+    """Checks the size of all texts of a call, each of at most `max_bytes`.
+
+    Raises:
+        InvalidInputError: Together they have more than 16 times `max_bytes`.
+    """
+    limit = TEXTS_OF_A_CALL * max_bytes
+    if (size := sum(map(num_bytes, texts))) > limit:
+        raise InvalidInputError(
+            field, f"has {size} bytes in all, the limit of a call is {limit}; send them in several calls"
+        )
+
+
+def num_bytes(text: str) -> int:
+    """Returns the size of a text in UTF-8."""
+    return len(text) if text.isascii() else len(text.encode())
+
+
+def check_top_k(top_k: int, num_labels: int) -> int:
+    """Returns how many labels to answer; 0 asks for all of them.
+
+    Raises:
+        InvalidInputError: It is below 0 or more than the model has.
+    """
+    if not 0 <= top_k <= num_labels:
+        raise InvalidInputError(
+            "top_k", f"is {top_k}, the model has {num_labels} labels; give 1 to {num_labels}, or 0 for all"
+        )
+    return top_k or num_labels

@@ -1,0 +1,77 @@
+"""The heartbeat of threads that run models, and ending them in a bounded time."""
+
+import threading
+import time
+
+import pytest
+import structlog
+
+from headway_server.runtime.threads import Heartbeat, join_threads
+
+
+@pytest.fixture
+def now(monkeypatch) -> list[float]:
+    clock = [100.0]
+    monkeypatch.setattr("headway_server.runtime.threads.time.monotonic", lambda: clock[0])
+    return clock
+
+
+def test_a_heartbeat_counts_from_the_beginning_of_the_work_that_runs(now):
+    heartbeat = Heartbeat()
+    assert heartbeat.stalled_s() == 0.0
+    heartbeat.beat()
+    now[0] += 3
+    assert heartbeat.stalled_s() == 3.0
+    heartbeat.beat()
+    assert heartbeat.stalled_s() == 0.0
+    now[0] += 2
+    heartbeat.rest()
+    assert heartbeat.stalled_s() == 0.0
+    heartbeat.rest()
+
+
+def test_work_that_fails_is_over(now):
+    heartbeat = Heartbeat()
+    with pytest.raises(ZeroDivisionError), heartbeat.working():
+        raise ZeroDivisionError
+    now[0] += 5
+    assert heartbeat.stalled_s() == 0.0
+
+
+def test_of_several_threads_the_one_that_is_stuck_counts():
+    heartbeat, stuck, go_on = Heartbeat(), threading.Event(), threading.Event()
+
+    def hang() -> None:
+        with heartbeat.working():
+            stuck.set()
+            go_on.wait()
+
+    thread = threading.Thread(target=hang, daemon=True)
+    thread.start()
+    stuck.wait()
+    time.sleep(0.02)
+    with heartbeat.working():
+        assert heartbeat.stalled_s() >= 0.02
+    go_on.set()
+    thread.join()
+    assert heartbeat.stalled_s() == 0.0
+
+
+def test_threads_that_end_are_waited_for_and_one_that_hangs_is_logged_with_its_place():
+    release = threading.Event()
+    threads = [
+        threading.Thread(target=time.sleep, args=(0.01,), name="quick", daemon=True),
+        threading.Thread(target=release.wait, name="hung", daemon=True),
+        threading.Thread(target=release.wait, name="never started", daemon=True),
+    ]
+    for thread in threads[:2]:
+        thread.start()
+    began = time.monotonic()
+    with structlog.testing.capture_logs() as lines:
+        assert not join_threads(threads, owner="topics/1", timeout_s=0.1)
+    assert time.monotonic() - began < 5
+    [line] = lines
+    assert (line["owner"], line["thread"], line["log_level"]) == ("topics/1", "hung", "error")
+    assert "wait (threading.py:" in line["at"]
+    release.set()
+    assert join_threads(threads, owner="topics/1", timeout_s=10)
