@@ -146,11 +146,11 @@ def generation(
         run.measure((1, 8, 32))
         running = _prompts(model, inputs.PROMPTS[0], 1024 - 128, count=128).write(run.folder)
         newcomers = _prompts(model, inputs.LONG_PROMPTS, 16, count=128).write(run.folder)
-        asked = {"running": str(running), "num_running": 31, "newcomers": str(newcomers), "count": 2 if quick else 20}
-        run.extra["newcomers"] = found = run.worker("caller").ask(address=address, **asked)
+        asked = {"running": str(running), "newcomers": str(newcomers), "num_running": 31, "address": address}
+        run.extra["newcomers"] = found = run.worker("caller").ask(**asked, count=2 if quick else 20)
         gap, first, idle = found["gap_ms"], found["first_token_ms"], found["idle_first_token_ms"]
         run.notes.append(
-            f"31 streams and a newcomer of 256 tokens every second, {first['count']} of them (int8): gap between tokens "
+            f"31 streams and {first['count']} newcomers of 256 tokens, one a second (int8): gap between tokens "
             f"{gap['median']:.1f} ms, p99 {gap['p99']:.1f}, max {gap['max']:.1f}; a newcomer's first token "
             f"{first['median']:.1f} ms, p95 {first['p95']:.1f}; on an idle server {idle['median']:.1f}"
         )

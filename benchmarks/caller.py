@@ -230,7 +230,8 @@ class Caller:
                 yield Sender(prepared, self._plan(case, 1, 1, 0), [*inputs[first:], *inputs[:first]])
         elif protocol == "echo":
             async with grpc.aio.insecure_channel(address) as channel:
-                yield _RawSender(channel.unary_unary(ECHO_METHOD), [text.encode() for text in texts])
+                echo: Any = channel.unary_unary(ECHO_METHOD)
+                yield _RawSender(echo, [text.encode() for text in texts])
         else:
             path, body = _HTTP[protocol]
             http = _Http(address, path)

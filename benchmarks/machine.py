@@ -14,8 +14,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from benchmarks.worker import ROOT, ContestantError
 from headway_server.runtime import has_exact_int8, usable_cores
 
@@ -36,7 +34,7 @@ def describe_run() -> dict[str, Any]:
             "processor": next(names, "") or platform.processor() or platform.machine(),
             "usable_cores": usable_cores(),
             "has_exact_int8": has_exact_int8(),
-            "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+            "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
             "load_average": [round(load, 2) for load in os.getloadavg()],
             "gpus": gpus.splitlines() if gpus else [],
             "system": f"{platform.system()} {platform.release()} {platform.machine()}",

@@ -4,6 +4,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -47,7 +48,10 @@ class Contestant(Protocol):
 
     name: str
     kind: Kind
-    versions: Mapping[str, str]
+
+    @property
+    def versions(self) -> Mapping[str, str]:
+        """Of what it is made of."""
 
     def measure(self, loads: Sequence[Load]) -> Iterator[tuple[Load, Figures]]:
         """Measures loads of one case once each; raises `ContestantError` if it cannot."""
@@ -139,11 +143,11 @@ def format_report(report: Mapping[str, Any]) -> Iterator[str]:
         callers = list(dict.fromkeys(load["callers"] for loads in rows.values() for load in loads))
         yield from ("", f"{case['name']}: {case['source']}")
         for figure, title in _TITLES.items():
-            yield from _table(title, callers, rows, lambda load, figure=figure: _number(load.get(figure)))
+            yield from _table(title, callers, rows, partial(_figure, figure))
             if any(load["rate"] == figure for loads in rows.values() for load in loads):
                 ratios = f"{report['rows'][0]['name']}, times the row: median of the rounds' ratios (least-greatest)"
                 others = dict(list(rows.items())[1:])
-                yield from _table(ratios, (), others, lambda load: _ratio(load.get("ours_times")))
+                yield from _table(ratios, (), others, _ratio)
         for row in report["rows"]:
             if case["name"] in row["errors"]:
                 yield f"  {row['name']} was not measured: {row['errors'][case['name']]}"
@@ -163,9 +167,11 @@ def _table(
             yield f"  {name:<{_NAME_WIDTH - 2}}" + "".join(f"{one or '-':>{_CELL_WIDTH}}" for one in lines[name])
 
 
-def _number(value: float | None) -> str:
+def _figure(name: str, load: Mapping[str, Any]) -> str:
+    value = load.get(name)
     return "" if not value else f"{value:,.0f}" if isinstance(value, int) or value >= 1000 else f"{value:.3g}"
 
 
-def _ratio(times: Mapping[str, float] | None) -> str:
+def _ratio(load: Mapping[str, Any]) -> str:
+    times = load.get("ours_times")
     return f"{times['median']:.2f} ({times['least']:.2f}-{times['greatest']:.2f})" if times else ""

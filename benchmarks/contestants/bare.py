@@ -62,8 +62,10 @@ class Bare:
         return runner, encoder, bundle.manifest.special_tokens
 
     def _ways(self, order: str, model: Any, case: Case, callers: int) -> Mapping[str, Run]:
-        if isinstance(model[0], DecoderRunner):
-            return {"": _BareLoop(*model, case, min(callers, self._num_slots // case["beam_size"])).run}
+        if len(model) > 2:
+            runner, encoder, special_tokens = model
+            num_inputs = min(callers, self._num_slots // case["beam_size"])
+            return {"": _BareLoop(runner, encoder, special_tokens, case, num_inputs).run}
         classifier, items = model
         run, collate = classifier.run, classifier.inputs.collate
         return classifying_ways(items, callers, collate=collate, run=run, orders=(order,))
@@ -72,7 +74,9 @@ class Bare:
 class _BareLoop:
     """Decodes with every row busy."""
 
-    def __init__(self, runner: DecoderRunner, encoder: EncoderRunner | None, special_tokens: Any, case: Case, n: int):
+    def __init__(
+        self, runner: DecoderRunner, encoder: EncoderRunner | None, special_tokens: Any, case: Case, n: int
+    ) -> None:
         self._runner, self._encoder, self._special_tokens = runner, encoder, special_tokens
         limits = case["new_tokens"] or [case["max_new_tokens"] or runner.max_length] * len(case["token_ids"])
         self._inputs: Iterator[tuple[list[int], int]] = cycle(zip(case["token_ids"], limits, strict=True))

@@ -41,8 +41,8 @@ class Inputs:
         left, top = (size[0] - width) // 2, (size[1] - height) // 2
         image = image.resize(size, Image.Resampling[settings["interpolation"].upper()])
         pixels = np.asarray(image.crop((left, top, left + width, top + height)), np.float32) / np.float32(255)
-        pixels = (pixels - np.array(settings["mean"], np.float32)) / np.array(settings["std"], np.float32)
-        return np.ascontiguousarray(pixels.transpose(2, 0, 1))
+        mean, std = (np.array(settings[name], np.float32) for name in ("mean", "std"))
+        return np.ascontiguousarray(((pixels - mean) / std).transpose(2, 0, 1))
 
     def collate(self, items: Sequence[NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """Makes the graph's inputs; texts are padded to the longest."""

@@ -46,7 +46,7 @@ class _Library:
         else:
             spec = GPT2Loader().get_model_spec(make_gpt2(weights))
             spec.register_vocabulary(self._tokens)
-            spec.config.bos_token = spec.config.eos_token = spec.config.unk_token = "<|endoftext|>"
+            spec.config.bos_token = spec.config.eos_token = spec.config.unk_token = self._tokens[-1]
         spec.validate()
         spec.optimize(quantization="int8")
         return spec

@@ -19,8 +19,8 @@ async def _give_back(request: bytes, _: grpc.aio.ServicerContext[Any, Any]) -> b
 async def _serve() -> None:
     server = grpc.aio.server()
     _, service, method = ECHO_METHOD.split("/")
-    handler = grpc.unary_unary_rpc_method_handler(_give_back)
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
+    handlers: dict[str, Any] = {method: grpc.unary_unary_rpc_method_handler(_give_back)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     sys.stdout.write(f"127.0.0.1:{port}\n")

@@ -100,7 +100,7 @@ def _take_attention_mask(graph: onnx.GraphProto) -> None:
     for name, value in {"zero": 0, "one": 1, "ones": [1]}.items():
         graph.initializer.append(numpy_helper.from_array(np.array(value, np.int64), f"mask.{name}"))
     int32 = {"to": TensorProto.INT32}
-    nodes: list[tuple[str, str, str, dict[str, int]]] = [
+    nodes: list[tuple[str, str, str, dict[str, Any]]] = [
         ("ReduceSum", "attention_mask mask.ones", "mask.lengths", {"keepdims": 0}),
         ("Sub", "mask.lengths mask.one", "mask.last", {}),
         ("Cast", "mask.last", "seqlens_k", int32),

@@ -31,4 +31,5 @@ def _ways(model: tuple[Inputs, list[Any], Any], case: Case, callers: int) -> Map
 
 
 if __name__ == "__main__":
-    serve(Fastest(partial(_load, int(sys.argv[1]), *sys.argv[2:4]), _ways).answer, ["openvino"])
+    load = partial(_load, int(sys.argv[1]), sys.argv[2], sys.argv[3])
+    serve(Fastest(load, _ways).answer, ["openvino"])
