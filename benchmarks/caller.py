@@ -158,7 +158,9 @@ class Caller:
         self._num_used[case] += len(calls)
         tokens_of_all = callers * (plan.max_new_tokens or 0) if self._read(case)["weights"] else 0
         has_tokens = self._read(case)["task"] in ("generation", "translation")
-        return figures_of(calls, recorder, cycle_tokens=tokens_of_all, has_tokens=has_tokens) | {"client_cores": cores}
+        window = recorder.start_s, recorder.end_s
+        figures = figures_of(calls, *window, cycle_tokens=tokens_of_all, has_tokens=has_tokens)
+        return figures | {"client_cores": cores}
 
     async def _newcomers(
         self, *, running: str, newcomers: str, num_running: int, count: int, address: str
@@ -241,16 +243,19 @@ class Caller:
 
 
 def figures_of(
-    calls: Sequence[CallRecord], recorder: Recorder, *, cycle_tokens: int, has_tokens: bool
+    calls: Sequence[CallRecord], start_s: float, end_s: float, *, cycle_tokens: int, has_tokens: bool
 ) -> dict[str, Any]:
-    """Summarises the calls of a load test, those of its warm-up included; the recorder knows the measured window.
+    """Summarises the calls of a load test, those of its warm-up included, for the window from `start_s` to `end_s`.
 
-    Rates count what was done within the window: of a call that was running at its beginning or end, the part of its
-    time that lies within. (The load tester's own rate counts calls that ended within, which is coarse where calls take
-    long.) If all answers have the same length, `cycle_tokens` is that of one answer to every caller: then the rate of
-    streams is taken over a whole number of these, so that it holds as many prompts as answers.
+    Times are those of calls that ended after its beginning. Rates count what was done within it: of a call that was
+    running at its beginning or end, the part of its time that lies within. (The load tester's own rate counts calls
+    that ended within, which is coarse where calls take long.) If all answers have the same length, `cycle_tokens` is
+    that of one answer to every caller: then the rate of streams is taken over a whole number of these, so that it holds
+    as many prompts as answers.
     """
-    start_s, end_s = recorder.start_s, recorder.end_s
+    recorder = Recorder()
+    for call in (call for call in calls if call.ended_s >= start_s):
+        recorder.add(call)
     answered = [call for call in calls if call.outcome == OK]
     parts = [
         max(0.0, min(call.ended_s, end_s) - max(call.sent_s, start_s)) / (call.ended_s - call.sent_s)
@@ -268,7 +273,7 @@ def figures_of(
         figures |= {f"token_gap_p{percent}_ms": recorder.token_gap.percentile_ms(percent) for percent in (50, 99)}
         times_s = sorted(time_s for call in answered for time_s in _token_times(call) if start_s <= time_s < end_s)
         count = (len(times_s) - 1) // cycle_tokens * cycle_tokens if cycle_tokens else 0
-        per_s = count / (times_s[count] - times_s[0]) if count else len(times_s) / (end_s - start_s)
+        per_s = count / (times_s[count] - times_s[0]) if count > 0 else len(times_s) / (end_s - start_s)
         figures["tokens_per_s"] = per_s
     elif has_tokens:
         tokens = sum(call.token_count * part for call, part in zip(answered, parts, strict=True))

@@ -14,7 +14,7 @@ from benchmarks.inputs import AG_NEWS, MULTI30K, PROMPTS, make_tokenizer, random
 from benchmarks.measure import Figures, Load, Results, format_report, medians, paired_ratio
 from benchmarks.worker import ContestantError, Process, foreign_environment, tree_environment
 
-from headway_client.load.recorder import CallRecord, Recorder
+from headway_client.load.recorder import CallRecord
 
 
 def call(sent_s: float, ended_s: float, tokens: Sequence[tuple[float, int]] = (), token_count: int = 0) -> CallRecord:
@@ -23,10 +23,7 @@ def call(sent_s: float, ended_s: float, tokens: Sequence[tuple[float, int]] = ()
 
 
 def figures(calls: Sequence[CallRecord], *, cycle_tokens: int = 0, has_tokens: bool = False) -> Figures:
-    recorder = Recorder(start_s=10.0, end_s=20.0)
-    for one in calls:
-        recorder.add(one)
-    return figures_of(calls, recorder, cycle_tokens=cycle_tokens, has_tokens=has_tokens)
+    return figures_of(calls, 10.0, 20.0, cycle_tokens=cycle_tokens, has_tokens=has_tokens)
 
 
 @pytest.mark.parametrize("lengths", [*PROMPTS, MULTI30K, AG_NEWS], ids=lambda lengths: lengths.name)
@@ -48,7 +45,8 @@ def test_a_full_size_vocabulary_has_exactly_its_tokens() -> None:
 def test_calls_count_by_the_part_of_their_time_within_the_window() -> None:
     measured = figures([call(5, 15), call(12, 13), call(18, 28), call(1, 2)])
     assert measured["inputs_per_s"] == pytest.approx((0.5 + 1 + 0.2) / 10)
-    assert measured["error_count"] == 0
+    assert (measured["call_count"], measured["error_count"]) == (3, 0)
+    assert measured["latency_p50_ms"] == pytest.approx(10_000, rel=0.01)
     tokens = figures([call(5, 15, token_count=20), call(12, 13, token_count=4)], has_tokens=True)
     assert tokens["tokens_per_s"] == pytest.approx((10 + 4) / 10)
 
