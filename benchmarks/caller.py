@@ -22,20 +22,24 @@ import numpy as np
 
 from benchmarks.worker import serve
 from headway_client import AsyncClient
-from headway_client.load.plan import LoadPlan, LoadTask
+from headway_client.load import LoadPlan, LoadRunner, LoadTask
 from headway_client.load.recorder import OK, CallRecord, Recorder
-from headway_client.load.runner import LoadRunner
-from headway_client.load.sender import Sender
 from headway_client.retry import NO_RETRIES
+
+try:
+    from headway_client.load import Sender
+except ImportError:  # in trees up to commit 59592ab
+    from headway_client.load.sender import Sender  # type: ignore[import-not-found, no-redef]
 
 ECHO_METHOD = "/headway.benchmarks.Echo/Echo"
 _TASKS = {
-    "generation": ("generate",),
-    "translation": ("translate",),
-    "text_classification": ("classify", "classify-text"),
-    "image_classification": ("label", "classify-image"),
+    "generation": ("generate-text", "generate"),
+    "translation": ("translate-text", "translate"),
+    "text_classification": ("classify-text", "classify"),
+    "token_classification": ("classify-tokens",),
+    "image_classification": ("classify-image", "label"),
 }
-"""By a bundle's task: what the load tester calls it, in this tree or in others."""
+"""By a bundle's task: what the load tester calls it, in this tree and in those up to commit 59592ab."""
 _HTTP: dict[str, tuple[str, Callable[[str], Any]]] = {
     "litserve": ("/predict", lambda text: {"input": text}),
     "bentoml": ("/classify", lambda text: {"inputs": [text]}),
@@ -201,8 +205,11 @@ class Caller:
 
     def _plan(self, case: str, callers: int, duration_s: float, warmup_s: float) -> LoadPlan:
         data = self._read(case)
+        task = next((task for task in LoadTask if task.value in _TASKS[data["task"]]), None)
+        if task is None:
+            raise ValueError(f"the load tester of this tree has no task for {data['task']}")
         return LoadPlan(
-            task=next(task for task in LoadTask if task.value in _TASKS[data["task"]]),
+            task=task,
             concurrency=callers,
             duration_s=duration_s,
             warmup_s=warmup_s,

@@ -19,7 +19,6 @@ from PIL import Image, ImageOps
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from headway_client.load import samples
-from headway_client.load.pictures import sample_pictures
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _SPACE = "\u0120"
@@ -187,6 +186,7 @@ _TEXTS = {
     "generation": (samples.PROMPTS, "tinyshakespeare/input.txt"),
     "translation": (samples.SENTENCES, "multi30k/test_2016_flickr.en.gz"),
     "text_classification": (samples.HEADLINES, "ag_news/test*.csv.gz"),
+    "token_classification": (samples.SENTENCES, "multi30k/test_2016_flickr.en.gz"),
 }
 """By task: the load tester's own inputs, and the file in the folder of data sets."""
 
@@ -211,7 +211,7 @@ def photographs(folder: Path | None, *, longer_side: int) -> tuple[str, tuple[by
     """
     files = sorted(file for file in folder.glob("photos/*") if file.suffix in (".jpg", ".png")) if folder else []
     images = []
-    for picture in [file.read_bytes() for file in files] or sample_pictures():
+    for picture in [file.read_bytes() for file in files] or samples.sample_images():
         with Image.open(BytesIO(picture)) as opened:
             image = ImageOps.exif_transpose(opened).convert("RGB")
         scale = longer_side / max(image.size)

@@ -1,4 +1,4 @@
-"""Draws pictures of the things an image model trained on CIFAR-10 knows, so that the demo needs no downloads.
+"""Draws pictures of things that an image model trained on CIFAR-10 knows, so that the demo needs no downloads.
 
 python demo/draw.py FOLDER    writes them as PNG files
 """
@@ -14,13 +14,13 @@ from pathlib import Path
 from PIL import Image, ImageDraw, ImageFilter
 
 SIZE = 128
-"""Width and height of a picture in pixels; shapes below are drawn in these coordinates."""
+"""Width and height of a picture in pixels."""
 
 Colour = tuple[int, int, int]
 
 
 def draw_pictures() -> dict[str, bytes]:
-    """Every picture as PNG, by what it shows."""
+    """Returns every picture as PNG, by what it shows."""
     return {name: _encode(_finish(paint())) for name, paint in _PAINTERS.items()}
 
 
@@ -139,7 +139,7 @@ _PAINTERS: Mapping[str, Callable[[], Image.Image]] = {
 
 
 def _shaded(top: Colour, bottom: Colour) -> Image.Image:
-    """A ground whose colour goes evenly from top to bottom."""
+    """Returns a background whose colour changes evenly from top to bottom."""
     image = Image.new("RGB", (SIZE, SIZE))
     draw = ImageDraw.Draw(image)
     for row in range(SIZE):
@@ -150,7 +150,7 @@ def _shaded(top: Colour, bottom: Colour) -> Image.Image:
 
 
 def _mottled(ground: Colour, spots: Colour, seed: int) -> Image.Image:
-    """A ground of blurred spots, such as grass or leaves; a seed gives the same spots."""
+    """Returns a background of blurred spots, such as grass or leaves. A seed gives the same spots."""
     generator = random.Random(seed)  # noqa: S311 (decoration)
     image = Image.new("RGB", (SIZE, SIZE), ground)
     draw = ImageDraw.Draw(image)
@@ -161,7 +161,7 @@ def _mottled(ground: Colour, spots: Colour, seed: int) -> Image.Image:
 
 
 def _wheels(draw: ImageDraw.ImageDraw, centres: tuple[int, ...], radius: int, axle: int) -> None:
-    """Wheels at the columns `centres`, their axles at row `axle`."""
+    """Draws wheels at the columns `centres`, with their axles at row `axle`."""
     for centre in centres:
         draw.ellipse((centre - radius, axle - radius, centre + radius, axle + radius), fill=(24, 24, 26))
         inner = radius // 2
@@ -169,7 +169,7 @@ def _wheels(draw: ImageDraw.ImageDraw, centres: tuple[int, ...], radius: int, ax
 
 
 def _finish(image: Image.Image) -> Image.Image:
-    """Softens the edges, which a photograph of this size does not have either."""
+    """Blurs the edges, as a photograph of this size does."""
     return image.filter(ImageFilter.GaussianBlur(1.2))
 
 
@@ -180,7 +180,7 @@ def _encode(image: Image.Image) -> bytes:
 
 
 def main() -> None:
-    """Writes the pictures to the folder that is named."""
+    """Writes the pictures to the folder that the command line names."""
     if len(sys.argv) != 2:
         sys.exit("usage: python demo/draw.py FOLDER")
     folder = Path(sys.argv[1])

@@ -1,8 +1,8 @@
-"""Starts a real server on the shipped models and calls everything it offers, as a caller would.
+"""Starts a real server on the shipped models and calls every RPC.
 
     python demo/run.py [IMAGE]... [--store models]
 
-Exit code 0 if every call was answered, 1 if one was not, 2 if an image or the store is not there.
+The exit code is 0 if every call was answered, 1 if one failed, 2 if an image or the store does not exist.
 """
 
 from __future__ import annotations
@@ -12,35 +12,37 @@ from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
-from conversation import Conversation
+from calls import Calls
 from server_process import ServerFailedError, running_server
 
 from headway_client import Client
 
 
 def main(
-    images: Annotated[list[Path] | None, typer.Argument(metavar="[IMAGE]...", help="Image files to label too.")] = None,
-    store: Annotated[Path, typer.Option("--store", help="Folder that holds the bundles.")] = Path("models"),
+    images: Annotated[
+        list[Path] | None, typer.Argument(metavar="[IMAGE]...", help="Image files to classify too.")
+    ] = None,
+    store: Annotated[Path, typer.Option("--store", help="Folder of the bundles.")] = Path("models"),
 ) -> None:
-    """Starts a real server on the shipped models and calls everything it offers."""
+    """Starts a real server on the shipped models and calls every RPC."""
     for path in images or ():
         if not path.is_file():
-            _fail(f"{path}: there is no such file", 2)
+            _fail(f"{path}: no such file", 2)
     if not store.is_dir():
-        _fail(f"{store}: there is no such folder; --store names one that holds bundles", 2)
+        _fail(f"{store}: no such folder; --store must name a folder of bundles", 2)
     started_s = time.perf_counter()
     try:
         with running_server(store) as (address, ready):
             typer.echo(f"{ready} after {time.perf_counter() - started_s:.1f} s")
             with Client(address, timeout_s=120) as client:
                 client.wait_ready()
-                failed = Conversation(client).call_everything(images or [])
+                failed = Calls(client).call_every_rpc(images or [])
     except ServerFailedError as error:
         _fail(str(error), 1)
     typer.echo()
     if failed:
-        _fail(f"not answered: {', '.join(failed)}", 1)
-    typer.echo(f"Every call was answered; {time.perf_counter() - started_s:.1f} s in all. The server is stopped.")
+        _fail(f"failed: {', '.join(failed)}", 1)
+    typer.echo(f"Every call was answered; {time.perf_counter() - started_s:.1f} s in all. The server has stopped.")
 
 
 def _fail(message: str, exit_code: int) -> NoReturn:

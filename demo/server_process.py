@@ -18,17 +18,17 @@ _READY = "headway-server ready on "
 
 
 class ServerFailedError(Exception):
-    """The server ended, or was not ready in time; the message holds what it wrote."""
+    """The server ended or was not ready in time. The message has what it logged."""
 
 
 @contextmanager
 def running_server(store: Path) -> Iterator[tuple[str, str]]:
-    """Runs a server on the bundles of `store`; yields its address and its ready line, and stops it in any case.
+    """Runs a server on the bundles of `store`; yields its address and its ready line, and stops it at the end.
 
     Raises:
         ServerFailedError: The server did not start.
     """
-    # Settings of the caller's own servers must not change this one.
+    # Settings of other servers in the environment must not change this one.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HEADWAY_")}
     command = [sys.executable, "-m", "headway_server", "--store", str(store), "--host", "127.0.0.1", "--port", "0"]
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
@@ -47,9 +47,9 @@ def running_server(store: Path) -> Iterator[tuple[str, str]]:
 
 
 def _ready_line(process: subprocess.Popen[str]) -> str | None:
-    """Waits for the line that announces the address; None if it did not come.
+    """Waits for the line with the address; returns None if it did not come.
 
-    The rest of the output is read and dropped, since a full pipe would block the server.
+    The rest of the output is read and dropped, because a full pipe would block the server.
     """
     lines: SimpleQueue[str | None] = SimpleQueue()
 
@@ -68,7 +68,7 @@ def _ready_line(process: subprocess.Popen[str]) -> str | None:
 
 
 def _stop(process: subprocess.Popen[str]) -> None:
-    """Lets the server drain, and ends it if it does not."""
+    """Asks the server to drain, and kills it if it does not end."""
     if process.poll() is None:
         process.terminate()
     try:

@@ -34,3 +34,23 @@ def tiny_store(tiny_checkpoints: dict[str, Path], tmp_path_factory: pytest.TempP
     for checkpoint in tiny_checkpoints.values():
         export(from_checkpoint(checkpoint), options)
     return store
+
+
+@pytest.fixture(scope="session")
+def llama_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trained checkpoint of a tiny Llama."""
+    import tiny_models
+
+    return tiny_models.llama_checkpoint(tmp_path_factory.mktemp("checkpoints") / "llama")
+
+
+@pytest.fixture(scope="session")
+def llama_store(llama_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with a bundle of that Llama, exported in fp32 and int8."""
+    from headway_export.exporter import ExportOptions, export
+    from headway_export.source import from_checkpoint
+    from headway_server.bundles import Precision
+
+    store = tmp_path_factory.mktemp("store")
+    export(from_checkpoint(llama_checkpoint), ExportOptions(store=store, precisions=(Precision.FP32, Precision.INT8)))
+    return store

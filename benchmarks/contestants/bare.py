@@ -24,6 +24,7 @@ from benchmarks.contestants.classifier import Classifier
 from benchmarks.contestants.in_process import Case, Fastest, Run, classifying_ways
 from benchmarks.worker import serve
 from headway_server.bundles import Precision, open_bundle
+from headway_server.decoding.interfaces import EncoderInput
 from headway_server.decoding.runner.decoder import DecoderRunner
 from headway_server.decoding.runner.encoder import EncoderRunner
 from headway_server.runtime import Runtime
@@ -129,7 +130,8 @@ class _BareLoop:
             for number, ids in zip(numbers.tolist(), sources, strict=True):
                 self._prefill(number, ids)
             return
-        for number, encoded in zip(numbers.tolist(), self._encoder.encode(sources), strict=True):
+        all_encoded = self._encoder.encode([EncoderInput.of_tokens(source) for source in sources])
+        for number, encoded in zip(numbers.tolist(), all_encoded, strict=True):
             self._encoded[number] = encoded
             self._positions[number] = self._num_new[number] = 0
             for row in range(number * self._num_beams, (number + 1) * self._num_beams):

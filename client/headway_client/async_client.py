@@ -3,171 +3,188 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeVar, Unpack
+from typing import Any, Self, TypeVar, Unpack
 
 import grpc
 import grpc.aio
 
-from headway.v1.generation_service_pb2 import StreamGenerateTextResponse
-from headway.v1.translation_service_pb2 import StreamTranslateTextResponse
-from headway_client import generation_requests, requests, translation_requests
-from headway_client.base import BaseClient
-from headway_client.calls import Piece, ResponseT, StreamCall, UnaryCall, serialize
-from headway_client.conversation import Conversation, Conversations
-from headway_client.embeddings import embedding_parts, image_parts, stack_embeddings
+from headway_client import requests
+from headway_client.connection import DEFAULT_TIMEOUT_S, BaseClient, ConnectionOptions
 from headway_client.errors import from_rpc_error
 from headway_client.options import (
-    ClassifyOptions,
+    ClassifyImageOptions,
+    ClassifyTextOptions,
+    ClassifyTokensOptions,
     EmbedImageOptions,
-    EmbedOptions,
-    GenerateOptions,
-    LabelOptions,
-    StreamGenerateOptions,
-    StreamTranslateOptions,
-    TextOptions,
-    TranslateOptions,
+    EmbedTextOptions,
+    GenerateTextOptions,
+    StreamGenerateTextOptions,
+    StreamTranslateTextOptions,
+    Texts,
+    TranslateTextOptions,
+    spell_out,
 )
-from headway_client.requests import Images, Texts
+from headway_client.requests import Call, Conversation, Conversations, Images
 from headway_client.results import (
     Answer,
+    EmbeddingAnswer,
     GeneratedText,
     HealthStatus,
+    ImageClassification,
     ImageEmbedding,
-    ImageLabels,
     ModelDetails,
     ModelList,
     Task,
+    TextClassification,
     TextEmbedding,
-    TextLabels,
-    TextSpans,
+    TokenClassification,
+    TranslatedText,
 )
 from headway_client.retry import NO_RETRIES, Readiness, RetryPolicy
-from headway_client.streams import AsyncStreamRpc, AsyncTextStream, raise_if_closed
-from headway_client.translation_results import TranslatedText
+from headway_client.streams import AsyncTextStream, raise_if_closed
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-MessageT = TypeVar("MessageT", bound=Piece)
 ResultT = TypeVar("ResultT")
+
+MAX_CALLS_AT_ONCE = 4
+"""Calls that the inputs of one method are sent with at the same time."""
 
 
 class AsyncClient(BaseClient):
     """Calls a headway server from one event loop.
 
-    Every method that takes `timeout_s` ends by then, retries included; without one the client's own holds.
-    Its options are described in `headway_client.options`.
+    Each method is an RPC of the API. A call ends within `timeout_s`, retries included; a call without one takes the
+    client's own.
 
     ```python
     async with AsyncClient("127.0.0.1:50051") as client:
-        answer = await client.generate("Once upon a time", max_new_tokens=20)
+        answer = await client.generate_text("Once upon a time", max_new_tokens=20)
     print(answer[0].text)
     ```
     """
 
-    _channel: grpc.aio.Channel | None = None
-    """Made with the first call, because it belongs to the event loop that runs then."""
+    @spell_out
+    def __init__(
+        self,
+        server: str | None = None,
+        *,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        retry: RetryPolicy | None = None,
+        **options: Unpack[ConnectionOptions],
+    ) -> None:
+        """Prepares a client. It connects with its first call.
 
-    async def generate(
-        self, prompts: Texts, *, timeout_s: float | None = None, **options: Unpack[GenerateOptions]
+        What is not given is taken from the environment, see `headway_client.connection`.
+
+        Args:
+            server: Host and port, or another target that gRPC knows. Default: HEADWAY_SERVER, or 127.0.0.1:50051.
+            timeout_s: Longest time of a call that names none, in seconds.
+            retry: When a failed call is tried again. Default: `RetryPolicy()`.
+        """
+        super().__init__(server, timeout_s=timeout_s, retry=retry, **options)
+        self._channel: grpc.aio.Channel | None = None  # opened by the first call, for the event loop that runs then
+
+    @spell_out
+    async def generate_text(
+        self, prompts: Texts, *, timeout_s: float | None = None, **options: Unpack[GenerateTextOptions]
     ) -> Answer[GeneratedText]:
         """Continues every prompt."""
-        return await self._send(generation_requests.generate(prompts, **options), timeout_s)
+        return await self._send(requests.generate_text(prompts, **options), timeout_s)
 
-    def stream_generate(
-        self, prompt: str, *, timeout_s: float | None = None, **options: Unpack[StreamGenerateOptions]
-    ) -> AsyncTextStream[StreamGenerateTextResponse, GeneratedText]:
-        """Continues one prompt and hands out the text as it appears."""
-        return self._stream(generation_requests.stream_generate(prompt, **options), timeout_s)
+    @spell_out
+    def stream_generate_text(
+        self, prompt: str, *, timeout_s: float | None = None, **options: Unpack[StreamGenerateTextOptions]
+    ) -> AsyncTextStream[GeneratedText]:
+        """Continues one prompt and returns the text delta by delta, as it is generated."""
+        return self._stream(requests.stream_generate_text(prompt, **options), timeout_s)
 
+    @spell_out
     async def chat(
-        self, conversations: Conversations, *, timeout_s: float | None = None, **options: Unpack[GenerateOptions]
+        self, conversations: Conversations, *, timeout_s: float | None = None, **options: Unpack[GenerateTextOptions]
     ) -> Answer[GeneratedText]:
-        """Continues a conversation, or each of several, by the model's turn."""
-        return await self._send(generation_requests.chat(conversations, **options), timeout_s)
+        """Continues one conversation or several by the model's turn: GenerateText with conversations."""
+        return await self._send(requests.chat(conversations, **options), timeout_s)
 
+    @spell_out
     def stream_chat(
-        self, conversation: Conversation, *, timeout_s: float | None = None, **options: Unpack[StreamGenerateOptions]
-    ) -> AsyncTextStream[StreamGenerateTextResponse, GeneratedText]:
-        """Continues one conversation by the model's turn and hands out the text as it appears."""
-        return self._stream(generation_requests.stream_chat(conversation, **options), timeout_s)
+        self,
+        conversation: Conversation,
+        *,
+        timeout_s: float | None = None,
+        **options: Unpack[StreamGenerateTextOptions],
+    ) -> AsyncTextStream[GeneratedText]:
+        """Continues one conversation by the model's turn, delta by delta: StreamGenerateText with a conversation."""
+        return self._stream(requests.stream_chat(conversation, **options), timeout_s)
 
-    async def translate(
-        self, texts: Texts, *, timeout_s: float | None = None, **options: Unpack[TranslateOptions]
+    @spell_out
+    async def translate_text(
+        self, texts: Texts, *, timeout_s: float | None = None, **options: Unpack[TranslateTextOptions]
     ) -> Answer[TranslatedText]:
         """Translates every text."""
-        return await self._send(translation_requests.translate(texts, **options), timeout_s)
+        return await self._send(requests.translate_text(texts, **options), timeout_s)
 
-    def stream_translate(
-        self, text: str, *, timeout_s: float | None = None, **options: Unpack[StreamTranslateOptions]
-    ) -> AsyncTextStream[StreamTranslateTextResponse, TranslatedText]:
-        """Translates one text and hands out the translation as it appears."""
-        return self._stream(translation_requests.stream_translate(text, **options), timeout_s)
+    @spell_out
+    def stream_translate_text(
+        self, text: str, *, timeout_s: float | None = None, **options: Unpack[StreamTranslateTextOptions]
+    ) -> AsyncTextStream[TranslatedText]:
+        """Translates one text and returns the translation delta by delta, as it is generated."""
+        return self._stream(requests.stream_translate_text(text, **options), timeout_s)
 
-    async def classify(
-        self, texts: Texts, *, timeout_s: float | None = None, **options: Unpack[ClassifyOptions]
-    ) -> Answer[TextLabels]:
-        """Gives every text its most likely labels."""
-        return await self._send(requests.classify(texts, **options), timeout_s)
+    @spell_out
+    async def classify_text(
+        self, texts: Texts, *, timeout_s: float | None = None, **options: Unpack[ClassifyTextOptions]
+    ) -> Answer[TextClassification]:
+        """Returns the most likely labels of every text."""
+        return await self._send(requests.classify_text(texts, **options), timeout_s)
 
+    @spell_out
     async def classify_tokens(
-        self, texts: Texts, *, timeout_s: float | None = None, **options: Unpack[TextOptions]
-    ) -> Answer[TextSpans]:
-        """Labels spans of every text."""
+        self, texts: Texts, *, timeout_s: float | None = None, **options: Unpack[ClassifyTokensOptions]
+    ) -> Answer[TokenClassification]:
+        """Returns the labelled spans of every text."""
         return await self._send(requests.classify_tokens(texts, **options), timeout_s)
 
-    async def embed(
-        self, texts: Texts, *, timeout_s: float | None = None, **options: Unpack[EmbedOptions]
-    ) -> Answer[TextEmbedding]:
-        """Turns every text into a vector."""
-        return await self._send(requests.embed(texts, **options), timeout_s)
+    @spell_out
+    async def classify_image(
+        self, images: Images, *, timeout_s: float | None = None, **options: Unpack[ClassifyImageOptions]
+    ) -> Answer[ImageClassification]:
+        """Returns the most likely labels of every image, which is given as bytes or by path."""
+        call = await asyncio.to_thread(requests.classify_image, images, **options)  # it may read files
+        return await self._send(call, timeout_s)
 
-    async def embed_texts(
-        self, texts: Texts, *, timeout_s: float | None = None, **options: Unpack[EmbedOptions]
-    ) -> NDArray[np.float32]:
-        """Turns every text into a row of one array, float32 (texts, width); `timeout_s` is that of each call.
+    @spell_out
+    async def embed_text(
+        self, texts: Texts, *, timeout_s: float | None = None, **options: Unpack[EmbedTextOptions]
+    ) -> EmbeddingAnswer[TextEmbedding]:
+        """Returns a vector for every text; `to_numpy()` of the answer is the array of all.
 
-        Any number of texts: those past the limit of a call go with further ones.
+        Any number of texts: more than a call may have are sent with several calls, each within `timeout_s`.
         """
-        parts = embedding_parts(texts, options)
-        return stack_embeddings([await self.embed(part, timeout_s=timeout_s, **own) for part, own in parts])
+        return requests.join(await self._send_all(requests.embed_text(texts, **options), timeout_s))
 
+    @spell_out
     async def embed_image(
         self, images: Images, *, timeout_s: float | None = None, **options: Unpack[EmbedImageOptions]
-    ) -> Answer[ImageEmbedding]:
-        """Turns every image, given as bytes or by path, into a vector."""
-        call = await asyncio.to_thread(requests.embed_image, images, **options)  # it may read files
-        return await self._send(call, timeout_s)
+    ) -> EmbeddingAnswer[ImageEmbedding]:
+        """Returns a vector for every image; `to_numpy()` of the answer is the array of all.
 
-    async def embed_images(
-        self, images: Images, *, timeout_s: float | None = None, **options: Unpack[EmbedImageOptions]
-    ) -> NDArray[np.float32]:
-        """Turns every image into a row of one array, float32 (images, width); `timeout_s` is that of each call.
-
-        Any number of images: those past the limit of a call go with further ones.
+        Any number of images: more than a call may have are sent with several calls, each within `timeout_s`.
         """
-        parts = image_parts(images)
-        return stack_embeddings([await self.embed_image(part, timeout_s=timeout_s, **options) for part in parts])
+        return requests.join(await self._send_all(requests.embed_image(images, **options), timeout_s, reads_files=True))
 
-    async def label(
-        self, images: Images, *, timeout_s: float | None = None, **options: Unpack[LabelOptions]
-    ) -> Answer[ImageLabels]:
-        """Gives every image, given as bytes or by path, its most likely labels."""
-        call = await asyncio.to_thread(requests.label, images, **options)  # it may read files
-        return await self._send(call, timeout_s)
+    async def list_models(self, task: Task | str | None = None, *, timeout_s: float | None = None) -> ModelList:
+        """Lists the loaded models, for one task or all."""
+        return await self._send(requests.list_models(task), timeout_s)
 
-    async def models(self, task: Task | str | None = None, *, timeout_s: float | None = None) -> ModelList:
-        """Lists the loaded models, of one task or of all."""
-        return await self._send(requests.models(task), timeout_s)
-
-    async def model(self, name: str, *, model_version: str = "", timeout_s: float | None = None) -> ModelDetails:
-        """Tells everything about one model."""
-        return await self._send(requests.model(name, model_version=model_version), timeout_s)
+    async def get_model(
+        self, model: str, *, model_version: str | None = None, timeout_s: float | None = None
+    ) -> ModelDetails:
+        """Describes one model."""
+        return await self._send(requests.get_model(model, model_version=model_version), timeout_s)
 
     async def health(self, service: str = "", *, timeout_s: float | None = None) -> HealthStatus:
-        """Asks for the health of the server, or of one service by its full name."""
+        """Returns the health of the server, or of one service by its full name."""
         return await self._send(requests.health(service), timeout_s)
 
     async def wait_ready(self, timeout_s: float = 30.0) -> None:
@@ -176,15 +193,15 @@ class AsyncClient(BaseClient):
         Raises:
             DeadlineExceededError: It does not within `timeout_s` seconds.
         """
-        readiness = Readiness(self._settings.server, timeout_s)
+        readiness = Readiness(self.server, timeout_s)
         while True:
             with readiness:
                 if await self._send(requests.health(), readiness.remaining_s(), NO_RETRIES) is HealthStatus.SERVING:
                     return
             await asyncio.sleep(readiness.pause_s())
 
-    async def close(self) -> None:
-        """Closes the connection; calls that are running are cancelled."""
+    async def aclose(self) -> None:
+        """Closes the connection. Running calls are cancelled."""
         self._closed = True
         if self._channel is not None:
             await self._channel.close()
@@ -195,20 +212,20 @@ class AsyncClient(BaseClient):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.close()
+        await self.aclose()
 
-    async def _send(
-        self, call: UnaryCall[ResponseT, ResultT], timeout_s: float | None, retry: RetryPolicy | None = None
-    ) -> ResultT:
+    async def _send(self, call: Call[ResultT], timeout_s: float | None, retry: RetryPolicy | None = None) -> ResultT:
         """Sends a call until it is answered or its failure is final."""
         attempts = self._attempts(timeout_s, retry)
         rpc = self._open_channel().unary_unary(
-            call.path, request_serializer=serialize, response_deserializer=call.response_type.FromString
+            call.path,
+            request_serializer=requests.serialize,
+            response_deserializer=call.response_type.FromString,
         )
         while True:
             self._check_open()
             try:
-                response = await rpc(call.request, timeout=attempts.remaining_s(), metadata=self._settings.metadata)
+                response = await rpc(call.request, timeout=attempts.remaining_s(), metadata=self._connection.metadata)
             except grpc.RpcError as error:
                 failure = from_rpc_error(error)
                 delay_s = attempts.delay_s(failure)
@@ -221,23 +238,50 @@ class AsyncClient(BaseClient):
             else:
                 return call.read(response)
 
-    def _stream(
-        self, call: StreamCall[MessageT, ResultT], timeout_s: float | None
-    ) -> AsyncTextStream[MessageT, ResultT]:
-        """Opens a stream."""
-        attempts = self._attempts(timeout_s)
+    async def _send_all(
+        self, calls: Iterator[Call[ResultT]], timeout_s: float | None, *, reads_files: bool = False
+    ) -> list[ResultT]:
+        """Sends several calls, `MAX_CALLS_AT_ONCE` at a time; returns their results in order.
+
+        A call that fails cancels the others.
+        """
+        results: dict[int, ResultT] = {}
+        numbered: Iterator[tuple[int, Call[ResultT] | None]] = enumerate(calls)
+        building = asyncio.Lock()
+        end = (0, None)
+
+        async def send_some() -> None:
+            while True:
+                async with building:
+                    number, call = await asyncio.to_thread(next, numbered, end) if reads_files else next(numbered, end)
+                if call is None:
+                    return
+                results[number] = await self._send(call, timeout_s)
+
+        tasks = [asyncio.create_task(send_some()) for _ in range(MAX_CALLS_AT_ONCE)]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        return [results[number] for number in sorted(results)]
+
+    def _stream(self, call: Call[Answer[ResultT] | None], timeout_s: float | None) -> AsyncTextStream[ResultT]:
         rpc = self._open_channel().unary_stream(
-            call.path, request_serializer=serialize, response_deserializer=call.parse
+            call.path,
+            request_serializer=requests.serialize,
+            response_deserializer=call.response_type.FromString,
         )
 
-        def open_rpc(remaining_s: float) -> AsyncStreamRpc[MessageT]:
+        def open_rpc(remaining_s: float) -> Any:
             self._check_open()
-            return rpc(call.request, timeout=remaining_s, metadata=self._settings.metadata)
+            return rpc(call.request, timeout=remaining_s, metadata=self._connection.metadata)
 
-        return AsyncTextStream(call, attempts, open_rpc)
+        return AsyncTextStream(call, self._attempts(timeout_s), open_rpc)
 
     def _open_channel(self) -> grpc.aio.Channel:
         self._check_open()
         if self._channel is None:
-            self._channel = self._settings.open_async()
+            self._channel = self._connection.open_async()
         return self._channel

@@ -1,23 +1,24 @@
 """Errors of the client.
 
-HeadwayError                      what this package raises
-├── ClientClosedError             a client that was closed is used again
+HeadwayError                      base of everything that this package raises
+├── ClientClosedError             a closed client is used again
 ├── StreamNotFinishedError        the answer of a stream is asked for before its last message
-├── ProtocolError                 the server answered, but not as the API says
-└── CallError                     a call failed: carries code, reason, fields, the wait that is asked for
+├── ProtocolError                 the server's answer does not follow the API
+└── CallError                     a call failed; has its code, reason, field violations and retry delay
     ├── InvalidArgumentError      INVALID_ARGUMENT, OUT_OF_RANGE: a field of the request is wrong
-    ├── NotFoundError             NOT_FOUND: no such model or version
-    ├── FailedPreconditionError   FAILED_PRECONDITION: the model cannot do this task
+    ├── NotFoundError             NOT_FOUND: there is no such model or version
+    ├── FailedPreconditionError   FAILED_PRECONDITION: the model cannot do this
     ├── ResourceExhaustedError    RESOURCE_EXHAUSTED: the server's queue is full, or a message is too large
-    ├── UnavailableError          UNAVAILABLE: the server is draining or cannot be reached
+    ├── UnavailableError          UNAVAILABLE: the server cannot be reached or is shutting down
     ├── DeadlineExceededError     DEADLINE_EXCEEDED: the call took longer than its `timeout_s`
     ├── CallCancelledError        CANCELLED: the call was cancelled
     ├── UnimplementedError        UNIMPLEMENTED: the server does not know this RPC
-    ├── AccessDeniedError         UNAUTHENTICATED, PERMISSION_DENIED
+    ├── UnauthenticatedError      UNAUTHENTICATED: the API key or the client certificate is missing or wrong
+    ├── PermissionDeniedError     PERMISSION_DENIED: the caller may not do this
     └── InternalError             every other code: a fault of the server
 
-A wrong type of an argument is a `TypeError`, a number its field cannot hold a `ValueError`, an image file that
-cannot be read an `OSError`. Everything else about a request is for the server to judge.
+An argument of a wrong type is a `TypeError`, a number that its field cannot hold a `ValueError`, a file that cannot be
+read an `OSError`. Everything else about a request is for the server to judge.
 """
 
 from __future__ import annotations
@@ -26,24 +27,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import grpc
-from google.rpc import error_details_pb2, status_pb2
+from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 
 class HeadwayError(Exception):
-    """Base of every error this package raises; its message is for the user."""
+    """Base of every error that this package raises. Its message is for the user."""
 
 
 class ClientClosedError(HeadwayError):
-    """A client that was closed is used again."""
+    """A closed client is used again."""
 
 
 class StreamNotFinishedError(HeadwayError):
-    """The answer of a stream is asked for before its last message arrived."""
+    """The answer of a stream is asked for before its last message."""
 
 
 class ProtocolError(HeadwayError):
-    """The server answered, but not as the API says."""
+    """The server's answer does not follow the API."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,18 +59,18 @@ class FieldViolation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorDetails:
-    """What a status carried besides its code and message (`google.rpc`)."""
+    """The `google.rpc` details of a status."""
 
     reason: str = ""
-    """Machine-readable reason of `ErrorInfo`, such as `QUEUE_FULL`."""
+    """Machine-readable reason from `ErrorInfo`, such as `OVERLOADED`."""
     domain: str = ""
-    """Domain of the reason, of `ErrorInfo`."""
+    """Domain of the reason, from `ErrorInfo`."""
     metadata: Mapping[str, str] = field(default_factory=dict)
-    """Further values of `ErrorInfo`."""
+    """Further values from `ErrorInfo`."""
     field_violations: tuple[FieldViolation, ...] = ()
     """Fields that `BadRequest` names."""
     retry_delay_s: float | None = None
-    """Seconds to wait before the call is tried again, of `RetryInfo`; None where the server named none."""
+    """Seconds to wait before a retry, from `RetryInfo`; None if the server named none."""
 
 
 class CallError(HeadwayError):
@@ -78,7 +79,7 @@ class CallError(HeadwayError):
     def __init__(
         self, message: str, code: grpc.StatusCode = grpc.StatusCode.UNKNOWN, details: ErrorDetails | None = None
     ) -> None:
-        """Takes the server's `message`, the canonical `code` and the details of the status."""
+        """Takes the server's message, the canonical code and the details of the status."""
         super().__init__(message, code, details)
         self.message = message
         self.code = code
@@ -86,7 +87,7 @@ class CallError(HeadwayError):
 
     @property
     def reason(self) -> str:
-        """Machine-readable reason, such as `QUEUE_FULL`; empty where the server named none."""
+        """Machine-readable reason, such as `OVERLOADED`; empty if the server named none."""
         return self.details.reason
 
     @property
@@ -96,17 +97,17 @@ class CallError(HeadwayError):
 
     @property
     def retry_delay_s(self) -> float | None:
-        """Seconds to wait before another try, where the server named them."""
+        """Seconds to wait before a retry; None if the server named none."""
         return self.details.retry_delay_s
 
     def __str__(self) -> str:
-        """The code, the message, and the fields the message does not tell of."""
-        untold = [
+        """The code, the message, and the field violations that the message does not contain."""
+        violations = [
             f"{violation.field}: {violation.description}"
             for violation in self.field_violations
             if violation.description not in self.message
         ]
-        return "; ".join([f"{self.code.name}: {self.message}", *untold])
+        return "; ".join([f"{self.code.name}: {self.message}", *violations])
 
 
 class InvalidArgumentError(CallError):
@@ -114,11 +115,11 @@ class InvalidArgumentError(CallError):
 
 
 class NotFoundError(CallError):
-    """No such model or version."""
+    """There is no such model or version."""
 
 
 class FailedPreconditionError(CallError):
-    """The model cannot do this task."""
+    """The model cannot do this."""
 
 
 class ResourceExhaustedError(CallError):
@@ -126,7 +127,7 @@ class ResourceExhaustedError(CallError):
 
 
 class UnavailableError(CallError):
-    """The server is draining or cannot be reached."""
+    """The server cannot be reached or is shutting down."""
 
 
 class DeadlineExceededError(CallError):
@@ -141,8 +142,12 @@ class UnimplementedError(CallError):
     """The server does not know this RPC."""
 
 
-class AccessDeniedError(CallError):
-    """The server refuses this caller."""
+class UnauthenticatedError(CallError):
+    """The API key or the client certificate is missing or wrong."""
+
+
+class PermissionDeniedError(CallError):
+    """The caller may not do this."""
 
 
 class InternalError(CallError):
@@ -159,34 +164,29 @@ _KINDS: Mapping[grpc.StatusCode, type[CallError]] = {
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceededError,
     grpc.StatusCode.CANCELLED: CallCancelledError,
     grpc.StatusCode.UNIMPLEMENTED: UnimplementedError,
-    grpc.StatusCode.UNAUTHENTICATED: AccessDeniedError,
-    grpc.StatusCode.PERMISSION_DENIED: AccessDeniedError,
+    grpc.StatusCode.UNAUTHENTICATED: UnauthenticatedError,
+    grpc.StatusCode.PERMISSION_DENIED: PermissionDeniedError,
 }
 
 
 def from_rpc_error(error: grpc.RpcError) -> CallError:
-    """Translates what gRPC raised, with the details of its rich status, into this package's error."""
+    """Makes this package's error of gRPC's, with the details of its status."""
     code = error.code()
     message = error.details() or "the server gave no reason"
     return _KINDS.get(code, InternalError)(message, code, _details(error))
 
 
 def _details(error: grpc.RpcError) -> ErrorDetails:
-    """Reads the `google.rpc` details of a status; a status without them, or with damaged ones, has none."""
+    """Reads ErrorInfo, BadRequest and RetryInfo; without readable details the result is empty."""
     try:
         status = rpc_status.from_call(error)
     except ValueError:  # its code or message contradicts the trailer
-        return ErrorDetails()
-    return ErrorDetails() if status is None else _parse_status(status)
-
-
-def _parse_status(status: status_pb2.Status) -> ErrorDetails:
-    """Gathers ErrorInfo, BadRequest and RetryInfo; details of other kinds are left out."""
+        status = None
     info = error_details_pb2.ErrorInfo()
     bad_request = error_details_pb2.BadRequest()
     retry = error_details_pb2.RetryInfo()
     has_retry = False
-    for detail in status.details:
+    for detail in () if status is None else status.details:
         if detail.Is(retry.DESCRIPTOR):
             has_retry = detail.Unpack(retry)
         elif detail.Is(info.DESCRIPTOR):

@@ -1,175 +1,203 @@
-"""Keyword arguments of the calls, the same for both clients; what is not given takes the server's default."""
+"""Keyword arguments of the calls: each is named, typed and described here, once.
+
+Both clients, `help()` and the command line take them from here. An option has the name of its field in the protocol.
+None, like leaving an option out, leaves the choice to the server.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, Any, NamedTuple, TypedDict, TypeVar, get_args, get_type_hints
 
-from headway_client.translation_results import EarlyStopping, PhraseConstraints
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+
+Texts = str | Sequence[str]
+"""One text or several."""
+
+
+class EarlyStopping(StrEnum):
+    """When a beam search that has found `beam_size` complete translations stops."""
+
+    FIRST = "first"
+    """At once."""
+    HEURISTIC = "heuristic"
+    """When the best open beam, if it ended now, would not score better than the worst complete translation."""
+    NEVER = "never"
+    """When no continuation of an open beam can score better than the worst complete translation."""
+
+
+@dataclass(frozen=True, slots=True)
+class PhraseConstraints:
+    """Phrases that must or must not appear in one translation, such as the terms of a glossary."""
+
+    required: tuple[str, ...] = ()
+    """Phrases that must appear, at most 16."""
+    forbidden: tuple[str, ...] = ()
+    """Phrases that must not appear, at most 64."""
 
 
 class ModelOptions(TypedDict, total=False):
     """Which model answers."""
 
-    model: str
-    """Name of the model. Default: the server's only model for the task."""
-    model_version: str
-    """Version of the model. Default: the latest one loaded."""
-
-
-class TextOptions(ModelOptions, total=False):
-    """Options of every call that reads text."""
-
-    truncate: bool
-    """Shorten a text that is past the model's limit instead of refusing it. Default: False."""
+    model: Annotated[str | None, "Name of the model. Default: the only loaded model for the task."]
+    model_version: Annotated[str | None, "Version of the model. Default: the latest loaded version."]
 
 
 class SamplingOptions(TypedDict, total=False):
-    """How to choose tokens; what is not given takes the model's own default."""
+    """How to draw tokens, in generation and in translation."""
 
-    max_new_tokens: int | None
-    """Most tokens to produce, from 1 to the room the model has left."""
-    min_new_tokens: int | None
-    """Tokens to produce before the text may end, from 0 to `max_new_tokens`."""
-    temperature: float | None
-    """Softmax temperature, 0 to 2; 0 is greedy decoding."""
-    top_k: int | None
-    """Sample among the k most likely tokens; 0 turns it off."""
-    top_p: float | None
-    """Sample among the smallest set of tokens whose probability reaches p, above 0 to 1."""
-    min_p: float | None
-    """Leave out tokens less likely than this share of the likeliest one's probability, 0 to 1; 0 turns it off."""
-    repetition_penalty: float | None
-    """Makes tokens that are in the prompt or the text less likely above 1, more likely below it, 0.01 to 100."""
-    presence_penalty: float | None
-    """Subtracted from the logit of every token that is in the text, -2 to 2."""
-    frequency_penalty: float | None
-    """Subtracted from the logit of a token once for every time it is in the text, -2 to 2."""
-    logit_bias: Mapping[int, float] | None
-    """Added to the logits of tokens, -100 to 100 by token id; at most 1024."""
-    seed: int | None
-    """Seed of the random stream: a seed gives the same text whatever else runs."""
-    stop: Sequence[str]
-    """Strings that end the text; they are not part of it. At most 16."""
-    stop_token_ids: Sequence[int]
-    """Tokens that end the text; they are not part of it. At most 64."""
-    json_schema: str | Mapping[str, Any] | None
-    """A JSON Schema that the text is a value of, as JSON text or as what `json.dumps` makes that of."""
-    regex: str | None
-    """A regular expression that the whole text matches. Only one of `json_schema`, `regex` and `choices` can be set."""
-    choices: Sequence[str] | None
-    """Texts of which the text is one. At most 256."""
+    temperature: Annotated[float | None, "Softmax temperature, 0 to 2. At 0 the most likely token is always taken."]
+    top_k: Annotated[int | None, "Draw among the k most likely tokens; 0 draws among all."]
+    top_p: Annotated[
+        float | None, "Draw among the smallest set of tokens whose probabilities add up to p, above 0 to 1."
+    ]
+    min_p: Annotated[
+        float | None, "Leave out tokens less likely than this fraction of the most likely token's probability, 0 to 1."
+    ]
+    seed: Annotated[int | None, "Seed of the random stream. Default: drawn by the server and returned."]
 
 
-class StreamGenerateOptions(TextOptions, SamplingOptions, total=False):
-    """Options of streamed text generation."""
+class StreamGenerateTextOptions(ModelOptions, SamplingOptions, total=False):
+    """Options of StreamGenerateText. What is not given takes the model's own default."""
 
-    echo: bool
-    """Repeat the prompt at the beginning of the text. Default: False."""
-    log_probabilities: int | None
-    """Answer the log-probability of every token, and so many of the likeliest at its place, 0 to 20. Default: none."""
-    prompt_log_probabilities: bool
-    """Answer those of the prompt's tokens too. Default: False."""
-    priority: int
-    """Place in the queue, -100 to 100: a higher one goes first. Default: 0."""
-
-
-class GenerateOptions(StreamGenerateOptions, total=False):
-    """Options of text generation."""
-
-    samples: int | None
-    """Texts to answer for every prompt, one after the other, 1 to 16. Default: 1."""
-
-
-class TranslationDecodingOptions(TypedDict, total=False):
-    """How to decode a translation, in streams too."""
-
-    max_new_tokens: int | None
-    """Most tokens of a translation, 1 to the model's maximum."""
-    max_length_ratio: float | None
-    """Most tokens of a translation for each token of its source, above 0 to 100; the smaller of both limits holds."""
-    length_penalty: float | None
-    """A score is the log-probability divided by the token count to this power, 0 to 5. Default: 1."""
-    no_repeat_ngram_size: int | None
-    """So many tokens may not follow each other twice, 0 to 16; 0, the default, allows it."""
-    sample: bool
-    """Draw tokens at random instead of searching; so does each of the five below. Default: False."""
-    temperature: float | None
-    """Softmax temperature, above 0 to 2. Default: 1."""
-    top_k: int | None
-    """Draw among the k likeliest tokens; 0, the default, is all."""
-    top_p: float | None
-    """Draw among the smallest set of tokens whose probability reaches p, above 0 to 1. Default: 1."""
-    min_p: float | None
-    """Leave out tokens less likely than this share of the likeliest one's probability, 0 to 1. Default: 0."""
-    seed: int | None
-    """Seed of the random stream. Default: drawn for every text, and answered."""
+    max_new_tokens: Annotated[int | None, "Most tokens to generate. Default: the model's own, or 128."]
+    min_new_tokens: Annotated[int | None, "Tokens to generate before the text may end, 0 to max_new_tokens."]
+    repetition_penalty: Annotated[
+        float | None, "Above 1, tokens of the prompt and the text become less likely, 0.01 to 100; 1 turns it off."
+    ]
+    presence_penalty: Annotated[float | None, "Subtracted from the logits of tokens that are in the text, -2 to 2."]
+    frequency_penalty: Annotated[
+        float | None, "Subtracted from a token's logit once for each time it is in the text, -2 to 2."
+    ]
+    logit_biases: Annotated[Mapping[int, float] | None, "Added to the logits of tokens, by token id, -100 to 100."]
+    stop_strings: Annotated[Texts | None, "Strings that end the text and are not part of it, at most 16."]
+    stop_token_ids: Annotated[Sequence[int] | None, "Tokens that end the text and are not part of it, at most 64."]
+    json_schema: Annotated[
+        str | Mapping[str, Any] | None, "JSON Schema of the text, as JSON text or as an object that json.dumps takes."
+    ]
+    regex: Annotated[str | None, "Regular expression that the whole text matches."]
+    choices: Annotated[Texts | None, "The text is one of these, at most 256."]
+    truncate: Annotated[bool | None, "Cut the beginning off a prompt that is too long instead of refusing it."]
+    echo: Annotated[bool | None, "Repeat the prompt at the beginning of the text."]
+    log_probabilities: Annotated[
+        int | None, "Return log-probabilities of the tokens, and of this many most likely ones at each position."
+    ]
+    prompt_log_probabilities: Annotated[bool | None, "Return log-probabilities of the prompt's tokens too."]
+    priority: Annotated[int | None, "Priority in the queue, -100 to 100: higher goes first."]
 
 
-class SharedTranslateOptions(TextOptions, TranslationDecodingOptions, total=False):
-    """Options of translation, in streams too."""
+class GenerateTextOptions(StreamGenerateTextOptions, total=False):
+    """Options of GenerateText."""
 
-    source_language: str
-    """Language of the texts as a BCP 47 code. Default: the model's."""
-    target_language: str
-    """Language to translate to as a BCP 47 code. Default: the model's."""
-    alignment: bool
-    """Answer which words became which. Default: False."""
+    sample_count: Annotated[int | None, "Texts to generate for each prompt, 1 to 16. Default: 1."]
 
 
-class StreamTranslateOptions(SharedTranslateOptions, total=False):
-    """Options of streamed translation."""
-
-    target_prefix: str
-    """What the translation begins with. Default: nothing."""
-
-
-class TranslateOptions(SharedTranslateOptions, total=False):
-    """Options of translation."""
-
-    target_prefix: str | Sequence[str]
-    """What translations begin with: one for all of them, or one for every text. Default: nothing."""
-    phrases: PhraseConstraints | Sequence[PhraseConstraints]
-    """Phrases that must or must not appear: for all translations, or for each one."""
-    split_sentences: bool
-    """Translate the sentences of a text by themselves and join them with its spacing. Default: False."""
-    beam_size: int | None
-    """Beams of the search, 1 to 16. Default: 1, which follows the likeliest token."""
-    hypotheses: int | None
-    """Translations to answer of each text, 1 to `beam_size`. Default: 1."""
-    early_stopping: EarlyStopping | str | None
-    """When the search ends: "first", "heuristic" (the default) or "never"."""
+class _TranslationOptions(ModelOptions, SamplingOptions, total=False):
+    source_language: Annotated[str | None, "Language of the texts as a BCP 47 code. Default: the model's."]
+    target_language: Annotated[str | None, "Language to translate to as a BCP 47 code. Default: the model's."]
+    max_new_tokens: Annotated[int | None, "Most tokens of a translation. Default: the model's maximum."]
+    max_length_ratio: Annotated[float | None, "Most tokens of a translation per token of its text, above 0 to 100."]
+    length_penalty: Annotated[
+        float | None, "Power of the token count in scores, 0 to 5: above 1 favours long translations. Default: 1."
+    ]
+    no_repeat_ngram_size: Annotated[
+        int | None, "No sequence of this many tokens may occur twice, 0 to 16; 0 allows it. Default: 0."
+    ]
+    truncate: Annotated[bool | None, "Cut the end off a text that is too long instead of refusing it."]
+    include_alignment: Annotated[bool | None, "Return which words were translated to which."]
 
 
-class ClassifyOptions(TextOptions, total=False):
-    """Options of text classification."""
+class StreamTranslateTextOptions(_TranslationOptions, total=False):
+    """Options of StreamTranslateText."""
 
-    top_k: int
-    """Labels to answer a text, the most likely first; 0, the default, is all of them."""
-    text_pairs: str | Sequence[str] | None
-    """What each text is paired with, for models that read pairs: one for every text. Default: nothing."""
-    threshold: float | None
-    """Probability from which a label applies, 0 to 1. Default: the model's own of each label."""
+    target_prefix: Annotated[str | None, "What the translation begins with."]
 
 
-class EmbedOptions(TextOptions, total=False):
-    """Options of text embeddings."""
+class TranslateTextOptions(_TranslationOptions, total=False):
+    """Options of TranslateText."""
 
-    text_pairs: str | Sequence[str] | None
-    """What each text is paired with, for models that read pairs: one for every text. Default: nothing."""
-    normalize: bool
-    """Scale vectors to length 1, so that the product of two is the cosine of their angle. Default: True."""
+    beam_size: Annotated[int | None, "Width of the beam search, 1 to 16. Default: 1, greedy decoding."]
+    hypothesis_count: Annotated[int | None, "Translations to return for each text, 1 to beam_size. Default: 1."]
+    early_stopping: Annotated[EarlyStopping | str | None, "When the beam search stops. Default: heuristic."]
+    target_prefixes: Annotated[Texts | None, "What the translations begin with: one for all, or one for each text."]
+    phrase_constraints: Annotated[
+        PhraseConstraints | Sequence[PhraseConstraints] | None,
+        "Phrases that must or must not appear: for all translations, or for each one.",
+    ]
+    split_sentences: Annotated[bool | None, "Translate the sentences of each text separately and join them."]
+
+
+class _TextOptions(ModelOptions, total=False):
+    truncate: Annotated[bool | None, "Cut the end off a text that is too long instead of refusing it."]
+
+
+class _PairOptions(_TextOptions, total=False):
+    text_pairs: Annotated[Texts | None, "Second text of each pair, for models that read pairs."]
+
+
+class ClassifyTextOptions(_PairOptions, total=False):
+    """Options of ClassifyText."""
+
+    top_k: Annotated[int | None, "Labels to return for each text, the most likely first. Default: all."]
+    threshold: Annotated[float | None, "Probability from which a label applies, 0 to 1. Default: the model's own."]
+
+
+class ClassifyTokensOptions(_TextOptions, total=False):
+    """Options of ClassifyTokens."""
+
+
+class EmbedTextOptions(_PairOptions, total=False):
+    """Options of EmbedText."""
+
+    normalize: Annotated[bool | None, "Scale vectors to length 1. Default: true."]
+
+
+class ClassifyImageOptions(ModelOptions, total=False):
+    """Options of ClassifyImage."""
+
+    top_k: Annotated[int | None, "Labels to return for each image, the most likely first. Default: all."]
 
 
 class EmbedImageOptions(ModelOptions, total=False):
-    """Options of image embeddings."""
+    """Options of EmbedImage."""
 
-    normalize: bool
-    """Scale vectors to length 1, so that the product of two is the cosine of their angle. Default: True."""
+    normalize: Annotated[bool | None, "Scale vectors to length 1. Default: true."]
 
 
-class LabelOptions(ModelOptions, total=False):
-    """Options of image labels."""
+class Option(NamedTuple):
+    """One keyword argument."""
 
-    top_k: int
-    """Labels to answer an image, the most likely first; 0, the default, is all of them."""
+    type: Any
+    """What it takes, such as `float | None`."""
+    description: str
+
+
+def options_of(kind: Any) -> dict[str, Option]:
+    """Lists the options of a typed dictionary of this package, by name."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {name: Option(*get_args(hint)) for name, hint in hints.items()}
+
+
+def spell_out(function: FunctionT) -> FunctionT:
+    """Gives a function with `**options: Unpack[...]` a signature and a docstring that list the options one by one.
+
+    Type checkers and editors read the typed dictionary by themselves; `help()` and `inspect.signature` do not.
+    """
+    signature = inspect.signature(function, eval_str=True)
+    *parameters, variadic = signature.parameters.values()
+    (kind,) = get_args(variadic.annotation)  # of Unpack
+    assert variadic.kind is inspect.Parameter.VAR_KEYWORD
+    options = options_of(kind)
+    parameters += [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=option.type)
+        for name, option in options.items()
+    ]
+    function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    text = inspect.cleandoc(function.__doc__ or "")
+    heading = [] if "\nArgs:\n" in text else ["", "Args:"]
+    lines = [f"    {name}: {option.description}" for name, option in options.items()]
+    function.__doc__ = "\n".join([text, *heading, *lines])
+    return function

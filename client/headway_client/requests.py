@@ -1,191 +1,410 @@
-"""From arguments to the API's requests: the one place where they are built, for both clients.
+"""From arguments to the API's messages and back: the one place where both clients' calls are built.
 
-A function here makes a call that is ready to be sent: its path, its request, and how its response is read. The
-server judges what a request says; here only types are checked, because a wrong type cannot be sent at all. The calls
-of GenerationService and TranslationService, which have the most arguments, are made in files of their own.
+A function here returns a call that is ready to be sent: its path, its request, and how to read its response. Only
+types are checked, because a wrong type cannot be sent at all; the server judges everything else.
 """
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
-from typing import TypeGuard
+from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeGuard, TypeVar, Unpack
 
+from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2
 
+from headway.v1 import common_pb2
+from headway.v1 import generation_service_pb2 as generation_pb2
 from headway.v1 import image_classification_service_pb2 as images_pb2
 from headway.v1 import model_service_pb2 as models_pb2
 from headway.v1 import text_classification_service_pb2 as texts_pb2
-from headway_client import responses
-from headway_client.calls import UnaryCall
+from headway.v1 import translation_service_pb2 as translation_pb2
+from headway_client.errors import ProtocolError
+from headway_client.options import (
+    ClassifyImageOptions,
+    ClassifyTextOptions,
+    ClassifyTokensOptions,
+    EarlyStopping,
+    EmbedImageOptions,
+    EmbedTextOptions,
+    GenerateTextOptions,
+    PhraseConstraints,
+    StreamGenerateTextOptions,
+    StreamTranslateTextOptions,
+    Texts,
+    TranslateTextOptions,
+)
 from headway_client.results import (
     Answer,
+    EmbeddingAnswer,
+    EmbeddingT_co,
+    GeneratedText,
     HealthStatus,
+    ImageClassification,
     ImageEmbedding,
-    ImageLabels,
     ModelDetails,
     ModelList,
+    ModelReference,
     Task,
+    TextClassification,
     TextEmbedding,
-    TextLabels,
-    TextSpans,
+    Timings,
+    TokenClassification,
+    TranslatedText,
+    read,
+    read_timings,
 )
 
-Texts = str | Sequence[str]
-Image = bytes | str | os.PathLike[str]
-"""An encoded image, or the path of a file that holds one."""
-Images = Image | Sequence[Image]
+MessageT = TypeVar("MessageT", bound=Message)
+ResultT = TypeVar("ResultT")
 
-_TASK_NUMBERS = {task: number for number, task in responses.TASKS.items()}
-
-
-def classify(
-    texts: Texts,
-    *,
-    model: str = "",
-    model_version: str = "",
-    truncate: bool = False,
-    top_k: int = 0,
-    text_pairs: Texts | None = None,
-    threshold: float | None = None,
-) -> UnaryCall[texts_pb2.ClassifyTextResponse, Answer[TextLabels]]:
-    """ClassifyText; the arguments are those of `options.ClassifyOptions`."""
-    request = texts_pb2.ClassifyTextRequest(
-        model=model,
-        model_version=model_version,
-        texts=as_texts("texts", texts),
-        top_k=top_k,
-        truncate=truncate,
-        text_pairs=_as_pairs(text_pairs),
-        threshold=threshold,
-    )
-    return UnaryCall(
-        path="/headway.v1.TextClassificationService/ClassifyText",
-        request=request,
-        response_type=texts_pb2.ClassifyTextResponse,
-        read=lambda reply: responses.answer(reply, reply.results, responses.text_labels, len(request.texts)),
-    )
+MAX_TEXTS: Final = 256
+"""Texts of a call."""
+MAX_TEXT_BYTES: Final = 4 * 2**20
+"""UTF-8 bytes of a call's texts and pairs that a server accepts by default."""
+MAX_IMAGES: Final = 64
+"""Images of a call."""
+MAX_IMAGE_BYTES: Final = 32 * 2**20
+"""Bytes of a call's images: half of the largest message that a server accepts by default."""
 
 
-def classify_tokens(
-    texts: Texts, *, model: str = "", model_version: str = "", truncate: bool = False
-) -> UnaryCall[texts_pb2.ClassifyTokensResponse, Answer[TextSpans]]:
-    """ClassifyTokens; the arguments are those of `options.TextOptions`."""
-    request = texts_pb2.ClassifyTokensRequest(
-        model=model, model_version=model_version, texts=as_texts("texts", texts), truncate=truncate
-    )
-    return UnaryCall(
-        path="/headway.v1.TextClassificationService/ClassifyTokens",
-        request=request,
-        response_type=texts_pb2.ClassifyTokensResponse,
-        read=lambda reply: responses.answer(reply, reply.results, responses.text_spans, len(request.texts)),
-    )
+class Role(StrEnum):
+    """Who speaks in a conversation."""
+
+    SYSTEM = "system"
+    USER = "user"
+    ASSISTANT = "assistant"
 
 
-def embed(
-    texts: Texts,
-    *,
-    model: str = "",
-    model_version: str = "",
-    truncate: bool = False,
-    text_pairs: Texts | None = None,
-    normalize: bool = True,
-) -> UnaryCall[texts_pb2.EmbedTextResponse, Answer[TextEmbedding]]:
-    """EmbedText; the arguments are those of `options.EmbedOptions`."""
-    request = texts_pb2.EmbedTextRequest(
-        model=model,
-        model_version=model_version,
-        texts=as_texts("texts", texts),
-        truncate=truncate,
-        text_pairs=_as_pairs(text_pairs),
-        normalize=normalize,
-    )
-    return UnaryCall(
-        path="/headway.v1.TextClassificationService/EmbedText",
-        request=request,
-        response_type=texts_pb2.EmbedTextResponse,
-        read=lambda reply: responses.answer(reply, reply.results, responses.text_embedding, len(request.texts)),
-    )
+class ChatMessage(NamedTuple):
+    """One turn of a conversation."""
+
+    role: Role
+    content: str
 
 
-def label(
-    images: Images, *, model: str = "", model_version: str = "", top_k: int = 0
-) -> UnaryCall[images_pb2.ClassifyImageResponse, Answer[ImageLabels]]:
-    """ClassifyImage; the arguments are those of `options.LabelOptions`.
+Turn: TypeAlias = tuple[str, str] | Mapping[str, str]
+"""A `ChatMessage`, another pair of role and content, or a mapping with these two keys."""
+Conversation: TypeAlias = str | Sequence[Turn]
+"""The turns so far. A str is one turn of the user's."""
+Conversations: TypeAlias = Conversation | Sequence[Conversation]
+"""One conversation or several."""
+Image: TypeAlias = bytes | str | os.PathLike[str]
+"""An encoded image, or the path of an image file."""
+Images: TypeAlias = Image | Sequence[Image]
+"""One image or several."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call(Generic[ResultT]):
+    """A call that is ready to be sent."""
+
+    path: str
+    """Service and method, as gRPC names them: `/package.Service/Method`."""
+    request: Message
+    response_type: type[Message]
+    read: Callable[[Any], ResultT]
+    """Makes the result of a response; of a stream, None of each message before the last one."""
+
+
+def generate_text(prompts: Texts, **options: Unpack[GenerateTextOptions]) -> Call[Answer[GeneratedText]]:
+    """GenerateText with prompts."""
+    return _generate(options, prompts=as_texts("prompts", prompts))
+
+
+def chat(conversations: Conversations, **options: Unpack[GenerateTextOptions]) -> Call[Answer[GeneratedText]]:
+    """GenerateText with conversations."""
+    return _generate(options, conversations=_as_conversations("conversations", conversations))
+
+
+def stream_generate_text(
+    prompt: str, **options: Unpack[StreamGenerateTextOptions]
+) -> Call[Answer[GeneratedText] | None]:
+    """StreamGenerateText with a prompt."""
+    return _stream_generate(options, prompt=as_text("prompt", prompt))
+
+
+def stream_chat(
+    conversation: Conversation, **options: Unpack[StreamGenerateTextOptions]
+) -> Call[Answer[GeneratedText] | None]:
+    """StreamGenerateText with a conversation."""
+    return _stream_generate(options, conversation=_as_conversation("conversation", conversation))
+
+
+def translate_text(texts: Texts, **options: Unpack[TranslateTextOptions]) -> Call[Answer[TranslatedText]]:
+    """TranslateText.
+
+    Raises:
+        ValueError: `early_stopping` is none of `EarlyStopping`.
+    """
+    texts = as_texts("texts", texts)
+    values = _values(TranslateTextOptions, options, texts=texts)
+    if isinstance(prefix := values.get("target_prefixes"), str):
+        values["target_prefixes"] = [prefix] * len(texts)
+    phrases = values.get("phrase_constraints")
+    if phrases is not None:
+        values["phrase_constraints"] = [
+            translation_pb2.PhraseConstraints(
+                required=as_texts("required", one.required), forbidden=as_texts("forbidden", one.forbidden)
+            )
+            for one in ([phrases] * len(texts) if isinstance(phrases, PhraseConstraints) else phrases)
+        ]
+    if (stopping := values.get("early_stopping")) is not None:
+        values["early_stopping"] = f"EARLY_STOPPING_{EarlyStopping(stopping).name}"
+    _gather(translation_pb2.TranslationParameters, values)
+    return _unary("TranslationService/TranslateText", translation_pb2, values, TranslatedText, len(texts))
+
+
+def stream_translate_text(
+    text: str, **options: Unpack[StreamTranslateTextOptions]
+) -> Call[Answer[TranslatedText] | None]:
+    """StreamTranslateText."""
+    values = _values(StreamTranslateTextOptions, options, text=as_text("text", text))
+    _gather(translation_pb2.TranslationParameters, values)
+    return _stream("TranslationService/StreamTranslateText", translation_pb2, values, TranslatedText)
+
+
+def classify_text(texts: Texts, **options: Unpack[ClassifyTextOptions]) -> Call[Answer[TextClassification]]:
+    """ClassifyText."""
+    texts = as_texts("texts", texts)
+    values = _values(ClassifyTextOptions, options, texts=texts)
+    return _unary("TextClassificationService/ClassifyText", texts_pb2, values, TextClassification, len(texts))
+
+
+def classify_tokens(texts: Texts, **options: Unpack[ClassifyTokensOptions]) -> Call[Answer[TokenClassification]]:
+    """ClassifyTokens."""
+    texts = as_texts("texts", texts)
+    values = _values(ClassifyTokensOptions, options, texts=texts)
+    return _unary("TextClassificationService/ClassifyTokens", texts_pb2, values, TokenClassification, len(texts))
+
+
+def embed_text(texts: Texts, **options: Unpack[EmbedTextOptions]) -> Iterator[Call[Answer[TextEmbedding]]]:
+    """EmbedText, in as many calls as the limits of a call require.
+
+    Raises:
+        ValueError: There are not as many pairs as texts.
+    """
+    texts = as_texts("texts", texts)
+    sizes = [len(text.encode()) for text in texts]
+    pairs = None if (given := options.get("text_pairs")) is None else as_texts("text_pairs", given)
+    if pairs is not None:
+        if len(pairs) != len(texts):
+            raise ValueError(f"text_pairs has {len(pairs)} elements for {len(texts)} texts; give one for each text")
+        sizes = [size + len(pair.encode()) for size, pair in zip(sizes, pairs, strict=True)]
+    for part in _parts(sizes, MAX_TEXTS, MAX_TEXT_BYTES):
+        values = _values(EmbedTextOptions, options, texts=texts[part])
+        values["text_pairs"] = None if pairs is None else pairs[part]
+        yield _unary("TextClassificationService/EmbedText", texts_pb2, values, TextEmbedding, len(texts[part]))
+
+
+def classify_image(images: Images, **options: Unpack[ClassifyImageOptions]) -> Call[Answer[ImageClassification]]:
+    """ClassifyImage.
 
     Raises:
         OSError: An image file cannot be read.
     """
-    request = images_pb2.ClassifyImageRequest(
-        model=model, model_version=model_version, images=as_images("images", images), top_k=top_k
-    )
-    return UnaryCall(
-        path="/headway.v1.ImageClassificationService/ClassifyImage",
-        request=request,
-        response_type=images_pb2.ClassifyImageResponse,
-        read=lambda reply: responses.answer(reply, reply.results, responses.image_labels, len(request.images)),
-    )
+    contents = _as_images("images", images)
+    values = _values(ClassifyImageOptions, options, images=contents)
+    return _unary("ImageClassificationService/ClassifyImage", images_pb2, values, ImageClassification, len(contents))
 
 
-def embed_image(
-    images: Images, *, model: str = "", model_version: str = "", normalize: bool = True
-) -> UnaryCall[images_pb2.EmbedImageResponse, Answer[ImageEmbedding]]:
-    """EmbedImage; the arguments are those of `options.EmbedImageOptions`.
+def embed_image(images: Images, **options: Unpack[EmbedImageOptions]) -> Iterator[Call[Answer[ImageEmbedding]]]:
+    """EmbedImage, in as many calls as the limits of a call require. Files are read call by call.
 
     Raises:
         OSError: An image file cannot be read.
     """
-    request = images_pb2.EmbedImageRequest(
-        model=model, model_version=model_version, images=as_images("images", images), normalize=normalize
-    )
-    return UnaryCall(
-        path="/headway.v1.ImageClassificationService/EmbedImage",
-        request=request,
-        response_type=images_pb2.EmbedImageResponse,
-        read=lambda reply: responses.answer(reply, reply.results, responses.image_embedding, len(request.images)),
-    )
+    many: Sequence[Image] = images if _is_list(images) else [images]  # type: ignore[list-item]
+    for part in _parts([_image_bytes(image) for image in many], MAX_IMAGES, MAX_IMAGE_BYTES):
+        contents = _as_images("images", many[part])
+        values = _values(EmbedImageOptions, options, images=contents)
+        yield _unary("ImageClassificationService/EmbedImage", images_pb2, values, ImageEmbedding, len(contents))
 
 
-def models(task: Task | str | None = None) -> UnaryCall[models_pb2.ListModelsResponse, ModelList]:
-    """ListModels, of one task or of all.
+def list_models(task: Task | str | None = None) -> Call[ModelList]:
+    """ListModels.
 
     Raises:
         ValueError: There is no such task.
     """
-    number = _TASK_NUMBERS[Task(task)] if task is not None else models_pb2.TASK_UNSPECIFIED
-    request = models_pb2.ListModelsRequest()
-    request.task = number  # type: ignore[assignment]  # the stubs give enum values a type of their own
-    return UnaryCall(
+    number = models_pb2.Task.Value(f"TASK_{Task('unspecified' if task is None else task).name}")
+    return Call(
         path="/headway.v1.ModelService/ListModels",
-        request=request,
+        request=models_pb2.ListModelsRequest(task=number),
         response_type=models_pb2.ListModelsResponse,
-        read=responses.model_list,
+        read=lambda response: read(ModelList, response),
     )
 
 
-def model(name: str, *, model_version: str = "") -> UnaryCall[models_pb2.GetModelResponse, ModelDetails]:
+def get_model(model: str, *, model_version: str | None = None) -> Call[ModelDetails]:
     """GetModel."""
-    return UnaryCall(
+    return Call(
         path="/headway.v1.ModelService/GetModel",
-        request=models_pb2.GetModelRequest(model=as_text("name", name), model_version=model_version),
+        request=models_pb2.GetModelRequest(model=as_text("model", model), model_version=model_version or ""),
         response_type=models_pb2.GetModelResponse,
-        read=responses.model_details,
+        read=lambda response: read(ModelDetails, response),
     )
 
 
-def health(service: str = "") -> UnaryCall[health_pb2.HealthCheckResponse, HealthStatus]:
+def health(service: str = "") -> Call[HealthStatus]:
     """Health check of the server, or of one service by its full name."""
-    return UnaryCall(
+    numbers = health_pb2.HealthCheckResponse.ServingStatus.items()
+    statuses = {number: HealthStatus(name.lower()) for name, number in numbers}
+    return Call(
         path="/grpc.health.v1.Health/Check",
         request=health_pb2.HealthCheckRequest(service=service),
         response_type=health_pb2.HealthCheckResponse,
-        read=responses.health_status,
+        read=lambda response: statuses.get(response.status, HealthStatus.UNKNOWN),
     )
 
 
+def join(answers: Sequence[Answer[EmbeddingT_co]]) -> EmbeddingAnswer[EmbeddingT_co]:
+    """Joins the answers of the calls that the inputs were split into.
+
+    Raises:
+        ProtocolError: Different models answered, whose vectors cannot be compared.
+    """
+    models = {answer.model for answer in answers}
+    if len(models) > 1:
+        names = " and ".join(sorted(map(str, models)))
+        raise ProtocolError(f"the inputs were sent in several calls and embedded by {names}; name a model_version")
+    timings = [answer.timings for answer in answers]
+    return EmbeddingAnswer(
+        tuple(result for answer in answers for result in answer),
+        answers[0].model,
+        Timings(
+            sum(each.total_s for each in timings),
+            sum(each.queue_s for each in timings),
+            sum(each.preprocessing_s for each in timings),
+            sum(each.inference_s for each in timings),
+        ),
+    )
+
+
+def _generate(options: GenerateTextOptions, **inputs: list[Any]) -> Call[Answer[GeneratedText]]:
+    values = _values(GenerateTextOptions, options, **inputs)
+    _gather_generation(values)
+    sample_count = values.get("sample_count")
+    count = sum(map(len, inputs.values())) * (1 if sample_count is None else sample_count)
+    return _unary("GenerationService/GenerateText", generation_pb2, values, GeneratedText, count)
+
+
+def _stream_generate(options: StreamGenerateTextOptions, **inputs: Any) -> Call[Answer[GeneratedText] | None]:
+    values = _values(StreamGenerateTextOptions, options, **inputs)
+    _gather_generation(values)
+    return _stream("GenerationService/StreamGenerateText", generation_pb2, values, GeneratedText)
+
+
+def _gather_generation(values: dict[str, Any]) -> None:
+    """Makes messages of the options that are not fields of the request itself."""
+    if (biases := values.get("logit_biases")) is not None:
+        values["logit_biases"] = [generation_pb2.LogitBias(token_id=token, bias=bias) for token, bias in biases.items()]
+    values["constraint"] = _constraint(*(values.pop(name, None) for name in ("json_schema", "regex", "choices")))
+    _gather(generation_pb2.GenerationParameters, values)
+    top_count, with_prompt = values.pop("log_probabilities", None), values.pop("prompt_log_probabilities", None)
+    if top_count is not None or with_prompt:
+        values["log_probabilities"] = generation_pb2.LogProbabilityOptions(
+            top_token_count=top_count, include_prompt=with_prompt
+        )
+
+
+def _constraint(
+    json_schema: str | Mapping[str, Any] | None, regex: str | None, choices: Texts | None
+) -> generation_pb2.Constraint | None:
+    given = {"json_schema": json_schema, "regex": regex, "choices": choices}
+    names = [name for name, value in given.items() if value is not None]
+    if len(names) > 1:
+        raise ValueError(f"{' and '.join(names)} are given; a text can have one constraint")
+    if json_schema is not None:
+        schema = json_schema if isinstance(json_schema, str) else json.dumps(json_schema)
+        return generation_pb2.Constraint(json_schema=schema)
+    if regex is not None:
+        return generation_pb2.Constraint(regex=as_text("regex", regex))
+    if choices is not None:
+        return generation_pb2.Constraint(choices=generation_pb2.Choices(texts=as_texts("choices", choices)))
+    return None
+
+
+def _values(kind: Any, options: Mapping[str, Any], **inputs: Any) -> dict[str, Any]:
+    """Puts options and inputs together.
+
+    Raises:
+        TypeError: There is no such option.
+    """
+    if unknown := options.keys() - kind.__optional_keys__:
+        names = ", ".join(sorted(map(repr, unknown)))
+        raise TypeError(f"{kind.__name__.removesuffix('Options')} has no option {names}")
+    return {**options, **inputs}
+
+
+def _gather(kind: type[Message], values: dict[str, Any]) -> None:
+    """Moves the values of the parameters, and of sampling within them, into a message in `parameters`."""
+    values["sampling"] = _take(common_pb2.SamplingParameters, values)
+    values["parameters"] = _take(kind, values)
+
+
+def _take(kind: type[MessageT], values: dict[str, Any]) -> MessageT | None:
+    """Moves the values that are fields of a message into one. Returns None if that sets nothing."""
+    given: dict[str, Any] = {}
+    for name, field in kind.DESCRIPTOR.fields_by_name.items():
+        value = values.pop(name, None)
+        if field.is_repeated and field.type == field.TYPE_STRING and value is not None:
+            value = as_texts(name, value)
+        given[name] = value
+    message = kind(**given)  # what is None stays unset
+    return message if message.ByteSize() else None
+
+
+def _request(method: str, module: Any, values: dict[str, Any]) -> tuple[Message, type[Any]]:
+    """Makes the request of a method; returns it with the type of the response."""
+    request_type: type[Message] = getattr(module, f"{method}Request")
+    request = _take(request_type, values)
+    assert not values, values
+    return request_type() if request is None else request, getattr(module, f"{method}Response")
+
+
+def _unary(
+    path: str, module: Any, values: dict[str, Any], result_type: type[ResultT], count: int
+) -> Call[Answer[ResultT]]:
+    """Makes a call that is to be answered by `count` results."""
+    request, response_type = _request(path.rpartition("/")[2], module, values)
+
+    def read_answer(response: Any) -> Answer[ResultT]:
+        if len(response.results) != count:
+            raise ProtocolError(f"the server answered {len(response.results)} results, {count} were asked for")
+        return _answer(response.results, response, result_type)
+
+    return Call(path=f"/headway.v1.{path}", request=request, response_type=response_type, read=read_answer)
+
+
+def _stream(path: str, module: Any, values: dict[str, Any], result_type: type[ResultT]) -> Call[Answer[ResultT] | None]:
+    request, response_type = _request(path.rpartition("/")[2], module, values)
+
+    def read_answer(response: Any) -> Answer[ResultT] | None:
+        return _answer([response.result], response, result_type) if response.HasField("result") else None
+
+    return Call(path=f"/headway.v1.{path}", request=request, response_type=response_type, read=read_answer)
+
+
+def _answer(results: Sequence[Any], response: Any, result_type: type[ResultT]) -> Answer[ResultT]:
+    return Answer(
+        tuple(read(result_type, result) for result in results),
+        read(ModelReference, response.model),
+        read_timings(response.timings),
+    )
+
+
+def serialize(message: Message) -> bytes:
+    """Encodes a request."""
+    return message.SerializeToString()
+
+
 def as_text(name: str, value: object) -> str:
-    """Checks that `value`, which error messages call `name`, is text."""
+    """Checks that a value, which error messages call `name`, is a text."""
     if not isinstance(value, str):
         raise TypeError(f"{name}: a str is needed, got {type(value).__name__}")
     return value
@@ -200,20 +419,11 @@ def as_texts(name: str, values: Texts) -> list[str]:
     return [as_text(f"{name}[{index}]", value) for index, value in enumerate(values)]
 
 
-def _as_pairs(pairs: Texts | None) -> list[str]:
-    return [] if pairs is None else as_texts("text_pairs", pairs)
-
-
-def as_images(name: str, values: Images) -> list[bytes]:
-    """Makes a list of encoded images from one or several, reading those that are given by path."""
-    if isinstance(values, str | os.PathLike) or not _is_list(values):
+def _as_images(name: str, values: Images) -> list[bytes]:
+    """Makes a list of encoded images of one image or several; files are read."""
+    if not _is_list(values):
         return [_as_image(name, values)]
     return [_as_image(f"{name}[{index}]", value) for index, value in enumerate(values)]
-
-
-def _is_list(values: object) -> TypeGuard[Sequence[object]]:
-    """Whether `values` is a sequence of inputs and not one input itself."""
-    return isinstance(values, Sequence) and not isinstance(values, str | bytes | bytearray)
 
 
 def _as_image(name: str, value: object) -> bytes:
@@ -222,3 +432,69 @@ def _as_image(name: str, value: object) -> bytes:
     if isinstance(value, str | os.PathLike):
         return Path(value).read_bytes()
     raise TypeError(f"{name}: bytes or a path is needed, got {type(value).__name__}")
+
+
+def _image_bytes(image: object) -> int:
+    """Returns the size of an image; 0 for a wrong type, which is refused when its call is built."""
+    if isinstance(image, str | os.PathLike):
+        return Path(image).stat().st_size
+    return len(image) if isinstance(image, bytes) else 0
+
+
+def _parts(sizes: Sequence[int], max_count: int, max_bytes: int) -> Iterator[slice]:
+    """Splits inputs of these sizes into calls of at most `max_count` inputs and `max_bytes`; a larger input goes alone.
+
+    No inputs make one call, so that the server says what is wrong.
+    """
+    start, num_bytes = 0, 0
+    for index, size in enumerate(sizes):
+        if index > start and (index - start == max_count or num_bytes + size > max_bytes):
+            yield slice(start, index)
+            start, num_bytes = index, 0
+        num_bytes += size
+    yield slice(start, len(sizes))
+
+
+def _as_conversations(name: str, value: Conversations) -> list[generation_pb2.Conversation]:
+    """Makes a list of one conversation or several."""
+    is_one = isinstance(value, str) or (_is_list(value) and bool(value) and isinstance(value[0], tuple | Mapping))
+    if is_one:
+        return [_as_conversation(name, value)]
+    if not _is_list(value):
+        kind = type(value).__name__
+        raise TypeError(f"{name}: a str, a sequence of messages, or a sequence of these is needed, got {kind}")
+    return [_as_conversation(f"{name}[{index}]", conversation) for index, conversation in enumerate(value)]
+
+
+def _as_conversation(name: str, value: object) -> generation_pb2.Conversation:
+    """Makes a conversation of its turns.
+
+    Raises:
+        TypeError: It is no conversation.
+        ValueError: There is no such role, or a mapping has other keys.
+    """
+    if isinstance(value, str):
+        value = [ChatMessage(Role.USER, value)]
+    if not _is_list(value):
+        raise TypeError(f"{name}: a str or a sequence of messages is needed, got {type(value).__name__}")
+    return generation_pb2.Conversation(
+        messages=[_as_message(f"{name}[{index}]", message) for index, message in enumerate(value)]
+    )
+
+
+def _as_message(name: str, value: object) -> generation_pb2.ChatMessage:
+    if isinstance(value, Mapping):
+        if set(value) != {"role", "content"}:
+            raise ValueError(f"{name}: has the keys {', '.join(map(repr, value))}; must be 'role' and 'content'")
+        value = (value["role"], value["content"])
+    if not isinstance(value, tuple) or len(value) != 2 or not all(isinstance(part, str) for part in value):
+        raise TypeError(f"{name}: a pair of role and content is needed, got {type(value).__name__}")
+    role, content = value
+    if role not in set(Role):
+        raise ValueError(f"{name}: the role is {role!r}; must be one of {', '.join(Role)}")
+    return generation_pb2.ChatMessage(role=generation_pb2.Role.Value(f"ROLE_{Role(role).name}"), content=content)
+
+
+def _is_list(value: object) -> TypeGuard[Sequence[Any]]:
+    """Returns whether `value` is a sequence of inputs and not one input itself."""
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)

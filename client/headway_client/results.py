@@ -1,16 +1,32 @@
-"""What the client answers: immutable, typed, free of protocol buffers.
+"""Results of the calls: immutable, typed, free of protocol buffers.
 
-Durations are seconds, probabilities range from 0 to 1, positions in a text count Unicode code points.
+A result has the fields of the message that it is read from (`headway/v1/*.proto`), under the same names. Times are
+seconds, probabilities range from 0 to 1, and positions in a text count Unicode code points.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, is_dataclass
 from enum import StrEnum
-from typing import Generic, TypeVar
+from functools import cache
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args, get_origin, get_type_hints
 
+from google.protobuf.duration_pb2 import Duration
+
+from headway.v1 import common_pb2, model_service_pb2
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+ResultT = TypeVar("ResultT")
 ResultT_co = TypeVar("ResultT_co", covariant=True)
+
+_WORD = re.compile(r"\w+(?:[-'\u2019]\w+)*|[^\w\s]")
+"""A word with the hyphens and apostrophes within it, or a punctuation mark."""
 
 
 class FinishReason(StrEnum):
@@ -24,7 +40,7 @@ class FinishReason(StrEnum):
 
 
 class Task(StrEnum):
-    """What a model was made for; the names are those of the exporter and of the manifest."""
+    """What a model does."""
 
     UNSPECIFIED = "unspecified"
     GENERATION = "generation"
@@ -36,7 +52,7 @@ class Task(StrEnum):
 
 
 class HealthStatus(StrEnum):
-    """What the server says of itself or of a service (`grpc.health.v1`)."""
+    """Health of the server or of one service (`grpc.health.v1`)."""
 
     UNKNOWN = "unknown"
     SERVING = "serving"
@@ -51,16 +67,16 @@ class ModelReference:
     name: str
     version: str
     variant: str
-    """Precision that ran: "fp32", "int8" or "fp16"."""
+    """Precision that ran: "fp32", "fp16" or "int8"."""
 
     def __str__(self) -> str:
-        """Name, version and variant on a few characters."""
+        """Name, version and variant, such as `ag-news 1 (int8)`."""
         return f"{self.name} {self.version} ({self.variant})"
 
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Where the time of a call went in the server, in seconds; the parts may overlap."""
+    """Where the time of a call went in the server, in seconds. The parts may overlap."""
 
     total_s: float
     queue_s: float
@@ -70,9 +86,9 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Answer(Generic[ResultT_co]):
-    """The results of a call in the order of its inputs; iterate it, index it or take its `results`.
+    """The results of a call, in the order of its inputs. Can be iterated over and indexed.
 
-    There is one result for every input, or as many as `samples` asked for, one after the other.
+    There is one result for each input, or `sample_count` consecutive ones.
     """
 
     results: tuple[ResultT_co, ...]
@@ -87,101 +103,6 @@ class Answer(Generic[ResultT_co]):
 
     def __getitem__(self, index: int) -> ResultT_co:
         return self.results[index]
-
-
-@dataclass(frozen=True, slots=True)
-class TokenCandidate:
-    """A token that might have been chosen."""
-
-    token_id: int
-    text: str
-    """The token by itself; what is not a whole character reads as U+FFFD."""
-    log_probability: float
-    """Natural logarithm of its probability."""
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogProbability:
-    """A token and how likely the model found it, before anything the request says of how to choose tokens."""
-
-    token_id: int
-    text: str
-    """The token by itself; what is not a whole character reads as U+FFFD."""
-    log_probability: float | None
-    """Natural logarithm of its probability; None for the first token of a prompt."""
-    top_tokens: tuple[TokenCandidate, ...] = ()
-    """The likeliest tokens at its place, the likeliest first, as many as were asked for."""
-
-
-@dataclass(frozen=True, slots=True)
-class GeneratedText:
-    """A continuation of a prompt."""
-
-    text: str
-    """What follows the prompt; with `echo`, the prompt and what follows it."""
-    finish_reason: FinishReason
-    prompt_token_count: int
-    new_token_count: int
-    truncated: bool
-    seed: int
-    sample_index: int = 0
-    """Number of the text among those of its prompt, from 0."""
-    cached_prompt_token_count: int = 0
-    """Tokens of the prompt that had been read for an earlier call."""
-    tokens: tuple[TokenLogProbability, ...] = ()
-    """The tokens produced, where log-probabilities were asked for."""
-    prompt_tokens: tuple[TokenLogProbability, ...] = ()
-    """The prompt's tokens, where theirs were asked for."""
-
-
-@dataclass(frozen=True, slots=True)
-class StreamPiece:
-    """The next piece of a streamed text."""
-
-    text: str
-    """Whole characters, possibly none."""
-    new_token_count: int
-    """Tokens produced so far."""
-    tokens: tuple[TokenLogProbability, ...] = ()
-    """The tokens produced since the last piece, where log-probabilities were asked for."""
-
-
-@dataclass(frozen=True, slots=True)
-class LabelScore:
-    """A label with its probability."""
-
-    label: str
-    probability: float
-    is_selected: bool = False
-    """Whether the label applies: the likeliest one, or each that reaches its threshold where several may."""
-
-
-@dataclass(frozen=True, slots=True)
-class TextLabels:
-    """The labels of a text, the most likely first."""
-
-    labels: tuple[LabelScore, ...]
-    token_count: int
-    truncated: bool
-
-
-@dataclass(frozen=True, slots=True)
-class LabeledSpan:
-    """A labelled span of a text: characters `start` to `end`, `end` excluded."""
-
-    label: str
-    probability: float
-    start: int
-    end: int
-
-
-@dataclass(frozen=True, slots=True)
-class TextSpans:
-    """The labelled spans of a text, in its order."""
-
-    spans: tuple[LabeledSpan, ...]
-    token_count: int
-    truncated: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,13 +123,236 @@ class ImageEmbedding:
     height: int
 
 
+EmbeddingT_co = TypeVar("EmbeddingT_co", bound=TextEmbedding | ImageEmbedding, covariant=True)
+
+
 @dataclass(frozen=True, slots=True)
-class ImageLabels:
-    """The labels of an image, the most likely first, and its size in pixels."""
+class EmbeddingAnswer(Answer[EmbeddingT_co]):
+    """The vectors of texts or images, in order.
+
+    Inputs past the limits of one call were sent with several; `timings` are then the sums over these calls.
+    """
+
+    def to_numpy(self) -> NDArray[np.float32]:
+        """Returns the vectors as the rows of one array, float32 (inputs, width).
+
+        Raises:
+            ImportError: NumPy is not installed.
+        """
+        try:
+            import numpy as np  # noqa: PLC0415 (an extra)
+        except ImportError:
+            message = "NumPy is not installed; run: pip install 'headway-client[numpy]', or use the results' `values`"
+            raise ImportError(message) from None
+        return np.array([result.values for result in self.results], np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenCandidate:
+    """One of the most likely tokens at a position."""
+
+    token_id: int
+    text: str
+    """The token as text, by itself; bytes that are not valid UTF-8 read as U+FFFD."""
+    log_probability: float
+    """Natural logarithm of its probability."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogProbability:
+    """A token and the probability that the model gave it, before penalties, biases, constraints and temperature."""
+
+    token_id: int
+    text: str
+    """The token as text, by itself; bytes that are not valid UTF-8 read as U+FFFD."""
+    log_probability: float | None
+    """Natural logarithm of its probability; None for the first token of a prompt."""
+    top_tokens: tuple[TokenCandidate, ...] = ()
+    """The most likely tokens at this position, the most likely first."""
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedText:
+    """One generated text."""
+
+    text: str
+    """What follows the prompt; with `echo`, the prompt and what follows it."""
+    finish_reason: FinishReason
+    prompt_token_count: int
+    new_token_count: int
+    truncated: bool
+    """True if the prompt was cut."""
+    seed: int
+    sample_index: int = 0
+    """Index among the samples of the prompt, from 0."""
+    cached_prompt_token_count: int = 0
+    """Tokens of the prompt that the server's prefix cache held."""
+    tokens: tuple[TokenLogProbability, ...] = ()
+    """The generated tokens, if `log_probabilities` was given."""
+    prompt_tokens: tuple[TokenLogProbability, ...] = ()
+    """The prompt's tokens, if `prompt_log_probabilities` was given."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """The part of a streamed text that one message brought."""
+
+    text: str
+    """Whole characters, possibly none."""
+    new_token_count: int
+    """Tokens generated so far."""
+    tokens: tuple[TokenLogProbability, ...] = ()
+    """The tokens generated since the last delta, if `log_probabilities` was given."""
+
+
+@dataclass(frozen=True, slots=True)
+class LabelScore:
+    """A label and its probability."""
+
+    label: str
+    probability: float
+    selected: bool = False
+    """True if the label applies: for a multi-label model, each that reaches its threshold."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextClassification:
+    """The labels of a text, the most likely first."""
+
+    labels: tuple[LabelScore, ...]
+    token_count: int
+    truncated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LabeledSpan:
+    """A labelled span of a text: characters `start` to `end`, `end` excluded."""
+
+    label: str
+    probability: float
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokenClassification:
+    """The labelled spans of a text, in its order."""
+
+    spans: tuple[LabeledSpan, ...]
+    token_count: int
+    truncated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ImageClassification:
+    """The labels of an image, the most likely first, and the image's size in pixels."""
 
     labels: tuple[LabelScore, ...]
     width: int
     height: int
+
+
+@dataclass(frozen=True, slots=True)
+class TextSpan:
+    """A span of a text: characters `start` to `end`, `end` excluded."""
+
+    start: int
+    end: int
+
+    def of(self, text: str) -> str:
+        """Returns this span of a text."""
+        return text[self.start : self.end]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenAlignment:
+    """A token's span of a translation, and its attention over the source tokens, which adds up to 1."""
+
+    span: TextSpan
+    source_attention: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WordPair:
+    """A word of a translation, and the word of the source text that it attended to most."""
+
+    target: TextSpan
+    source: TextSpan | None
+    """None if it attended most to a token without text, such as the end-of-sequence token."""
+    attention: float
+    """Share of its attention that the source word has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alignment:
+    """Which words of one sentence were translated to which."""
+
+    source_tokens: tuple[TextSpan, ...]
+    """The source tokens' spans; a token without text, such as the end-of-sequence token, has an empty one."""
+    target_tokens: tuple[TokenAlignment, ...]
+
+    def word_pairs(self, source: str, translation: str) -> tuple[WordPair, ...]:
+        """Pairs each word and punctuation mark of the translation with the source word that it attended to most.
+
+        A word's attention is the mean of its tokens' attention; a source word gets the sum over its tokens.
+
+        Args:
+            source: The whole text that was translated.
+            translation: Its whole translation.
+        """
+        sources = _words_of(self.source_tokens, source)
+        targets = _words_of((token.span for token in self.target_tokens), translation)
+        rows: dict[TextSpan, list[tuple[float, ...]]] = defaultdict(list)
+        for token, word in zip(self.target_tokens, targets, strict=True):
+            if word is not None:
+                rows[word].append(token.source_attention)
+        return tuple(_pair(word, rows[word], sources) for word in sorted(rows, key=lambda word: word.start))
+
+
+@dataclass(frozen=True, slots=True)
+class TranslationHypothesis:
+    """One of several translations of a text."""
+
+    text: str
+    log_probability: float
+    score: float
+    """What it was ranked by: the log-probability divided by the token count to the power of the length penalty."""
+    finish_reason: FinishReason
+    new_token_count: int
+    alignment: Alignment | None = None
+    """Set if `include_alignment` was given."""
+
+
+@dataclass(frozen=True, slots=True)
+class TranslatedText:
+    """One translated text."""
+
+    text: str
+    log_probability: float
+    score: float
+    """What it was ranked by; with `split_sentences`, the sum over the sentences."""
+    finish_reason: FinishReason
+    source_token_count: int
+    new_token_count: int
+    truncated: bool
+    """True if the source text was cut."""
+    seed: int | None = None
+    """Seed of the random stream, if tokens were drawn at random."""
+    sentence_count: int = 1
+    hypotheses: tuple[TranslationHypothesis, ...] = ()
+    """All translations, this one included, the best first; empty if `hypothesis_count` is 1."""
+    alignments: tuple[Alignment, ...] = ()
+    """If `include_alignment` was given: one for the text, or one for each of its sentences."""
+
+    def word_pairs(self, source: str) -> tuple[WordPair, ...]:
+        """Pairs each word of the translation with the word of `source`, its text, that it attended to most.
+
+        Raises:
+            ValueError: The call did not ask for an alignment.
+        """
+        if not self.alignments:
+            raise ValueError("the result has no alignment; call translate_text with include_alignment=True")
+        return tuple(pair for alignment in self.alignments for pair in alignment.word_pairs(source, self.text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,17 +367,24 @@ class QualityFigure:
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingDefaults:
-    """What a generation request takes for parameters it does not set; None where the model names none."""
+class SamplingParameters:
+    """How tokens are drawn; None where the model has no default of its own."""
 
-    max_new_tokens: int | None
     temperature: float | None
     top_k: int | None
     top_p: float | None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
+    min_p: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationParameters:
+    """What a generation request takes for parameters it does not set; None where the model has no default."""
+
+    max_new_tokens: int | None
+    sampling: SamplingParameters
+    repetition_penalty: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,7 +404,7 @@ class Model:
     labels: tuple[str, ...]
     source_language: str
     target_language: str
-    default_sampling: SamplingDefaults | None
+    default_parameters: GenerationParameters | None
     quality: tuple[QualityFigure, ...]
     license: str
     has_chat_template: bool
@@ -261,7 +412,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class RejectedBundle:
-    """A bundle of the store that could not be loaded."""
+    """A bundle that could not be loaded."""
 
     path: str
     reason: str
@@ -269,7 +420,7 @@ class RejectedBundle:
 
 @dataclass(frozen=True, slots=True)
 class ModelList:
-    """The loaded models, by name and version, and the bundles that could not be loaded."""
+    """The loaded models, sorted by name and version, and the bundles that could not be loaded."""
 
     models: tuple[Model, ...]
     rejected_bundles: tuple[RejectedBundle, ...]
@@ -283,7 +434,80 @@ class ModelList:
 
 @dataclass(frozen=True, slots=True)
 class ModelDetails:
-    """Everything about a model: what the server tells of it and its bundle's manifest, as JSON."""
+    """A model and its bundle's manifest as JSON."""
 
     model: Model
     manifest_json: str
+
+
+def read(kind: type[ResultT], message: Any) -> ResultT:
+    """Makes a result of the fields of a message that have its fields' names."""
+    converters = _converters(kind)  # type: ignore[arg-type]  # mypy takes a class for not hashable
+    return kind(**{name: convert(message) for name, convert in converters.items()})
+
+
+def read_timings(message: common_pb2.Timings) -> Timings:
+    """Reads where the time of a call went."""
+    parts = (message.total, message.queue, message.preprocessing, message.inference)
+    return Timings(*map(_seconds, parts))
+
+
+_NUMBERED: dict[type[StrEnum], Any] = {FinishReason: common_pb2.FinishReason, Task: model_service_pb2.Task}
+"""The protocol's enum of each of ours."""
+
+
+@cache
+def _converters(kind: type[Any]) -> dict[str, Callable[[Any], Any]]:
+    """Returns, for each field of a result, what makes its value of a message."""
+    return {name: _converter(name, hint) for name, hint in get_type_hints(kind).items()}
+
+
+def _converter(name: str, hint: Any) -> Callable[[Any], Any]:
+    arguments = get_args(hint)
+    if type(None) in arguments:
+        convert = _converter(name, arguments[0])
+        return lambda message: convert(message) if message.HasField(name) else None
+    if get_origin(hint) is tuple:
+        element = arguments[0]
+        if isinstance(element, type) and is_dataclass(element):
+            return lambda message: tuple(read(element, each) for each in getattr(message, name))
+        return lambda message: tuple(getattr(message, name))
+    if isinstance(hint, type) and is_dataclass(hint):
+        return lambda message: read(hint, getattr(message, name))
+    if issubclass(hint, StrEnum):
+        members = _members_by_number(hint)
+        return lambda message: members.get(getattr(message, name), hint("unspecified"))
+    return lambda message: getattr(message, name)
+
+
+def _members_by_number(kind: type[StrEnum]) -> dict[int, StrEnum]:
+    """Returns the members of an enum by their numbers in the protocol, where member LENGTH is `<ENUM>_LENGTH`."""
+    numbers = _NUMBERED[kind].items()
+    prefix = len(numbers[0][0]) - len("UNSPECIFIED")
+    return {number: kind(name[prefix:].lower()) for name, number in numbers}
+
+
+def _seconds(duration: Duration) -> float:
+    return duration.seconds + duration.nanos / 1e9
+
+
+def _words_of(spans: Iterable[TextSpan], text: str) -> list[TextSpan | None]:
+    """Returns the word of a text that the middle of each span is in; None for an empty span."""
+    spans = list(spans)
+    word_at: dict[int, TextSpan] = {}
+    stop = max((span.end for span in spans), default=0)
+    # Only the part of a long text that the spans cover, which may be one sentence of many.
+    for match in _WORD.finditer(text, min((span.start for span in spans), default=0)):
+        if match.start() >= stop:
+            break
+        word_at.update(dict.fromkeys(range(match.start(), match.end()), TextSpan(match.start(), match.end())))
+    return [word_at.get((span.start + span.end - 1) // 2) if span.start < span.end else None for span in spans]
+
+
+def _pair(target: TextSpan, rows: list[tuple[float, ...]], sources: list[TextSpan | None]) -> WordPair:
+    shares: dict[TextSpan | None, float] = defaultdict(float)
+    for row in rows:
+        for word, attention in zip(sources, row, strict=True):
+            shares[word] += attention / len(rows)
+    source = max(shares, key=lambda word: shares[word])
+    return WordPair(target, source, shares[source])

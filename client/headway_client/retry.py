@@ -1,10 +1,9 @@
 """When a failed call is tried again.
 
-Only failures that say the server did not take the call, or could not finish it, are tried again: UNAVAILABLE, and
-RESOURCE_EXHAUSTED where the server named a wait. Every RPC of the API is free of side effects, so a second try is
-safe. The wait grows from try to try and is drawn at random below its bound ("full jitter"), so that callers that
-failed together do not come back together; it is never shorter than what the server asked for and never longer than
-what is left of the call's deadline.
+Only two failures are retried: UNAVAILABLE, and RESOURCE_EXHAUSTED if the server named a delay. They mean that the
+server did not accept the call or could not finish it; every RPC is free of side effects, so a retry is safe. The delay
+is random, up to a bound that grows with every attempt ("full jitter"), so that callers that failed together do not
+return together. It is never shorter than the server asked for, and never longer than the time that is left.
 """
 
 from __future__ import annotations
@@ -30,84 +29,90 @@ class RetryPolicy:
     """
 
     max_attempts: int = 5
-    """Most tries of a call, the first included; 1 turns retries off."""
+    """Most attempts of a call, the first included; 1 turns retries off."""
     initial_backoff_s: float = 0.1
-    """Longest wait before the second try, in seconds."""
+    """Longest delay before the second attempt, in seconds."""
     max_backoff_s: float = 2.0
-    """Longest wait before any try, in seconds."""
+    """Longest delay before any attempt, in seconds."""
     multiplier: float = 2.0
-    """Growth of the longest wait from try to try."""
+    """Growth of the longest delay from attempt to attempt."""
 
     def __post_init__(self) -> None:
         """Checks the ranges."""
         if self.max_attempts < 1:
-            raise ValueError(f"max_attempts: at least 1 is needed, got {self.max_attempts}")
+            raise ValueError(f"max_attempts is {self.max_attempts}; must be at least 1")
         if not 0 < self.initial_backoff_s <= self.max_backoff_s:
             raise ValueError(
-                "initial_backoff_s: above 0 and at most max_backoff_s is needed, "
-                f"got {self.initial_backoff_s} with max_backoff_s {self.max_backoff_s}"
+                f"initial_backoff_s is {self.initial_backoff_s}; must be above 0 and at most max_backoff_s, "
+                f"{self.max_backoff_s}"
             )
         if self.multiplier < 1:
-            raise ValueError(f"multiplier: at least 1 is needed, got {self.multiplier}")
+            raise ValueError(f"multiplier is {self.multiplier}; must be at least 1")
 
     def backoff_s(self, attempt: int) -> float:
-        """Longest wait after try number `attempt` (from 1), in seconds."""
+        """Returns the longest delay after attempt number `attempt` (from 1), in seconds."""
         return min(self.max_backoff_s, self.initial_backoff_s * self.multiplier ** (attempt - 1))
 
 
 NO_RETRIES = RetryPolicy(max_attempts=1)
 
 
-class Attempts:
-    """The tries of one call within its deadline."""
+class Deadline:
+    """The end of a call's or a wait's time."""
 
-    def __init__(self, policy: RetryPolicy, timeout_s: float) -> None:
-        """Starts the clock of a call that may take `timeout_s` seconds, all its tries and waits together."""
-        self._policy = policy
-        self._deadline_s = time.monotonic() + timeout_s
-        self._failed_count = 0
+    def __init__(self, timeout_s: float) -> None:
+        """Starts the clock."""
+        self._end_s = time.monotonic() + timeout_s
 
     def remaining_s(self) -> float:
-        """Seconds until the deadline, at least 0."""
-        return max(0.0, self._deadline_s - time.monotonic())
+        """Returns the seconds that are left, at least 0."""
+        return max(0.0, self._end_s - time.monotonic())
+
+
+class Attempts(Deadline):
+    """The attempts of one call before its deadline."""
+
+    def __init__(self, policy: RetryPolicy, timeout_s: float) -> None:
+        """Starts the clock of a call; all attempts and delays together may take `timeout_s` seconds."""
+        super().__init__(timeout_s)
+        self._policy = policy
+        self._failed_count = 0
 
     def delay_s(self, error: CallError) -> float | None:
-        """Takes note of a failed try; seconds to wait before the next one, or None if `error` is final."""
+        """Counts a failed attempt; returns the seconds to wait before the next one, or None if `error` is final."""
         self._failed_count += 1
         if self._failed_count >= self._policy.max_attempts or not is_retryable(error):
             return None
-        # Not for secrets: spreads callers in time.
-        jitter_s = random.uniform(0.0, self._policy.backoff_s(self._failed_count))  # noqa: S311
+        jitter_s = random.uniform(0.0, self._policy.backoff_s(self._failed_count))  # noqa: S311 (not for secrets)
         delay_s = jitter_s + (error.retry_delay_s or 0.0)
         return delay_s if delay_s < self.remaining_s() else None
 
 
 def is_retryable(error: CallError) -> bool:
-    """Whether the failure is one that a later try may not meet."""
+    """Returns whether a later attempt may succeed."""
     if isinstance(error, ResourceExhaustedError):
         return error.retry_delay_s is not None
     return isinstance(error, UnavailableError)
 
 
-class Readiness:
-    """A wait for a server to serve: a context that takes the failures of one question after another."""
+class Readiness(Deadline):
+    """A wait until a server serves: a context manager for one health check after another.
+
+    It takes the failures that mean that the server is not there yet; every other one goes on.
+    """
 
     def __init__(self, server: str, timeout_s: float) -> None:
         """Starts the clock of a wait for `server` of at most `timeout_s` seconds."""
+        super().__init__(timeout_s)
         self._server = server
         self._timeout_s = timeout_s
-        self._deadline_s = time.monotonic() + timeout_s
         self._last = "it answers that it is not serving"
 
-    def remaining_s(self) -> float:
-        """Seconds until the deadline, at least 0."""
-        return max(0.0, self._deadline_s - time.monotonic())
-
     def pause_s(self) -> float:
-        """Seconds to wait before the next question.
+        """Returns the seconds to wait before the next check.
 
         Raises:
-            DeadlineExceededError: There is no time for one.
+            DeadlineExceededError: There is no time for another one.
         """
         if self.remaining_s() <= _READY_POLL_S:
             raise DeadlineExceededError(
@@ -120,7 +125,6 @@ class Readiness:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
-        """Takes note of a server that is not there yet; every other failure goes on."""
         if isinstance(error, UnavailableError | DeadlineExceededError):
             self._last = error.message
             return True

@@ -18,6 +18,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -42,15 +43,15 @@ def quantize_cache(traced: TracedModel, ranges: Sequence[LayerRange]) -> TracedM
     """Rewrites the decoder's graph in place and returns the model with the new dtype of its state.
 
     Args:
-        traced: A model whose decoder has one `GroupQueryAttention` a layer, in the order of the layers.
+        traced: A model whose decoder has one `GroupQueryAttention` a layer.
         ranges: What the keys and values of each layer reach.
     """
     *others, decoder = traced.graphs
     graph = decoder.model.graph
-    layers = [node for node in graph if node.op_type == "GroupQueryAttention"]
+    by_past = {_pasts(node)[0].name: node for node in graph if node.op_type == "GroupQueryAttention"}
     step = _Step(graph)
-    for node, found in zip(layers, ranges, strict=True):
-        _replace_attention(graph, node, step, found)
+    for key, found in zip(traced.state[::2], ranges, strict=True):
+        _replace_attention(graph, by_past[key.past], step, found)
     graph.opset_imports[""] = OPSET
     names = {name for tensor in traced.state for name in (tensor.past, tensor.present)}
     decoder = dataclasses.replace(
@@ -75,7 +76,7 @@ class _Nodes:
         self,
         op_type: str,
         inputs: Sequence[ir.Value | None],
-        attributes: Mapping[str, int | str | list[int]] | None = None,
+        attributes: Mapping[str, Any] | None = None,
         *,
         dtypes: Sequence[ir.DataType] = (ir.DataType.FLOAT,),
         domain: str = "",
@@ -162,7 +163,7 @@ def _token_branch(node: ir.Node, step: _Step, scales: list[ir.Value]) -> ir.Grap
     outputs = nodes.add(
         "GroupQueryAttention",
         [*node.inputs[:5], step.seqlens_k, step.total_length, *[None] * 5, *scales],
-        _heads(node) | {"k_quant_type": "PER_TENSOR", "v_quant_type": "PER_TENSOR", "kv_cache_bit_width": 8},
+        _attributes(node) | {"k_quant_type": "PER_TENSOR", "v_quant_type": "PER_TENSOR", "kv_cache_bit_width": 8},
         dtypes=(ir.DataType.FLOAT, ir.DataType.INT8, ir.DataType.INT8),
         domain=_CONTRIB,
     )
@@ -186,7 +187,7 @@ def _chunk_branch(node: ir.Node, step: _Step, scales: list[ir.Value]) -> ir.Grap
     context, *_ = nodes.add(
         "GroupQueryAttention",
         [query, *seen, *seen_past, step.seqlens_k, step.total_length],
-        _heads(node),
+        _attributes(node),
         dtypes=(ir.DataType.FLOAT,) * 3,
         domain=_CONTRIB,
     )
@@ -214,8 +215,8 @@ def _write(nodes: _Nodes, codes: ir.Value, past: ir.Value, step: _Step) -> list[
     return nodes.add("TensorScatter", [past, by_head, step.start], {"axis": 2, "mode": "linear"}, dtypes=int8)
 
 
-def _heads(node: ir.Node) -> dict[str, int | str | list[int]]:
-    return {name: node.attributes.get_int(name) for name in ("num_heads", "kv_num_heads")}
+def _attributes(node: ir.Node) -> dict[str, Any]:
+    return {name: attribute.value for name, attribute in node.attributes.items()}
 
 
 def _heads_and_width(past: ir.Value) -> tuple[int, int]:

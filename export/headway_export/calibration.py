@@ -5,9 +5,11 @@ T tokens, H key/value heads, K head width.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
+from typing import Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +20,7 @@ from headway_export.candidate import encode
 from headway_export.source import ExportSource
 from headway_server.bundles import Task
 from headway_training.evaluation import evaluation_windows
+from headway_training.models.parts.attention import Scoring
 
 NUM_TEXTS = 32
 """Texts that are read, or windows of longer ones."""
@@ -37,32 +40,28 @@ def measure_ranges(source: ExportSource) -> list[LayerRange]:
     Args:
         source: A generation or translation model that carries evaluation data.
     """
-    ranges: list[LayerRange] = []
+    recorder = _Recorder()
     if source.task is Task.GENERATION:
         for window in islice(_windows(source), NUM_TEXTS):
-            reference.generation_logits(source.module, window, _Recorder(ranges))
+            reference.generation_logits(source.module, window, recorder)
     else:
         for text, translation in islice(_pairs(source), NUM_TEXTS):
-            reference.translation_logits(source.module, text, translation, _Recorder(ranges))
-    return ranges
+            reference.translation_logits(source.module, text, translation, recorder)
+    return [recorder.ranges[layer] for layer in sorted(recorder.ranges)]
 
 
 class _Recorder:
-    """Causal attention that widens the ranges to what it is called with, once a layer, in order."""
+    """Causal attention that widens the range of each layer to the keys and values it is given."""
 
-    def __init__(self, ranges: list[LayerRange]) -> None:
-        self._ranges = ranges
-        self._layer = 0
+    def __init__(self) -> None:
+        self.ranges: defaultdict[int, LayerRange] = defaultdict(LayerRange)
 
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, *, layer: int, **scoring: Unpack[Scoring]) -> Tensor:
         """(1, T, ., K), (1, T, H, K), (1, T, H, K) -> (1, T, ., K)."""
-        if self._layer == len(self._ranges):
-            self._ranges.append(LayerRange())
-        found = self._ranges[self._layer]
+        found = self.ranges[layer]
         found.key = max(found.key, float(key.abs().max()))
         found.value = max(found.value, float(value.abs().max()))
-        self._layer += 1
-        return reference.CAUSAL(query, key, value)
+        return reference.CAUSAL(query, key, value, layer=layer, **scoring)
 
 
 def _windows(source: ExportSource) -> Iterator[NDArray[np.int64]]:

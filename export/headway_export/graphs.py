@@ -20,7 +20,7 @@ from headway_export.graph_modules import (
 from headway_export.recurrent import trace_recurrent
 from headway_export.tracing import TracedModel, example_of, float_name, make_spec, trace_graph
 from headway_server.bundles import ALIGNMENT, StateTensor, Task, TensorSpec
-from headway_training.models.parts.attention import Attend
+from headway_training.models.parts.attention import Attend, AttendCross
 from headway_training.models.protocols import Decoder, EncoderDecoder, is_recurrent
 
 
@@ -113,11 +113,45 @@ def probe_attention(module: nn.Module, task: Task) -> list[tuple[int, int]]:
     """Runs a decoder once and returns the key/value heads and head width of every layer.
 
     Raises:
-        SourceError: It does not follow the protocol, or a head width is no multiple of 8.
+        SourceError: It does not follow the protocol, or a head width is not a multiple of 8.
     """
-    layers: list[tuple[int, int]] = []
+    probe = _Probe()
+    try:
+        with torch.inference_mode():
+            _run_once(module, task, probe.attend, probe.attend_cross)
+    except (AttributeError, TypeError) as error:
+        raise SourceError(f"{type(module).__name__} does not follow docs/bring-your-own.md: {error}") from error
+    calls = {"attend": [layer for layer, _ in probe.layers]}
+    if task is Task.TRANSLATION:
+        calls["attend_cross"] = probe.cross_layers
+    for name, layers in calls.items():
+        if not layers or sorted(layers) != list(range(len(layers))):
+            raise SourceError(
+                f"{type(module).__name__} called {name} for the layers {layers}; each layer of a decoder calls it once "
+                "with its own number, from 0 (docs/bring-your-own.md)"
+            )
+    return [shape for _, shape in sorted(probe.layers)]
 
-    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+
+class _Probe:
+    """Attention functions that compute nothing and note how they are called."""
+
+    def __init__(self) -> None:
+        self.layers: list[tuple[int, tuple[int, int]]] = []
+        """Layer, and its key/value heads and head width, of each call of `attend`."""
+        self.cross_layers: list[int] = []
+        """Layer of each call of `attend_cross`."""
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        layer: int,
+        bias: Tensor | None = None,
+        scale: float | None = None,  # noqa: ARG002 (any will do)
+    ) -> Tensor:
         if query.ndim != 4 or key.shape != value.shape or query.shape[2] % key.shape[2]:
             raise SourceError(
                 f"attend was called with query {tuple(query.shape)}, key {tuple(key.shape)} and value "
@@ -126,35 +160,42 @@ def probe_attention(module: nn.Module, task: Task) -> list[tuple[int, int]]:
             )
         if query.shape[3] % 8:
             raise SourceError(f"head_dim is {query.shape[3]}; it must be a multiple of 8")
-        layers.append((key.shape[2], key.shape[3]))
+        _refuse_bias(bias)
+        self.layers.append((layer, (key.shape[2], key.shape[3])))
         return query
 
-    try:
-        with torch.inference_mode():
-            _run_once(module, task, attend)
-    except (AttributeError, TypeError) as error:
-        raise SourceError(f"{type(module).__name__} does not follow docs/bring-your-own.md: {error}") from error
-    if not layers:
-        raise SourceError(f"{type(module).__name__} never called attend; a decoder calls it once a layer")
-    return layers
+    def attend_cross(
+        self,
+        query: Tensor,
+        *,
+        layer: int,
+        bias: Tensor | None = None,
+        scale: float | None = None,  # noqa: ARG002 (any will do)
+    ) -> Tensor:
+        _refuse_bias(bias)
+        self.cross_layers.append(layer)
+        return query
+
+
+def _refuse_bias(bias: Tensor | None) -> None:
+    if bias is not None:
+        raise SourceError("attention was called with a bias; the exported graph of a decoder takes none")
 
 
 def vocabulary_size(module: nn.Module, task: Task) -> int:
     """Returns V, by running a decoder on two tokens."""
+    probe = _Probe()
     with torch.inference_mode():
-        return int(cast("Decoder", module).logits(_run_once(module, task, _no_attention)).shape[-1])
+        hidden_states = _run_once(module, task, probe.attend, probe.attend_cross)
+        return int(cast("Decoder", module).logits(hidden_states).shape[-1])
 
 
-def _run_once(module: nn.Module, task: Task, attend: Attend) -> Tensor:
-    """Runs a decoder on two tokens, without cross-attention: (1, 2, D)."""
+def _run_once(module: nn.Module, task: Task, attend: Attend, attend_cross: AttendCross) -> Tensor:
+    """Runs a decoder on two tokens: (1, 2, D)."""
     ids, positions = torch.zeros(1, 2, dtype=torch.int64), torch.arange(2).unsqueeze(0)
     if task is Task.GENERATION:
         return cast("Decoder", module).hidden_states(ids, positions, attend)
-    return cast("EncoderDecoder", module).decode(ids, positions, attend, lambda query: query)
-
-
-def _no_attention(query: Tensor, _key: Tensor, _value: Tensor) -> Tensor:
-    return query
+    return cast("EncoderDecoder", module).decode(ids, positions, attend, attend_cross)
 
 
 def _step_specs() -> tuple[TensorSpec, ...]:

@@ -20,6 +20,7 @@ from headway_export.candidate import Candidate, encode, open_sources, pixel_valu
 from headway_export.errors import ParityError
 from headway_export.source import ExportSource
 from headway_server.bundles import ParityFigures, Precision, Task
+from headway_server.decoding.interfaces import EncoderInput
 
 LOGIT_BOUND = 1e-4
 TIE_MARGIN = 1e-4
@@ -140,7 +141,7 @@ def _compare_translation(candidate: Candidate, comparison: _Comparison) -> None:
     for batch_size, start in zip(_BATCH_SIZES, (len(lengths) - 1, 0, 3), strict=True):
         rows = list(islice(cycle(lengths), start, start + batch_size))
         sources = [texts[row % len(texts)][:length] for row, length in enumerate(rows)]
-        open_sources(runner, encoder.encode(sources))
+        open_sources(runner, encoder.encode([EncoderInput.of_tokens(source) for source in sources]))
         chosen = [np.full(batch_size, tokens.bos, np.int64)]
         steps = []
         for position in range(num_steps):

@@ -18,6 +18,7 @@ from headway_export.errors import ParityError
 from headway_export.source import EvaluationData
 from headway_export.span_quality import span_f1
 from headway_server.bundles import CalibrationFigures, QualityFigure, Task
+from headway_server.decoding.interfaces import EncoderInput
 from headway_server.decoding.runner.decoder import DecoderRunner
 from headway_training.evaluation import evaluation_windows
 
@@ -143,7 +144,7 @@ def translate(candidate: Candidate, texts: Sequence[str]) -> list[str]:
     assert bos is not None, "the exporter has looked"
     translations = [""] * len(ids)
     for batch in _by_length(ids):
-        open_sources(decoder, encoder.encode([ids[index] for index in batch]))
+        open_sources(decoder, encoder.encode([EncoderInput.of_tokens(ids[index]) for index in batch]))
         for index, target in zip(batch, _decode_greedily(decoder, len(batch), bos, eos), strict=True):
             translations[index] = source.tokenizer.decode(target, skip_special_tokens=True)
     return translations

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from headway_export.errors import SourceError
 from headway_export.tracing import TracedModel, example_of, float_name, make_spec, trace_graph
 from headway_server.bundles import ALIGNMENT, StateTensor, TensorSpec
-from headway_training.models.parts.recurrence import recur_packed
 from headway_training.models.protocols import RecurrentEncoderDecoder
+from headway_training.models.recurrent import recur_packed
 
 
 def trace_recurrent(module: nn.Module) -> TracedModel:

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from headway_training.models.parts.attention import Attend, causal_attention, cross_attention, fused_attention
-from headway_training.models.parts.recurrence import recur_packed
 from headway_training.models.protocols import (
     Decoder,
     EmbeddingClassifier,
@@ -21,6 +20,7 @@ from headway_training.models.protocols import (
     RecurrentEncoderDecoder,
     is_recurrent,
 )
+from headway_training.models.recurrent import recur_packed
 
 CAUSAL: Attend = causal_attention(fused_attention)
 

@@ -107,11 +107,6 @@ class ExportSource:
         """Whether the module is told which text of a pair a token is of."""
         return self.text_pairs != "never" and int(getattr(self.module, "num_token_types", 0) or 0) > 1
 
-    @property
-    def is_multi_label(self) -> bool:
-        """Whether several labels may apply."""
-        return self.classification is not None and self.classification.kind == "multi_label"
-
 
 def from_checkpoint(path: Path, *, name: str | None = None) -> ExportSource:
     """Reads a checkpoint of the kit (docs/checkpoint.md).

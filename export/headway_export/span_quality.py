@@ -9,12 +9,10 @@ from tokenizers import Encoding
 
 from headway_export.candidate import NUM_SLOTS, Candidate
 from headway_export.source import EvaluationData
-from headway_server.batching.graph import Output, TaggableText, TokenClassifierGraph
 from headway_server.bundles.tags import TagSet
-from headway_server.preprocessing import EncodedText
-from headway_server.preprocessing.pieces import Pieces
-from headway_server.tasks.tokens.classifier import SpanReader
-from headway_server.tasks.tokens.spans import END, LABEL, START
+from headway_server.tasks.outputs import LOGITS
+from headway_server.tasks.text.model import text_graph, text_tensors
+from headway_server.tasks.tokens.spans import SpanDecoder
 from headway_training.metrics import span_scores
 
 Spans = list[tuple[int, int, int]]
@@ -58,19 +56,19 @@ def _weak_labels(found: Sequence[Spans], expected: Sequence[Spans], labels: Sequ
 def find_spans(candidate: Candidate, texts: Sequence[str]) -> list[Spans]:
     """Finds the spans of texts, in batches of texts of similar length; a text is cut at the model's limit."""
     source = candidate.source
-    special = source.special_tokens
     session = candidate.runtime.open(candidate.bundle, candidate.variant.graphs["model"])
-    graph = TokenClassifierGraph(session, pad_id=(special.pad if special else None) or 0)
-    read_spans = SpanReader(TagSet.parse(source.labels))
+    graph = text_graph(session, source.special_tokens)
+    decoder = SpanDecoder(TagSet.parse(source.labels))
     encodings = _encode(candidate, texts)
     order = sorted(range(len(texts)), key=lambda index: len(encodings[index]))
     found: list[Spans] = [[] for _ in texts]
     for first in range(0, len(order), NUM_SLOTS):
         batch = order[first : first + NUM_SLOTS]
-        items = [_taggable(texts[index], encodings[index]) for index in batch]
-        logits = graph.run(graph.collate(items), (Output.LOGITS,))[Output.LOGITS]
-        for index, spans in zip(batch, read_spans(logits, items), strict=True):
-            found[index] = [(int(span[START]), int(span[END]), int(span[LABEL])) for span in spans]
+        items = [text_tensors(np.asarray(encodings[index].ids, np.int64)) for index in batch]
+        rows = graph.split(graph.run(graph.collate(items), (LOGITS,)), items)
+        for index, row in zip(batch, rows, strict=True):
+            spans = decoder.decode_text(row[LOGITS], texts[index], encodings[index].offsets)
+            found[index] = [(span.start, span.end, span.label) for span in spans]
     return found
 
 
@@ -84,8 +82,3 @@ def _encode(candidate: Candidate, texts: Sequence[str]) -> list[Encoding]:
         return list(tokenizer.encode_batch(list(texts)))
     finally:
         tokenizer.no_truncation()
-
-
-def _taggable(text: str, encoding: Encoding) -> TaggableText:
-    encoded = EncodedText(input_ids=np.asarray(encoding.ids, np.int64), offsets=tuple(encoding.offsets))
-    return TaggableText(text, encoded, Pieces.find(text, encoded.offsets))

@@ -17,8 +17,7 @@ from headway_server.batching.settings import BatchingSettings
 from headway_server.decoding.settings import EngineSettings
 from headway_server.errors import HeadwayError
 from headway_server.log import configure_logging
-from headway_server.runtime import Runtime
-from headway_server.runtime.processor import describe_cores
+from headway_server.runtime import Runtime, describe_cores
 from headway_server.serving.host import ModelHost
 from headway_server.settings import ServerSettings
 from headway_server.transports.grpc.server import HeadwayServer, address_problem, format_address

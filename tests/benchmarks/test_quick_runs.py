@@ -25,7 +25,7 @@ KEYS = {
 }
 LATENCIES = {"latency_p50_ms", "latency_p99_ms"}
 STREAM = {"first_token_p50_ms", "token_gap_p50_ms", "token_gap_p99_ms"}
-TASKS = {"generation", "translation", "text_classification", "image_classification"}
+TASKS = {"generation", "translation", "text_classification", "token_classification", "image_classification"}
 RANDOM_ROWS = ["headway int8, served", "headway fp32, served", "headway int8, bare loop", "headway fp32, bare loop"]
 
 

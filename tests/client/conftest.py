@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,7 +20,7 @@ class Blocking:
 
     kind = Client
 
-    def __init__(self, address: str, **settings: Any) -> None:
+    def __init__(self, address: str | None, **settings: Any) -> None:
         self.client = Client(address, **settings)
 
     def call(self, name: str, *args: Any, **options: Any) -> Any:
@@ -38,9 +39,9 @@ class Asynchronous:
 
     kind = AsyncClient
 
-    def __init__(self, address: str, **settings: Any) -> None:
-        self.loop = asyncio.new_event_loop()
+    def __init__(self, address: str | None, **settings: Any) -> None:
         self.client = AsyncClient(address, **settings)
+        self.loop = asyncio.new_event_loop()
 
     def call(self, name: str, *args: Any, **options: Any) -> Any:
         return self.loop.run_until_complete(getattr(self.client, name)(*args, **options))
@@ -48,13 +49,20 @@ class Asynchronous:
     def stream(self, name: str, *args: Any, **options: Any) -> tuple[list[Any], Any]:
         async def collect() -> tuple[list[Any], Any]:
             async with getattr(self.client, name)(*args, **options) as stream:
-                return [piece async for piece in stream], stream.answer
+                return [delta async for delta in stream], stream.answer
 
         return self.loop.run_until_complete(collect())
 
     def close(self) -> None:
-        self.loop.run_until_complete(self.client.close())
+        self.loop.run_until_complete(self.client.aclose())
         self.loop.close()
+
+
+@pytest.fixture(autouse=True)
+def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves out what the developer's environment says of servers."""
+    for name in [name for name in os.environ if name.startswith("HEADWAY_")]:
+        monkeypatch.delenv(name)
 
 
 @pytest.fixture(params=[Blocking, Asynchronous], ids=["blocking", "asyncio"])
@@ -62,7 +70,7 @@ def connect(request: pytest.FixtureRequest) -> Iterator[Connect]:
     """Makes clients of one kind; they are closed after the test."""
     made: list[Any] = []
 
-    def make(address: str, **settings: Any) -> Any:
+    def make(address: str | None, **settings: Any) -> Any:
         made.append(request.param(address, **settings))
         return made[-1]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,14 +13,14 @@ import pytest
 import headway_client
 from headway.v1 import common_pb2
 from headway.v1 import generation_service_pb2 as pb
-from headway_client import AsyncClient, ChatMessage, Client, Role, TranslatedText, results
+from headway_client import ChatMessage, Role, TranslatedText, results
 
 Connect = Callable[..., Any]
 
 
 def test_generate_sends_every_option_and_reads_every_field(server: Any, connect: Connect) -> None:
     answer = connect(server.address).call(
-        "generate",
+        "generate_text",
         ["one two", "three"],
         model="rule",
         model_version="1",
@@ -35,16 +34,16 @@ def test_generate_sends_every_option_and_reads_every_field(server: Any, connect:
         repetition_penalty=1.5,
         presence_penalty=-0.5,
         frequency_penalty=0.125,
-        logit_bias={17: -5, 3: 100},
+        logit_biases={17: -5, 3: 100},
         seed=2**63,
-        stop=["."],
+        stop_strings=["."],
         stop_token_ids=[8, 9],
         regex="[a-z]+",
         echo=True,
         log_probabilities=2,
         prompt_log_probabilities=True,
         priority=-7,
-        samples=2,
+        sample_count=2,
     )
     (request,) = server.rules.requests
     expected = pb.GenerateTextRequest(
@@ -82,12 +81,12 @@ def test_generate_sends_every_option_and_reads_every_field(server: Any, connect:
 
 
 def test_an_answer_without_what_was_not_asked_for(server: Any, connect: Connect) -> None:
-    answer = connect(server.address).call("generate", "one two")
+    answer = connect(server.address).call("generate_text", "one two")
     assert answer[0] == results.GeneratedText("one two and so on", results.FinishReason.LENGTH, 2, 5, False, 7, 0, 1)
 
 
 def test_options_that_are_not_given_stay_unset(server: Any, connect: Connect) -> None:
-    connect(server.address).call("generate", "one", temperature=0.0)
+    connect(server.address).call("generate_text", "one", temperature=0.0)
     parameters = pb.GenerationParameters(sampling=common_pb2.SamplingParameters(temperature=0))
     assert server.rules.requests == [pb.GenerateTextRequest(prompts=["one"], parameters=parameters)]
 
@@ -103,13 +102,13 @@ def test_options_that_are_not_given_stay_unset(server: Any, connect: Connect) ->
     ],
 )
 def test_a_constraint_is_sent(server: Any, connect: Connect, options: dict[str, Any], constraint: Any) -> None:
-    connect(server.address).call("generate", "one", **options)
+    connect(server.address).call("generate_text", "one", **options)
     assert server.rules.requests[0].parameters.constraint == constraint
 
 
 def test_two_constraints_are_a_value_error(server: Any, connect: Connect) -> None:
     with pytest.raises(ValueError, match="regex and choices are given"):
-        connect(server.address).call("generate", "one", regex="a", choices=["a"])
+        connect(server.address).call("generate_text", "one", regex="a", choices=["a"])
 
 
 SYSTEM, USER, ASSISTANT = (pb.ChatMessage(role=role, content=text) for role, text in enumerate(("be", "hi", "oh"), 1))
@@ -130,7 +129,7 @@ SYSTEM, USER, ASSISTANT = (pb.ChatMessage(role=role, content=text) for role, tex
 def test_chat_sends_one_conversation_or_several(
     server: Any, connect: Connect, conversations: Any, sent: list[list[Any]]
 ) -> None:
-    answer = connect(server.address).call("chat", conversations, priority=3, samples=2)
+    answer = connect(server.address).call("chat", conversations, priority=3, sample_count=2)
     (request,) = server.rules.requests
     assert [list(conversation.messages) for conversation in request.conversations] == sent
     assert (request.priority, list(request.prompts), len(answer)) == (3, [], 2 * len(sent))
@@ -138,8 +137,8 @@ def test_chat_sends_one_conversation_or_several(
 
 def test_stream_chat_sends_a_conversation(server: Any, connect: Connect) -> None:
     turns = [ChatMessage(Role.SYSTEM, "be"), ChatMessage(Role.USER, "hi")]
-    pieces, answer = connect(server.address).stream("stream_chat", turns, top_k=4)
-    assert "".join(piece.text for piece in pieces) == answer[0].text == "hi and so on"
+    deltas, answer = connect(server.address).stream("stream_chat", turns, top_k=4)
+    assert "".join(delta.text for delta in deltas) == answer[0].text == "hi and so on"
     (request,) = server.rules.requests
     assert list(request.conversation.messages) == [SYSTEM, USER]
     assert (request.prompt, request.parameters.sampling.top_k) == ("", 4)
@@ -168,18 +167,18 @@ def test_what_is_no_conversation_is_told_before_anything_is_sent(
     assert server.rules.requests == []
 
 
-def test_stream_generate_hands_out_pieces_whose_join_is_the_text(server: Any, connect: Connect) -> None:
-    pieces, answer = connect(server.address).stream("stream_generate", "one two", max_new_tokens=9)
-    assert len(pieces) == 6  # five words and the last message
-    assert "".join(piece.text for piece in pieces) == answer[0].text == "one two and so on"
-    assert [piece.new_token_count for piece in pieces] == [1, 2, 3, 4, 5, 5]
+def test_stream_generate_hands_out_deltas_whose_join_is_the_text(server: Any, connect: Connect) -> None:
+    deltas, answer = connect(server.address).stream("stream_generate_text", "one two", max_new_tokens=9)
+    assert len(deltas) == 6  # five words and the last message
+    assert "".join(delta.text for delta in deltas) == answer[0].text == "one two and so on"
+    assert [delta.new_token_count for delta in deltas] == [1, 2, 3, 4, 5, 5]
     assert server.rules.requests[0].parameters.max_new_tokens == 9
-    assert not any(piece.tokens for piece in pieces)
+    assert not any(delta.tokens for delta in deltas)
 
 
-def test_streamed_pieces_carry_their_log_probabilities(server: Any, connect: Connect) -> None:
-    pieces, answer = connect(server.address).stream("stream_generate", "one", log_probabilities=0, echo=True)
-    assert [token.text for piece in pieces for token in piece.tokens] == ["one", " and", " so", " on"]
+def test_streamed_deltas_carry_their_log_probabilities(server: Any, connect: Connect) -> None:
+    deltas, answer = connect(server.address).stream("stream_generate_text", "one", log_probabilities=0, echo=True)
+    assert [token.text for delta in deltas for token in delta.tokens] == ["one", " and", " so", " on"]
     assert len(answer[0].tokens) == 3
     (request,) = server.rules.requests
     assert (request.echo, request.log_probabilities) == (True, pb.LogProbabilityOptions())
@@ -187,48 +186,54 @@ def test_streamed_pieces_carry_their_log_probabilities(server: Any, connect: Con
 
 def test_translate(server: Any, connect: Connect) -> None:
     caller = connect(server.address)
-    answer = caller.call("translate", ["a dog"], source_language="en", target_language="de", max_new_tokens=4)
-    assert answer[0] == TranslatedText("A DOG", -1.5, results.FinishReason.END_OF_SEQUENCE, 2, 2, False, score=-0.75)
+    answer = caller.call("translate_text", ["a dog"], source_language="en", target_language="de", max_new_tokens=4)
+    assert answer[0] == TranslatedText("A DOG", -1.5, -0.75, results.FinishReason.END_OF_SEQUENCE, 2, 2, False)
     (request,) = server.rules.requests
     assert (request.source_language, request.target_language) == ("en", "de")
     assert request.parameters.max_new_tokens == 4
-    pieces, streamed = caller.stream("stream_translate", "a dog")
-    assert "".join(piece.text for piece in pieces) == "A DOG"
+    deltas, streamed = caller.stream("stream_translate_text", "a dog")
+    assert "".join(delta.text for delta in deltas) == "A DOG"
     assert streamed[0] == answer[0]
 
 
 def test_classify_and_its_kin(server: Any, connect: Connect) -> None:
     caller = connect(server.address)
-    labels = caller.call("classify", ["good news", "bad"], top_k=2)
+    labels = caller.call("classify_text", ["good news", "bad"], top_k=2)
     assert labels[0].labels == (results.LabelScore("World", 0.5), results.LabelScore("Sports", 0.25))
     assert len(labels) == 2
     assert caller.call("classify_tokens", "good news")[0].spans == (results.LabeledSpan("noun", 0.5, 0, 4),)
-    assert caller.call("embed", "good news")[0].values == (0.5, -0.5)
+    assert caller.call("embed_text", "good news")[0].values == (0.5, -0.5)
 
 
 def test_label_takes_bytes_and_paths(server: Any, connect: Connect, tmp_path: Path) -> None:
     file = tmp_path / "picture.png"
     file.write_bytes(b"four")
-    answer = connect(server.address).call("label", [b"one", file, str(file)], top_k=1)
+    answer = connect(server.address).call("classify_image", [b"one", file, str(file)], top_k=1)
     assert [result.width for result in answer] == [3, 4, 4]
     assert list(server.rules.requests[0].images) == [b"one", b"four", b"four"]
     with pytest.raises(FileNotFoundError):
-        connect(server.address).call("label", tmp_path / "absent.png")
+        connect(server.address).call("classify_image", tmp_path / "absent.png")
 
 
 def test_models_and_model(server: Any, connect: Connect) -> None:
     caller = connect(server.address)
-    listing = caller.call("models")
+    listing = caller.call("list_models")
     (model,) = listing
     assert (model.name, model.task, model.parameter_count) == ("rule", results.Task.GENERATION, 1_234_567)
-    expected = results.SamplingDefaults(None, 0.5, None, None, min_p=0.0, repetition_penalty=1.25)
-    assert model.default_sampling == expected
+    expected = results.GenerationParameters(
+        max_new_tokens=None,
+        sampling=results.SamplingParameters(0.5, None, None, 0.0),
+        repetition_penalty=1.25,
+        presence_penalty=None,
+        frequency_penalty=None,
+    )
+    assert model.default_parameters == expected
     assert model.quality[0].value == 90.5
     assert listing.rejected_bundles[0].path == "broken/1"
-    assert len(caller.call("models", "translation")) == 0
-    assert caller.call("model", "rule").manifest_json == '{"schema_version": 1}'
+    assert len(caller.call("list_models", "translation")) == 0
+    assert caller.call("get_model", "rule").manifest_json == '{"schema_version": 1}'
     with pytest.raises(ValueError, match="juggling"):
-        caller.call("models", "juggling")
+        caller.call("list_models", "juggling")
 
 
 def test_health_and_readiness(server: Any, connect: Connect) -> None:
@@ -244,10 +249,10 @@ def test_health_and_readiness(server: Any, connect: Connect) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("generate", 3, "prompts: a str or a sequence of str"),
-        ("generate", ["one", b"two"], r"prompts\[1\]: a str is needed, got bytes"),
-        ("classify", b"one", "texts: a str or"),
-        ("label", [b"one", 2], r"images\[1\]: bytes or a path"),
+        ("generate_text", 3, "prompts: a str or a sequence of str"),
+        ("generate_text", ["one", b"two"], r"prompts\[1\]: a str is needed, got bytes"),
+        ("classify_text", b"one", "texts: a str or"),
+        ("classify_image", [b"one", 2], r"images\[1\]: bytes or a path"),
     ],
 )
 def test_a_wrong_type_is_told_before_anything_is_sent(
@@ -260,15 +265,7 @@ def test_a_wrong_type_is_told_before_anything_is_sent(
 
 def test_a_misspelt_option_is_a_type_error(server: Any, connect: Connect) -> None:
     with pytest.raises(TypeError, match="max_tokens"):
-        connect(server.address).call("generate", "one", max_tokens=3)
-
-
-def test_both_clients_have_the_same_methods_and_options() -> None:
-    def signatures(kind: type) -> dict[str, list[str]]:
-        methods = inspect.getmembers(kind, inspect.isfunction)
-        return {name: list(inspect.signature(method).parameters) for name, method in methods if name[0] != "_"}
-
-    assert signatures(Client) == signatures(AsyncClient)
+        connect(server.address).call("generate_text", "one", max_tokens=3)
 
 
 def test_no_module_of_the_client_brings_in_numpy_or_a_framework() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -12,7 +13,7 @@ import grpc
 import pytest
 
 import headway_client
-from headway_client import AsyncClient, Client, RetryPolicy, generation_requests
+from headway_client import AsyncClient, Client, RetryPolicy, requests
 
 Connect = Callable[..., Any]
 
@@ -27,7 +28,7 @@ def test_an_error_carries_its_details(server: Any, connect: Connect, fault: Any)
         )
     )
     with pytest.raises(headway_client.InvalidArgumentError) as caught:
-        connect(server.address).call("classify", ["x"])
+        connect(server.address).call("classify_text", ["x"])
     error = caught.value
     assert (error.code, error.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "TEXT_TOO_LONG")
     assert error.details.domain == "headway"
@@ -45,7 +46,8 @@ def test_an_error_carries_its_details(server: Any, connect: Connect, fault: Any)
         (grpc.StatusCode.FAILED_PRECONDITION, headway_client.FailedPreconditionError),
         (grpc.StatusCode.RESOURCE_EXHAUSTED, headway_client.ResourceExhaustedError),
         (grpc.StatusCode.CANCELLED, headway_client.CallCancelledError),
-        (grpc.StatusCode.UNAUTHENTICATED, headway_client.AccessDeniedError),
+        (grpc.StatusCode.UNAUTHENTICATED, headway_client.UnauthenticatedError),
+        (grpc.StatusCode.PERMISSION_DENIED, headway_client.PermissionDeniedError),
         (grpc.StatusCode.DATA_LOSS, headway_client.InternalError),
     ],
 )
@@ -54,18 +56,18 @@ def test_a_code_has_its_error_and_is_not_tried_again(
 ) -> None:
     server.rules.faults.append(fault(code))
     with pytest.raises(kind):
-        connect(server.address).call("generate", "one")
+        connect(server.address).call("generate_text", "one")
     assert len(server.rules.requests) == 1
 
 
 def test_a_fault_of_the_server_is_an_internal_error(server: Any, connect: Connect) -> None:
     server.rules.faults.append(None)  # the servicer itself raises
     with pytest.raises(headway_client.InternalError):
-        connect(server.address).call("generate", "one")
+        connect(server.address).call("generate_text", "one")
 
 
 def test_an_answer_with_too_few_results_is_a_protocol_error() -> None:
-    call = generation_requests.generate(["one", "two"])
+    call = requests.generate_text(["one", "two"])
     reply = call.response_type()
     reply.results.add()
     with pytest.raises(headway_client.ProtocolError, match="1 results, 2 were asked for"):
@@ -75,13 +77,13 @@ def test_an_answer_with_too_few_results_is_a_protocol_error() -> None:
 def test_a_stream_without_a_result_is_a_protocol_error(server: Any, connect: Connect) -> None:
     server.rules.omit_result = True
     with pytest.raises(headway_client.ProtocolError, match="ended without its result"):
-        connect(server.address).stream("stream_generate", "one")
+        connect(server.address).stream("stream_generate_text", "one")
 
 
 def test_unavailable_is_tried_again_until_it_succeeds(server: Any, connect: Connect, fault: Any) -> None:
     server.rules.faults.extend([fault(grpc.StatusCode.UNAVAILABLE)] * 2)
     retry = RetryPolicy(initial_backoff_s=0.01)
-    assert connect(server.address, retry=retry).call("generate", "one")[0].text == "one and so on"
+    assert connect(server.address, retry=retry).call("generate_text", "one")[0].text == "one and so on"
     assert len(server.rules.requests) == 3
 
 
@@ -89,14 +91,14 @@ def test_retries_end_with_the_last_attempt(server: Any, connect: Connect, fault:
     server.rules.faults.extend([fault(grpc.StatusCode.UNAVAILABLE)] * 9)
     caller = connect(server.address, retry=RetryPolicy(max_attempts=3, initial_backoff_s=0.01))
     with pytest.raises(headway_client.UnavailableError):
-        caller.call("generate", "one")
+        caller.call("generate_text", "one")
     assert len(server.rules.requests) == 3
 
 
 def test_an_overloaded_server_is_given_the_time_it_asks_for(server: Any, connect: Connect, fault: Any) -> None:
     server.rules.faults.append(fault(grpc.StatusCode.RESOURCE_EXHAUSTED, retry_delay_s=0.2))
     caller = connect(server.address, retry=RetryPolicy(initial_backoff_s=0.01))
-    assert caller.call("classify", "one")[0].token_count == 1
+    assert caller.call("classify_text", "one")[0].token_count == 1
     first_s, second_s = server.rules.times_s
     assert second_s - first_s >= 0.2
 
@@ -104,44 +106,44 @@ def test_an_overloaded_server_is_given_the_time_it_asks_for(server: Any, connect
 def test_a_wait_past_the_deadline_is_not_begun(server: Any, connect: Connect, fault: Any) -> None:
     server.rules.faults.append(fault(grpc.StatusCode.RESOURCE_EXHAUSTED, retry_delay_s=60))
     with pytest.raises(headway_client.ResourceExhaustedError) as caught:
-        connect(server.address).call("classify", "one", timeout_s=5)
+        connect(server.address).call("classify_text", "one", timeout_s=5)
     assert caught.value.retry_delay_s == 60
     assert len(server.rules.requests) == 1
 
 
-def test_a_stream_is_tried_again_before_its_first_piece(server: Any, connect: Connect, fault: Any) -> None:
+def test_a_stream_is_tried_again_before_its_first_delta(server: Any, connect: Connect, fault: Any) -> None:
     server.rules.faults.append(fault(grpc.StatusCode.UNAVAILABLE))
     caller = connect(server.address, retry=RetryPolicy(initial_backoff_s=0.01))
-    _, answer = caller.stream("stream_generate", "one")
+    _, answer = caller.stream("stream_generate_text", "one")
     assert answer[0].text == "one and so on"
     assert len(server.rules.requests) == 2
 
 
-def test_a_stream_is_not_tried_again_after_its_first_piece(server: Any, connect: Connect, fault: Any) -> None:
-    server.rules.fault_after_pieces = fault(grpc.StatusCode.UNAVAILABLE)
+def test_a_stream_is_not_tried_again_after_its_first_delta(server: Any, connect: Connect, fault: Any) -> None:
+    server.rules.fault_after_deltas = fault(grpc.StatusCode.UNAVAILABLE)
     with pytest.raises(headway_client.UnavailableError):
-        connect(server.address).stream("stream_generate", "one")
+        connect(server.address).stream("stream_generate_text", "one")
     assert len(server.rules.requests) == 1
 
 
 def test_a_server_that_goes_away_and_returns_is_found_again(new_server: Any, connect: Connect) -> None:
     new_server.start()
     caller = connect(new_server.address, retry=RetryPolicy(max_attempts=100, initial_backoff_s=0.2))
-    assert len(caller.call("generate", "one")) == 1
+    assert len(caller.call("generate_text", "one")) == 1
     new_server.stop()
     with pytest.raises(headway_client.CallError):
-        caller.call("generate", "two", timeout_s=0.3)
+        caller.call("generate_text", "two", timeout_s=0.3)
     new_server.start()
-    assert len(caller.call("generate", "three", timeout_s=30)) == 1
+    assert len(caller.call("generate_text", "three", timeout_s=30)) == 1
 
 
 def test_a_deadline_ends_the_call_on_both_sides(server: Any, connect: Connect) -> None:
     server.rules.delay_s = 60
     with pytest.raises(headway_client.DeadlineExceededError):
-        connect(server.address).call("generate", "one", timeout_s=0.2)
+        connect(server.address).call("generate_text", "one", timeout_s=0.2)
     assert server.rules.cancelled.wait(10)
     with pytest.raises(headway_client.DeadlineExceededError):
-        connect(server.address, timeout_s=0.2).stream("stream_generate", "one")
+        connect(server.address, timeout_s=0.2).stream("stream_generate_text", "one")
 
 
 def test_a_closed_client_says_so(server: Any, connect: Connect) -> None:
@@ -151,7 +153,7 @@ def test_a_closed_client_says_so(server: Any, connect: Connect) -> None:
     if isinstance(caller.client, Client):
         caller.client.close()
     else:
-        caller.loop.run_until_complete(caller.client.close())
+        caller.loop.run_until_complete(caller.client.aclose())
     assert "closed" in repr(caller.client)
     with pytest.raises(headway_client.ClientClosedError):
         caller.call("health")
@@ -161,7 +163,7 @@ def test_a_client_that_is_closed_during_a_wait_ends_the_call(server: Any, fault:
     server.rules.faults.append(fault(grpc.StatusCode.RESOURCE_EXHAUSTED, retry_delay_s=0.5))
     client = Client(server.address)
     with ThreadPoolExecutor(1) as pool:
-        call = pool.submit(client.classify, "one")
+        call = pool.submit(client.classify_text, "one")
         assert server.rules.admitted.wait(10)
         client.close()
         with pytest.raises(headway_client.HeadwayError, match=r"closed|cancelled|ended"):
@@ -170,10 +172,10 @@ def test_a_client_that_is_closed_during_a_wait_ends_the_call(server: Any, fault:
 
 
 def test_leaving_a_stream_early_frees_the_call_on_the_server(server: Any) -> None:
-    server.rules.piece_delay_s = 0.05
+    server.rules.delta_delay_s = 0.05
     long_prompt = "word " * 2000
     with Client(server.address) as client:
-        with client.stream_generate(long_prompt) as stream:
+        with client.stream_generate_text(long_prompt) as stream:
             assert next(stream).text == "word"
             assert "open, 1 tokens" in repr(stream)
             with pytest.raises(headway_client.StreamNotFinishedError):
@@ -184,18 +186,51 @@ def test_leaving_a_stream_early_frees_the_call_on_the_server(server: Any) -> Non
 
 
 async def test_leaving_an_asyncio_stream_early_frees_the_call_on_the_server(server: Any) -> None:
-    server.rules.piece_delay_s = 0.05
+    server.rules.delta_delay_s = 0.05
     async with AsyncClient(server.address) as client:
-        async with client.stream_generate("word " * 2000) as stream:
+        async with client.stream_generate_text("word " * 2000) as stream:
             assert (await anext(stream)).text == "word"
         assert await asyncio.to_thread(server.rules.cancelled.wait, 10)
-        assert [piece async for piece in stream] == []
+        assert [delta async for delta in stream] == []
+
+
+def wait_for_failure(stream: Any) -> None:
+    """Waits until the first attempt of a stream has failed, and the stream waits for the next one."""
+    while not stream._attempts._failed_count:
+        time.sleep(0.01)
+
+
+async def test_an_asyncio_stream_that_is_closed_while_it_waits_to_retry_is_not_opened_again(
+    server: Any, fault: Any
+) -> None:
+    server.rules.faults.append(fault(grpc.StatusCode.RESOURCE_EXHAUSTED, retry_delay_s=30))
+    async with AsyncClient(server.address) as client:
+        stream = client.stream_generate_text("one")
+        reader = asyncio.create_task(anext(stream))
+        await asyncio.to_thread(wait_for_failure, stream)
+        await stream.aclose()
+        with pytest.raises(headway_client.CallCancelledError):
+            await asyncio.wait_for(reader, 5)
+        assert [delta async for delta in stream] == []
+    assert len(server.rules.requests) == 1
+
+
+def test_a_stream_that_is_closed_while_it_waits_to_retry_is_not_opened_again(server: Any, fault: Any) -> None:
+    server.rules.faults.append(fault(grpc.StatusCode.RESOURCE_EXHAUSTED, retry_delay_s=30))
+    with Client(server.address) as client, ThreadPoolExecutor(1) as pool:
+        stream = client.stream_generate_text("one")
+        reader = pool.submit(next, stream)
+        wait_for_failure(stream)
+        stream.close()
+        with pytest.raises(headway_client.CallCancelledError):
+            reader.result(5)
+    assert len(server.rules.requests) == 1
 
 
 async def test_cancelling_a_task_cancels_its_call(server: Any) -> None:
     server.rules.delay_s = 60
     async with AsyncClient(server.address) as client:
-        task = asyncio.create_task(client.generate("one"))
+        task = asyncio.create_task(client.generate_text("one"))
         assert await asyncio.to_thread(server.rules.admitted.wait, 10)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -206,8 +241,8 @@ async def test_cancelling_a_task_cancels_its_call(server: Any) -> None:
 async def test_closing_a_client_ends_its_calls_with_an_error_of_their_own(server: Any) -> None:
     server.rules.delay_s = 60
     client = AsyncClient(server.address)
-    task = asyncio.create_task(client.generate("one"))
+    task = asyncio.create_task(client.generate_text("one"))
     assert await asyncio.to_thread(server.rules.admitted.wait, 10)
-    await client.close()
+    await client.aclose()
     with pytest.raises(headway_client.CallCancelledError):
         await task

@@ -39,7 +39,9 @@ def objects(output: str) -> list[dict[str, Any]]:
 
 
 def test_generate_streams_the_text_of_an_argument(run: Run, server: Any) -> None:
-    ended = run("generate", "one two", "--max-new-tokens", "5", "--seed", "3", "--stop", "x", "--stop", "y")
+    ended = run(
+        "generate-text", "one two", "--max-new-tokens", "5", "--seed", "3", "--stop-string", "x", "--stop-string", "y"
+    )
     assert (ended.exit_code, ended.stdout, ended.stderr) == (0, "one two and so on\n", "")
     (request,) = server.rules.requests
     assert request.prompt == "one two"
@@ -47,21 +49,21 @@ def test_generate_streams_the_text_of_an_argument(run: Run, server: Any) -> None
     assert list(request.parameters.stop_strings) == ["x", "y"]
 
 
-def test_generate_prints_pieces_as_they_come(run: Run) -> None:
-    ended = run("generate", "one", "--stream", "--json")
-    *pieces, answer = objects(ended.stdout)
-    assert "".join(piece["text"] for piece in pieces) == answer["text"] == "one and so on"
+def test_generate_prints_deltas_as_they_come(run: Run) -> None:
+    ended = run("generate-text", "one", "--stream", "--json")
+    *deltas, answer = objects(ended.stdout)
+    assert "".join(delta["text"] for delta in deltas) == answer["text"] == "one and so on"
     assert answer["model"] == {"name": "rule", "version": "1", "variant": "fp32"}
 
 
 def test_generate_heads_each_of_several_texts(run: Run) -> None:
     lines = "==> one <==\none and so on\n==> two <==\ntwo and so on\n"
-    assert run("generate", "one", "two").stdout == lines
-    assert run("generate", "one", "two", "--no-stream").stdout == lines
+    assert run("generate-text", "one", "two").stdout == lines
+    assert run("generate-text", "one", "two", "--no-stream").stdout == lines
 
 
 def test_json_is_one_object_a_line_in_the_order_of_the_inputs(run: Run, server: Any) -> None:
-    ended = run("generate", "--json", "--batch-size", "2", stdin="one\n\ntwo\nthree\n")
+    ended = run("generate-text", "--json", "--batch-size", "2", stdin="one\n\ntwo\nthree\n")
     assert [answer["input"] for answer in objects(ended.stdout)] == ["one", "two", "three"]
     assert [len(request.prompts) for request in server.rules.requests] == [2, 1]
     assert objects(ended.stdout)[0]["finish_reason"] == "length"
@@ -69,11 +71,34 @@ def test_json_is_one_object_a_line_in_the_order_of_the_inputs(run: Run, server: 
 
 def test_generate_sends_every_flag(run: Run, server: Any, tmp_path: Path) -> None:
     ended = run(
-        *("generate", "one", "--min-tokens", "2", "--max-new-tokens", "9", "--temperature", "0.5", "--top-k", "4"),
+        *(
+            "generate-text",
+            "one",
+            "--min-new-tokens",
+            "2",
+            "--max-new-tokens",
+            "9",
+            "--temperature",
+            "0.5",
+            "--top-k",
+            "4",
+        ),
         *("--top-p", "0.75", "--min-p", "0.25", "--repetition-penalty", "1.5", "--presence-penalty", "-0.5"),
         *("--frequency-penalty", "0.125", "--logit-bias", "17=-5", "--logit-bias", "3=1.5", "--seed", "3"),
-        *("--stop-id", "8", "--stop-id", "9", "--choice", "yes", "--choice", "no", "--echo", "--priority", "-7"),
-        *("--logprobs", "2", "--prompt-logprobs", "--truncate", "--samples", "1", "--no-stream"),
+        *(
+            "--stop-token-id",
+            "8",
+            "--stop-token-id",
+            "9",
+            "--choice",
+            "yes",
+            "--choice",
+            "no",
+            "--echo",
+            "--priority",
+            "-7",
+        ),
+        *("--log-probabilities", "2", "--prompt-log-probabilities", "--truncate", "--sample-count", "1", "--no-stream"),
     )
     assert ended.exit_code == 0, ended.stderr
     (request,) = server.rules.requests
@@ -102,17 +127,17 @@ def test_a_schema_is_a_file_or_json(run: Run, server: Any, tmp_path: Path) -> No
     file = tmp_path / "schema.json"
     file.write_text('{"type": "integer"}', encoding="utf-8")
     for given in (str(file), '{"type": "integer"}'):
-        assert run("generate", "one", "--json-schema", given).exit_code == 0
-    run("generate", "one", "--regex", "[0-9]+")
+        assert run("generate-text", "one", "--json-schema", given).exit_code == 0
+    run("generate-text", "one", "--regex", "[0-9]+")
     schema, same, regex = [request.parameters.constraint for request in server.rules.requests]
     assert schema == same == pb.Constraint(json_schema='{"type": "integer"}')
     assert regex == pb.Constraint(regex="[0-9]+")
 
 
 def test_samples_are_headed_and_numbered(run: Run) -> None:
-    ended = run("generate", "one", "--samples", "2")
+    ended = run("generate-text", "one", "--sample-count", "2")
     assert ended.stdout == "==> one [1] <==\none and so on\n==> one [2] <==\none and so on\n"
-    answers = objects(run("generate", "one", "two", "--samples", "2", "--json").stdout)
+    answers = objects(run("generate-text", "one", "two", "--sample-count", "2", "--json").stdout)
     assert [(answer["input"], answer["sample_index"]) for answer in answers] == [
         *(("one", 0), ("one", 1)),
         *(("two", 0), ("two", 1)),
@@ -121,7 +146,9 @@ def test_samples_are_headed_and_numbered(run: Run) -> None:
 
 @pytest.mark.parametrize("stream", ["--stream", "--no-stream"])
 def test_log_probabilities_follow_the_text(run: Run, stream: str) -> None:
-    assert run("generate", "one", "--logprobs", "1", "--prompt-logprobs", stream).stdout.splitlines() == [
+    assert run(
+        "generate-text", "one", "--log-probabilities", "1", "--prompt-log-probabilities", stream
+    ).stdout.splitlines() == [
         "one and so on",
         "-  'one'  'one' -0.5000",
         "-0.5000  ' and'  ' and' -0.5000",
@@ -199,14 +226,14 @@ def test_a_person_talks_corrects_and_interrupts(terminal: Terminal, server: Any,
     terminal.type("longer\n")
     terminal.read_until("headway: INVALID_ARGUMENT: is too long")
     terminal.read_until("> ")
-    server.rules.piece_delay_s = 30.0
+    server.rules.delta_delay_s = 30.0
     terminal.type("slow one\n")
     terminal.read_until("slow one")  # what was typed
     terminal.read_until("slow")  # the first word of the answer
     terminal.process.send_signal(signal.SIGINT)
     terminal.read_until("> ")
     assert server.rules.cancelled.wait(10)
-    server.rules.piece_delay_s = 0.0
+    server.rules.delta_delay_s = 0.0
     terminal.type("last\n")
     terminal.read_until("last and so on")
     contents = [message.content for message in server.rules.requests[-1].conversation.messages]
@@ -219,45 +246,45 @@ def test_a_person_talks_corrects_and_interrupts(terminal: Terminal, server: Any,
 def test_translate_answers_a_line_for_a_line(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "captions.txt"
     file.write_text("ein Hündchen\na cat\n", encoding="utf-8")
-    assert run("translate", "--file", str(file)).stdout == "EIN HÜNDCHEN\nA CAT\n"
-    assert run("translate", "a dog", "--stream").stdout == "A DOG\n"
-    assert run("translate", "-f", "-", stdin="a\nb\n").stdout == "A\nB\n"
+    assert run("translate-text", "--file", str(file)).stdout == "EIN HÜNDCHEN\nA CAT\n"
+    assert run("translate-text", "a dog", "--stream").stdout == "A DOG\n"
+    assert run("translate-text", "-f", "-", stdin="a\nb\n").stdout == "A\nB\n"
 
 
 def test_classify_prints_labels_before_the_text(run: Run, server: Any) -> None:
-    ended = run("classify", "good news", "--top-k", "2", "--model", "rule", "--model-version", "1")
+    ended = run("classify-text", "good news", "--top-k", "2", "--model", "rule", "--model-version", "1")
     assert ended.stdout == "World 0.500, Sports 0.250\tgood news\n"
     assert (server.rules.requests[0].model, server.rules.requests[0].model_version) == ("rule", "1")
-    assert len(objects(run("classify", "good news", "--json", "--top-k", "0").stdout)[0]["labels"]) == 3
+    assert len(objects(run("classify-text", "good news", "--json", "--top-k", "0").stdout)[0]["labels"]) == 3
 
 
 def test_three_labels_are_printed_of_all(run: Run, server: Any) -> None:
-    assert run("classify", "good news").stdout == "World 0.500, Sports 0.250, Business 0.125\tgood news\n"
+    assert run("classify-text", "good news").stdout == "World 0.500, Sports 0.250, Business 0.125\tgood news\n"
     assert server.rules.requests[0].top_k == 0  # a model with fewer than three labels is no error
 
 
 def test_label_reads_image_files(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "a.png"
     file.write_bytes(b"four")
-    assert run("label", str(file)).stdout == f"ship 0.500, airplane 0.250\t{file}\n"
-    assert objects(run("label", "--json", stdin=f"{file}\n").stdout)[0]["width"] == 4
+    assert run("classify-image", str(file)).stdout == f"ship 0.500, airplane 0.250\t{file}\n"
+    assert objects(run("classify-image", "--json", stdin=f"{file}\n").stdout)[0]["width"] == 4
 
 
 def test_models_lists_what_is_loaded_and_tells_what_is_not(run: Run) -> None:
-    ended = run("models")
+    ended = run("list-models")
     head, line = ended.stdout.splitlines()
     assert head.split()[:3] == ["NAME", "VERSION", "TASK"]
     assert line.split()[:7] == ["rule", "1", "generation", "fp32", "cpu", "1,234,567", "accuracy"]
     assert ended.stderr == "headway: not loaded: broken/1: model.onnx: wrong SHA-256\n"
-    assert objects(run("models", "--json").stdout)[0]["task"] == "generation"
-    assert len(run("models", "--task", "translation").stdout.splitlines()) == 1
+    assert objects(run("list-models", "--json").stdout)[0]["task"] == "generation"
+    assert len(run("list-models", "--task", "translation").stdout.splitlines()) == 1
 
 
 def test_model_shows_one(run: Run) -> None:
-    shown = run("model", "rule").stdout
+    shown = run("get-model", "rule").stdout
     assert "1,234,567" in shown
     assert "temperature=0.5" in shown
-    assert objects(run("model", "rule", "--json").stdout)[0]["manifest"] == {"schema_version": 1}
+    assert objects(run("get-model", "rule", "--json").stdout)[0]["manifest"] == {"schema_version": 1}
 
 
 def test_health_tells_by_its_exit_code(run: Run, server: Any) -> None:
@@ -270,7 +297,7 @@ def test_health_tells_by_its_exit_code(run: Run, server: Any) -> None:
 
 def test_a_failed_call_is_one_line_on_stderr(run: Run, server: Any, fault: Any) -> None:
     server.rules.faults.append(fault(grpc.StatusCode.NOT_FOUND, message="no model is called 'x';\nloaded: rule"))
-    ended = run("generate", "one", "--model", "x")
+    ended = run("generate-text", "one", "--model", "x")
     assert (ended.exit_code, ended.stdout) == (1, "")
     assert ended.stderr == "headway: NOT_FOUND: no model is called 'x'; loaded: rule\n"
 
@@ -278,13 +305,13 @@ def test_a_failed_call_is_one_line_on_stderr(run: Run, server: Any, fault: Any) 
 def test_an_error_about_an_element_names_the_input(run: Run, server: Any, fault: Any) -> None:
     violations = {"texts[1]": "is too long"}
     server.rules.faults.append(fault(grpc.StatusCode.INVALID_ARGUMENT, "texts[1]: is too long", violations=violations))
-    ended = run("classify", "one", "two")
+    ended = run("classify-text", "one", "two")
     assert ended.exit_code == 1
     assert ended.stderr == "headway: INVALID_ARGUMENT: texts[1]: is too long (that is 'two')\n"
 
 
 def test_a_server_that_is_not_there_is_named(run: Run) -> None:
-    ended = run("models", "--server", "127.0.0.1:1", "--timeout", "2")
+    ended = run("list-models", "--server", "127.0.0.1:1", "--timeout", "2")
     assert ended.exit_code == 1
     assert ended.stderr.endswith("is a headway-server running at 127.0.0.1:1?\n")
     assert ended.stderr.count("\n") == 1
@@ -293,25 +320,25 @@ def test_a_server_that_is_not_there_is_named(run: Run) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["generate", "one", "--no-such-option"], "No such option"),
-        (["generate", "--file", "absent.txt"], "absent.txt: No such file"),
-        (["label", "absent.png"], "absent.png: No such file"),
-        (["generate", "one", "--seed", "-1"], "out of range"),
-        (["generate", "one", "--timeout", "0"], "timeout"),
-        (["generate", "one", "--logit-bias", "17"], "'17' is not a token's id and a number"),
-        (["generate", "one", "--logit-bias", "a=1"], "'a=1' is not a token's id and a number"),
-        (["generate", "one", "--json-schema", "absent.json"], "absent.json: No such file"),
-        (["generate", "one", "--regex", "a", "--choice", "a"], "regex and choices are given"),
-        (["generate", "one", "--samples", "2", "--stream"], "leave out --stream or --samples"),
+        (["generate-text", "one", "--no-such-option"], "No such option"),
+        (["generate-text", "--file", "absent.txt"], "absent.txt: No such file"),
+        (["classify-image", "absent.png"], "absent.png: No such file"),
+        (["generate-text", "one", "--seed", "-1"], "out of range"),
+        (["generate-text", "one", "--timeout", "0"], "timeout"),
+        (["generate-text", "one", "--logit-bias", "17"], "'17' is not a token id and a number"),
+        (["generate-text", "one", "--logit-bias", "a=1"], "'a=1' is not a token id and a number"),
+        (["generate-text", "one", "--json-schema", "absent.json"], "absent.json: No such file"),
+        (["generate-text", "one", "--regex", "a", "--choice", "a"], "regex and choices are given"),
+        (["generate-text", "one", "--sample-count", "2", "--stream"], "a stream cannot have --sample-count"),
         (["chat", "-m", "hello"], "'hello' does not begin with system:, user:, assistant:"),
         (["chat", "-m", "human:hello"], "'human:hello' does not begin with"),
-        (["models", "--task", "juggling"], "juggling"),
+        (["list-models", "--task", "juggling"], "juggling"),
         (["load", "juggling", "--rate", "1"], "juggling"),
-        (["load", "classify"], "either a rate"),
-        (["load", "classify", "--rate", "1", "--concurrency", "1"], "either a rate"),
-        (["load", "classify", "--rate", "1e9"], "10000"),
-        (["load", "classify", "--rate", "1", "--duration", "1e9"], "3600"),
-        (["load", "classify", "--rate", "1", "--stream"], "no streaming call"),
+        (["load", "classify-text"], "either a rate"),
+        (["load", "classify-text", "--rate", "1", "--concurrency", "1"], "either a rate"),
+        (["load", "classify-text", "--rate", "1e9"], "10000"),
+        (["load", "classify-text", "--rate", "1", "--duration", "1e9"], "3600"),
+        (["load", "classify-text", "--rate", "1", "--stream"], "no streaming RPC"),
     ],
 )
 def test_wrong_usage_ends_with_code_2(run: Run, server: Any, arguments: list[str], message: str) -> None:
@@ -325,13 +352,13 @@ def test_wrong_usage_ends_with_code_2(run: Run, server: Any, arguments: list[str
 def test_input_that_is_not_text_is_told(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "latin.txt"
     file.write_bytes(b"M\xfcnchen\n")
-    ended = run("classify", "--file", str(file))
+    ended = run("classify-text", "--file", str(file))
     assert (ended.exit_code, ended.stderr.count("\n")) == (2, 1)
     assert "not UTF-8" in ended.stderr
 
 
 def test_the_installed_program_reads_stdin_and_survives_a_reader_that_leaves(server: Any) -> None:
-    command = [str(Path(sys.executable).with_name("headway")), "translate", "--server", server.address]
+    command = [str(Path(sys.executable).with_name("headway")), "translate-text", "--server", server.address]
     whole = subprocess.run(command, input="a dog\n", capture_output=True, text=True, check=True)
     assert (whole.stdout, whole.stderr) == ("A DOG\n", "")
     piped = f"{' '.join(command)} | head -n 1"

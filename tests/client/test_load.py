@@ -22,13 +22,19 @@ from typer.testing import CliRunner
 
 from headway_client import AsyncClient
 from headway_client.cli import app
-from headway_client.load.arrivals import poisson_arrivals
-from headway_client.load.pictures import encode_png, sample_pictures
-from headway_client.load.plan import LoadPlan, LoadTask
-from headway_client.load.recorder import CallRecord, Recorder, TimeHistogram
-from headway_client.load.runner import LoadRunner
-from headway_client.load.samples import sample_inputs
-from headway_client.load.sender import Sender
+from headway_client.load import (
+    CallRecord,
+    LoadPlan,
+    LoadRunner,
+    LoadTask,
+    Recorder,
+    Sender,
+    TimeHistogram,
+    encode_png,
+    poisson_arrivals,
+    sample_images,
+    sample_inputs,
+)
 from headway_client.retry import NO_RETRIES
 
 
@@ -90,7 +96,7 @@ def test_throughput_is_of_calls_that_end_in_the_measured_phase_whenever_they_wer
 
 
 def test_built_in_pictures_are_valid_png() -> None:
-    pictures = sample_pictures()
+    pictures = sample_images()
     assert len(set(pictures)) == len(pictures) == 8
     picture = encode_png(2, 1, lambda x, _: (x, 20, 30))
     assert picture[:8] == b"\x89PNG\r\n\x1a\n"
@@ -103,7 +109,7 @@ def test_built_in_pictures_open_in_an_imaging_library() -> None:
     import io
 
     image = pytest.importorskip("PIL.Image")
-    with image.open(io.BytesIO(sample_pictures()[0])) as picture:
+    with image.open(io.BytesIO(sample_images()[0])) as picture:
         picture.load()
         assert (picture.size, picture.mode) == ((32, 32), "RGB")
         assert picture.getpixel((8, 22)) == (200, 40, 60)
@@ -123,7 +129,7 @@ async def test_every_task_runs_closed_with_as_many_callers_as_asked(server: Any,
 
 
 async def test_an_open_loop_begins_every_call_of_its_schedule(server: Any) -> None:
-    plan = LoadPlan(task=LoadTask.CLASSIFY, rate_per_s=100, duration_s=0.5, warmup_s=0.1, seed=5)
+    plan = LoadPlan(task=LoadTask.CLASSIFY_TEXT, rate_per_s=100, duration_s=0.5, warmup_s=0.1, seed=5)
     runner = await run_plan(server.address, plan)
     # The schedule depends on its seed and length alone, up to rounding of the clock's start.
     planned = list(poisson_arrivals(100, -0.1, 0.5, seed=5))
@@ -131,9 +137,9 @@ async def test_an_open_loop_begins_every_call_of_its_schedule(server: Any) -> No
     assert runner.recorder.ok_count == sum(due_s >= 0 for due_s in planned)
 
 
-@pytest.mark.parametrize("task", [LoadTask.GENERATE, LoadTask.TRANSLATE])
+@pytest.mark.parametrize("task", [LoadTask.GENERATE_TEXT, LoadTask.TRANSLATE_TEXT])
 async def test_streams_measure_the_first_token_and_the_gaps(server: Any, task: LoadTask) -> None:
-    server.rules.piece_delay_s = 0.002
+    server.rules.delta_delay_s = 0.002
     plan = LoadPlan(task=task, concurrency=2, duration_s=0.3, warmup_s=0.0, stream=True)
     recorder = (await run_plan(server.address, plan)).recorder
     assert len(recorder.first_token) == recorder.ok_count > 0
@@ -143,7 +149,7 @@ async def test_streams_measure_the_first_token_and_the_gaps(server: Any, task: L
 
 
 async def test_translations_are_asked_for_with_beams(server: Any) -> None:
-    plan = LoadPlan(task=LoadTask.TRANSLATE, concurrency=1, duration_s=0.1, warmup_s=0.0, beam_size=4)
+    plan = LoadPlan(task=LoadTask.TRANSLATE_TEXT, concurrency=1, duration_s=0.1, warmup_s=0.0, beam_size=4)
     await run_plan(server.address, plan)
     assert {request.parameters.beam_size for request in server.rules.requests} == {4}
 
@@ -153,7 +159,9 @@ async def test_a_stall_counts_for_every_call_that_was_due_in_it(server: Any) -> 
 
     Counted from the sending, a single latency would be long (coordinated omission).
     """
-    plan = LoadPlan(task=LoadTask.CLASSIFY, rate_per_s=100, duration_s=2.0, warmup_s=0.0, max_outstanding=1, seed=3)
+    plan = LoadPlan(
+        task=LoadTask.CLASSIFY_TEXT, rate_per_s=100, duration_s=2.0, warmup_s=0.0, max_outstanding=1, seed=3
+    )
 
     def stall(_: LoadRunner) -> None:
         now_s = time.monotonic()
@@ -172,7 +180,9 @@ async def test_a_stall_counts_for_every_call_that_was_due_in_it(server: Any) -> 
 
 async def test_a_server_that_is_too_slow_does_not_keep_the_test_from_ending(server: Any) -> None:
     server.rules.delay_s = 0.2
-    plan = LoadPlan(task=LoadTask.CLASSIFY, rate_per_s=200, duration_s=0.5, warmup_s=0.0, max_outstanding=4, seed=3)
+    plan = LoadPlan(
+        task=LoadTask.CLASSIFY_TEXT, rate_per_s=200, duration_s=0.5, warmup_s=0.0, max_outstanding=4, seed=3
+    )
     recorder = (await run_plan(server.address, plan)).recorder
     assert server.rules.most_running == 4
     assert recorder.not_sent_count > 0
@@ -183,14 +193,14 @@ async def test_a_server_that_is_too_slow_does_not_keep_the_test_from_ending(serv
 async def test_failures_are_counted_by_code_and_not_tried_again(server: Any, fault: Any) -> None:
     server.rules.faults.extend([fault(grpc.StatusCode.RESOURCE_EXHAUSTED, retry_delay_s=0.01)] * 3)
     server.rules.faults.extend([fault(grpc.StatusCode.UNAVAILABLE)] * 2)
-    plan = LoadPlan(task=LoadTask.CLASSIFY, rate_per_s=100, duration_s=0.3, warmup_s=0.0, seed=3)
+    plan = LoadPlan(task=LoadTask.CLASSIFY_TEXT, rate_per_s=100, duration_s=0.3, warmup_s=0.0, seed=3)
     recorder = (await run_plan(server.address, plan)).recorder
     assert recorder.error_counts == {"RESOURCE_EXHAUSTED": 3, "UNAVAILABLE": 2}
     assert len(recorder.latency) == recorder.ok_count
 
 
 async def test_a_test_that_is_stopped_reports_what_it_measured(server: Any) -> None:
-    plan = LoadPlan(task=LoadTask.CLASSIFY, concurrency=1, duration_s=3600, warmup_s=0.0)
+    plan = LoadPlan(task=LoadTask.CLASSIFY_TEXT, concurrency=1, duration_s=3600, warmup_s=0.0)
 
     def stop_soon(runner: LoadRunner) -> None:
         asyncio.get_running_loop().call_later(0.3, runner.stop)
@@ -201,7 +211,7 @@ async def test_a_test_that_is_stopped_reports_what_it_measured(server: Any) -> N
 
 
 async def test_a_fault_of_the_tester_is_raised(server: Any) -> None:
-    plan = LoadPlan(task=LoadTask.CLASSIFY, concurrency=2, duration_s=3600, warmup_s=0.0)
+    plan = LoadPlan(task=LoadTask.CLASSIFY_TEXT, concurrency=2, duration_s=3600, warmup_s=0.0)
     async with AsyncClient(server.address) as client:
         runner = LoadRunner(plan, Sender(client, plan, [b"no text"]))
         with pytest.raises(TypeError, match=r"texts\[0\]"):
@@ -212,21 +222,21 @@ async def test_a_fault_of_the_tester_is_raised(server: Any) -> None:
     ("changes", "message"),
     [
         ({}, "either a rate"),
-        ({"rate_per_s": 0}, "rate: above 0"),
-        ({"rate_per_s": 1, "duration_s": 1e6}, "duration: above 0 and at most 3600, got 1e"),
+        ({"rate_per_s": 0}, "rate is 0; must be above 0"),
+        ({"rate_per_s": 1, "duration_s": 1e6}, r"duration is 1e\+06; must be above 0 and at most 3600"),
         ({"concurrency": 9999}, "concurrency"),
-        ({"concurrency": 1, "stream": True, "batch_size": 2}, "takes one input, got 2"),
-        ({"concurrency": 1, "beam_size": 4}, "beam size: is for translate"),
+        ({"concurrency": 1, "stream": True, "batch_size": 2}, "batch size is 2; a streaming call takes one input"),
+        ({"concurrency": 1, "beam_size": 4}, "beam size is for translate-text"),
     ],
 )
 def test_a_plan_is_bounded(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        LoadPlan(task=LoadTask.GENERATE, **changes)
+        LoadPlan(task=LoadTask.GENERATE_TEXT, **changes)
 
 
 def test_the_command_writes_a_report_and_ends_stdout_with_it(server: Any, tmp_path: Path) -> None:
     file = tmp_path / "report.json"
-    arguments = ["load", "generate", "--rate", "50", "--duration", "0.5", "--warmup", "0.1", "--seed", "9"]
+    arguments = ["load", "generate-text", "--rate", "50", "--duration", "0.5", "--warmup", "0.1", "--seed", "9"]
     arguments += ["--server", server.address, "--report", str(file), "--json"]
     ended = CliRunner().invoke(app, arguments)
     assert ended.exit_code == 0, ended.stderr
@@ -244,7 +254,7 @@ def test_the_command_writes_a_report_and_ends_stdout_with_it(server: Any, tmp_pa
 def test_the_command_prints_figures_and_reads_inputs(server: Any, tmp_path: Path) -> None:
     file = tmp_path / "inputs.txt"
     file.write_text("first\nsecond\n", encoding="utf-8")
-    arguments = ["load", "classify", "--concurrency", "2", "--duration", "0.3", "--warmup", "0", "-f", str(file)]
+    arguments = ["load", "classify-text", "--concurrency", "2", "--duration", "0.3", "--warmup", "0", "-f", str(file)]
     ended = CliRunner().invoke(app, [*arguments, "--server", server.address])
     assert ended.exit_code == 0, ended.stderr
     assert {request.texts[0] for request in server.rules.requests} == {"first", "second"}
@@ -253,14 +263,16 @@ def test_the_command_prints_figures_and_reads_inputs(server: Any, tmp_path: Path
 
 def test_the_command_tells_at_once_that_requests_are_refused(server: Any, fault: Any) -> None:
     server.rules.faults.append(fault(grpc.StatusCode.NOT_FOUND, message="no model for this"))
-    ended = CliRunner().invoke(app, ["load", "label", "--rate", "5", "--duration", "60", "--server", server.address])
+    ended = CliRunner().invoke(
+        app, ["load", "classify-image", "--rate", "5", "--duration", "60", "--server", server.address]
+    )
     assert ended.exit_code == 1
     assert ended.stderr.splitlines()[-1] == "headway: NOT_FOUND: no model for this"
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs POSIX signals")
 def test_an_interrupt_ends_the_command_with_its_report(server: Any) -> None:
-    command = [str(Path(sys.executable).with_name("headway")), "load", "classify", "--concurrency", "1"]
+    command = [str(Path(sys.executable).with_name("headway")), "load", "classify-text", "--concurrency", "1"]
     command += ["--duration", "600", "--warmup", "0", "--json", "--server", server.address]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         deadline_s = time.monotonic() + 30

@@ -17,7 +17,7 @@ Connect = Callable[..., Any]
 
 def test_every_option_is_sent(server: Any, connect: Connect) -> None:
     connect(server.address).call(
-        "translate",
+        "translate_text",
         ["a dog", "a cat"],
         model="rule",
         model_version="1",
@@ -27,13 +27,13 @@ def test_every_option_is_sent(server: Any, connect: Connect) -> None:
         max_new_tokens=9,
         max_length_ratio=1.5,
         beam_size=4,
-        hypotheses=2,
+        hypothesis_count=2,
         length_penalty=0.5,
         early_stopping="never",
         no_repeat_ngram_size=3,
-        target_prefix=["Ein", ""],
-        phrases=[PhraseConstraints(("Hund",), ("Katze", "Kater")), PhraseConstraints()],
-        alignment=True,
+        target_prefixes=["Ein", ""],
+        phrase_constraints=[PhraseConstraints(("Hund",), ("Katze", "Kater")), PhraseConstraints()],
+        include_alignment=True,
         split_sentences=True,
     )
     (request,) = server.rules.requests
@@ -65,7 +65,7 @@ def test_every_option_is_sent(server: Any, connect: Connect) -> None:
 
 def test_one_prefix_and_one_glossary_are_for_every_text(server: Any, connect: Connect) -> None:
     phrases = PhraseConstraints(required=("Hund",))
-    connect(server.address).call("translate", ["a", "b"], target_prefix="Der", phrases=phrases)
+    connect(server.address).call("translate_text", ["a", "b"], target_prefixes="Der", phrase_constraints=phrases)
     (request,) = server.rules.requests
     assert list(request.target_prefixes) == ["Der", "Der"]
     assert [list(each.required) for each in request.phrase_constraints] == [["Hund"], ["Hund"]]
@@ -75,20 +75,19 @@ def test_one_prefix_and_one_glossary_are_for_every_text(server: Any, connect: Co
     ("options", "sampling"),
     [
         ({}, None),
-        ({"sample": True}, common_pb2.SamplingParameters(temperature=1.0)),
         ({"temperature": 0.5, "seed": 0}, common_pb2.SamplingParameters(temperature=0.5, seed=0)),
         (
             {"top_k": 3, "top_p": 0.5, "min_p": 0.25},
-            common_pb2.SamplingParameters(temperature=1.0, top_k=3, top_p=0.5, min_p=0.25),
+            common_pb2.SamplingParameters(top_k=3, top_p=0.5, min_p=0.25),
         ),
     ],
 )
-def test_drawing_is_asked_for_by_any_of_its_options(
+def test_sampling_is_sent_by_unary_and_streaming_calls_alike(
     server: Any, connect: Connect, options: dict[str, Any], sampling: common_pb2.SamplingParameters | None
 ) -> None:
     caller = connect(server.address)
-    caller.call("translate", "a dog", **options)
-    caller.stream("stream_translate", "a dog", target_prefix="Ein", alignment=True, **options)
+    caller.call("translate_text", "a dog", **options)
+    caller.stream("stream_translate_text", "a dog", target_prefix="Ein", include_alignment=True, **options)
     unary, stream = server.rules.requests
     assert unary.parameters == stream.parameters == pb.TranslationParameters(sampling=sampling)
     assert (stream.target_prefix, stream.include_alignment) == ("Ein", True)
@@ -96,13 +95,15 @@ def test_drawing_is_asked_for_by_any_of_its_options(
 
 def test_an_unknown_way_of_stopping_is_refused_before_anything_is_sent(server: Any, connect: Connect) -> None:
     with pytest.raises(ValueError, match="soon"):
-        connect(server.address).call("translate", "a", early_stopping="soon")
-    connect(server.address).call("translate", "a", early_stopping=EarlyStopping.FIRST)
+        connect(server.address).call("translate_text", "a", early_stopping="soon")
+    connect(server.address).call("translate_text", "a", early_stopping=EarlyStopping.FIRST)
     assert len(server.rules.requests) == 1
 
 
 def test_hypotheses_alignment_and_seed_are_read(server: Any, connect: Connect) -> None:
-    answer = connect(server.address).call("translate", "a dog", hypotheses=2, beam_size=2, alignment=True)
+    answer = connect(server.address).call(
+        "translate_text", "a dog", hypothesis_count=2, beam_size=2, include_alignment=True
+    )
     (result,) = answer
     assert [(hypothesis.text, hypothesis.score) for hypothesis in result.hypotheses] == [
         ("A DOG", -0.75),
@@ -117,12 +118,12 @@ def test_hypotheses_alignment_and_seed_are_read(server: Any, connect: Connect) -
         ("A", "a", 0.75),
         ("DOG", "dog", 0.75),
     ]
-    assert connect(server.address).call("translate", "a", seed=5)[0].seed == 5
+    assert connect(server.address).call("translate_text", "a", seed=5)[0].seed == 5
 
 
 def test_pairs_need_an_alignment() -> None:
-    result = TranslatedText("A", -1.0, FinishReason.END_OF_SEQUENCE, 1, 1, False)
-    with pytest.raises(ValueError, match="alignment=True"):
+    result = TranslatedText("A", -1.0, -1.0, FinishReason.END_OF_SEQUENCE, 1, 1, False)
+    with pytest.raises(ValueError, match="include_alignment=True"):
         result.word_pairs("a")
 
 
@@ -131,6 +132,7 @@ def test_the_sentences_of_a_long_text_are_paired_each_in_its_own_part() -> None:
     source, target = "no dog. " * count, "kein Hund. " * count
     result = TranslatedText(
         target,
+        -1.0,
         -1.0,
         FinishReason.END_OF_SEQUENCE,
         1,

@@ -20,17 +20,30 @@ Run = Callable[..., Any]
 @pytest.fixture
 def run(server: Any) -> Run:
     def invoke(*arguments: str) -> Any:
-        return CliRunner().invoke(app, ["translate", *arguments], env={"HEADWAY_SERVER": server.address})
+        return CliRunner().invoke(app, ["translate-text", *arguments], env={"HEADWAY_SERVER": server.address})
 
     return invoke
 
 
 def test_every_option_reaches_the_request(run: Run, server: Any) -> None:
-    arguments = "--beam-size 4 --hypotheses 1 --length-penalty 0.5 --early-stopping first --no-repeat-ngram-size 2"
+    arguments = (
+        "--beam-size 4 --hypothesis-count 1 --length-penalty 0.5 --early-stopping first --no-repeat-ngram-size 2"
+    )
     ended = run(
         "a dog",
         *arguments.split(),
-        *("--max-length-ratio", "2", "--prefix", "Ein", "--require", "Hund", "--require", "groß", "--forbid", "Katze"),
+        *(
+            "--max-length-ratio",
+            "2",
+            "--target-prefix",
+            "Ein",
+            "--required-phrase",
+            "Hund",
+            "--required-phrase",
+            "groß",
+            "--forbidden-phrase",
+            "Katze",
+        ),
         "--split-sentences",
     )
     assert (ended.exit_code, ended.stdout) == (0, "A DOG\n")
@@ -49,28 +62,30 @@ def test_every_option_reaches_the_request(run: Run, server: Any) -> None:
         phrase_constraints=[pb.PhraseConstraints(required=["Hund", "groß"], forbidden=["Katze"])],
         split_sentences=True,
     )
-    run("a dog", "--sample", "--temperature", "0.5", "--top-k", "3", "--top-p", "0.5", "--min-p", "0.25", "--seed", "9")
+    run("a dog", "--temperature", "0.5", "--top-k", "3", "--top-p", "0.5", "--min-p", "0.25", "--seed", "9")
     sampling = common_pb2.SamplingParameters(temperature=0.5, top_k=3, top_p=0.5, min_p=0.25, seed=9)
     assert server.rules.requests[-1].parameters.sampling == sampling
 
 
 def test_hypotheses_are_printed_with_their_scores(run: Run) -> None:
-    assert run("a dog", "--beam-size", "2", "--hypotheses", "2").stdout == "-0.750  A DOG\n-1.750  A DOG!\n"
-    headed = run("a", "b", "--beam-size", "2", "--hypotheses", "2").stdout
+    assert run("a dog", "--beam-size", "2", "--hypothesis-count", "2").stdout == "-0.750  A DOG\n-1.750  A DOG!\n"
+    headed = run("a", "b", "--beam-size", "2", "--hypothesis-count", "2").stdout
     assert headed == "==> a <==\n-0.750  A\n-1.750  A!\n==> b <==\n-0.750  B\n-1.750  B!\n"
 
 
 def test_an_alignment_is_a_small_table(run: Run, tmp_path: Path) -> None:
     table = "A DOG\n  A    a    0.75\n  DOG  dog  0.75\n"
-    assert run("a dog", "--alignment").stdout == table
-    assert run("a dog", "--alignment", "--stream").stdout == table
+    assert run("a dog", "--include-alignment").stdout == table
+    assert run("a dog", "--include-alignment", "--stream").stdout == table
     file = tmp_path / "texts"
     file.write_text("a dog\n", encoding="utf-8")
-    assert run("--file", str(file), "--alignment").stdout == f"==> a dog <==\n{table}"
+    assert run("--file", str(file), "--include-alignment").stdout == f"==> a dog <==\n{table}"
 
 
 def test_json_has_everything(run: Run) -> None:
-    (line,) = run("a dog", "--hypotheses", "2", "--beam-size", "2", "--alignment", "--json").stdout.splitlines()
+    (line,) = run(
+        "a dog", "--hypothesis-count", "2", "--beam-size", "2", "--include-alignment", "--json"
+    ).stdout.splitlines()
     result = json.loads(line)
     assert [hypothesis["text"] for hypothesis in result["hypotheses"]] == ["A DOG", "A DOG!"]
     assert result["alignments"][0]["target_tokens"][0]["span"] == {"start": 0, "end": 1}
@@ -78,7 +93,13 @@ def test_json_has_everything(run: Run) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--beam-size", "2"], ["--hypotheses", "2"], ["--require", "x"], ["--forbid", "x"], ["--split-sentences"]],
+    [
+        ["--beam-size", "2"],
+        ["--hypothesis-count", "2"],
+        ["--required-phrase", "x"],
+        ["--forbidden-phrase", "x"],
+        ["--split-sentences"],
+    ],
     ids=" ".join,
 )
 def test_a_stream_refuses_what_needs_a_search(run: Run, server: Any, arguments: list[str]) -> None:

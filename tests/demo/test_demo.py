@@ -23,6 +23,7 @@ SECTIONS = [
     "ClassifyTokens",
     "EmbedText",
     "ClassifyImage",
+    "EmbedImage",
 ]
 
 
@@ -56,7 +57,7 @@ def test_every_call_is_answered_in_a_section_of_its_own(tiny_store: Path, pictur
     assert "failed" not in ended.stdout
     assert f"question  {pictures[0]}" in ended.stdout
     assert ended.stdout.count("timing") == 7
-    assert "The server is stopped." in ended.stdout.splitlines()[-1]
+    assert "The server has stopped." in ended.stdout.splitlines()[-1]
 
 
 def test_a_picture_that_the_server_refuses_is_told_and_the_rest_answered(tiny_store: Path, tmp_path: Path) -> None:
@@ -66,13 +67,13 @@ def test_a_picture_that_the_server_refuses_is_told_and_the_rest_answered(tiny_st
     assert ended.returncode == 1
     assert "failed    INVALID_ARGUMENT: images[0]" in ended.stdout
     assert "a drawing of: ship" in ended.stdout
-    assert "not answered: ClassifyImage" in ended.stderr
+    assert "failed: ClassifyImage" in ended.stderr
 
 
 def test_what_is_not_there_is_told_before_a_server_starts(tmp_path: Path) -> None:
     ended = run_demo("--store", str(tmp_path), str(tmp_path / "absent.png"))
     assert (ended.returncode, ended.stdout) == (2, "")
-    assert ended.stderr == f"demo: {tmp_path / 'absent.png'}: there is no such file\n"
+    assert ended.stderr == f"demo: {tmp_path / 'absent.png'}: no such file\n"
     ended = run_demo("--store", str(tmp_path / "absent"))
     assert ended.returncode == 2
 

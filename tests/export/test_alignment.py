@@ -11,6 +11,7 @@ from headway_export.exporter import ExportOptions, export
 from headway_export.graphs import alignment_layer
 from headway_export.source import from_checkpoint
 from headway_server.bundles import ALIGNMENT, Architecture, Bundle, Precision, open_bundle
+from headway_server.decoding.interfaces import EncoderInput
 from headway_server.decoding.runner.decoder import DecoderRunner
 from headway_server.decoding.runner.encoder import EncoderRunner
 from headway_server.errors import BundleError
@@ -43,14 +44,14 @@ def source_of(length, seed=0):
 def weights_in_pytorch(module, source, token_ids, layer):
     """Attention of a layer, averaged over heads: (T, S)."""
     ids, targets = torch.from_numpy(source)[None], torch.from_numpy(token_ids)[None]
-    found = []
+    found = {}
     with torch.inference_mode():
         keys_values = module.cross_keys_values(module.encode(ids, torch.ones_like(ids)))
 
-        def attend_cross(query):
-            key, value = keys_values[len(found)]
+        def attend_cross(query, *, layer):
+            key, value = keys_values[layer]
             weights = torch.einsum("bthk,bshk->bhts", query, key).div(query.shape[-1] ** 0.5).softmax(-1)
-            found.append(weights[0].mean(0).numpy())
+            found[layer] = weights[0].mean(0).numpy()
             return torch.einsum("bhts,bshk->bthk", weights, value)
 
         module.decode(targets, torch.arange(len(token_ids))[None], causal_attention(), attend_cross)
@@ -63,7 +64,7 @@ def test_it_is_the_attention_of_the_last_layer_but_one(tiny_checkpoints, bundle,
     assert bundle.manifest.variants[precision].alignment_layer == 0  # of two
     module = from_checkpoint(tiny_checkpoints["translation"]).module
     for length in (1, 2, 9, 24):
-        (encoded,) = encoder.encode([source_of(length)])
+        (encoded,) = encoder.encode([EncoderInput.of_tokens(source_of(length))])
         found = decoder.align(2, encoded, TOKENS)
         expected = weights_in_pytorch(module, source_of(length), TOKENS, layer=0)
         assert found.shape == (len(TOKENS), length)
@@ -96,7 +97,7 @@ def test_padding_gets_exactly_nothing(bundle, runtime):
 
 def test_translations_longer_than_a_chunk_are_read_in_chunks(bundle, runtime):
     decoder, encoder = runners(runtime, bundle)
-    (encoded,) = encoder.encode([source_of(12)])
+    (encoded,) = encoder.encode([EncoderInput.of_tokens(source_of(12))])
     token_ids = np.append(BOS, np.random.default_rng(1).integers(4, 24, 22))
     together = decoder.align(0, encoded, token_ids)
     decoder.prefill_chunk = 8
@@ -105,7 +106,7 @@ def test_translations_longer_than_a_chunk_are_read_in_chunks(bundle, runtime):
 
 def test_aligning_leaves_the_running_sentences_alone(bundle, runtime):
     decoder, encoder = runners(runtime, bundle)
-    encoded = encoder.encode([source_of(6), source_of(12, seed=1)])
+    encoded = encoder.encode([EncoderInput.of_tokens(source_of(6)), EncoderInput.of_tokens(source_of(12, seed=1))])
     steps = []
     for aligns in (False, True):
         open_sources(decoder, encoded)
@@ -119,7 +120,7 @@ def test_aligning_leaves_the_running_sentences_alone(bundle, runtime):
 def test_a_bundle_without_says_so_and_what_to_do(bundle, runtime):
     variant = bundle.manifest.variants[Precision.FP32]
     decoder, encoder = runners(runtime, bundle)
-    (encoded,) = encoder.encode([source_of(3)])
+    (encoded,) = encoder.encode([EncoderInput.of_tokens(source_of(3))])
     assert decoder.has_alignment
     decoder.has_alignment = False
     with pytest.raises(BundleError, match=r"decoder.onnx: has no output alignment, .* export the model again"):
@@ -143,7 +144,7 @@ def test_a_model_from_outside_is_aligned_too(tiny_checkpoints, tmp_path, runtime
     )
     decoder, encoder = runners(runtime, export(foreign, ExportOptions(store=tmp_path, precisions=(Precision.FP32,))))
     ids = np.random.default_rng(0).integers(3, VOCABULARY, 7)
-    (encoded,) = encoder.encode([ids])
+    (encoded,) = encoder.encode([EncoderInput.of_tokens(ids)])
     found = decoder.align(1, encoded, TOKENS)
     np.testing.assert_allclose(found, weights_in_pytorch(module, ids, TOKENS, layer=0), atol=1e-5)
 

@@ -35,14 +35,14 @@ PREPROCESSING = {
 
 @pytest.fixture
 def run(tmp_path, tokenizer_file):
-    def invoke(module: str, *arguments: str):
+    def invoke(module: str, *arguments: str, build: str = "build"):
         torch.manual_seed(0)
         weights = tmp_path / "weights.safetensors"
-        save_model(importlib.import_module(f"foreign.{module}").build(), str(weights))
+        save_model(getattr(importlib.import_module(f"foreign.{module}"), build)(), str(weights))
         preprocessing = tmp_path / "preprocessing.json"
         preprocessing.write_text(json.dumps(PREPROCESSING))
         given = [part.format(tokenizer=tokenizer_file, preprocessing=preprocessing) for part in arguments]
-        common = ["--model", f"foreign.{module}:build", "--weights", str(weights), "--name", "mine"]
+        common = ["--model", f"foreign.{module}:{build}", "--weights", str(weights), "--name", "mine"]
         return CliRunner().invoke(app, [*common, "--store", str(tmp_path / "store"), *given])
 
     return invoke
@@ -57,6 +57,59 @@ def test_a_module_of_ones_own_is_exported_and_proved(run, tmp_path, module):
     assert bundle.manifest.variants[Precision.FP32].parity.max_relative_logit_error < 1e-5
     assert bundle.manifest.architecture.parameter_count > 1000
     assert "not measured" in result.output
+
+
+def test_an_encoder_decoder_may_scale_its_scores_too(run, tmp_path):
+    result = run("encoder_decoder", *ARGUMENTS["encoder_decoder"], build="build_scaled")
+    assert result.exit_code == 0, result.output
+    variant = open_bundle(tmp_path / "store" / "mine" / "1").manifest.variants[Precision.FP32]
+    assert variant.parity.max_relative_logit_error < 1e-5
+
+
+def test_a_decoder_may_scale_its_scores_and_number_its_layers_in_any_order(run, tmp_path):
+    evaluation = tmp_path / "texts.jsonl"
+    ids = np.random.default_rng(0).integers(3, 80, 400)
+    evaluation.write_text(json.dumps({"text": " ".join(f"t{index}" for index in ids)}) + "\n")
+    result = run("decoder", *ARGUMENTS["decoder"], "--evaluation", str(evaluation), build="build_scaled")
+    assert result.exit_code == 0, result.output
+    variants = open_bundle(tmp_path / "store" / "mine" / "1").manifest.variants
+    assert variants[Precision.FP32].parity.max_relative_logit_error < 1e-5
+    assert variants[Precision.INT8].graphs["decoder"].inputs[5].dtype == "int8"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"layer": 0},
+            r"called attend for the layers \[0, 0\]; each layer of a decoder calls it once with its own number",
+        ),
+        ({"bias": torch.zeros(2)}, "attention was called with a bias; the exported graph of a decoder takes none"),
+    ],
+)
+def test_calls_of_attention_that_no_graph_can_follow_are_refused_before_they_are_traced(change, message):
+    from foreign.decoder import ForeignDecoder
+
+    class Changed(ForeignDecoder):
+        def hidden_states(self, input_ids, position_ids, attend):
+            def attend_changed(*tensors, **keywords):
+                return attend(*tensors, **(keywords | change))
+
+            return super().hidden_states(input_ids, position_ids, attend_changed)
+
+    with pytest.raises(SourceError, match=message):
+        trace(Changed().eval(), Task.GENERATION)
+
+
+def test_a_translation_decoder_that_skips_attention_to_the_source_is_refused():
+    from foreign.encoder_decoder import ForeignEncoderDecoder
+
+    class Skipping(ForeignEncoderDecoder):
+        def decode(self, input_ids, position_ids, attend, attend_cross):  # noqa: ARG002 (the point of the test)
+            return super().decode(input_ids, position_ids, attend, lambda query, **_: query)
+
+    with pytest.raises(SourceError, match=r"Skipping called attend_cross for the layers \[\]"):
+        trace(Skipping().eval(), Task.TRANSLATION)
 
 
 def test_a_module_of_ones_own_may_read_pairs_tell_several_labels_and_give_vectors(run, tmp_path):

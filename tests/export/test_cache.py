@@ -9,6 +9,7 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
+from tiny_models import LLAMA_PARTS
 
 from headway_export.cache import HEADROOM, quantize_cache
 from headway_export.calibration import LayerRange, measure_ranges
@@ -141,15 +142,17 @@ def test_ranges_reach_what_the_model_writes(tiny_checkpoints, task):
         assert less.value <= more.value
 
 
+@pytest.mark.parametrize("parts", [{}, LLAMA_PARTS | {"num_kv_heads": 2}], ids=["usual", "llama"])
 @pytest.mark.parametrize("length", [1, 5])
-def test_the_cache_holds_rounded_keys_and_values_and_clips_the_rest(tmp_path, length):
+def test_the_cache_holds_rounded_keys_and_values_and_clips_the_rest(tmp_path, length, parts):
     """One layer, so that what goes into it is known; half of the keys and values are beyond its scales."""
     torch.manual_seed(0)
-    module = GPT(GPTConfig(vocabulary_size=30, max_length=16, num_layers=1, d_model=32, num_heads=4, d_ff=64)).eval()
+    sizes = {"vocabulary_size": 30, "max_length": 16, "num_layers": 1, "d_model": 32, "num_heads": 4, "d_ff": 64}
+    module = GPT(GPTConfig(**sizes, **parts)).eval()
     ids = np.arange(length)[np.newaxis]
     written = []
 
-    def attend(query, key, value):
+    def attend(query, key, value, *, layer):
         written.extend([key, value])
         return scaled_dot_product_attention(query, key, value, causal=True)
 
@@ -157,13 +160,15 @@ def test_the_cache_holds_rounded_keys_and_values_and_clips_the_rest(tmp_path, le
         module.hidden_states(torch.from_numpy(ids), torch.arange(length).unsqueeze(0), attend)
     middle = [float(tensor.abs().median()) for tensor in written]
     traced = quantize_cache(trace(module, Task.GENERATION), [LayerRange(key=middle[0], value=middle[1])])
-    for past, exact, magnitude in zip(_written(traced, ids, tmp_path), written, middle, strict=True):
+    for past, exact, magnitude in zip(
+        _written(traced, ids, tmp_path, written[0].shape[2]), written, middle, strict=True
+    ):
         codes = exact.transpose(1, 2).numpy() / (magnitude * HEADROOM / 127)
         np.testing.assert_allclose(past[:, :, :length], np.clip(np.round(codes), -128, 127), atol=1)
         assert not past[:, :, length:].any()
 
 
-def _written(traced, ids, tmp_path):
+def _written(traced, ids, tmp_path, heads):
     """Runs the decoder on a prompt and returns what it wrote."""
     ir.save(traced.graphs[0].model, tmp_path / "decoder.onnx")
     options = onnxruntime.SessionOptions()
@@ -177,5 +182,5 @@ def _written(traced, ids, tmp_path):
         "seqlens_k": np.array([length - 1], np.int32),
         "total_sequence_length": np.array(length, np.int32),
     }
-    past = {name: np.zeros((1, 4, 16, 8), np.int8) for name in ("past_key_0", "past_value_0")}
+    past = {name: np.zeros((1, heads, 16, 8), np.int8) for name in ("past_key_0", "past_value_0")}
     return session.run(["present_key_0", "present_value_0"], feeds | past)

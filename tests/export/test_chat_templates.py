@@ -93,8 +93,8 @@ def test_without_a_template_nothing_is_said_of_conversations(folder, tmp_path):
     ("template", "message"),
     [
         ("{% for message in messages %}", "is not a template"),
-        ("{{ messages | pprint }}", "is not a template"),
-        ("{{ messages.pop() }}", "not for chat templates"),
+        ("{{ messages | unheard_of }}", "is not a template"),
+        ("{{ messages.pop() }}", "fails .access to attribute .pop. .* is unsafe"),
         ("{{ raise_exception('never') }}", "for no conversation"),
         (DEFAULT_SYSTEM + " " * 2**16, "has 6.,... bytes, a chat template at most 65,536"),
     ],

@@ -37,7 +37,7 @@ class OneLayer(nn.Module):
             else [projection(hidden) for projection in self.apart]
         )
         query, key, value = (part.unflatten(-1, (-1, HEAD)) for part in parts)
-        return hidden + self.output(attend(query, key, value).flatten(2))
+        return hidden + self.output(attend(query, key, value, layer=0).flatten(2))
 
     def logits(self, hidden_states):
         return hidden_states @ self.tokens.weight.T
@@ -47,7 +47,10 @@ class SwappedOneLayer(OneLayer):
     """Its product holds the value before the key, which no packed attention understands."""
 
     def hidden_states(self, input_ids, position_ids, attend):
-        return super().hidden_states(input_ids, position_ids, lambda query, key, value: attend(query, value, key))
+        def attend_swapped(query, key, value, *, layer):
+            return attend(query, value, key, layer=layer)
+
+        return super().hidden_states(input_ids, position_ids, attend_swapped)
 
 
 def _tiny_gpt():

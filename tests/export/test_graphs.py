@@ -5,10 +5,12 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 import pytest
+from torch import nn
 
 from headway_export import reference
 from headway_export.source import from_checkpoint
 from headway_server.bundles import Bundle, Precision, Task, open_bundle
+from headway_server.decoding.interfaces import EncoderInput
 from headway_server.decoding.runner.decoder import DecoderRunner
 from headway_server.decoding.runner.encoder import EncoderRunner
 from headway_server.runtime import Runtime
@@ -29,18 +31,29 @@ def _relative_error(found, expected):
     return np.abs(found - expected).max() / np.abs(expected).max()
 
 
+@pytest.fixture(scope="module", params=["usual", "llama"])
+def generator_model(request: pytest.FixtureRequest) -> tuple[Bundle, nn.Module]:
+    """A text model with the parts of a GPT-2, and one with those of a Llama: its bundle, and the module."""
+    if request.param == "llama":
+        folder, checkpoint = request.getfixturevalue("llama_store") / "tiny-llama" / "1", "llama_checkpoint"
+        return open_bundle(folder), from_checkpoint(request.getfixturevalue(checkpoint)).module
+    checkpoints = request.getfixturevalue("tiny_checkpoints")
+    bundle = open_bundle(request.getfixturevalue("tiny_store") / "tiny-generation" / "1")
+    return bundle, from_checkpoint(checkpoints["generation"]).module
+
+
 @pytest.mark.parametrize("length", [1, 2, 3, 6, 17, 64, 127, 128, 129, 160])
-def test_a_prompt_of_any_length_gives_pytorchs_logits(tiny_store, tiny_checkpoints, runtime, length):
-    module = from_checkpoint(tiny_checkpoints["generation"]).module
-    runner = _decoder(runtime, open_bundle(tiny_store / "tiny-generation" / "1"))
+def test_a_prompt_of_any_length_gives_pytorchs_logits(generator_model, runtime, length):
+    bundle, module = generator_model
+    runner = _decoder(runtime, bundle)
     ids = np.random.default_rng(length).integers(0, runner.vocab_size, length)
     scores = np.concatenate([runner.score(3, ids[at : at + 128], at) for at in range(0, length, 128)])
     assert _relative_error(scores, reference.generation_logits(module, ids)) < 1e-4
 
 
-def test_prompts_in_chunks_and_ragged_decoding_give_pytorchs_logits(tiny_store, tiny_checkpoints, runtime):
-    module = from_checkpoint(tiny_checkpoints["generation"]).module
-    runner = _decoder(runtime, open_bundle(tiny_store / "tiny-generation" / "1"))
+def test_prompts_in_chunks_and_ragged_decoding_give_pytorchs_logits(generator_model, runtime):
+    bundle, module = generator_model
+    runner = _decoder(runtime, bundle)
     generator = np.random.default_rng(0)
     rows = [generator.integers(0, runner.vocab_size, length) for length in (1, 131, 40)]
     for slot, row in enumerate(rows):
@@ -55,8 +68,8 @@ def test_prompts_in_chunks_and_ragged_decoding_give_pytorchs_logits(tiny_store, 
 
 
 @pytest.mark.parametrize("precision", [Precision.FP32, Precision.INT8])
-def test_a_row_answers_bit_for_bit_the_same_alone_and_among_others(tiny_store, runtime, precision):
-    runner = _decoder(runtime, open_bundle(tiny_store / "tiny-generation" / "1"), precision)
+def test_a_row_answers_bit_for_bit_the_same_alone_and_among_others(generator_model, runtime, precision):
+    runner = _decoder(runtime, generator_model[0], precision)
     generator = np.random.default_rng(1)
     prompts = [generator.integers(0, runner.vocab_size, length) for length in (30, 7, 55, 12)]
     for slot, prompt in enumerate(prompts):
@@ -69,8 +82,8 @@ def test_a_row_answers_bit_for_bit_the_same_alone_and_among_others(tiny_store, r
 
 
 @pytest.mark.parametrize("precision", [Precision.FP32, Precision.INT8])
-def test_a_moved_slot_goes_on_where_it_was(tiny_store, runtime, precision):
-    runner = _decoder(runtime, open_bundle(tiny_store / "tiny-generation" / "1"), precision)
+def test_a_moved_slot_goes_on_where_it_was(generator_model, runtime, precision):
+    runner = _decoder(runtime, generator_model[0], precision)
     prompt = np.arange(20)
     runner.prefill(5, prompt, 0)
     runner.prefill(0, prompt, 0)
@@ -80,6 +93,17 @@ def test_a_moved_slot_goes_on_where_it_was(tiny_store, runtime, precision):
     np.testing.assert_array_equal(runner.decode(np.array([3]), np.array([20])), expected)
 
 
+def test_the_cache_of_a_llama_has_its_key_and_value_heads_and_its_rotations_are_not_rounded(llama_store):
+    bundle = open_bundle(llama_store / "tiny-llama" / "1")
+    for precision, variant in bundle.manifest.variants.items():
+        graph = variant.graphs["decoder"]
+        past = next(spec for spec in graph.inputs if spec.name == "past_key_0")
+        assert (past.dtype, past.shape[1]) == ("int8" if precision is Precision.INT8 else "float32", 1)
+        initializers = ir.load(bundle.path / graph.file).graph.initializers.values()
+        tables = [value.const_value for value in initializers if len(value.const_value.shape) == 3]
+        assert [(table.dtype, list(table.shape)) for table in tables] == [(ir.DataType.FLOAT, [160, 2, 16])]
+
+
 def test_translations_of_ragged_sources_give_pytorchs_logits(tiny_store, tiny_checkpoints, runtime):
     module = from_checkpoint(tiny_checkpoints["translation"]).module
     bundle = open_bundle(tiny_store / "tiny-translation" / "1")
@@ -87,7 +111,7 @@ def test_translations_of_ragged_sources_give_pytorchs_logits(tiny_store, tiny_ch
     encoder = EncoderRunner(runtime, bundle, bundle.manifest.variants[Precision.FP32])
     generator = np.random.default_rng(2)
     sources = [generator.integers(4, runner.vocab_size, length) for length in (1, 9, 24)]
-    runner.set_sources(encoder.encode(sources))
+    runner.set_sources(encoder.encode([EncoderInput.of_tokens(source) for source in sources]))
     targets = [np.array([BOS])] * 3
     for position in range(6):
         logits = runner.decode(np.array([row[-1] for row in targets]), np.full(3, position))
@@ -104,7 +128,7 @@ def test_several_rows_may_read_one_source(tiny_store, tiny_checkpoints, runtime)
     encoder = EncoderRunner(runtime, bundle, bundle.manifest.variants[Precision.FP32])
     generator = np.random.default_rng(3)
     sources = [generator.integers(4, runner.vocab_size, length) for length in (11, 4)]
-    runner.set_sources(encoder.encode(sources))
+    runner.set_sources(encoder.encode([EncoderInput.of_tokens(source) for source in sources]))
     tokens = generator.integers(4, runner.vocab_size, 6)
     logits = runner.decode(tokens, np.zeros(6, np.int64))
     for row, token in enumerate(tokens):

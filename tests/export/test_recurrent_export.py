@@ -18,6 +18,7 @@ from headway_export.candidate import open_sources
 from headway_export.exporter import ExportOptions, export
 from headway_export.source import from_checkpoint
 from headway_server.bundles import Bundle, Precision
+from headway_server.decoding.interfaces import EncoderInput
 from headway_server.decoding.runner.decoder import DecoderRunner
 from headway_server.decoding.runner.encoder import EncoderRunner
 from headway_server.decoding.settings import EngineSettings
@@ -93,7 +94,7 @@ def test_the_manifest_says_what_kind_of_state_it_is_and_what_it_begins_with(bund
 def test_steps_of_ragged_sources_give_the_logits_of_the_training_forward(bundle, module, runtime):
     decoder, encoder = runners(runtime, bundle)
     sources = random_sources(0, 2, 9, 24)
-    open_sources(decoder, encoder.encode(sources))
+    open_sources(decoder, encoder.encode([EncoderInput.of_tokens(source) for source in sources]))
     targets = [np.array([BOS])] * 3
     for position in range(8):
         logits = decoder.decode(np.array([row[-1] for row in targets]), np.full(3, position))
@@ -106,7 +107,7 @@ def test_steps_of_ragged_sources_give_the_logits_of_the_training_forward(bundle,
 
 def test_a_sentence_that_was_moved_or_copied_goes_on_where_it_was(bundle, runtime):
     decoder, encoder = runners(runtime, bundle)
-    encoded = encoder.encode(random_sources(1, 7, 7))
+    encoded = encoder.encode([EncoderInput.of_tokens(source) for source in random_sources(1, 7, 7)])
     open_sources(decoder, encoded)
     decoder.decode(np.array([BOS, BOS]), np.zeros(2, np.int64))
     expected = decoder.decode(np.array([5, 6]), np.ones(2, np.int64)).copy()
@@ -123,7 +124,7 @@ def test_a_sentence_that_was_moved_or_copied_goes_on_where_it_was(bundle, runtim
 def test_several_rows_may_read_one_source(bundle, module, runtime):
     decoder, encoder = runners(runtime, bundle)
     sources = random_sources(2, 11, 4)
-    encoded = encoder.encode(sources)
+    encoded = encoder.encode([EncoderInput.of_tokens(source) for source in sources])
     decoder.set_sources(encoded)
     for slot in range(6):
         decoder.begin(slot, encoded[slot // 3])
@@ -212,7 +213,7 @@ def next_log_probabilities(module, source):
 async def search_together(decoder, encoder, cases):
     async with running_engine(decoder, encoder=encoder) as engine:
         sequences = [
-            make_sequence(source, first_id=BOS, eos_id=EOS, search=search, max_new_tokens=length)
+            make_sequence(source, start_ids=[BOS], eos_id=EOS, search=search, max_new_tokens=length)
             for source, search, length in cases
         ]
         return [result for (result,) in await asyncio.gather(*(engine.run([sequence]) for sequence in sequences))]

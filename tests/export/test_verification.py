@@ -7,6 +7,7 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
+from tiny_models import LLAMA_PARTS
 
 from headway_export import int8
 from headway_export.cache import quantize_cache
@@ -54,11 +55,12 @@ class Exported:
         }
 
 
-@pytest.fixture(scope="module", params=["fp32", "int8", "int8, int8 cache"])
+@pytest.fixture(scope="module", params=["fp32", "int8", "int8, int8 cache", "llama, int8, int8 cache"])
 def exported(request, tmp_path_factory):
     torch.manual_seed(3)
     sizes = {"num_layers": NUM_LAYERS, "d_model": 64, "num_heads": 4, "d_ff": 128}
-    model = build_model("gpt", {"vocabulary_size": VOCAB_SIZE, "max_length": MAX_LENGTH, **sizes})
+    parts = LLAMA_PARTS if "llama" in request.param else {}
+    model = build_model("gpt", {"vocabulary_size": VOCAB_SIZE, "max_length": MAX_LENGTH, **sizes, **parts})
     for parameter in model.parameters():
         parameter.data *= 3  # so that attention looks at something
     traced = trace(model.eval(), Task.GENERATION)

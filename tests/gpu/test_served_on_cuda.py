@@ -42,7 +42,7 @@ def test_greedy_texts_are_close_to_pytorchs(client, tiny_checkpoints):
 
     def generate(call: tuple[str, int]) -> str:
         prompt, count = call
-        return client.generate([prompt], max_new_tokens=count, temperature=0)[0].text
+        return client.generate_text([prompt], max_new_tokens=count, temperature=0)[0].text
 
     with ThreadPoolExecutor(len(calls)) as pool:
         texts = list(pool.map(generate, calls))
@@ -60,7 +60,7 @@ def test_translations_are_close_to_pytorchs(client, tiny_checkpoints):
     lines = (tiny_checkpoints["translation"] / "evaluation.jsonl").read_text(encoding="utf-8").splitlines()
     texts = [json.loads(line)["source"] for line in lines[:24]]
     bos, eos = source.special_tokens.bos, source.special_tokens.eos
-    for text, answer in zip(texts, client.translate(texts), strict=True):
+    for text, answer in zip(texts, client.translate_text(texts), strict=True):
         chosen = source.tokenizer.encode(answer.text, add_special_tokens=False).ids
         chosen += [eos] * (answer.finish_reason == "end_of_sequence")
         source_ids = np.array(source.tokenizer.encode(text).ids)

@@ -81,6 +81,15 @@ def chat_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
             yield connected
 
 
+@pytest.fixture(scope="session", params=["fp32", "int8"])
+def llama_server(
+    request: pytest.FixtureRequest, llama_store: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, str]]:
+    """Precision and address of a server on the tiny Llama, once in each precision."""
+    for address in _serve(llama_store, request.param, tmp_path_factory.mktemp("log") / "server.log"):
+        yield request.param, address
+
+
 @pytest.fixture(scope="session")
 def shipped_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     """A client of a server on the models of this repository, int8."""

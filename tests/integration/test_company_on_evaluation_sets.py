@@ -17,7 +17,7 @@ Ask = Callable[[Sequence[Any]], Sequence[Any]]
 def examples_of(client: Client, name: str) -> Any:
     if not REAL.is_dir():
         pytest.skip(f"no data sets in {REAL}; set HEADWAY_DATA_DIR to their folder")
-    [model] = [model for model in client.models() if model.name == name]
+    [model] = [model for model in client.list_models() if model.name == name]
     return read_dataset(model, None, REAL).examples
 
 
@@ -40,7 +40,7 @@ def test_no_topic_changes(shipped_client: Client) -> None:
     texts = examples_of(shipped_client, "ag-news").inputs
 
     def ask(part: Sequence[str]) -> Sequence[Any]:
-        return shipped_client.classify(part, model="ag-news", truncate=True)
+        return shipped_client.classify_text(part, model="ag-news", truncate=True)
 
     check_labels(ask_all(ask, texts, 1), ask_all(ask, texts, 256))
 
@@ -49,7 +49,7 @@ def test_no_image_label_changes(shipped_client: Client) -> None:
     images = examples_of(shipped_client, "cifar10").inputs
 
     def ask(part: Sequence[bytes]) -> Sequence[Any]:
-        return shipped_client.label(part, model="cifar10")
+        return shipped_client.classify_image(part, model="cifar10")
 
     check_labels(ask_all(ask, images, 1), ask_all(ask, images, 64))
 

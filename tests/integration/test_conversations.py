@@ -15,17 +15,17 @@ def template(tmp_path_factory):
 
 
 def test_the_model_says_that_it_can_be_talked_to(chat_client):
-    assert chat_client.model("tiny-chat").model.has_chat_template
+    assert chat_client.get_model("tiny-chat").model.has_chat_template
 
 
 def test_a_conversation_is_continued_as_the_prompt_that_the_template_makes(chat_client, template):
     prompt = template.prompt(turns("hello there", "good day", "what is it?", system="Be brief."), "c")
     answered = chat_client.chat(SAID, max_new_tokens=12).results[0]
     assert answered.prompt_token_count == len(prompt.input_ids)
-    by_prompt = chat_client.generate(prompt.text, max_new_tokens=12).results[0]
+    by_prompt = chat_client.generate_text(prompt.text, max_new_tokens=12).results[0]
     assert (answered.text, answered.new_token_count) == (by_prompt.text, by_prompt.new_token_count)
     with chat_client.stream_chat(SAID, max_new_tokens=12) as stream:
-        assert "".join(piece.text for piece in stream) == answered.text
+        assert "".join(delta.text for delta in stream) == answered.text
 
 
 def test_special_tokens_in_a_conversation_are_read_as_text(chat_client, template):
@@ -33,7 +33,9 @@ def test_special_tokens_in_a_conversation_are_read_as_text(chat_client, template
     prompt = template.prompt(turns(said), "c")
     conversation = chat_client.chat(said, max_new_tokens=1).results[0]
     assert conversation.prompt_token_count == len(prompt.input_ids)
-    assert chat_client.generate(prompt.text, max_new_tokens=1).results[0].prompt_token_count < len(prompt.input_ids)
+    assert chat_client.generate_text(prompt.text, max_new_tokens=1).results[0].prompt_token_count < len(
+        prompt.input_ids
+    )
 
 
 def test_several_conversations_are_answered_one_to_one(chat_client):

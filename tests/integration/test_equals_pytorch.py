@@ -33,15 +33,30 @@ def test_generated_text(tiny_checkpoints: dict[str, Path], fp32_client: Client):
         ids = np.array(source.tokenizer.encode(prompt, add_special_tokens=False).ids)
         expected = _greedy_continuation(lambda row: reference.generation_logits(source.module, row), ids, 60)
         assert len(expected) > 30
-        text = fp32_client.generate([prompt], max_new_tokens=len(expected), temperature=0).results[0].text
+        text = fp32_client.generate_text([prompt], max_new_tokens=len(expected), temperature=0).results[0].text
         assert text == source.tokenizer.decode(expected)
+
+
+def test_text_of_a_model_with_grouped_heads_and_rotary_positions(llama_checkpoint: Path, llama_server: tuple[str, str]):
+    source = from_checkpoint(llama_checkpoint)
+    precision, address = llama_server
+    prompts = ["the early bird", "all that glitters is", "look before you leap. the pen is mightier than", "z"]
+    with Client(address) as client:
+        together = [answer.text for answer in client.generate(prompts * 3, max_new_tokens=60, temperature=0).results]
+        alone = [client.generate([prompt], max_new_tokens=60, temperature=0).results[0].text for prompt in prompts]
+    assert together == alone * 3
+    for prompt, text in zip(prompts, alone, strict=True):
+        ids = np.array(source.tokenizer.encode(prompt, add_special_tokens=False).ids)
+        expected = _greedy_continuation(lambda row: reference.generation_logits(source.module, row), ids, 60)
+        assert len(expected) > 30
+        assert precision == "int8" or text.startswith(source.tokenizer.decode(expected))
 
 
 def test_translations(tiny_checkpoints: dict[str, Path], fp32_client: Client):
     source = from_checkpoint(tiny_checkpoints["translation"])
     lines = (tiny_checkpoints["translation"] / "evaluation.jsonl").read_text(encoding="utf-8").splitlines()
     texts = [json.loads(line)["source"] for line in lines[:40]]
-    answers = fp32_client.translate(texts).results
+    answers = fp32_client.translate_text(texts).results
     for text, answer in zip(texts, answers, strict=True):
         source_ids = np.array(source.tokenizer.encode(text).ids)
 
@@ -54,7 +69,7 @@ def test_translations(tiny_checkpoints: dict[str, Path], fp32_client: Client):
 
 def test_translations_carry_pytorchs_log_probability(tiny_checkpoints: dict[str, Path], fp32_client: Client):
     source = from_checkpoint(tiny_checkpoints["translation"])
-    answer = fp32_client.translate(["one two three four"]).results[0]
+    answer = fp32_client.translate_text(["one two three four"]).results[0]
     target = np.array([1, *source.tokenizer.encode(answer.text).ids])
     logits = reference.translation_logits(
         source.module, np.array(source.tokenizer.encode("one two three four").ids), target[:-1]
@@ -66,7 +81,7 @@ def test_translations_carry_pytorchs_log_probability(tiny_checkpoints: dict[str,
 def test_text_probabilities(tiny_checkpoints: dict[str, Path], fp32_client: Client):
     source = from_checkpoint(tiny_checkpoints["text_classification"])
     texts = ["the bright desert", "snow", "a long winter near the old fire of ice"]
-    for text, result in zip(texts, fp32_client.classify(texts).results, strict=True):
+    for text, result in zip(texts, fp32_client.classify_text(texts).results, strict=True):
         logits = reference.text_logits(source.module, np.array(source.tokenizer.encode(text).ids))
         expected = dict(zip(source.labels, torch.from_numpy(logits).softmax(-1).tolist(), strict=True))
         assert {label.label: round(label.probability, 4) for label in result.labels} == {
@@ -84,7 +99,7 @@ def test_image_probabilities(tiny_checkpoints: dict[str, Path], fp32_client: Cli
         Image.fromarray(image).save(file, "PNG")
         files.append(file.getvalue())
     preprocessing = source.image_preprocessing
-    for image, result in zip(images, fp32_client.label(files).results, strict=True):
+    for image, result in zip(images, fp32_client.classify_image(files).results, strict=True):
         pixels = ((image / 255 - np.array(preprocessing.mean)) / np.array(preprocessing.std)).astype(np.float32)
         logits = reference.image_logits(source.module, np.ascontiguousarray(pixels.transpose(2, 0, 1)))
         expected = torch.from_numpy(logits).softmax(-1).numpy()

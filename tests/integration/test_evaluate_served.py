@@ -23,7 +23,7 @@ def evaluate(server: str, *words: str, code: int = 0) -> tuple[dict, str]:
 
 
 def card_value(client, name: str) -> float:
-    model = client.model(name).model
+    model = client.get_model(name).model
     return next(figure.value for figure in model.quality if figure.variant == model.variant)
 
 
@@ -89,8 +89,8 @@ def write_rows(file, *rows):
 def test_several_labels_a_text_are_measured_by_those_that_apply(topic_server, tmp_path):
     rows = [["goal team", "sports"], ["cell atom", ""], ["stock team stock team", "business|sports"]]
     with Client(topic_server) as client:
-        answer = client.classify([text for text, _ in rows], model="several")
-    applying = [{label.label for label in result.labels if label.is_selected} for result in answer]
+        answer = client.classify_text([text for text, _ in rows], model="several")
+    applying = [{label.label for label in result.labels if label.selected} for result in answer]
     assert any(applying)
     file = write_rows(tmp_path / "test.csv", ["text", "label"], *rows)
     report, told = evaluate(topic_server, "several", "--file", str(file))

@@ -27,7 +27,7 @@ def _picture(colour: tuple[int, int, int]) -> bytes:
 def test_the_server_is_healthy_and_lists_its_models(client: Client):
     assert client.health() is HealthStatus.SERVING
     assert client.health("headway.v1.GenerationService") is HealthStatus.SERVING
-    listed = client.models()
+    listed = client.list_models()
     assert [model.name for model in listed.models] == [
         "tiny-classification",
         "tiny-generation",
@@ -39,41 +39,41 @@ def test_the_server_is_healthy_and_lists_its_models(client: Client):
 
 
 def test_a_model_shows_its_manifest(client: Client):
-    details = client.model("tiny-translation")
+    details = client.get_model("tiny-translation")
     assert details.model.source_language == "en"
     assert '"schema_version"' in details.manifest_json
 
 
 def test_text_is_generated_and_streamed_alike(client: Client):
-    answer = client.generate(PROMPTS, max_new_tokens=30)
+    answer = client.generate_text(PROMPTS, max_new_tokens=30)
     assert [result.new_token_count for result in answer.results] == [30, 30, 30]
     assert {result.finish_reason for result in answer.results} == {FinishReason.LENGTH}
     for prompt, result in zip(PROMPTS, answer.results, strict=True):
-        with client.stream_generate(prompt, max_new_tokens=30) as stream:
-            assert "".join(piece.text for piece in stream) == result.text
+        with client.stream_generate_text(prompt, max_new_tokens=30) as stream:
+            assert "".join(delta.text for delta in stream) == result.text
             assert stream.answer.results[0].text == result.text
 
 
 def test_a_seed_gives_the_same_text_whatever_else_runs(client: Client):
     settings = {"temperature": 1.0, "top_k": 20, "seed": 11, "max_new_tokens": 30}
-    alone = client.generate([PROMPTS[0]], **settings).results[0]
-    among = client.generate([*PROMPTS[1:], PROMPTS[0]], **settings).results[-1]
+    alone = client.generate_text([PROMPTS[0]], **settings).results[0]
+    among = client.generate_text([*PROMPTS[1:], PROMPTS[0]], **settings).results[-1]
     assert alone.text == among.text
 
 
 def test_text_is_translated_and_streamed_alike(client: Client):
-    answer = client.translate(["one two three", "ten", "five six seven eight"])
+    answer = client.translate_text(["one two three", "ten", "five six seven eight"])
     assert answer.results[0].text == "drei zwei eins"
     assert answer.results[1].text == "zehn"
-    with client.stream_translate("one two three") as stream:
-        assert "".join(piece.text for piece in stream) == "drei zwei eins"
+    with client.stream_translate_text("one two three") as stream:
+        assert "".join(delta.text for delta in stream) == "drei zwei eins"
 
 
 def test_texts_and_pictures_are_classified(client: Client):
-    texts = client.classify(["the old summer", "ice under a glacier"]).results
+    texts = client.classify_text(["the old summer", "ice under a glacier"]).results
     assert [text.labels[0].label for text in texts] == ["warm", "cold"]
     assert sum(label.probability for label in texts[0].labels) == pytest.approx(1, abs=1e-5)
-    images = client.label([_picture((200, 60, 60)), _picture((60, 60, 200))]).results
+    images = client.classify_image([_picture((200, 60, 60)), _picture((60, 60, 200))]).results
     assert [image.labels[0].label for image in images] == ["red", "blue"]
     assert (images[0].width, images[0].height) == (40, 30)
 
@@ -85,34 +85,34 @@ def test_spans_of_texts_are_labelled(client: Client):
 
 def test_what_no_model_can_do_is_refused_by_name(client: Client):
     with pytest.raises(FailedPreconditionError):
-        client.embed(["text"], model="tiny-generation")
+        client.embed_text(["text"], model="tiny-generation")
     with pytest.raises(FailedPreconditionError):
         client.classify_tokens(["text"], model="tiny-generation")
     with pytest.raises(FailedPreconditionError, match="tiny-translation"):
-        client.translate(["one"], model="tiny-generation")
+        client.translate_text(["one"], model="tiny-generation")
 
 
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [
-        (lambda client: client.generate(["a", ""]), InvalidArgumentError, r"prompts\[1\]"),
-        (lambda client: client.generate(["a" * 500]), InvalidArgumentError, r"prompts\[0\].*159.*500|500.*159"),
-        (lambda client: client.generate(["a"], temperature=9), InvalidArgumentError, "temperature.*9.*2"),
-        (lambda client: client.translate(["one " * 90]), InvalidArgumentError, r"texts\[0\].*24"),
-        (lambda client: client.translate(["one"], target_language="fr"), InvalidArgumentError, "fr"),
-        (lambda client: client.classify([]), InvalidArgumentError, "texts"),
-        (lambda client: client.classify(["the " * 99]), InvalidArgumentError, r"texts\[0\].*40"),
-        (lambda client: client.classify(["the"], model="nope"), NotFoundError, "nope"),
-        (lambda client: client.classify(["the"], model_version="7"), NotFoundError, "7"),
-        (lambda client: client.label([b"no picture"]), InvalidArgumentError, r"images\[0\]"),
-        (lambda client: client.label([_picture((9, 9, 9))[:60]]), InvalidArgumentError, r"images\[0\]"),
-        (lambda client: client.label([b""]), InvalidArgumentError, r"images\[0\]"),
+        (lambda client: client.generate_text(["a", ""]), InvalidArgumentError, r"prompts\[1\]"),
+        (lambda client: client.generate_text(["a" * 500]), InvalidArgumentError, r"prompts\[0\].*159.*500|500.*159"),
+        (lambda client: client.generate_text(["a"], temperature=9), InvalidArgumentError, "temperature.*9.*2"),
+        (lambda client: client.translate_text(["one " * 90]), InvalidArgumentError, r"texts\[0\].*24"),
+        (lambda client: client.translate_text(["one"], target_language="fr"), InvalidArgumentError, "fr"),
+        (lambda client: client.classify_text([]), InvalidArgumentError, "texts"),
+        (lambda client: client.classify_text(["the " * 99]), InvalidArgumentError, r"texts\[0\].*40"),
+        (lambda client: client.classify_text(["the"], model="nope"), NotFoundError, "nope"),
+        (lambda client: client.classify_text(["the"], model_version="7"), NotFoundError, "7"),
+        (lambda client: client.classify_image([b"no picture"]), InvalidArgumentError, r"images\[0\]"),
+        (lambda client: client.classify_image([_picture((9, 9, 9))[:60]]), InvalidArgumentError, r"images\[0\]"),
+        (lambda client: client.classify_image([b""]), InvalidArgumentError, r"images\[0\]"),
     ],
 )
 def test_bad_input_is_refused_by_name_and_the_server_goes_on(client: Client, call, error, words):
     with pytest.raises(error, match=words):
         call(client)
-    assert client.translate(["ten"]).results[0].text == "zehn"
+    assert client.translate_text(["ten"]).results[0].text == "zehn"
 
 
 def test_many_calls_at_once_answer_as_one_by_one(client: Client):
@@ -120,7 +120,7 @@ def test_many_calls_at_once_answer_as_one_by_one(client: Client):
 
     generator = np.random.default_rng(5)
     calls = [(PROMPTS[index % 3], int(generator.integers(1, 40))) for index in range(24)]
-    one_by_one = [client.generate([prompt], max_new_tokens=count).results[0].text for prompt, count in calls]
+    one_by_one = [client.generate_text([prompt], max_new_tokens=count).results[0].text for prompt, count in calls]
     with ThreadPoolExecutor(12) as pool:
-        at_once = pool.map(lambda call: client.generate([call[0]], max_new_tokens=call[1]).results[0].text, calls)
+        at_once = pool.map(lambda call: client.generate_text([call[0]], max_new_tokens=call[1]).results[0].text, calls)
         assert list(at_once) == one_by_one

@@ -19,9 +19,9 @@ def test_text_vectors(tiny_checkpoints: dict[str, Path], fp32_client: Client):
     expected = np.stack(
         [reference.embedding_of(source.module, np.array(source.tokenizer.encode(text).ids)) for text in TEXTS]
     )
-    plain = fp32_client.embed_texts(TEXTS, normalize=False)
+    plain = fp32_client.embed_text(TEXTS, normalize=False).to_numpy()
     np.testing.assert_allclose(plain, expected, atol=1e-4 * float(np.abs(expected).max()))
-    scaled = fp32_client.embed_texts(TEXTS)
+    scaled = fp32_client.embed_text(TEXTS).to_numpy()
     np.testing.assert_allclose(scaled, expected / np.linalg.norm(expected, axis=1, keepdims=True), atol=1e-5)
 
 
@@ -34,7 +34,7 @@ def test_image_vectors(tiny_checkpoints: dict[str, Path], fp32_client: Client):
         file = io.BytesIO()
         Image.fromarray(image).save(file, "PNG")
         files.append(file.getvalue())
-    found = fp32_client.embed_images(files, normalize=False)
+    found = fp32_client.embed_image(files, normalize=False).to_numpy()
     settings = source.image_preprocessing
     for vector, image in zip(found, images, strict=True):
         pixels = ((image / 255 - np.array(settings.mean)) / np.array(settings.std)).astype(np.float32)
@@ -44,9 +44,9 @@ def test_image_vectors(tiny_checkpoints: dict[str, Path], fp32_client: Client):
 
 def test_a_model_without_vectors_names_one_that_has_them(fp32_client: Client):
     with pytest.raises(FailedPreconditionError, match="cannot embed texts; ask tiny-classification"):
-        fp32_client.embed("snow", model="tiny-generation")
+        fp32_client.embed_text("snow", model="tiny-generation")
 
 
 def test_the_likeliest_label_of_a_single_label_model_is_the_one_that_applies(fp32_client: Client):
-    for result in fp32_client.classify(TEXTS):
-        assert [label.is_selected for label in result.labels] == [True] + [False] * (len(result.labels) - 1)
+    for result in fp32_client.classify_text(TEXTS):
+        assert [label.selected for label in result.labels] == [True] + [False] * (len(result.labels) - 1)

@@ -109,7 +109,7 @@ def test_the_command_that_checks_a_card_finds_its_figure(
     result = CliRunner().invoke(app, words, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout.strip().splitlines()[-1])
-    model = client.model("tiny-tokens").model
+    model = client.get_model("tiny-tokens").model
     card = next(figure.value for figure in model.quality if figure.variant == model.variant)
     assert report["metric"] == "span_f1"
     assert report["value"] == pytest.approx(card)

@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headway_server.decoding.sampling.random_stream import stream_states, uniform
-from headway_server.decoding.sequence import FinishReason, SamplingParameters
+from headway_server.decoding.parameters import SamplingParameters
+from headway_server.decoding.sampling.draws import stream_states, uniform
+from headway_server.decoding.sequence import FinishReason
 
 NUM_GROUPS = 256
 
@@ -90,24 +91,26 @@ def naive_number(parameters: SamplingParameters, step: int) -> float:
     return float(uniform(states, np.array([step], np.uint64))[0])
 
 
-def naive_decode(decoder, input_ids, parameters, *, eos_id, source=None, first_id=None):
+def naive_decode(decoder, input_ids, parameters, *, eos_id, source=None, start_ids=None):
     """Decodes one sequence in slot 0 of `decoder`, a runner; returns its tokens and why it ended."""
-    if first_id is None:
+    if start_ids is None:
         for start in range(0, len(input_ids), decoder.prefill_chunk):
             logits = decoder.prefill(0, input_ids[start : start + decoder.prefill_chunk], start)
         position = len(input_ids)
     else:
         decoder.set_sources([source])
-        logits, position = decoder.decode(np.array([first_id]), np.array([0]))[0], 1
-    prompt_ids = input_ids.tolist() if first_id is None else []
-    end_ids = parameters.stop_ids | {eos_id}
+        for position, token_id in enumerate(start_ids):
+            logits = decoder.decode(np.array([token_id]), np.array([position]))[0]
+        position = len(start_ids)
+    prompt_ids = input_ids.tolist() if start_ids is None else []
+    end_ids = {*parameters.stop_token_ids, eos_id}
     token_ids = []
     while True:
         context = {"prompt_ids": prompt_ids, "text_ids": token_ids, "end_ids": end_ids}
         token_ids.append(naive_token(np.asarray(logits), parameters, len(token_ids), **context))
         if token_ids[-1] == eos_id:
             return token_ids, FinishReason.END_OF_SEQUENCE
-        if token_ids[-1] in parameters.stop_ids:
+        if token_ids[-1] in parameters.stop_token_ids:
             return token_ids, FinishReason.STOP
         if len(token_ids) == parameters.max_new_tokens:
             return token_ids, FinishReason.LENGTH

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from headway_server.decoding.beam_search.block import SlotCopy
+from headway_server.decoding.interfaces import EncoderInput, SlotCopy
 from headway_server.decoding.runner.encoder import CrossTensors
 
 WIDTH = 16
@@ -52,12 +52,14 @@ class NumpyDecoder:
         self.steps: list[str] = []
         """What was called, in order."""
 
-    def prefill(self, slot: int, token_ids: NDArray[np.int64], start: int) -> NDArray[np.float32]:
+    def prefill(
+        self, slot: int, token_ids: NDArray[np.int64], start: int, source: CrossTensors | None = None
+    ) -> NDArray[np.float32]:
         assert start % self.prefill_chunk == 0
         assert 0 < len(token_ids) <= self.prefill_chunk
         self.steps.append("prefill")
         for position, token_id in enumerate(token_ids.tolist(), start):
-            logits = self._row(slot, token_id, position, None)
+            logits = self._row(slot, token_id, position, source)
         return logits
 
     def score(self, slot: int, token_ids: NDArray[np.int64], start: int) -> NDArray[np.float32]:
@@ -97,9 +99,11 @@ class NumpyDecoder:
             for cache in (self.keys, self.values):
                 cache[copy.target, copy.start : copy.stop] = cache[copy.source, copy.start : copy.stop]
 
-    def align(self, slot: int, source: CrossTensors, token_ids: NDArray[np.int64]) -> NDArray[np.float32]:
+    def align(
+        self, slot: int, source: CrossTensors, token_ids: NDArray[np.int64], num_prompt: int = 1
+    ) -> NDArray[np.float32]:
         self.keys[slot] = self.values[slot] = np.nan
-        scores = self.tokens[token_ids] @ source.tensors["memory"][0].T
+        scores = self.tokens[token_ids[num_prompt - 1 :]] @ source.tensors["memory"][0].T
         weights = np.exp(scores - scores.max(axis=1, keepdims=True))
         return weights / weights.sum(axis=1, keepdims=True)
 
@@ -125,10 +129,11 @@ class NumpyEncoder:
         self.batch_shapes: list[tuple[int, int]] = []
         """Sentences and longest sentence of each batch."""
 
-    def encode(self, sources: Sequence[NDArray[np.int64]]) -> list[CrossTensors]:
+    def encode(self, inputs: Sequence[EncoderInput]) -> list[CrossTensors]:
+        sources = [each.tensors["input_ids"] for each in inputs]
         self.batch_shapes.append((len(sources), max(len(source) for source in sources)))
         return [
-            CrossTensors(num_tokens=len(source), tensors={"memory": np.tanh(self.tokens[source])[np.newaxis]})
+            CrossTensors(num_positions=len(source), tensors={"memory": np.tanh(self.tokens[source])[np.newaxis]})
             for source in sources
         ]
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
-from headway_server.decoding.beam_search.hypothesis import EarlyStopping, Hypothesis, SearchParameters
-from headway_server.decoding.sequence import FinishReason
+from headway_server.decoding.parameters import EarlyStopping, SearchParameters
+from headway_server.decoding.sequence import FinishReason, Hypothesis
 from headway_training import beam_search as reference
 
 WIDTHS = (1, 2, 3, 4, 5, 8, 16)

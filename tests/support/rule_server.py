@@ -76,11 +76,12 @@ class Rules:
 
     def __init__(self) -> None:
         self.requests: list[Any] = []
+        self.metadata: list[dict[str, Any]] = []
         self.times_s: list[float] = []
         self.faults: deque[Fault] = deque()
-        self.fault_after_pieces: Fault | None = None
+        self.fault_after_deltas: Fault | None = None
         self.delay_s = 0.0
-        self.piece_delay_s = 0.0
+        self.delta_delay_s = 0.0
         self.stall: tuple[float, float] | None = None  # from and until, on the clock of time.monotonic
         self.running = 0
         self.most_running = 0
@@ -92,6 +93,7 @@ class Rules:
     async def admit(self, request: Any, context: Any) -> None:
         """Takes note of a call, and delays or fails it as told."""
         self.requests.append(request)
+        self.metadata.append(dict(context.invocation_metadata()))
         self.admitted.set()
         self.times_s.append(time.monotonic())
         if self.faults:
@@ -112,10 +114,10 @@ class Rules:
         """Hands out a text word by word; the words joined are the text."""
         try:
             for index, word in enumerate(text.split(" ")):
-                if index > 0 and self.fault_after_pieces is not None:
-                    await context.abort_with_status(self.fault_after_pieces.status())
+                if index > 0 and self.fault_after_deltas is not None:
+                    await context.abort_with_status(self.fault_after_deltas.status())
                 if index > 0:
-                    await asyncio.sleep(self.piece_delay_s)
+                    await asyncio.sleep(self.delta_delay_s)
                 yield word if index == 0 else " " + word
         except (asyncio.CancelledError, GeneratorExit):
             self.cancelled.set()
@@ -350,8 +352,9 @@ class Health(health_pb2_grpc.HealthServicer):
 class RuleServer:
     """The server, on an event loop and a thread of its own; it can be stopped and started again on its port."""
 
-    def __init__(self) -> None:
+    def __init__(self, credentials: grpc.ServerCredentials | None = None) -> None:
         self.rules = Rules()
+        self._credentials = credentials
         self.port = 0
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="rule-server", daemon=True)
@@ -386,7 +389,11 @@ class RuleServer:
         image_classification_service_pb2_grpc.add_ImageClassificationServiceServicer_to_server(Images(rules), server)
         model_service_pb2_grpc.add_ModelServiceServicer_to_server(Models(rules), server)
         health_pb2_grpc.add_HealthServicer_to_server(Health(rules), server)
-        self.port = server.add_insecure_port(f"127.0.0.1:{self.port}")
+        address = f"127.0.0.1:{self.port}"
+        if self._credentials is None:
+            self.port = server.add_insecure_port(address)
+        else:
+            self.port = server.add_secure_port(address, self._credentials)
         await server.start()
         self._server = server
 

@@ -6,8 +6,8 @@ import numpy as np
 from naive_decoding import naive_distribution, naive_number, naive_pick
 from numpy.typing import NDArray
 
+from headway_server.decoding.parameters import SamplingParameters
 from headway_server.decoding.sampling.sampler import Sampler
-from headway_server.decoding.sequence import SamplingParameters
 
 ROUNDING = 1e-6
 """Share of the weights that float32 may put on the wrong side of a border."""

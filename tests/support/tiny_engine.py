@@ -26,9 +26,10 @@ from headway_server.bundles import (
     Variant,
 )
 from headway_server.decoding.core.engine import Engine
+from headway_server.decoding.interfaces import EncoderInput
 from headway_server.decoding.output.text import TextAssembly
-from headway_server.decoding.reply import Reply
-from headway_server.decoding.sequence import SamplingParameters, Sequence
+from headway_server.decoding.parameters import SamplingParameters
+from headway_server.decoding.sequence import Sequence
 from headway_server.decoding.settings import EngineSettings
 from headway_server.preprocessing import ChatTemplate, TextTokenizer
 from headway_server.tasks.generation.model import GenerationModel
@@ -75,25 +76,25 @@ def random_prompt(rng: np.random.Generator, longest: int = 30) -> np.ndarray:
 def make_sequence(
     input_ids,
     *,
+    output=None,
     deadline=None,
-    wants_pieces=False,
+    wants_deltas=False,
     eos_id=EOS_ID,
-    first_id=None,
+    start_ids=None,
     search=None,
     wants_alignment=False,
     **parameters,
 ) -> Sequence:
-    """Makes a sequence; to be called with an event loop running."""
+    """Makes a sequence, with an event loop running; with `start_ids`, the input is a source and these its prompt."""
     parameters = SamplingParameters(**({"max_new_tokens": 20} | parameters))
     return Sequence(
-        input_ids=np.asarray(input_ids, np.int64),
+        prompt_ids=np.asarray(input_ids if start_ids is None else start_ids, np.int64),
+        source=None if start_ids is None else EncoderInput.of_tokens(np.asarray(input_ids, np.int64)),
         parameters=parameters,
-        text=TextAssembly(decode, stop_strings=parameters.stop_strings, eager=wants_pieces),
-        reply=Reply(),
+        output=output or TextAssembly(decode, stop_strings=parameters.stop_strings, eager=wants_deltas),
         eos_id=eos_id,
         deadline=deadline,
-        wants_pieces=wants_pieces,
-        first_id=first_id,
+        wants_deltas=wants_deltas,
         search=search,
         wants_alignment=wants_alignment,
     )

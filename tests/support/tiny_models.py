@@ -29,10 +29,22 @@ ZAHLEN = ["eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "n
 WARM, COLD = ("sun", "fire", "summer", "desert"), ("snow", "ice", "winter", "glacier")
 ADJECTIVES, ANIMALS, TOWNS = ("brown", "lazy", "quick"), ("dog", "fox", "owl"), ("bath", "york", "oslo")
 FILLERS = ("the", "near", "a", "of", "under", "old", "bright", "long")
+LLAMA_PARTS: dict[str, object] = {
+    "num_kv_heads": 1,
+    "norm_kind": "rms_norm",
+    "norm_eps": 1e-6,
+    "activation": "silu",
+    "gated": True,
+    "biases": False,
+    "positions": "rotary",
+}
+"""Fields that make a model of the kit a Llama; its query heads share one key and value head."""
 
 
-def generation_checkpoint(folder: Path) -> Path:
-    """A character model that has learned a page of proverbs by heart."""
+def generation_checkpoint(
+    folder: Path, name: str = "tiny-generation", num_batches: int = 250, **fields: object
+) -> Path:
+    """A character model that has learned a page of proverbs by heart; fields add to its configuration."""
     torch.manual_seed(SEED)
     characters = [*sorted(set(PROVERBS)), "é", "€"]
     tokenizer = Tokenizer(models.WordLevel({character: index for index, character in enumerate(characters)}, "e"))
@@ -45,14 +57,15 @@ def generation_checkpoint(folder: Path) -> Path:
         "d_model": 64,
         "num_heads": 4,
         "d_ff": 128,
+        **fields,
     }
     model = build_model("gpt", configuration)
     ids = torch.tensor(tokenizer.encode(PROVERBS * 2).ids)
-    starts = np.random.default_rng(SEED).integers(0, len(ids) - 160, (250, 6))
+    starts = np.random.default_rng(SEED).integers(0, len(ids) - 160, (num_batches, 6))
     batches = [[ids[start : start + 160] for start in row] for row in starts]
     _train(model, batches, _next_token_loss, learning_rate=1e-2)
     checkpoint = _checkpoint(
-        "tiny-generation",
+        name,
         "generation",
         "gpt",
         configuration,
@@ -266,6 +279,11 @@ def image_checkpoint(folder: Path) -> Path:
     )
     write_checkpoint(folder, checkpoint, model, images=(images[:200], labels[:200]))
     return folder
+
+
+def llama_checkpoint(folder: Path) -> Path:
+    """The same with the parts of a Llama, which learns in fewer steps."""
+    return generation_checkpoint(folder, "tiny-llama", num_batches=120, **LLAMA_PARTS)
 
 
 WRITERS = {

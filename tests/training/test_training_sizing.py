@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from tiny_models import LLAMA_PARTS
 
 from headway_training import sizing
 from headway_training.data.sources import OwnData, read_splits
@@ -39,6 +40,29 @@ def test_the_footprint_of_a_product_is_known():
     assert footprint.step_flops == 3 * 2 * 10 * 4 * 8
     half = measure_footprint(Mean, lambda model, batch: model(batch["x"]), tensors, bf16=True, averaged=False)
     assert (half.weight_bytes, half.optimizer_bytes) == (192, 256)
+
+
+@pytest.mark.parametrize("attention", ["plain", "fused"])
+def test_the_footprint_of_a_llama_is_that_of_its_matrices(attention):
+    rows, length, vocabulary, layers, width, heads, kv_heads, inner = 2, 12, 40, 3, 32, 4, 1, 56
+    head_dim = width // heads
+    sizes = {"vocabulary_size": vocabulary, "max_length": 16, "num_layers": layers, "d_model": width}
+    fields = {**sizes, "num_heads": heads, "d_ff": inner, **LLAMA_PARTS, "num_kv_heads": kv_heads}
+    footprint = measure_footprint(
+        lambda: build_model("gpt", fields, attention=attention),
+        lambda model, batch: model(batch["ids"]).sum(),
+        {"ids": torch.zeros(rows, length, dtype=torch.int64)},
+        bf16=False,
+        averaged=False,
+    )
+    matrices = layers * (width * (width + 2 * kv_heads * head_dim) + width * width + 3 * width * inner)
+    norms, embedding = (2 * layers + 1) * width, vocabulary * width  # which is the output projection, too
+    assert footprint.parameter_count == matrices + norms + embedding
+    products = 2 * rows * length * (matrices + embedding)
+    scores_and_contexts = layers * 2 * 2 * rows * heads * length * length * head_dim
+    assert footprint.step_flops == 3 * (products + scores_and_contexts)
+    kept_at_least = 4 * rows * length * layers * (3 * width + 3 * inner)  # what the matrices and the gate read
+    assert kept_at_least < footprint.activation_bytes < 10 * kept_at_least
 
 
 def test_muon_keeps_one_moment_of_the_matrices_of_layers(tiny_task):

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from headway_training.models import RecurrentTranslator, Transformer
-from headway_training.models.parts.attention import cross_attention
-from headway_training.models.parts.cache import CachedAttention
+from headway_training.models.parts.attention import CachedAttention, cross_attention
 
 _Step = Callable[[Tensor, int], Tensor]
 """Reads the tokens (B, 1) at a position, those before it having been read -> logits (B, 1, V)."""

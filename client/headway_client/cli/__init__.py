@@ -1,5 +1,52 @@
-"""The command line, `headway`."""
+"""The command line, `headway`: one command for each RPC, `chat` to talk to a model, and the load tester."""
 
-from headway_client.cli.app import app
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+
+from headway_client.cli import classification, generation, load, models, translation
 
 __all__ = ["app"]
+
+app = typer.Typer(
+    name="headway",
+    help="Calls a headway server.",
+    epilog="Exit codes: 0 all went well, 1 a call failed, 2 the command line or an input file is wrong.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+for command in (
+    generation.generate_text,
+    generation.chat,
+    translation.translate_text,
+    classification.classify_text,
+    classification.classify_tokens,
+    classification.classify_image,
+    classification.embed_text,
+    classification.embed_image,
+    models.list_models,
+    models.get_model,
+    models.health,
+    load.load,
+):
+    app.command()(command)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"headway-client {version('headway-client')}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and end.")
+    ] = False,
+) -> None:
+    """Calls a headway server."""

@@ -1,4 +1,4 @@
-"""The command that measures a server under load."""
+"""The command that measures a server under load: load."""
 
 from __future__ import annotations
 
@@ -18,83 +18,72 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from headway_client.async_client import AsyncClient
-from headway_client.base import DEFAULT_TIMEOUT_S
-from headway_client.channels import DEFAULT_SERVER
-from headway_client.cli import parameters
-from headway_client.cli.inputs import read_inputs
-from headway_client.cli.output import print_json
-from headway_client.cli.parameters import fail, reported_failures
-from headway_client.load.plan import (
+from headway_client.cli.flags import AsJson, ConnectionFlags, fail, reported_failures, takes_options
+from headway_client.cli.output import print_json, read_inputs
+from headway_client.connection import DEFAULT_TIMEOUT_S
+from headway_client.load import (
     MAX_CONCURRENCY,
     MAX_DURATION_S,
     MAX_OUTSTANDING,
     MAX_RATE_PER_S,
+    Input,
     LoadPlan,
+    LoadRunner,
     LoadTask,
+    Sender,
+    format_report,
+    make_report,
+    sample_inputs,
 )
-from headway_client.load.report import format_report, make_report
-from headway_client.load.runner import LoadRunner
-from headway_client.load.samples import sample_inputs
-from headway_client.load.sender import Input, Sender
+from headway_client.options import ModelOptions
 from headway_client.retry import NO_RETRIES
 
-TaskName = Annotated[LoadTask, typer.Argument(metavar="TASK", help="generate, translate, classify or label.")]
-Rate = Annotated[
-    float | None, typer.Option("--rate", max=MAX_RATE_PER_S, help="Open loop: calls begun a second (Poisson).")
-]
-Concurrency = Annotated[
-    int | None, typer.Option("--concurrency", min=1, max=MAX_CONCURRENCY, help="Closed loop: callers.")
-]
-Duration = Annotated[
-    float, typer.Option("--duration", metavar="SECONDS", max=MAX_DURATION_S, help="Length of the measured phase.")
-]
-Warmup = Annotated[
-    float, typer.Option("--warmup", metavar="SECONDS", min=0, max=MAX_DURATION_S, help="Phase before it.")
-]
-Outstanding = Annotated[
-    int, typer.Option("--max-outstanding", min=1, max=MAX_OUTSTANDING, help="Open loop: most calls at a time.")
-]
-ArrivalSeed = Annotated[int | None, typer.Option("--seed", help="Of the open loop's times. Default: drawn, printed.")]
-Stream = Annotated[
-    bool | None,
-    typer.Option("--stream/--no-stream", help="Call the streaming RPC. Default: yes for generate, else no."),
-]
-InputsPerCall = Annotated[int, typer.Option("--batch-size", min=1, max=256, help="Inputs of a call.")]
-BeamSize = Annotated[int | None, typer.Option("--beam-size", metavar="N", help="Beams of each translation.")]
-InputFile = Annotated[
-    Path | None,
-    typer.Option("--file", "-f", help="Inputs, one a line (for label: image files); - is stdin. Default: built-in."),
-]
-Report = Annotated[Path | None, typer.Option("--report", metavar="FILE", help="Write the report as JSON.")]
 
-
+@takes_options
 def load(
-    task: TaskName,
+    task: Annotated[LoadTask, typer.Argument(metavar="TASK", help=f"What to call: {', '.join(LoadTask)}.")],
     *,
-    rate: Rate = None,
-    concurrency: Concurrency = None,
-    duration: Duration = 10.0,
-    warmup: Warmup = 2.0,
-    max_outstanding: Outstanding = 256,
-    seed: ArrivalSeed = None,
-    stream: Stream = None,
-    batch_size: InputsPerCall = 1,
-    file: InputFile = None,
-    server: parameters.Server = DEFAULT_SERVER,
-    model: parameters.ModelName = "",
-    model_version: parameters.ModelVersion = "",
-    max_new_tokens: parameters.MaxNewTokens = None,
-    beam_size: BeamSize = None,
-    timeout: parameters.Timeout = DEFAULT_TIMEOUT_S,
-    report: Report = None,
-    as_json: parameters.AsJson = False,
+    rate: Annotated[
+        float | None, typer.Option("--rate", max=MAX_RATE_PER_S, help="Open loop: calls per second (Poisson).")
+    ] = None,
+    concurrency: Annotated[
+        int | None, typer.Option("--concurrency", min=1, max=MAX_CONCURRENCY, help="Closed loop: callers.")
+    ] = None,
+    duration: Annotated[
+        float, typer.Option("--duration", metavar="SECONDS", max=MAX_DURATION_S, help="Length of the measured phase.")
+    ] = 10.0,
+    warmup: Annotated[
+        float,
+        typer.Option("--warmup", metavar="SECONDS", min=0, max=MAX_DURATION_S, help="Length of the phase before."),
+    ] = 2.0,
+    max_outstanding: Annotated[
+        int, typer.Option("--max-outstanding", min=1, max=MAX_OUTSTANDING, help="Open loop: most calls at a time.")
+    ] = 256,
+    seed: Annotated[
+        int | None, typer.Option("--seed", help="Seed of the open loop's arrival times. Default: drawn and printed.")
+    ] = None,
+    stream: Annotated[
+        bool | None,
+        typer.Option("--stream/--no-stream", help="Call the streaming RPC. Default: for generate-text, else not."),
+    ] = None,
+    batch_size: Annotated[int, typer.Option("--batch-size", min=1, max=256, help="Inputs of a call.")] = 1,
+    max_new_tokens: Annotated[int | None, typer.Option("--max-new-tokens", help="Most tokens of a text.")] = None,
+    beam_size: Annotated[int | None, typer.Option("--beam-size", help="Width of a translation's beam search.")] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option("--file", "-f", help="Inputs or image files, one per line; - is stdin. Default: built-in inputs."),
+    ] = None,
+    report: Annotated[Path | None, typer.Option("--report", metavar="FILE", help="Write the report as JSON.")] = None,
+    as_json: AsJson = False,
+    options: ModelOptions,
+    connection: ConnectionFlags,
 ) -> None:
     """Measure a server under load.
 
-    Latency counts from the time a call was due, so a stall of the server shows in full. Ctrl-C ends the test early
+    Latency counts from the time a call was due, so that a stall of the server shows in full. Ctrl-C ends the test early
     and reports what was measured. The exit code is 1 if no call was answered.
     """
-    with reported_failures(server):
+    with reported_failures(connection):
         plan = LoadPlan(
             task=task,
             rate_per_s=rate,
@@ -104,39 +93,44 @@ def load(
             max_outstanding=max_outstanding,
             seed=secrets.randbelow(2**32) if seed is None else seed,
             batch_size=batch_size,
-            stream=stream if stream is not None else task is LoadTask.GENERATE and batch_size == 1,
-            timeout_s=timeout,
-            model=model,
-            model_version=model_version,
+            stream=stream if stream is not None else task is LoadTask.GENERATE_TEXT and batch_size == 1,
+            timeout_s=connection.setdefault("timeout_s", DEFAULT_TIMEOUT_S),
             max_new_tokens=max_new_tokens,
             beam_size=beam_size,
+            **options,
         )
         inputs = _inputs(task, file)
         typer.echo(plan.describe(), err=True)
         started_at = datetime.now(UTC)
-        runner = asyncio.run(_run(plan, inputs, server))
-        _print(runner, make_report(runner, server, started_at), report, as_json)
+        client = AsyncClient(**connection, retry=NO_RETRIES)
+        runner = asyncio.run(_run(plan, inputs, client))
+        result = make_report(runner, client.server, started_at)
+        if report is not None:
+            report.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+        if as_json:
+            print_json(result)
+        else:
+            typer.echo("\n".join(format_report(runner)))
+            sys.stdout.flush()
     if runner.recorder.ok_count + runner.recorder.completed_count == 0:
-        fail(f"no call to {server} was answered", 1)
+        fail(f"no call to {client.server} was answered", 1)
 
 
 def _inputs(task: LoadTask, file: Path | None) -> Sequence[Input]:
-    """The inputs of the user, or the built-in ones."""
+    """Returns the user's inputs, or the built-in ones."""
     if file is None:
         return sample_inputs(task)
     lines = list(read_inputs(None, file))
-    if task is LoadTask.LABEL:
-        return [Path(line).read_bytes() for line in lines]
-    return lines
+    return [Path(line).read_bytes() for line in lines] if task.takes_images else lines
 
 
-async def _run(plan: LoadPlan, inputs: Sequence[Input], server: str) -> LoadRunner:
-    """Runs the plan, showing its progress.
+async def _run(plan: LoadPlan, inputs: Sequence[Input], client: AsyncClient) -> LoadRunner:
+    """Runs the plan, and shows its progress.
 
     Raises:
-        HeadwayError: The call that is made beforehand failed: the server is not there, or refuses such requests.
+        HeadwayError: The call before the test failed: the server cannot be reached or refuses such requests.
     """
-    async with AsyncClient(server, timeout_s=plan.timeout_s, retry=NO_RETRIES) as client:
+    async with client:
         sender = Sender(client, plan, inputs)
         await sender.probe()
         runner = LoadRunner(plan, sender)
@@ -153,7 +147,7 @@ async def _run(plan: LoadPlan, inputs: Sequence[Input], server: str) -> LoadRunn
 
 
 async def _show_progress(runner: LoadRunner) -> None:
-    """Redraws a line on stderr until it is cancelled; nothing where stderr is no terminal."""
+    """Draws a line on stderr, if it is a terminal, until it is cancelled."""
     columns = (BarColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
     console = Console(stderr=True)
     if not console.is_terminal:
@@ -171,15 +165,3 @@ async def _show_progress(runner: LoadRunner) -> None:
             )
             progress.refresh()
             await asyncio.sleep(0.25)
-
-
-def _print(runner: LoadRunner, report: dict[str, object], file: Path | None, as_json: bool) -> None:
-    """Writes the report where it was asked for."""
-    if file is not None:
-        file.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    if as_json:
-        print_json(report)
-        return
-    for line in format_report(runner):
-        typer.echo(line)
-    sys.stdout.flush()

@@ -1,18 +1,66 @@
-"""What commands print: plain lines for people, JSON lines for programs."""
+"""What commands read and print: inputs from arguments, files and stdin; lines for people, JSON lines for programs."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, is_dataclass
+from itertools import islice
+from pathlib import Path
 from typing import Any, TypeVar
 
 import typer
 
-from headway_client.results import Answer, LabelScore, TokenLogProbability
+from headway_client.results import Answer, TokenLogProbability
 
 InputT = TypeVar("InputT")
 ResultT = TypeVar("ResultT")
+
+_STDIN = Path("-")
+
+
+def read_inputs(arguments: Sequence[str] | None, file: Path | None) -> Iterator[str]:
+    """Yields the inputs: the arguments, then the lines of the file that are not empty.
+
+    Raises:
+        typer.BadParameter: There is no input, and nothing is piped in.
+        OSError: The file cannot be read.
+    """
+    if not arguments and file is None:
+        if sys.stdin.isatty():
+            raise typer.BadParameter("there is no input; give it as an argument, with --file FILE, or pipe it in")
+        file = _STDIN
+    return _inputs(arguments or (), file)
+
+
+def _inputs(arguments: Sequence[str], file: Path | None) -> Iterator[str]:
+    yield from arguments
+    if file == _STDIN:
+        yield from _lines(sys.stdin)
+    elif file is not None:
+        with file.open(encoding="utf-8") as lines:
+            yield from _lines(lines)
+
+
+def _lines(lines: Iterable[str]) -> Iterator[str]:
+    for line in lines:
+        text = line.rstrip("\r\n")
+        if text.strip():
+            yield text
+
+
+def batches(inputs: Iterable[str], size: int) -> Iterator[list[str]]:
+    """Yields the inputs in lists of `size`; the last one may be shorter."""
+    remaining = iter(inputs)
+    while batch := list(islice(remaining, size)):
+        yield batch
+
+
+def with_inputs(inputs: Sequence[InputT], answer: Answer[ResultT]) -> Iterator[tuple[InputT, ResultT]]:
+    """Yields each result with its input, which may have several results."""
+    for index, result in enumerate(answer):
+        yield inputs[index * len(inputs) // len(answer)], result
 
 
 def print_json(value: dict[str, Any]) -> None:
@@ -21,23 +69,14 @@ def print_json(value: dict[str, Any]) -> None:
 
 
 def print_answer_json(inputs: Sequence[object], answer: Answer[Any]) -> None:
-    """Prints one object for every result: its input, the result, the model and the call's timings."""
+    """Prints one object for each result: its input, the result, the model and the call's timings."""
+    shared = {"model": as_dict(answer.model), "timings": as_dict(answer.timings)}
     for value, result in with_inputs(inputs, answer):
-        print_json(
-            {"input": value, **as_dict(result), "model": as_dict(answer.model), "timings": as_dict(answer.timings)}
-        )
-
-
-def with_inputs(inputs: Sequence[InputT], answer: Answer[ResultT]) -> Iterator[tuple[InputT, ResultT]]:
-    """Yields every result with its input; an input may have several results."""
-    for index, result in enumerate(answer):
-        yield inputs[index * len(inputs) // len(answer)], result
+        print_json({"input": value, **as_dict(result), **shared})
 
 
 def print_tokens(tokens: Sequence[TokenLogProbability]) -> None:
-    """Prints a line for every token: its log-probability, the token, and the likeliest ones at its place."""
-    if not tokens:
-        return
+    """Prints a line for each token: its log-probability, the token, and the most likely tokens at its position."""
     print_table(
         [
             (
@@ -50,32 +89,26 @@ def print_tokens(tokens: Sequence[TokenLogProbability]) -> None:
     )
 
 
+def print_table(rows: Sequence[Sequence[str]]) -> None:
+    """Prints rows in aligned columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def print_heading(text: str, sample: int | None = None) -> None:
+    """Prints the heading of one input among several, or of one of its samples."""
+    typer.echo(f"==> {shorten(text)} <==" if sample is None else f"==> {shorten(text)} [{sample}] <==")
+
+
 def as_dict(value: object) -> dict[str, Any]:
-    """The fields of a result."""
+    """Returns the fields of a result."""
     assert is_dataclass(value)
     assert not isinstance(value, type)
     return asdict(value)
 
 
-def format_labels(labels: Sequence[LabelScore], top_k: int | None) -> str:
-    """Labels with their probabilities on one line: as many as were asked for, or three."""
-    shown = labels[:3] if top_k is None else labels
-    return ", ".join(f"{label.label} {label.probability:.3f}" for label in shown)
-
-
 def shorten(text: str) -> str:
-    """The beginning of a text, on one line."""
+    """Returns the beginning of a text, on one line."""
     line = " ".join(text.split())
     return line if len(line) <= 72 else line[:71] + "…"
-
-
-def heading(text: str, sample: int | None = None) -> str:
-    """Heads the output of one input among several, or one sample of it."""
-    return f"==> {shorten(text)} <==" if sample is None else f"==> {shorten(text)} [{sample}] <=="
-
-
-def print_table(rows: Sequence[Sequence[str]]) -> None:
-    """Prints rows in aligned columns, the last column ragged."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

@@ -13,46 +13,65 @@ MAX_TIMEOUT_S = 600.0
 
 
 class LoadTask(StrEnum):
-    """What is called."""
+    """What is called; the names are those of the commands."""
 
-    GENERATE = "generate"
-    TRANSLATE = "translate"
-    CLASSIFY = "classify"
-    LABEL = "label"
+    GENERATE_TEXT = "generate-text"
+    TRANSLATE_TEXT = "translate-text"
+    CLASSIFY_TEXT = "classify-text"
+    CLASSIFY_TOKENS = "classify-tokens"
+    CLASSIFY_IMAGE = "classify-image"
+    EMBED_TEXT = "embed-text"
+    EMBED_IMAGE = "embed-image"
+
+    @property
+    def method(self) -> str:
+        """Name of the client's method."""
+        return self.replace("-", "_")
+
+    @property
+    def takes_images(self) -> bool:
+        """True if the inputs are images."""
+        return self in (LoadTask.CLASSIFY_IMAGE, LoadTask.EMBED_IMAGE)
+
+    @property
+    def decodes(self) -> bool:
+        """True if the outputs are texts."""
+        return self in (LoadTask.GENERATE_TEXT, LoadTask.TRANSLATE_TEXT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadPlan:
-    """A load test. Exactly one of `rate_per_s` and `concurrency` is given; every size is bounded.
+    """A load test. Exactly one of `rate_per_s` and `concurrency` is given.
 
     Raises:
-        ValueError: A number is out of its range.
+        ValueError: A number is out of its range, or does not go with another.
     """
 
     task: LoadTask
     rate_per_s: float | None = None
-    """Open loop: calls begun a second, at random times (a Poisson process), whatever the answers do."""
+    """Open loop: calls per second, at random times (a Poisson process), however long the answers take."""
     concurrency: int | None = None
-    """Closed loop: callers, each of which calls again once it is answered."""
+    """Closed loop: callers, each of which calls again as soon as it is answered."""
     duration_s: float = 10.0
     """Length of the measured phase, in seconds."""
     warmup_s: float = 2.0
     """Length of the phase before it, which is not measured, in seconds."""
     max_outstanding: int = 256
-    """Open loop: most calls at a time; past it calls wait, and their wait counts as latency."""
+    """Open loop: most calls at a time. A call past it waits, and its wait counts as latency."""
     seed: int = 0
-    """Of the times of the open loop."""
+    """Seed of the open loop's arrival times."""
     batch_size: int = 1
     """Inputs of a call."""
     stream: bool = False
-    """Call the streaming RPC, for the time to the first token and between tokens."""
+    """Calls the streaming RPC, which measures the time to the first token and between tokens."""
     timeout_s: float = 60.0
     """Longest time of a call, in seconds."""
-    model: str = ""
-    model_version: str = ""
+    model: str | None = None
+    model_version: str | None = None
     max_new_tokens: int | None = None
+    """Most tokens of a text, for generate-text and translate-text."""
     beam_size: int | None = None
-    """Beams of each translation."""
+    """Width of the beam search, for translate-text."""
 
     def __post_init__(self) -> None:
         """Checks the ranges."""
@@ -65,16 +84,18 @@ class LoadPlan:
         _check("timeout", self.timeout_s, MAX_TIMEOUT_S)
         _check("batch size", self.batch_size, 256)
         if not 0 <= self.warmup_s <= MAX_DURATION_S:
-            raise ValueError(f"warmup: from 0 to {MAX_DURATION_S:g} s, got {self.warmup_s:g}")
-        if self.stream and self.task not in (LoadTask.GENERATE, LoadTask.TRANSLATE):
-            raise ValueError(f"stream: {self.task} has no streaming call")
-        if self.beam_size is not None and (self.stream or self.task is not LoadTask.TRANSLATE):
-            raise ValueError("beam size: is for translate without a stream")
+            raise ValueError(f"warmup is {self.warmup_s:g} s; must be from 0 to {MAX_DURATION_S:g} s")
+        if self.stream and not self.task.decodes:
+            raise ValueError(f"stream: {self.task} has no streaming RPC")
         if self.stream and self.batch_size != 1:
-            raise ValueError(f"batch size: a streaming call takes one input, got {self.batch_size}")
+            raise ValueError(f"batch size is {self.batch_size}; a streaming call takes one input")
+        if self.max_new_tokens is not None and not self.task.decodes:
+            raise ValueError(f"max new tokens: {self.task} generates no tokens")
+        if self.beam_size is not None and (self.stream or self.task is not LoadTask.TRANSLATE_TEXT):
+            raise ValueError("beam size is for translate-text without a stream")
 
     def describe(self) -> str:
-        """The plan in one line."""
+        """Returns the plan in one line."""
         if self.rate_per_s is not None:
             mode = (
                 f"open loop, {self.rate_per_s:g} calls/s (Poisson, seed {self.seed}), "
@@ -87,4 +108,4 @@ class LoadPlan:
 
 def _check(name: str, value: float | None, limit: float) -> None:
     if value is not None and not 0 < value <= limit:
-        raise ValueError(f"{name}: above 0 and at most {limit:g}, got {value:g}")
+        raise ValueError(f"{name} is {value:g}; must be above 0 and at most {limit:g}")

@@ -1,7 +1,7 @@
-"""What a load test measures: counts, and histograms of times.
+"""What a load test measures, counts and histograms of times.
 
-Times are recorded in whole microseconds with three significant digits (HdrHistogram), which costs the same memory
-for a thousand calls as for a million.
+Times are recorded in whole microseconds with three significant digits (HdrHistogram), which takes the same memory for a
+thousand calls as for a million.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ class TimeHistogram:
         return int(self._histogram.get_total_count())
 
     def record(self, seconds: float, count: int = 1) -> None:
-        """Adds a time, `count` times over."""
+        """Adds a time, `count` times."""
         self._histogram.record_value(max(1, round(seconds * 1e6)), count)
 
     def percentile_ms(self, percentile: float) -> float:
-        """The time that `percentile` percent of the times do not exceed, in milliseconds; 0 where there are none."""
+        """Returns the time that `percentile` percent of the times do not exceed, in milliseconds; 0 without times."""
         return float(self._histogram.get_value_at_percentile(percentile)) / 1e3 if len(self) else 0.0
 
     def summary_ms(self) -> dict[str, float] | None:
-        """Mean and percentiles in milliseconds; None where nothing was recorded."""
+        """Returns mean and percentiles in milliseconds; None without times."""
         if not len(self):
             return None
         return {
@@ -54,10 +54,10 @@ class TimeHistogram:
 
 @dataclass(slots=True, kw_only=True)
 class CallRecord:
-    """One call; times are seconds on the event loop's clock."""
+    """One call. Times are seconds on the event loop's clock."""
 
     intended_s: float
-    """When the call was due. What a caller feels begins here, not when the load tester got round to sending it."""
+    """When the call was due. The caller's wait begins here, even if the load tester sends it later."""
     sent_s: float = 0.0
     ended_s: float = 0.0
     outcome: str = OK
@@ -65,15 +65,15 @@ class CallRecord:
     input_count: int = 0
     token_count: int = 0
     token_times_s: list[tuple[float, int]] = field(default_factory=list)
-    """For streams: when a piece arrived, and how many tokens there were by then."""
+    """For streams: when each delta arrived, and the number of tokens until then."""
     model: ModelReference | None = None
 
 
 class Recorder:
-    """Gathers what happened in the measured phase.
+    """Counts what happens in the measured phase.
 
-    Latencies and outcomes are of the calls that were due in it. Throughput is of the calls that ended well in it,
-    whenever they were due: a server that is behind still answers calls of the warm-up.
+    Latencies and outcomes are those of the calls that were due in it. Throughput counts the calls that were answered in
+    it, whenever they were due, because a server that is behind still answers calls of the warm-up.
     """
 
     def __init__(self, start_s: float = 0.0, end_s: float = math.inf) -> None:
@@ -81,39 +81,39 @@ class Recorder:
         self.start_s = start_s
         self.end_s = end_s
         self.latency = TimeHistogram()
-        """From the intended time to the answer, of calls that were answered."""
+        """From the intended time to the answer."""
         self.send_delay = TimeHistogram()
-        """From the intended time to the sending: what the load tester itself was late, or held back by its bound."""
+        """From the intended time to the sending: how late the load tester was, or how long its limit held a call."""
         self.first_token = TimeHistogram()
         """From the intended time to the first token."""
         self.token_gap = TimeHistogram()
-        """From token to token within a stream."""
+        """From token to token of a stream."""
         self.outcomes: Counter[str] = Counter()
         self.completed_count = 0
-        """Calls that ended well in the measured phase."""
+        """Calls that were answered in the measured phase."""
         self.input_count = 0
-        """Inputs of these calls."""
+        """Their inputs."""
         self.token_count = 0
-        """Tokens that these calls produced."""
+        """Their generated tokens."""
         self.outstanding_count = 0
         self.limit_count = 0
-        """Calls that were held back by the bound on outstanding calls."""
+        """Calls that the limit of outstanding calls held back."""
         self.not_sent_count = 0
-        """Calls that were due but still held back when the test ended."""
+        """Calls that were still held back when the test ended."""
         self.model: ModelReference | None = None
 
     @property
     def ok_count(self) -> int:
-        """Calls that were answered."""
+        """Calls due in the measured phase that were answered."""
         return self.outcomes[OK]
 
     @property
     def error_counts(self) -> dict[str, int]:
-        """Calls that failed, by code."""
+        """Calls due in the measured phase that failed, by code."""
         return {code: count for code, count in sorted(self.outcomes.items()) if code != OK}
 
     def add(self, call: CallRecord) -> None:
-        """Takes note of a call that has ended."""
+        """Counts a call that has ended."""
         answered = call.outcome == OK
         self.model = call.model or self.model
         if answered and self.start_s <= call.ended_s < self.end_s:
@@ -128,7 +128,7 @@ class Recorder:
                 self._add_tokens(call)
 
     def _add_tokens(self, call: CallRecord) -> None:
-        """Records the first token and the gaps; a gap that brought several tokens is shared among them."""
+        """Records the time of the first token and the gaps; tokens that arrive together share their gap equally."""
         last_s, last_count = call.intended_s, 0
         for time_s, count in call.token_times_s:
             if count <= last_count:

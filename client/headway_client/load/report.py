@@ -1,4 +1,4 @@
-"""The report of a load test: a dictionary for JSON, and lines for people."""
+"""The report of a load test: an object for JSON, and lines for people."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SCHEMA_VERSION = 1
 
 
 def make_report(runner: LoadRunner, server: str, started_at: datetime) -> dict[str, Any]:
-    """Everything that was asked and measured; times are milliseconds, rates a second."""
+    """Returns the plan and everything that was measured; times are milliseconds, rates per second."""
     recorder, elapsed_s = runner.recorder, runner.elapsed_s
     errors = recorder.error_counts
     return {
@@ -51,7 +51,7 @@ def make_report(runner: LoadRunner, server: str, started_at: datetime) -> dict[s
 
 
 def format_report(runner: LoadRunner) -> list[str]:
-    """The measured figures in lines for people."""
+    """Returns the measured figures in lines for people."""
     recorder, elapsed_s = runner.recorder, runner.elapsed_s
     failed_count = sum(recorder.error_counts.values())
     lines = [
@@ -67,12 +67,12 @@ def format_report(runner: LoadRunner) -> list[str]:
     ]
     if recorder.limit_count:
         lines.append(
-            f"held back      {recorder.limit_count} calls waited for one of {runner.plan.max_outstanding} places; "
-            "their wait is in the latency"
+            f"held back      {recorder.limit_count} calls waited while {runner.plan.max_outstanding} were outstanding; "
+            "their latency includes this wait"
         )
     if recorder.not_sent_count:
         lines.append(
-            f"not sent       {recorder.not_sent_count} calls were still held back at the end and are in no latency"
+            f"not sent       {recorder.not_sent_count} calls were still held back at the end and have no latency"
         )
     return lines
 

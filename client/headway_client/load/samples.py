@@ -1,8 +1,11 @@
-"""Inputs for a load test that names none: short texts of several lengths, and pictures."""
+"""Inputs for a load test that names none: short texts of several lengths, and small PNG images."""
 
 from __future__ import annotations
 
-from headway_client.load.pictures import sample_pictures
+import struct
+import zlib
+from collections.abc import Callable
+
 from headway_client.load.plan import LoadTask
 
 PROMPTS = (
@@ -30,15 +33,43 @@ HEADLINES = (
     "Airline to cut one job in ten after a weak summer; shares rise on the news while unions call for talks",
 )
 
+Pixel = tuple[int, int, int]
+"""Red, green and blue, 0 to 255."""
+
 
 def sample_inputs(task: LoadTask) -> list[str] | list[bytes]:
-    """The built-in inputs of a task."""
-    match task:
-        case LoadTask.GENERATE:
-            return list(PROMPTS)
-        case LoadTask.TRANSLATE:
-            return list(SENTENCES)
-        case LoadTask.CLASSIFY:
-            return list(HEADLINES)
-        case LoadTask.LABEL:
-            return sample_pictures()
+    """Returns the built-in inputs of a task."""
+    if task.takes_images:
+        return sample_images()
+    texts = {LoadTask.GENERATE_TEXT: PROMPTS, LoadTask.TRANSLATE_TEXT: SENTENCES}
+    return list(texts.get(task, HEADLINES))
+
+
+def sample_images() -> list[bytes]:
+    """Returns eight 32x32 images: a disc on a shaded ground, each with other colours and at another place."""
+    return [encode_png(32, 32, _disc(index)) for index in range(8)]
+
+
+def encode_png(width: int, height: int, pixel: Callable[[int, int], Pixel]) -> bytes:
+    """Encodes an RGB image whose colour at column x and row y is `pixel(x, y)`."""
+    rows = b"".join(
+        b"\0" + b"".join(bytes(pixel(x, y)) for x in range(width))  # each row begins with its filter type, 0
+        for y in range(height)
+    )
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)  # 8 bits, RGB, no interlacing
+    return b"\x89PNG\r\n\x1a\n" + _chunk(b"IHDR", header) + _chunk(b"IDAT", zlib.compress(rows)) + _chunk(b"IEND", b"")
+
+
+def _disc(index: int) -> Callable[[int, int], Pixel]:
+    centre_x, centre_y, radius = 8 + 2 * index, 22 - index, 6 + index % 4
+
+    def pixel(x: int, y: int) -> Pixel:
+        if (x - centre_x) ** 2 + (y - centre_y) ** 2 <= radius**2:
+            return (200 - 20 * index, 40 + 25 * index, 60 + 10 * index)
+        return (90 + 3 * y, 140 + 2 * x, 250 - 4 * y)
+
+    return pixel
+
+
+def _chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))

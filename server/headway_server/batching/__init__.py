@@ -1,1 +1,6 @@
-"""Batches for stateless models (docs/batching.md)."""
+"""Batches of stateless graphs, whatever their inputs and outputs (docs/batching.md)."""
+
+from headway_server.batching.batcher import BatchedResults, Batcher, BatchError
+from headway_server.batching.graph import BatchGraph, Tensors
+
+__all__ = ["BatchError", "BatchGraph", "BatchedResults", "Batcher", "Tensors"]

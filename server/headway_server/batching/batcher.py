@@ -1,11 +1,13 @@
-"""Runs the batches of one model: as many at a time as it has lanes, while one more thread prepares what comes next.
+"""Runs the items of all calls to one model in batches.
 
-While a lane is idle, whatever waits is taken at once, in equal shares by those that are; nothing waits for a batch to
-fill. While all run, the thread that is left takes a batch early only if it is full: a smaller one would close the door
-on callers that are about to come. Who has gone or is too late by the time a batch's turn comes is left out of it.
-Short items of a caller who is alone are run on the event loop (`inline_gate.py`).
+As many batches run at a time as the model has lanes, and one more thread has the next one ready. While a lane is idle,
+whatever waits is taken at once, shared out among the idle lanes: nothing waits for a batch to fill. While all lanes are
+busy, the thread that is left takes a batch early only if it is full, since a smaller one would shut out callers who
+are about to come. Items whose caller has gone or is too late are dropped when their batch's turn comes.
 
-N is the number of a call's items, B that of a batch.
+Calls wait on the event loop; batches run in threads. `PendingCall` belongs to the loop, all else here to the threads.
+
+N is the number of a call's items.
 """
 
 from __future__ import annotations
@@ -13,102 +15,128 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar, cast
 
-import numpy as np
 import structlog
-from numpy.typing import NDArray
 
-from headway_server.batching.inline_gate import InlineGate
-from headway_server.batching.pending_call import BatchedResults, ItemTimes, PendingCall
+from headway_server.batching.graph import Tensors
 from headway_server.batching.queue import BatchQueue, Entry
-from headway_server.batching.run_costs import UNKNOWN_COSTS, RunCosts
-from headway_server.errors import DeadlineError, DrainingError, InternalError, RequestError
-from headway_server.runtime import Cores, Session
+from headway_server.errors import DeadlineError, DrainingError, InternalError
+from headway_server.observers import NO_OBSERVER, BatchEvent, ModelId, Observer, QueueEvent
+from headway_server.runtime import CLOSE_TIMEOUT_S, Cores, Heartbeat, Session, join_threads
 
-Item = TypeVar("Item")
-Item_contra = TypeVar("Item_contra", contravariant=True)
-Feeds: TypeAlias = dict[str, NDArray[Any]]
-Rows: TypeAlias = Sequence[NDArray[np.float32]] | NDArray[np.float32]
-"""One array an item; their shapes need not be the same."""
+Result = TypeVar("Result")
+Reader = Callable[[Tensors, int], Result]
+"""Makes the result of an item from its outputs and its place in the call; called on a batcher's thread."""
 
 _log = structlog.get_logger(__name__)
-
-_JOIN_TIMEOUT_S = 10.0
 
 
 class BatchError(InternalError):
     """The model could not be run; the log says why. A bug or a broken machine, never the caller's fault."""
 
 
-class BatchModel(Protocol[Item_contra]):
-    """What a batcher runs; its methods are called from the batcher's threads, and from the event loop's.
+class Graph(Protocol):
+    """What a batcher runs; `BatchGraph` is the one that serves. Methods are called from the batcher's threads."""
 
-    What they hand to each other is the model's own business.
-    """
+    def collate(self, items: Sequence[Tensors]) -> Tensors:
+        """Makes the inputs of a batch."""
 
-    def collate(self, items: Sequence[Item_contra]) -> Any:
-        """Prepares B items to be run."""
+    def run(self, inputs: Tensors, outputs: Sequence[str]) -> Tensors:
+        """Runs the graph for the named outputs, in as many threads at a time as there are lanes."""
 
-    def run(self, prepared: Any) -> Any:
-        """Runs the graph on what was prepared. Called by as many threads at a time as there are lanes."""
+    def split(self, outputs: Tensors, items: Sequence[Tensors]) -> Sequence[Tensors]:
+        """Takes the outputs of a batch apart, item by item."""
 
-    def finish(self, outputs: Any) -> Rows:
-        """Makes the B results of what was run."""
+
+class ItemTimes(NamedTuple):
+    """When an item was submitted and when the run it was part of began and ended, by `time.monotonic`."""
+
+    arrived_at: float
+    started_at: float
+    finished_at: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Done:
-    """A batch that was run."""
+class BatchedResults(Generic[Result]):
+    """The results of a call, in its order."""
 
-    entries: list[Entry[Any]]
-    """Those that were still wanted; if there are none, nothing was run."""
-    outputs: Any
-    start: float
-    end: float
+    results: list[Result]
+    """N of them."""
+    runs: list[ItemTimes]
+    """One for each."""
 
 
-class Batcher(Generic[Item]):
+class PendingCall:
+    """A call that waits for its results, which may come from several batches. Belongs to the event loop."""
+
+    def __init__(self, num_items: int, outputs: tuple[str, ...], read: Reader[Any] | None) -> None:
+        self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.outputs = outputs
+        self.read = read
+        self.arrived_at = time.monotonic()
+        self.results: list[Any] = [None] * num_items
+        self.runs: list[ItemTimes | None] = [None] * num_items
+        self._num_missing = num_items
+
+    @property
+    def is_over(self) -> bool:
+        """True if nobody waits for it: answered, failed, or its caller has gone. May be asked from any thread."""
+        return self.future.done()
+
+    def put(self, index: int, result: Any, times: ItemTimes) -> None:
+        """Takes the result of one item."""
+        self.results[index], self.runs[index] = result, times
+        self._num_missing -= 1
+        if not self._num_missing and not self.future.done():
+            self.future.set_result(None)
+
+    def fail(self, error: Exception) -> None:
+        """Fails the whole call."""
+        if not self.future.done():
+            self.future.set_exception(error)
+
+
+class Batcher:
     """Batches the items of all calls to one model."""
 
     def __init__(
         self,
-        model: BatchModel[Item],
+        graph: Graph,
         *,
         budget: int,
-        name: str,
+        model: ModelId,
         session: Session | None = None,
-        costs: RunCosts = UNKNOWN_COSTS,
-        prepare: Callable[[Item], Item] | None = None,
+        max_padding: int | None = None,
+        observer: Observer = NO_OBSERVER,
     ) -> None:
         """Prepares a batcher.
 
         Args:
-            model: What runs the batches.
+            graph: What runs the batches.
             budget: Most that `longest x count` of a batch may be.
-            name: Of the model, for the threads and the log.
-            session: That `model` runs: how many runs there may be at a time; None: one.
-            costs: What is worth a run of its own, and what is run on the event loop.
-            prepare: What each item that is still wanted goes through before `collate`, where that is called; an
-                error of it fails its call alone, and a `RequestError` is what that call is told.
+            model: For the threads, the log and the observer.
+            session: What `graph` runs, which says how many runs are worth having at a time; None: one.
+            max_padding: Most padding that an item may bring to a batch; None: any.
+            observer: Is told what leaves the queue and what was run.
         """
+        self._graph = graph
         self._model = model
-        self._prepare = prepare
-        self._name = name
-        self._queue: BatchQueue[Item] = BatchQueue(budget, costs.most_padding)
-        self._inline = InlineGate(costs.most_inline)
-        self._changed = threading.Condition()  # guards the queue, what is below and the seats
+        self._observer = observer
+        self._queue = BatchQueue(budget, max_padding)
+        self._calls: set[PendingCall] = set()  # of the event loop: all that are not over
+        self._changed = threading.Condition()  # guards the queue, the counts below and the busy lanes
         self._num_taken = 0  # batches that were taken and have not run to their end
-        self._num_preparing = 0  # of these, whose items are being prepared
-        self._closed = False
+        self._is_closed = False
+        self._failure: BaseException | None = None
+        self._heartbeat = Heartbeat()
         self._num_lanes = 1 if session is None else session.num_lanes
         self._lanes = threading.Semaphore(self._num_lanes)
         self._seats = (Cores(1) if session is None else session.cores).seats()
         self._threads = [
-            threading.Thread(target=self._work, name=f"batcher-{name}-{number}", daemon=True)
+            threading.Thread(target=self._work, name=f"batcher-{model.name}-{number}", daemon=True)
             for number in range(self._num_lanes + 1)
         ]
 
@@ -120,217 +148,221 @@ class Batcher(Generic[Item]):
 
     @property
     def is_alive(self) -> bool:
-        """Whether batches are run: from `start` to `close`."""
-        return any(thread.is_alive() for thread in self._threads) and not self._closed
+        """True from `start` to `close`, unless a thread has ended by itself."""
+        return all(thread.is_alive() for thread in self._threads) and not self._is_closed and self._failure is None
 
-    async def submit(self, items: Sequence[Item], lengths: Sequence[int], *, deadline: float | None) -> BatchedResults:
+    def stalled_s(self) -> float:
+        """Returns for how many seconds the oldest batch at work has been at it; 0.0 where none is. Takes no lock."""
+        return self._heartbeat.stalled_s()
+
+    async def submit(
+        self,
+        items: Sequence[Tensors],
+        lengths: Sequence[int],
+        *,
+        outputs: Sequence[str],
+        read: Reader[Result] | None = None,
+        deadline: float | None,
+    ) -> BatchedResults[Result]:
         """Waits for the results of a call's items. If the caller goes, what has not run is dropped.
 
-        A single caller's item is run here and now, if that is short.
-
         Args:
-            items: At least one.
+            items: The inputs of each item, at least one.
             lengths: What each takes of the budget when it is its batch's longest.
+            outputs: Which outputs of the graph are wanted.
+            read: Makes each item's result from its outputs, off the event loop; None: the outputs are the result.
             deadline: When the caller stops waiting, by `time.monotonic`.
 
         Raises:
-            BatchError: The model could not be run.
+            BatchError: The model could not be run, or its outputs could not be read.
             DeadlineError: The deadline passed before all items ran.
             DrainingError: The batcher was closed.
         """
-        if len(items) == 1 and self._takes_inline(lengths[0], deadline):
-            return self._run_inline(items[0])
-        call = PendingCall(len(items))
+        call = PendingCall(len(items), tuple(outputs), read)
         entries = [
             Entry(item=item, length=length, call=call, index=index, deadline=deadline)
             for index, (item, length) in enumerate(zip(items, lengths, strict=True))
         ]
-        with self._changed:
-            if self._closed:
-                raise _closed_error()
-            self._queue.add(entries)
-            self._count_busy()
-            self._changed.notify()
+        self._calls.add(call)
         try:
+            with self._changed:
+                self._check_open()
+                self._queue.add(entries)
+                self._count_busy()
+                self._changed.notify()
             await call.future
-        except BaseException:
+        except BaseException as error:
             with self._changed:
-                self._queue.remove(entries)
+                dropped = self._queue.remove(entries)
                 self._count_busy()
+            self._report_left(dropped, "expired" if isinstance(error, DeadlineError) else "cancelled")
             raise
-        return call.results()
-
-    def _takes_inline(self, length: int, deadline: float | None) -> bool:
-        """Whether the only item of a call is run here; its batch is then counted as taken, and so is a lane."""
-        now = time.monotonic()
-        with self._changed:
-            is_idle = self._num_taken == 0 and not self._queue
-            if not self._inline.admits(length, is_idle=is_idle) or self._closed:
-                return False
-            if (deadline is not None and deadline <= now) or not self._lanes.acquire(blocking=False):
-                return False
-            self._num_taken += 1
-            self._count_busy()
-        return True
-
-    def _run_inline(self, item: Item) -> BatchedResults:
-        """Runs one item in this thread.
-
-        Raises:
-            BatchError: It cannot be prepared for a reason of the server's own, or the model could not be run.
-            RequestError: It cannot be prepared.
-        """
-        arrived = time.monotonic()
-        try:
-            prepared = self._model.collate([item if self._prepare is None else self._prepare(item)])
-            start = time.monotonic()
-            outputs = self._model.run(prepared)
-            end = time.monotonic()
-            [row] = self._model.finish(outputs)
-        except RequestError:
-            raise
-        except Exception as error:
-            _log.error("a batch failed", model=self._name, num_items=1, exc_info=error)
-            raise _batch_error() from error
         finally:
-            self._lanes.release()
-            with self._changed:
-                self._num_taken -= 1
-                self._count_busy()
-            self._inline.note_end()
-        return BatchedResults(rows=[row], runs=[ItemTimes(arrived, start, end)])
+            self._calls.discard(call)
+        return BatchedResults(results=call.results, runs=cast("list[ItemTimes]", call.runs))
 
-    def close(self) -> None:
+    def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:
         """Fails every call that still waits and ends the threads after what they are running.
 
-        May be called from any thread; the event loop's own would keep running calls from hearing of their results.
+        What runs for longer than `timeout_s` is left behind, in the log, and its calls fail. May be called from any
+        thread; on the event loop's own, running calls would not hear of their results meanwhile.
+
+        Returns:
+            True if the threads have ended.
         """
         with self._changed:
-            self._closed = True
+            self._is_closed = True
             waiting = self._queue.remove_all()
             self._count_busy()
             self._changed.notify_all()
         if waiting:
             self._post(_fail, waiting, _closed_error())
-        for thread in self._threads:
-            if thread.is_alive():
-                thread.join(_JOIN_TIMEOUT_S)
+        has_ended = join_threads(self._threads, owner=self._model.name, timeout_s=timeout_s)
+        if not has_ended:
+            self._post(self._fail_calls, _closed_error())
+        return has_ended
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise _closed_error()
+        if self._failure is not None:
+            raise _batch_error()
 
     def _work(self) -> None:
-        while (batch := self._next_batch()) is not None:
-            self._run(batch)
+        try:
+            while (batch := self._next_batch()) is not None:
+                self._run(batch)
+        except BaseException as error:  # a bug: without this thread, calls would wait for ever
+            _log.critical("a batcher has ended by itself", model=self._model.name, exc_info=error)
+            with self._changed:
+                self._failure = error
+                self._queue.remove_all()
+                self._changed.notify_all()
+            self._post(self._fail_calls, _batch_error())
 
-    def _next_batch(self) -> list[Entry[Item]] | None:
-        """Waits for a batch; None when the batcher is closed."""
+    def _next_batch(self) -> list[Entry] | None:
+        """Waits for a batch; None when the batcher is closed or has failed."""
         with self._changed:
-            while not self._closed:
-                if self._can_take():
-                    batch, expired = self._queue.take(time.monotonic(), max(1, self._num_lanes - self._num_taken))
-                    self._tell_expired(expired)
-                    self._num_taken += bool(batch)
-                    self._count_busy()
-                    if batch:
-                        if self._can_take():  # what a call brought is worth several batches, and it woke one thread
-                            self._changed.notify()
-                        return batch
-                else:
+            while not self._is_closed and self._failure is None:
+                if not self._can_take():
                     self._changed.wait()
+                    continue
+                batch, expired = self._queue.take(time.monotonic(), max(1, self._num_lanes - self._num_taken))
+                self._drop_expired(expired)
+                self._num_taken += bool(batch)
+                self._count_busy()
+                if batch:
+                    if self._can_take():  # a call may bring several batches, and it has woken one thread
+                        self._changed.notify()
+                    return batch
         return None
 
     def _count_busy(self) -> None:
-        """Tells the cores how many lanes have work: before a batch is run, so that its run knows of the others'."""
+        """Tells the cores how many lanes have work, before a batch runs, so that its run knows of the others'."""
         self._seats.take(min(self._num_lanes, self._num_taken + len(self._queue)))
 
     def _can_take(self) -> bool:
-        """Whether a thread may take a batch now: to run it, or to have it ready, where it is full or a lane is idle."""
+        """True if a thread may take a batch now: to run it where a lane is idle, or to have it ready if it is full."""
         if self._num_taken < self._num_lanes:
             return bool(self._queue)
-        return self._num_taken == self._num_lanes and (
-            self._queue.fills_batch or (self._num_preparing > 0 and bool(self._queue))
-        )
+        return self._num_taken == self._num_lanes and self._queue.fills_batch
 
-    def _run(self, batch: list[Entry[Item]]) -> None:
+    def _run(self, batch: list[Entry]) -> None:
         """Runs one batch and hands its results, or its error, to the event loop."""
         try:
-            done = self._run_in_turn(batch)
-            rows = self._model.finish(done.outputs) if done.entries else ()
-        except Exception as error:  # whatever it is, it belongs to the callers of this batch and not to the thread
-            _log.error("a batch failed", model=self._name, num_items=len(batch), exc_info=error)
+            wanted, outputs, started, finished = self._run_in_turn(batch)
+            rows = self._graph.split(outputs, [entry.item for entry in wanted]) if wanted else ()
+        except Exception as error:  # whatever it is, it is told to the callers of this batch and ends no thread
+            _log.error("a batch failed", model=self._model.name, num_items=len(batch), exc_info=error)
             self._post(_fail, batch, _batch_error())
-        else:
-            if done.entries:
-                self._post(_deliver, done.entries, rows, done.start, done.end)
+            return
+        done: list[tuple[Entry, Any]] = []
+        for entry, row in zip(wanted, rows, strict=True):
+            try:
+                read = _call_of(entry).read
+                done.append((entry, row if read is None else read(row, entry.index)))
+            except Exception as error:  # this call's outputs could not be read; the others' may be right
+                _log.error("an answer could not be read", model=self._model.name, exc_info=error)
+                self._post(_fail, [entry], _batch_error())
+        if done:
+            self._post(_deliver, done, started, finished)
 
-    def _run_in_turn(self, batch: list[Entry[Item]]) -> _Done:
-        """Prepares a batch and runs it when there is a lane.
+    def _run_in_turn(self, batch: list[Entry]) -> tuple[list[Entry], Tensors, float, float]:
+        """Prepares a batch and runs it when there is a lane, without the items that nobody waits for any more.
 
-        Whom it was prepared for and who has gone since is left out, so that nobody pays for it.
+        Returns:
+            The entries that were run, their outputs, and when the run began and ended.
         """
         try:
-            if self._prepare is not None:
-                with self._preparing():
-                    batch = self._prepare_each(batch, self._prepare)
-                if not batch:
-                    return _Done(entries=[], outputs=None, start=0.0, end=0.0)
-            prepared = self._model.collate([entry.item for entry in batch])
-            with self._lanes:
-                start = time.monotonic()
-                wanted = self._still_wanted(batch, start)
-                if wanted and len(wanted) < len(batch):
-                    prepared = self._model.collate([entry.item for entry in wanted])
-                outputs = self._model.run(prepared) if wanted else None
-                return _Done(entries=wanted, outputs=outputs, start=start, end=time.monotonic())
+            with self._heartbeat.working():
+                inputs = self._graph.collate([entry.item for entry in batch])
+            with self._lanes, self._heartbeat.working():
+                started = time.monotonic()
+                wanted = self._still_wanted(batch, started)
+                if not wanted:
+                    return [], {}, started, started
+                if len(wanted) < len(batch):
+                    inputs = self._graph.collate([entry.item for entry in wanted])
+                self._report_left(wanted, "started", started)
+                names = dict.fromkeys(name for entry in wanted for name in _call_of(entry).outputs)
+                outputs = self._graph.run(inputs, list(names))
+                finished = time.monotonic()
         finally:
             with self._changed:
                 self._num_taken -= 1
                 self._count_busy()
                 self._changed.notify()
+        self._report_batch(wanted, finished - started)
+        return wanted, outputs, started, finished
 
-    @contextmanager
-    def _preparing(self) -> Iterator[None]:
-        """Notes that a batch's items are being prepared, so that its lane is idle."""
-        with self._changed:
-            self._num_preparing += 1
-            if self._can_take():
-                self._changed.notify()
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._num_preparing -= 1
+    def _still_wanted(self, batch: list[Entry], now: float) -> list[Entry]:
+        """Returns the entries somebody waits for, and fails the calls whose deadline has passed."""
+        gone = [entry for entry in batch if _call_of(entry).is_over]
+        if gone:
+            self._report_left(gone, "cancelled", now)
+            batch = [entry for entry in batch if not _call_of(entry).is_over]
+        self._drop_expired([entry for entry in batch if entry.is_expired(now)])
+        return [entry for entry in batch if not entry.is_expired(now)]
 
-    def _prepare_each(self, batch: list[Entry[Item]], prepare: Callable[[Item], Item]) -> list[Entry[Item]]:
-        """Prepares the items of a batch that somebody waits for and returns the entries of those that could be.
-
-        What cannot be prepared is its own call's trouble, whatever the reason.
-        """
-        prepared: list[Entry[Item]] = []
-        failed: set[object] = set()
-        for entry in batch:
-            if entry.call in failed or not self._still_wanted([entry], time.monotonic()):
-                continue
-            try:
-                entry.item = prepare(entry.item)
-            except Exception as error:
-                failed.add(entry.call)
-                if isinstance(error, RequestError):
-                    self._post(_fail, [entry], error)
-                else:
-                    _log.error("an item could not be prepared", model=self._name, exc_info=error)
-                    self._post(_fail, [entry], _batch_error())
-            else:
-                prepared.append(entry)
-        return [entry for entry in prepared if entry.call not in failed]
-
-    def _still_wanted(self, batch: list[Entry[Item]], now: float) -> list[Entry[Item]]:
-        """Returns the entries somebody waits for; calls whose deadline has passed are told."""
-        live = [entry for entry in batch if not _call_of(entry).is_over]
-        self._tell_expired([entry for entry in live if entry.is_expired(now)])
-        return [entry for entry in live if not entry.is_expired(now)]
-
-    def _tell_expired(self, entries: list[Entry[Item]]) -> None:
+    def _drop_expired(self, entries: list[Entry]) -> None:
         if entries:
+            self._report_left(entries, "expired")
             self._post(_fail, entries, DeadlineError("the deadline passed while the call was waiting"))
+
+    def _fail_calls(self, error: Exception) -> None:
+        """Fails all calls, those whose batch is running too. Runs on the event loop."""
+        for call in self._calls:
+            call.fail(error)
+
+    def _report_left(
+        self, entries: Sequence[Entry], reason: Literal["started", "expired", "cancelled"], now: float | None = None
+    ) -> None:
+        if self._observer is NO_OBSERVER:
+            return
+        now = time.monotonic() if now is None else now
+        for entry in entries:
+            self._observer.left_queue(
+                QueueEvent(
+                    model=self._model,
+                    queue_s=now - _call_of(entry).arrived_at,
+                    reason=reason,
+                    num_waiting=len(self._queue),
+                )
+            )
+
+    def _report_batch(self, entries: Sequence[Entry], run_s: float) -> None:
+        if self._observer is NO_OBSERVER:
+            return
+        lengths = [entry.length for entry in entries]
+        self._observer.batch_finished(
+            BatchEvent(
+                model=self._model,
+                num_items=len(entries),
+                length=max(lengths),
+                num_padded=max(lengths) * len(lengths) - sum(lengths),
+                run_s=run_s,
+            )
+        )
 
     def _post(self, function: Any, *arguments: object) -> None:
         """Calls `function` on the event loop."""
@@ -340,7 +372,8 @@ class Batcher(Generic[Item]):
             return
 
     def __repr__(self) -> str:
-        return f"Batcher({self._queue!r}, {self._num_taken} batches running)"
+        state = "closed" if self._is_closed else "open" if self._failure is None else "failed"
+        return f"Batcher({self._model.name}, {state}, {self._queue!r}, {self._num_taken} batches at work)"
 
 
 def _batch_error() -> BatchError:
@@ -351,16 +384,17 @@ def _closed_error() -> DrainingError:
     return DrainingError("the server is shutting down; call another one, or this one when it is back")
 
 
-def _call_of(entry: Entry[Any]) -> PendingCall:
+def _call_of(entry: Entry) -> PendingCall:
     assert isinstance(entry.call, PendingCall)
     return entry.call
 
 
-def _deliver(batch: list[Entry[Any]], rows: Rows, start: float, end: float) -> None:
-    for entry, row in zip(batch, rows, strict=True):
-        _call_of(entry).put(entry.index, row, start, end)
+def _deliver(done: Sequence[tuple[Entry, Any]], started: float, finished: float) -> None:
+    for entry, result in done:
+        call = _call_of(entry)
+        call.put(entry.index, result, ItemTimes(call.arrived_at, started, finished))
 
 
-def _fail(batch: list[Entry[Any]], error: Exception) -> None:
-    for entry in batch:
+def _fail(entries: Sequence[Entry], error: Exception) -> None:
+    for entry in entries:
         _call_of(entry).fail(error)

@@ -1,231 +1,181 @@
-"""The graphs of stateless models, as the batcher runs them.
+"""A stateless graph of any named tensors, run for several items at a time.
 
-B is the number of items, T the tokens of the longest text, C the classes, D the width of an embedding.
+The manifest names the axes of every tensor (`bundles/manifest.py`). Axis 0 is `batch`. An input may name further axes,
+on which its items may differ in size: they are padded to the longest item of the batch, and an output's axis of the
+same name is cut back to the item's own size. Further axes that only outputs name are handed on as they come.
+
+B is the number of items of a batch.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
-from typing import Generic, TypeVar
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, TypeAlias
 
 import numpy as np
+import structlog
 from numpy.typing import NDArray
 
-from headway_server.batching.batcher import Feeds
-from headway_server.batching.tensors import pad, sigmoid, softmax
-from headway_server.batching.warm_up import WarmUp, run_to_warm_up
-from headway_server.bundles import ClassificationScheme, Manifest
 from headway_server.errors import BundleError
-from headway_server.preprocessing import EncodedText
-from headway_server.preprocessing.pieces import Pieces
 from headway_server.runtime import Device, Session
 
-Item = TypeVar("Item")
+Tensors: TypeAlias = Mapping[str, NDArray[Any]]
+"""Arrays by name: of one item without the batch axis, of a batch with it."""
+
+BATCH_AXIS: Final = "batch"
+
+_RUN_OVERHEAD_S: Final = 2e-3
+"""What a run costs beside its tokens: starting operators, changing threads, waiting for the interpreter's lock."""
+_SMALL_RUN_S: Final = 2e-3
+"""A graph that one core runs in less is small. What a call costs beside it is more than that, so its runs keep to one
+core each and leave one to the calls (docs/lanes.md)."""
+_NUM_TIMED_RUNS: Final = 3
+
+_log = structlog.get_logger(__name__)
 
 
-class Output(StrEnum):
-    """What is asked of a graph, by the name of its tensor."""
+class BatchGraph:
+    """Pads items, runs them together and takes the outputs apart again. Safe to use from several threads."""
 
-    LOGITS = "logits"
-    EMBEDDING = "embedding"
+    def __init__(self, session: Session, *, padding: Mapping[str, float] | None = None) -> None:
+        """Reads the axes of a graph.
 
+        Args:
+            session: The graph.
+            padding: What stands behind the end of an item, by input; 0 where nothing is said.
 
-class ClassifierGraph(ABC, Generic[Item]):
-    """A graph that gives `logits`, float32 (B, C) or (B, T, C), and perhaps `embedding`, float32 (B, D)."""
-
-    def __init__(self, session: Session) -> None:
+        Raises:
+            BundleError: The first axis of a tensor is not `batch`, or another one is.
+        """
+        graph = session.graph
+        for spec in (*graph.inputs, *graph.outputs):
+            if not spec.shape or spec.shape[0] != BATCH_AXIS or BATCH_AXIS in spec.shape[1:]:
+                raise BundleError(
+                    f"{graph.file}: {spec.name} has the axes {spec.shape}; the first one, and no other, must be "
+                    f"{BATCH_AXIS}: export the model again"
+                )
         self._session = session
-
-    @property
-    def device(self) -> Device:
-        """Where the graph runs."""
-        return self._session.device
+        self._padding = dict(padding or {})
+        self._dtypes = {spec.name: np.dtype(spec.dtype) for spec in graph.inputs}
+        self._axes = {spec.name: spec.shape[1:] for spec in (*graph.inputs, *graph.outputs)}
+        padded = {axis for spec in graph.inputs for axis in spec.shape[1:] if isinstance(axis, str)}
+        self._ragged = {name for name, axes in self._axes.items() if padded & set(axes)}
 
     @property
     def session(self) -> Session:
         """What runs."""
         return self._session
 
-    @abstractmethod
-    def collate(self, items: Sequence[Item]) -> Feeds:
-        """Makes the graph's inputs of B items."""
+    @property
+    def device(self) -> Device:
+        """Where it runs."""
+        return self._session.device
 
-    def warm_up(self, items: Sequence[Item], manifest: Manifest) -> WarmUp:
-        """Runs the graph, so that the first call does not pay for it and a bundle that cannot run is known now.
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """What an item must hold."""
+        return tuple(self._dtypes)
 
-        Raises:
-            BundleError: The graph does not run, or its outputs are not as wide as the manifest says.
-        """
-        file = self._session.graph.file
-        feeds = self.collate(items)
-        try:
-            warmed = run_to_warm_up(self._session, feeds)
-            shapes = {name: tensor.shape for name, tensor in warmed.outputs.items()}
-            found = shapes[Output.LOGITS]
-        except Exception as error:  # onnxruntime's own kinds, or a KeyError where it has other tensors
-            raise BundleError(f"{file}: does not run ({error}); export the model again") from error
-        if found != self._logits_shape(feeds, len(manifest.labels)):
-            raise BundleError(
-                f"{file}: logits are {found}, the manifest has {len(manifest.labels)} labels; export the model again"
-            )
-        if manifest.embedding is not None:
-            expected = (len(items), manifest.embedding.dimension)
-            if shapes.get(Output.EMBEDDING) != expected:
-                raise BundleError(
-                    f"{file}: embeddings are {shapes.get(Output.EMBEDDING)}, by the manifest they are {expected}; "
-                    "export the model again"
-                )
-        return warmed
-
-    def run(self, feeds: Feeds, outputs: Sequence[Output]) -> dict[str, NDArray[np.float32]]:
-        """Returns the outputs that are asked for, by name."""
-        return self._session.run(feeds, outputs)
-
-    def _logits_shape(self, feeds: Feeds, num_labels: int) -> tuple[int, ...]:
-        """What shape the logits of a batch must have."""
-        return (len(next(iter(feeds.values()))), num_labels)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._session!r})"
-
-
-class TextGraph(ClassifierGraph[Item]):
-    """`input_ids` and `attention_mask`, int64 (B, T); `token_type_ids` too where the model has types of tokens."""
-
-    def __init__(self, session: Session, *, pad_id: int) -> None:
-        """`pad_id` stands where a text has no token; the mask keeps the model from reading it."""
-        super().__init__(session)
-        self._pad_id = pad_id
-        self._has_types = any(spec.name == "token_type_ids" for spec in session.graph.inputs)
-
-    def _pad(self, texts: Sequence[EncodedText]) -> Feeds:
-        """Pads the ids of B texts."""
-        input_ids, attention_mask = pad([text.input_ids for text in texts], self._pad_id)
-        feeds: Feeds = {"input_ids": input_ids, "attention_mask": attention_mask}
-        if self._has_types:
-            feeds["token_type_ids"], _ = pad([_types(text) for text in texts], 0)
-        return feeds
-
-
-class TextClassifierGraph(TextGraph[EncodedText]):
-    """Logits a text."""
-
-    def collate(self, items: Sequence[EncodedText]) -> Feeds:
-        """Pads the ids of B texts."""
-        return self._pad(items)
-
-
-@dataclass(frozen=True, slots=True)
-class TaggableText:
-    """A text with its tokens."""
-
-    text: str
-    encoded: EncodedText
-    """With offsets, unless only an embedding is asked for."""
-    pieces: Pieces | None = None
-    """None before they are found, and where only an embedding is asked for."""
-
-
-class TokenClassifierGraph(TextGraph[TaggableText]):
-    """Logits a token, (B, T, C)."""
-
-    def collate(self, items: Sequence[TaggableText]) -> Feeds:
-        """Pads the ids of B texts."""
-        return self._pad([item.encoded for item in items])
-
-    def _logits_shape(self, feeds: Feeds, num_labels: int) -> tuple[int, ...]:
-        return (*feeds["input_ids"].shape, num_labels)
-
-
-class ImageClassifierGraph(ClassifierGraph[NDArray[np.float32]]):
-    """`pixel_values`, float32 (B, 3, height, width)."""
-
-    def collate(self, items: Sequence[NDArray[np.float32]]) -> Feeds:
-        """Stacks B arrays of (3, height, width)."""
-        return {"pixel_values": np.stack(items)}
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted(Generic[Item]):
-    """An item, and what is asked about it."""
-
-    item: Item
-    output: Output
-
-
-@dataclass(frozen=True, slots=True)
-class _Prepared(Generic[Item]):
-    """A batch that is ready to run."""
-
-    feeds: Feeds
-    items: Sequence[Wanted[Item]]
-
-
-@dataclass(frozen=True, slots=True)
-class _Answered(Generic[Item]):
-    """A batch that was run."""
-
-    tensors: dict[str, NDArray[np.float32]]
-    items: Sequence[Wanted[Item]]
-
-
-class OutputBatches(Generic[Item]):
-    """Batches in which some items want what logits tell and others embeddings: one run answers them all.
-
-    ONNX Runtime computes what leads to either in any case (a graph runs as it was planned at load), and the states
-    before them are nearly all of the work; what is not asked for is not handed out.
-    """
-
-    def __init__(
-        self,
-        graph: ClassifierGraph[Item],
-        read_logits: Callable[[NDArray[np.float32], Sequence[Item]], Sequence[NDArray[np.float32]]],
-    ) -> None:
-        """Prepares for batches.
+    def collate(self, items: Sequence[Tensors]) -> dict[str, NDArray[Any]]:
+        """Makes the inputs of the graph from those of B items, padded at their ends where sizes differ.
 
         Args:
-            graph: What runs.
-            read_logits: Makes the results of B items of their logits.
+            items: At least one; each holds every input of the graph, without the batch axis.
         """
-        self._graph = graph
-        self._read_logits = read_logits
+        return {name: self._stack(name, [item[name] for item in items]) for name in self._dtypes}
 
-    def collate(self, items: Sequence[Wanted[Item]]) -> _Prepared[Item]:
-        """Makes the graph's inputs of B items."""
-        return _Prepared(self._graph.collate([wanted.item for wanted in items]), items)
+    def run(self, inputs: Tensors, outputs: Sequence[str]) -> dict[str, NDArray[Any]]:
+        """Runs the graph for the named outputs."""
+        return self._session.run(inputs, outputs)
 
-    def run(self, prepared: _Prepared[Item]) -> _Answered[Item]:
-        """Runs the graph for what some item of the batch wants."""
-        wanted = {item.output for item in prepared.items}
-        outputs = [output for output in Output if output in wanted]
-        return _Answered(self._graph.run(prepared.feeds, outputs), prepared.items)
+    def split(self, outputs: Tensors, items: Sequence[Tensors]) -> list[dict[str, NDArray[Any]]]:
+        """Takes the outputs of a batch apart: B times the outputs of one item, without the batch axis and padding.
 
-    def finish(self, answered: _Answered[Item]) -> list[NDArray[np.float32]]:
-        """Makes the result of each item: what its logits tell, or an embedding, (D,)."""
-        items, logits = answered.items, answered.tensors.get(Output.LOGITS)
-        told: dict[int, NDArray[np.float32]] = {}
-        if logits is not None:
-            rows = [row for row, wanted in enumerate(items) if wanted.output is Output.LOGITS]
-            own = logits if len(rows) == len(items) else logits[rows]
-            told = dict(zip(rows, self._read_logits(own, [items[row].item for row in rows]), strict=True))
-        return [told[row] if row in told else answered.tensors[Output.EMBEDDING][row] for row in range(len(items))]
+        Raises:
+            ValueError: The graph has not answered every item.
+        """
+        for name, tensor in outputs.items():
+            if len(tensor) != len(items):
+                raise ValueError(f"{name} has {len(tensor)} rows of {len(items)} items")
+        rows = [{name: tensor[index] for name, tensor in outputs.items()} for index in range(len(items))]
+        for name in outputs.keys() & self._ragged:
+            for row, item in zip(rows, items, strict=True):
+                sizes = self._sizes(item)
+                row[name] = row[name][tuple(slice(sizes.get(axis)) for axis in self._axes[name])]
+        return rows
+
+    def warm_up(self, item: Tensors, length: int, expected: Mapping[str, tuple[int, ...]]) -> int | None:
+        """Runs one item, so that the first call does not pay for it and a bundle that cannot run is known now.
+
+        A small graph on the CPU keeps to one core a run from then on.
+
+        Args:
+            item: Of a usual size.
+            length: What it takes of a batch's budget.
+            expected: The shapes of an item's outputs, without the batch axis.
+
+        Returns:
+            The most padding, counted like `length`, that costs less than a run of its own; None where any does, since a
+            run hardly takes longer for it.
+
+        Raises:
+            BundleError: The graph does not run, or has other outputs.
+        """
+        session, file = self._session, self._session.graph.file
+        try:
+            inputs = self.collate([item])
+            [found] = self.split(session.run(inputs), [item])
+            run_s = None if session.device == "cuda" else _time_on_one_core(session, inputs)
+        except Exception as error:  # onnxruntime's own kinds, and what a graph of other tensors leads to
+            raise BundleError(f"{file}: does not run ({error}); export the model again") from error
+        for name, shape in expected.items():
+            if name not in found or found[name].shape != shape:
+                has = f"is {found[name].shape}" if name in found else "is missing"
+                raise BundleError(
+                    f"{file}: {name} {has} of one input, by the manifest it is {shape}; export the model again"
+                )
+        if run_s is None:
+            return None
+        if session.num_lanes > 1 and run_s < _SMALL_RUN_S:
+            session.keep_to_one_core()
+        _log.info("lanes", file=file, run_ms=round(1e3 * run_s, 2), lanes=session.num_lanes)
+        return padding_worth_a_run(run_s, length)
+
+    def _stack(self, name: str, arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
+        dtype = self._dtypes[name]
+        if name not in self._ragged:
+            return np.stack(arrays).astype(dtype, copy=False)
+        shape = np.max([array.shape for array in arrays], axis=0)
+        stacked = np.full((len(arrays), *shape), self._padding.get(name, 0), dtype)
+        for row, array in zip(stacked, arrays, strict=True):
+            row[tuple(map(slice, array.shape))] = array
+        return stacked
+
+    def _sizes(self, item: Tensors) -> dict[int | str, int]:
+        """The sizes of an item on the axes that are padded, by name."""
+        return {
+            axis: size
+            for name in self._dtypes.keys() & self._ragged
+            for axis, size in zip(self._axes[name], item[name].shape, strict=True)
+            if isinstance(axis, str)
+        }
+
+    def __repr__(self) -> str:
+        return f"BatchGraph({self._session!r})"
 
 
-def probabilities_by(
-    classification: ClassificationScheme,
-) -> Callable[[NDArray[np.float32], Sequence[object]], list[NDArray[np.float32]]]:
-    """Returns what makes the probabilities of B items, each (C,), of their logits, (B, C)."""
-    return lambda logits, _: list(to_probabilities(logits, classification))
+def padding_worth_a_run(run_s: float, length: int) -> int:
+    """Returns how much padding takes as long as a run costs beside its items, by a run of `length` in `run_s`."""
+    return round(_RUN_OVERHEAD_S * length / run_s)
 
 
-def to_probabilities(logits: NDArray[np.float32], classification: ClassificationScheme) -> NDArray[np.float32]:
-    """Divides logits, (B, C), by the temperature and makes probabilities of them, (B, C)."""
-    scaled = logits.astype(np.float32, copy=False) / np.float32(classification.temperature)
-    return sigmoid(scaled) if classification.kind == "multi_label" else softmax(scaled)
-
-
-def _types(text: EncodedText) -> NDArray[np.int64]:
-    return np.zeros_like(text.input_ids) if text.type_ids is None else text.type_ids
+def _time_on_one_core(session: Session, inputs: Tensors) -> float:
+    """Returns the least time of a run in seconds."""
+    session.run(inputs, on_one_core=True)
+    times_s = []
+    for _ in range(_NUM_TIMED_RUNS):
+        began = time.perf_counter()
+        session.run(inputs, on_one_core=True)
+        times_s.append(time.perf_counter() - began)
+    return min(times_s)

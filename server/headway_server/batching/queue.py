@@ -1,12 +1,11 @@
-"""The waiting entries of one model, and how a batch is cut from them.
+"""The items of one model that wait, and how a batch is cut from them.
 
-Order. Entries are ranked by work, not by time: an entry's rank is the work the queue had handed out when its call came,
-plus the work of the call's entries before it, stretched. So a call of one text passes most of a call of 256 that came
-before it, and yet nothing is passed for ever, since newcomers rank higher and higher.
+Order: weighted fair queueing. An entry's rank is the work that the queue had handed out when its call came, plus the
+work of the call's entries before it, stretched. So a call of one text passes most of a call of 256 that came before it,
+and still nothing waits for ever, since newcomers rank higher and higher.
 
-Cut. A batch holds the lowest-ranked entry and those nearest to it in length among the next few batches' worth, as long
-as `longest x count` stays within the budget, and as long as the padding that each brings costs less than a run of its
-own would.
+Cut: a batch holds the entry of the lowest rank and those nearest to it in length among the next few batches' worth, as
+long as `longest x count` stays within the budget and the padding that each brings costs less than a run of its own.
 
 Nothing here is thread-safe; the batcher holds a lock.
 """
@@ -17,26 +16,26 @@ import heapq
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Final
 
-Item = TypeVar("Item")
+from headway_server.batching.graph import Tensors
 
-_STRETCH = 4
+_STRETCH: Final = 4
 """By how much a call's own work is stretched in its ranks: newcomers pass it as long as they ask for less than
 1 - 1/4 of what the machine can do."""
-_WINDOW = 4
+_WINDOW: Final = 4
 """Batches' worth of the lowest-ranked entries among which lengths are matched."""
-_MOST_REMOVED = 64
-"""Entries that were removed and are still held, beside twice as many as wait."""
+_MAX_REMOVED: Final = 64
+"""The heap is cleared of removed entries when it holds more of them than this and twice those that wait."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Entry(Generic[Item]):
-    """One text or image of a call."""
+class Entry:
+    """One item of a call: a text, an image."""
 
-    item: Item
+    item: Tensors
     length: int
-    """What it takes of a batch's budget when it is the longest: its tokens, or 1 for an image."""
+    """What it takes of a batch's budget when it is the batch's longest: the tokens of a text, 1 for an image."""
     call: object
     """The call it belongs to."""
     index: int
@@ -46,29 +45,29 @@ class Entry(Generic[Item]):
     rank: int = field(default=0, init=False)
     number: int = field(default=0, init=False)
     waits: bool = field(default=False, init=False)
-    """Whether it is in the queue and was not removed."""
+    """True while it is in the queue and has not been removed."""
 
     def is_expired(self, now: float) -> bool:
-        """Whether its caller has stopped waiting; `now` is by `time.monotonic`."""
+        """True if its caller has stopped waiting; `now` is by `time.monotonic`."""
         return self.deadline is not None and self.deadline <= now
 
-    def __lt__(self, other: Entry[Item]) -> bool:
+    def __lt__(self, other: Entry) -> bool:
         return (self.rank, self.number) < (other.rank, other.number)
 
 
-class BatchQueue(Generic[Item]):
-    """Entries that wait."""
+class BatchQueue:
+    """The entries that wait."""
 
-    def __init__(self, budget: int, most_padding: int | None = None) -> None:
+    def __init__(self, budget: int, max_padding: int | None = None) -> None:
         """Starts empty.
 
         Args:
             budget: Most that a batch may cost: its longest entry times its entries.
-            most_padding: Most padding that an entry may bring to a batch; None: any.
+            max_padding: Most padding that an entry may bring to a batch; None: any.
         """
         self._budget = budget
-        self._most_padding = budget if most_padding is None else most_padding
-        self._heap: list[Entry[Item]] = []  # with entries that were removed, until they are met or are too many
+        self._max_padding = budget if max_padding is None else max_padding
+        self._heap: list[Entry] = []  # holds removed entries until they are met, or are too many
         self._num_waiting = 0
         self._waiting_work = 0
         self._done_work = 0
@@ -82,10 +81,10 @@ class BatchQueue(Generic[Item]):
 
     @property
     def fills_batch(self) -> bool:
-        """Whether enough waits for a whole batch."""
+        """True if enough waits for a whole batch."""
         return self._waiting_work >= self._budget
 
-    def add(self, entries: list[Entry[Item]]) -> None:
+    def add(self, entries: list[Entry]) -> None:
         """Adds the entries of one call."""
         rank = self._done_work
         for entry in entries:
@@ -94,32 +93,32 @@ class BatchQueue(Generic[Item]):
             self._push(entry)
             rank += _STRETCH * entry.length
 
-    def remove(self, entries: Iterable[Entry[Item]]) -> None:
-        """Removes what still waits of some entries: of a call whose caller has gone.
+    def remove(self, entries: Iterable[Entry]) -> list[Entry]:
+        """Removes those of some entries that still wait, because their caller has gone, and returns them.
 
-        Takes time for these entries alone, not for all that wait: with a server's connection, a thousand callers may
-        go at once.
+        Takes time for these entries alone, not for all that wait: with a connection, a thousand callers may go at once.
         """
-        for entry in entries:
-            if entry.waits:
-                self._leave(entry)
-        if len(self._heap) > _MOST_REMOVED + 2 * self._num_waiting:
+        removed = [entry for entry in entries if entry.waits]
+        for entry in removed:
+            self._leave(entry)
+        if len(self._heap) > _MAX_REMOVED + 2 * self._num_waiting:
             self._heap = [entry for entry in self._heap if entry.waits]
             heapq.heapify(self._heap)
+        return removed
 
-    def _push(self, entry: Entry[Item]) -> None:
+    def _push(self, entry: Entry) -> None:
         heapq.heappush(self._heap, entry)
         entry.waits = True
         self._num_waiting += 1
         self._waiting_work += entry.length
 
-    def _leave(self, entry: Entry[Item]) -> None:
-        """Counts an entry as waiting no longer."""
+    def _leave(self, entry: Entry) -> None:
+        """Counts an entry out."""
         entry.waits = False
         self._num_waiting -= 1
         self._waiting_work -= entry.length
 
-    def remove_all(self) -> list[Entry[Item]]:
+    def remove_all(self) -> list[Entry]:
         """Removes and returns all that waits."""
         removed = [entry for entry in self._heap if entry.waits]
         for entry in removed:
@@ -127,16 +126,16 @@ class BatchQueue(Generic[Item]):
         self._heap = []
         return removed
 
-    def take(self, now: float, num_shares: int = 1) -> tuple[list[Entry[Item]], list[Entry[Item]]]:
+    def take(self, now: float, num_shares: int = 1) -> tuple[list[Entry], list[Entry]]:
         """Cuts the next batch.
 
         Args:
             now: The time, by `time.monotonic`.
-            num_shares: What waits is for so many; where it is less than a batch for each, the batch is a share of it.
+            num_shares: Threads that are idle; if less waits than a batch for each, the batch is one share of it.
 
         Returns:
-            The batch, shortest first, empty if nothing waits; and the entries met on the way whose deadline has
-            passed. Neither waits any longer.
+            The batch, shortest first, empty if nothing waits; and the expired entries that were met on the way. Both
+            have left the queue.
         """
         budget = self._budget
         if num_shares > 1:
@@ -146,17 +145,17 @@ class BatchQueue(Generic[Item]):
             return [], expired
         first = window[0]
         window.sort(key=lambda entry: entry.length)
-        low, high = _cut([entry.length for entry in window], window.index(first), budget, self._most_padding)
+        low, high = _cut([entry.length for entry in window], window.index(first), budget, self._max_padding)
         for entry in window[:low] + window[high:]:
             self._push(entry)
         batch = window[low:high]
         self._done_work += sum(entry.length for entry in batch)
         return batch, expired
 
-    def _pop_window(self, now: float) -> tuple[list[Entry[Item]], list[Entry[Item]]]:
+    def _pop_window(self, now: float) -> tuple[list[Entry], list[Entry]]:
         """Pops the lowest-ranked entries worth some batches, and the expired ones among them."""
-        window: list[Entry[Item]] = []
-        expired: list[Entry[Item]] = []
+        window: list[Entry] = []
+        expired: list[Entry] = []
         work = 0
         while self._heap and work < _WINDOW * self._budget:
             entry = heapq.heappop(self._heap)
@@ -171,14 +170,14 @@ class BatchQueue(Generic[Item]):
         return window, expired
 
 
-def _cut(lengths: list[int], start: int, budget: int, most_padding: int) -> tuple[int, int]:
+def _cut(lengths: list[int], start: int, budget: int, max_padding: int) -> tuple[int, int]:
     """Grows a batch from one entry to its neighbours in length.
 
     Args:
         lengths: In ascending order.
         start: The entry that must be in.
         budget: Most that `longest x count` may be.
-        most_padding: Most padding that an entry may bring.
+        max_padding: Most padding that an entry may bring.
 
     Returns:
         The batch as a half-open range of `lengths`.
@@ -193,7 +192,7 @@ def _cut(lengths: list[int], start: int, budget: int, most_padding: int) -> tupl
         # The neighbour that adds less padding: a shorter one is padded itself, a longer one pads all others.
         padding_if_shorter = lengths[high - 1] - lengths[low - 1] if shorter_fits else budget + 1
         padding_if_longer = (lengths[high] - lengths[high - 1]) * (count - 1) if longer_fits else budget + 1
-        if min(padding_if_shorter, padding_if_longer) > most_padding:
+        if min(padding_if_shorter, padding_if_longer) > max_padding:
             return low, high
         if padding_if_shorter <= padding_if_longer:
             low -= 1

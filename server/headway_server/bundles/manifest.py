@@ -1,4 +1,4 @@
-"""The manifest of a bundle, `bundle.json`: everything a server must know to run the model (docs/bundle.md).
+"""The manifest of a bundle, `bundle.json`: all that a server must know to run the model (docs/bundle.md).
 
 Axis names used in tensor shapes:
 
@@ -13,8 +13,10 @@ Axis names used in tensor shapes:
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -60,7 +62,7 @@ class Precision(StrEnum):
 
 
 class Record(BaseModel):
-    """Base of the manifest's parts: immutable, and a key nobody knows is an error."""
+    """Base of the manifest's parts: immutable, and an unknown key is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -83,21 +85,21 @@ class Graph(Record):
 
 
 class StateTensor(Record):
-    """A tensor that a decoder's step reads as `past` and hands on as `present`."""
+    """A tensor that a step of a decoder reads as `past` and writes as `present`."""
 
     past: str
     present: str
     update: Literal["in_place", "replace"]
-    """`in_place`: past and present are one buffer, (slots, heads, cache_length, head_dim), of which a step writes its
-    own positions: a key/value cache. `replace`: (slots, ...) of fixed size without positions, which a step hands on as
-    a whole: a recurrent state."""
+    """`in_place`: past and present are one buffer, (slots, heads, cache_length, head_dim), into which a step writes its
+    own positions: a key/value cache. `replace`: (slots, ...) of fixed size without positions, which a step writes as a
+    whole: a recurrent state."""
     initial: str | None = None
     """Output of the encoder, (batch, ...), that fills a slot when its sentence begins; None: zeros. For `replace`."""
 
     @model_validator(mode="after")
     def _check_initial(self) -> StateTensor:
         if self.initial is not None and self.update != "replace":
-            raise ValueError(f"state {self.past}: initial is for state that is replaced, and this is {self.update}")
+            raise ValueError(f"state {self.past}: initial is for update replace, and this one's is {self.update}")
         return self
 
 
@@ -128,7 +130,7 @@ class QualityFigure(Record):
 
 
 class CalibrationFigures(Record):
-    """How far a classifier's probabilities are from how often it is right, on the data its quality was measured on.
+    """How far a classifier's probabilities are from its accuracy, on the data its quality was measured on.
 
     Expected calibration error (Guo et al. 2017), 0 to 1: of the likeliest label, or of every label where several may
     apply.
@@ -147,7 +149,7 @@ class Variant(Record):
     device: Literal["cpu", "cuda"]
     """Where this variant is meant to run."""
     graphs: dict[Literal["model", "encoder", "decoder"], Graph]
-    """`model` for classifiers; `decoder` for generation; `encoder` and `decoder` for translation."""
+    """Those that `TASK_PARTS` names for the task."""
     state: tuple[StateTensor, ...] = ()
     cross: tuple[str, ...] = ()
     """Encoder outputs, (batch, heads, length, head_dim), that every step of the decoder reads, under the same names."""
@@ -179,7 +181,7 @@ class Variant(Record):
 
 
 class Architecture(Record):
-    """What kind of network it is, for people; a server runs the graphs and needs none of it."""
+    """What kind of network it is. For people: a server runs the graphs without it."""
 
     kind: str
     parameter_count: int
@@ -187,7 +189,7 @@ class Architecture(Record):
 
 
 class SpecialTokens(Record):
-    """Token ids with a meaning of their own; an id that the model does not have is None."""
+    """Ids of special tokens; None for one that the model does not have."""
 
     pad: Index | None = None
     bos: Index | None = None
@@ -206,7 +208,7 @@ class Limits(Record):
 
 
 class ImagePreprocessing(Record):
-    """How an image becomes `pixel_values`, float32 (B, 3, height, width): made RGB, resized, cropped, normalised."""
+    """How an image becomes `pixel_values`, float32 (B, 3, height, width): RGB, resized, cropped, normalised."""
 
     height: Size
     width: Size
@@ -237,12 +239,12 @@ class Embedding(Record):
     """The output `embedding` of a model's graphs: float32 (batch, dimension)."""
 
     pooling: Annotated[str, Field(min_length=1)]
-    """How it is made of the model's states: `mean`, `max`, `first_token`, `class_token`, or a name of the module's."""
+    """How states are pooled: `mean`, `max`, `first_token`, `class_token`, or a name of the module's."""
     dimension: Size
 
 
 class SamplingDefaults(Record):
-    """What a generation request takes for parameters it does not set."""
+    """The parameters of a generation request that does not set them."""
 
     max_new_tokens: Size | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
@@ -262,7 +264,7 @@ class Languages(Record):
 
 
 class BundleFile(Record):
-    """A file of the bundle, as it must be found."""
+    """Size and hash of a file of the bundle."""
 
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     size_bytes: int
@@ -285,35 +287,50 @@ class Manifest(Record):
     classification: ClassificationScheme | None = None
     """None: single_label, and a temperature of 1."""
     text_pairs: Literal["never", "optional", "required"] = "never"
-    """Whether a text model reads two texts as one input: never, where a second one is given, or always."""
+    """When a text model reads two texts as one input: never, where a second one is given, or always."""
     embedding: Embedding | None = None
     """None where the graphs have no such output."""
     image_preprocessing: ImagePreprocessing | None = None
     languages: Languages | None = None
     sampling_defaults: SamplingDefaults | None = None
     opset: int
-    """The highest of the graphs: what a runtime must know of ONNX to load every variant."""
+    """The highest opset of the graphs: a runtime must support it to load every variant."""
     libraries: dict[str, str]
-    """Versions that made the bundle."""
+    """Versions of the libraries that made the bundle."""
     files: dict[FilePath, BundleFile]
     """Every other file of the bundle by its path below the bundle's folder."""
+
+    @model_validator(mode="after")
+    def _check_parts(self) -> Manifest:
+        """Checks that the parts the task needs are there."""
+        parts = TASK_PARTS[self.task]
+        for need in parts.needs:
+            value: object = self
+            for name in need.split("."):
+                value = getattr(value, name)
+            if not value:
+                raise ValueError(f"{need}: {self.task} needs it")
+        if missing := set(parts.files) - set(self.files):
+            raise ValueError(f"files: {self.task} needs {min(missing)}")
+        if CHAT_TEMPLATE_FILE in self.files and not parts.takes_chat_template:
+            raise ValueError(f"files: {CHAT_TEMPLATE_FILE} belongs to {Task.GENERATION}, not to {self.task}")
+        if parts.check is not None:
+            parts.check(self)
+        return self
 
     @model_validator(mode="after")
     def _check_variants(self) -> Manifest:
         """Checks that every variant has the graphs the task needs, and that their files are hashed."""
         if not self.variants:
             raise ValueError("variants: at least one is needed")
-        needed = {
-            Task.GENERATION: ("decoder",),
-            Task.TRANSLATION: ("encoder", "decoder"),
-        }.get(self.task, ("model",))
+        parts = TASK_PARTS[self.task]
         for precision, variant in self.variants.items():
-            if set(variant.graphs) != set(needed):
-                raise ValueError(f"variants.{precision}.graphs: {self.task} needs {', '.join(needed)}")
-            if self.task is not Task.TRANSLATION and any(state.update == "replace" for state in variant.state):
+            if set(variant.graphs) != set(parts.graphs):
+                raise ValueError(f"variants.{precision}.graphs: {self.task} needs {', '.join(parts.graphs)}")
+            if not parts.replaces_state and any(state.update == "replace" for state in variant.state):
                 raise ValueError(
-                    f"variants.{precision}.state: replace is for translation; the kept chunks and the samples of a "
-                    f"prompt need state with positions, and the task is {self.task}"
+                    f"variants.{precision}.state: replace is for {Task.TRANSLATION}; the prefix cache and the samples "
+                    f"of a prompt need state with positions, and the task is {self.task}"
                 )
             if unlisted := {graph.file for graph in variant.graphs.values()} - set(self.files):
                 raise ValueError(f"variants.{precision}.graphs: {min(unlisted)} is not among the files")
@@ -335,28 +352,48 @@ class Manifest(Record):
                     raise ValueError(f"embedding: the graphs of variants.{precision} have no such output")
         return self
 
-    @model_validator(mode="after")
-    def _check_task(self) -> Manifest:
-        """Checks that the parts the task needs are there."""
-        if (
-            self.task in (Task.TEXT_CLASSIFICATION, Task.TOKEN_CLASSIFICATION, Task.IMAGE_CLASSIFICATION)
-            and not self.labels
-        ):
-            raise ValueError(f"labels: {self.task} needs them")
-        if self.task is Task.TOKEN_CLASSIFICATION:
-            try:
-                TagSet.parse(self.labels)
-            except ValueError as error:
-                raise ValueError(f"labels: {error}") from error
-        if self.task is Task.IMAGE_CLASSIFICATION:
-            if self.image_preprocessing is None:
-                raise ValueError("image_preprocessing: image_classification needs it")
-        elif self.special_tokens is None or self.limits.max_input_tokens is None or TOKENIZER_FILE not in self.files:
-            raise ValueError(f"special_tokens, limits.max_input_tokens and {TOKENIZER_FILE}: {self.task} needs them")
-        if self.task in (Task.GENERATION, Task.TRANSLATION) and self.limits.max_total_tokens is None:
-            raise ValueError(f"limits.max_total_tokens: {self.task} needs it")
-        if self.task is Task.TRANSLATION and self.languages is None:
-            raise ValueError("languages: translation needs them")
-        if self.task is not Task.GENERATION and CHAT_TEMPLATE_FILE in self.files:
-            raise ValueError(f"files: {CHAT_TEMPLATE_FILE} belongs to generation, not to {self.task}")
-        return self
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskParts:
+    """What a bundle of a task holds, beside what every bundle holds."""
+
+    graphs: tuple[str, ...] = ("model",)
+    """Graphs of each variant."""
+    needs: tuple[str, ...]
+    """Fields of the manifest that must not be empty."""
+    files: tuple[str, ...] = ()
+    """Files that must be there."""
+    takes_chat_template: bool = False
+    """True if there may be a chat template."""
+    replaces_state: bool = False
+    """True if a step may replace state as a whole."""
+    check: Callable[[Manifest], object] | None = None
+    """What else is checked; raises ValueError."""
+
+
+def _check_tags(manifest: Manifest) -> None:
+    try:
+        TagSet.parse(manifest.labels)
+    except ValueError as error:
+        raise ValueError(f"labels: {error}") from error
+
+
+_OF_TEXTS = ("special_tokens", "limits.max_input_tokens")
+TASK_PARTS: Final[Mapping[Task, TaskParts]] = {
+    Task.GENERATION: TaskParts(
+        graphs=("decoder",),
+        needs=(*_OF_TEXTS, "limits.max_total_tokens"),
+        files=(TOKENIZER_FILE,),
+        takes_chat_template=True,
+    ),
+    Task.TRANSLATION: TaskParts(
+        graphs=("encoder", "decoder"),
+        needs=(*_OF_TEXTS, "limits.max_total_tokens", "languages"),
+        files=(TOKENIZER_FILE,),
+        replaces_state=True,
+    ),
+    Task.TEXT_CLASSIFICATION: TaskParts(needs=("labels", *_OF_TEXTS), files=(TOKENIZER_FILE,)),
+    Task.TOKEN_CLASSIFICATION: TaskParts(needs=("labels", *_OF_TEXTS), files=(TOKENIZER_FILE,), check=_check_tags),
+    Task.IMAGE_CLASSIFICATION: TaskParts(needs=("labels", "image_preprocessing")),
+}
+"""The manifest's part of each task; how it is served is in `serving/families.py`."""

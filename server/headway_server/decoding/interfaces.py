@@ -1,35 +1,84 @@
-"""What the engine needs of a runner; `runner.py` is the one that serves."""
+"""What the engine needs of the parts it is given: runners, constraints and output assemblers.
+
+Shapes: T tokens, S positions of an encoded source, R slots of a decode step, V vocabulary.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from headway_server.decoding.beam_search.block import SlotCopy
+
+@dataclass(frozen=True, slots=True)
+class EncoderInput:
+    """What an encoder reads for one sequence: a sentence, an image, a spectrogram."""
+
+    tensors: Mapping[str, NDArray[Any]]
+    """By the name that the encoder's graph gives each, without the batch axis."""
+    cost: int
+    """Size in tokens, or in whatever positions the encoder computes. A batch of inputs is padded to the largest, so it
+    costs their number times the largest of their costs (`EngineSettings.max_encoder_tokens`)."""
+
+    @classmethod
+    def of_tokens(cls, input_ids: NDArray[np.int64]) -> EncoderInput:
+        """Returns the input of an encoder that reads the tokens (S,) of a sentence."""
+        return cls({"input_ids": input_ids}, len(input_ids))
+
+
+class EncodedSource(Protocol):
+    """What an encoder made of one input. The engine hands it to the decoder and never looks inside."""
+
+    @property
+    def num_positions(self) -> int:
+        """S: positions that a decoder attends to."""
+
+
+class Encoder(Protocol):
+    """An encoder. One engine's thread or several call it."""
+
+    def encode(self, inputs: Sequence[EncoderInput]) -> Sequence[Any]:
+        """Encodes inputs in one batch; returns an `EncodedSource` for each, in order."""
+
+
+class SlotCopy(NamedTuple):
+    """Positions of a slot that are copied over the same positions of another."""
+
+    source: int
+    """Slot to read from. No copy of the same step writes there."""
+    target: int
+    start: int
+    """First position."""
+    stop: int
+    """Position after the last."""
 
 
 class Decoder(Protocol):
     """A decoder whose state lives in slots. One thread calls it."""
 
     num_slots: int
+    """Slots that run."""
     num_prefix_slots: int
-    """Slots past `num_slots` that never run: they keep chunks of prompts."""
+    """Slots after these that never run: they hold the prefix cache."""
     max_length: int
+    """Positions of a slot."""
     vocab_size: int
+    """V."""
     prefill_chunk: int
+    """Tokens of a prefill at most."""
 
-    def prefill(self, slot: int, token_ids: NDArray[np.int64], start: int) -> NDArray[np.float32]:
+    def prefill(self, slot: int, token_ids: NDArray[np.int64], start: int, source: Any = None) -> NDArray[np.float32]:
         """Reads tokens (T,) into a slot from position `start`; returns the logits (V,) after the last of them.
 
-        They hold until the next call, like those of `decode`.
+        The logits hold until the next call, like those of `decode`. `source` is the `EncodedSource` that the tokens
+        attend to, if there is one.
         """
 
     def score(self, slot: int, token_ids: NDArray[np.int64], start: int) -> NDArray[np.float32]:
-        """Reads tokens as `prefill` does; returns the logits (T, V) after every one, an array of their own."""
+        """Reads tokens as `prefill` does; returns a new array of the logits (T, V) after each of them."""
 
     def decode(
         self, token_ids: NDArray[np.int64], positions: NDArray[np.int64], first_slot: int = 0
@@ -40,40 +89,47 @@ class Decoder(Protocol):
         """
 
     def move(self, source: int, target: int, length: int) -> None:
-        """Copies the first `length` positions of a slot, which nobody reads any more, to another."""
+        """Copies the first `length` positions of a slot to another; the first slot is not read again."""
 
     def copy(self, *, source: tuple[int, int], target: tuple[int, int], length: int) -> None:
-        """Copies `length` positions from a (slot, position) to another, in a slot of its own."""
+        """Copies `length` positions from one (slot, position) to another, which is in another slot."""
 
     def reorder(self, copies: Sequence[SlotCopy]) -> None:
         """Copies positions of slots over those of others. No slot is both read and written."""
 
-    def align(self, slot: int, source: Any, token_ids: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Returns the attention (T, S) over the S tokens of an encoded sentence of the tokens that follow each of (T,).
+    def align(self, slot: int, source: Any, token_ids: NDArray[np.int64], num_prompt: int = 1) -> NDArray[np.float32]:
+        """Returns the attention of each token of a finished sequence over the S positions of its source.
 
-        `token_ids` are read anew from position 0 of a slot, whose state is lost; `source` is what `set_sources` takes.
-        Rows sum to one.
+        `token_ids` (T,) is what the decoder read: `num_prompt` tokens that it began with, then all its new tokens but
+        the last. They are read again from position 0 of a slot, whose state is lost. The result has a row for each new
+        token, (T - num_prompt + 1, S); rows sum to one.
         """
 
     def begin(self, slot: int, source: Any) -> None:
-        """Fills what an encoded sentence starts from into the slot it was given, before its first step."""
+        """Fills the state that a slot starts from where the encoder gives one; called before the slot's first step."""
 
     def set_sources(self, sources: Sequence[Any], first_slot: int = 0) -> None:
-        """Says which encoded sentences the slots read that `decode` runs from `first_slot` on.
+        """Sets the encoded sources that the slots from `first_slot` on attend to in `decode`, in their order.
 
-        In their order; each sentence is read by as many neighbouring slots as the others.
+        Each source is read by as many neighbouring slots as the others.
         """
 
 
-class Encoder(Protocol):
-    """The encoder of a translation model."""
+class DraftVerifier(Protocol):
+    """Runs several tokens a row and gives the very bits of decoding them one by one."""
 
-    def encode(self, sources: Sequence[NDArray[np.int64]]) -> Sequence[Any]:
-        """Encodes sentences (S,) in one batch; returns for each what `set_sources` takes."""
+    width: int
+    """T."""
+
+    def verify(self, token_ids: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Runs tokens (R, T) in slots 0 to R-1, from `positions` (R,); returns the logits (R, T, V) after each.
+
+        They hold until the next call.
+        """
 
 
 class Constraint(Protocol):
-    """What one sequence's text must look like, and how far it is. One thread calls it."""
+    """Which tokens may follow in one sequence. One thread calls it."""
 
     failure: str | None
     """Why nothing may follow although the text is not complete, for the caller; None as long as something may."""
@@ -89,4 +145,26 @@ class Constraint(Protocol):
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing but the end may follow."""
+        """True if nothing but the end may follow."""
+
+
+class OutputAssembler(Protocol):
+    """Makes what a caller gets out of a sequence's tokens: text, audio frames, boxes.
+
+    Parts and wholes are of one type of the assembler's own, such as `str`. The engine's thread calls it, `join` aside.
+    """
+
+    def push(self, token_id: int) -> bool:
+        """Takes the next token; returns True if the output is complete with it, which ends the sequence."""
+
+    def take(self) -> Any:
+        """Returns the part of the output that has appeared since the last call. Only streams ask for it."""
+
+    def finish(self) -> Any:
+        """Returns the whole output: there are no more tokens."""
+
+    def whole(self, token_ids: Sequence[int]) -> Any:
+        """Returns the output of `token_ids` alone, whatever was pushed: a beam search asks for each hypothesis."""
+
+    def join(self, parts: Sequence[Any]) -> Any:
+        """Joins parts, of which there is at least one; called on the event loop for a slow reader."""

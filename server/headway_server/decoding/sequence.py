@@ -1,15 +1,18 @@
-"""A sequence: one prompt or sentence on its way through the engine.
+"""A sequence: one prompt or source on its way through the engine, and what its caller gets.
 
     WAITING ──▶ PREFILLING ──▶ RUNNING ──▶ FINISHED
        │            │             │            ▲
        └────────────┴─────────────┴────────────┘  cancelled, past its deadline, failed
 
-A translation skips PREFILLING: its source goes through the encoder when it is admitted. The engine's thread alone
-changes a sequence, but for `cancelled`, which the event loop sets and the engine reads at its next step.
+The sequence of an encoder-decoder skips PREFILLING: its source is encoded when it is admitted, and the few tokens that
+its decoder starts from are read at once. The engine's thread alone changes a sequence, except for `cancelled`, which
+the event loop sets and the engine reads at its next step.
 """
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncGenerator
 from collections.abc import Sequence as Elements
 from dataclasses import dataclass
 from enum import Enum
@@ -18,10 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headway_server.decoding.beam_search.hypothesis import Hypothesis, SearchParameters
-from headway_server.decoding.interfaces import Constraint
-from headway_server.decoding.output.text import TextAssembly
-from headway_server.decoding.reply import Reply
+from headway_server.decoding.interfaces import Constraint, EncoderInput, OutputAssembler
+from headway_server.decoding.parameters import SamplingParameters, SearchParameters
 from headway_server.errors import CancelledError, DeadlineError
 
 
@@ -31,11 +32,11 @@ class FinishReason(Enum):
     END_OF_SEQUENCE = "end_of_sequence"
     """The model produced its end-of-sequence token."""
     STOP = "stop"
-    """A stop string or stop token appeared."""
+    """A stop string or stop token appeared, or the output is complete for another reason of its assembler's."""
     LENGTH = "length"
     """The limit of new tokens was reached."""
     CONSTRAINT = "constraint"
-    """The text fulfils its constraint and nothing may follow."""
+    """The text satisfies its constraint and nothing may follow."""
 
 
 class Stage(Enum):
@@ -47,65 +48,47 @@ class Stage(Enum):
     FINISHED = "finished"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParameters:
-    """How to choose tokens; `sampler.py` defines each exactly. Checked where it is made, `tasks/parameters.py`."""
-
-    max_new_tokens: int
-    """Most tokens to produce."""
-    temperature: float = 0.0
-    """Softmax temperature; 0 is greedy."""
-    top_k: int = 0
-    """Sample among the k most likely tokens; 0 turns it off."""
-    top_p: float = 1.0
-    """Sample among the smallest set of tokens whose probability reaches p."""
-    seed: int = 0
-    """Seed of the random stream, 0 to 2**64 - 1."""
-    sample: int = 0
-    """Number of the sample among those of one seed."""
-    stop_strings: tuple[str, ...] = ()
-    """Strings that end the text."""
-    stop_ids: frozenset[int] = frozenset()
-    """Tokens that end the text, as the end-of-sequence token does."""
-    min_new_tokens: int = 0
-    """Tokens to produce before the end-of-sequence token or a stop token may follow."""
-    min_p: float = 0.0
-    """Leave out tokens less likely than this share of the likeliest one's probability; 0 turns it off."""
-    repetition_penalty: float = 1.0
-    """Divides positive and multiplies negative logits of tokens of the prompt and of the text so far."""
-    presence_penalty: float = 0.0
-    """Subtracted from the logits of tokens of the text so far."""
-    frequency_penalty: float = 0.0
-    """Subtracted from the logit of a token once for every time it is in the text so far."""
-    logit_biases: tuple[tuple[int, float], ...] = ()
-    """Token and what is added to its logit; every token once."""
-    num_top_tokens: int | None = None
-    """Likeliest tokens whose log-probabilities are wanted at each position, beside the chosen one's."""
-    wants_prompt_log_probabilities: bool = False
-    """Whether those of the prompt's tokens are wanted too."""
-
-
 @dataclass(frozen=True, slots=True)
 class TokenLogProbability:
-    """A token and how likely the model found it, before penalties, biases, constraint and temperature."""
+    """A token and its probability by the model alone, before penalties, biases, constraint and temperature."""
 
     token_id: int
     log_probability: float | None
     """Natural logarithm; None for the first token of a prompt."""
     top_tokens: tuple[tuple[int, float], ...] = ()
-    """The likeliest tokens at its place with their log-probabilities, the likeliest first."""
+    """The likeliest tokens at this position with their log-probabilities, the likeliest first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hypothesis:
+    """An output that a search has found."""
+
+    token_ids: tuple[int, ...]
+    """Its tokens, those of the prefix included, the end of the sequence excluded."""
+    output: Any
+    """What the output assembler made of them."""
+    log_probability: float
+    """Sum of the natural logarithms of its tokens' probabilities, prefix and end of the sequence included."""
+    score: float
+    """What hypotheses are ranked by."""
+    num_new_tokens: int
+    """Tokens produced, the end of the sequence included."""
+    finish_reason: FinishReason
+    alignment: NDArray[np.float32] | None = None
+    """(len(token_ids), S) each token's attention over the S source positions; rows sum to one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceResult:
     """What became of a sequence."""
 
-    text: str
+    output: Any
+    """What the output assembler made of the tokens: of text, a str."""
     finish_reason: FinishReason
     num_new_tokens: int
     """Tokens produced, the end of the sequence included."""
     log_probability: float
-    """Sum of the natural logarithms of the produced tokens' probabilities; 0 where the engine does not compute it."""
+    """Sum of the natural logarithms of the produced tokens' probabilities; 0 if the engine does not compute it."""
     arrived_at: float
     """When it was handed to the engine, in seconds of `time.monotonic`, like the next two."""
     started_at: float
@@ -113,27 +96,89 @@ class SequenceResult:
     finished_at: float
     """When its last token was there."""
     num_cached_tokens: int = 0
-    """Tokens of the prompt that had been read for an earlier sequence and were not read again."""
+    """Tokens of the prompt that the prefix cache or another sample of the prompt had, so that they were not
+    computed."""
     tokens: tuple[TokenLogProbability, ...] = ()
-    """The produced tokens, where log-probabilities were asked for; without those that are not part of the text at its
-    end (the end of the sequence, a stop token)."""
+    """The produced tokens if log-probabilities were asked for, without an end-of-sequence or stop token at the end."""
     prompt_tokens: tuple[TokenLogProbability, ...] = ()
-    """The prompt's tokens, where theirs were asked for."""
+    """The prompt's tokens, if theirs were asked for."""
     hypotheses: tuple[Hypothesis, ...] = ()
-    """What its search found, the best first: as many as were asked for, or as there are. Its text, finish reason,
-    number of tokens and log-probability are those of the best. Without a search, the one translation there is where its
-    alignment was asked for, and otherwise nothing."""
+    """What a search found, the best first: as many as were asked for, or as there are. The output, finish reason,
+    number of tokens and log-probability above are those of the best. Without a search: the one output, if its alignment
+    was asked for, and otherwise none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delta:
+    """What has appeared since the last delta of a stream."""
+
+    output: Any
+    """Of text: whole characters, possibly none."""
+    num_new_tokens: int
+    """Tokens produced so far."""
+    tokens: tuple[TokenLogProbability, ...] = ()
+    """Those produced since the last delta, if log-probabilities were asked for."""
+
+
+class Reply:
+    """The caller's end of a sequence. For the event loop alone."""
+
+    def __init__(self, assembler: OutputAssembler) -> None:
+        """Joins deltas for a slow reader as the assembler of the sequence's output does."""
+        self.result: asyncio.Future[SequenceResult] = asyncio.get_running_loop().create_future()
+        self._assembler = assembler
+        self._parts: list[Any] = []
+        self._num_new_tokens = 0
+        self._tokens: list[TokenLogProbability] = []
+        self._arrival = asyncio.Event()
+
+    def add(self, part: Any, num_new_tokens: int, tokens: tuple[TokenLogProbability, ...] = ()) -> None:
+        """Takes a part of the output that has appeared."""
+        self._parts.append(part)
+        self._tokens += tokens
+        self._num_new_tokens = num_new_tokens
+        self._arrival.set()
+
+    def end(self, outcome: SequenceResult | BaseException) -> None:
+        """Takes the end: a result, or the error instead."""
+        if not self.result.done():  # a caller that has gone has cancelled it
+            if isinstance(outcome, BaseException):
+                self.result.set_exception(outcome)
+            else:
+                self.result.set_result(outcome)
+        self._arrival.set()
+
+    async def deltas(self) -> AsyncGenerator[Delta, None]:
+        """Yields deltas as they appear; a slow reader gets several joined into one.
+
+        Raises:
+            Exception: What ended the sequence instead of a result.
+        """
+        while True:
+            await self._arrival.wait()
+            self._arrival.clear()
+            ended = self.result.done()  # read before the yield: what arrives during it belongs to the next round
+            if self._parts:
+                parts, self._parts = self._parts, []
+                tokens, self._tokens = tuple(self._tokens), []
+                yield Delta(output=self._assembler.join(parts), num_new_tokens=self._num_new_tokens, tokens=tokens)
+            if ended:
+                self.result.result()
+                return
+
+    def __repr__(self) -> str:
+        return f"Reply({'ended' if self.result.done() else 'open'}, {self._num_new_tokens} tokens)"
 
 
 class SharedPrompt:
-    """What the samples of one prompt share: the first of them reads it, the others begin where that one did."""
+    """What the samples of one prompt share: the first of them computes it, the others copy its slot."""
 
     __slots__ = ("logits", "members")
 
     def __init__(self) -> None:
         self.members: list[Sequence] = []
         self.logits: NDArray[np.float32] | None = None
-        """(V,) after the prompt's last token, once it has been read."""
+        """(V,) after the prompt's last token, once it has been computed."""
 
     def reader(self) -> Sequence | None:
         """Returns a member whose slot holds the whole prompt, if there is one."""
@@ -142,7 +187,7 @@ class SharedPrompt:
         return next((member for member in self.members if member.stage is Stage.RUNNING), None)
 
     def forget(self) -> None:
-        """Lets go of logits and members once all of them have begun; they hold each other."""
+        """Drops logits and members once all of them have begun: they refer to each other."""
         if not any(member.stage in (Stage.WAITING, Stage.PREFILLING) for member in self.members):
             self.logits = None
             self.members.clear()
@@ -152,7 +197,7 @@ class SharedPrompt:
 
 
 def share_prompt(sequences: Elements[Sequence]) -> None:
-    """Lets sequences with the same prompt, about to wait in this order, read it once."""
+    """Makes sequences that have the same prompt, and are about to wait in this order, compute it once."""
     shared = SharedPrompt()
     shared.members.extend(sequences)
     for sequence in sequences:
@@ -160,89 +205,91 @@ def share_prompt(sequences: Elements[Sequence]) -> None:
 
 
 class Sequence:
-    """One prompt or sentence, its parameters and how far it is."""
+    """One prompt or source, its parameters, and how far it has come."""
 
     __slots__ = (
         "arrived_at",
-        "block",
         "cancelled",
         "constraint",
         "cross",
         "deadline",
+        "delta_at",
         "eos_id",
-        "first_id",
-        "input_ids",
         "log_probability",
+        "masked_at",
         "num_cached_tokens",
         "num_new_tokens",
         "num_prefilled",
         "num_tokens_taken",
+        "output",
         "parameters",
-        "piece_at",
         "place_in_queue",
         "priority",
         "prompt_digests",
+        "prompt_ids",
         "prompt_tokens",
         "reply",
         "search",
+        "search_state",
         "shared_prompt",
         "slot",
+        "source",
         "stage",
         "started_at",
-        "text",
+        "stop_ids",
         "token_ids",
         "tokens",
         "wants_alignment",
-        "wants_pieces",
+        "wants_deltas",
     )
 
     def __init__(
         self,
         *,
-        input_ids: NDArray[np.int64],
+        prompt_ids: NDArray[np.int64],
+        source: EncoderInput | None = None,
         parameters: SamplingParameters,
-        text: TextAssembly,
-        reply: Reply,
+        output: OutputAssembler,
         eos_id: int | None,
         deadline: float | None = None,
-        wants_pieces: bool = False,
-        first_id: int | None = None,
+        wants_deltas: bool = False,
         priority: int = 0,
         constraint: Constraint | None = None,
         search: SearchParameters | None = None,
         wants_alignment: bool = False,
     ) -> None:
-        """Describes a sequence that is about to wait.
+        """Describes a sequence that is about to wait. Called on the event loop that its reply is for.
 
         Args:
-            input_ids: (T,) int64 tokens of the prompt or of the source sentence, at least one.
+            prompt_ids: (T,) int64 tokens that the decoder reads first, at least one: a prompt; with a source, what the
+                decoder starts from (`bos`, a language, a task).
+            source: What the encoder reads; None for a model without an encoder.
             parameters: How to choose tokens.
-            text: Makes text of the tokens.
-            reply: Takes pieces and the result to the caller.
+            output: Makes the output of the new tokens.
             eos_id: Token that ends the sequence.
             deadline: When the caller stops waiting, in seconds of `time.monotonic`.
-            wants_pieces: Whether the text is handed out as it appears.
-            first_id: The token at position 0, for a translation; a prompt has its own.
-            priority: Place in the queue: higher ones go first.
-            constraint: What the text must look like; the engine's from now on.
-            search: How to search for a translation, which then takes `search.beam_size` slots, and of `parameters`
-                only the number of tokens holds; None: tokens are chosen as `parameters` says.
-            wants_alignment: Whether each token's attention over the source is wanted, for a translation without a
-                search; one with a search says so itself.
+            wants_deltas: True hands the output out as it appears.
+            priority: In the queue, higher ones go first.
+            constraint: What the text must look like; it belongs to the engine from now on.
+            search: How to search with beams, for a sequence with a source: it takes `search.beam_size` slots, and of
+                `parameters` only `max_new_tokens` counts. None: tokens are chosen as `parameters` says.
+            wants_alignment: True returns each token's attention over the source, of a sequence that has one and no
+                search (a search has a parameter of its own for it).
         """
-        self.input_ids = input_ids
+        self.prompt_ids = prompt_ids
+        self.source = source
         self.parameters = parameters
-        self.text = text
-        self.reply = reply
+        self.stop_ids = frozenset(parameters.stop_token_ids)
+        self.output = output
+        self.reply = Reply(output)
         self.eos_id = eos_id
         self.deadline = float("inf") if deadline is None else deadline
-        self.wants_pieces = wants_pieces
-        self.first_id = first_id
+        self.wants_deltas = wants_deltas
         self.priority = priority
         self.constraint = constraint
         self.search = search
         self.wants_alignment = wants_alignment or (search is not None and search.wants_alignment)
-        self.token_ids: list[int] = []  # of the text, where they are needed for its alignment
+        self.token_ids: list[int] = []  # of the output, if they are needed for its alignment
         self.stage = Stage.WAITING
         self.cancelled = False
         self.slot = -1
@@ -254,17 +301,18 @@ class Sequence:
         self.num_new_tokens = 0
         self.tokens: list[TokenLogProbability] = []
         self.num_tokens_taken = 0
-        self.piece_at = float("-inf")  # when the last piece was handed out
+        self.delta_at = float("-inf")  # when the last delta was handed out
+        self.masked_at = 0  # number of the step in which its constraint was last evaluated
         self.prompt_tokens: list[TokenLogProbability] = []
         self.log_probability = 0.0
-        self.block: Any = None  # its beams and where they are, as long as it is searched; a BeamBlock
-        self.cross: Any = None  # what the encoder made of the source; the runner's own type
+        self.search_state: Any = None  # a `BeamBlock`, while it is searched
+        self.cross: Any = None  # the `EncodedSource` that the encoder made of `source`
         self.arrived_at = 0.0
         self.started_at = 0.0
 
     def __repr__(self) -> str:
         return (
-            f"Sequence({self.stage.value}, slot {self.slot}, {len(self.input_ids)} input tokens, "
+            f"Sequence({self.stage.value}, slot {self.slot}, {len(self.prompt_ids)} prompt tokens, "
             f"{self.num_prefilled} prefilled, {self.num_new_tokens} of {self.parameters.max_new_tokens} new)"
         )
 
@@ -274,31 +322,32 @@ class Sequence:
         return 1 if self.search is None else self.search.beam_size
 
     @property
-    def num_cached(self) -> int:
-        """Positions of its slot that are written. The newest token is not among them: the next step writes it."""
-        return self.num_prefilled + max(self.num_new_tokens - 1, 0) if self.first_id is None else self.num_new_tokens
+    def num_written(self) -> int:
+        """Positions of its slot that are written. The newest token's is not: the next step writes it."""
+        if self.num_new_tokens == 0:
+            return self.num_prefilled
+        return len(self.prompt_ids) + self.num_new_tokens - 1
 
     @property
     def end_ids(self) -> frozenset[int]:
         """Tokens that end it."""
-        stop_ids = self.parameters.stop_ids
-        return stop_ids if self.eos_id is None else stop_ids | {self.eos_id}
+        return self.stop_ids if self.eos_id is None else self.stop_ids | {self.eos_id}
 
     def accept(
         self, token_id: int, log_probability: float, top_tokens: Elements[tuple[int, float]] = ()
     ) -> FinishReason | None:
-        """Takes the next token and says whether the sequence ends with it."""
+        """Takes the next token; returns why the sequence ends with it, if it does."""
         self.num_new_tokens += 1
         self.log_probability += log_probability
         if token_id == self.eos_id:
             return FinishReason.END_OF_SEQUENCE
-        if token_id in self.parameters.stop_ids:
+        if token_id in self.stop_ids:
             return FinishReason.STOP
         if self.wants_alignment:
             self.token_ids.append(token_id)
         if self.parameters.num_top_tokens is not None:
             self.tokens.append(TokenLogProbability(token_id, log_probability, tuple(top_tokens)))
-        if self.text.push(token_id):
+        if self.output.push(token_id):
             return FinishReason.STOP
         if self.constraint is not None:
             self.constraint.accept(token_id)
@@ -309,13 +358,13 @@ class Sequence:
         return None
 
     def take_tokens(self) -> tuple[TokenLogProbability, ...]:
-        """Returns the tokens since the last call, where log-probabilities were asked for."""
+        """Returns the tokens since the last call, if log-probabilities were asked for."""
         taken = tuple(self.tokens[self.num_tokens_taken :])
         self.num_tokens_taken = len(self.tokens)
         return taken
 
     def overdue_error(self) -> CancelledError | DeadlineError:
-        """Returns why it ends, where it was cancelled or its deadline has passed."""
+        """Returns why it ends, once it was cancelled or its deadline has passed."""
         if self.cancelled:
             return CancelledError("the caller has gone")
         if self.stage is Stage.WAITING:
@@ -330,10 +379,10 @@ class Sequence:
     def result(
         self, finish_reason: FinishReason, now: float, alignment: NDArray[np.float32] | None = None
     ) -> SequenceResult:
-        """Closes the text and returns the result, with the alignment (T, S) of the tokens where it is wanted."""
-        text = self.text.finish()
+        """Completes the output and returns the result, with the alignment (T, S) of the new tokens if it is wanted."""
+        output = self.output.finish()
         return SequenceResult(
-            text=text,
+            output=output,
             finish_reason=finish_reason,
             num_new_tokens=self.num_new_tokens,
             log_probability=self.log_probability,
@@ -343,14 +392,14 @@ class Sequence:
             num_cached_tokens=self.num_cached_tokens,
             tokens=tuple(self.tokens),
             prompt_tokens=tuple(self.prompt_tokens),
-            hypotheses=() if alignment is None else (self._aligned(text, finish_reason, alignment),),
+            hypotheses=() if alignment is None else (self._aligned(output, finish_reason, alignment),),
         )
 
-    def _aligned(self, text: str, finish_reason: FinishReason, alignment: NDArray[np.float32]) -> Hypothesis:
-        """Returns a translation that was made without a search as a hypothesis, with the usual length penalty of 1."""
+    def _aligned(self, output: Any, finish_reason: FinishReason, alignment: NDArray[np.float32]) -> Hypothesis:
+        """Returns an output made without a search as a hypothesis, scored with the usual length penalty of 1."""
         return Hypothesis(
             token_ids=tuple(self.token_ids),
-            text=text,
+            output=output,
             log_probability=self.log_probability,
             score=self.log_probability / self.num_new_tokens,
             num_new_tokens=self.num_new_tokens,

@@ -1,4 +1,4 @@
-"""Settings of an engine, embedded in the server's."""
+"""Settings of an engine, a group of the server's."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class EngineSettings(BaseModel):
-    """How many sequences an engine holds."""
+    """How many sequences an engine holds, and how it runs them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     num_slots: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """Sequences that run at once. Each takes the model's maximum length of cache, allocated at start. Left out: 32, or
-    as many as half of the memory there is holds."""
+    """Sequences that run at once. Each takes cache for the model's maximum length, allocated at start. Left out: 32, or
+    as many as half of the available memory holds."""
     num_prefix_slots: Annotated[int, Field(ge=0, le=1024)] | None = None
-    """Slots' worth of memory that keeps the beginnings of prompts, so that prompts with the same beginning read it
-    once; 0 turns that off. Left out: one to eight slots."""
+    """Size of the prefix cache, in slots: prompts with the same beginning compute it once. 0 turns it off. Left out:
+    one for every eight slots."""
     max_waiting: Annotated[int, Field(ge=0, le=100_000)] = 512
-    """Sequences that may wait for a slot; past that a call is refused as overloaded."""
+    """Sequences that may wait for a slot; calls beyond that are refused as overloaded."""
     max_encoder_tokens: Annotated[int, Field(ge=1)] = 4096
-    """Tokens of an encoder batch, padding counted: what newly admitted sentences may hold up the running ones by.
-    A single longer sentence goes alone."""
+    """Tokens of an encoder batch, padding included: it bounds how long newly admitted sequences hold up the running
+    ones. A single longer source is encoded alone."""
     stream_interval_ms: Annotated[float, Field(ge=0, le=1000)] = 20
-    """Least time between two pieces of a stream, in milliseconds: tokens that come faster are sent together. A message
-    costs about 0.1 ms of a core here and as much at its reader; the first piece and the last are not held back."""
+    """Least time between two deltas of a stream, in milliseconds; tokens that come faster are sent together. A message
+    takes about 0.1 ms of a core here and as much at its reader. The first delta and the last one are not delayed."""
     speculation: Literal["off", "prompt-lookup"] = "off"
-    """Whether a generation model that runs one or two sequences drafts their next tokens by looking up what followed
-    the last ones before, and verifies them together: several tokens a step where a text copies, and the same text. The
-    weights are held twice."""
+    """`prompt-lookup`: while a generation model runs one or two sequences, their next tokens are drafted from what
+    followed the same tokens earlier in the text, and verified together. Texts that copy get several tokens a step, and
+    every text stays the same. The weights are held twice."""

@@ -1,7 +1,7 @@
 """Text to ids, image bytes to pixels, ids to text; all but short texts off the event loop."""
 
 from headway_server.preprocessing.chat import ChatPrompt, ChatTemplate, ChatTurn
-from headway_server.preprocessing.image import ImageLimits, ImagePreprocessor, PreparedImage, SmallImage
+from headway_server.preprocessing.image import ImageLimits, ImagePreprocessor, ImageTransform, PreparedImage
 from headway_server.preprocessing.sentences import Sentence, SplitText, split_sentences
 from headway_server.preprocessing.text import EncodedText, TextTokenizer
 
@@ -12,9 +12,9 @@ __all__ = [
     "EncodedText",
     "ImageLimits",
     "ImagePreprocessor",
+    "ImageTransform",
     "PreparedImage",
     "Sentence",
-    "SmallImage",
     "SplitText",
     "TextTokenizer",
     "split_sentences",

@@ -1,9 +1,13 @@
 """A conversation to the prompt that continues it, by the bundle's chat template.
 
-Special tokens are only what the template writes. What people write stays text, even if it reads like a special token:
-the prompt is written with marks (template/marked_text.py), each special token of the template's becomes one character
-that no text has, and the tokenizer that reads the result knows special tokens by those characters alone. In all else
-that tokenizer is the bundle's own, so for any other conversation the ids are those of the written prompt.
+The template is a program that the operator trusts, as the graphs beside it. It runs as transformers runs it, in Jinja's
+immutable sandbox, with a cap on how much it writes and how long it takes.
+
+What people write is not trusted: "<|im_end|>" in it must stay text. So while the template runs, a twin stands in what
+people wrote for every character that a special token begins or ends with: a character that no text has. The special
+tokens in what the template then writes are its own. Each of them becomes one stand-in character, twins become what they
+were, and the tokenizer that reads the result knows special tokens by their stand-ins alone. In all else that tokenizer
+is the bundle's own, so for any other conversation the ids are those of the written prompt.
 """
 
 from __future__ import annotations
@@ -11,35 +15,46 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
-from jinja2 import Template
+from jinja2 import Template, TemplateError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from headway_server.bundles.manifest import SpecialTokens
 from headway_server.errors import BundleError, InvalidInputError
 from headway_server.preprocessing.pool import text_pool
-from headway_server.preprocessing.template import (
-    MAX_TEXT_LENGTH,
-    LimitError,
-    MarkedText,
-    RefusedConversationError,
-    TemplateEnvironment,
-    write,
-)
+from headway_server.preprocessing.text import no_panics, open_tokenizer
 
 Role: TypeAlias = Literal["system", "user", "assistant"]
 
 MAX_TEMPLATE_BYTES: Final = 64 * 2**10
 """Largest template that is loaded; those of models with tools have up to 20 KiB."""
+MAX_TEXT_LENGTH: Final = 2**19
+"""Characters of a prompt."""
+_MAX_PROCESSOR_S: Final = 1.0
 _FIRST_STAND_IN: Final = 0x50000
 """The first of the characters that stand for special tokens, of a plane of Unicode where none is assigned."""
-_MAX_REASON_LENGTH = 300
+_FIRST_TWIN: Final = 0x60000
+"""The first of those that stand for characters which special tokens begin or end with, of another such plane."""
+_REASON_LENGTH: Final = 300
+
+
+class RefusedConversationError(TemplateError):
+    """The template says, by `raise_exception`, that it has no prompt for such a conversation."""
+
+
+class _LimitError(Exception):
+    """A template writes too much of a conversation, or takes too long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,11 +96,11 @@ class ChatTemplate:
     Safe to use from several threads: nothing of it changes after loading.
     """
 
-    def __init__(self, template: Template, *, file: Path, reader: _GuardedTokenizer, names: dict[str, str]) -> None:
+    def __init__(self, template: Template, *, file: Path, tokens: _ControlTokens, names: dict[str, str]) -> None:
         """Makes a template of its parts; `load` makes the parts."""
         self._template = template
         self._file = file
-        self._reader = reader
+        self._tokens = tokens
         self._names = names
 
     @classmethod
@@ -101,14 +116,17 @@ class ChatTemplate:
             BundleError: It is too large, is not a template, or does not work with the tokenizer.
         """
         source = _read(file)
-        tokenizer = _open_tokenizer(tokenizer_file)
+        tokenizer = open_tokenizer(tokenizer_file)
+        environment = _make_environment()
         try:
-            template = TemplateEnvironment().from_string(source)
+            parsed = environment.parse(source)
+            template = environment.from_string(source)
         except Exception as error:  # besides Jinja's own, what deep nesting leads to
             raise BundleError(f"{file}: is not a template ({error}); correct it and export the model again") from error
         ids = {"bos_token": special_tokens.bos, "eos_token": special_tokens.eos}
         names = {name: (tokenizer.id_to_token(i) or "") if i is not None else "" for name, i in ids.items()}
-        chat = cls(template, file=file, reader=_GuardedTokenizer(tokenizer, source, tokenizer_file), names=names)
+        tokens = _ControlTokens(tokenizer, source, parsed, tokenizer_file)
+        chat = cls(template, file=file, tokens=tokens, names=names)
         chat._try(tokenizer)
         return chat
 
@@ -141,9 +159,9 @@ class ChatTemplate:
         try:
             return self._make(turns)
         except RefusedConversationError as error:
-            reason = str(error)[:_MAX_REASON_LENGTH]
+            reason = str(error)[:_REASON_LENGTH]
             raise InvalidInputError(field, f"is not one the model's chat template has a prompt for: {reason}") from None
-        except LimitError as error:
+        except _LimitError as error:
             raise InvalidInputError(
                 field, f"is too long for the model's chat template, which {error}; leave out older turns"
             ) from None
@@ -151,28 +169,36 @@ class ChatTemplate:
             raise self._failure(error) from error
 
     def _make(self, turns: Sequence[ChatTurn]) -> ChatPrompt:
-        text = self._write(turns)
-        return ChatPrompt(text="".join(run for run, _ in text.runs()), input_ids=self._reader.encode(text))
+        return self._tokens.read(self._write(turns))
+
+    def _write(self, turns: Sequence[ChatTurn]) -> str:
+        """Writes the prompt, with twins in what people wrote."""
+        values = {
+            "messages": [{"role": turn.role, "content": self._tokens.disguise(turn.content)} for turn in turns],
+            "add_generation_prompt": True,
+            "tools": None,
+            "documents": None,
+            **self._names,
+        }
+        chunks: list[str] = []
+        length, began = 0, time.thread_time()
+        for chunk in self._template.generate(values):
+            length += len(chunk)
+            if length > MAX_TEXT_LENGTH:
+                raise _LimitError(f"writes more than {MAX_TEXT_LENGTH:,} characters of it")
+            if time.thread_time() - began > _MAX_PROCESSOR_S:
+                raise _LimitError(f"takes more than {_MAX_PROCESSOR_S:.0f} s of a processor for it")
+            chunks.append(chunk)
+        return "".join(chunks)
 
     def _failure(self, error: Exception) -> BundleError:
         return BundleError(f"{self._file}: fails ({error}); correct it and export the model again")
 
-    def _write(self, turns: Sequence[ChatTurn]) -> MarkedText:
-        messages = [{"role": turn.role, "content": MarkedText(turn.content)} for turn in turns]
-        return write(
-            self._template,
-            messages=messages,
-            add_generation_prompt=True,
-            tools=None,
-            documents=None,
-            **self._names,
-        )
-
     def _try(self, tokenizer: Tokenizer) -> None:
-        """Checks that prompts can be made, and that special tokens are found where the bundle's tokenizer finds them.
+        """Checks that prompts can be made, and that they are read as the bundle's tokenizer reads them.
 
         Raises:
-            BundleError: No sample can be made a prompt of, or its special tokens are lost.
+            BundleError: No sample can be made a prompt of, or its ids are others.
         """
         refusals: list[str] = []
         for turns in _SAMPLES:
@@ -186,33 +212,48 @@ class ChatTemplate:
             expected = tokenizer.encode(prompt.text, add_special_tokens=False).ids
             if prompt.input_ids.tolist() != expected:
                 raise BundleError(
-                    f"{self._file}: its special tokens cannot be told from what people write; join them to other text "
-                    "with + or ~ or write them where they stand, and export the model again"
+                    f"{self._file}: its prompts cannot be read with special tokens set apart; write each of them as a "
+                    "whole, and export the model again"
                 )
         if len(refusals) == len(_SAMPLES):
-            raise BundleError(f"{self._file}: has a prompt for no conversation ({refusals[0]}); correct it")
+            raise BundleError(
+                f"{self._file}: has a prompt for no conversation ({refusals[0][:_REASON_LENGTH]}); correct it"
+            )
 
     def __repr__(self) -> str:
-        return f"ChatTemplate({self._file}, {self._reader!r})"
+        return f"ChatTemplate({self._file}, {self._tokens!r})"
 
 
-class _GuardedTokenizer:
-    """The bundle's tokenizer, but that control tokens are known only by stand-ins: characters that no text has.
+class _ControlTokens:
+    """The tokens that a template may write and people may not, and a tokenizer that knows them by stand-ins alone.
 
-    Control tokens are those added to the vocabulary as special, and added ones that the template names.
+    These are the tokens that the tokenizer added as special, and further added ones that the template writes. An added
+    token that the template looks for in what was said, such as `</think>`, is for both.
     """
 
-    def __init__(self, tokenizer: Tokenizer, source: str, file: Path) -> None:
+    def __init__(self, tokenizer: Tokenizer, source: str, parsed: nodes.Template, file: Path) -> None:
         added = tokenizer.get_added_tokens_decoder()
+        looked_for = set(_texts_looked_for(parsed))
         control = sorted(
             token_id
             for token_id, token in added.items()
-            if token.special or (token.content in source and not token.content.isspace())
+            if token.special
+            or (token.content in source and token.content not in looked_for and not token.content.isspace())
         )
         self._stand_ins = {added[token_id].content: chr(_FIRST_STAND_IN + n) for n, token_id in enumerate(control)}
-        longest_first = sorted(self._stand_ins, key=len, reverse=True)
-        self._control = _any_of(longest_first)
-        self._forged = _any_of(self._stand_ins.values())
+        self._control = _any_of(self._stand_ins)
+        edges = sorted({edge for token in self._stand_ins if token.strip() for edge in (token[0], token[-1])})
+        self._twins = {edge: chr(_FIRST_TWIN + n) for n, edge in enumerate(edges) if not edge.isspace()}
+        self._originals = str.maketrans({twin: edge for edge, twin in self._twins.items()})
+        reserved = (*self._stand_ins.values(), *self._twins.values())
+        self._forged = str.maketrans(dict.fromkeys(reserved, "\N{REPLACEMENT CHARACTER}"))
+        kept = [
+            text
+            for text in looked_for
+            if not self._twins.keys().isdisjoint(text)
+            and not any(text in token or token in text for token in self._stand_ins)
+        ]
+        self._disguised = _any_of([*kept, *self._twins])
         try:
             self._tokenizer = Tokenizer.from_str(json.dumps(self._renamed(json.loads(tokenizer.to_str()))))
         except Exception as error:  # the library raises bare Exception
@@ -222,15 +263,16 @@ class _GuardedTokenizer:
             if found != token_id:
                 raise BundleError(f"{file}: holds the added token {added[token_id].content} twice; remove one")
 
-    def encode(self, text: MarkedText) -> NDArray[np.int64]:
-        """Returns the ids of a written prompt, (T,)."""
-        plain = "".join(self._guarded(run, is_content) for run, is_content in text.runs())
-        return np.asarray(self._tokenizer.encode(plain, add_special_tokens=False).ids, np.int64)
+    def disguise(self, content: str) -> str:
+        """Puts twins into what people wrote, except where it says what the template looks for."""
+        return self._disguised.sub(lambda match: self._twins.get(match[0], match[0]), content.translate(self._forged))
 
-    def _guarded(self, run: str, is_content: bool) -> str:
-        if is_content:
-            return self._forged.sub("\N{REPLACEMENT CHARACTER}", run)
-        return self._control.sub(lambda match: self._stand_ins[match[0]], run)
+    def read(self, written: str) -> ChatPrompt:
+        """Makes the prompt of what the template wrote."""
+        told_apart = self._control.sub(lambda match: self._stand_ins[match[0]], written).translate(self._originals)
+        with no_panics():
+            ids = self._tokenizer.encode(told_apart, add_special_tokens=False).ids
+        return ChatPrompt(text=written.translate(self._originals), input_ids=np.asarray(ids, np.int64))
 
     def _renamed(self, content: dict[str, Any]) -> dict[str, Any]:
         """Returns the content of a `tokenizer.json` with the stand-ins in place of control tokens."""
@@ -240,8 +282,8 @@ class _GuardedTokenizer:
         vocabulary = model["vocab"]
         if isinstance(vocabulary, dict):
             model["vocab"] = {self._name(token): token_id for token, token_id in vocabulary.items()}
-        else:  # of a unigram model: pieces and their scores
-            model["vocab"] = [(self._name(piece), score) for piece, score in vocabulary]
+        else:  # of a unigram model: subwords and their scores
+            model["vocab"] = [(self._name(subword), score) for subword, score in vocabulary]
         if model.get("unk_token") is not None:
             model["unk_token"] = self._name(model["unk_token"])
         return content | {"post_processor": None, "truncation": None, "padding": None}
@@ -253,9 +295,64 @@ class _GuardedTokenizer:
         return f"{len(self._stand_ins)} control tokens"
 
 
+class _GenerationBlock(Extension):
+    """`{% generation %}` marks the model's own turns for training; what is in it is written as it stands."""
+
+    tags = {"generation"}  # noqa: RUF012 (Jinja declares it so)
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+
+def _make_environment() -> ImmutableSandboxedEnvironment:
+    """Returns the sandbox with the settings, names and extensions that chat templates are written for."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationBlock]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda layout: datetime.now().astimezone().strftime(layout)
+    return environment
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Writes JSON as chat templates expect it: without the escapes for HTML that Jinja's own filter makes."""
+    text = json.dumps(value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys)
+    return _escape_beyond_ascii(text) if ensure_ascii else text
+
+
+def _escape_beyond_ascii(text: str) -> str:
+    """Escapes as `json.dumps` does, but leaves twins, which later become what they stand for."""
+    twins = range(_FIRST_TWIN, _FIRST_TWIN + 0x10000)
+    return re.sub(
+        r"[^\x00-\x7f]", lambda found: found[0] if ord(found[0]) in twins else json.dumps(found[0])[1:-1], text
+    )
+
+
+def _raise_exception(message: object = "") -> None:
+    raise RefusedConversationError(str(message))
+
+
+def _texts_looked_for(parsed: nodes.Template) -> Iterator[str]:
+    """Yields the texts that a template compares with others, or hands to a method, filter or test."""
+    for node in parsed.find_all((nodes.Compare, nodes.Call, nodes.Filter, nodes.Test)):
+        operands = (node.args or ()) if isinstance(node, nodes.Call | nodes.Filter | nodes.Test) else (node,)
+        for operand in operands:
+            for constant in (operand, *operand.find_all(nodes.Const)):
+                if isinstance(constant, nodes.Const) and isinstance(constant.value, str) and constant.value:
+                    yield constant.value
+
+
 def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
-    """Matches the first of `texts` that is there; nothing if there are none."""
-    return re.compile("|".join(map(re.escape, texts)) or r"(?!)")
+    """Matches the longest of `texts` that is there; nothing if there are none."""
+    return re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))) or r"(?!)")
 
 
 def _read(file: Path) -> str:
@@ -266,13 +363,3 @@ def _read(file: Path) -> str:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise BundleError(f"{file}: cannot be read ({error}); export the model again") from error
-
-
-def _open_tokenizer(file: Path) -> Tokenizer:
-    try:
-        tokenizer = Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises bare Exception
-        raise BundleError(f"{file}: cannot be read as a tokenizer ({error}); export the model again") from error
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer

@@ -1,60 +1,65 @@
-"""Encoded images to `pixel_values`, as the bundle's manifest says.
+"""Encoded images to `pixel_values`, as the bundle's manifest says, and points of the image to the model's and back.
 
-Sizes are checked on the header, before anything is decoded: a few bytes can announce gigabytes of pixels. What passes
-takes about 16 bytes a pixel while it is decoded (a WebP; others less), so the pixels that are decoded at a time, by all
-threads together, are held to the limit of one image.
+A file of a few bytes can announce gigabytes of pixels, or keep a decoder busy for hours. So sizes are checked on the
+header, before anything is decoded; the reads that Pillow makes of a file and the passes of a JPEG are counted; and the
+pixels that all threads decode at a time are held to the limit of one image (a WebP takes about 16 bytes a pixel, others
+less).
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Sequence
+import re
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
+from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
-from PIL import BmpImagePlugin, GifImagePlugin, Image, ImageFile, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
+from numpy.typing import ArrayLike, NDArray
+from PIL import (
+    BmpImagePlugin,
+    GifImagePlugin,
+    Image,
+    ImageFile,
+    ImageOps,
+    JpegImagePlugin,
+    PngImagePlugin,
+    WebPImagePlugin,
+)
 
 from headway_server.bundles import ImagePreprocessing
 from headway_server.errors import BundleError, InvalidInputError
-from headway_server.preprocessing.announced_size import announced_size
-from headway_server.preprocessing.file_parts import check_parts
-from headway_server.preprocessing.gate import Gate
-from headway_server.preprocessing.image_format import READ, READ_AS_TEXT, refusal
-from headway_server.preprocessing.jpeg_scans import check_scans
 from headway_server.preprocessing.pool import image_pool
 
 # Imported here because Image.open would import every plugin there is at the first WebP image.
 _PLUGINS = (JpegImagePlugin, PngImagePlugin, WebPImagePlugin, BmpImagePlugin, GifImagePlugin)
-_EXIF_ORIENTATION = 0x0112
-_UPRIGHT: dict[int, Image.Transpose] = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
+_FORMATS: Final = ("JPEG", "PNG", "WEBP", "BMP", "GIF")
+_FORMATS_AS_TEXT: Final = "JPEG, PNG, WebP, BMP or GIF"
+
+MAX_READS: Final = 100_000
+"""Most reads that Pillow makes of a file. It reads a few times for each part of a JPEG or PNG, in Python: empty parts
+take 4 bytes and some microseconds each, so that a file of 14 MiB kept a thread for five seconds. Encoders write some
+dozens of parts; a PNG of 16 MiB in chunks of 8 KiB takes 6,000 reads."""
+MAX_SCANS: Final = 100
+"""Most scans of a JPEG, each of which is a pass of the decoder over all pixels. A scan that says nothing new takes 40
+bytes, and 20 ms of a picture of 20 megapixels (Cameron, "Two Issues with the JPEG Standard", libjpeg-turbo, 2015). A
+progressive JPEG has about ten, one that was searched for the smallest file some dozens."""
+_MARKER = re.compile(rb"\xff([\x01-\xcf\xd8-\xfe])")
+"""A marker of a JPEG behind coded data: 00 says that the byte before is data, D0 to D7 restart a scan, FF fills."""
+_START_OF_SCAN, _END_OF_IMAGE = 0xDA, 0xD9
+_MARKERS_WITHOUT_LENGTH = (0x01, 0xD8)
+
 _BAND_HEIGHT = 256
 """Rows that are converted at a time: of a whole picture there would be copies in two more modes, and other threads
-would wait for each, since some of Pillow's conversions keep the GIL."""
+would wait for each, since some of Pillow's conversions keep the interpreter's lock."""
 _LEVEL_SCALES = {"L;2": 85, "L;4": 17}
 """What a level of a grey PNG of so many bits is multiplied by, by Pillow's name for its rows."""
 _RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
-_MOST_IN_POOL = 2
+_MAX_IN_POOL = 2
 """Images of a call that are in the pool at a time, so that one picture does not wait for a call of 64."""
-_SMALL_PIXELS = 128 * 128
-"""An image that announces no more is decoded by whoever runs its batch (0.1 to 0.2 ms), since handing it to the pool
-and hearing of it again takes as long."""
-_SMALL_BYTES = 16 * 1024
-"""Of its file, at most: what else a file holds takes time, too."""
-_SMALL_RATIO = 4
-"""Of its sides, at most: a narrow one may grow by a resize of its shorter side."""
-_DECODING = Gate()
-"""The process's pixels that are being decoded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +75,29 @@ class ImageLimits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ImageTransform:
+    """Where the pixels of an image lie in what the model reads of it.
+
+    Points are (x, y) in pixels from the upper left corner of the upright image, or of the model's: pixel 0 reaches from
+    0 to 1. A point of one is a scale and an offset away from that of the other; a crop makes the offset negative,
+    padding makes it positive.
+    """
+
+    scale: tuple[float, float]
+    """Pixels of the model to a pixel of the image, in x and y."""
+    offset: tuple[float, float]
+    """Where the image's upper left corner lies, in pixels of the model."""
+
+    def to_model(self, points: ArrayLike) -> NDArray[np.float64]:
+        """Maps points of the image, (..., 2), to points of what the model reads."""
+        return np.asarray(points, np.float64) * self.scale + self.offset
+
+    def to_image(self, points: ArrayLike) -> NDArray[np.float64]:
+        """Maps points of what the model reads, (..., 2), to points of the image."""
+        return (np.asarray(points, np.float64) - self.offset) / self.scale
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedImage:
     """An image as a model sees it."""
 
@@ -79,34 +107,8 @@ class PreparedImage:
     """Of the image as it was sent, in pixels, after its orientation was applied."""
     height: int
     """Likewise."""
-
-
-class SmallImage:
-    """An image of few pixels, to be prepared by the thread that runs it."""
-
-    def __init__(self, preprocessor: ImagePreprocessor, data: bytes, field: str) -> None:
-        self._preprocessor = preprocessor
-        self._data = data
-        self._field = field
-        self.size = (0, 0)
-        """Width and height as it was sent, where `pixel_values` has been called."""
-        self.interval = (0.0, 0.0)
-        """When that was, by `time.monotonic`."""
-
-    def pixel_values(self) -> NDArray[np.float32]:
-        """Prepares the image.
-
-        Raises:
-            InvalidInputError: It is larger than it announced, damaged, or none.
-        """
-        began = time.monotonic()
-        prepared = self._preprocessor.prepare_small(self._data, self._field)
-        self.size = prepared.width, prepared.height
-        self.interval = began, time.monotonic()
-        return prepared.pixel_values
-
-    def __repr__(self) -> str:
-        return f"SmallImage({self._field}, {len(self._data)} bytes)"
+    transform: ImageTransform
+    """From the image's pixels to the model's."""
 
 
 class ImagePreprocessor:
@@ -133,17 +135,6 @@ class ImagePreprocessor:
         """Of an image as the model sees it."""
         return self._settings.height * self._settings.width
 
-    def small_images(self, images: Sequence[bytes], *, fields: Sequence[str]) -> list[SmallImage] | None:
-        """Returns images that are all small, as they say themselves, to be prepared later; None if one is not.
-
-        Takes some microseconds, and checks nothing else.
-        """
-        for data in images:
-            size = announced_size(data) if len(data) <= _SMALL_BYTES else None
-            if size is None or not _is_small(*size):
-                return None
-        return [SmallImage(self, data, field) for data, field in zip(images, fields, strict=True)]
-
     async def prepare_batch(self, images: Sequence[bytes], *, fields: Sequence[str]) -> list[PreparedImage]:
         """Prepares images off the event loop; what has not begun when the caller goes is not done.
 
@@ -155,9 +146,10 @@ class ImagePreprocessor:
             InvalidInputError: An image is empty, too large, damaged, or none.
         """
         loop, pool = asyncio.get_running_loop(), image_pool()
+        if len(images) == 1:
+            return [await loop.run_in_executor(pool, self.prepare, images[0], fields[0])]
         # The headers of all images come first: one bomb among 64 images costs no decoding.
-        if len(images) > 1:
-            await loop.run_in_executor(pool, self._check_headers, images, fields)
+        await loop.run_in_executor(pool, self._check_headers, images, fields)
         prepared: dict[int, PreparedImage] = {}
         waiting = enumerate(zip(images, fields, strict=True))
 
@@ -165,7 +157,7 @@ class ImagePreprocessor:
             for index, (data, field) in waiting:
                 prepared[index] = await loop.run_in_executor(pool, self.prepare, data, field)
 
-        tasks = [asyncio.create_task(prepare_in_turn()) for _ in range(min(len(images), _MOST_IN_POOL))]
+        tasks = [asyncio.create_task(prepare_in_turn()) for _ in range(_MAX_IN_POOL)]
         try:
             await asyncio.gather(*tasks)
         finally:
@@ -181,77 +173,107 @@ class ImagePreprocessor:
         """
         header = _open_header(data, field, self._limits)
         with _DECODING.hold(header.width * header.height, self._limits.max_pixels):
-            return self._prepare_opened(header, field)
-
-    def prepare_small(self, data: bytes, field: str) -> PreparedImage:
-        """Prepares one of `small_images` on the caller's thread, at once, beside whatever else is being decoded.
-
-        Raises:
-            InvalidInputError: It is larger than it announced, damaged, or none.
-        """
-        header = _open_header(data, field, self._limits)
-        if not _is_small(*header.size):
-            raise InvalidInputError(
-                field,
-                f"announces two sizes, one of them {header.width} x {header.height} pixels; save it anew as a JPEG or "
-                "PNG and send that",
+            image = _decode(header, field)
+            resized, transform = self._resize(image, field)
+            return PreparedImage(
+                pixel_values=normalize(resized, self._settings),
+                width=image.width,
+                height=image.height,
+                transform=transform,
             )
-        return self._prepare_opened(header, field)
-
-    def _prepare_opened(self, header: ImageFile.ImageFile, field: str) -> PreparedImage:
-        image = _decode(header, field)
-        width, height = image.size
-        pixels = self._resize(image, field)
-        return PreparedImage(pixel_values=normalize(pixels, self._settings), width=width, height=height)
 
     def _check_headers(self, images: Sequence[bytes], fields: Sequence[str]) -> None:
         """Checks what images announce; the headers are not kept, since some come with buffers for the pixels."""
         for data, field in zip(images, fields, strict=True):
             _open_header(data, field, self._limits)
 
-    def _resize(self, image: Image.Image, field: str) -> Image.Image:
+    def _resize(self, image: Image.Image, field: str) -> tuple[Image.Image, ImageTransform]:
         """Resizes and crops an RGB image to the model's size."""
         settings = self._settings
-        resampling = _RESAMPLING[settings.interpolation]
-        if settings.resize == "stretch":
-            return image.resize((settings.width, settings.height), resampling)
-        assert settings.resize_size is not None
-        shorter = min(image.size)
-        width, height = (round(side * settings.resize_size / shorter) for side in image.size)
-        if width * height > self._limits.max_pixels:  # a strip of 1 x 1,000,000 grows by the square of the scale
-            raise InvalidInputError(
-                field,
-                f"is {image.width} x {image.height} pixels and would become {width} x {height} for this model, the "
-                f"limit is {self._limits.max_pixels} pixels; crop it",
+        size, left, top = (settings.width, settings.height), 0, 0
+        if settings.resize == "shorter_side":
+            assert settings.resize_size is not None
+            shorter = min(image.size)
+            size = (
+                round(image.width * settings.resize_size / shorter),
+                round(image.height * settings.resize_size / shorter),
             )
-        left, top = (width - settings.width) // 2, (height - settings.height) // 2
-        return image.resize((width, height), resampling).crop((left, top, left + settings.width, top + settings.height))
+            if size[0] * size[1] > self._limits.max_pixels:  # a strip of 1 x 1,000,000 grows by the square of the scale
+                raise InvalidInputError(
+                    field,
+                    f"is {image.width} x {image.height} pixels and would become {size[0]} x {size[1]} for this model, "
+                    f"the limit is {self._limits.max_pixels} pixels; crop it",
+                )
+            left, top = (size[0] - settings.width) // 2, (size[1] - settings.height) // 2
+        resized = image.resize(size, _RESAMPLING[settings.interpolation])
+        if size != (settings.width, settings.height):
+            resized = resized.crop((left, top, left + settings.width, top + settings.height))
+        scale = size[0] / image.width, size[1] / image.height
+        return resized, ImageTransform(scale=scale, offset=(-left, -top))
 
     def __repr__(self) -> str:
         return f"ImagePreprocessor({self._settings.resize} to {self._settings.width} x {self._settings.height})"
 
 
-def _is_small(width: int, height: int) -> bool:
-    return width * height <= _SMALL_PIXELS and max(width, height) <= _SMALL_RATIO * min(width, height)
+class _Gate:
+    """Lets threads pass in the order they came, while the pixels they decode together are within a limit."""
+
+    def __init__(self) -> None:
+        self._turn = threading.Lock()  # held by the thread that is next
+        self._changed = threading.Condition()
+        self._num_pixels = 0
+
+    @contextmanager
+    def hold(self, num_pixels: int, limit: int) -> Iterator[None]:
+        """Waits until there is room for so many pixels beside those that are being decoded, then takes it.
+
+        An image above the limit by itself passes alone.
+        """
+        with self._turn, self._changed:
+            self._changed.wait_for(lambda: self._num_pixels == 0 or self._num_pixels + num_pixels <= limit)
+            self._num_pixels += num_pixels
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._num_pixels -= num_pixels
+                self._changed.notify_all()
 
 
-def decode_image(data: bytes, *, field: str, limits: ImageLimits) -> Image.Image:
-    """Decodes the first frame of an image, turned upright, as RGB.
-
-    Raises:
-        InvalidInputError: It is empty, too large, damaged, or none.
-    """
-    return _decode(_open_header(data, field, limits), field)
+_DECODING = _Gate()
+"""Of the process: of all models together."""
 
 
-def _decode(image: Image.Image, field: str) -> Image.Image:
-    """Decodes an image of which the header was read and checked."""
+class _CountedFile(BytesIO):
+    """A file that refuses to be read endlessly often."""
+
+    def __init__(self, data: bytes, field: str) -> None:
+        super().__init__(data)
+        self._field = field
+        self._num_reads = 0
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Reads as any file does.
+
+        Raises:
+            InvalidInputError: It was read more than `MAX_READS` times.
+        """
+        self._num_reads += 1
+        if self._num_reads > MAX_READS:
+            raise InvalidInputError(
+                self._field, f"takes more than {MAX_READS} reads; save it anew as a JPEG or PNG and send that"
+            )
+        return super().read(size)
+
+
+def _decode(image: ImageFile.ImageFile, field: str) -> Image.Image:
+    """Decodes an image whose header was read and checked; turns it upright and makes it RGB."""
     image_format = "JPEG" if image.format == "MPO" else image.format  # a JPEG with further pictures behind it
     try:
         image.load()
-        image = _upright(image)  # of each picture there is one at a time, as far as this function holds it
+        _turn_upright(image)
         return to_rgb(image)
-    except MemoryError:
+    except (MemoryError, InvalidInputError):
         raise
     except Exception as error:  # on damaged files Pillow's decoders raise nearly everything
         raise InvalidInputError(
@@ -260,24 +282,54 @@ def _decode(image: Image.Image, field: str) -> Image.Image:
 
 
 def _open_header(data: bytes, field: str, limits: ImageLimits) -> ImageFile.ImageFile:
-    """Reads the header only; checks the bytes there are and the size it announces."""
-    _check_bytes(data, field, limits.max_bytes)
-    check_parts(data, field)
+    """Reads the header alone; checks the file's size, and the size and the passes it announces."""
+    if not data:
+        raise InvalidInputError(field, f"is empty; send the bytes of a {_FORMATS_AS_TEXT} file")
+    if len(data) > limits.max_bytes:
+        raise InvalidInputError(field, f"has {len(data)} bytes, the limit is {limits.max_bytes}; send a smaller image")
     try:
-        image = Image.open(BytesIO(data), formats=READ)
+        image = Image.open(_CountedFile(data, field), formats=_FORMATS)
         _scale_transparent_colour(image)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise InvalidInputError(
             field, f"announces more pixels than the limit of {limits.max_pixels}; send a smaller image"
         ) from error
-    except MemoryError:
+    except (MemoryError, InvalidInputError):
         raise
     except Exception as error:  # as in _decode: a damaged header is no more orderly
-        raise InvalidInputError(field, refusal(data)) from error
+        raise InvalidInputError(
+            field,
+            f"is not an image this server can read, or its header is damaged; send the bytes of a whole "
+            f"{_FORMATS_AS_TEXT} file",
+        ) from error
     _check_size(image, field, limits)
     if image.format in ("JPEG", "MPO"):
         check_scans(data, field)
     return image
+
+
+def check_scans(data: bytes, field: str) -> None:
+    """Checks the scans of a JPEG.
+
+    Raises:
+        InvalidInputError: There are more than `MAX_SCANS`.
+    """
+    if data.count(b"\xff\xda") <= MAX_SCANS:  # which tells of nearly all
+        return
+    # Those two bytes may stand in a colour profile or a preview too, so this goes from marker to marker.
+    position, num_scans = 2, 0
+    while (found := _MARKER.search(data, position)) is not None and found[1][0] != _END_OF_IMAGE:
+        position = found.end()
+        if found[1][0] in _MARKERS_WITHOUT_LENGTH:
+            continue
+        num_scans += found[1][0] == _START_OF_SCAN
+        if num_scans > MAX_SCANS:
+            raise InvalidInputError(
+                field,
+                f"has more than {MAX_SCANS} scans, each of which is a pass over all its pixels; save it anew as a JPEG "
+                "or PNG and send that",
+            )
+        position += max(int.from_bytes(data[position : position + 2]), 2)
 
 
 def _scale_transparent_colour(image: ImageFile.ImageFile) -> None:
@@ -290,13 +342,6 @@ def _scale_transparent_colour(image: ImageFile.ImageFile) -> None:
         image.info["transparency"] = transparent * _LEVEL_SCALES[raw_mode]
     elif raw_mode == "RGB;16B":
         image.info["transparency"] = tuple(level >> 8 for level in transparent)
-
-
-def _check_bytes(data: bytes, field: str, max_bytes: int) -> None:
-    if not data:
-        raise InvalidInputError(field, f"is empty; send the bytes of a {READ_AS_TEXT} file")
-    if len(data) > max_bytes:
-        raise InvalidInputError(field, f"has {len(data)} bytes, the limit is {max_bytes}; send a smaller image")
 
 
 def _check_size(image: Image.Image, field: str, limits: ImageLimits) -> None:
@@ -319,14 +364,14 @@ def _check_size(image: Image.Image, field: str, limits: ImageLimits) -> None:
         )
 
 
-def _upright(image: Image.Image) -> Image.Image:
-    """Turns an image as its EXIF orientation says; EXIF data that cannot be read is as good as none."""
+def _turn_upright(image: Image.Image) -> None:
+    """Turns an image as its EXIF orientation says; EXIF data that cannot be read counts as none."""
     try:
-        orientation = image.getexif().get(_EXIF_ORIENTATION, 1)
+        ImageOps.exif_transpose(image, in_place=True)
+    except MemoryError:
+        raise
     except Exception:  # a broken annotation does not make the picture unreadable
-        return image
-    method = _UPRIGHT.get(orientation)
-    return image if method is None else image.transpose(method)
+        return
 
 
 def to_rgb(image: Image.Image) -> Image.Image:

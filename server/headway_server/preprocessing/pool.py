@@ -9,7 +9,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
-from headway_server.runtime.processor import usable_cores
+from headway_server.runtime import usable_cores
 
 _MAX_THREADS = 2
 

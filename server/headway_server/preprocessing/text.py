@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -43,6 +43,37 @@ class EncodedText:
 
     def __len__(self) -> int:
         return len(self.input_ids)
+
+
+@contextmanager
+def no_panics() -> Iterator[None]:
+    """Turns a panic of a library that is written in Rust, which is no `Exception`, into one.
+
+    Raises:
+        RuntimeError: The library panicked.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # of a module that cannot be imported
+            raise
+        raise RuntimeError(f"a library panicked: {error}") from error
+
+
+def open_tokenizer(file: Path) -> Tokenizer:
+    """Opens a `tokenizer.json` that neither shortens nor pads, whatever it was saved with.
+
+    Raises:
+        BundleError: The file cannot be read as a tokenizer.
+    """
+    try:
+        with no_panics():
+            tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises bare Exception
+        raise BundleError(f"{file}: cannot be read as a tokenizer ({error}); export the model again") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
 
 
 class TextTokenizer:

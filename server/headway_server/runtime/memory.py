@@ -13,8 +13,9 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
-from headway_server.errors import BundleError, RuntimeUnavailableError
-from headway_server.runtime.session import Device, Tensor
+from headway_server.errors import InternalError
+from headway_server.runtime.machine import Device, load_cudart
+from headway_server.runtime.session import Tensor
 
 _CUDA_MEMCPY_HOST_TO_DEVICE = 1
 _CUDA_MEMCPY_DEVICE_TO_DEVICE = 3
@@ -168,14 +169,4 @@ class CudaBuffer:
 
     def _check(self, code: int) -> None:
         if code != 0:
-            raise BundleError(f"CUDA call failed with code {code}; see the CUDA runtime's error table")
-
-
-def load_cudart() -> ctypes.CDLL:
-    """Loads the CUDA runtime that ONNX Runtime has loaded already."""
-    for name in ("libcudart.so.13", "libcudart.so.12"):
-        try:
-            return ctypes.CDLL(name)
-        except OSError:
-            continue
-    raise RuntimeUnavailableError("the CUDA runtime library libcudart.so.13 was not found; install headway-server[gpu]")
+            raise InternalError(f"a CUDA call failed with code {code}; see the CUDA runtime's table of errors")

@@ -16,13 +16,12 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from headway_server.bundles import Bundle, Graph, Manifest, Precision, Task, TensorSpec, Variant
+from headway_server.bundles import Bundle, Graph, Manifest, Precision, TensorSpec, Variant
 from headway_server.errors import BundleError, RuntimeUnavailableError
 from headway_server.runtime.binding import Binding
 from headway_server.runtime.cores import Cores
-from headway_server.runtime.processor import has_exact_int8, usable_cores
+from headway_server.runtime.machine import Device, has_exact_int8, usable_cores
 
-Device: TypeAlias = Literal["cpu", "cuda"]
 Tensor: TypeAlias = NDArray[Any]
 
 _PROVIDERS: dict[Device, list[str]] = {
@@ -276,7 +275,7 @@ def _has_cuda_device(onnxruntime: Any) -> bool:
 
 
 def _check_cuda(manifest: Manifest, precision: Precision) -> None:
-    decodes = manifest.task in (Task.GENERATION, Task.TRANSLATION)
+    decodes = "decoder" in manifest.variants[precision].graphs
     if precision is Precision.INT8 or (decodes and precision is Precision.FP32):
         raise RuntimeUnavailableError(
             f"{manifest.name}/{manifest.version}: its {precision} variant does not run on CUDA; export it with "

@@ -11,11 +11,10 @@ import structlog
 from headway_server.bundles import Bundle, Precision, Task, Variant
 from headway_server.decoding.core.engine import Engine
 from headway_server.decoding.core.lanes import FEWEST_SLOTS, Lanes
-from headway_server.decoding.interfaces import Decoder, Encoder
+from headway_server.decoding.interfaces import Decoder, DraftVerifier, Encoder
 from headway_server.decoding.runner.decoder import DecoderRunner, slot_sizes
 from headway_server.decoding.runner.memory_plan import format_size, plan_memory
 from headway_server.decoding.settings import EngineSettings
-from headway_server.decoding.speculation.prompt_lookup import DraftVerifier
 from headway_server.errors import BundleError, InvalidInputError
 from headway_server.preprocessing import TextTokenizer
 from headway_server.runtime import Cores, Device, Runtime, available_bytes
@@ -105,17 +104,16 @@ class DecodingModel:
         return self._lanes.is_alive
 
     def stalled_s(self) -> float:
-        """Returns for how many seconds the present step of an engine has been running; 0.0 where none is."""
-        return 0.0
+        """Returns for how many seconds the present step of an engine has been running; 0.0 if there is none."""
+        return self._lanes.stalled_s()
 
     def start(self) -> None:
         """Starts the engines; called with the event loop running."""
         self._lanes.start()
 
     def close(self) -> bool:
-        """Stops the engines; what still runs or waits fails. True if their threads have ended."""
-        self._lanes.close()
-        return True
+        """Stops the engines; what still runs or waits fails. Returns False if a thread hangs and was left behind."""
+        return self._lanes.close()
 
     def _check_runs(self, run_once: Callable[[], object]) -> None:
         """Runs the graphs once, and once more on one core where there are several lanes.

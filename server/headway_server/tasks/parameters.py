@@ -11,7 +11,7 @@ import numpy as np
 
 from headway_server.bundles import SamplingDefaults
 from headway_server.decoding.constraints import ConstraintRequest
-from headway_server.decoding.sequence import SamplingParameters
+from headway_server.decoding.parameters import SamplingParameters
 from headway_server.errors import InvalidInputError
 
 _T = TypeVar("_T")
@@ -53,7 +53,7 @@ class SamplingRequest:
     """Token and what is added to its logit."""
     seed: int | None = None
     stop_strings: tuple[str, ...] = ()
-    stop_ids: tuple[int, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
     constraint: ConstraintRequest | None = None
     """What the text must look like; None is anything. Held to its limits where it is compiled."""
 
@@ -132,14 +132,14 @@ def plan_sampling(
         frequency_penalty=_given(request.frequency_penalty, defaults.frequency_penalty),
         logit_biases=request.logit_biases,
         stop_strings=request.stop_strings,
-        stop_ids=frozenset(request.stop_ids),
+        stop_token_ids=request.stop_token_ids,
         num_top_tokens=None if wanted is None else min(wanted.num_top_tokens, limits.vocab_size),
         wants_prompt_log_probabilities=wanted is not None and wanted.include_prompt,
     )
     _check_counts(request, limits)
     _check_drawing(parameters, limits.vocab_size)
     _check_stop_strings(request.stop_strings)
-    _check_stop_ids(request.stop_ids, limits.vocab_size)
+    _check_stop_ids(request.stop_token_ids, limits.vocab_size)
     _check_logit_biases(request.logit_biases, limits.vocab_size)
     if wanted is not None:
         check_range("log_probabilities.top_token_count", wanted.num_top_tokens, 0, MAX_TOP_TOKENS)

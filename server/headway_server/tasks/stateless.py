@@ -1,46 +1,67 @@
-"""What stateless models have in common as they are served: one batcher, one admission, named labels.
-
-C is the number of labels, N that of a call's items.
-"""
+"""What served models without state have in common: a bundle, an admission and a batcher."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping
 
-import numpy as np
-from numpy.typing import NDArray
-
-from headway_server.batching.batcher import Batcher
-from headway_server.batching.tensors import top_k_indices
-from headway_server.bundles import Bundle, ClassificationScheme, Precision
+from headway_server.batching import Batcher, BatchGraph
+from headway_server.bundles import Bundle, ClassificationScheme, Manifest, Precision
+from headway_server.observers import ModelId, Observer
 from headway_server.runtime import Device
 from headway_server.serving.permits import Admission
+from headway_server.tasks.outputs import EMBEDDING, LOGITS, LabelReader
 
-
-class ScoredLabel(NamedTuple):
-    """A label with its probability."""
-
-    label: str
-    probability: float
-    is_selected: bool
-    """Whether the label applies."""
+_MIB = 2**20
 
 
 class StatelessModel:
-    """What the models here have in common: one batcher, one admission, labels."""
+    """A model whose graph answers each input by itself."""
+
+    _noun = "inputs"
+    """What it reads, for messages."""
 
     def __init__(
-        self, bundle: Bundle, precision: Precision, device: Device, batcher: Batcher[Any], admission: Admission
+        self,
+        bundle: Bundle,
+        precision: Precision,
+        graph: BatchGraph,
+        *,
+        budget: int,
+        max_padding: int | None,
+        max_waiting: int,
+        max_waiting_mib: int,
+        observer: Observer,
     ) -> None:
+        """Makes a model of its parts; `load` makes the parts.
+
+        Args:
+            bundle: The bundle.
+            precision: Of the variant that runs.
+            graph: Of that variant, warmed up.
+            budget: Of the batcher, as `max_padding` and `observer` are.
+            max_padding: See `Batcher`.
+            max_waiting: Most inputs that are admitted and not yet answered.
+            max_waiting_mib: Likewise, most MiB of them.
+            observer: See `Batcher`.
+        """
+        manifest = bundle.manifest
         self.bundle = bundle
         self.precision = precision
-        self.device: Device = device
-        self.classification = bundle.manifest.classification or ClassificationScheme()
+        self.device: Device = graph.device
+        self.classification = manifest.classification or ClassificationScheme()
         """How logits become probabilities, and which labels apply."""
-        self._batcher = batcher
-        self._admission = admission
+        self._label_reader = LabelReader(manifest.labels, self.classification)
+        self._batcher = Batcher(
+            graph,
+            budget=budget,
+            model=ModelId(name=manifest.name, version=manifest.version),
+            session=graph.session,
+            max_padding=max_padding,
+            observer=observer,
+        )
+        self._admission = Admission(
+            limit=max_waiting, noun=self._noun, owner=manifest.name, max_bytes=max_waiting_mib * _MIB
+        )
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -53,47 +74,23 @@ class StatelessModel:
 
     @property
     def is_alive(self) -> bool:
-        """Whether calls are answered: from `start` to `close`."""
+        """True from `start` to `close`, unless a thread of the batcher has ended by itself."""
         return self._batcher.is_alive
 
     def stalled_s(self) -> float:
         """Returns for how many seconds the oldest running batch has been running; 0.0 where none is."""
-        return 0.0
+        return self._batcher.stalled_s()
 
     def close(self) -> bool:
         """Stops the batcher; what still waits fails. True if its threads have ended."""
-        self._batcher.close()
-        return True
-
-    def _top_labels(
-        self, results: Sequence[NDArray[np.float32]], top_k: int, threshold: float | None = None
-    ) -> list[tuple[ScoredLabel, ...]]:
-        """Names the `top_k` largest of N items' probabilities, each (C,), and says which labels apply.
-
-        Args:
-            results: The probabilities.
-            top_k: Labels to name.
-            threshold: Probability from which a label applies, in place of the bundle's.
-        """
-        labels, thresholds = self.labels, self._thresholds(threshold)
-        named = []
-        for row in results:
-            scores = row.tolist()
-            if not math.isfinite(sum(scores)):
-                raise FloatingPointError(f"{self!r} answered probabilities that are not numbers")
-            indices = top_k_indices(row, top_k).tolist()
-            applying = indices if self.classification.kind == "multi_label" else indices[:1]
-            selected = {index for index in applying if scores[index] >= thresholds[index]}
-            named.append(tuple(ScoredLabel(labels[index], scores[index], index in selected) for index in indices))
-        return named
-
-    def _thresholds(self, threshold: float | None) -> Sequence[float]:
-        """The probabilities from which labels apply, each the nearest of those that a float32 can hold."""
-        own = self.classification.thresholds or (0.0,) * len(self.labels)
-        thresholds = own if threshold is None else (threshold,) * len(own)
-        rounded: list[float] = np.asarray(thresholds, np.float32).tolist()
-        return rounded
+        return self._batcher.close()
 
     def __repr__(self) -> str:
         manifest = self.bundle.manifest
         return f"{type(self).__name__}({manifest.name}/{manifest.version}, {self.precision}, {self._admission!r})"
+
+
+def expected_outputs(manifest: Manifest, *axes: int) -> Mapping[str, tuple[int, ...]]:
+    """Returns the shapes of an item's outputs: a logit for each label, at each place of `axes`, and an embedding."""
+    logits = {LOGITS: (*axes, len(manifest.labels))}
+    return logits if manifest.embedding is None else logits | {EMBEDDING: (manifest.embedding.dimension,)}

@@ -9,14 +9,14 @@ from headway_server.batching.queue import BatchQueue, Entry
 NOW = 100.0
 
 
-def entries(call: object, lengths: list[int], deadline: float | None = None) -> list[Entry[str]]:
+def entries(call: object, lengths: list[int], deadline: float | None = None) -> list[Entry]:
     return [
         Entry(item=f"{call}{index}", length=length, call=call, index=index, deadline=deadline)
         for index, length in enumerate(lengths)
     ]
 
 
-def take(queue: BatchQueue[str]) -> list[str]:
+def take(queue: BatchQueue) -> list[str]:
     batch, _ = queue.take(NOW)
     return [entry.item for entry in batch]
 
@@ -48,7 +48,7 @@ def test_a_batch_is_of_like_lengths():
 
 
 def test_padding_that_costs_more_than_a_run_is_not_taken_in():
-    queue = BatchQueue(budget=400, most_padding=6)
+    queue = BatchQueue(budget=400, max_padding=6)
     queue.add(entries("a", [10, 40, 13, 42, 14, 90]))
     assert sorted(take(queue)) == ["a0", "a2", "a4"], "10 and 13 are padded to 14"
     assert sorted(take(queue)) == ["a1", "a3"]
@@ -56,7 +56,7 @@ def test_padding_that_costs_more_than_a_run_is_not_taken_in():
 
 
 def test_padding_counts_for_all_that_a_longer_entry_pads():
-    queue = BatchQueue(budget=400, most_padding=6)
+    queue = BatchQueue(budget=400, max_padding=6)
     queue.add(entries("a", [10, 10, 10, 10, 12]))
     assert sorted(take(queue)) == ["a0", "a1", "a2", "a3"], "the longer one would pad four entries by 2 each"
 

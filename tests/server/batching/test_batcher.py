@@ -9,11 +9,12 @@ import pytest
 import structlog
 from waiting import until
 
-from headway_server.batching import inline_gate
-from headway_server.batching.batcher import Batcher, BatchError
-from headway_server.batching.run_costs import RunCosts
-from headway_server.errors import DeadlineError, DrainingError, InvalidInputError
+from headway_server.batching import Batcher, BatchError
+from headway_server.errors import DeadlineError, DrainingError
+from headway_server.observers import BatchEvent, ModelId, Observer, QueueEvent
 from headway_server.runtime import Cores
+
+SQUARES = ModelId(name="squares", version="1")
 
 
 class HoldableModel:
@@ -29,7 +30,8 @@ class HoldableModel:
     def collate(self, items):
         return {"numbers": np.array(items, np.float32)}
 
-    def run(self, feeds):
+    def run(self, feeds, outputs):
+        assert outputs == ["squares"]
         self.num_running += 1
         assert self.num_running == 1, "two runs at a time"
         self.batches.append(feeds["numbers"].tolist())
@@ -40,10 +42,10 @@ class HoldableModel:
             raise ArithmeticError("13")
         return np.stack([feeds["numbers"], feeds["numbers"] ** 2], axis=1)
 
-    def finish(self, outputs):
+    def split(self, outputs, _items):
         if 17 in outputs:
             raise ArithmeticError("17")
-        return outputs
+        return list(outputs)
 
 
 @pytest.fixture
@@ -53,7 +55,7 @@ def model() -> HoldableModel:
 
 @pytest.fixture
 async def batcher(model):
-    batcher = Batcher(model, budget=4, name="squares")
+    batcher = Batcher(model, budget=4, model=SQUARES)
     batcher.start()
     yield batcher
     model.gate.set()
@@ -61,8 +63,9 @@ async def batcher(model):
     assert not any(thread.is_alive() for thread in batcher._threads)
 
 
-def submit(batcher: Batcher, *numbers: float, deadline: float | None = None) -> asyncio.Task:
-    return asyncio.create_task(batcher.submit(numbers, [1] * len(numbers), deadline=deadline))
+def submit(batcher: Batcher, *numbers: float, deadline: float | None = None, read=None) -> asyncio.Task:
+    lengths = [1] * len(numbers)
+    return asyncio.create_task(batcher.submit(numbers, lengths, outputs=("squares",), read=read, deadline=deadline))
 
 
 async def hold(model: HoldableModel, batcher: Batcher) -> asyncio.Task:
@@ -75,7 +78,7 @@ async def hold(model: HoldableModel, batcher: Batcher) -> asyncio.Task:
 
 async def test_results_come_in_the_order_of_the_call(batcher):
     results = await submit(batcher, *range(11))
-    assert np.stack(results.rows).tolist() == [[n, n * n] for n in range(11)]
+    assert np.stack(results.results).tolist() == [[n, n * n] for n in range(11)]
     assert all(run.started_at >= run.arrived_at for run in results.runs)
     assert all(run.finished_at > run.started_at for run in results.runs)
 
@@ -102,69 +105,33 @@ async def test_a_full_batch_is_prepared_while_one_runs_and_a_part_of_one_is_not(
     assert len(model.batches) == 2
 
 
-async def test_items_are_prepared_by_the_batchers_threads_unless_nobody_waits(model):
+async def test_outputs_are_read_by_the_batchers_threads_and_each_knows_its_place_in_the_call(batcher):
     threads: set[str] = set()
-    seen: list[float] = []
 
-    def double(number: float) -> float:
+    def read(row, index):
         threads.add(threading.current_thread().name)
-        seen.append(number)
-        if number == 5:
-            raise InvalidInputError("numbers[0]", "is five")
-        return 2 * number
+        return index, float(row[1])
 
-    batcher = Batcher(model, budget=4, name="squares", prepare=double)
-    batcher.start()
-    try:
-        stuck = await hold(model, batcher)
-        gone, five, kept = submit(batcher, 1), submit(batcher, 5), submit(batcher, 3)
-        await until(lambda: len(batcher._queue) == 3)
-        gone.cancel()
-        await asyncio.gather(gone, return_exceptions=True)
+    assert (await submit(batcher, 3, 4, 5, read=read)).results == [(0, 9), (1, 16), (2, 25)]
+    assert all(name.startswith("batcher-squares") for name in threads)
+
+
+async def test_an_answer_that_cannot_be_read_fails_its_call_alone(batcher, model):
+    def read(row, index):
+        if row[0] == 5:
+            raise FloatingPointError("five")
+        return float(row[1])
+
+    stuck = await hold(model, batcher)
+    bad, good = submit(batcher, 4, 5, read=read), submit(batcher, 3, read=read)
+    await until(lambda: len(batcher._queue) == 3)
+    with structlog.testing.capture_logs() as logs:
         model.gate.set()
-        with pytest.raises(InvalidInputError, match="is five"):
-            await five
-        assert (await kept).rows[0].tolist() == [6, 36]
-        assert (await stuck).rows[0].tolist() == [2000, 4000000]
-        assert seen == [1000, 5, 3]
-        assert all(name.startswith("batcher-squares") for name in threads)
-        alone = submit(batcher, 5)
-        with pytest.raises(InvalidInputError):  # of a batch of which nothing is left, nothing is run
-            await alone
-        assert (await submit(batcher, 7)).rows[0].tolist() == [14, 196]
-    finally:
-        model.gate.set()
-        batcher.close()
-
-
-async def test_what_cannot_be_prepared_for_whatever_reason_fails_its_call_alone(model):
-    seen: list[float] = []
-
-    def prepare(number: float) -> float:
-        seen.append(number)
-        if number == 5:
-            raise TypeError("five")
-        return number
-
-    batcher = Batcher(model, budget=8, name="squares", prepare=prepare)
-    batcher.start()
-    try:
-        stuck = await hold(model, batcher)
-        waiting = submit(batcher, 0)  # takes the thread that prepares ahead, or shares the batch
-        bad, good = submit(batcher, 4, 5, 6), submit(batcher, 3)
-        await until(lambda: len(batcher._queue) >= 4)
-        with structlog.testing.capture_logs() as logs:
-            model.gate.set()
-            with pytest.raises(BatchError, match="the server's log says why"):
-                await bad
-            assert (await good).rows[0].tolist() == [3, 9]
-        await asyncio.gather(stuck, waiting)
-        assert 6 not in seen, "its call had failed already"
-        assert 4 not in [number for batch in model.batches for number in batch]
-        assert [entry["event"] for entry in logs] == ["an item could not be prepared"]
-    finally:
-        model.gate.set()
-        batcher.close()
+        with pytest.raises(BatchError, match="the server's log says why"):
+            await bad
+        assert (await good).results == [9]
+    await stuck
+    assert [entry["event"] for entry in logs] == ["an answer could not be read"]
 
 
 async def test_a_cancelled_call_never_runs(batcher, model):
@@ -200,7 +167,7 @@ async def test_a_caller_that_goes_when_its_batch_is_prepared_costs_no_run(batche
     await asyncio.gather(*gone, return_exceptions=True)
     model.gate.set()
     await first
-    assert (await submit(batcher, 5)).rows[0].tolist() == [5, 25]
+    assert (await submit(batcher, 5)).results[0].tolist() == [5, 25]
     assert model.batches == [[1000], [5]]
 
 
@@ -214,7 +181,7 @@ async def test_who_is_too_late_when_the_batch_is_prepared_is_left_out_of_it(batc
     model.gate.set()
     with pytest.raises(DeadlineError):
         await late
-    assert [row.tolist() for row in (await stays).rows] == [[3, 9], [4, 16]]
+    assert [row.tolist() for row in (await stays).results] == [[3, 9], [4, 16]]
     await first
     assert model.batches == [[1000], [3, 4]]
 
@@ -223,7 +190,7 @@ async def test_who_is_too_late_when_the_batch_is_prepared_is_left_out_of_it(batc
 async def test_an_error_fails_the_calls_of_its_batch_and_no_others(batcher, bad):
     with pytest.raises(BatchError, match="the server's log says why"):
         await submit(batcher, bad)
-    assert np.stack((await submit(batcher, 2)).rows).tolist() == [[2, 4]]
+    assert np.stack((await submit(batcher, 2)).results).tolist() == [[2, 4]]
 
 
 async def test_an_error_is_logged_once_for_all_calls_of_its_batch(batcher, model):
@@ -253,7 +220,7 @@ async def test_closing_fails_what_waits_and_refuses_what_comes(batcher, model):
     await until(lambda: len(batcher._queue) == 1)
 
     def open_gate_once_closed() -> None:
-        while not batcher._closed:
+        while not batcher._is_closed:
             time.sleep(0.001)
         model.gate.set()
 
@@ -265,14 +232,98 @@ async def test_closing_fails_what_waits_and_refuses_what_comes(batcher, model):
         await waiting
     with pytest.raises(DrainingError):
         await submit(batcher, 2)
-    assert np.stack((await running).rows).tolist() == [[1000, 1e6]]
+    assert np.stack((await running).results).tolist() == [[1000, 1e6]]
+
+
+async def test_closing_leaves_a_run_that_hangs_behind_and_fails_its_call(batcher, model):
+    stuck = await hold(model, batcher)
+    with structlog.testing.capture_logs() as logs:
+        began = time.monotonic()
+        assert not await asyncio.to_thread(batcher.close, 0.1)
+        assert time.monotonic() - began < 5
+        with pytest.raises(DrainingError):
+            await stuck
+    assert [entry["event"] for entry in logs] == ["a thread does not end and is left behind"]
+    model.gate.set()
+    assert await asyncio.to_thread(batcher.close)
+
+
+@pytest.mark.parametrize("place", ["collate", "run", "split"])
+async def test_a_thread_that_ends_by_itself_fails_every_call_and_the_model_says_so(batcher, model, monkeypatch, place):
+    class Panic(BaseException):
+        """As of a library that is written in Rust."""
+
+    def panic(*_):
+        model.gate.wait(30)
+        raise Panic
+
+    running = await hold(model, batcher)
+    monkeypatch.setattr(model, place, panic)
+    calls = [submit(batcher, n) for n in range(9)]
+    await until(lambda: len(batcher._queue) > 0)
+    with structlog.testing.capture_logs() as logs:
+        model.gate.set()
+        for call in (*calls, *([running] if place == "split" else [])):
+            with pytest.raises(BatchError):
+                await asyncio.wait_for(call, 30)
+    assert "a batcher has ended by itself" in [entry["event"] for entry in logs]
+    assert not batcher.is_alive
+    with pytest.raises(BatchError):
+        await submit(batcher, 1)
+
+
+async def test_what_runs_is_seen_to_stall_and_what_waits_is_not(batcher, model):
+    assert batcher.stalled_s() == 0
+    stuck = await hold(model, batcher)
+    await until(lambda: batcher.stalled_s() > 0.05)
+    model.gate.set()
+    await stuck
+    await until(lambda: batcher.stalled_s() == 0)
+
+
+class Noting(Observer):
+    """Notes what it is told."""
+
+    def __init__(self) -> None:
+        self.left: list[QueueEvent] = []
+        self.batches: list[BatchEvent] = []
+
+    def left_queue(self, event: QueueEvent) -> None:
+        self.left.append(event)
+
+    def batch_finished(self, event: BatchEvent) -> None:
+        self.batches.append(event)
+
+
+async def test_an_observer_is_told_of_every_item_that_leaves_the_queue_and_of_every_batch(model):
+    observer = Noting()
+    batcher = Batcher(model, budget=8, model=SQUARES, observer=observer)
+    batcher.start()
+    try:
+        stuck = await hold(model, batcher)
+        gone, late = submit(batcher, 1, 2), submit(batcher, 3, deadline=time.monotonic())
+        stays = asyncio.create_task(batcher.submit([4, 5], [1, 3], outputs=("squares",), deadline=None))
+        await until(lambda: len(batcher._queue) == 5)
+        gone.cancel()
+        await asyncio.gather(gone, return_exceptions=True)
+        model.gate.set()
+        await asyncio.gather(stuck, late, stays, return_exceptions=True)
+    finally:
+        batcher.close()
+    assert sorted(event.reason for event in observer.left) == ["cancelled"] * 2 + ["expired"] + ["started"] * 3
+    assert all(event.queue_s >= 0 and event.model == SQUARES for event in observer.left)
+    assert observer.left[-1].num_waiting == 0
+    first, second = observer.batches
+    assert (first.num_items, first.length, first.num_padded) == (1, 1, 0)
+    assert (second.num_items, second.length, second.num_padded) == (2, 3, 2)
+    assert first.run_s > 0
 
 
 async def test_many_calls_at_once_get_their_own_answers(batcher):
     calls = [list(range(start, start + 1 + start % 7)) for start in range(20, 220)]
     answers = await asyncio.gather(*(submit(batcher, *call) for call in calls))
     for call, answer in zip(calls, answers, strict=True):
-        assert [row[0] for row in answer.rows] == call
+        assert [row[0] for row in answer.results] == call
 
 
 class TwoAtATime:
@@ -287,14 +338,14 @@ class TwoAtATime:
     def collate(self, items):
         return np.array(items, np.float32)
 
-    def run(self, numbers):
+    def run(self, numbers, _outputs):
         self.batches.append(numbers.tolist())
         self.knew_of_each_other.append(self.cores.is_shared)
         self.together.wait(30)
         return numbers
 
-    def finish(self, numbers):
-        return numbers[:, np.newaxis] ** 2
+    def split(self, numbers, _items):
+        return list(numbers[:, np.newaxis] ** 2)
 
 
 class TwoLanes:
@@ -309,75 +360,12 @@ class TwoLanes:
 async def test_with_two_lanes_what_waits_is_run_in_two_shares_at_a_time():
     session = TwoLanes()
     model = TwoAtATime(session.cores)
-    batcher = Batcher(model, budget=100, name="squares", session=session)
+    batcher = Batcher(model, budget=100, model=SQUARES, session=session)
     batcher.start()
     results = await submit(batcher, *range(10))
-    assert np.stack(results.rows).ravel().tolist() == [n * n for n in range(10)]
+    assert np.stack(results.results).ravel().tolist() == [n * n for n in range(10)]
     assert sorted(map(len, model.batches)) == [5, 5]
     assert model.knew_of_each_other == [True, True]
     batcher.close()
     assert not session.cores.is_shared
     assert repr(session.cores) == "Cores(0 busy on 2)"
-
-
-@pytest.fixture
-async def inline(model, monkeypatch):
-    """A batcher that refuses five, and runs items of length 1 on the event loop from the first call on."""
-    monkeypatch.setattr(inline_gate, "_NUM_ALONE", 0)
-
-    def refuse_five(number: float) -> float:
-        if number == 5:
-            raise InvalidInputError("numbers[0]", "is five")
-        return number
-
-    batcher = Batcher(model, budget=4, name="squares", costs=RunCosts(most_inline=1), prepare=refuse_five)
-    batcher.start()
-    yield batcher
-    model.gate.set()
-    batcher.close()
-
-
-async def test_a_short_item_that_comes_alone_is_run_on_the_event_loop(inline, model, monkeypatch):
-    threads: list[str] = []
-    run = model.run
-    monkeypatch.setattr(model, "run", lambda feeds: (threads.append(threading.current_thread().name), run(feeds))[1])
-    results = await inline.submit([3], [1], deadline=None)
-    assert results.rows[0].tolist() == [3, 9]
-    assert all(run.started_at >= run.arrived_at for run in results.runs)
-    assert all(run.finished_at > run.started_at for run in results.runs)
-    await asyncio.sleep(0.001)
-    for lengths in ([2], [1, 1]):
-        assert len((await inline.submit([4] * len(lengths), lengths, deadline=None)).rows) == len(lengths)
-    assert threads[0] == threading.current_thread().name
-    assert not {threading.current_thread().name} & set(threads[1:]), "longer ones and several go to the threads"
-
-
-async def test_while_a_batch_runs_a_short_item_waits_for_the_threads(inline, model):
-    model.gate.clear()
-    stuck = asyncio.create_task(inline.submit([1, 2], [1, 1], deadline=None))
-    await until(model.entered.is_set)
-    waiting = submit(inline, 3)
-    await until(lambda: len(inline._queue) == 1)
-    model.gate.set()
-    assert (await waiting).rows[0].tolist() == [3, 9]
-    await stuck
-
-
-async def test_what_fails_on_the_event_loop_fails_as_in_the_threads(inline):
-    with structlog.testing.capture_logs() as logs:
-        for number in (13, 17):
-            await asyncio.sleep(0.001)
-            with pytest.raises(BatchError, match="could not be run"):
-                await inline.submit([number], [1], deadline=None)
-    assert [entry["event"] for entry in logs] == ["a batch failed"] * 2
-    await asyncio.sleep(0.001)
-    with pytest.raises(InvalidInputError, match="is five"):
-        await inline.submit([5], [1], deadline=None)
-    await asyncio.sleep(0.001)
-    with pytest.raises(DeadlineError):
-        await inline.submit([1], [1], deadline=time.monotonic() - 1)
-    await asyncio.sleep(0.001)
-    assert (await inline.submit([6], [1], deadline=None)).rows[0].tolist() == [6, 36]
-    await asyncio.to_thread(inline.close)
-    with pytest.raises(DrainingError):
-        await inline.submit([1], [1], deadline=None)

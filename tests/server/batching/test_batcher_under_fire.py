@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 import structlog
 
-from headway_server.batching import inline_gate
-from headway_server.batching.batcher import Batcher, BatchError
-from headway_server.batching.run_costs import UNKNOWN_COSTS, RunCosts
+from headway_server.batching import Batcher, BatchError
 from headway_server.errors import DeadlineError, DrainingError, OverloadedError
+from headway_server.observers import ModelId
 from headway_server.serving.permits import Admission
 
 BUDGET = 24
@@ -43,7 +42,7 @@ class Squares:
             self.most_work = max(self.most_work, longest * len(items))
         return [number for number, _ in items]
 
-    def run(self, prepared: list[int]) -> list[int]:
+    def run(self, prepared: list[int], _outputs: Sequence[str]) -> list[int]:
         assert self._running.acquire(blocking=False), "two runs at a time"
         try:
             time.sleep(2e-5 * len(prepared))
@@ -53,16 +52,16 @@ class Squares:
         finally:
             self._running.release()
 
-    def finish(self, outputs: list[int]) -> list[np.ndarray]:
+    def split(self, outputs: list[int], _items: Sequence[tuple[int, int]]) -> list[np.ndarray]:
         return [np.array([square], np.float32) for square in outputs]
 
 
 class Model:
     """A batcher behind an admission, as a served model has them."""
 
-    def __init__(self, name: str, *, costs: RunCosts = UNKNOWN_COSTS) -> None:
+    def __init__(self, name: str) -> None:
         self.squares = Squares()
-        self.batcher: Batcher[tuple[int, int]] = Batcher(self.squares, budget=BUDGET, name=name, costs=costs)
+        self.batcher = Batcher(self.squares, budget=BUDGET, model=ModelId(name=name, version="1"))
         self.admission = Admission(limit=LIMIT, noun="numbers", owner=name)
         self.batcher.start()
 
@@ -75,10 +74,12 @@ class Model:
         deadline = time.monotonic() + generator.uniform(-0.001, 0.01) if generator.random() < 0.2 else None
         try:
             with self.admission.admit(count):
-                results = await self.batcher.submit(items, [length for _, length in items], deadline=deadline)
+                results = await self.batcher.submit(
+                    items, [length for _, length in items], outputs=("squares",), deadline=deadline
+                )
         except (BatchError, DeadlineError, DrainingError, OverloadedError) as error:
             return type(error).__name__
-        assert [row.tolist() for row in results.rows] == [[number**2] for number, _ in items]
+        assert [row.tolist() for row in results.results] == [[number**2] for number, _ in items]
         assert all(run.started_at >= run.arrived_at for run in results.runs)
         assert all(run.finished_at > run.started_at for run in results.runs)
         return "answered"
@@ -114,11 +115,8 @@ async def ask_at_random(model: Model, generator: random.Random, count: int) -> C
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_random_calls_to_several_models_all_end_and_give_their_permits_back(seed, monkeypatch):
-    """The last two may run short items on the event loop, whoever asks."""
-    monkeypatch.setattr(inline_gate, "_NUM_ALONE", 0)
-    inline = RunCosts(most_inline=8)
-    models = [Model(f"model-{number}", costs=inline if number else UNKNOWN_COSTS) for number in range(3)]
+async def test_random_calls_to_several_models_all_end_and_give_their_permits_back(seed):
+    models = [Model(f"model-{number}") for number in range(3)]
     try:
         async with asyncio.timeout(60):
             outcomes = await asyncio.gather(
@@ -129,7 +127,9 @@ async def test_random_calls_to_several_models_all_end_and_give_their_permits_bac
             assert found["answered"] > 40, found
             assert found["gone"], found
             assert found["DeadlineError"], found
-            assert (await model.batcher.submit([(7, 1)], [1], deadline=None)).rows[0].tolist() == [49]
+            assert (await model.batcher.submit([(7, 1)], [1], outputs=("squares",), deadline=None)).results[
+                0
+            ].tolist() == [49]
             await asyncio.to_thread(model.batcher.close)
             model.assert_empty()
     finally:
@@ -153,11 +153,13 @@ async def test_one_large_call_does_not_make_small_ones_wait_for_its_end():
     model = Model("fair")
     try:
         async with asyncio.timeout(60):
-            large = asyncio.create_task(model.batcher.submit([(1, 3)] * 3000, [3] * 3000, deadline=None))
+            large = asyncio.create_task(
+                model.batcher.submit([(1, 3)] * 3000, [3] * 3000, outputs=("squares",), deadline=None)
+            )
             await asyncio.sleep(0.001)
             for _ in range(20):
-                await model.batcher.submit([(2, 1)], [1], deadline=None)
+                await model.batcher.submit([(2, 1)], [1], outputs=("squares",), deadline=None)
                 assert not large.done(), "twenty small calls, one after another, outlasted a call worth 375 batches"
-            assert len((await large).rows) == 3000
+            assert len((await large).results) == 3000
     finally:
         await asyncio.to_thread(model.batcher.close)

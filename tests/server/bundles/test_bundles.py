@@ -67,7 +67,7 @@ def _flip_a_byte(bundle: Path) -> None:
         (lambda path: (path / "bundle.json").write_text("[]"), "schema_version is None, this server reads 1"),
         (_edit(lambda manifest: manifest.update(schema_version=2)), "schema_version is 2, this server reads 1"),
         (_edit(lambda manifest: manifest.update(surprise=1)), "surprise: Extra inputs are not permitted"),
-        (_edit(lambda manifest: manifest.update(labels=[])), "labels: .* needs them"),
+        (_edit(lambda manifest: manifest.update(labels=[])), "labels: .* needs it"),
         (_edit(lambda manifest: manifest.update(variants={})), "variants: at least one is needed"),
         (_edit(lambda manifest: manifest["files"].pop(_graph_file(manifest))), "is not among the files"),
         (_edit(lambda manifest: manifest["files"].update({"../up.onnx": _A_FILE})), "String should match"),

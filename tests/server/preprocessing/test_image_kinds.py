@@ -1,8 +1,6 @@
 """Every kind of picture becomes what a viewer shows, and what is no such picture is refused with what to do."""
 
 import asyncio
-import base64
-import gzip
 import struct
 import threading
 import zlib
@@ -10,14 +8,13 @@ from io import BytesIO
 
 import numpy as np
 import pytest
+from decoding_images import decode_image
 from PIL import Image
 from waiting import until
 
 from headway_server.bundles import ImagePreprocessing
 from headway_server.errors import InvalidInputError
 from headway_server.preprocessing import ImageLimits, ImagePreprocessor
-from headway_server.preprocessing.image import decode_image
-from headway_server.preprocessing.image_format import READ, recognise
 
 LIMITS = ImageLimits(max_bytes=1_000_000, max_pixels=1_000_000)
 SETTINGS = ImagePreprocessing(
@@ -48,7 +45,7 @@ def encoded(image: Image.Image, image_format: str = "PNG", **options: object) ->
 
 
 def pixels_of(data: bytes) -> np.ndarray:
-    image = decode_image(data, field="images[0]", limits=LIMITS)
+    image = decode_image(data, limits=LIMITS)
     assert image.mode == "RGB"
     return np.asarray(image).astype(int)
 
@@ -200,49 +197,30 @@ def test_later_frames_of_an_animation_are_not_decoded(image_format):
 # What is refused
 
 
-def isobmff(brand: bytes) -> bytes:
-    return struct.pack(">I", 24) + b"ftyp" + brand + b"\0\0\0\0" + b"mif1" + brand + b"\0" * 40
-
-
 NOT_READ = {
-    "HEIC": (isobmff(b"heic"), "is a HEIC image, and this server reads JPEG.*; convert it to JPEG or PNG"),
-    "HEIC of a burst": (isobmff(b"msf1"), "is a HEIC image"),
-    "AVIF": (isobmff(b"avif"), "is an AVIF image"),
-    "SVG": (b'<svg xmlns="http://www.w3.org/2000/svg"/>', "is an SVG drawing, .*render it to a PNG"),
-    "SVG behind a declaration": (
-        b'\xef\xbb\xbf<?xml version="1.0"?>\n<!-- a -->\n<svg width="1">',
-        "is an SVG drawing",
-    ),
-    "TIFF": (encoded(Image.new("RGB", (4, 4)), "TIFF"), "is a TIFF file, .*convert it to JPEG or PNG"),
-    "JPEG 2000": (encoded(Image.new("RGB", (4, 4)), "JPEG2000"), "is a JPEG 2000 file"),
-    "JPEG XL": (b"\xff\x0a\xfa\x1f\x01", "is a JPEG XL file"),
-    "PDF": (b"%PDF-1.7\n", "is a PDF file, .*render the page to a PNG"),
-    "icon": (encoded(Image.new("RGB", (16, 16)), "ICO"), "is an icon file"),
-    "base64": (base64.b64encode(encoded(Image.new("RGB", (4, 4)))), "written as base64 text, .*the field takes bytes"),
-    "data URL": (b"data:image/png;base64,iVBORw0KGgo=", "written as base64 text"),
-    "base64 of JPEG": (base64.b64encode(encoded(Image.new("RGB", (4, 4)), "JPEG")), "written as base64 text"),
-    "web page": (b"<!DOCTYPE html>\n<html><svg></svg></html>", "is a web page, .*may need a login"),
-    "gzip": (gzip.compress(b"x"), "is a gzip file, .*unpack it"),
+    "HEIC": struct.pack(">I", 24) + b"ftypheic\0\0\0\0mif1heic" + b"\0" * 40,
+    "SVG": b'<svg xmlns="http://www.w3.org/2000/svg"/>',
+    "TIFF": encoded(Image.new("RGB", (4, 4)), "TIFF"),
+    "JPEG 2000": encoded(Image.new("RGB", (4, 4)), "JPEG2000"),
+    "icon": encoded(Image.new("RGB", (16, 16)), "ICO"),
+    "PDF": b"%PDF-1.7\n",
 }
+"""Some of these Pillow could read, by parts of it that nobody here asked for."""
 
 
 @pytest.mark.parametrize("name", NOT_READ)
-def test_what_is_not_read_is_named_with_what_to_do(name):
-    data, message = NOT_READ[name]
-    with pytest.raises(InvalidInputError, match=message) as caught:
-        pixels_of(data)
-    assert caught.value.field == "images[0]"
+def test_formats_that_are_not_offered_are_refused_with_those_that_are(name):
+    with pytest.raises(
+        InvalidInputError, match=r"not an image this server can read.* JPEG, PNG, WebP, BMP or GIF"
+    ) as e:
+        pixels_of(NOT_READ[name])
+    assert e.value.field == "images[0]"
 
 
-@pytest.mark.parametrize("image_format", READ)
-def test_what_is_read_is_recognised_by_its_beginning(image_format):
-    assert recognise(encoded(Image.new("RGB", (4, 4)), image_format)) == image_format
-
-
-@pytest.mark.parametrize("image_format", READ)
+@pytest.mark.parametrize("image_format", ["JPEG", "PNG", "WEBP", "BMP", "GIF"])
 def test_a_header_that_breaks_off_is_called_damaged(image_format):
     data = encoded(Image.new("RGB", (40, 40)), image_format)
-    with pytest.raises(InvalidInputError, match=f"{image_format} image.*send the whole file"):
+    with pytest.raises(InvalidInputError, match=r"damaged.* whole"):
         pixels_of(data[:14])
 
 

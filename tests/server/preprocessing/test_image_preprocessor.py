@@ -9,14 +9,15 @@ from io import BytesIO
 
 import numpy as np
 import pytest
+from decoding_images import decode_image
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageFile
 
 from headway_server.bundles import ImagePreprocessing
 from headway_server.errors import BundleError, InvalidInputError
-from headway_server.preprocessing import ImageLimits, ImagePreprocessor
-from headway_server.preprocessing.image import decode_image, to_rgb
+from headway_server.preprocessing import ImageLimits, ImagePreprocessor, ImageTransform
+from headway_server.preprocessing.image import to_rgb
 
 LIMITS = ImageLimits(max_bytes=1_000_000, max_pixels=1_000_000, max_side=50_000)
 STRETCH = ImagePreprocessing(
@@ -38,7 +39,7 @@ def encoded(image: Image.Image, image_format: str = "PNG", **options: object) ->
 
 
 def decoded(data: bytes) -> Image.Image:
-    image = decode_image(data, field="images[0]", limits=LIMITS)
+    image = decode_image(data, limits=LIMITS)
     assert image.mode == "RGB"
     return image
 
@@ -93,6 +94,49 @@ def test_a_crop_larger_than_the_resized_image_is_a_bad_bundle():
     for size in (None, 5):
         with pytest.raises(BundleError, match="needs at least the crop's 6"):
             ImagePreprocessor(CROP.model_copy(update={"resize_size": size}), LIMITS)
+
+
+def marked(width: int, height: int, x: int, y: int) -> bytes:
+    """A black image with a white square of 8 x 8 pixels at (x, y)."""
+    pixels = np.zeros((height, width, 3), np.uint8)
+    pixels[y : y + 8, x : x + 8] = 255
+    return encoded(Image.fromarray(pixels))
+
+
+@pytest.mark.parametrize("size", [(200, 120), (120, 200), (150, 150), (37, 90)])
+@pytest.mark.parametrize("resize", ["stretch", "shorter_side"])
+def test_a_point_of_the_image_is_found_in_what_the_model_reads_and_back(size, resize):
+    preprocessor = ImagePreprocessor(
+        STRETCH.model_copy(
+            update={"resize": resize, "resize_size": 70, "width": 60, "height": 64, "mean": (0,) * 3, "std": (1,) * 3}
+        ),
+        LIMITS,
+    )
+    corner = np.array([size[0] // 2 - 9, size[1] // 2 + 5])
+    prepared = preprocessor.prepare(marked(*size, *corner))
+    rows, columns = np.nonzero(prepared.pixel_values[0] > 0.5)
+    found = np.array([[columns.min(), rows.min()], [columns.max() + 1, rows.max() + 1]])
+    expected = np.array([corner, corner + 8])
+    np.testing.assert_allclose(prepared.transform.to_model(expected), found, atol=0.75)
+    np.testing.assert_allclose(prepared.transform.to_image(found), expected, atol=2.5)
+    np.testing.assert_allclose(prepared.transform.to_image(prepared.transform.to_model(expected)), expected, atol=1e-9)
+
+
+def test_the_corners_of_the_models_view_are_those_of_the_crop():
+    transform = ImagePreprocessor(CROP, LIMITS).prepare(encoded(noise(31, 17))).transform
+    assert transform == ImageTransform(scale=(16 / 31, 9 / 17), offset=(-6, -1))
+    np.testing.assert_allclose(
+        transform.to_image([[0, 0], [4, 6]]), [[6 * 31 / 16, 17 / 9], [10 * 31 / 16, 7 * 17 / 9]]
+    )
+    whole = ImagePreprocessor(STRETCH, LIMITS).prepare(encoded(noise(31, 17))).transform
+    np.testing.assert_allclose(whole.to_model([[0, 0], [31, 17]]), [[0, 0], [4, 6]], atol=1e-9)
+
+
+def test_points_are_those_of_the_upright_image():
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    prepared = ImagePreprocessor(STRETCH, LIMITS).prepare(encoded(noise(31, 17), exif=exif))
+    np.testing.assert_allclose(prepared.transform.to_model([17, 31]), [4, 6])
 
 
 # What is read
@@ -190,14 +234,15 @@ def test_the_first_frame_of_an_animation_is_read(image_format):
 @pytest.mark.parametrize("image_format", FORMATS)
 def test_a_truncated_image_is_refused(image_format):
     data = encoded(noise(60, 60), image_format)
-    with pytest.raises(InvalidInputError, match=r"images\[0\]: .*damaged or truncated.*send the whole file"):
+    with pytest.raises(InvalidInputError, match=r"images\[0\]: .*damaged.* send the .*whole"):
         decoded(data[: len(data) * 2 // 3])
 
 
 @pytest.mark.parametrize("data", [b"\0", b"hello", b"\x01\x02\x03" * 50, b"RIFF\0\0\0\0WAVE"])
 def test_what_is_not_an_image_is_refused(data):
     with pytest.raises(
-        InvalidInputError, match="not an image this server can read; send a JPEG, PNG, WebP, BMP or GIF"
+        InvalidInputError,
+        match=r"not an image this server can read, or its header is damaged; send .* JPEG, PNG, WebP, BMP or GIF",
     ):
         decoded(data)
 
@@ -209,7 +254,7 @@ def test_an_empty_image_is_refused():
 
 def test_too_many_bytes_are_refused():
     with pytest.raises(InvalidInputError, match="has 11 bytes, the limit is 10"):
-        decode_image(b"x" * 11, field="images[0]", limits=ImageLimits(max_bytes=10, max_pixels=10))
+        decode_image(b"x" * 11, limits=ImageLimits(max_bytes=10, max_pixels=10))
 
 
 @pytest.mark.parametrize(("width", "height"), [(1001, 1000), (12_000, 9_000), (40_000, 40_000), (2**31 - 1, 2**31 - 1)])
@@ -281,7 +326,7 @@ def test_mutated_images_are_read_or_refused_and_nothing_else(image_format, chang
     for place, value in changes:
         data[int(place * len(data))] = value
     try:
-        image = decode_image(bytes(data[: int(len(data) * kept)]), field="images[0]", limits=LIMITS)
+        image = decode_image(bytes(data[: int(len(data) * kept)]), limits=LIMITS)
     except InvalidInputError:
         return
     assert image.mode == "RGB"

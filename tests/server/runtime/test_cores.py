@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from headway_server.bundles import Precision, open_bundle
+from headway_server.decoding.interfaces import EncoderInput
 from headway_server.decoding.runner.decoder import DecoderRunner
 from headway_server.decoding.runner.encoder import EncoderRunner
 from headway_server.runtime import Cores, Runtime
@@ -61,7 +62,9 @@ def test_a_decoder_goes_on_where_it_was_whichever_session_takes_the_next_step(ti
     for num_lanes in (1, 2):
         runtime = Runtime(device="cpu", num_threads=2, num_lanes=num_lanes)
         decoder = DecoderRunner(runtime, bundle, variant, num_slots=4)
-        decoder.set_sources(EncoderRunner(runtime, bundle, variant).encode(sources))
+        decoder.set_sources(
+            EncoderRunner(runtime, bundle, variant).encode([EncoderInput.of_tokens(source) for source in sources])
+        )
         seats = [runtime.cores.seats() for _ in range(2)]
         steps = []
         for position, row in enumerate(token_ids):

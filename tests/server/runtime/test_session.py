@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from headway_server.bundles import Bundle, Precision, Variant, open_bundle
+from headway_server.bundles import Bundle, Precision, Task, Variant, open_bundle
 from headway_server.errors import BundleError, RuntimeUnavailableError
-from headway_server.runtime import Runtime, processor, session
+from headway_server.runtime import Runtime, session
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def _decoder(bundle: Bundle, *precisions: Precision) -> Bundle:
     variant = next(iter(bundle.manifest.variants.values()))
     decoder = Variant.model_construct(**{**dict(variant), "graphs": {"decoder": variant.graphs["model"]}})
     manifest = bundle.manifest.model_copy(
-        update={"task": session.Task.GENERATION, "variants": dict.fromkeys(precisions, decoder)}
+        update={"task": Task.GENERATION, "variants": dict.fromkeys(precisions, decoder)}
     )
     return Bundle(path=bundle.path, manifest=manifest)
 
@@ -81,49 +81,3 @@ def test_a_graph_with_other_tensors_than_declared_is_refused(bundle):
     retyped = graph.model_copy(update={"outputs": (first.model_copy(update={"dtype": "int32"}), *others)})
     with pytest.raises(BundleError, match="the manifest declares int32"):
         Runtime(device="cpu").open(bundle, retyped)
-
-
-@pytest.fixture
-def cgroup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty hierarchy of control groups, in which this process is `/services/headway`."""
-    (tmp_path / "own").write_text("4:memory:/elsewhere\n3:cpu,cpuacct:/services/headway\n0::/services/headway\n")
-    root = tmp_path / "groups"
-    for folder in (root / "services" / "headway", root / "cpu" / "services" / "headway"):
-        folder.mkdir(parents=True)
-    monkeypatch.setattr(processor, "_CGROUP", root)
-    monkeypatch.setattr(processor, "_CGROUP_OF_PROCESS", tmp_path / "own")
-    return root
-
-
-@pytest.mark.parametrize(("content", "expected"), [("max 100000", None), ("150000 100000", 1.5), ("50000 100000", 0.5)])
-@pytest.mark.parametrize("group", [".", "services", "services/headway"])
-def test_the_control_groups_quota_is_read_wherever_it_is_set(cgroup, group, content, expected):
-    (cgroup / group / "cpu.max").write_text(content + "\n")
-    assert processor._cgroup_quota() == expected
-    assert 1 <= processor.usable_cores() <= (2 if expected else 10_000)
-
-
-def test_the_least_quota_of_the_groups_counts(cgroup):
-    for group, quota in ((".", "max"), ("services", "150000"), ("services/headway", "400000")):
-        (cgroup / group / "cpu.max").write_text(f"{quota} 100000")
-    assert processor._cgroup_quota() == 1.5
-    assert "a quota of 1.5 by control group" in processor.describe_cores()
-
-
-@pytest.mark.parametrize("group", [".", "services/headway"])
-def test_the_first_versions_quota_is_read(cgroup, group):
-    for name, value in (("cpu.cfs_quota_us", "300000"), ("cpu.cfs_period_us", "100000")):
-        (cgroup / "cpu" / group / name).write_text(value)
-    assert processor._cgroup_quota() == 3
-
-
-def test_a_container_that_sees_its_hosts_group_names_reads_its_own_root(cgroup, tmp_path):
-    (tmp_path / "own").write_text("0::/docker/0123456789abcdef\n")
-    (cgroup / "cpu.max").write_text("200000 100000")
-    assert processor._cgroup_quota() == 2
-
-
-def test_without_control_groups_there_is_no_quota(cgroup, tmp_path):
-    (tmp_path / "own").unlink()
-    assert processor._cgroup_quota() is None
-    assert "no quota by control group" in processor.describe_cores()

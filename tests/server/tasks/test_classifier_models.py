@@ -16,7 +16,7 @@ from headway_server.batching.settings import BatchingSettings
 from headway_server.bundles import Bundle, describe_files, open_bundle, write_manifest
 from headway_server.errors import BundleError, InvalidInputError, OverloadedError, RuntimeUnavailableError
 from headway_server.runtime import Runtime
-from headway_server.tasks.images.classifier import ImageClassifier, _covered_s
+from headway_server.tasks.images.classifier import ImageClassifier
 from headway_server.tasks.text.classifier import TextClassifier
 from headway_server.tasks.text.model import TextInputs
 
@@ -98,28 +98,12 @@ def png(width: int, height: int, seed: int = 4) -> bytes:
     return buffer.getvalue()
 
 
-async def test_a_small_image_is_answered_as_if_it_had_been_decoded_in_the_pool(colours, monkeypatch):
-    images, fields = [png(40, 30, seed) for seed in range(5)], [f"images[{i}]" for i in range(5)]
-    in_batches = await colours.classify(images, fields=fields, top_k=3, deadline=None)
-    monkeypatch.setattr(colours._preprocessor, "small_images", lambda *_, **__: None)
-    in_pool = await colours.classify(images, fields=fields, top_k=3, deadline=None)
-    assert in_batches.results == in_pool.results
-    assert min(in_batches.timings.preprocessing_s, in_batches.timings.inference_s) > 0
-
-
-def test_time_that_several_threads_decode_at_once_counts_once():
-    assert _covered_s([(5.0, 6.0), (1.0, 3.0), (2.0, 4.0), (2.5, 2.75)]) == 4.0
-
-
-async def test_a_damaged_small_image_fails_its_call_and_no_other(colours):
+async def test_a_damaged_image_fails_its_call_and_no_other(colours):
     whole = png(40, 30)
-    with colours._batcher._lanes:  # so that what comes now waits: it is found to be damaged before its turn
-        calls = [
-            asyncio.create_task(colours.classify([data], fields=[f"images[{i}]"], top_k=1, deadline=None))
-            for i, data in enumerate([whole, whole[:60], whole])
-        ]
-        await until(calls[1].done)
-        assert not calls[0].done()
+    calls = [
+        colours.classify([data], fields=[f"images[{i}]"], top_k=1, deadline=None)
+        for i, data in enumerate([whole, whole[:60], whole])
+    ]
     first, damaged, last = await asyncio.gather(*calls, return_exceptions=True)
     assert isinstance(damaged, InvalidInputError)
     assert "images[1]: is a damaged or truncated PNG image" in str(damaged)
@@ -132,6 +116,13 @@ def test_batches_on_the_cpu_hold_as_many_images_as_their_pixels_allow(side, expe
     assert BatchingSettings().batch_images("cpu", side * side) == expected
     assert BatchingSettings().batch_images("cuda", side * side) == 32
     assert BatchingSettings(max_batch_images=5).batch_images("cpu", side * side) == 5
+
+
+@pytest.mark.parametrize("num_lanes", [1, 2])
+def test_the_padding_of_a_batch_is_bounded_with_one_lane_as_with_several(classifier_store, num_lanes):
+    runtime = Runtime(device="cpu", num_threads=2, num_lanes=num_lanes)
+    model = TextClassifier.load(open_bundle(classifier_store / "topics" / "1"), runtime, loading())
+    assert model._batcher._queue._max_padding != BatchingSettings().batch_tokens("cpu"), "that would be no bound"
 
 
 async def test_a_refused_text_gives_its_permit_back(topics):
@@ -175,7 +166,7 @@ def rewritten(bundle: Bundle, **fields: object) -> Bundle:
 
 def test_labels_that_do_not_fit_the_graph_are_a_bad_bundle(tmp_path: Path, runtime: Runtime):
     bundle = rewritten(tiny_bundles.write_topic_bundle(tmp_path), labels=("one", "two"))
-    with pytest.raises(BundleError, match=r"logits are \(1, 3\), the manifest has 2 labels"):
+    with pytest.raises(BundleError, match=r"logits is \(3,\) of one input, by the manifest it is \(2,\)"):
         TextClassifier.load(bundle, runtime, loading())
 
 

@@ -18,8 +18,7 @@ from tiny_engine import (
 )
 
 from headway_server.bundles import Precision, SamplingDefaults, Task
-from headway_server.decoding.reply import Piece
-from headway_server.decoding.sequence import FinishReason
+from headway_server.decoding.sequence import Delta, FinishReason
 from headway_server.decoding.settings import EngineSettings
 from headway_server.errors import BundleError, DeadlineError, InvalidInputError, OverloadedError
 from headway_server.preprocessing import TextTokenizer
@@ -57,8 +56,8 @@ async def test_results_are_in_the_order_of_the_prompts(model):
     together = await generate(model, *prompts)
     for prompt, result in zip(prompts, together, strict=True):
         (alone,) = await generate(model, prompt)
-        assert alone.result.text == result.result.text
-    assert len({result.result.text for result in together}) > 10
+        assert alone.result.output == result.result.output
+    assert len({result.result.output for result in together}) > 10
 
 
 async def test_a_drawn_seed_is_answered_and_gives_the_same_text_again(model):
@@ -67,7 +66,7 @@ async def test_a_drawn_seed_is_answered_and_gives_the_same_text_again(model):
     assert first.seed != second.seed
     again = SamplingRequest(temperature=1.5, max_new_tokens=20, seed=first.seed)
     (repeated,) = await generate(model, "the dog", sampling=again)
-    assert repeated.result.text == first.result.text
+    assert repeated.result.output == first.result.output
     assert repeated.seed == first.seed
 
 
@@ -76,10 +75,10 @@ async def test_a_stream_ends_with_the_answer_of_the_unary_call(model):
     parts = [
         part async for part in model.stream("the mat", field="prompt", sampling=SEEDED, truncate=False, deadline=None)
     ]
-    assert all(isinstance(part, Piece) for part in parts[:-1])
+    assert all(isinstance(part, Delta) for part in parts[:-1])
     assert isinstance(parts[-1], Answer)
     (result,) = parts[-1].results
-    assert result.result.text == expected.result.text == "".join(part.text for part in parts[:-1])
+    assert result.result.output == expected.result.output == "".join(part.output for part in parts[:-1])
 
 
 async def test_defaults_are_the_models_where_it_names_them():
@@ -90,7 +89,7 @@ async def test_defaults_are_the_models_where_it_names_them():
     (greedy,) = await generate(model, "the cat", sampling=SamplingRequest(temperature=0.0))
     model.close()
     assert result.result.num_new_tokens == 3
-    assert result.result.text == greedy.result.text
+    assert result.result.output == greedy.result.output
 
 
 async def test_without_defaults_a_continuation_fills_the_room():
@@ -127,7 +126,7 @@ async def test_a_truncated_prompt_loses_its_beginning_and_says_so(model):
     assert cut.truncated
     assert not exact.truncated
     assert cut.num_prompt_tokens == exact.num_prompt_tokens == MAX_LENGTH - 30
-    assert cut.result.text == exact.result.text
+    assert cut.result.output == exact.result.output
 
 
 async def test_truncating_leaves_room_for_the_default_number_of_tokens(model):
@@ -199,7 +198,7 @@ async def test_a_streamed_translation_ends_with_the_answer_of_the_unary_call(tra
     parts = [part async for part in translator.stream("the dog", field="text", request=request)]
     (result,) = parts[-1].results
     assert result == expected
-    assert result.text == "".join(part.text for part in parts[:-1])
+    assert result.text == "".join(part.output for part in parts[:-1])
 
 
 async def test_a_translation_may_be_as_long_as_the_model_holds(translator):

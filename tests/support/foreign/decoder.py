@@ -17,8 +17,9 @@ def rotate(tensor, position_ids):
 
 
 class Layer(nn.Module):
-    def __init__(self):
+    def __init__(self, number, scale):
         super().__init__()
+        self.number, self.scale = number, scale
         self.attention_norm, self.mlp_norm = nn.RMSNorm(WIDTH), nn.RMSNorm(WIDTH)
         self.query = nn.Linear(WIDTH, HEADS * HEAD, bias=False)
         self.key = nn.Linear(WIDTH, KV_HEADS * HEAD, bias=False)
@@ -32,7 +33,7 @@ class Layer(nn.Module):
         query = rotate(self.query(normed).unflatten(-1, (HEADS, HEAD)), position_ids)
         key = rotate(self.key(normed).unflatten(-1, (KV_HEADS, HEAD)), position_ids)
         value = self.value(normed).unflatten(-1, (KV_HEADS, HEAD))
-        hidden = hidden + self.output(attend(query, key, value).flatten(2))
+        hidden = hidden + self.output(attend(query, key, value, layer=self.number, scale=self.scale).flatten(2))
         normed = self.mlp_norm(hidden)
         return hidden + self.down(functional.silu(self.gate(normed)) * self.up(normed))
 
@@ -40,10 +41,10 @@ class Layer(nn.Module):
 class ForeignDecoder(nn.Module):
     max_length = LENGTH
 
-    def __init__(self):
+    def __init__(self, numbers=range(LAYERS), scale=None):
         super().__init__()
         self.embedding = nn.Embedding(VOCABULARY, WIDTH)
-        self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
+        self.layers = nn.ModuleList(Layer(number, scale) for number in numbers)
         self.norm = nn.RMSNorm(WIDTH)
         self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
 
@@ -59,3 +60,8 @@ class ForeignDecoder(nn.Module):
 
 def build():
     return ForeignDecoder()
+
+
+def build_scaled():
+    """Scales its scores by another factor than 1 / sqrt(K), and numbers its layers from the last to the first."""
+    return ForeignDecoder(numbers=reversed(range(LAYERS)), scale=0.8)

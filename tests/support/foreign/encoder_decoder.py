@@ -7,8 +7,9 @@ VOCABULARY, WIDTH, HEADS, LENGTH, LAYERS = 80, 32, 4, 32, 2
 
 
 class DecoderLayer(nn.Module):
-    def __init__(self):
+    def __init__(self, number, scale):
         super().__init__()
+        self.number, self.scale = number, scale
         self.self_projection = nn.Linear(WIDTH, 3 * WIDTH)
         self.self_output, self.cross_output = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
         self.cross_query, self.cross_key_value = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 2 * WIDTH)
@@ -17,9 +18,11 @@ class DecoderLayer(nn.Module):
 
     def forward(self, hidden, attend, attend_cross):
         query, key, value = self.self_projection(hidden).unflatten(-1, (3, HEADS, WIDTH // HEADS)).unbind(2)
-        hidden = self.norms[0](hidden + self.self_output(attend(query, key, value).flatten(2)))
+        context = attend(query, key, value, layer=self.number, scale=self.scale)
+        hidden = self.norms[0](hidden + self.self_output(context.flatten(2)))
         query = self.cross_query(hidden).unflatten(-1, (HEADS, WIDTH // HEADS))
-        hidden = self.norms[1](hidden + self.cross_output(attend_cross(query).flatten(2)))
+        context = attend_cross(query, layer=self.number, scale=self.scale)
+        hidden = self.norms[1](hidden + self.cross_output(context.flatten(2)))
         return self.norms[2](hidden + self.mlp(hidden))
 
 
@@ -27,13 +30,13 @@ class ForeignEncoderDecoder(nn.Module):
     max_source_length = LENGTH
     max_target_length = LENGTH
 
-    def __init__(self):
+    def __init__(self, scale=None):
         super().__init__()
         self.source, self.target = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(VOCABULARY, WIDTH)
         self.positions = nn.Embedding(LENGTH, WIDTH)
         layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 2 * WIDTH, batch_first=True, dropout=0.0)
         self.encoder = nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False)
-        self.decoder = nn.ModuleList(DecoderLayer() for _ in range(LAYERS))
+        self.decoder = nn.ModuleList(DecoderLayer(number, scale) for number in range(LAYERS))
 
     def encode(self, input_ids, attention_mask):
         positions = torch.arange(input_ids.shape[1], device=input_ids.device)
@@ -56,3 +59,8 @@ class ForeignEncoderDecoder(nn.Module):
 
 def build():
     return ForeignEncoderDecoder()
+
+
+def build_scaled():
+    """Scales its scores by another factor than 1 / sqrt(K)."""
+    return ForeignEncoderDecoder(scale=0.8)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ from headway_training.models.parts.attention import (
 
 both_kernels = pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
 
-sizes = st.fixed_dictionaries(
+sizes: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
     {
         "rows": st.integers(1, 3),
         "queries": st.integers(1, 7),
@@ -33,6 +34,7 @@ sizes = st.fixed_dictionaries(
         "groups": st.integers(1, 2),
         "heads_per_group": st.integers(1, 2),
         "head_dim": st.sampled_from([1, 5, 8]),
+        "scoring": st.sampled_from(["usual", "scale", "bias", "both"]),
         "seed": st.integers(0, 2**31),
     }
 )
@@ -89,17 +91,21 @@ class TestWorkedExample:
 
     def attend(self, kernel: Kernel, value: Tensor) -> Tensor:
         query, key, value = (tensor[None, :, None] for tensor in (self.QUERY, self.KEY, value))  # (1, T, 1, K)
-        return causal_attention(kernel)(query, key, value)[0, :, 0]
+        return causal_attention(kernel)(query, key, value, layer=0)[0, :, 0]
 
 
 @settings(max_examples=40, deadline=None)
 @given(sizes)
-def test_plain_attention_is_the_formula_query_by_query(size: dict[str, int]) -> None:
+def test_plain_attention_is_the_formula_query_by_query(size: dict[str, Any]) -> None:
     query, key, value, mask = make_tensors(size)
-    context = scaled_dot_product_attention(query, key, value, mask)
+    bias, scale = make_scoring(size)
+    context = scaled_dot_product_attention(query, key, value, mask, bias=bias, scale=scale)
+    factor = 1 / math.sqrt(size["head_dim"]) if scale is None else scale
     for row, position, head in torch.cartesian_prod(*(torch.arange(n) for n in query.shape[:3])).tolist():
         group = head // size["heads_per_group"]
-        scores = key[row, :, group] @ query[row, position, head] / math.sqrt(size["head_dim"])
+        scores = key[row, :, group] @ query[row, position, head] * factor
+        if bias is not None:
+            scores = scores + bias[0, head, position]
         exponentials = scores.exp() * mask[row, 0, position]
         expected = (exponentials / exponentials.sum()) @ value[row, :, group]
         torch.testing.assert_close(context[row, position, head], expected, atol=1e-5, rtol=1e-5)
@@ -107,22 +113,24 @@ def test_plain_attention_is_the_formula_query_by_query(size: dict[str, int]) -> 
 
 @settings(max_examples=40, deadline=None)
 @given(sizes, st.booleans(), st.booleans())
-def test_plain_attention_is_torchs_own(size: dict[str, int], masked: bool, causal: bool) -> None:
+def test_plain_attention_is_torchs_own(size: dict[str, Any], masked: bool, causal: bool) -> None:
     if causal:
         size = size | {"keys": size["queries"]}
     query, key, value, mask = make_tensors(size)
     arguments = (query, key, value, mask if masked else None)
+    bias, scale = make_scoring(size)
     if causal and masked:
         mask |= torch.eye(size["keys"], dtype=torch.bool)  # no query without a key
-    plain = scaled_dot_product_attention(*arguments, causal=causal)
-    torch.testing.assert_close(plain, fused_attention(*arguments, causal=causal), atol=1e-5, rtol=1e-5)
+    plain = scaled_dot_product_attention(*arguments, causal=causal, bias=bias, scale=scale)
+    fused = fused_attention(*arguments, causal=causal, bias=bias, scale=scale)
+    torch.testing.assert_close(plain, fused, atol=1e-5, rtol=1e-5)
 
 
 @both_kernels
 def test_a_query_that_may_see_nothing_is_no_nan_forwards_or_backwards(kernel: Kernel) -> None:
     query, key, value = (torch.randn(2, 4, 2, 8, requires_grad=True) for _ in range(3))
     attention_mask = torch.tensor([[1, 1, 1, 0], [0, 0, 0, 0]])
-    context = padding_attention(attention_mask, kernel)(query, key, value)
+    context = padding_attention(attention_mask, kernel)(query, key, value, layer=0)
     context.square().sum().backward()
     for tensor in (context, query.grad, key.grad, value.grad):
         assert tensor is not None
@@ -131,7 +139,7 @@ def test_a_query_that_may_see_nothing_is_no_nan_forwards_or_backwards(kernel: Ke
 
 def test_a_query_that_may_see_nothing_gets_the_mean_of_the_values() -> None:
     query, key, value = (torch.randn(1, 4, 2, 8) for _ in range(3))
-    context = padding_attention(torch.zeros(1, 4))(query, key, value)
+    context = padding_attention(torch.zeros(1, 4))(query, key, value, layer=0)
     torch.testing.assert_close(context, value.mean(dim=1, keepdim=True).expand_as(context))
 
 
@@ -145,10 +153,10 @@ def test_masked_keys_have_no_influence_at_all(kernel: Kernel) -> None:
     query, key, value = (torch.randn(2, 5, 2, 8) for _ in range(3))
     attention_mask = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 0]])
     attend = padding_attention(attention_mask, kernel)
-    before = attend(query, key, value)
+    before = attend(query, key, value, layer=0)
     hidden = ~attention_mask.bool()
     key[hidden], value[hidden] = 1e3, -1e3
-    assert torch.equal(attend(query, key, value), before)
+    assert torch.equal(attend(query, key, value, layer=0), before)
 
 
 @both_kernels
@@ -156,30 +164,30 @@ def test_masked_keys_have_no_influence_at_all(kernel: Kernel) -> None:
 def test_causal_attention_ignores_later_tokens(kernel: Kernel, position: int) -> None:
     query, key, value = (torch.randn(1, 5, 2, 8) for _ in range(3))
     attend = causal_attention(kernel)
-    before = attend(query, key, value)[:, : position + 1]
+    before = attend(query, key, value, layer=0)[:, : position + 1]
     key[:, position + 1 :], value[:, position + 1 :] = 1e3, -1e3
-    assert torch.equal(attend(query, key, value)[:, : position + 1], before)
+    assert torch.equal(attend(query, key, value, layer=0)[:, : position + 1], before)
 
 
 @both_kernels
 def test_full_attention_lets_every_token_see_every_token(kernel: Kernel) -> None:
     query, key, value = (torch.randn(2, 5, 2, 8) for _ in range(3))
-    expected = padding_attention(torch.ones(2, 5), kernel)(query, key, value)
-    torch.testing.assert_close(full_attention(kernel)(query, key, value), expected)
+    expected = padding_attention(torch.ones(2, 5), kernel)(query, key, value, layer=0)
+    torch.testing.assert_close(full_attention(kernel)(query, key, value, layer=0), expected)
 
 
 @both_kernels
-def test_cross_attention_serves_its_layers_in_turn_and_then_again(kernel: Kernel) -> None:
+def test_cross_attention_serves_the_layer_that_is_named_however_often_and_in_whatever_order(kernel: Kernel) -> None:
     keys_values = [(torch.randn(2, 5, 2, 8), torch.randn(2, 5, 2, 8)) for _ in range(3)]
     source_mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0]])
     attend_cross = cross_attention(keys_values, source_mask, kernel)
     query = torch.randn(2, 4, 2, 8)
-    for key, value in keys_values * 2:
-        expected = padding_attention(source_mask, kernel)(query, key, value)
-        assert torch.equal(attend_cross(query), expected)
+    for layer in (0, 1, 2, 2, 1, 0):
+        expected = padding_attention(source_mask, kernel)(query, *keys_values[layer], layer=layer)
+        assert torch.equal(attend_cross(query, layer=layer), expected)
 
 
-def make_tensors(size: dict[str, int]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def make_tensors(size: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Query, key, value, and a mask (B, 1, T, S) that leaves every query a key."""
     generator = torch.Generator().manual_seed(size["seed"])
     rows, queries, keys, groups = size["rows"], size["queries"], size["keys"], size["groups"]
@@ -188,3 +196,11 @@ def make_tensors(size: dict[str, int]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     mask = torch.rand(rows, 1, queries, keys, generator=generator) < 0.6
     mask[..., 0] |= ~mask.any(dim=-1)
     return query, key, value, mask
+
+
+def make_scoring(size: dict[str, Any]) -> tuple[Tensor | None, float | None]:
+    """A bias (1, H, T, S) and a scale, each None unless `scoring` asks for it."""
+    generator = torch.Generator().manual_seed(size["seed"] + 1)
+    shape = (1, size["groups"] * size["heads_per_group"], size["queries"], size["keys"])
+    bias = torch.randn(shape, generator=generator) if size["scoring"] in ("bias", "both") else None
+    return bias, 0.3 if size["scoring"] in ("scale", "both") else None

@@ -6,12 +6,14 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tiny_models import LLAMA_PARTS
 from torch import Tensor, nn
 
 from headway_training.models import Model, Transformer
 
 BuildTiny = Callable[..., Model]
 
+parts = pytest.mark.parametrize("parts", [{}, LLAMA_PARTS], ids=["usual", "llama"])
 ROWS_AND_LENGTH = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length", max=24)}
 
 
@@ -32,20 +34,27 @@ def texts(rows: int, length: int) -> tuple[Tensor, Tensor]:
     return torch.randint(0, 23, (rows, length)), attention_mask
 
 
+@parts
 @pytest.mark.parametrize("pooling", ["first", "mean", "max"])
-def test_an_encoder_takes_batches_and_lengths_it_was_not_traced_with(tiny_model: BuildTiny, pooling: str) -> None:
-    model = tiny_model("encoder", pooling=pooling, num_token_types=2)
+def test_an_encoder_takes_batches_and_lengths_it_was_not_traced_with(
+    tiny_model: BuildTiny, pooling: str, parts: dict[str, object]
+) -> None:
+    model = tiny_model("encoder", pooling=pooling, num_token_types=2, **parts)
     check_text_model(model)
 
 
-def test_a_transformers_encoder_takes_batches_and_lengths_it_was_not_traced_with(tiny_model: BuildTiny) -> None:
-    model = tiny_model("transformer")
+@parts
+def test_a_transformers_encoder_takes_batches_and_lengths_it_was_not_traced_with(
+    tiny_model: BuildTiny, parts: dict[str, object]
+) -> None:
+    model = tiny_model("transformer", **parts)
     assert isinstance(model, Transformer)
     check_text_model(SourceEncoder(model).eval())
 
 
-def test_a_vit_takes_batches_it_was_not_traced_with(tiny_model: BuildTiny) -> None:
-    model = tiny_model("vit")
+@parts
+def test_a_vit_takes_batches_it_was_not_traced_with(tiny_model: BuildTiny, parts: dict[str, object]) -> None:
+    model = tiny_model("vit", **parts)
     program = torch.export.export(
         model, (torch.randn(2, 3, 16, 16),), dynamic_shapes=({0: torch.export.Dim("batch")},), strict=False
     )

@@ -6,13 +6,18 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tiny_models import LLAMA_PARTS
 from torch import Tensor
 
 from headway_training.models import GPT, Encoder, Model, Transformer, ViT
 from headway_training.models.parts.attention import causal_attention
 
 BuildTiny = Callable[..., Model]
-norms = pytest.mark.parametrize("norm", ["pre", "post"])
+parts = pytest.mark.parametrize(
+    "parts",
+    [{}, {"norm": "post"}, LLAMA_PARTS, LLAMA_PARTS | {"norm": "post"}],
+    ids=["pre", "post", "llama", "llama-post"],
+)
 kernels = pytest.mark.parametrize("attention", ["plain", "fused"])
 
 EXACTLY = {"atol": 1e-13, "rtol": 1e-12}
@@ -29,11 +34,13 @@ def mask(*lengths: int) -> Tensor:
 
 
 @torch.inference_mode()
-@norms
+@parts
 @kernels
 @pytest.mark.parametrize("position", [0, 4, 10])
-def test_a_gpts_logits_ignore_later_tokens(tiny_model: BuildTiny, norm: str, attention: str, position: int) -> None:
-    model = tiny_model("gpt", norm=norm).use_attention(attention)
+def test_a_gpts_logits_ignore_later_tokens(
+    tiny_model: BuildTiny, parts: dict[str, object], attention: str, position: int
+) -> None:
+    model = tiny_model("gpt", **parts).use_attention(attention)
     text = ids(2, 12)
     changed = text.clone()
     changed[:, position + 1 :] = (changed[:, position + 1 :] + 1) % 23
@@ -56,7 +63,7 @@ def test_a_transformers_logits_ignore_later_target_tokens(tiny_model: BuildTiny,
 
 
 @torch.inference_mode()
-@norms
+@parts
 @pytest.mark.parametrize(
     "head",
     [
@@ -68,8 +75,10 @@ def test_a_transformers_logits_ignore_later_target_tokens(tiny_model: BuildTiny,
     ],
     ids=["first", "mean", "max", "token", "masked_language"],
 )
-def test_an_encoders_padded_row_answers_as_alone(tiny_model: BuildTiny, norm: str, head: dict[str, object]) -> None:
-    model = tiny_model("encoder", norm=norm, **head).double()
+def test_an_encoders_padded_row_answers_as_alone(
+    tiny_model: BuildTiny, parts: dict[str, object], head: dict[str, object]
+) -> None:
+    model = tiny_model("encoder", **parts, **head).double()
     texts, lengths = ids(3, 11), (11, 6, 1)
     together = model(texts, mask(*lengths))
     for row, length in enumerate(lengths):
@@ -95,9 +104,9 @@ def test_a_gpts_padded_row_answers_as_alone(tiny_model: BuildTiny) -> None:
 
 
 @torch.inference_mode()
-@norms
-def test_a_transformers_padded_row_answers_as_alone(tiny_model: BuildTiny, norm: str) -> None:
-    model = tiny_model("transformer", norm=norm).double()
+@parts
+def test_a_transformers_padded_row_answers_as_alone(tiny_model: BuildTiny, parts: dict[str, object]) -> None:
+    model = tiny_model("transformer", **parts).double()
     sources, targets, source_mask = ids(2, 10), ids(2, 7), mask(10, 4)
     together = model(sources, source_mask, targets)[1:, :3]
     alone = model(sources[1:, :4], mask(4), targets[1:, :3])
@@ -107,7 +116,8 @@ def test_a_transformers_padded_row_answers_as_alone(tiny_model: BuildTiny, norm:
 
 
 @torch.inference_mode()
-def test_the_two_kernels_give_a_model_the_same_logits(tiny_model: BuildTiny) -> None:
+@parts
+def test_the_two_kernels_give_a_model_the_same_logits(tiny_model: BuildTiny, parts: dict[str, object]) -> None:
     text, attention_mask = ids(2, 9), mask(9, 5)
     arguments: dict[str, tuple[Tensor, ...]] = {
         "gpt": (text,),
@@ -116,7 +126,7 @@ def test_the_two_kernels_give_a_model_the_same_logits(tiny_model: BuildTiny) -> 
         "vit": (torch.randn(2, 3, 16, 16),),
     }
     for architecture, tensors in arguments.items():
-        model = tiny_model(architecture)
+        model = tiny_model(architecture, **parts)
         plain = model.use_attention("plain")(*tensors)
         torch.testing.assert_close(model.use_attention("fused")(*tensors), plain, atol=1e-5, rtol=1e-5)
 
@@ -133,17 +143,17 @@ def test_an_encoder_without_positions_is_permutation_equivariant(tiny_model: Bui
 
 
 @torch.inference_mode()
-def test_a_gpt_calls_attention_once_a_layer_with_heads_apart(tiny_model: BuildTiny) -> None:
-    model, shapes = tiny_model("gpt"), []
+def test_each_layer_of_a_gpt_calls_attention_once_with_its_number_and_heads_apart(tiny_model: BuildTiny) -> None:
+    model, calls = tiny_model("gpt"), []
     assert isinstance(model, GPT)
     text = ids(2, 6)
 
-    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        shapes.append((query.shape, key.shape, value.shape))
-        return causal_attention()(query, key, value)
+    def attend(query: Tensor, key: Tensor, value: Tensor, *, layer: int) -> Tensor:
+        calls.append((layer, query.shape, key.shape, value.shape))
+        return causal_attention()(query, key, value, layer=layer)
 
     hidden_states = model.hidden_states(text, torch.arange(6).expand(2, 6), attend)
-    assert shapes == [((2, 6, 2, 16),) * 3] * 2
+    assert calls == [(layer, *[(2, 6, 2, 16)] * 3) for layer in (0, 1)]
     assert torch.equal(model.logits(hidden_states), model(text))
     torch.testing.assert_close(model.logits(hidden_states[:, -1]), model(text)[:, -1])
 

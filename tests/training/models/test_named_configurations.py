@@ -8,15 +8,31 @@ import pytest
 import torch
 
 from headway_training.models import (
-    NAMED_CONFIGURATIONS,
     LayerConfig,
     build_model,
     count_parameters,
     named_configuration,
 )
 
-PAPERS = [name for name, named in NAMED_CONFIGURATIONS.items() if named.paper_parameter_count is not None]
-RECIPES = ["shakespeare-gpt", "multi30k-transformer", "agnews-encoder", "cifar10-vit"]
+PRINTED_MILLIONS = {
+    "gpt3-small": 125,
+    "gpt3-medium": 350,
+    "gpt3-large": 760,
+    "gpt3-xl": 1_300,
+    "gpt3-2.7b": 2_700,
+    "gpt3-6.7b": 6_700,
+    "gpt3-13b": 13_000,
+    "tinyllama-1.1b": 1_100,
+    "llama-6.7b": 6_700,
+    "transformer-base": 65,
+    "transformer-big": 213,
+    "bert-base": 110,
+    "bert-large": 340,
+    "vit-b-16": 86,
+    "vit-l-16": 307,
+}
+"""Parameters, as the papers print them."""
+RECIPES = ["shakespeare-gpt", "shakespeare-llama", "multi30k-transformer", "agnews-encoder", "cifar10-vit"]
 
 
 def count(architecture: str, configuration: LayerConfig) -> int:
@@ -24,11 +40,10 @@ def count(architecture: str, configuration: LayerConfig) -> int:
         return count_parameters(build_model(architecture, configuration))
 
 
-@pytest.mark.parametrize("name", PAPERS)
-def test_the_parameter_count_is_the_papers(name: str) -> None:
+@pytest.mark.parametrize(("name", "millions"), PRINTED_MILLIONS.items())
+def test_the_parameter_count_is_the_papers(name: str, millions: int) -> None:
     named = named_configuration(name)
-    assert named.paper_parameter_count is not None
-    assert count(named.architecture, named.configuration) == pytest.approx(named.paper_parameter_count, rel=0.02)
+    assert count(named.architecture, named.configuration) / 1e6 == pytest.approx(millions, rel=0.02)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +67,7 @@ def test_variations_of_transformer_base_differ_from_it_as_in_table_3(changes: di
 def test_the_recipes_models_fit_the_space_that_their_bundles_have() -> None:
     named = {name: named_configuration(name) for name in RECIPES}
     counts = {name: count(each.architecture, each.configuration) for name, each in named.items()}
-    assert sum(counts.values()) < 15e6, counts
+    assert sum(counts.values()) < 20e6, counts
     assert all(1.5e6 < counted < 6e6 for counted in counts.values()), counts
 
 

@@ -7,10 +7,14 @@ import torch
 from torch import nn
 
 from headway_training.decoding import translate_greedily
-from headway_training.models import RecurrentConfig, RecurrentTranslator, build_model, count_parameters
-from headway_training.models.named import named_configuration
-from headway_training.models.parts.additive_attention import AdditiveAttention
-from headway_training.models.parts.recurrence import StateGates, recur_packed
+from headway_training.models import (
+    RecurrentConfig,
+    RecurrentTranslator,
+    build_model,
+    count_parameters,
+    named_configuration,
+)
+from headway_training.models.recurrent import AdditiveAttention, StateGates, recur_packed
 
 FIELDS: dict[str, Any] = {
     "vocabulary_size": 30,

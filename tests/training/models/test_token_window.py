@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from headway_training.models import build_model
-from headway_training.models.parts.window import TokenWindow
+from headway_training.models.encoder import TokenWindow
 
 FIELDS = {
     "vocabulary_size": 50,

@@ -1,11 +1,17 @@
-"""Transformers and a recurrent model in plain PyTorch, of one kit of parts (docs/bring-your-own.md: their protocol)."""
+"""Transformers and a recurrent model in plain PyTorch, made of one kit of parts (protocol: docs/bring-your-own.md)."""
 
-from headway_training.models.architectures import CONFIGURATIONS, build_model, make_configuration
+from headway_training.models.architectures import (
+    CONFIGURATIONS,
+    NAMED_CONFIGURATIONS,
+    NamedConfiguration,
+    build_model,
+    make_configuration,
+    named_configuration,
+)
 from headway_training.models.base import AttentionKind, Model, count_parameters
 from headway_training.models.configuration import Configuration, LayerConfig
 from headway_training.models.encoder import Encoder, EncoderConfig
 from headway_training.models.gpt import GPT, GPTConfig
-from headway_training.models.named import NAMED_CONFIGURATIONS, NamedConfiguration, named_configuration
 from headway_training.models.recurrent import RecurrentConfig, RecurrentTranslator
 from headway_training.models.transformer import Transformer, TransformerConfig
 from headway_training.models.vit import ViT, ViTConfig

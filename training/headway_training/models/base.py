@@ -12,14 +12,14 @@ AttentionKind = Literal["plain", "fused"]
 
 
 class Model(nn.Module):
-    """A model that computes its own attention where no other is injected, by a kernel that can be chosen."""
+    """A model that has a kernel for its attention, to use wherever it is given no attention function."""
 
     def __init__(self) -> None:
         super().__init__()
         self.kernel: Kernel = scaled_dot_product_attention
 
     def use_attention(self, kind: AttentionKind) -> Self:
-        """Chooses the kernel: `plain` operators, the reference and what is exported, or torch's `fused` ones.
+        """Chooses the kernel: `plain` operators, which is the reference and is exported, or torch's `fused` kernels.
 
         Raises:
             ValueError: there is no such kernel.
@@ -36,10 +36,10 @@ def count_parameters(model: nn.Module) -> int:
 
 
 def check_length(name: str, length: int, limit: int) -> None:
-    """Checks a text's length in tokens.
+    """Checks the length of a text in tokens.
 
     Raises:
-        ValueError: it is past the limit.
+        ValueError: it is above the limit.
     """
     if length > limit:
         raise ValueError(f"{name} may have at most {limit} tokens, and has {length}: truncate it, or raise the limit")

@@ -1,10 +1,13 @@
-"""Encoder: reads a text in both directions (Devlin et al. 2019), under one of three heads.
+"""Encoder: reads a text in both directions (Devlin et al. 2019) and classifies it, or its tokens.
 
-B rows, T tokens, D model width, C classes, V vocabulary.
+B rows, T tokens, D model width, W tokens on each side, C classes, V vocabulary.
 
-Deviations from BERT: a window of tokens may be read before the first layer; with token types, a text is all of type 0
-unless the caller says otherwise; the head that told whether one sentence follows another is a sequence head like any
-other.
+Deviations from BERT:
+- Tokens may be read together with their neighbours before the first layer (`TokenWindow`).
+- In a model with token types, every token is of type 0 unless the caller gives types.
+- Next-sentence prediction has no head of its own; a sequence head serves.
+Deviations of the window from Collobert et al. (2011), section 3.2: it is one sublayer of a residual network, normalised
+and added to what it reads, and not the whole model; beyond the ends of a text there are zeros and no padding word.
 """
 
 from __future__ import annotations
@@ -14,17 +17,17 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 (torch's own convention)
 
 from headway_training.models.base import Model
 from headway_training.models.configuration import LayerConfig
 from headway_training.models.parts.attention import padding_attention
 from headway_training.models.parts.embeddings import PositionedEmbedding, TokenEmbedding
-from headway_training.models.parts.heads import MaskedLanguageHead, SequenceHead, TextPooling, TokenHead, masked_mean
 from headway_training.models.parts.initialisation import initialise_truncated_normal
 from headway_training.models.parts.layer import Stack
-from headway_training.models.parts.window import TokenWindow
 
 EncoderHead = Literal["sequence", "token", "masked_language"]
+TextPooling = Literal["first", "mean", "max"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,22 +43,22 @@ class EncoderConfig(LayerConfig):
     max_length: int
     """Most tokens of a text."""
     num_layers: int
-    """Layers."""
+    """Number of layers."""
     head: EncoderHead = "sequence"
-    """What is answered: a class of the text (`sequence`), of every token (`token`), or the tokens that were masked
-    (`masked_language`)."""
+    """What the model predicts: a class of the text (`sequence`), a class of every token (`token`), or the tokens that
+    were masked (`masked_language`)."""
     num_classes: int = 0
     """Classes of a sequence or token head; 0 for a masked-language head, whose classes are the vocabulary."""
     pooling: TextPooling = "first"
     """What a sequence head reads: the first token through BERT's tanh layer (`first`), or the tokens' mean (`mean`) or
     maximum (`max`)."""
     num_token_types: int = 0
-    """Kinds of tokens that have embeddings of their own (BERT: 2, for the texts of a pair); 0 for none."""
+    """Token types, each with an embedding (BERT: 2, for the two texts of a pair); 0 for none."""
     window: int = 0
-    """Tokens on each side that a token is read with before the first layer; 0 for none."""
+    """Neighbours on each side that a token is read together with before the first layer; 0 for none."""
 
     def __post_init__(self) -> None:
-        LayerConfig.__post_init__(self)  # not super(): slots make the dataclass anew
+        LayerConfig.__post_init__(self)  # not super(): the decorator makes a new class with slots
         self._check_integers("vocabulary_size", "max_length", "num_layers")
         self._check_integers("num_token_types", "num_classes", "window", minimum=0)
         self._check_choice("head", EncoderHead)
@@ -69,7 +72,7 @@ class EncoderConfig(LayerConfig):
 class Encoder(Model):
     """Classifies a text or its tokens.
 
-    Starts from a normal distribution of standard deviation 0.02, cut off at two of them (BERT's own code).
+    Starts from a normal distribution with standard deviation 0.02, truncated at two deviations (BERT's code).
     """
 
     def __init__(self, configuration: EncoderConfig) -> None:
@@ -101,7 +104,7 @@ class Encoder(Model):
         Args:
             input_ids: int64 (B, T).
             attention_mask: int64 (B, T), 1 at tokens and 0 at padding.
-            token_type_ids: int64 (B, T); None: all 0. Not read by a model without token types.
+            token_type_ids: int64 (B, T); None: all 0. A model without token types ignores it.
 
         Returns:
             float (B, T, D).
@@ -114,20 +117,21 @@ class Encoder(Model):
         embedded = self.embedding(embedded, position_ids)
         if self.window is not None:
             embedded = self.window(embedded, attention_mask)
-        hidden_states: Tensor = self.stack(embedded, padding_attention(attention_mask, self.kernel))
+        attend = self.embedding.attention(padding_attention(attention_mask, self.kernel), position_ids)
+        hidden_states: Tensor = self.stack(embedded, attend)
         return hidden_states
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
-        """Computes the head's logits; the arguments are those of `hidden_states`.
+        """Computes the logits; the arguments are those of `hidden_states`.
 
         Returns:
-            float: (B, C) of a sequence head, (B, T, C) of a token head, (B, T, V) of a masked-language head.
+            float: (B, C) from a sequence head, (B, T, C) from a token head, (B, T, V) from a masked-language head.
         """
         return self._logits(self.hidden_states(input_ids, attention_mask, token_type_ids), attention_mask)
 
     @property
     def pooling(self) -> str:
-        """What an embedding is: the `mean` or `max` of the tokens, or the `first_token`."""
+        """The text's embedding: the `mean` or `max` of its tokens' states, or the state of its `first_token`."""
         if not isinstance(self.head, SequenceHead):
             return "mean"
         return "first_token" if self.head.pooling == "first" else self.head.pooling
@@ -135,9 +139,10 @@ class Encoder(Model):
     def logits_and_embedding(
         self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Computes the logits of `forward`, and (B, D): what a sequence head tells classes by, else the tokens' mean.
+        """Computes the logits of `forward` and an embedding of the text; the arguments are those of `hidden_states`.
 
-        The arguments are those of `hidden_states`.
+        Returns:
+            The logits, and float (B, D): what a sequence head pools; with another head, the mean of the tokens' states.
         """
         hidden_states = self.hidden_states(input_ids, attention_mask, token_type_ids)
         if isinstance(self.head, SequenceHead):
@@ -146,10 +151,10 @@ class Encoder(Model):
         return self._logits(hidden_states, attention_mask), masked_mean(hidden_states, attention_mask)
 
     def logits_at(self, places: Tensor, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Computes a masked-language head's logits of some tokens alone, as the vocabulary's product is most of it.
+        """Computes the logits of a masked-language head at some tokens only: the product with the vocabulary is large.
 
         Args:
-            places: bool (B, T), true at N tokens.
+            places: bool (B, T), True at N tokens.
             input_ids: int64 (B, T).
             attention_mask: int64 (B, T), 1 at tokens and 0 at padding.
 
@@ -164,7 +169,6 @@ class Encoder(Model):
         return self._logits(self.hidden_states(input_ids, attention_mask)[places], attention_mask)
 
     def _logits(self, hidden_states: Tensor, attention_mask: Tensor) -> Tensor:
-        """What the head tells of the last layer's states."""
         if isinstance(self.head, MaskedLanguageHead):
             return self.tokens.logits(self.head(hidden_states)) + self.head.bias  # (..., V)
         logits: Tensor = self.head(hidden_states, attention_mask)
@@ -178,3 +182,103 @@ def _make_head(configuration: EncoderConfig) -> nn.Module:
     if configuration.head == "token":
         return TokenHead(d_model, num_classes, dropout)
     return MaskedLanguageHead(d_model, configuration.vocabulary_size)
+
+
+class TokenWindow(nn.Module):
+    """Adds to each token a projection of it and its W neighbours on each side (Collobert et al. 2011, section 3.2).
+
+    Attention has to learn from data which tokens are neighbours, and a few hundred thousand tokens teach it badly. The
+    spelling of a word shows in neighbouring subwords.
+    """
+
+    def __init__(self, d_model: int, width: int, dropout: float) -> None:
+        super().__init__()
+        self.width = width
+        self.norm = nn.LayerNorm(d_model)
+        self.project = nn.Linear((2 * width + 1) * d_model, d_model)
+        self.activation = nn.GELU()
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, hidden_states: Tensor, attention_mask: Tensor) -> Tensor:
+        """(B, T, D) and (B, T) -> (B, T, D); padding is read as zeros."""
+        own = self.norm(hidden_states) * attention_mask.to(hidden_states.dtype)[..., None]  # (B, T, D)
+        padded = F.pad(own, (0, 0, self.width, self.width))  # (B, T + 2W, D)
+        length = hidden_states.shape[1]
+        neighbours = [padded[:, first : first + length] for first in range(2 * self.width + 1)]
+        window = torch.cat(neighbours, dim=-1)  # (B, T, (2W + 1) D)
+        read: Tensor = self.dropout(self.activation(self.project(window)))
+        return hidden_states + read
+
+
+class SequenceHead(nn.Module):
+    """Classifies a text by its first token, through BERT's tanh layer, or by the mean or maximum of its tokens.
+
+    The maximum of each feature over the text shows whether any token gave evidence for a class, wherever it stands and
+    however long the text is (max-over-time pooling: Collobert et al. 2011, section 3.3; Kim 2014).
+    """
+
+    def __init__(self, d_model: int, num_classes: int, pooling: TextPooling, dropout: float) -> None:
+        super().__init__()
+        self.pooling = pooling
+        self.pooler = nn.Linear(d_model, d_model) if pooling == "first" else None
+        self.dropout = nn.Dropout(dropout)
+        self.output = nn.Linear(d_model, num_classes)
+
+    def forward(self, hidden_states: Tensor, attention_mask: Tensor) -> Tensor:
+        """(B, T, D) and (B, T) -> (B, C)."""
+        return self.classify(self.pool(hidden_states, attention_mask))
+
+    def pool(self, hidden_states: Tensor, attention_mask: Tensor) -> Tensor:
+        """(B, T, D) and (B, T) -> (B, D)."""
+        if self.pooler is not None:
+            pooled: Tensor = self.pooler(hidden_states[:, 0]).tanh()
+            return pooled
+        return (masked_max if self.pooling == "max" else masked_mean)(hidden_states, attention_mask)
+
+    def classify(self, pooled: Tensor) -> Tensor:
+        """(B, D) -> (B, C)."""
+        logits: Tensor = self.output(self.dropout(pooled))
+        return logits
+
+
+class TokenHead(nn.Module):
+    """Classifies every token."""
+
+    def __init__(self, d_model: int, num_classes: int, dropout: float) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(dropout)
+        self.output = nn.Linear(d_model, num_classes)
+
+    def forward(self, hidden_states: Tensor, attention_mask: Tensor) -> Tensor:  # noqa: ARG002 (heads are called alike)
+        """(B, T, D) -> (B, T, C)."""
+        logits: Tensor = self.output(self.dropout(hidden_states))
+        return logits
+
+
+class MaskedLanguageHead(nn.Module):
+    """Prepares states for the tied output projection, to whose logits the model adds `bias` (BERT's code)."""
+
+    def __init__(self, d_model: int, vocabulary_size: int) -> None:
+        super().__init__()
+        self.transform = nn.Linear(d_model, d_model)
+        self.activation = nn.GELU()
+        self.norm = nn.LayerNorm(d_model)
+        self.bias = nn.Parameter(torch.zeros(vocabulary_size))
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """(B, T, D) -> (B, T, D)."""
+        transformed: Tensor = self.norm(self.activation(self.transform(hidden_states)))
+        return transformed
+
+
+def masked_mean(hidden_states: Tensor, attention_mask: Tensor) -> Tensor:
+    """Averages the states of all tokens but padding: (B, T, D) and (B, T) -> (B, D); zeros for a row without tokens."""
+    weights = attention_mask.to(hidden_states.dtype)[..., None]  # (B, T, 1)
+    return (hidden_states * weights).sum(dim=1) / weights.sum(dim=1).clamp(min=1.0)
+
+
+def masked_max(hidden_states: Tensor, attention_mask: Tensor) -> Tensor:
+    """Maximum over all tokens but padding: (B, T, D) and (B, T) -> (B, D); zeros for a row without tokens."""
+    tokens = attention_mask.bool()[..., None]  # (B, T, 1)
+    greatest = hidden_states.masked_fill(~tokens, torch.finfo(hidden_states.dtype).min).amax(dim=1)  # (B, D)
+    return greatest.masked_fill(~tokens.any(dim=1), 0.0)

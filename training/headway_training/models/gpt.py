@@ -1,9 +1,11 @@
-"""GPT: a decoder-only language model (Radford et al. 2019; Brown et al. 2020).
+"""GPT: a decoder-only language model (Radford et al. 2019; Brown et al. 2020; as Llama: Touvron et al. 2023).
 
 B rows, T tokens, D model width, V vocabulary.
 
-Deviation from GPT-3: every layer attends densely, where the paper alternates dense and locally banded sparse layers.
-The parts name theirs: no dropout on attention weights, exact GELU.
+Deviations from GPT-2 and GPT-3: every layer attends densely, where GPT-3 alternates dense and locally banded sparse
+layers; GELU is exact unless the configuration says `gelu_tanh`; no dropout on attention weights.
+Deviations from Llama: the embedding is tied to the output projection unless the configuration says otherwise; residual
+connections may have dropout; weights start as in GPT-2.
 """
 
 from __future__ import annotations
@@ -34,14 +36,14 @@ class GPTConfig(LayerConfig):
     max_length: int
     """Most tokens of a text, prompt and continuation together."""
     num_layers: int
-    """Layers."""
+    """Number of layers."""
     tie_embeddings: bool = True
     """The token embedding is also the output projection."""
 
     def __post_init__(self) -> None:
-        LayerConfig.__post_init__(self)  # not super(): slots make the dataclass anew
+        LayerConfig.__post_init__(self)  # not super(): the decorator makes a new class with slots
         self._check_integers("vocabulary_size", "max_length", "num_layers")
-        self._check_flag("tie_embeddings")
+        self._check_flags("tie_embeddings")
 
 
 class GPT(Model):
@@ -72,13 +74,13 @@ class GPT(Model):
         Args:
             input_ids: int64 (B, T).
             position_ids: int64 (B, T) or (T), from 0.
-            attend: attention; called once a layer, in order, with tensors of (B, T, H, K).
+            attend: attention; each layer calls it once.
 
         Returns:
             float (B, T, D).
         """
         embedded = self.embedding(self.tokens(input_ids), position_ids)  # (B, T, D)
-        hidden_states: Tensor = self.stack(embedded, attend)
+        hidden_states: Tensor = self.stack(embedded, self.embedding.attention(attend, position_ids))
         return hidden_states
 
     def logits(self, hidden_states: Tensor) -> Tensor:

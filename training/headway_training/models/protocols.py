@@ -1,4 +1,4 @@
-"""What the rest of the project asks of a model, of this kit or not (docs/bring-your-own.md).
+"""What a model must offer to be exported, whether it is of this kit or not (docs/bring-your-own.md).
 
 B rows, G rows of a sentence (its beams), T target tokens, S source tokens, D model width, H heads, K head width,
 V vocabulary, C classes.
@@ -12,7 +12,7 @@ from typing import Protocol
 from torch import Tensor
 
 from headway_training.models.parts.attention import Attend, AttendCross
-from headway_training.models.parts.recurrence import Recur
+from headway_training.models.recurrent import Recur
 
 
 class Decoder(Protocol):
@@ -22,7 +22,7 @@ class Decoder(Protocol):
     """Most tokens, prompt and continuation together."""
 
     def hidden_states(self, input_ids: Tensor, position_ids: Tensor, attend: Attend) -> Tensor:
-        """(B, T), (B, T) -> (B, T, D)."""
+        """(B, T), (B, T) -> (B, T, D); each layer calls `attend` once."""
         ...
 
     def logits(self, hidden_states: Tensor) -> Tensor:
@@ -43,11 +43,11 @@ class EncoderDecoder(Protocol):
         ...
 
     def cross_keys_values(self, memory: Tensor) -> Sequence[tuple[Tensor, Tensor]]:
-        """(B, S, D) -> a (key, value) a layer, each (B, S, H, K)."""
+        """(B, S, D) -> the cross-attention keys and values of each layer, each (B, S, H, K)."""
         ...
 
     def decode(self, input_ids: Tensor, position_ids: Tensor, attend: Attend, attend_cross: AttendCross) -> Tensor:
-        """(B, T), (B, T) -> (B, T, D)."""
+        """(B, T), (B, T) -> (B, T, D); each layer calls both functions once."""
         ...
 
     def logits(self, hidden_states: Tensor) -> Tensor:
@@ -56,7 +56,7 @@ class EncoderDecoder(Protocol):
 
 
 class RecurrentEncoderDecoder(Protocol):
-    """A model that translates with a state of fixed size in the place of attention to its own tokens."""
+    """A model that translates with a state of fixed size instead of attention to its own tokens."""
 
     max_source_length: int
     """Most tokens of a source sentence."""
@@ -66,40 +66,40 @@ class RecurrentEncoderDecoder(Protocol):
     def encode_source(
         self, input_ids: Tensor, attention_mask: Tensor, recur: Recur
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """(B, S), (B, S) -> what every step reads, each (B, S, .), and the states it begins with, each (B, .)."""
+        """(B, S), (B, S) -> tensors that every step reads, each (B, S, .), and the first states, each (B, .)."""
         ...
 
     def step(
         self, token_ids: Tensor, states: tuple[Tensor, ...], cross: tuple[Tensor, ...], source_mask: Tensor
     ) -> tuple[Tensor, tuple[Tensor, ...], Tensor]:
-        """(B, G), states (B, G, .), ... -> logits (B, G, V), the next states, attention to the source (B, G, S)."""
+        """(B, G), states (B, G, .), ... -> logits (B, G, V), the next states, attention weights (B, G, S)."""
         ...
 
 
 def is_recurrent(model: object) -> bool:
-    """Whether a model that translates follows `RecurrentEncoderDecoder`, and not `EncoderDecoder`."""
+    """True if a translation model follows `RecurrentEncoderDecoder`, False if it follows `EncoderDecoder`."""
     return callable(getattr(model, "step", None))
 
 
 class TextClassifier(Protocol):
-    """A model that classifies texts, or their tokens."""
+    """A model that classifies texts or tokens."""
 
     max_length: int
     """Most tokens of a text."""
 
     def __call__(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """(B, T), (B, T) -> logits (B, C), or (B, T, C) of a token classifier."""
+        """(B, T), (B, T) -> logits (B, C), or (B, T, C) from a token classifier."""
         ...
 
 
 class EmbeddingClassifier(Protocol):
-    """A classifier of texts, tokens or images that can be asked for a vector of its input, too."""
+    """A classifier of texts, tokens or images that also returns an embedding of its input."""
 
     pooling: str
-    """Which vector it is: `mean`, `max`, `first_token`, `class_token` or a name of the module's own."""
+    """How the embedding is made: `mean`, `max`, `first_token`, `class_token` or a name of the module's own."""
 
     def logits_and_embedding(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """What the model is called with -> the logits that calling it gives, and the vectors (B, D)."""
+        """The inputs of `__call__` -> the logits of `__call__`, and the embeddings (B, D)."""
         ...
 
 

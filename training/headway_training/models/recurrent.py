@@ -1,27 +1,45 @@
 """A recurrent encoder-decoder with additive attention, for translation (Bahdanau et al. 2014, arXiv 1409.0473).
 
 B sentences, G rows of a sentence (its beams; one in training), T target tokens, S source tokens, E width of embeddings,
-H width of recurrent states, A width of the attention's hidden layer, V vocabulary.
+H width of recurrent states, A width of the attention's hidden layer, V vocabulary. An annotation is the encoder's state
+at a source token, 2H wide: one recurrent state from each direction.
 
 Deviations from the paper:
 - One vocabulary, and where `tie_embeddings` says so one matrix, serves both languages and the output.
 - The reset gate is applied after the product with the state, as torch's GRU does, not before it.
 - The output reads the newest state and not the one before it (the paper: t_i = U_o s_{i-1} + V_o E y_{i-1} + C_o c_i).
-- Dropout on embeddings, on annotations where attention scores them, and on what the output layers read.
+- Dropout on embeddings, on annotations where attention scores them, and on the input of the output layers.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from headway_training.models.base import Model, check_length
 from headway_training.models.configuration import Configuration
-from headway_training.models.parts.additive_attention import AdditiveAttention
+from headway_training.models.parts.attention import MASKED_SCORE
 from headway_training.models.parts.embeddings import TokenEmbedding
-from headway_training.models.parts.recurrence import Recur, StateGates, recur_packed
+
+Recur = Callable[[nn.GRU, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Runs a bidirectional GRU over padded rows: inputs (B, S, E) and mask (B, S) -> states (B, S, 2H), forward and
+backward ones side by side, and the last state of each direction, (2, B, H). Exported graphs are given another one."""
+
+
+def recur_packed(gru: nn.GRU, inputs: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Runs a GRU over rows that are padded on the right, skipping the padding; states at padding are zeros."""
+    if inputs.is_meta:  # only shapes are computed: there are no lengths to pack by
+        whole: tuple[Tensor, Tensor] = gru(inputs)
+        return whole
+    lengths = attention_mask.sum(dim=1).cpu()
+    packed = pack_padded_sequence(inputs, lengths, batch_first=True, enforce_sorted=False)
+    states, last = gru(packed)
+    padded, _ = pad_packed_sequence(states, batch_first=True, total_length=inputs.shape[1])
+    return padded, last
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,20 +59,20 @@ class RecurrentConfig(Configuration):
     d_embedding: int
     """Width of the embeddings, and of what the output projection reads."""
     d_state: int
-    """Width of a recurrent state; an annotation of a source token is two of them, one from each side."""
+    """Width of a recurrent state; an annotation of a source token is twice as wide."""
     d_attention: int
     """Width of the attention's hidden layer."""
     dropout: float = 0.0
-    """Probability, in training, of dropping an element of embeddings, scored annotations and output layers' input."""
+    """Probability, in training, of dropping an element of embeddings, scored annotations and the output layers' input;
+    0 to below 1."""
     tie_embeddings: bool = True
     """One matrix is the source embedding, the target embedding and the output projection; else there are three."""
 
     def __post_init__(self) -> None:
         self._check_integers("vocabulary_size", "max_source_length", "max_target_length")
         self._check_integers("d_embedding", "d_state", "d_attention")
-        self._check_flag("tie_embeddings")
-        if not isinstance(self.dropout, int | float) or not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout must be at least 0 and below 1, and is {self.dropout!r}")
+        self._check_flags("tie_embeddings")
+        self._check_share("dropout")
 
 
 class RecurrentTranslator(Model):
@@ -91,11 +109,11 @@ class RecurrentTranslator(Model):
         Args:
             input_ids: int64 (B, S).
             attention_mask: int64 (B, S), 1 at tokens and 0 at padding.
-            recur: runs the encoder's recurrence.
+            recur: runs the encoder's GRU.
 
         Returns:
-            What every step reads: annotations (B, S, 2H) and attention's keys (B, S, A); and the first state, (B, H),
-            made of the backward state at the first token (appendix A.2.2).
+            Two tuples: annotations (B, S, 2H) and attention's keys (B, S, A), which every step reads; and the first
+            state (B, H), computed from the backward state at the first token (appendix A.2.2).
         """
         tokens = self.tokens if self.source_tokens is None else self.source_tokens
         annotations, last = recur(self.encoder, self._embed(tokens, input_ids), attention_mask)  # (B, S, 2H), (2, B, H)
@@ -123,7 +141,7 @@ class RecurrentTranslator(Model):
     def forward(self, source_ids: Tensor, source_mask: Tensor, target_ids: Tensor) -> Tensor:
         """Predicts, at every target token, the one that follows it.
 
-        All that needs no state is computed for the whole target at once.
+        What does not depend on the state is computed for the whole target at once.
 
         Args:
             source_ids: int64 (B, S).
@@ -156,7 +174,7 @@ class RecurrentTranslator(Model):
     def _advance(
         self, token_gates: Tensor, state: Tensor, cross: tuple[Tensor, Tensor], source_mask: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Attends with the state so far (B, G, H) and makes the next: state, context (B, G, 2H), weights (B, G, S)."""
+        """Attends with the state (B, G, H); returns the next state, the context (B, G, 2H), the weights (B, G, S)."""
         annotations, keys = cross
         context, weights = self.attention(state, keys, annotations, source_mask)
         return self.state_gates(token_gates + self.context_gates(context), state), context, weights
@@ -180,3 +198,70 @@ class RecurrentTranslator(Model):
                     nn.init.orthogonal_(gate)
             else:
                 nn.init.xavier_uniform_(parameter)
+
+
+class AdditiveAttention(nn.Module):
+    """Scores a state s and an annotation h by v^T tanh(W s + U h) (section 3.1 and appendix A.1.2).
+
+    Args:
+        d_state: H.
+        d_annotation: 2H.
+        d_attention: A.
+    """
+
+    def __init__(self, d_state: int, d_annotation: int, d_attention: int) -> None:
+        super().__init__()
+        self.query = nn.Linear(d_state, d_attention, bias=False)
+        self.key = nn.Linear(d_annotation, d_attention)
+        self.score = nn.Linear(d_attention, 1, bias=False)
+
+    def keys(self, annotations: Tensor) -> Tensor:
+        """U h of every annotation, (B, S, 2H) -> (B, S, A); computed once a sentence, as it does not depend on s."""
+        keys: Tensor = self.key(annotations)
+        return keys
+
+    def forward(self, states: Tensor, keys: Tensor, annotations: Tensor, source_mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Attends to the source.
+
+        Args:
+            states: (B, G, H).
+            keys: (B, S, A), as the method `keys` returns them.
+            annotations: (B, S, 2H).
+            source_mask: int64 (B, S), 1 at tokens and 0 at padding.
+
+        Returns:
+            The context, (B, G, 2H), and the weights, (B, G, S), which are 0 at padding.
+        """
+        hidden = torch.tanh(self.query(states)[:, :, None] + keys[:, None])  # (B, G, S, A)
+        scores = self.score(hidden).squeeze(-1)  # (B, G, S)
+        weights = torch.where(source_mask[:, None] != 0, scores, MASKED_SCORE).softmax(dim=-1)
+        return weights @ annotations, weights
+
+
+class StateGates(nn.Module):
+    """The part of a gated recurrent unit that reads the state: its products and gates (Cho et al. 2014).
+
+    Args:
+        d_state: H.
+    """
+
+    def __init__(self, d_state: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(d_state, 3 * d_state)
+
+    def forward(self, gates: Tensor, state: Tensor) -> Tensor:
+        """Computes the next state.
+
+        Args:
+            gates: (..., 3H), what the inputs add to the reset gate, the update gate and the candidate.
+            state: (..., H).
+
+        Returns:
+            (..., H).
+        """
+        reset, update, candidate = gates.chunk(3, dim=-1)
+        state_reset, state_update, state_candidate = self.linear(state).chunk(3, dim=-1)
+        kept = torch.sigmoid(update + state_update)
+        proposed = torch.tanh(candidate + torch.sigmoid(reset + state_reset) * state_candidate)
+        following: Tensor = proposed + kept * (state - proposed)
+        return following

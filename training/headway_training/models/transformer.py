@@ -2,7 +2,8 @@
 
 B rows, T target tokens, S source tokens, D model width, H heads, K head width, V vocabulary.
 
-One vocabulary serves both languages. Deviation from the paper: attention's projections have biases.
+One vocabulary serves both languages. Deviation from the paper: attention's projections have biases, unless the
+configuration says otherwise.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from headway_training.models.parts.attention import (
 )
 from headway_training.models.parts.embeddings import PositionedEmbedding, TokenEmbedding
 from headway_training.models.parts.initialisation import initialise_xavier
-from headway_training.models.parts.layer import CrossStack, Stack
+from headway_training.models.parts.layer import Stack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,17 +42,17 @@ class TransformerConfig(LayerConfig):
     max_target_length: int
     """Most tokens of a translation, its first token included."""
     num_encoder_layers: int
-    """Layers of the encoder."""
+    """Number of encoder layers."""
     num_decoder_layers: int
-    """Layers of the decoder."""
+    """Number of decoder layers."""
     tie_embeddings: bool = True
     """One matrix is the source embedding, the target embedding and the output projection; else there are three."""
 
     def __post_init__(self) -> None:
-        LayerConfig.__post_init__(self)  # not super(): slots make the dataclass anew
+        LayerConfig.__post_init__(self)  # not super(): the decorator makes a new class with slots
         self._check_integers("vocabulary_size", "max_source_length", "max_target_length")
         self._check_integers("num_encoder_layers", "num_decoder_layers")
-        self._check_flag("tie_embeddings")
+        self._check_flags("tie_embeddings")
 
 
 class Transformer(Model):
@@ -74,7 +75,7 @@ class Transformer(Model):
         self.source_embedding = PositionedEmbedding(configuration, configuration.max_source_length, scaled=True)
         self.target_embedding = PositionedEmbedding(configuration, configuration.max_target_length, scaled=True)
         self.encoder = Stack(configuration, configuration.num_encoder_layers)
-        self.decoder = CrossStack(configuration, configuration.num_decoder_layers)
+        self.decoder = Stack(configuration, configuration.num_decoder_layers, cross=True)
         initialise_xavier(self, configuration.d_model)
 
     def encode(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
@@ -90,11 +91,12 @@ class Transformer(Model):
         tokens = self.tokens if self.source_tokens is None else self.source_tokens
         position_ids = torch.arange(input_ids.shape[1], device=input_ids.device)
         embedded = self.source_embedding(tokens(input_ids), position_ids)  # (B, S, D)
-        memory: Tensor = self.encoder(embedded, padding_attention(attention_mask, self.kernel))
+        attend = padding_attention(attention_mask, self.kernel)
+        memory: Tensor = self.encoder(embedded, self.source_embedding.attention(attend, position_ids))
         return memory
 
     def cross_keys_values(self, memory: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """(B, S, D) -> a (key, value) a decoder layer, each (B, S, H, K); they serve every step of the decoder."""
+        """(B, S, D) -> the cross-attention keys and values of each decoder layer, each (B, S, H, K)."""
         return self.decoder.cross_keys_values(memory)
 
     def decode(self, input_ids: Tensor, position_ids: Tensor, attend: Attend, attend_cross: AttendCross) -> Tensor:
@@ -103,13 +105,14 @@ class Transformer(Model):
         Args:
             input_ids: int64 (B, T), target tokens.
             position_ids: int64 (B, T) or (T), from 0.
-            attend: attention among target tokens; called once a layer, in order, with tensors of (B, T, H, K).
-            attend_cross: attention to the source, called after it with a query (B, T, H, K).
+            attend: attention among target tokens; each layer calls it once.
+            attend_cross: attention to the source; each layer calls it once.
 
         Returns:
             float (B, T, D).
         """
         embedded = self.target_embedding(self.tokens(input_ids), position_ids)  # (B, T, D)
+        attend = self.target_embedding.attention(attend, position_ids)
         hidden_states: Tensor = self.decoder(embedded, attend, attend_cross)
         return hidden_states
 

@@ -123,7 +123,7 @@ def _measure(
 
     try:
         with Client(server, timeout_s=timeout_s) as client:
-            details = client.model(model, model_version=model_version)
+            details = client.get_model(model, model_version=model_version)
             loaded = details.model
             if source.file is not None:
                 form = text_form(details.manifest_json, source.label_separator)

@@ -7,7 +7,12 @@ from dataclasses import dataclass
 from typing import Any, cast, get_type_hints
 
 from headway_client import Client, LabelScore, Model, Task
-from headway_client.options import ClassifyOptions, LabelOptions, TextOptions, TranslateOptions
+from headway_client.options import (
+    ClassifyImageOptions,
+    ClassifyTextOptions,
+    ClassifyTokensOptions,
+    TranslateTextOptions,
+)
 from headway_training.data.examples import ParallelTexts, PlainText
 from headway_training.errors import EvaluationError
 from headway_training.metrics import accuracy, corpus_bleu, macro_f1, multi_label_f1, span_scores
@@ -107,7 +112,7 @@ def _several_labels(served: ServedModel, examples: MultiLabeledInputs) -> Measur
     """Micro and macro F1, in percent, of the labels that are said to apply."""
 
     def ask(inputs: Sequence[TextAndPair]) -> Sequence[list[bool]]:
-        rows = [{label.label: label.is_selected for label in labels} for labels in _classify(served, inputs, top_k=0)]
+        rows = [{label.label: label.selected for label in labels} for labels in _classify(served, inputs, top_k=0)]
         return [[row[name] for name in served.model.labels] for row in rows]
 
     selected = served.sender.send(_paired(examples.texts, examples.text_pairs), ask)
@@ -123,23 +128,23 @@ def _paired(texts: Sequence[str], text_pairs: Sequence[str] | None) -> list[Text
 
 def _classify(served: ServedModel, inputs: Sequence[TextAndPair], *, top_k: int) -> Sequence[Sequence[LabelScore]]:
     """Asks for the labels of some texts: those with a pair in a call of their own, as a call has pairs or none."""
-    options = cast("ClassifyOptions", {"truncate": True, **_named(served), "top_k": top_k})
+    options = cast("ClassifyTextOptions", {"truncate": True, **_named(served), "top_k": top_k})
     singles = [index for index, (_, pair) in enumerate(inputs) if pair is None]
     pairs = {index: pair for index, (_, pair) in enumerate(inputs) if pair is not None}
     labels: dict[int, Sequence[LabelScore]] = {}
     for indices, own in ((singles, options), (list(pairs), options | {"text_pairs": list(pairs.values())})):
         if indices:
-            answer = served.client.classify([inputs[index][0] for index in indices], **own)
+            answer = served.client.classify_text([inputs[index][0] for index in indices], **own)
             labels |= {index: result.labels for index, result in zip(indices, answer, strict=True)}
     return [labels[index] for index in range(len(inputs))]
 
 
 def _image_labels(served: ServedModel, examples: ServedExamples) -> Measurement:
     assert isinstance(examples, LabeledInputs), "the data is read for the model's task"
-    options = cast("LabelOptions", {**_named(served), "top_k": 1})
+    options = cast("ClassifyImageOptions", {**_named(served), "top_k": 1})
 
     def ask(images: Sequence[bytes]) -> Sequence[str]:
-        return [_likeliest(result.labels) for result in served.client.label(images, **options)]
+        return [_likeliest(result.labels) for result in served.client.classify_image(images, **options)]
 
     return _labels(served, examples, examples.inputs, ask)
 
@@ -147,7 +152,7 @@ def _image_labels(served: ServedModel, examples: ServedExamples) -> Measurement:
 def _spans(served: ServedModel, examples: ServedExamples) -> Measurement:
     """F1, precision and recall of the spans of raw text, in percent; a text past the model's limit is shortened."""
     assert isinstance(examples, SpanInputs), "the data is read for the model's task"
-    options = cast("TextOptions", {"truncate": True, **_named(served)})
+    options = cast("ClassifyTokensOptions", {"truncate": True, **_named(served)})
     numbers = {name: index for index, name in enumerate(served.model.labels)}
 
     def ask(texts: Sequence[str]) -> Sequence[list[tuple[int, int, int]]]:
@@ -168,10 +173,10 @@ def _likeliest(labels: Sequence[LabelScore]) -> str:
 def _translation(served: ServedModel, examples: ServedExamples) -> Measurement:
     """SacreBLEU of the best translation of each sentence; a source past the model's limit is shortened."""
     assert isinstance(examples, ParallelTexts), "the data is read for the model's task"
-    options = cast("TranslateOptions", {"truncate": True, **_named(served)})
+    options = cast("TranslateTextOptions", {"truncate": True, **_named(served)})
 
     def ask(texts: Sequence[str]) -> Sequence[str]:
-        return [result.text for result in served.client.translate(texts, **options)]
+        return [result.text for result in served.client.translate_text(texts, **options)]
 
     hypotheses = served.sender.send(examples.sources, ask)
     score, signature = corpus_bleu(hypotheses, examples.targets)
@@ -204,10 +209,10 @@ _MEASURES: Mapping[Task, Callable[[ServedModel, ServedExamples], Measurement]] =
 }
 
 _OPTIONS: Mapping[Task, type] = {
-    Task.TRANSLATION: TranslateOptions,
-    Task.TEXT_CLASSIFICATION: ClassifyOptions,
-    Task.TOKEN_CLASSIFICATION: TextOptions,
-    Task.IMAGE_CLASSIFICATION: LabelOptions,
+    Task.TRANSLATION: TranslateTextOptions,
+    Task.TEXT_CLASSIFICATION: ClassifyTextOptions,
+    Task.TOKEN_CLASSIFICATION: ClassifyTokensOptions,
+    Task.IMAGE_CLASSIFICATION: ClassifyImageOptions,
 }
 """Options of the client's call; how a text is continued does not bear on how likely it is."""
 _GIVEN = {"model", "model_version", "top_k", "text_pairs"}

@@ -84,7 +84,7 @@ class TextScorer:
 
     def _ask(self, prompts: Sequence[str], *, score: bool = False) -> Sequence[GeneratedText]:
         """Has prompts read, with as little after them as can be; longer ones lose their beginning."""
-        answer = self._client.generate(
+        answer = self._client.generate_text(
             prompts,
             model=self._model.name,
             model_version=self._model.version,

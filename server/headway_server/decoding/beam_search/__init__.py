@@ -1,1 +1,1 @@
-"""Beam search over many sentences at once."""
+"""Beam search over many sequences at once (docs/beams.md)."""

@@ -1,6 +1,7 @@
-"""A step of the sentences that are searched with beams: decode, rank, advance, copy, hand out (docs/engine.md).
+"""A step of all sequences that are searched with beams: decode, rank, advance, copy (docs/beams.md).
 
-Shapes: B sentences of K beams, R = B K rows, V vocabulary, T tokens of a hypothesis, S source tokens.
+Shapes: B sequences of K beams, R = B K rows, V vocabulary, C candidates of a row, T tokens of a hypothesis, S source
+positions.
 """
 
 from __future__ import annotations
@@ -11,27 +12,18 @@ from collections.abc import Sequence as Elements
 import numpy as np
 from numpy.typing import NDArray
 
-from headway_server.decoding.beam_search.beams import BeamSearch, Continuation, Found
-from headway_server.decoding.beam_search.block import BeamBlock, SlotCopy
-from headway_server.decoding.beam_search.continuations import (
-    num_candidates,
-    rank_plain,
-    rank_restricted,
-)
-from headway_server.decoding.beam_search.hypothesis import Hypothesis
-from headway_server.decoding.core.outbox import Outbox
-from headway_server.decoding.interfaces import Decoder
-from headway_server.decoding.sampling.ranked_rows import RowRanker
-from headway_server.decoding.sequence import Sequence, SequenceResult
+from headway_server.decoding.beam_search.search import BeamBlock, BeamSearch, Continuation, Found
+from headway_server.decoding.interfaces import Decoder, SlotCopy
+from headway_server.decoding.sampling.likeliest import RankedRows, RowRanker
+from headway_server.decoding.sequence import Hypothesis, Sequence, SequenceResult
 
 
 class SearchStep:
     """Takes steps of searches. For the engine's thread alone."""
 
-    def __init__(self, decoder: Decoder, outbox: Outbox) -> None:
-        """Uses a decoder whose slots the caller assigns; results go to `outbox`."""
+    def __init__(self, decoder: Decoder) -> None:
+        """Uses a decoder whose slots the caller assigns."""
         self._decoder = decoder
-        self._outbox = outbox
         self._ranker = RowRanker(num_rows=decoder.num_slots, vocab_size=decoder.vocab_size)
 
     def __repr__(self) -> str:
@@ -39,19 +31,19 @@ class SearchStep:
 
     def begin(self, sequence: Sequence) -> None:
         """Begins the search of a sequence that has its slots."""
-        assert sequence.search is not None, "it asks for one"
+        assert sequence.search is not None, "the caller checks it"
         search = BeamSearch(sequence.search, max_new_tokens=sequence.parameters.max_new_tokens, eos_id=sequence.eos_id)
-        sequence.block = BeamBlock(search, sequence.num_beams)
+        sequence.search_state = BeamBlock(search, sequence.num_beams)
 
     def run(self, sequences: Elements[Sequence], first_slot: int) -> tuple[list[Sequence], list[Sequence]]:
-        """Takes every search of a group one token further, and hands out what has ended.
+        """Takes every search of a group one token further.
 
         Args:
             sequences: All of a group, in the order of their slots, each of K beams.
             first_slot: Where the group begins.
 
         Returns:
-            Those whose search has ended and whose results were handed out; and those with logits that mean nothing.
+            The sequences whose search has ended, whose slots still hold it; and those whose logits are not finite.
         """
         blocks = [_block(sequence) for sequence in sequences]
         logits = self._decoder.decode(*_inputs(sequences, blocks), first_slot)  # (R, V)
@@ -63,7 +55,7 @@ class SearchStep:
             if continuations is None:
                 invalid.append(sequence)
                 continue
-            num_written = block.search.num_tokens + 1
+            num_written = len(sequence.prompt_ids) + block.search.num_tokens
             block.search.advance(continuations)
             sequence.num_new_tokens = block.search.num_tokens
             if block.search.is_finished:
@@ -75,7 +67,7 @@ class SearchStep:
         return ended, invalid
 
     def _rank(self, blocks: Elements[BeamBlock], logits: NDArray[np.float32]) -> list[list[Continuation] | None]:
-        """Ranks what may follow, for each sentence; None where a beam's logits mean nothing."""
+        """Ranks what may follow in each sequence; None if the logits of a beam are not finite."""
         num_beams = len(blocks[0].slots)
         searches = [block.search for block in blocks]
         rows = np.array([block.slots for block in blocks])  # (B, K)
@@ -103,13 +95,13 @@ class SearchStep:
                 lists[number] = None
         return lists
 
-    def hand_out(self, sequence: Sequence) -> None:
-        """Hands out the result of a search that has ended, while the sequence still has its slots."""
+    def result(self, sequence: Sequence) -> SequenceResult:
+        """Returns the result of a search that has ended, of a sequence that still has its slots."""
         found = _block(sequence).search.hypotheses()
         hypotheses = tuple(self._hypothesis(sequence, one) for one in found)
         best = hypotheses[0]
-        result = SequenceResult(
-            text=best.text,
+        return SequenceResult(
+            output=best.output,
             finish_reason=best.finish_reason,
             num_new_tokens=best.num_new_tokens,
             log_probability=best.log_probability,
@@ -118,12 +110,11 @@ class SearchStep:
             finished_at=time.monotonic(),
             hypotheses=hypotheses,
         )
-        self._outbox.add_end(sequence.reply, result)
 
     def _hypothesis(self, sequence: Sequence, found: Found) -> Hypothesis:
         return Hypothesis(
             token_ids=found.token_ids,
-            text=sequence.text.whole(found.token_ids),
+            output=sequence.output.whole(found.token_ids),
             log_probability=found.log_probability,
             score=found.score,
             num_new_tokens=found.num_new_tokens,
@@ -132,19 +123,83 @@ class SearchStep:
         )
 
 
-def align(decoder: Decoder, sequence: Sequence, token_ids: Elements[int]) -> NDArray[np.float32]:
-    """Returns the attention (T, S) of each token of a translation over its source.
+def rank_plain(
+    ranked: RankedRows, rows: NDArray[np.int64], log_probabilities: NDArray[np.float64]
+) -> list[list[Continuation]]:
+    """Ranks the continuations of sequences that have one bank.
 
-    Its sequence must still have its slots, and does not run any more: the first of them is overwritten.
+    Args:
+        ranked: The candidates of each row.
+        rows: (B, K) int64 the row of each beam; any row for a place without a beam.
+        log_probabilities: (B, K) float64 of each beam so far; minus infinity for a place without a beam.
+
+    Returns:
+        The best 2 K of each sequence, as `BeamSearch.advance` takes them.
+    """
+    num_sequences, num_beams = rows.shape
+    width = min(2 * num_beams, ranked.token_ids.shape[1])
+    sums = log_probabilities[:, :, np.newaxis] + ranked.log_probabilities[rows, :width]  # (B, K, C)
+    flat = sums.reshape(num_sequences, num_beams * width)
+    order = np.argsort(-flat, axis=1, kind="stable")[:, : 2 * num_beams]  # stable: the lower beam first among equals
+    sums = np.take_along_axis(flat, order, axis=1)
+    token_ids = np.take_along_axis(ranked.token_ids[rows, :width].reshape(flat.shape), order, axis=1)
+    beams = order // width
+    lists = zip(sums.tolist(), beams.tolist(), token_ids.tolist(), strict=True)
+    return [
+        [Continuation(*row) for row in zip(*columns, strict=True) if row[0] != -np.inf]  # (2 K,) of each
+        for columns in lists
+    ]
+
+
+def rank_restricted(ranked: RankedRows, search: BeamSearch, rows: Elements[int]) -> list[Continuation]:
+    """Ranks the continuations of a sequence that has a prefix or required phrases.
+
+    Args:
+        ranked: The candidates of each row, at least `num_candidates` of them.
+        search: The search.
+        rows: The row of each beam.
+    """
+    continuations: list[Continuation] = []
+    for number, (beam, row) in enumerate(zip(search.beams, rows, strict=False)):
+        forced = search.forced_token
+        candidates = (
+            dict(zip(ranked.token_ids[row].tolist(), ranked.log_probabilities[row].tolist(), strict=True))
+            if forced is None
+            else {}
+        )
+        for token_id in search.wanted(beam) if forced is None else (forced,):
+            candidates[token_id] = ranked.log_probability(row, token_id)
+        continuations += [
+            Continuation(beam.log_probability + log_probability, number, token_id)
+            for token_id, log_probability in candidates.items()
+            if log_probability != -np.inf
+        ]
+    return sorted(continuations, key=lambda it: (-it.log_probability, it.beam, it.token_id))
+
+
+def num_candidates(search: BeamSearch, num_beams: int) -> int:
+    """Returns how many candidates of each row a search may need to see.
+
+    All continuations of a beam are in one bank, except for the tokens that bring it nearer to a phrase. So the best 2 K
+    of that bank are among the best 2 K plus as many more as there are such tokens.
+    """
+    wanted = max(len(search.wanted(beam)) for beam in search.beams)
+    return 2 * num_beams + wanted
+
+
+def align(decoder: Decoder, sequence: Sequence, token_ids: Elements[int]) -> NDArray[np.float32]:
+    """Returns the attention (T, S) of each new token of a sequence over its source.
+
+    The sequence has ended and still has its slots: the first of them is overwritten.
     """
     if not token_ids:
-        return np.zeros((0, len(sequence.input_ids)), np.float32)
-    inputs = np.array([sequence.first_id, *token_ids[:-1]], np.int64)
-    return decoder.align(sequence.slot, sequence.cross, inputs)
+        return np.zeros((0, sequence.cross.num_positions), np.float32)
+    inputs = np.concatenate([sequence.prompt_ids, np.array(token_ids[:-1], np.int64)])
+    return decoder.align(sequence.slot, sequence.cross, inputs, len(sequence.prompt_ids))
 
 
 def _block(sequence: Sequence) -> BeamBlock:
-    block: BeamBlock | None = sequence.block
+    block: BeamBlock | None = sequence.search_state
     assert block is not None, "its search has begun"
     return block
 
@@ -154,7 +209,6 @@ def _inputs(sequences: Elements[Sequence], blocks: Elements[BeamBlock]) -> tuple
     token_ids: list[int] = []
     positions: list[int] = []
     for sequence, block in zip(sequences, blocks, strict=True):
-        assert sequence.first_id is not None, "a translation begins with a token of its own"
-        token_ids += block.next_inputs(sequence.first_id)
-        positions += [block.search.num_tokens] * len(block.slots)
+        token_ids += block.next_inputs(int(sequence.prompt_ids[-1]))
+        positions += [len(sequence.prompt_ids) - 1 + block.search.num_tokens] * len(block.slots)
     return np.array(token_ids), np.array(positions)

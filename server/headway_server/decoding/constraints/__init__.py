@@ -11,7 +11,7 @@
 """
 
 from headway_server.decoding.constraints.compiler import CompiledConstraint, ConstraintCompiler
-from headway_server.decoding.constraints.request import (
+from headway_server.decoding.constraints.grammar import (
     MAX_CHOICE_LENGTH,
     MAX_CHOICES,
     MAX_REGEX_BYTES,

@@ -15,8 +15,7 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from tokenizers import Tokenizer
 
-from headway_server.decoding.constraints.grammar import explain, write_grammar
-from headway_server.decoding.constraints.request import ConstraintRequest
+from headway_server.decoding.constraints.grammar import ConstraintRequest, explain, write_grammar
 from headway_server.decoding.constraints.state import ConstraintState, ModelMasks
 from headway_server.decoding.constraints.vocabulary import (
     UnsupportedTokenizerError,

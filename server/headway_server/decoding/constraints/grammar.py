@@ -5,16 +5,83 @@ from __future__ import annotations
 import json
 import math
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
 from llguidance import regex_to_lark
 
-from headway_server.decoding.constraints.request import ConstraintRequest
-from headway_server.decoding.constraints.trial import CPU_LIMIT_S, MEMORY_LIMIT_BYTES, is_affordable, needs_trial
 from headway_server.decoding.constraints.vocabulary import Vocabulary
 from headway_server.errors import InvalidInputError
+
+MAX_SCHEMA_BYTES = 64 * 1024
+MAX_REGEX_BYTES = 8 * 1024
+MAX_CHOICES = 256
+MAX_CHOICE_LENGTH = 1024
+
+_KINDS = ("json_schema", "regex", "choices")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConstraintRequest:
+    """What the text must look like: exactly one of these."""
+
+    json_schema: str | None = None
+    """A JSON Schema, as JSON text: the text is a JSON value that it accepts."""
+    regex: str | None = None
+    """A regular expression that the whole text matches."""
+    choices: tuple[str, ...] | None = None
+    """The text is one of these."""
+
+    def __post_init__(self) -> None:
+        kinds = [kind for kind in _KINDS if getattr(self, kind) is not None]
+        if len(kinds) != 1:
+            raise ValueError(f"a constraint is one of {', '.join(_KINDS)}; got {' and '.join(kinds) or 'none'}")
+
+    @property
+    def kind(self) -> str:
+        """Which of them it is."""
+        return next(kind for kind in _KINDS if getattr(self, kind) is not None)
+
+    def check_size(self, field: str) -> None:
+        """Holds it to the limits; what it means is looked at when it is compiled.
+
+        Args:
+            field: What the request calls the constraint, such as `parameters.constraint`.
+
+        Raises:
+            InvalidInputError: It is too long, has too many choices, or the same one twice.
+        """
+        if self.json_schema is not None:
+            _check_bytes(f"{field}.json_schema", self.json_schema, MAX_SCHEMA_BYTES)
+        if self.regex is not None:
+            _check_bytes(f"{field}.regex", self.regex, MAX_REGEX_BYTES)
+        if self.choices is not None:
+            _check_choices(f"{field}.choices.texts", self.choices)
+
+
+def _check_bytes(field: str, text: str, limit: int) -> None:
+    size = len(text.encode(errors="surrogatepass"))
+    if size > limit:
+        raise InvalidInputError(field, f"has {size} bytes of UTF-8; at most {limit}, so make it shorter")
+
+
+def _check_choices(field: str, choices: tuple[str, ...]) -> None:
+    if not 1 <= len(choices) <= MAX_CHOICES:
+        raise InvalidInputError(field, f"has {len(choices)} elements; must be 1 to {MAX_CHOICES}")
+    first: dict[str, int] = {}
+    for index, choice in enumerate(choices):
+        if not 1 <= len(choice) <= MAX_CHOICE_LENGTH:
+            raise InvalidInputError(
+                f"{field}[{index}]", f"has {len(choice)} characters; must be 1 to {MAX_CHOICE_LENGTH}"
+            )
+        if choice in first:
+            raise InvalidInputError(f"{field}[{index}]", f"is the same as {field}[{first[choice]}]; give each once")
+        first[choice] = index
+
 
 _HEAD = '%llguidance {"no_forcing": true}\nstart: '
 """Every token that can lead to an allowed text may follow, not only those the tokenizer would have chosen."""
@@ -193,3 +260,85 @@ def explain(complaint: str, request: ConstraintRequest) -> str:
             quoted = [" ".join(str(group).split())[:_MAX_QUOTED] for group in found.groups()]
             return meaning.format(*quoted)
     return "is not supported; use a simpler one"
+
+
+CPU_LIMIT_S = 1
+"""Processor time of a trial, the start of the process included."""
+MEMORY_LIMIT_BYTES = 32 * 2**20
+"""Memory that a compiled schema may take."""
+_WALL_LIMIT_S = 20
+"""A trial that gets no processor is given up, too."""
+
+# fmt: off
+_ANNOTATIONS = frozenset({
+    "$comment", "$defs", "$id", "$schema", "default", "definitions", "deprecated", "description", "examples", "title",
+})
+_USUAL = _ANNOTATIONS | {
+    "additionalProperties", "const", "enum", "exclusiveMaximum", "exclusiveMinimum", "format", "items", "maxItems",
+    "maxLength", "maximum", "minItems", "minLength", "minimum", "pattern", "prefixItems", "properties", "required",
+    "type",
+}
+# fmt: on
+_ALONE = frozenset(("$ref", "anyOf"))
+"""Usual without others beside them, with which they would be merged."""
+_NAMED = frozenset(("$defs", "definitions", "properties"))
+"""Their keys are names, their values schemas."""
+_VALUES = frozenset(("const", "default", "enum", "examples"))
+"""What they hold is no schema."""
+
+_CHILD = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_CPU, ({cpu}, {cpu}))
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+grammar, tokenizer, before = sys.stdin.buffer.read().decode(), LLTokenizer("byte"), peak()
+LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
+sys.exit(3 if peak() - before > {memory} else 0)
+"""
+
+
+def needs_trial(schema: object) -> bool:
+    """Whether a schema has keywords, or keywords beside each other, whose cost is not known to be small."""
+    for part in _subschemas(schema):
+        keywords = part.keys()
+        if not keywords <= _USUAL and not (keywords <= _ANNOTATIONS | _ALONE and len(keywords & _ALONE) == 1):
+            return True
+    return False
+
+
+def _subschemas(schema: object) -> Iterator[dict[str, Any]]:
+    """Yields a schema and all within it, as far as the usual keywords lead."""
+    waiting = [schema]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, list):
+            waiting.extend(part)
+        elif isinstance(part, dict):
+            yield part
+            for keyword, value in part.items():
+                if keyword in _NAMED and isinstance(value, dict):
+                    waiting.extend(value.values())
+                elif keyword not in _VALUES:
+                    waiting.append(value)
+
+
+def is_affordable(grammar: str) -> bool:
+    """Compiles a grammar in a process of its own, which may end as it will.
+
+    Returns:
+        Whether that stayed within its limits; whether the grammar is right is not looked at.
+    """
+    child = _CHILD.format(cpu=CPU_LIMIT_S, memory=MEMORY_LIMIT_BYTES)
+    try:
+        done = subprocess.run(  # noqa: S603 -- this interpreter, and no word of the caller's on its command line
+            [sys.executable, "-c", child],
+            input=grammar.encode(),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=_WALL_LIMIT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return False
+    return done.returncode == 0

@@ -13,7 +13,7 @@ import numpy as np
 from llguidance import LLExecutor, LLMatcher
 from numpy.typing import NDArray
 
-from headway_server.runtime.processor import usable_cores
+from headway_server.runtime import usable_cores
 
 _DEAD_END = "no token of the model leads to a text that fulfils the constraint"
 

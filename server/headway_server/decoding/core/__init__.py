@@ -1,1 +1,1 @@
-"""The engine: what runs, in which slot, and what a step computes."""
+"""The engine: which sequence runs, in which slot, and what a step computes (docs/engine.md)."""

@@ -1,11 +1,11 @@
-"""Which slots belong to whom. Pure bookkeeping: it never touches a tensor.
+"""Which slots belong to which sequence. It keeps the books and never touches a tensor.
 
-A sequence owns a block of neighbouring slots, as many as it has beams; without a search that is one. Blocks of a kind
-(so many beams, with a search or without) are a group of neighbours, so that one call decodes all of them. Groups may
-have free slots between them, and that is what keeps moves rare: a block that leaves is replaced by the last of its
-group, and the next of its kind takes the slots that are free behind the group, or before it. A new group begins at the
-far end of the widest gap, so that it and its neighbour grow towards each other. Only where there is no room beside a
-group though there are slots enough is the free space gathered, as one gap behind it.
+A sequence owns a block of neighbouring slots, one for each of its beams, or a single slot without a search. Blocks of a
+kind (the same number of beams, with a search or without) are neighbours and form a group, so that one call decodes all
+of them. Groups may have free slots between them, which keeps moves rare: a block that leaves is replaced by the last of
+its group, and the next of its kind takes the free slots behind the group, or before it. A new group begins at the far
+end of the widest gap, so that it and its neighbour grow towards each other. If a group has no room beside it although
+there are slots enough, the free space is gathered into one gap behind it.
 
 With one kind, running blocks are a prefix of the slots, and the only move is that of the last block into a hole.
 """
@@ -20,10 +20,10 @@ from headway_server.decoding.sequence import Sequence
 
 
 class Kind(NamedTuple):
-    """What sequences that are decoded by one call have in common."""
+    """What all sequences of one decode call have in common."""
 
     width: int
-    """Slots of each of them."""
+    """Slots of each."""
     has_search: bool
 
 
@@ -38,7 +38,7 @@ class Move:
     """First of its slots from now on."""
 
     def slots(self) -> Iterator[tuple[int, int]]:
-        """Yields (from, to) for each slot, in an order in which none is overwritten that has not moved yet."""
+        """Yields (from, to) for each slot, in an order that overwrites no slot before it has moved."""
         offsets = range(self.sequence.num_beams)
         for offset in offsets if self.target < self.source else reversed(offsets):
             yield self.source + offset, self.target + offset
@@ -54,7 +54,7 @@ class Group:
     sequences: list[Sequence] = field(default_factory=list)
     """In the order of their slots."""
     has_changed: bool = True
-    """Whether another sequence is in one of its places since somebody has last set this to False."""
+    """True if a place has got another sequence; the engine sets it to False."""
 
     @property
     def stop(self) -> int:
@@ -80,11 +80,11 @@ class BlockLayout:
 
     @property
     def num_used(self) -> int:
-        """Slots that belong to somebody."""
+        """Slots that belong to a sequence."""
         return sum(group.stop - group.start for group in self.groups)
 
     def place(self, sequence: Sequence) -> list[Move]:
-        """Gives a sequence its slots, of which there must be enough.
+        """Gives a sequence its slots; enough of them must be free.
 
         Returns:
             The moves that make room for it, to be made in this order.
@@ -106,7 +106,7 @@ class BlockLayout:
         return self._settle(group, sequence, group.stop - kind.width, moves)
 
     def remove(self, sequence: Sequence) -> Move | None:
-        """Takes a sequence's slots; the last of its group moves there. Of several, the highest goes first."""
+        """Frees a sequence's slots; the last block of its group moves there. Of several, the highest goes first."""
         kind = Kind(sequence.num_beams, sequence.search is not None)
         group = next(group for group in self.groups if group.kind == kind)
         group.has_changed = True
@@ -136,7 +136,7 @@ class BlockLayout:
         return stop - start
 
     def _open(self, kind: Kind) -> tuple[list[Move], Group]:
-        """Begins a group at the far end of the widest gap; the first of all at slot 0."""
+        """Begins a group at the far end of the widest gap, the very first one at slot 0."""
         if not self.groups:
             self.groups = [Group(kind, 0)]
             return [], self.groups[0]
@@ -151,7 +151,7 @@ class BlockLayout:
         return moves, group
 
     def _gather_behind(self, number: int) -> list[Move]:
-        """Makes one gap of all free slots, behind a group."""
+        """Gathers all free slots into one gap behind a group."""
         moves: list[Move] = []
         start = 0
         for group in self.groups[: number + 1]:
@@ -165,7 +165,7 @@ class BlockLayout:
 
 
 def _shift(group: Group, start: int) -> list[Move]:
-    """Moves a group to where it begins at `start`, through free slots; as few of its blocks as will do."""
+    """Moves a group through free slots to begin at `start`, with as few moves of blocks as possible."""
     distance, group.start = start - group.start, start
     if distance == 0:
         return []

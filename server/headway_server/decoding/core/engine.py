@@ -6,26 +6,29 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing, suppress
+from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
 
 from headway_server.decoding.core.outbox import Outbox
 from headway_server.decoding.core.scheduler import Scheduler
-from headway_server.decoding.core.step import StepError, Stepper
-from headway_server.decoding.interfaces import Decoder, Encoder
-from headway_server.decoding.reply import Piece
-from headway_server.decoding.sequence import Sequence, SequenceResult
-from headway_server.decoding.speculation.prompt_lookup import DraftVerifier
+from headway_server.decoding.core.step import StepError, Stepper, step_error
+from headway_server.decoding.interfaces import Decoder, DraftVerifier, Encoder
+from headway_server.decoding.sequence import Delta, Sequence, SequenceResult
 from headway_server.errors import DrainingError
-from headway_server.runtime import Seats
+from headway_server.observers import NO_OBSERVER, ModelId, Observer
+from headway_server.runtime import Heartbeat, Seats, join_threads
+from headway_server.runtime.threads import CLOSE_TIMEOUT_S
 
 _DRAINING = "the server is shutting down; try another one"
+_STOPPED = "the model has stopped; restart the server"
 
 
 class Engine:
-    """Runs sequences through a decoder, for translation after an encoder.
+    """Runs sequences through a decoder, and their sources through an encoder if there is one.
 
-    Public methods belong to the event loop, private ones to the thread.
+    Public methods belong to the event loop, except for `close`, which any thread may call; private ones belong to the
+    engine's thread, except where they say otherwise.
     """
 
     def __init__(
@@ -38,17 +41,21 @@ class Engine:
         verifier: DraftVerifier | None = None,
         seats: Seats | None = None,
         name: str = "engine",
+        observer: Observer = NO_OBSERVER,
+        model: ModelId | None = None,
     ) -> None:
         """Makes an engine with every slot free; `start` lets it run.
 
         Args:
-            decoder: The runner; the engine's thread alone calls it from now on.
-            encoder: For translation: sequences are sentences that it reads, and log-probabilities are computed.
-            max_encoder_tokens: Tokens of an encoder batch, padding counted.
-            stream_interval_ms: Least time between two pieces of a stream.
+            decoder: The runner. Only the engine's thread calls it from now on.
+            encoder: Reads the sources of sequences; log-probabilities are computed then. None: sequences have none.
+            max_encoder_tokens: Tokens of an encoder batch, padding included.
+            stream_interval_ms: Least time between two deltas of a stream.
             verifier: Runs drafts in the decoder's slots; None drafts nothing.
-            seats: Among those that share the cores; None where it shares them with nobody.
-            name: Name of the thread.
+            seats: Counts the engine among the busy lanes that share the cores; None: it shares them with nobody.
+            name: Of the thread.
+            observer: Is told of every run and of sequences that leave the queue.
+            model: Names the model in these events.
         """
         self._decoder = decoder
         self._encoder = encoder
@@ -57,7 +64,12 @@ class Engine:
         self._verifier = verifier
         self._seats = seats
         self._name = name
+        self._observer = observer
+        self._model = model or ModelId(name=name, version="")
+        self._heartbeat = Heartbeat()
         self._inbox: SimpleQueue[list[Sequence] | None] = SimpleQueue()
+        self._open: set[Sequence] = set()  # submitted and not answered; the event loop's
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._stepper: Stepper | None = None
         self._thread: Thread | None = None
         self._gate = Lock()  # nothing enters the inbox once the engine is closed
@@ -69,18 +81,23 @@ class Engine:
 
     @property
     def num_slots(self) -> int:
-        """Sequences that can run at once."""
+        """Slots that run at once."""
         return self._decoder.num_slots
 
     @property
     def is_alive(self) -> bool:
-        """Whether it runs what is submitted: from `start` to `close`, unless the thread has ended by itself."""
+        """True from `start` to `close`, unless the thread has ended by itself."""
         return self._thread is not None and not self._is_closed
+
+    def stalled_s(self) -> float:
+        """Returns for how many seconds the present step has been running; 0.0 if there is nothing to do."""
+        return self._heartbeat.stalled_s()
 
     def start(self) -> None:
         """Starts the thread. Called on the event loop that results are to go to."""
         assert self._thread is None, "an engine is started once"
-        outbox = Outbox(asyncio.get_running_loop(), stream_interval_ms=self._stream_interval_ms)
+        self._loop = asyncio.get_running_loop()
+        outbox = Outbox(self._loop, stream_interval_ms=self._stream_interval_ms)
         self._stepper = Stepper(
             self._decoder,
             encoder=self._encoder,
@@ -88,6 +105,8 @@ class Engine:
             name=self._name,
             outbox=outbox,
             verifier=self._verifier,
+            observer=self._observer,
+            model=self._model,
         )
         self._thread = Thread(target=self._loop_forever, args=(self._stepper, outbox), name=self._name, daemon=True)
         self._thread.start()
@@ -102,16 +121,22 @@ class Engine:
         now = time.monotonic()
         for sequence in sequences:
             assert sequence.num_beams <= self.num_slots, "requests are checked for what the slots hold"
+            assert (sequence.source is None) == (self._encoder is None), (
+                "an encoder reads sources, and nothing else does"
+            )
             sequence.arrived_at = now
         with self._gate:
             if self._is_broken:
-                raise StepError("the model has stopped; restart the server")
+                raise StepError(_STOPPED)
             if self._is_closed:
                 raise DrainingError(_DRAINING)
+            self._open.update(sequences)
             self._inbox.put(sequences)
+        for sequence in sequences:
+            sequence.reply.result.add_done_callback(partial(self._close_one, sequence))
 
     async def run(self, sequences: list[Sequence]) -> list[SequenceResult]:
-        """Submits sequences and waits for all of them; when one fails, or the caller goes, none goes on.
+        """Submits sequences and waits for all of them. When one fails, or the caller goes, all of them end.
 
         Raises:
             DeadlineError: The deadline passed.
@@ -124,8 +149,8 @@ class Engine:
         finally:
             cancel(sequences)
 
-    async def stream(self, sequence: Sequence) -> AsyncGenerator[Piece, None]:
-        """Submits a sequence that wants pieces and yields them; its reply holds the result afterwards.
+    async def stream(self, sequence: Sequence) -> AsyncGenerator[Delta, None]:
+        """Submits a sequence that wants deltas and yields them; its reply holds the result afterwards.
 
         Raises:
             DeadlineError: The deadline passed.
@@ -134,36 +159,52 @@ class Engine:
         """
         self.submit([sequence])
         try:
-            async with aclosing(sequence.reply.pieces()) as pieces:
-                async for piece in pieces:
-                    yield piece
+            async with aclosing(sequence.reply.deltas()) as deltas:
+                async for delta in deltas:
+                    yield delta
         finally:
             cancel([sequence])
-            sequence.reply.result.cancel()  # nobody reads what comes now; nothing happens where it is there already
+            sequence.reply.result.cancel()  # nobody reads a result that comes now; one that is there stays
 
-    def close(self) -> None:
-        """Ends the thread after its present step. Sequences that are not finished fail with DrainingError."""
+    def stop(self) -> None:
+        """Tells the thread to end after its present step."""
         with self._gate:
             self._is_closed = True
             self._inbox.put(None)
-        if self._thread is not None:
-            self._thread.join()
+
+    def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:
+        """Ends the thread after its present step. Sequences that are not finished fail with DrainingError.
+
+        A step that hangs cannot be interrupted: after `timeout_s` its thread is left behind and its sequences fail all
+        the same.
+
+        Returns:
+            True if the thread has ended.
+        """
+        self.stop()
+        if self._thread is None or join_threads([self._thread], owner=self._name, timeout_s=timeout_s):
+            return True
+        self._fail_open(DrainingError(_DRAINING))
+        return False
 
     def _loop_forever(self, stepper: Stepper, outbox: Outbox) -> None:
         ending: BaseException | None = None
         try:
             while self._receive(stepper.scheduler):
+                self._heartbeat.beat()
                 stepper.step()
-        except BaseException as error:  # not even the loop can go on; nobody may be left waiting for it
+        except BaseException as error:  # not even the loop can go on
             ending = error
         finally:
             self._end(stepper, outbox, ending)
 
     def _receive(self, scheduler: Scheduler) -> bool:
-        """Queues what has arrived, and waits for it where there is nothing else to do. False: the engine is closed."""
+        """Queues what has arrived, and waits for it if there is nothing to do; False once the engine is closed."""
         is_open = True
-        if self._seats is not None and not scheduler.has_work:
-            self._seats.take(0)
+        if not scheduler.has_work:
+            self._heartbeat.rest()
+            if self._seats is not None:
+                self._seats.take(0)
         try:
             message = self._inbox.get(block=not scheduler.has_work)
             if self._seats is not None:
@@ -179,25 +220,37 @@ class Engine:
 
     def _end(self, stepper: Stepper, outbox: Outbox, error: BaseException | None) -> None:
         """Refuses what comes from now on, and fails all that runs, waits or has been submitted."""
+        self._heartbeat.rest()
         if self._seats is not None:
             self._seats.take(0)
         with self._gate:
             self._is_closed, self._is_broken = True, error is not None
-        scheduler = stepper.scheduler
-        with suppress(Empty):
-            while True:
-                scheduler.add(self._inbox.get_nowait() or [])
-        sequences = [*scheduler.reset(), *scheduler.waiting]
-        scheduler.waiting.clear()
-        if error is None:
-            for sequence in sequences:
-                outbox.add_end(sequence.reply, DrainingError(_DRAINING))
-        else:
-            stepper.report("the engine has stopped", sequences, error)
         outbox.flush()
+        if error is None:
+            self._fail_open(DrainingError(_DRAINING))
+        else:
+            self._fail_open(step_error(error))
+            stepper.log("the engine has stopped", error)
+        stepper.scheduler.reset()
+        stepper.scheduler.waiting.clear()
+
+    def _close_one(self, sequence: Sequence, _: asyncio.Future[SequenceResult]) -> None:
+        """Forgets a sequence that has been answered; on the event loop."""
+        self._open.discard(sequence)
+
+    def _fail_open(self, error: Exception) -> None:
+        """Fails every sequence that was submitted and not answered. Called by any thread."""
+        assert self._loop is not None, "the engine was started"
+        with suppress(RuntimeError):  # the loop is closed, so nobody waits
+            self._loop.call_soon_threadsafe(self._fail_open_now, error)
+
+    def _fail_open_now(self, error: Exception) -> None:
+        """Does so on the event loop."""
+        for sequence in list(self._open):
+            sequence.reply.end(error)
 
 
 def cancel(sequences: Iterable[Sequence]) -> None:
-    """Lets sequences that are not finished leave the engine at its next step."""
+    """Makes sequences that are not finished leave the engine at its next step."""
     for sequence in sequences:
         sequence.cancelled = True

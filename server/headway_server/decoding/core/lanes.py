@@ -1,44 +1,45 @@
-"""Several engines of one model, each on a core of its own when all have work (docs/lanes.md)."""
+"""Several engines of one model, each on its own core while all have work (docs/lanes.md)."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Iterator
 from collections.abc import Sequence as Elements
 from contextlib import aclosing, contextmanager
 
-from headway_server.decoding.beam_search.hypothesis import MAX_BEAMS
 from headway_server.decoding.core.engine import Engine, cancel
-from headway_server.decoding.reply import Piece
-from headway_server.decoding.sequence import Sequence, SequenceResult
+from headway_server.decoding.parameters import MAX_BEAMS
+from headway_server.decoding.sequence import Delta, Sequence, SequenceResult
+from headway_server.runtime.threads import CLOSE_TIMEOUT_S
 
 FEWEST_SLOTS = MAX_BEAMS
-"""Slots of a lane at least: the widest search fits into each."""
+"""Least slots of a lane, so that the widest search fits into each."""
 
 
 class Lanes:
-    """Sends every sequence to the engine that has least to do, of those that run. Methods belong to the event loop.
+    """Sends every sequence to the engine with the least to do. Methods belong to the event loop.
 
-    A sequence stays where it was sent, so one that was sent later, of higher priority too, may be done earlier where
-    another engine is quicker.
+    A sequence stays in the lane it was sent to. So a later one, or one of lower priority, may finish earlier in another
+    lane.
     """
 
     def __init__(self, engines: Elements[Engine]) -> None:
-        """Takes at least one engine; `start` lets them run."""
+        """Takes one engine or more; `start` lets them run."""
         self._engines = engines
-        self._loads = [0] * len(engines)  # slots that the sequences take that were sent and are not done
+        self._loads = [0] * len(engines)  # slots of the sequences that were sent and are not done
 
     def __repr__(self) -> str:
         return f"Lanes({', '.join(map(repr, self._engines))})"
 
     @property
     def num_slots(self) -> int:
-        """Slots that one sequence can have at most."""
+        """Most slots that one sequence can have."""
         return min(engine.num_slots for engine in self._engines)
 
     @property
     def is_alive(self) -> bool:
-        """Whether every engine runs what is submitted."""
+        """True if every engine runs what is submitted."""
         return all(engine.is_alive for engine in self._engines)
 
     def start(self) -> None:
@@ -46,13 +47,24 @@ class Lanes:
         for engine in self._engines:
             engine.start()
 
-    def close(self) -> None:
-        """Ends the engines after their present steps. Sequences that are not finished fail with DrainingError."""
+    def stalled_s(self) -> float:
+        """Returns for how many seconds the longest of the present steps has been running; 0.0 if there is none."""
+        return max(engine.stalled_s() for engine in self._engines)
+
+    def close(self) -> bool:
+        """Ends the engines after their present steps. Sequences that are not finished fail with DrainingError.
+
+        Returns:
+            False if an engine's step hangs, so that its thread was left behind.
+        """
         for engine in self._engines:
-            engine.close()
+            engine.stop()
+        end = time.monotonic() + CLOSE_TIMEOUT_S
+        ended = [engine.close(max(0.0, end - time.monotonic())) for engine in self._engines]
+        return all(ended)
 
     async def run(self, sequences: list[Sequence]) -> list[SequenceResult]:
-        """Runs sequences and waits for all of them; when one fails, or the caller goes, none goes on.
+        """Runs sequences and waits for all of them. When one fails, or the caller goes, all of them end.
 
         Raises:
             DeadlineError: The deadline passed.
@@ -74,8 +86,8 @@ class Lanes:
         }
         return [results[i] for i in range(len(sequences))]
 
-    async def stream(self, sequence: Sequence) -> AsyncGenerator[Piece, None]:
-        """Runs a sequence that wants pieces and yields them; its reply holds the result afterwards.
+    async def stream(self, sequence: Sequence) -> AsyncGenerator[Delta, None]:
+        """Runs a sequence that wants deltas and yields them; its reply holds the result afterwards.
 
         Raises:
             DeadlineError: The deadline passed.
@@ -83,17 +95,19 @@ class Lanes:
             StepError: The model could not be run.
         """
         with self._sent([sequence]) as groups:
-            async with aclosing(self._engines[next(iter(groups))].stream(sequence)) as pieces:
-                async for piece in pieces:
-                    yield piece
+            async with aclosing(self._engines[next(iter(groups))].stream(sequence)) as deltas:
+                async for delta in deltas:
+                    yield delta
 
     @contextmanager
     def _sent(self, sequences: Elements[Sequence]) -> Iterator[dict[int, list[int]]]:
-        """Chooses a lane for each sequence, by index, and counts them there as long as the context lasts."""
+        """Yields the indices of sequences by the lanes chosen for them; counts them there until the context ends."""
         groups: dict[int, list[int]] = {}
         alive = [lane for lane, engine in enumerate(self._engines) if engine.is_alive]
         for index, sequence in enumerate(sequences):
-            lane = min(alive or range(len(self._engines)), key=self._loads.__getitem__)  # none alive: it says why
+            lane = min(
+                alive or range(len(self._engines)), key=self._loads.__getitem__
+            )  # if none is alive, it raises why
             groups.setdefault(lane, []).append(index)
             self._loads[lane] += sequence.num_beams
         try:

@@ -1,4 +1,4 @@
-"""What a step hands out, carried to the event loop in one call a step."""
+"""What a step hands out, carried to the event loop in one call per step."""
 
 from __future__ import annotations
 
@@ -7,42 +7,41 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as Elements
 from contextlib import suppress
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from headway_server.decoding.reply import Reply
-from headway_server.decoding.sequence import Sequence, SequenceResult, TokenLogProbability
+from headway_server.decoding.sequence import Reply, Sequence, SequenceResult, TokenLogProbability
 
-_Text: TypeAlias = tuple[Reply, str, int, tuple[TokenLogProbability, ...]]
+_Part: TypeAlias = tuple[Reply, Any, int, tuple[TokenLogProbability, ...]]
 _End: TypeAlias = tuple[Reply, "SequenceResult | BaseException"]
 
 Align: TypeAlias = Callable[[Sequence], NDArray[np.float32]]
-"""Returns how much each token of a finished translation attended to each of its source, (T, S)."""
+"""Returns how much each token of a finished sequence attended to each position of its source, (T, S)."""
 
 _log = structlog.get_logger(__name__)
 
-_PIECE_SHARE_S = 2e-3
-"""Least time a piece, whatever stream it belongs to. Between one of ours and its reader, a message takes about 0.15 ms
-of a core; 500 a second are all that is spent on them, and 32 streams get one every 64 ms."""
+_DELTA_SHARE_S = 2e-3
+"""Least time between two deltas of any streams. A message takes about 0.15 ms of a core on its way to the reader; at
+most 500 a second are sent, so that 32 streams get one every 64 ms each."""
 
 
 class Outbox:
     """Collects on the engine's thread; `flush` wakes the event loop once."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *, stream_interval_ms: float = 0.0) -> None:
-        """Sends to `loop`; pieces of a stream not more often than every `stream_interval_ms`."""
+        """Sends to `loop`; deltas of a stream at least `stream_interval_ms` apart."""
         self._loop = loop
         self._least_interval_s = self._interval_s = stream_interval_ms / 1e3
-        self._texts: list[_Text] = []
+        self._parts: list[_Part] = []
         self._ends: list[_End] = []
 
     def pace(self, num_streams: int) -> None:
-        """Lets the time between two pieces of a stream grow with the streams there are."""
+        """Lengthens the time between two deltas of a stream with the number of streams."""
         if self._least_interval_s:
-            self._interval_s = max(self._least_interval_s, num_streams * _PIECE_SHARE_S)
+            self._interval_s = max(self._least_interval_s, num_streams * _DELTA_SHARE_S)
 
     def add_token(
         self,
@@ -53,27 +52,29 @@ class Outbox:
         *,
         align: Align | None = None,
     ) -> bool:
-        """Gives a sequence its next token, hands out what has appeared, and says whether it has finished.
+        """Gives a sequence its next token and hands out what has appeared; returns True if it has finished.
 
-        Where its alignment is wanted, `align` is asked for it at the end.
+        If the sequence wants its alignment, `align` is called at the end.
         """
         finish_reason = sequence.accept(token_id, log_probability, top_tokens)
         result = None
         if finish_reason is not None:
             alignment = align(sequence) if align is not None and sequence.wants_alignment else None
             result = sequence.result(finish_reason, time.monotonic(), alignment)
-        if sequence.wants_pieces:
-            self._add_piece(sequence, is_last=result is not None)
+        if sequence.wants_deltas:
+            self._add_delta(sequence, is_last=result is not None)
         if result is not None:
             self.add_end(sequence.reply, result)
         return result is not None
 
-    def _add_piece(self, sequence: Sequence, *, is_last: bool) -> None:
-        """Hands out the text that has appeared, unless the last piece is too fresh."""
+    def _add_delta(self, sequence: Sequence, *, is_last: bool) -> None:
+        """Hands out what has appeared, unless the last delta is too recent."""
         now = time.monotonic()
-        if is_last or now - sequence.piece_at >= self._interval_s:
-            sequence.piece_at = now
-            self._texts.append((sequence.reply, sequence.text.take(), sequence.num_new_tokens, sequence.take_tokens()))
+        if is_last or now - sequence.delta_at >= self._interval_s:
+            sequence.delta_at = now
+            self._parts.append(
+                (sequence.reply, sequence.output.take(), sequence.num_new_tokens, sequence.take_tokens())
+            )
 
     def add_end(self, reply: Reply, outcome: SequenceResult | BaseException) -> None:
         """Hands out a result, or the error instead."""
@@ -81,19 +82,22 @@ class Outbox:
 
     def flush(self) -> None:
         """Sends what was collected."""
-        if not self._texts and not self._ends:
+        if not self._parts and not self._ends:
             return
-        texts, self._texts = self._texts, []
+        parts, self._parts = self._parts, []
         ends, self._ends = self._ends, []
         try:
-            self._loop.call_soon_threadsafe(_deliver, texts, ends)
-        except RuntimeError:  # the loop is closed: nobody is left to tell
-            with suppress(Exception):  # the log may have gone with it
+            self._loop.call_soon_threadsafe(_deliver, parts, ends)
+        except RuntimeError:  # the loop is closed, so nobody waits
+            with suppress(Exception):  # the log may be closed too
                 _log.warning("the event loop is closed; results are dropped", num_results=len(ends))
 
+    def __repr__(self) -> str:
+        return f"Outbox({len(self._parts)} deltas, {len(self._ends)} ends)"
 
-def _deliver(texts: list[_Text], ends: list[_End]) -> None:
-    for reply, text, num_new_tokens, tokens in texts:
-        reply.add(text, num_new_tokens, tokens)
+
+def _deliver(parts: list[_Part], ends: list[_End]) -> None:
+    for reply, part, num_new_tokens, tokens in parts:
+        reply.add(part, num_new_tokens, tokens)
     for reply, outcome in ends:
         reply.end(outcome)

@@ -1,29 +1,124 @@
-"""Reading prompts into slots: chunk by chunk, from chunks that are kept, or from another sample (docs/engine.md).
+"""Reads prompts into slots, chunk by chunk, and caches the chunks for later prompts that begin alike.
+
+A chunk is identified by all tokens from the beginning of its prompt to its own end, so two prompts share a chunk only
+if they are equal up to there. The tokens enter a chain of 128-bit BLAKE2b digests: a chunk's is that of its parent's
+digest and its own tokens. Only whole chunks are cached, as prefill wrote them, so a prompt that begins with them goes
+on from the very bits that it would have computed itself.
 
 Shapes: T tokens of a chunk, V vocabulary.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from hashlib import blake2b
+from itertools import islice
+
 import numpy as np
 from numpy.typing import NDArray
 
-from headway_server.decoding.core.prefix_cache import PrefixCache
 from headway_server.decoding.core.scheduler import Chunk
 from headway_server.decoding.interfaces import Decoder
-from headway_server.decoding.sampling.sampler import token_log_probabilities
+from headway_server.decoding.sampling.softmax import token_log_probabilities
 from headway_server.decoding.sequence import Sequence, TokenLogProbability
+
+_DIGEST_BYTES = 16
+
+
+class PrefixCache:
+    """Which chunks are cached, and where. It keeps the books; `PrefillStep` copies the chunks.
+
+    There is room for some chunks. The least recently used one is replaced.
+
+    Attributes:
+        num_places: Chunks that there is room for.
+        num_hit_tokens: Tokens of prompts that were found, since the start.
+        num_looked_up_tokens: Tokens of prompts that were looked up, since the start.
+    """
+
+    def __init__(self, *, num_places: int, chunk: int) -> None:
+        """Starts empty.
+
+        Args:
+            num_places: Chunks that there is room for; 0 turns the cache off.
+            chunk: Tokens of a chunk.
+        """
+        self.num_places = num_places
+        self.num_hit_tokens = 0
+        self.num_looked_up_tokens = 0
+        self._chunk = chunk
+        self._places: OrderedDict[bytes, int] = OrderedDict()  # by digest, the least recently used first
+        self._free = list(range(num_places))
+
+    def __repr__(self) -> str:
+        return (
+            f"PrefixCache({len(self._places)} of {self.num_places} chunks, "
+            f"{self.num_hit_tokens} of {self.num_looked_up_tokens} tokens hit)"
+        )
+
+    def digests(self, prompt_ids: NDArray[np.int64]) -> list[bytes]:
+        """Returns the digest of every whole chunk of a prompt (T,), in order; none if the cache is off."""
+        if not self.num_places:
+            return []
+        digests: list[bytes] = []
+        parent = b""
+        for end in range(self._chunk, len(prompt_ids) + 1, self._chunk):
+            tokens = prompt_ids[end - self._chunk : end].astype(np.int64, copy=False).tobytes()
+            parent = blake2b(parent + tokens, digest_size=_DIGEST_BYTES).digest()
+            digests.append(parent)
+        return digests
+
+    def look_up(self, digests: list[bytes], num_tokens: int) -> list[int]:
+        """Finds the chunks that a prompt need not compute.
+
+        Args:
+            digests: Of the prompt's whole chunks.
+            num_tokens: Tokens of the prompt. Its last one is always left to compute, since its logits are needed.
+
+        Returns:
+            The places of its first chunks, in order, up to the first one that is not cached.
+        """
+        self.num_looked_up_tokens += num_tokens
+        found: list[int] = []
+        for digest in islice(digests, (num_tokens - 1) // self._chunk):
+            place = self._places.get(digest)
+            if place is None:
+                break
+            found.append(place)
+        for digest in reversed(digests[: len(found)]):  # children are useless without their parent, so they go first
+            self._places.move_to_end(digest)
+        self.num_hit_tokens += len(found) * self._chunk
+        return found
+
+    def reserve(self, digest: bytes) -> int | None:
+        """Gives a chunk a place, which the caller fills at once; None if it is cached already, or the cache is off."""
+        if digest in self._places:
+            self._places.move_to_end(digest)
+            return None
+        if self._free:
+            place = self._free.pop()
+        elif self._places:
+            _, place = self._places.popitem(last=False)
+        else:
+            return None
+        self._places[digest] = place
+        return place
+
+    def clear(self) -> None:
+        """Forgets every chunk: nobody knows any more what the places hold."""
+        self._free += self._places.values()
+        self._places.clear()
 
 
 class PrefillStep:
     """Reads prompts. For the engine's thread alone.
 
     Attributes:
-        prefix_cache: Chunks of prompts that are kept.
+        prefix_cache: Which chunks are cached.
     """
 
     def __init__(self, decoder: Decoder) -> None:
-        """Uses a decoder whose slots the caller assigns; chunks are kept in its slots past those that run."""
+        """Uses a decoder whose slots the caller assigns; chunks are cached in its slots after those that run."""
         self._decoder = decoder
         self._chunks_per_slot = decoder.max_length // decoder.prefill_chunk
         self.prefix_cache = PrefixCache(
@@ -37,16 +132,16 @@ class PrefillStep:
         """Reads a chunk of a prompt into its slot.
 
         Returns:
-            (V,) logits after it; they may hold only until the decoder's next call.
+            (V,) logits after it, which hold until the decoder's next call.
         """
         sequence = chunk.sequence
-        token_ids = sequence.input_ids[chunk.start : chunk.stop]
+        token_ids = sequence.prompt_ids[chunk.start : chunk.stop]
         if not sequence.parameters.wants_prompt_log_probabilities:
             return self._decoder.prefill(sequence.slot, token_ids, chunk.start)
         logits = self._decoder.score(sequence.slot, token_ids, chunk.start)  # (T, V)
         if chunk.start == 0:
             sequence.prompt_tokens.append(TokenLogProbability(int(token_ids[0]), None))
-        following = sequence.input_ids[chunk.start + 1 : chunk.stop + 1]  # (T,) or (T - 1,) at the end of the prompt
+        following = sequence.prompt_ids[chunk.start + 1 : chunk.stop + 1]  # (T,) or (T - 1,) at the end of the prompt
         log_probabilities, top_tokens = token_log_probabilities(
             logits[: len(following)], following, sequence.parameters.num_top_tokens or 0
         )
@@ -55,35 +150,48 @@ class PrefillStep:
         last: NDArray[np.float32] = logits[-1]
         return last
 
+    def read_start(self, sequence: Sequence) -> int:
+        """Reads what a sequence with an encoded source starts from, all but the last token; returns their number.
+
+        The last one is what the first decode step reads. A search reads the start into its first slot: the other
+        beams branch off from there.
+        """
+        token_ids = sequence.prompt_ids[:-1]
+        for start in range(0, len(token_ids), self._decoder.prefill_chunk):
+            chunk = token_ids[start : start + self._decoder.prefill_chunk]
+            self._decoder.prefill(sequence.slot, chunk, start, sequence.cross)
+        sequence.num_prefilled = len(token_ids)
+        return len(token_ids)
+
     def share(self, reader: Sequence, sequence: Sequence) -> None:
         """Copies a prompt from the slot of another sample that has read it."""
-        sequence.num_prefilled = sequence.num_cached_tokens = len(sequence.input_ids)
+        sequence.num_prefilled = sequence.num_cached_tokens = len(sequence.prompt_ids)
         sequence.prompt_tokens = reader.prompt_tokens
         self._decoder.copy(source=(reader.slot, 0), target=(sequence.slot, 0), length=sequence.num_prefilled)
 
     def reuse_chunks(self, sequence: Sequence) -> None:
-        """Copies the chunks of a prompt that are kept into its slot."""
+        """Copies the cached chunks of a prompt into its slot."""
         if sequence.parameters.wants_prompt_log_probabilities:
-            return  # its logits are wanted, and these are not kept
-        sequence.prompt_digests = self.prefix_cache.digests(sequence.input_ids)
+            return  # these need the logits, which are not cached
+        sequence.prompt_digests = self.prefix_cache.digests(sequence.prompt_ids)
         chunk = self._decoder.prefill_chunk
-        for place in self.prefix_cache.look_up(sequence.prompt_digests, len(sequence.input_ids)):
+        for place in self.prefix_cache.look_up(sequence.prompt_digests, len(sequence.prompt_ids)):
             target = (sequence.slot, sequence.num_prefilled)
-            self._decoder.copy(source=self._kept_at(place), target=target, length=chunk)
+            self._decoder.copy(source=self._position_of(place), target=target, length=chunk)
             sequence.num_prefilled += chunk
         sequence.num_cached_tokens = sequence.num_prefilled
 
     def keep_chunk(self, chunk: Chunk) -> None:
-        """Copies a whole chunk that was just read to where later prompts find it."""
+        """Caches a chunk that was just read, if it is a whole one."""
         number, rest = divmod(chunk.stop, self._decoder.prefill_chunk)
         if rest or number > len(chunk.sequence.prompt_digests):
             return
         place = self.prefix_cache.reserve(chunk.sequence.prompt_digests[number - 1])
         if place is not None:
             source = (chunk.sequence.slot, chunk.start)
-            self._decoder.copy(source=source, target=self._kept_at(place), length=chunk.stop - chunk.start)
+            self._decoder.copy(source=source, target=self._position_of(place), length=chunk.stop - chunk.start)
 
-    def _kept_at(self, place: int) -> tuple[int, int]:
+    def _position_of(self, place: int) -> tuple[int, int]:
         """Returns slot and position of a place of the prefix cache."""
         row, column = divmod(place, self._chunks_per_slot)
         return self._decoder.num_slots + row, column * self._decoder.prefill_chunk

@@ -1,13 +1,13 @@
-"""Who runs, in which slot, and what is computed next. Pure bookkeeping: it never touches a tensor.
+"""Which sequence runs, in which slot, and what is computed next. It keeps the books and never touches a tensor.
 
-A sequence takes a block of neighbouring slots, one for each of its beams; where, `block_layout.py` decides. Those of a
-kind are neighbours, so that a decode step is one contiguous batch for each kind. Continuations of prompts are all of
-one kind and are always the slots 0 to R-1. The prompt that is being prefilled, at most one, sits in slot R, where it
-joins the batch when it is read. When a sequence retires, the last of its kind takes its slots, and the prefilling one
-follows to the new slot R: with one kind these are the only copies.
+A sequence takes a block of neighbouring slots, one for each of its beams; `block_layout.py` decides where. Sequences of
+a kind are neighbours, so a decode step is one contiguous batch for each kind. Continuations of prompts are all of one
+kind and always have slots 0 to R-1. At most one prompt is being prefilled, in slot R, where it joins the batch once it
+has been read. When a sequence retires, the last of its kind takes its slots, and the one that is prefilled follows to
+the new slot R: with one kind these are the only copies.
 
-Who waits is admitted strictly in order. One that needs more slots than are free holds up those behind it, which leaves
-less than its own slots idle until it fits; letting others pass could keep it waiting for ever.
+Waiting sequences are admitted strictly in order. One that needs more slots than are free holds up those behind it:
+fewer slots than it needs stay idle until it fits, while letting others pass could keep it waiting for ever.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from headway_server.decoding.sequence import Sequence, Stage
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A part of a prompt, to be prefilled: its tokens from `start` to before `stop`."""
+    """Part of a prompt to prefill: its tokens from `start` to before `stop`."""
 
     sequence: Sequence
     start: int
@@ -30,8 +30,8 @@ class Chunk:
 
     @property
     def is_last(self) -> bool:
-        """Whether the prompt is read with it."""
-        return self.stop == len(self.sequence.input_ids)
+        """True if the prompt ends with it."""
+        return self.stop == len(self.sequence.prompt_ids)
 
 
 class Scheduler:
@@ -39,8 +39,8 @@ class Scheduler:
 
     Attributes:
         waiting: Sequences without a slot, in the order of admission: by falling priority, then as they came.
-        layout: Where the sequences are that decode.
-        prefilling: The sequence whose prompt is being read, in slot `len(running)`.
+        layout: Where the running sequences are.
+        prefilling: The sequence whose prompt is being read, in the slot after those that run.
     """
 
     def __init__(self, *, num_slots: int, prefill_chunk: int) -> None:
@@ -48,7 +48,7 @@ class Scheduler:
 
         Args:
             num_slots: Slots there are.
-            prefill_chunk: Tokens of a prompt that are prefilled at once; chunks begin at its multiples.
+            prefill_chunk: Tokens of a prompt that are prefilled at once; chunks begin at multiples of it.
         """
         self.num_slots = num_slots
         self.prefill_chunk = prefill_chunk
@@ -65,12 +65,12 @@ class Scheduler:
 
     @property
     def groups(self) -> list[Group]:
-        """Those that decode together, in the order of their slots."""
+        """The running sequences that are decoded together, in the order of their slots."""
         return self.layout.groups
 
     @property
     def running(self) -> list[Sequence]:
-        """The sequences that decode, in the order of their slots."""
+        """The sequences that run, in the order of their slots."""
         return [sequence for group in self.groups for sequence in group.sequences]
 
     @property
@@ -80,25 +80,25 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether there is any sequence."""
+        """True if there is any sequence."""
         return bool(self.groups or self.waiting or self.prefilling is not None)
 
     def add(self, sequences: Iterable[Sequence]) -> None:
-        """Queues sequences: before those of lower priority, after all others."""
+        """Queues sequences: before those of lower priority, behind all others."""
         for sequence in sequences:
             sequence.place_in_queue = (-sequence.priority, self._num_added)
             self._num_added += 1
             insort(self.waiting, sequence, key=_place_in_queue)
 
     def overdue(self, now: float) -> list[Sequence]:
-        """Returns the sequences, wherever they are, that were cancelled or whose deadline is before `now`."""
+        """Returns all sequences that were cancelled or whose deadline is before `now`."""
         everyone = [*self.running, *self.waiting]
         if self.prefilling is not None:
             everyone.append(self.prefilling)
         return [sequence for sequence in everyone if sequence.cancelled or sequence.deadline < now]
 
     def admit(self, now: float) -> Sequence | None:
-        """Gives the first waiting prompt the slot to prefill in, if it is free and nothing prefills already."""
+        """Gives the first waiting prompt a slot to be prefilled in, if one is free and nothing else is prefilled."""
         if self.prefilling is not None or not self.waiting or not self.num_free:
             return None
         sequence = self._leave_queue(now)
@@ -108,19 +108,21 @@ class Scheduler:
         return sequence
 
     def admit_sources(self, now: float, max_padded_tokens: int) -> list[Sequence]:
-        """Takes waiting sentences that are to be encoded together out of the queue, as many as have slots.
+        """Takes sequences out of the queue whose sources are to be encoded together, as many as have slots.
 
-        The caller encodes them and lets them `join`.
+        The caller encodes the sources and calls `join`.
 
         Args:
             now: The time.
-            max_padded_tokens: Limit of count times longest; the first sentence is taken whatever its length.
+            max_padded_tokens: Limit of their number times the largest cost; the first is taken whatever it costs.
         """
         admitted: list[Sequence] = []
-        longest, num_free = 0, self.num_free
+        largest, num_free = 0, self.num_free
         while self.waiting and self.waiting[0].num_beams <= num_free:
-            longest = max(longest, len(self.waiting[0].input_ids))
-            if admitted and (len(admitted) + 1) * longest > max_padded_tokens:
+            source = self.waiting[0].source
+            assert source is not None, "the engine checks what is submitted"
+            largest = max(largest, source.cost)
+            if admitted and (len(admitted) + 1) * largest > max_padded_tokens:
                 break
             admitted.append(self._leave_queue(now))
             num_free -= admitted[-1].num_beams
@@ -132,18 +134,18 @@ class Scheduler:
         return sequence
 
     def next_chunk(self) -> Chunk | None:
-        """Returns the next part of the prompt that is being prefilled."""
+        """Returns the next chunk of the prompt that is being prefilled; None if there is none."""
         if self.prefilling is None:
             return None
         start = self.prefilling.num_prefilled
-        stop = min(start + self.prefill_chunk, len(self.prefilling.input_ids))
+        stop = min(start + self.prefill_chunk, len(self.prefilling.prompt_ids))
         return Chunk(self.prefilling, start, stop)
 
     def join(self, sequence: Sequence) -> list[Move]:
-        """Lets a sequence run, beside those of its kind.
+        """Gives a sequence slots to run in, beside those of its kind.
 
         Returns:
-            The moves of others that make room for it, to be made in this order; none where all are of one kind.
+            The moves of others that make room for it, to be made in this order; none if all are of one kind.
         """
         if sequence is self.prefilling:
             self.prefilling = None
@@ -152,7 +154,7 @@ class Scheduler:
         return moves
 
     def retire(self, sequences: Iterable[Sequence]) -> list[Move]:
-        """Takes sequences out, wherever they are.
+        """Takes sequences out, whatever their stage.
 
         Returns:
             The moves that keep those of a kind neighbours, to be made in this order.

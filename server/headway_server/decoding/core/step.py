@@ -1,6 +1,8 @@
-"""One step of the engine: who leaves, who enters, a chunk of a prompt, a token for everyone (docs/engine.md).
+"""One step of the engine: sequences leave, sequences enter, a chunk of a prompt is read, all others get a token.
 
-Shapes: R running sequences (slots 0 to R-1), T tokens and S source tokens of a translation, V vocabulary.
+docs/engine.md describes it.
+
+Shapes: R running sequences (slots 0 to R-1), T tokens and S source positions of a sequence, V vocabulary.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ import time
 from collections.abc import Iterable
 from collections.abc import Sequence as Elements
 from contextlib import suppress
+from typing import Final, Literal
 
 import numpy as np
 import structlog
@@ -19,20 +22,23 @@ from headway_server.decoding.core.block_layout import Group, Move
 from headway_server.decoding.core.outbox import Outbox
 from headway_server.decoding.core.prefill import PrefillStep
 from headway_server.decoding.core.scheduler import Chunk, Scheduler
-from headway_server.decoding.interfaces import Decoder, Encoder
+from headway_server.decoding.interfaces import Decoder, DraftVerifier, Encoder
 from headway_server.decoding.sampling.sampler import SampledTokens, Sampler
 from headway_server.decoding.sequence import Sequence, Stage
-from headway_server.decoding.speculation.drafts import Drafting, VerifiedDraft
-from headway_server.decoding.speculation.prompt_lookup import DraftVerifier
+from headway_server.decoding.speculation.drafting import Drafting, VerifiedDraft
 from headway_server.errors import InternalError, InvalidInputError
+from headway_server.observers import NO_OBSERVER, ModelId, Observer, QueueEvent, StepEvent
 
 _log = structlog.get_logger(__name__)
 
-_STEP_FAILED = "a step failed"
-_NOT_FINITE = "the model's logits are not finite, or no token is allowed"
-_SHORT_PREFILLS = 4
-"""Short prompts that are read between two decode steps at most. However short, one costs a pass over all weights, about
-a quarter of what a whole chunk costs."""
+_STEP_FAILED: Final = "a step failed"
+_NOT_FINITE: Final = "the model's logits are not finite, or no token is allowed"
+_SHORT_PREFILLS: Final = 4
+"""Short prompts that are read between two decode steps at most. However short, each takes a pass over all weights,
+which is about a quarter of what a whole chunk takes."""
+_MASK_BUDGET_S: Final = 0.01
+"""Processor time of a step for evaluating constraints. When it is used up, the sequences that are left get no token in
+this step and come first in the next one. Usual constraints take 0.01 to 0.2 ms a sequence (docs/constraints.md)."""
 
 
 class StepError(InternalError):
@@ -44,8 +50,8 @@ class Stepper:
 
     Attributes:
         scheduler: Who waits and who runs.
-        prefix_cache: Chunks of prompts that are kept.
-        drafting: What is drafted, where drafts can be verified.
+        prefix_cache: Which chunks of prompts are cached.
+        drafting: The drafts of all slots; None if there is nothing to verify them.
     """
 
     def __init__(
@@ -57,22 +63,28 @@ class Stepper:
         name: str,
         outbox: Outbox,
         verifier: DraftVerifier | None = None,
+        observer: Observer = NO_OBSERVER,
+        model: ModelId | None = None,
     ) -> None:
         """Starts with every slot free.
 
         Args:
             decoder: The runner.
-            encoder: For translation: sequences are sentences that it reads, and log-probabilities are computed.
-            max_encoder_tokens: Tokens of an encoder batch, padding counted.
+            encoder: Reads the sources of sequences; log-probabilities are computed then. None: sequences have none.
+            max_encoder_tokens: Tokens of an encoder batch, padding included.
             name: Of the engine, for the log.
             outbox: Takes what is handed out.
             verifier: Runs drafts in the decoder's slots; None drafts nothing.
+            observer: Is told of every run and of sequences that leave the queue.
+            model: Names the model in these events.
         """
         self._decoder = decoder
         self._encoder = encoder
         self._max_encoder_tokens = max_encoder_tokens
         self._name = name
         self._outbox = outbox
+        self._observer = None if observer is NO_OBSERVER else observer
+        self._model = model or ModelId(name=name, version="")
         self.scheduler = Scheduler(num_slots=decoder.num_slots, prefill_chunk=decoder.prefill_chunk)
         self._prefill_step = PrefillStep(decoder)
         self.prefix_cache = self._prefill_step.prefix_cache
@@ -82,18 +94,20 @@ class Stepper:
         self.drafting: Drafting | None = None
         if verifier is not None:
             self.drafting = Drafting(verifier, num_slots=decoder.num_slots, max_length=decoder.max_length)
-        self._token_ids = np.zeros(decoder.num_slots, np.int64)  # of each slot: the token that the next step reads
+        self._token_ids = np.zeros(decoder.num_slots, np.int64)  # by slot: the token that the next step reads
         self._positions = np.zeros(decoder.num_slots, np.int64)  # and its position
-        self._search_step = SearchStep(decoder, outbox)
+        self._search_step = SearchStep(decoder)
+        self._num_steps = 0
 
     def __repr__(self) -> str:
         return f"Stepper({self._name}, {self.scheduler!r}, {self.prefix_cache!r}, {self.drafting!r})"
 
     def step(self) -> None:
-        """Drops who has gone, admits, prefills one chunk's worth at most, decodes every running sequence once.
+        """Drops overdue sequences, admits, prefills one chunk's worth at most, decodes every running sequence once.
 
         Whatever fails ends its own sequences, or all that have a slot; the engine goes on.
         """
+        self._num_steps += 1
         try:
             now = time.monotonic()
             self._drop_overdue(now)
@@ -102,19 +116,21 @@ class Stepper:
             else:
                 self._admit_sources(self._encoder, now)
             self._decode()
-        except Exception as error:  # what the slots hold is not known after a step broke off
+        except Exception as error:  # after a step broke off, nobody knows what the slots hold
             self.prefix_cache.clear()
-            self.report(_STEP_FAILED, self.scheduler.reset(), error)
+            self._report_failure(self.scheduler.reset(), error)
         self._outbox.flush()
 
     def _drop_overdue(self, now: float) -> None:
         if overdue := self.scheduler.overdue(now):
             for sequence in overdue:
                 self._outbox.add_end(sequence.reply, sequence.overdue_error())
+                if sequence.stage is Stage.WAITING:
+                    self._report_left(sequence, now, "cancelled" if sequence.cancelled else "expired")
             self._retire(overdue)
 
     def _read_prompts(self, now: float) -> None:
-        """Prefills as much as a whole chunk takes: one chunk, or several prompts that are short."""
+        """Prefills as much as a whole chunk takes: one chunk, or several short prompts."""
         whole = self.scheduler.prefill_chunk
         budget = whole
         while budget > 0:
@@ -129,8 +145,9 @@ class Stepper:
             budget -= cost
 
     def _admit(self, now: float) -> None:
-        """Gives the next prompt its slot; samples of a prompt that has been read join at once, and so may the next."""
+        """Gives the next prompt its slot. Samples of a prompt that another slot holds join at once, one by one."""
         while (sequence := self.scheduler.admit(now)) is not None:
+            self._report_left(sequence, now, "started")
             shared = sequence.shared_prompt
             reader = None if shared is None else shared.reader()
             if reader is None:
@@ -144,11 +161,13 @@ class Stepper:
     def _prefill(self, chunk: Chunk) -> None:
         """Reads one chunk of a prompt; after the last one, the sequence gets its first token and joins the batch."""
         sequence = chunk.sequence
+        began = time.monotonic()
         try:
             logits = self._prefill_step.read(chunk)
-        except Exception as error:  # the running sequences are not touched by it
+        except Exception as error:  # the running sequences are not affected
             self._fail([sequence], error)
             return
+        self._report_run("prefill", 1, chunk.stop - chunk.start, began)
         sequence.num_prefilled = chunk.stop
         self._prefill_step.keep_chunk(chunk)
         if chunk.is_last:
@@ -158,45 +177,55 @@ class Stepper:
             self._outbox.flush()  # the first token does not wait for the decode step that follows
 
     def _begin(self, sequence: Sequence, logits: NDArray[np.float32]) -> None:
-        """Lets a sequence whose prompt has been read join, with its first token from the logits (V,)."""
-        self._join(sequence, position=len(sequence.input_ids) - 1)
-        self._allow(sequence)
-        self._hand_out(self._sampler.sample(logits[np.newaxis], sequence.slot), [sequence], sequence.slot)
+        """Makes a sequence whose prompt has been read join the batch, with its first token from the logits (V,)."""
+        self._join(sequence)
+        self._mask(sequence)
+        slots = np.array([sequence.slot])
+        self._hand_out(self._sampler.sample(logits[np.newaxis], slots), [sequence], slots)
         if sequence.shared_prompt is not None:
             sequence.shared_prompt.forget()
 
     def _admit_sources(self, encoder: Encoder, now: float) -> None:
-        """Encodes waiting sentences in one batch; they join with the next decode step."""
+        """Encodes waiting sources in one batch; their sequences join with the next decode step."""
         admitted = self.scheduler.admit_sources(now, self._max_encoder_tokens)
         if not admitted:
             return
+        for sequence in admitted:
+            self._report_left(sequence, now, "started")
         try:
-            encoded = encoder.encode([sequence.input_ids for sequence in admitted])
+            began = time.monotonic()
+            inputs = [sequence.source for sequence in admitted if sequence.source is not None]
+            encoded = encoder.encode(inputs)
+            self._report_run("encode", len(inputs), sum(each.cost for each in inputs), began)
             for sequence, cross in zip(admitted, encoded, strict=True):
-                assert sequence.first_id is not None, "a translation begins with a token of its own"
                 sequence.cross = cross
-                self._join(sequence, position=0)
+                self._join(sequence)
                 for offset in range(sequence.num_beams):
                     self._decoder.begin(sequence.slot + offset, cross)
-                self._token_ids[sequence.slot] = sequence.first_id
-        except Exception as error:  # some may have joined; the queue knows none of them any more
+                began = time.monotonic()
+                if num_read := self._prefill_step.read_start(sequence):
+                    self._report_run("prefill", 1, num_read, began)
+        except Exception as error:  # some may have joined; none of them is in the queue any more
             self._fail(admitted, error)
 
-    def _join(self, sequence: Sequence, position: int) -> None:
+    def _join(self, sequence: Sequence) -> None:
+        """Gives a sequence its place among those that run; its newest token is the last one of its prompt."""
         for move in self.scheduler.join(sequence):
             self._make(move)
         if sequence.search is not None:
             self._search_step.begin(sequence)
             return
+        slot = sequence.slot
         self._sampler.assign(
-            sequence.slot,
+            slot,
             sequence.parameters,
-            prompt_ids=sequence.input_ids if sequence.first_id is None else None,
+            prompt_ids=sequence.prompt_ids if sequence.source is None else None,
             end_ids=sorted(sequence.end_ids),
         )
         if self.drafting is not None:
-            self.drafting.assign(sequence.slot, sequence.input_ids)
-        self._positions[sequence.slot] = position
+            self.drafting.assign(slot, sequence.prompt_ids)
+        self._token_ids[slot] = sequence.prompt_ids[-1]
+        self._positions[slot] = len(sequence.prompt_ids) - 1
 
     def _decode(self) -> None:
         """Runs every running sequence by one token, those of a kind in one call."""
@@ -211,36 +240,71 @@ class Stepper:
 
     def _search(self, group: Group) -> None:
         """Takes the searches of a group one token further."""
+        began = time.monotonic()
+        num_rows = group.stop - group.start
         ended, invalid = self._search_step.run(group.sequences, group.start)
+        self._report_run("decode", num_rows, num_rows, began)
         finished: list[Sequence] = []
         broken: list[tuple[Sequence, Exception]] = []
         for sequence in ended:
             try:
-                self._search_step.hand_out(sequence)
+                self._outbox.add_end(sequence.reply, self._search_step.result(sequence))
                 finished.append(sequence)
-            except Exception as error:  # its text or alignment cannot be made: not the other sentences' business
+            except Exception as error:  # its output or alignment cannot be made; the others go on
                 broken.append((sequence, error))
         broken += [(sequence, FloatingPointError(_NOT_FINITE)) for sequence in invalid]
         self._leave(finished, broken)
 
     def _sample(self, group: Group) -> None:
-        """Chooses the next token of each sequence of a group, which have a slot each."""
+        """Chooses the next token of each sequence of a group without a search."""
         self._outbox.pace(len(group.sequences))
         if self._follow_drafts(group.sequences.copy()):
             return
-        slots = slice(group.start, group.stop)
+        began = time.monotonic()
+        slots = np.arange(group.start, group.stop)
         logits = self._decoder.decode(self._token_ids[slots], self._positions[slots], group.start)  # (R, V)
-        for sequence in group.sequences:
-            self._allow(sequence)
-        self._hand_out(self._sampler.sample(logits, group.start), group.sequences, group.start)
+        self._report_run("decode", len(slots), len(slots), began)
+        sequences = group.sequences.copy()
+        if late := self._mask_all(sequences):
+            ready = [row for row in range(len(sequences)) if row not in late]
+            sequences, slots, logits = [sequences[row] for row in ready], slots[ready], logits[ready]
+        self._hand_out(self._sampler.sample(logits, slots), sequences, slots)
+
+    def _mask_all(self, sequences: Elements[Sequence]) -> set[int]:
+        """Restricts the next tokens of sequences with constraints, as far as the step's budget goes.
+
+        Returns:
+            The rows whose constraints were not evaluated. They read the same token again in the next step, at the same
+            position, which gives the same logits: state with positions is the only kind that text generation has
+            (the manifest checks it). Constraints on translations cost next to nothing and are always evaluated.
+        """
+        constrained = [row for row, sequence in enumerate(sequences) if sequence.constraint is not None]
+        constrained.sort(key=lambda row: sequences[row].masked_at)
+        began = time.thread_time()
+        for number, row in enumerate(constrained):
+            if number and self._encoder is None and time.thread_time() - began > _MASK_BUDGET_S:
+                return set(constrained[number:])
+            self._mask(sequences[row])
+        return set()
+
+    def _mask(self, sequence: Sequence) -> None:
+        """Restricts a sequence's next token to what its constraint allows."""
+        if sequence.constraint is not None:
+            mask = self._sampler.mask_row(sequence.slot)
+            sequence.constraint.fill(mask)
+            self._sampler.allow(sequence.slot, mask)
+            sequence.masked_at = self._num_steps
 
     def _follow_drafts(self, running: Elements[Sequence]) -> bool:
-        """Takes all running sequences on by several tokens, as far as drafts are right; False: nothing was run."""
+        """Takes all running sequences on by several tokens, as far as drafts are right; False if nothing was run."""
         if self.drafting is None:
             return False
         slots = slice(len(running))
         num_left = [sequence.parameters.max_new_tokens - sequence.num_new_tokens for sequence in running]
+        began = time.monotonic()
         drafts = self.drafting.verify(self._token_ids[slots], self._positions[slots], num_left)
+        if drafts:
+            self._report_run("verify", len(drafts), sum(len(draft.logits) for draft in drafts), began)
         for draft in drafts:
             self.drafting.settle(draft, self._follow(draft, running[draft.slot]))
         return bool(drafts)
@@ -248,10 +312,11 @@ class Stepper:
     def _follow(self, draft: VerifiedDraft, sequence: Sequence) -> int:
         """Samples token after token as if each came from a step; returns how many are those of the draft."""
         num_accepted = 0
+        slots = np.array([draft.slot])
         for logits, expected in draft:
-            self._allow(sequence)
-            sampled = self._sampler.sample(logits[np.newaxis], draft.slot)
-            self._hand_out(sampled, [sequence], draft.slot)
+            self._mask(sequence)
+            sampled = self._sampler.sample(logits[np.newaxis], slots)
+            self._hand_out(sampled, [sequence], slots)
             if sampled.token_ids[0] != expected:
                 break
             num_accepted += 1
@@ -259,20 +324,12 @@ class Stepper:
                 break
         return num_accepted
 
-    def _allow(self, sequence: Sequence) -> None:
-        """Restricts a sequence's next token to what its constraint allows."""
-        if sequence.constraint is not None:
-            mask = self._sampler.mask_row(sequence.slot)
-            sequence.constraint.fill(mask)
-            self._sampler.allow(sequence.slot, mask)
-
-    def _hand_out(self, sampled: SampledTokens, sequences: Elements[Sequence], first_slot: int) -> None:
-        """Gives sequences, in the slots from `first_slot` on, their tokens; who finishes with one retires."""
-        slots = slice(first_slot, first_slot + len(sequences))
+    def _hand_out(self, sampled: SampledTokens, sequences: Elements[Sequence], slots: NDArray[np.intp]) -> None:
+        """Gives sequences, in `slots`, their tokens; those that finish with one retire."""
         self._token_ids[slots] = sampled.token_ids
         self._positions[slots] += 1
         if self.drafting is not None:
-            self.drafting.append(first_slot, sampled.token_ids)
+            self.drafting.append(slots, sampled.token_ids)
         finished: list[Sequence] = []
         broken: list[tuple[Sequence, Exception]] = []
         rows = zip(
@@ -291,16 +348,16 @@ class Stepper:
                     sequence, token_id, log_probability, sampled.top_tokens.get(row, ()), align=self._align
                 ):
                     finished.append(sequence)
-            except Exception as error:  # its text cannot be made: not the other rows' business
+            except Exception as error:  # its output cannot be made; the others go on
                 broken.append((sequence, error))
         self._leave(finished, broken)
 
     def _align(self, sequence: Sequence) -> NDArray[np.float32]:
-        """Returns the attention (T, S) of a translation that has finished and still has its slot."""
+        """Returns the attention (T, S) of a sequence that has finished and still has its slot."""
         return align(self._decoder, sequence, sequence.token_ids)
 
     def _leave(self, finished: list[Sequence], broken: list[tuple[Sequence, Exception]]) -> None:
-        """Retires sequences that were handed their results, and those that cannot go on, which are told why."""
+        """Retires sequences whose results were handed out, and fails those that cannot go on."""
         if finished:
             self._retire(finished)
         for sequence, reason in broken:
@@ -313,7 +370,7 @@ class Stepper:
 
     def _make(self, move: Move) -> None:
         for source, target in move.slots():
-            self._decoder.move(source, target, move.sequence.num_cached)
+            self._decoder.move(source, target, move.sequence.num_written)
         if move.sequence.stage is Stage.RUNNING and move.sequence.search is None:
             self._sampler.move(move.source, move.target)
             if self.drafting is not None:
@@ -322,7 +379,7 @@ class Stepper:
             self._positions[move.target] = self._positions[move.source]
 
     def _fail_row(self, sequence: Sequence, error: Exception) -> None:
-        """Ends a sequence for a reason of its own, which may be that its constraint led nowhere."""
+        """Ends a sequence for a reason of its own; if its constraint led nowhere, that is the caller's error."""
         if sequence.constraint is not None and (failure := sequence.constraint.failure) is not None:
             self._outbox.add_end(sequence.reply, InvalidInputError("parameters.constraint", failure))
             self._retire([sequence])
@@ -331,15 +388,50 @@ class Stepper:
 
     def _fail(self, sequences: list[Sequence], error: Exception) -> None:
         """Ends sequences that the model could not be run for."""
-        self.report(_STEP_FAILED, sequences, error)
+        self._report_failure(sequences, error)
         self._retire(sequences)
 
-    def report(self, event: str, sequences: list[Sequence], error: BaseException) -> None:
-        """Hands out a failure, and only then logs it: a log that cannot be written keeps nobody waiting."""
+    def _report_failure(self, sequences: list[Sequence], error: Exception) -> None:
+        """Hands out a failure and then logs it, so that a log that cannot be written delays nobody."""
         for sequence in sequences:
-            failure = StepError("the model could not be run; the server's log says why")
-            failure.__cause__ = error
-            self._outbox.add_end(sequence.reply, failure)
+            self._outbox.add_end(sequence.reply, step_error(error))
         self._outbox.flush()
+        self.log(_STEP_FAILED, error, num_sequences=len(sequences))
+
+    def log(self, event: str, error: BaseException, **values: int) -> None:
+        """Logs an error, if the log can be written."""
         with suppress(Exception):
-            _log.error(event, engine=self._name, num_sequences=len(sequences), exc_info=error)
+            _log.error(event, engine=self._name, **values, exc_info=error)
+
+    def _report_run(
+        self, kind: Literal["prefill", "decode", "verify", "encode"], num_rows: int, num_tokens: int, began: float
+    ) -> None:
+        if self._observer is not None:
+            self._observer.step_finished(
+                StepEvent(
+                    model=self._model,
+                    kind=kind,
+                    num_rows=num_rows,
+                    num_tokens=num_tokens,
+                    num_waiting=len(self.scheduler.waiting),
+                    run_s=time.monotonic() - began,
+                )
+            )
+
+    def _report_left(self, sequence: Sequence, now: float, reason: Literal["started", "expired", "cancelled"]) -> None:
+        if self._observer is not None:
+            self._observer.left_queue(
+                QueueEvent(
+                    model=self._model,
+                    queue_s=now - sequence.arrived_at,
+                    reason=reason,
+                    num_waiting=len(self.scheduler.waiting),
+                )
+            )
+
+
+def step_error(cause: BaseException) -> StepError:
+    """Returns what the caller of a sequence is told when the model could not be run."""
+    failure = StepError("the model could not be run; the server's log says why")
+    failure.__cause__ = cause
+    return failure

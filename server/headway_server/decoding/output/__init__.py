@@ -1,1 +1,1 @@
-"""From tokens to text."""
+"""What a sequence's tokens become: text. `interfaces.OutputAssembler` is the place for others."""

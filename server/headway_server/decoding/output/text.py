@@ -1,17 +1,140 @@
-"""The text of a sequence: detokenized, cut at a stop string, in pieces or at once."""
+"""Assembles the text of a sequence: detokenized token by token, cut at a stop string, in deltas or at once.
+
+A token may hold only part of a character (byte-level tokenizers), and its text may depend on the token before it (a
+word's leading space). So tokens are not decoded alone: a short window of the last tokens is decoded with each new one,
+and what its text has grown by is the delta. `tokenizers.decoders.DecodeStream` does the same and is faster, but raises
+on token ids that do not make valid text ("Invalid prefix encountered"), which a model may produce.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
-from headway_server.decoding.output.detokenizer import Decode, Detokenizer
-from headway_server.decoding.output.stop import StopMatcher
+Decode: TypeAlias = Callable[[Sequence[int]], str]
+"""Token ids to text, without special tokens."""
+
+REPLACEMENT = "\ufffd"
+_MAX_HELD = 3
+"""Most bytes of an incomplete character, so most U+FFFD at the end that may still become something else."""
+_CONTEXT_TOKENS = 4
+"""Tokens kept before new ones. A character has at most four bytes, so one of the last few tokens begins one."""
+_MAX_CONTEXT_TOKENS = 10
+_MAX_WINDOW_TOKENS = 16
+"""A longer window is cut (longer by `_MAX_HELD` if it ends in an unfinished character), since decoding takes time in
+proportion to it."""
+
+
+class Detokenizer:
+    """Decodes one sequence.
+
+    The deltas joined are the text of all tokens decoded at once after the context, without up to three U+FFFD at its
+    end: an unfinished character is not text. (With a byte-fallback vocabulary, bytes that form no character turn
+    characters before them into U+FFFD when decoded at once; a delta that was handed out stays as it is.)
+    """
+
+    def __init__(self, decode: Decode, context_ids: Sequence[int] = ()) -> None:
+        """Starts after `context_ids`, tokens that the text continues and that are not part of it."""
+        self._decode = decode
+        self._window: list[int] = []
+        self._shown = ""  # the part of the window's text that is context or was handed out
+        if context_ids:
+            self._window, self._shown = _context(decode, context_ids, decode(context_ids), num_held=0)
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """Takes the next tokens and returns the characters that are certain now, possibly none."""
+        window = [*self._window, *token_ids]
+        text = self._decode(window)
+        num_held = _num_held(text)
+        if num_held and len(token_ids) > 1:  # only one by one a broken character can be told from an unfinished one
+            return "".join([self.push((token_id,)) for token_id in token_ids])
+        self._window = window
+        is_too_long = len(window) > _MAX_WINDOW_TOKENS + (_MAX_HELD if num_held else 0)
+        if num_held and not is_too_long and not text.startswith(self._shown):
+            return ""  # byte fallback: an unfinished character spoils those before it until it is complete
+        certain = text[: len(text) - num_held]
+        delta = certain[len(self._shown) :]
+        if delta:
+            self._shown = certain
+        if is_too_long:
+            self._window, self._shown = _context(self._decode, window, text, num_held)
+        return delta
+
+    def __repr__(self) -> str:
+        return f"Detokenizer({len(self._window)} tokens in the window)"
+
+
+def _num_held(text: str) -> int:
+    """Returns how many U+FFFD at the end of `text` may be the beginning of an unfinished character."""
+    num_held = len(text) - len(text.rstrip(REPLACEMENT))
+    return min(num_held, _MAX_HELD)
+
+
+def _context(decode: Decode, token_ids: Sequence[int], text: str, num_held: int) -> tuple[list[int], str]:
+    """Finds the shortest tail of `token_ids`, of at least `_CONTEXT_TOKENS`, whose text is the end of their `text`.
+
+    Returns:
+        The tail, and its text without the last `num_held` characters, which are not handed out yet.
+    """
+    for length in range(_CONTEXT_TOKENS, _MAX_CONTEXT_TOKENS + 1):
+        tail = list(token_ids[-length:])
+        tail_text = decode(tail)
+        if (tail_text and len(tail_text) >= num_held and text.endswith(tail_text)) or length >= len(token_ids):
+            return tail, tail_text[: len(tail_text) - num_held]
+    tail = list(token_ids[-_CONTEXT_TOKENS:])  # every tail begins within a word, or has no text
+    tail_text = decode(tail)
+    return tail, tail_text[: len(tail_text) - min(num_held, _num_held(tail_text))]
+
+
+class StopMatcher:
+    """Finds stop strings in a text that arrives in deltas, across their borders.
+
+    The string that is complete first ends the text; of several complete at the same character, the longest. So where
+    the text ends does not depend on how it was cut into deltas.
+    """
+
+    def __init__(self, stop_strings: tuple[str, ...]) -> None:
+        """Watches for `stop_strings`, of which there may be none, and none may be empty."""
+        self._stop_strings = stop_strings
+        self._held = ""
+
+    def push(self, delta: str) -> tuple[str, bool]:
+        """Takes the next delta of the text.
+
+        Returns:
+            The text that can be handed out, and True if a stop string was found. The longest end of the text that may
+            begin a stop string is held back.
+        """
+        if not self._stop_strings:
+            return delta, False
+        text = self._held + delta
+        found = [(start + len(stop), start) for stop in self._stop_strings if (start := text.find(stop)) >= 0]
+        if found:
+            self._held = ""
+            return text[: min(found)[1]], True
+        num_held = max(_overlap(text, stop) for stop in self._stop_strings)
+        certain = len(text) - num_held
+        self._held = text[certain:]
+        return text[:certain], False
+
+    def finish(self) -> str:
+        """Returns what was held back: the text has ended."""
+        held, self._held = self._held, ""
+        return held
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Returns the length of the longest end of `text` that `stop` begins with and that is shorter than `stop`."""
+    for length in range(min(len(text), len(stop) - 1), 0, -1):
+        if text.endswith(stop[:length]):
+            return length
+    return 0
 
 
 class TextAssembly:
-    """Makes text of tokens.
+    """Makes the text of a sequence's tokens; an `OutputAssembler`.
 
-    Where nobody needs the text before the end (no stop strings, no streaming), tokens are only kept, and decoded once.
+    If nobody needs the text before the end (no stop strings, no stream), tokens are kept and decoded once.
     """
 
     def __init__(
@@ -22,13 +145,13 @@ class TextAssembly:
         stop_strings: tuple[str, ...] = (),
         eager: bool = False,
     ) -> None:
-        """Makes the text after `context_ids`.
+        """Starts after `context_ids`.
 
         Args:
             decode: Token ids to text.
             context_ids: Tokens that the text continues.
             stop_strings: Strings that end it.
-            eager: Whether pieces are wanted as tokens arrive.
+            eager: True makes deltas as tokens arrive.
         """
         self._decode = decode
         self._context_ids = context_ids
@@ -36,34 +159,41 @@ class TextAssembly:
         self._stop = StopMatcher(stop_strings)
         self._eager = eager or bool(stop_strings)
         self._pending_ids: list[int] = []
-        self._pieces: list[str] = []
+        self._deltas: list[str] = []
         self._num_taken = 0
 
     def push(self, token_id: int) -> bool:
-        """Takes the next token and says whether a stop string is complete with it."""
+        """Takes the next token; returns True if a stop string is complete with it."""
         if not self._eager:
             self._pending_ids.append(token_id)
             return False
-        piece, stopped = self._stop.push(self._detokenizer.push((token_id,)))
-        if piece:
-            self._pieces.append(piece)
+        delta, stopped = self._stop.push(self._detokenizer.push((token_id,)))
+        if delta:
+            self._deltas.append(delta)
         return stopped
 
     def take(self) -> str:
         """Returns the text that has appeared since the last call."""
-        taken = self._pieces[self._num_taken :]
-        self._num_taken = len(self._pieces)
+        taken = self._deltas[self._num_taken :]
+        self._num_taken = len(self._deltas)
         return "".join(taken)
 
     def whole(self, token_ids: Sequence[int]) -> str:
-        """Returns what `token_ids` read as in the same context, whatever was pushed, and whatever would stop it."""
+        """Returns the text of `token_ids` after the same context, whatever was pushed; stop strings do not cut it."""
         return Detokenizer(self._decode, self._context_ids).push(token_ids)
 
     def finish(self) -> str:
         """Returns the whole text: there are no more tokens."""
         if self._pending_ids:
-            self._pieces.append(self._detokenizer.push(self._pending_ids))
+            self._deltas.append(self._detokenizer.push(self._pending_ids))
             self._pending_ids = []
         if held := self._stop.finish():
-            self._pieces.append(held)
-        return "".join(self._pieces)
+            self._deltas.append(held)
+        return "".join(self._deltas)
+
+    def join(self, parts: Sequence[str]) -> str:
+        """Joins deltas."""
+        return "".join(parts)
+
+    def __repr__(self) -> str:
+        return f"TextAssembly({len(self._pending_ids)} tokens pending, {self._detokenizer!r})"

@@ -1,10 +1,10 @@
-"""Runs the graphs of a decoder on slots; knows nothing of requests and queues.
+"""Runs the graph of a decoder on slots; knows nothing of requests and queues.
 
-Shapes: R rows of a step (slots 0 to R-1), T tokens of a prefill, V vocabulary, N sources, S source tokens.
+Shapes: R rows of a step (slots 0 to R-1), T tokens of a prefill, V vocabulary, N sources, S source positions.
 
-State lives in slots (`slot_state.py`). A binding of it to the graph is made once for every number of rows and for
-every slot that prefills, since only the small inputs change from step to step. A graph takes those of the step's inputs
-that it declares: a recurrent decoder needs no positions.
+State lives in slots (`state.py`). It is bound to the graph once for every number of rows and for every slot that
+prefills, since only the small inputs change from step to step. A graph gets those of the step's inputs that it
+declares: a recurrent decoder needs no positions.
 """
 
 from __future__ import annotations
@@ -17,22 +17,21 @@ from numpy.typing import NDArray
 
 from headway_server.bundles import ALIGNMENT, Bundle, Graph, Manifest, Task, Variant
 from headway_server.bundles.chain import DECODING_AXES, VERIFIES
-from headway_server.decoding.beam_search.block import SlotCopy
-from headway_server.decoding.runner.encoder import CrossTensors, bytes_per_token
+from headway_server.decoding.interfaces import SlotCopy
+from headway_server.decoding.runner.encoder import CrossTensors, PackedSources, bytes_per_token
 from headway_server.decoding.runner.memory_plan import SlotSizes
-from headway_server.decoding.runner.sources import PackedSources
 from headway_server.decoding.runner.state import SlotState, fixed_size, state_bytes
 from headway_server.errors import BundleError
 from headway_server.runtime import Runtime, Session
 
 PREFILL_CHUNK = 128
-"""Tokens of a prefill step at most; chunk boundaries sit on multiples of it from position 0, so that a prompt is always
-computed in the same pieces. A chunk takes about 50 ms at GPT-2-small size on two cores."""
+"""Most tokens of a prefill step. Chunks begin at multiples of it, so a prompt is always computed in the same chunks. A
+chunk takes about 50 ms at GPT-2-small size on two cores."""
 
 _LOGITS = "logits"
 _NO_DRAFTS: NDArray[np.int64] = np.zeros(0, np.int64)
 _BINDINGS_PER_SLOT = 4
-"""Bindings that are kept, for each slot: with beams, runs of slots begin anywhere and have any length."""
+"""Bindings that are kept for each slot: with beams, groups of slots begin anywhere and have any length."""
 
 
 def slot_sizes(manifest: Manifest, variant: Variant) -> SlotSizes:
@@ -55,12 +54,12 @@ class DecoderRunner:
 
     Attributes:
         num_slots: Rows that can run at once.
-        num_prefix_slots: Slots past these that never run: they keep chunks of prompts.
+        num_prefix_slots: Slots after these that never run: they hold the prefix cache.
         max_length: Positions of a slot.
         vocab_size: V.
         cache_bytes: Memory of the state and of packed sources, in bytes, taken when the runner is made.
-        prefill_chunk: Tokens of a prefill at most; 1 where the graph reads no more in a step.
-        has_alignment: Whether `align` can be called.
+        prefill_chunk: Most tokens of a prefill; 1 if the graph reads no more in a step.
+        has_alignment: True if `align` can be called.
     """
 
     def __init__(
@@ -80,8 +79,8 @@ class DecoderRunner:
             bundle: The bundle.
             variant: One of its variants.
             num_slots: Rows that can run at once.
-            num_prefix_slots: Slots for chunks of prompts.
-            beside: A runner of the same decoder, whose session is taken.
+            num_prefix_slots: Slots of the prefix cache.
+            beside: A runner of the same decoder, whose session this one shares.
 
         Raises:
             BundleError: The graph is not what the manifest says.
@@ -117,39 +116,45 @@ class DecoderRunner:
 
     @property
     def session(self) -> Session:
-        """The decoder's graph, for a runner beside this one."""
+        """The decoder's session, for a runner beside this one."""
         return self._session
 
     @property
     def state(self) -> SlotState:
-        """What the slots hold, for another session of the same graph."""
+        """The state of the slots, for another session of the same graph."""
         return self._state
 
     def __repr__(self) -> str:
         return f"DecoderRunner({self.num_slots} slots x {self.max_length}, {self.cache_bytes} bytes of state)"
 
-    def prefill(self, slot: int, token_ids: NDArray[np.int64], start: int) -> NDArray[np.float32]:
+    def prefill(
+        self, slot: int, token_ids: NDArray[np.int64], start: int, source: CrossTensors | None = None
+    ) -> NDArray[np.float32]:
         """Reads tokens into a slot, at positions `start` to `start + T - 1`.
 
         Args:
             slot: The slot; positions before `start` must have been written.
             token_ids: (T,) int64, at most `prefill_chunk` of them.
             start: Position of the first token.
+            source: What the tokens attend to, for an encoder-decoder. The sources of `decode` stay as they are.
 
         Returns:
             (V,) float32 logits after the last token: a view that the next call overwrites.
         """
         assert 0 < len(token_ids) <= self.prefill_chunk, "the scheduler cuts prompts into chunks"
         assert start + len(token_ids) <= self.max_length, "admission checks lengths"
-        self._step(slot, **_prefill_inputs(token_ids, start))
+        if source is None:
+            self._step(slot, **_prefill_inputs(token_ids, start))
+        else:
+            self._run(self._source_binding(slot, source), **_prefill_inputs(token_ids, start))
         logits: NDArray[np.float32] = self._logits[0, 0]
         return logits
 
     def score(self, slot: int, token_ids: NDArray[np.int64], start: int) -> NDArray[np.float32]:
-        """Reads tokens into a slot as `prefill` does, and gives the logits after every one of them.
+        """Reads tokens into a slot as `prefill` does, and returns the logits after each of them.
 
         Returns:
-            (T, V) float32 logits, an array of their own.
+            (T, V) float32 logits, a new array.
         """
         length = len(token_ids)
         assert 0 < length <= self.prefill_chunk, "the caller cuts texts into chunks"
@@ -167,7 +172,7 @@ class DecoderRunner:
     def decode(
         self, token_ids: NDArray[np.int64], positions: NDArray[np.int64], first_slot: int = 0
     ) -> NDArray[np.float32]:
-        """Runs one token in each of R neighbouring slots, each at a position of its own.
+        """Runs one token in each of R neighbouring slots, each at its own position.
 
         Args:
             token_ids: (R,) int64.
@@ -178,7 +183,7 @@ class DecoderRunner:
             (R, V) float32 logits of the next tokens: a view that the next call overwrites; the caller may change it.
         """
         rows = len(token_ids)
-        assert 0 < rows <= self.num_slots - first_slot, "the scheduler gives these slots alone"
+        assert 0 < rows <= self.num_slots - first_slot, "the scheduler assigns these slots only"
         self._step(
             first_slot,
             input_ids=token_ids[:, np.newaxis],
@@ -201,26 +206,28 @@ class DecoderRunner:
         self._state.reorder(copies)
 
     def begin(self, slot: int, source: CrossTensors) -> None:
-        """Fills what an encoded sentence starts from into its slot; to be called before the slot's first step."""
+        """Fills the state that a slot starts from, if the encoder gives one; called before the slot's first step."""
         self._state.begin(slot, source.initial)
 
-    def align(self, slot: int, source: CrossTensors, token_ids: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Tells how much each token of a finished translation was attended to each token of its source.
+    def align(
+        self, slot: int, source: CrossTensors, token_ids: NDArray[np.int64], num_prompt: int = 1
+    ) -> NDArray[np.float32]:
+        """Computes how much each token of a finished sequence attended to each position of its source.
 
-        Reads the translation into the slot anew, from position 0; whatever the slot held is lost. The running slots'
-        sources stay as they are.
+        Reads the tokens into the slot again, from position 0; the slot's state is lost. The sources of `decode` stay as
+        they are.
 
         Args:
             slot: The slot.
-            source: The sentence that was translated.
-            token_ids: (T,) int64: what the decoder read, the first id and all tokens but the last, so that row i
-                belongs to the i-th token that it gave.
+            source: What the tokens attend to.
+            token_ids: (T,) int64: what the decoder read, which is its prompt and all new tokens but the last.
+            num_prompt: Tokens of the prompt among them.
 
         Returns:
-            (T, S) float32, an array of its own; rows sum to one.
+            (T - num_prompt + 1, S) float32, a new array: a row for each new token; rows sum to one.
 
         Raises:
-            BundleError: The graph does not tell; `has_alignment` says so beforehand.
+            BundleError: The graph has no such output (`has_alignment`).
         """
         if not self.has_alignment:
             raise BundleError(
@@ -229,22 +236,21 @@ class DecoderRunner:
             )
         assert 0 < len(token_ids) <= self.max_length, "the slot held them when they were made"
         self.begin(slot, source)
-        binding = self._new_binding(slot, 1)  # of its own: what it is bound to is gone afterwards
-        binding.bind_inputs({name: tensor[np.newaxis] for name, tensor in source.tensors.items()})
-        binding.bind_inputs({"source_mask": np.ones((1, source.num_tokens), np.int64)})
-        alignment: NDArray[np.float32] = np.empty((len(token_ids), source.num_tokens), np.float32)
+        binding = self._source_binding(slot, source)
+        alignment: NDArray[np.float32] = np.empty((len(token_ids), source.num_positions), np.float32)
         for start in range(0, len(token_ids), self.prefill_chunk):
             stop = min(start + self.prefill_chunk, len(token_ids))
             binding.bind_output(ALIGNMENT, alignment[np.newaxis, start:stop])
             self._run(binding, **_prefill_inputs(token_ids[start:stop], start))
-        alignment /= alignment.sum(axis=-1, keepdims=True)  # in fp16 they are near one
+        alignment = alignment[num_prompt - 1 :]
+        alignment /= alignment.sum(axis=-1, keepdims=True)  # in fp16 the sums are near one
         return alignment
 
     def set_sources(self, sources: Sequence[CrossTensors], first_slot: int = 0) -> None:
-        """Says which encoded sentences the slots read that `decode` runs from `first_slot` on, in their order.
+        """Sets the encoded sources that the slots from `first_slot` on attend to in `decode`, in their order.
 
-        To be called whenever that changes. Each is read by as many neighbouring slots as the others, its beams. The
-        tensors are packed (`packed_sources.py`) in memory that all steps share; that of other slots is not touched.
+        To be called whenever they change. Each source is read by as many neighbouring slots as the others, its beams.
+        The tensors are packed into memory that all steps share; those of other slots are not touched.
         """
         self._sources[first_slot] = self._packed.pack(sources, first_slot)
         for (slot, _), binding in self._bindings.items():
@@ -252,7 +258,7 @@ class DecoderRunner:
                 binding.sources_are_bound = False
 
     def _step(self, first_slot: int, **inputs: NDArray[Any]) -> None:
-        """Runs the slots from `first_slot` on the running sources; takes what `_run` takes."""
+        """Runs the slots from `first_slot` on with the sources of `set_sources`; takes what `_run` takes."""
         binding = self._binding(first_slot, len(inputs["input_ids"]))
         sources = self._sources.get(first_slot)
         if sources and not binding.sources_are_bound:
@@ -280,12 +286,19 @@ class DecoderRunner:
         binding.run()
 
     def _binding(self, first_slot: int, rows: int) -> _Binding:
-        """Returns the binding of the slots `first_slot` to `first_slot + rows - 1`, made when it is first needed."""
+        """Returns the binding of slots `first_slot` to `first_slot + rows - 1`, made when it is first needed."""
         key = (first_slot, rows)
         binding = self._bindings.pop(key, None) or self._new_binding(first_slot, rows)
         if len(self._bindings) >= _BINDINGS_PER_SLOT * self.num_slots:
-            del self._bindings[next(iter(self._bindings))]  # the one that was not used for longest
+            del self._bindings[next(iter(self._bindings))]  # the least recently used one
         self._bindings[key] = binding
+        return binding
+
+    def _source_binding(self, slot: int, source: CrossTensors) -> _Binding:
+        """Returns a new binding of one slot to one source."""
+        binding = self._new_binding(slot, 1)
+        binding.bind_inputs({name: tensor[np.newaxis] for name, tensor in source.tensors.items()})
+        binding.bind_inputs({"source_mask": np.ones((1, source.num_positions), np.int64)})
         return binding
 
     def _new_binding(self, first_slot: int, rows: int) -> _Binding:
@@ -297,7 +310,7 @@ class DecoderRunner:
 
 
 class _Binding:
-    """A run of neighbouring slots bound to the graph."""
+    """Neighbouring slots, bound to the graph."""
 
     def __init__(self, session: Session, state: SlotState, first_slot: int, rows: int) -> None:
         self._state = state
@@ -307,7 +320,7 @@ class _Binding:
         state.bind(self._binding, *self._slots)
 
     def bind_output(self, name: str, array: NDArray[np.float32]) -> None:
-        """Binds where an output goes, in host memory; the caller keeps it alive."""
+        """Binds the array in host memory that an output is written to; the caller keeps it alive."""
         assert array.flags.c_contiguous, "the graph writes without gaps"
         self._binding.bind_output(name, "cpu", np.float32, array.shape, array.ctypes.data)
 
@@ -316,7 +329,7 @@ class _Binding:
         self._binding.bind_inputs(inputs)
 
     def run(self) -> None:
-        """Runs a step, after which the slots hold the state that it hands on."""
+        """Runs a step, after which the slots hold its state."""
         self._binding.run()
         self._state.take_over(*self._slots)
 
@@ -324,7 +337,7 @@ class _Binding:
 def _prefill_inputs(
     token_ids: NDArray[np.int64], start: int, logits_positions: NDArray[np.int64] | None = None
 ) -> dict[str, NDArray[Any]]:
-    """Returns what one row reads, (T,) tokens from position `start` on; logits are those after the last, or of all."""
+    """Returns the inputs of one row that reads (T,) tokens from position `start` on, by default for the last logits."""
     length = len(token_ids)
     if logits_positions is None:
         logits_positions = np.array([length - 1])
@@ -337,6 +350,6 @@ def _prefill_inputs(
 
 
 def _longest_step(graph: Graph) -> int:
-    """Returns how many tokens of a row a step reads at most: as many as the graph fixes, or a chunk."""
+    """Returns how many tokens of a row a step reads at most: what the graph fixes, or a chunk."""
     (length,) = (spec.shape[1] for spec in graph.inputs if spec.name == "input_ids")
     return length if isinstance(length, int) else PREFILL_CHUNK

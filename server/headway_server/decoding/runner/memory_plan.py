@@ -1,4 +1,4 @@
-"""How many slots there are, by the memory they take: decided at start, held from then on."""
+"""How many slots there are, by the memory they take: decided and allocated at start."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from headway_server.decoding.settings import EngineSettings
 from headway_server.errors import MemoryUnavailableError
 
 DEFAULT_MAX_SLOTS = 32
-"""Slots where the setting names none and memory allows."""
+"""Slots if the setting is left out and memory allows."""
 _DEFAULT_SHARE = 0.5
-"""Part of the memory there is that a default may take: other models follow, and answers need some."""
+"""Share of the available memory that a default may take: other models follow, and answers need some."""
 _LARGEST_SHARE = 0.95
 _SLOTS_PER_PREFIX_SLOT = 8
-"""Of slots that run to slots that keep chunks of prompts, where the setting names none."""
+"""Slots that run for each slot of the prefix cache, if the setting is left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotSizes:
-    """What a slot takes, in bytes."""
+    """Memory of a slot, in bytes."""
 
     state_bytes: int
-    """Of the decoder's own state, at the model's maximum length."""
+    """The decoder's state, at the model's maximum length."""
     source_bytes: int = 0
-    """Of an encoded source at its longest; 0 where there is none."""
+    """An encoded source at its longest; 0 if there is none."""
     keeps_prompts: bool
-    """Whether there are prompts whose chunks can be kept: a translation has none."""
+    """True if the model reads prompts whose chunks can be cached, which a translation model does not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
-    """What the state of a model takes. `str` gives the arithmetic."""
+    """Memory of a model's state. `str` gives the arithmetic."""
 
     num_slots: int
     num_prefix_slots: int
@@ -39,14 +39,14 @@ class MemoryPlan:
 
     @property
     def total_bytes(self) -> int:
-        """What is taken at start, in bytes."""
+        """Memory that is allocated at start, in bytes."""
         state = (self.num_slots + self.num_prefix_slots) * self.sizes.state_bytes
         return state + self.num_slots * self.sizes.source_bytes
 
     def __str__(self) -> str:
         slots = f"{self.num_slots} slots"
         if self.num_prefix_slots:
-            slots = f"({slots} + {self.num_prefix_slots} of kept prompts)"
+            slots = f"({slots} + {self.num_prefix_slots} of prefix cache)"
         sizes = format_size(self.sizes.state_bytes)
         if self.sizes.source_bytes:
             sizes = f"({sizes} + {format_size(self.sizes.source_bytes)} of its source)"
@@ -64,8 +64,8 @@ def plan_memory(settings: EngineSettings, sizes: SlotSizes, *, available: int | 
 
     Args:
         settings: What was asked for.
-        sizes: What a slot takes.
-        available: Memory there is, in bytes; None where nothing tells.
+        sizes: Memory of a slot.
+        available: Available memory in bytes; None if unknown.
         owner: The model, for messages.
 
     Raises:

@@ -1,12 +1,12 @@
-"""What a decoder remembers between steps, slot by slot, as the manifest's `state` describes it (docs/bundle.md).
+"""The state of a decoder, slot by slot, as the manifest's `state` describes it (docs/bundle.md).
 
-Two kinds. A cache (`in_place`) has positions: (slots, heads, max_length, head_dim), bound as past and as present at
-once, so that a step writes its own positions and copies nothing. A recurrent state (`replace`) has none: a step reads
-(slots, ...) and hands on another as a whole. The two do not share memory, since a graph may read what it was given
-after it has written what it hands on: whether one does is its order of operators, which nobody promises. So a step
-writes into rows beside the slots, and what it wrote is copied over the slots it ran when it is done: 0.9 us for 32 rows
-of 384 numbers. Two buffers that take turns would save that copy, and would need all slots to have run equally often:
-slots that join, rest or run by a call of their own have not.
+There are two kinds. A cache (`in_place`) has positions: (slots, heads, max_length, head_dim), bound as past and as
+present at once, so that a step writes its own positions and copies nothing. A recurrent state (`replace`) has none: a
+step reads (slots, ...) and returns a new one. Past and present do not share memory then, since a graph may read the one
+after it has written the other; the order of its operators is not defined. So a step writes into rows beside the slots,
+which are copied over the slots it ran when it is done: 0.9 us for 32 rows of 384 numbers. Two buffers that take turns
+would save that copy, but need all slots to have run equally often, and slots that join, wait or run in another call
+have not.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class _Tensor:
     names: StateTensor
     buffer: StateBuffer
     following: StateBuffer | None
-    """Where a step writes what replaces the state, from row 0 on; None where it writes into the buffer itself."""
+    """Where a step writes the new state, from row 0 on; None if it writes into the buffer itself."""
 
 
 def state_bytes(variant: Variant, max_length: int) -> int:
-    """Returns what the state of one slot takes, in bytes.
+    """Returns the memory of one slot's state, in bytes.
 
     Args:
         variant: Its decoder's state is meant.
@@ -50,7 +50,7 @@ def state_bytes(variant: Variant, max_length: int) -> int:
     return sum(
         math.prod(_slot_shape(names, specs[names.past], max_length))
         * np.dtype(specs[names.past].dtype).itemsize
-        * (2 if names.update == "replace" else 1)  # what follows lies beside it
+        * (2 if names.update == "replace" else 1)  # the new state lies beside the old one
         for names in variant.state
     )
 
@@ -69,7 +69,7 @@ class SlotState:
         Args:
             device: Where the decoder runs.
             variant: Its decoder's state is meant.
-            num_slots: Slots, those that never run counted.
+            num_slots: Slots, including those that never run.
             max_length: Positions of a slot.
 
         Raises:
@@ -99,7 +99,7 @@ class SlotState:
             binding: Of the decoder.
             first_slot: The first slot.
             rows: How many.
-            width: Tokens of a step that hands on its caches after each of them, as one that verifies does.
+            width: Tokens of a row, each of whose states the graph returns, as one that verifies drafts does.
         """
         for tensor in self._tensors:
             buffer, following = tensor.buffer, tensor.following
@@ -111,17 +111,17 @@ class SlotState:
                 binding.bind_output(link_name(tensor.names.present, number), *where, address)
 
     def take_over(self, first_slot: int, rows: int) -> None:
-        """Lets what a step handed on be the state of the slots it ran; to be called after each step that succeeded."""
+        """Makes the new state of a step that of the slots it ran; to be called after each step that succeeded."""
         for tensor in self._replaced:
             assert tensor.following is not None, "it is among those that are replaced"
             tensor.buffer.copy_slots(tensor.following, 0, first_slot, rows)
 
     def begin(self, slot: int, initial: Mapping[str, NDArray[Any]]) -> None:
-        """Fills what has no positions, before a slot's first step: with what the encoder says, or with zeros.
+        """Fills state without positions before a slot's first step: with what the encoder gives, or with zeros.
 
         Args:
             slot: The slot.
-            initial: By the name of the encoder's output, what a sentence starts from: the shape of a slot.
+            initial: What it starts from, by the name of the encoder's output, each of the shape of a slot.
         """
         for tensor in self._replaced:
             name = tensor.names.initial
@@ -130,7 +130,7 @@ class SlotState:
     def copy(self, source: tuple[int, int], target: tuple[int, int], length: int) -> None:
         """Copies `length` positions of a slot, from a (slot, position) on, over those of another.
 
-        State without positions goes whole, wherever the positions begin and however few they are.
+        State without positions is copied whole.
         """
         assert max(source[1], target[1]) + length <= self.max_length, "a slot has no more positions"
         for tensor in self._tensors:
@@ -140,9 +140,9 @@ class SlotState:
                 tensor.buffer.copy_slots(tensor.buffer, source[0], target[0], 1)
 
     def reorder(self, copies: Sequence[tuple[int, int, int, int]]) -> None:
-        """Copies positions of slots over those of others, of which none is read: (source, target, start, stop).
+        """Copies positions of slots over those of others, none of which is read: (source, target, start, stop).
 
-        State without positions goes whole.
+        State without positions is copied whole.
         """
         for tensor in self._tensors:
             if tensor.following is None:
@@ -153,7 +153,7 @@ class SlotState:
 
 
 def _slot_shape(names: StateTensor, spec: TensorSpec, max_length: int) -> tuple[int, ...]:
-    """Returns the shape of one slot's state: of a cache, (heads, max_length, head_dim)."""
+    """Returns the shape of one slot's state; of a cache it is (heads, max_length, head_dim)."""
     if names.update == "in_place":
         return fixed_size(spec, 1), max_length, fixed_size(spec, 3)
     return tuple(fixed_size(spec, axis) for axis in range(1, len(spec.shape)))

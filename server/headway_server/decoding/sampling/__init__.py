@@ -1,1 +1,1 @@
-"""From logits to tokens."""
+"""From logits to tokens, for a whole batch at once."""

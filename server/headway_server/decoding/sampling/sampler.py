@@ -35,15 +35,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from headway_server.decoding.sampling.log_probabilities import likeliest, token_log_probabilities
-from headway_server.decoding.sampling.masks import TokenMasks
-from headway_server.decoding.sampling.nucleus import Restriction, draw_likely, draw_top_k
-from headway_server.decoding.sampling.penalties import LogitEdits, apply_edits
-from headway_server.decoding.sampling.random_stream import stream_states, uniform
-from headway_server.decoding.sampling.weights import WeightScratch
-from headway_server.decoding.sequence import SamplingParameters
-
-__all__ = ["SampledTokens", "Sampler", "token_log_probabilities"]
+from headway_server.decoding.parameters import SamplingParameters
+from headway_server.decoding.sampling.draws import Restriction, draw_likely, draw_top_k, stream_states, uniform
+from headway_server.decoding.sampling.logits_processors import LogitEdits, TokenMasks, apply_edits
+from headway_server.decoding.sampling.softmax import WeightScratch, likeliest
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,18 +149,18 @@ class Sampler:
         self._edits[source] = None
         self._masks.move(source, target)
 
-    def sample(self, logits: NDArray[np.float32], first_slot: int = 0) -> SampledTokens:
-        """Chooses a token for each of the slots from `first_slot`, and takes them a step on.
+    def sample(self, logits: NDArray[np.float32], slots: NDArray[np.intp] | None = None) -> SampledTokens:
+        """Chooses a token for each of some slots, and takes their random streams a step on.
 
         Args:
             logits: (R, V) float32, contiguous; left as they are.
-            first_slot: Slot of the first row.
+            slots: (R,) slots that the rows belong to, each once; None: 0 to R - 1.
         """
+        if slots is None:
+            slots = np.arange(len(logits))
         best, maximum = _best(logits)  # NaN is the largest of all
-        some = slice(first_slot, first_slot + len(logits))
-        if self._is_plain[some].all() and not self._masks.is_set[some].any():
+        if self._is_plain[slots].all() and not self._masks.is_set[slots].any():
             return SampledTokens(best, np.zeros(len(logits)), np.isfinite(maximum))
-        slots = np.arange(first_slot, first_slot + len(logits))
         edited = np.array([row for row, slot in enumerate(slots.tolist()) if self._is_edited(slot)], np.intp)
         if edited.size:
             token_ids, is_valid = best.copy(), np.isfinite(maximum)
@@ -182,7 +177,7 @@ class Sampler:
         for slot, token_id in zip(slots.tolist(), token_ids.tolist(), strict=True):
             if (edits := self._edits[slot]) is not None:
                 edits.record(token_id)
-        self._masks.clear(slice(first_slot, first_slot + len(logits)))
+        self._masks.clear(slots)
         log_probabilities, top_tokens = self._log_probabilities(logits, maximum, token_ids, slots)
         return SampledTokens(token_ids, log_probabilities, is_valid, top_tokens)
 

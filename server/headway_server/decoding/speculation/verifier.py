@@ -15,7 +15,7 @@ from headway_server.bundles import Bundle, Variant
 from headway_server.bundles.chain import VERIFIES, chain_width, verifying_axes
 from headway_server.decoding.runner.decoder import DecoderRunner
 from headway_server.decoding.runner.state import SlotState
-from headway_server.decoding.speculation.prompt_lookup import verifies_exactly
+from headway_server.decoding.speculation.drafting import verifies_exactly
 from headway_server.runtime import Binding, Runtime, Session
 
 _log = structlog.get_logger(__name__)

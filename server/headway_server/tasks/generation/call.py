@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from headway_server.decoding.constraints import CompiledConstraint, ConstraintRequest
 from headway_server.decoding.output.text import TextAssembly
-from headway_server.decoding.reply import Reply
 from headway_server.decoding.sequence import Sequence, share_prompt
 from headway_server.preprocessing import TextTokenizer
 from headway_server.tasks.generation.prompt import FittedPrompt
@@ -27,7 +26,7 @@ class GenerationCall:
     sample_count: int = 1
     echo: bool
     priority: int
-    wants_pieces: bool = False
+    wants_deltas: bool = False
 
     def __post_init__(self) -> None:
         """Checks what does not depend on the model."""
@@ -53,22 +52,21 @@ class GenerationCall:
         follows_text = constraint is not None and bool(tokenizer.decode(context_ids))
         sequences = [
             Sequence(
-                input_ids=prompt.input_ids,
+                prompt_ids=prompt.input_ids,
                 parameters=parameters,
-                text=TextAssembly(
+                output=TextAssembly(
                     tokenizer.decode,
                     context_ids=context_ids,
                     stop_strings=parameters.stop_strings,
-                    eager=self.wants_pieces,
+                    eager=self.wants_deltas,
                 ),
-                reply=Reply(),
                 eos_id=eos_id,
                 deadline=self.deadline,
-                wants_pieces=self.wants_pieces,
+                wants_deltas=self.wants_deltas,
                 priority=self.priority,
                 constraint=None
                 if constraint is None
-                else constraint.start(end_ids=parameters.stop_ids, follows_text=follows_text),
+                else constraint.start(end_ids=frozenset(parameters.stop_token_ids), follows_text=follows_text),
             )
             for parameters in self.plan.for_samples(prompt.max_new_tokens, self.sample_count)
         ]

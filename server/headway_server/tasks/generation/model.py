@@ -13,11 +13,10 @@ import numpy as np
 
 from headway_server.bundles import CHAT_TEMPLATE_FILE, TOKENIZER_FILE, Bundle, Precision
 from headway_server.decoding.constraints import CompiledConstraint, ConstraintCompiler
-from headway_server.decoding.interfaces import Decoder
-from headway_server.decoding.reply import Piece
-from headway_server.decoding.sequence import SamplingParameters, SequenceResult
+from headway_server.decoding.interfaces import Decoder, DraftVerifier
+from headway_server.decoding.parameters import SamplingParameters
+from headway_server.decoding.sequence import Delta, SequenceResult
 from headway_server.decoding.settings import EngineSettings
-from headway_server.decoding.speculation.prompt_lookup import DraftVerifier
 from headway_server.decoding.speculation.verifier import can_verify, open_verifier
 from headway_server.errors import InvalidInputError
 from headway_server.observers import NO_OBSERVER, Observer
@@ -199,10 +198,10 @@ class GenerationModel(DecodingModel):
         echo: bool = False,
         log_probabilities: LogProbabilityRequest | None = None,
         priority: int = 0,
-    ) -> AsyncGenerator[Piece | Answer[GeneratedText], None]:
-        """Continues a prompt: yields pieces of text as they appear, and last the answer.
+    ) -> AsyncGenerator[Delta | Answer[GeneratedText], None]:
+        """Continues a prompt: yields deltas of the text as they appear, and last the answer.
 
-        With `echo` the first piece is the prompt. Args and errors are those of `generate`.
+        With `echo` the first delta is the prompt. Args and errors are those of `generate`.
         """
         call = GenerationCall(
             plan=self._plan(sampling, log_probabilities),
@@ -211,7 +210,7 @@ class GenerationModel(DecodingModel):
             deadline=deadline,
             echo=echo,
             priority=priority,
-            wants_pieces=True,
+            wants_deltas=True,
         )
         self._reader.check_kind([prompt])
         with self._admit(1):
@@ -221,10 +220,10 @@ class GenerationModel(DecodingModel):
             preprocessing_s = time.monotonic() - began
             (sequence,) = call.sequences(fitted, self._tokenizer, self._eos_id, constraint)
             if echo:
-                yield Piece(text=self._echo(fitted), num_new_tokens=0)
-            async with aclosing(self._lanes.stream(sequence)) as pieces:
-                async for piece in pieces:
-                    yield piece
+                yield Delta(output=self._echo(fitted), num_new_tokens=0)
+            async with aclosing(self._lanes.stream(sequence)) as deltas:
+                async for delta in deltas:
+                    yield delta
             result = sequence.reply.result.result()
             text = self._generated(fitted, sequence.parameters, result, call)
             yield Answer(results=[text], timings=CallTimings.of([result], preprocessing_s=preprocessing_s))
@@ -259,7 +258,7 @@ class GenerationModel(DecodingModel):
         self, prompt: FittedPrompt, parameters: SamplingParameters, result: SequenceResult, call: GenerationCall
     ) -> GeneratedText:
         return GeneratedText(
-            text=self._echo(prompt) + result.text if call.echo else result.text,
+            text=self._echo(prompt) + result.output if call.echo else result.output,
             result=result,
             num_prompt_tokens=len(prompt.input_ids),
             truncated=prompt.truncated,

@@ -1,30 +1,29 @@
-"""Labels and embeddings of images."""
+"""Labels and embeddings of images.
+
+D is the width of an embedding.
+"""
 
 from __future__ import annotations
 
-import dataclasses
-import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headway_server.batching.batcher import Batcher
-from headway_server.batching.graph import ImageClassifierGraph, Output, OutputBatches, Wanted, probabilities_by
-from headway_server.batching.pending_call import BatchedResults
-from headway_server.batching.settings import BatchingSettings
-from headway_server.bundles import Bundle, ClassificationScheme, Precision
+from headway_server.batching import BatchGraph
+from headway_server.bundles import Bundle, Precision
 from headway_server.observers import NO_OBSERVER, Observer
-from headway_server.preprocessing import ImagePreprocessor, SmallImage
+from headway_server.preprocessing import ImagePreprocessor, PreparedImage
 from headway_server.runtime import Runtime
 from headway_server.serving.answers import Answer, CallTimings
-from headway_server.serving.permits import Admission
 from headway_server.settings import ServerSettings
-from headway_server.tasks.stateless import ScoredLabel, StatelessModel
-from headway_server.tasks.text.embeddings import EmbeddedImage, to_vectors
+from headway_server.tasks.outputs import EMBEDDING, LOGITS, ScoredLabel, read_vector
+from headway_server.tasks.stateless import StatelessModel, expected_outputs
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,47 +35,47 @@ class ClassifiedImage:
     height: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddedImage:
+    """The vector of one image, and the image's size in pixels."""
+
+    values: NDArray[np.float32]
+    """(D,)"""
+    width: int
+    height: int
+
+
 class ImageClassifier(StatelessModel):
-    """Labels images, and turns them into vectors."""
+    """Labels images, and turns them into vectors where its graph gives embeddings."""
+
+    _noun = "images"
 
     def __init__(
         self,
         bundle: Bundle,
         precision: Precision,
-        graph: ImageClassifierGraph,
+        graph: BatchGraph,
         preprocessor: ImagePreprocessor,
-        settings: BatchingSettings,
+        settings: ServerSettings,
+        *,
+        observer: Observer,
     ) -> None:
-        name = bundle.manifest.name
-        self._preprocessor = preprocessor
-        batches = OutputBatches(graph, probabilities_by(bundle.manifest.classification or ClassificationScheme()))
+        """Makes a model of its parts; `load` makes the parts."""
+        batching = settings.batching
         super().__init__(
             bundle,
             precision,
-            graph.device,
-            Batcher(
-                batches,
-                budget=settings.batch_images(graph.device, preprocessor.num_pixels),
-                name=name,
-                session=graph.session,
-                prepare=_decoded,
-            ),
-            Admission(
-                limit=settings.max_waiting_images,
-                noun="images",
-                owner=name,
-                max_bytes=settings.max_waiting_mib * 2**20,
-            ),
+            graph,
+            budget=batching.batch_images(graph.device, preprocessor.num_pixels),
+            max_padding=None,
+            max_waiting=batching.max_waiting_images,
+            max_waiting_mib=batching.max_waiting_mib,
+            observer=observer,
         )
+        self._preprocessor = preprocessor
 
     @classmethod
-    def load(
-        cls,
-        bundle: Bundle,
-        runtime: Runtime,
-        settings: ServerSettings,
-        observer: Observer = NO_OBSERVER,  # noqa: ARG003 (for what runs to report to)
-    ) -> Self:
+    def load(cls, bundle: Bundle, runtime: Runtime, settings: ServerSettings, observer: Observer = NO_OBSERVER) -> Self:
         """Loads the variant that was asked for, or the one that suits the runtime, and runs it once.
 
         Raises:
@@ -84,13 +83,13 @@ class ImageClassifier(StatelessModel):
             RuntimeUnavailableError: The bundle has no such variant.
         """
         manifest = bundle.manifest
-        assert manifest.image_preprocessing is not None  # the manifest's own check
+        assert manifest.image_preprocessing is not None, "the manifest's validator demands it"
         preprocessor = ImagePreprocessor(manifest.image_preprocessing, settings.image_limits)
-        chosen, variant = runtime.choose_variant(manifest, settings.precision)
-        graph = ImageClassifierGraph(runtime.open(bundle, variant.graphs["model"]))
+        precision, variant = runtime.choose_variant(manifest, settings.precision)
+        graph = BatchGraph(runtime.open(bundle, variant.graphs["model"]))
         blank = np.zeros((3, manifest.image_preprocessing.height, manifest.image_preprocessing.width), np.float32)
-        graph.warm_up([blank], manifest)
-        return cls(bundle, chosen, graph, preprocessor, settings.batching)
+        graph.warm_up({"pixel_values": blank}, 1, expected_outputs(manifest))
+        return cls(bundle, precision, graph, preprocessor, settings, observer=observer)
 
     async def classify(
         self, images: Sequence[bytes], *, fields: Sequence[str], top_k: int, deadline: float | None
@@ -106,12 +105,12 @@ class ImageClassifier(StatelessModel):
         Raises:
             RequestError: The images cannot be read, the queue is full, the deadline passed, the server is draining.
         """
-        sizes, batched, timings = await self._answer(images, fields, Output.LOGITS, deadline)
-        results = [
-            ClassifiedImage(labels=labels, width=width, height=height)
-            for labels, (width, height) in zip(self._top_labels(batched.rows, top_k), sizes, strict=True)
-        ]
-        return Answer(results=results, timings=timings)
+
+        def read(logits: NDArray[Any], image: PreparedImage) -> ClassifiedImage:
+            labels = self._label_reader.read(logits, top_k)
+            return ClassifiedImage(labels=labels, width=image.width, height=image.height)
+
+        return await self._answer(images, fields, LOGITS, read, deadline)
 
     async def embed(
         self, images: Sequence[bytes], *, fields: Sequence[str], normalize: bool, deadline: float | None
@@ -121,62 +120,38 @@ class ImageClassifier(StatelessModel):
         Args:
             images: 1 to `MAX_IMAGES` images.
             fields: What the request calls each of them, for messages.
-            normalize: Whether vectors are scaled to length 1.
+            normalize: True to scale vectors to length 1.
             deadline: When the caller stops waiting, by `time.monotonic`.
 
         Raises:
             RequestError: As `classify`.
         """
-        sizes, batched, timings = await self._answer(images, fields, Output.EMBEDDING, deadline)
-        vectors = to_vectors(batched.rows, normalize=normalize)
-        results = [
-            EmbeddedImage(values=vector, width=width, height=height)
-            for vector, (width, height) in zip(vectors, sizes, strict=True)
-        ]
-        return Answer(results=results, timings=timings)
+
+        def read(embedding: NDArray[Any], image: PreparedImage) -> EmbeddedImage:
+            values = read_vector(embedding, normalize=normalize)
+            return EmbeddedImage(values=values, width=image.width, height=image.height)
+
+        return await self._answer(images, fields, EMBEDDING, read, deadline)
 
     async def _answer(
-        self, images: Sequence[bytes], fields: Sequence[str], output: Output, deadline: float | None
-    ) -> tuple[list[tuple[int, int]], BatchedResults, CallTimings]:
-        """Decodes images and waits for what is asked about each; their widths and heights come first."""
+        self,
+        images: Sequence[bytes],
+        fields: Sequence[str],
+        output: str,
+        read: Callable[[NDArray[Any], PreparedImage], Result],
+        deadline: float | None,
+    ) -> Answer[Result]:
+        """Decodes images, runs them and reads one output of each, off the event loop."""
         with self._admission.admit(len(images), sum(map(len, images))):
-            small = self._preprocessor.small_images(images, fields=fields)
-            if small is not None:
-                return await self._answer_small(small, output, deadline)
             began = time.monotonic()
             prepared = await self._preprocessor.prepare_batch(images, fields=fields)
             preprocessing_s = time.monotonic() - began
             batched = await self._batcher.submit(
-                [Wanted(image.pixel_values, output) for image in prepared], [1] * len(prepared), deadline=deadline
+                [{"pixel_values": image.pixel_values} for image in prepared],
+                [1] * len(prepared),
+                outputs=(output,),
+                read=lambda row, index: read(row[output], prepared[index]),
+                deadline=deadline,
             )
-        sizes = [(image.width, image.height) for image in prepared]
-        return sizes, batched, CallTimings.of(batched.runs, preprocessing_s=preprocessing_s)
-
-    async def _answer_small(
-        self, images: list[SmallImage], output: Output, deadline: float | None
-    ) -> tuple[list[tuple[int, int]], BatchedResults, CallTimings]:
-        """As `_answer`, of images that the batcher's threads decode."""
-        batched = await self._batcher.submit(
-            [Wanted(image, output) for image in images], [1] * len(images), deadline=deadline
-        )
-        intervals = [image.interval for image in images]
-        own_s = max(end - begin for begin, end in intervals)  # of an item's wait, what was no waiting
-        timings = CallTimings.of(batched.runs, preprocessing_s=_covered_s(intervals))
-        timings = dataclasses.replace(timings, queue_s=max(0.0, timings.queue_s - own_s))
-        return [image.size for image in images], batched, timings
-
-
-def _covered_s(intervals: Sequence[tuple[float, float]]) -> float:
-    """How much time intervals cover together; what several cover counts once."""
-    covered, reached = 0.0, -math.inf
-    for begin, end in sorted(intervals):
-        covered += max(0.0, end - max(begin, reached))
-        reached = max(reached, end)
-    return covered
-
-
-def _decoded(wanted: Wanted[NDArray[np.float32] | SmallImage]) -> Wanted[NDArray[np.float32] | SmallImage]:
-    """What is wanted of an image, decoded if it is not yet."""
-    if isinstance(wanted.item, SmallImage):
-        return Wanted(wanted.item.pixel_values(), wanted.output)
-    return wanted
+        timings = CallTimings.of(batched.runs, preprocessing_s=preprocessing_s)
+        return Answer(results=batched.results, timings=timings)

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self
+from typing import Any
 
-import numpy as np
+from numpy.typing import NDArray
 
-from headway_server.batching.graph import Output, OutputBatches, TextClassifierGraph, probabilities_by
-from headway_server.bundles import TOKENIZER_FILE, Bundle, ClassificationScheme
-from headway_server.observers import NO_OBSERVER, Observer
-from headway_server.preprocessing import EncodedText, TextTokenizer
-from headway_server.runtime import Runtime
+from headway_server.preprocessing import EncodedText
 from headway_server.serving.answers import Answer
-from headway_server.settings import ServerSettings
-from headway_server.tasks.stateless import ScoredLabel
-from headway_server.tasks.text.model import WARM_UP_LENGTH, TextInputs, TextModel
+from headway_server.tasks.outputs import LOGITS, ScoredLabel
+from headway_server.tasks.text.model import TextInputs, TextModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,42 +22,8 @@ class ClassifiedText:
     truncated: bool
 
 
-class TextClassifier(TextModel[EncodedText]):
+class TextClassifier(TextModel):
     """Labels texts."""
-
-    @classmethod
-    def load(
-        cls,
-        bundle: Bundle,
-        runtime: Runtime,
-        settings: ServerSettings,
-        observer: Observer = NO_OBSERVER,  # noqa: ARG003 (for what runs to report to)
-    ) -> Self:
-        """Loads the variant that was asked for, or the one that suits the runtime, and runs it once.
-
-        Raises:
-            BundleError: The graph or the tokenizer cannot be loaded, or they do not fit the manifest.
-            RuntimeUnavailableError: The bundle has no such variant.
-        """
-        manifest = bundle.manifest
-        chosen, variant = runtime.choose_variant(manifest, settings.precision)
-        tokenizer = TextTokenizer.load(bundle.file(TOKENIZER_FILE))
-        pad_id = manifest.special_tokens.pad if manifest.special_tokens else None
-        graph = TextClassifierGraph(runtime.open(bundle, variant.graphs["model"]), pad_id=pad_id or 0)
-        length = min(WARM_UP_LENGTH, manifest.limits.max_input_tokens or 1)
-        warmed = graph.warm_up([EncodedText(input_ids=np.zeros(length, np.int64))], manifest)
-        return cls(
-            bundle,
-            chosen,
-            graph,
-            tokenizer,
-            settings.batching,
-            batches=OutputBatches(graph, probabilities_by(manifest.classification or ClassificationScheme())),
-            costs=warmed.costs(length),
-        )
-
-    def _item(self, text: str, encoded: EncodedText) -> EncodedText:  # noqa: ARG002 (only its tokens are read)
-        return encoded
 
     async def classify(
         self, inputs: TextInputs, *, top_k: int, deadline: float | None, threshold: float | None = None
@@ -78,10 +39,9 @@ class TextClassifier(TextModel[EncodedText]):
         Raises:
             RequestError: The texts cannot be read, the queue is full, the deadline passed, the server is draining.
         """
-        encoded, batched, timings = await self._answer(inputs, Output.LOGITS, deadline)
-        labels = self._top_labels(batched.rows, top_k, threshold)
-        results = [
-            ClassifiedText(labels=own, num_tokens=len(text), truncated=text.truncated)
-            for own, text in zip(labels, encoded, strict=True)
-        ]
-        return Answer(results=results, timings=timings)
+
+        def read(logits: NDArray[Any], _: str, encoded: EncodedText) -> ClassifiedText:
+            labels = self._label_reader.read(logits, top_k, threshold)
+            return ClassifiedText(labels=labels, num_tokens=len(encoded), truncated=encoded.truncated)
+
+        return await self._answer(inputs, LOGITS, read, deadline=deadline)

@@ -1,28 +1,33 @@
-"""What models of texts have in common as they are served: a tokenizer, a batcher, and embeddings."""
+"""What models of texts have in common: a tokenizer, a graph of token ids, and embeddings.
+
+T is the number of tokens of a text, D the width of an embedding.
+"""
 
 from __future__ import annotations
 
 import time
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Self, TypeVar
 
-from headway_server.batching.batcher import Batcher
-from headway_server.batching.graph import Output, OutputBatches, TextGraph, Wanted
-from headway_server.batching.pending_call import BatchedResults
-from headway_server.batching.run_costs import RunCosts
-from headway_server.batching.settings import BatchingSettings
-from headway_server.bundles import Bundle, Precision
+import numpy as np
+from numpy.typing import NDArray
+
+from headway_server.batching import BatchGraph, Tensors
+from headway_server.bundles import TOKENIZER_FILE, Bundle, Precision, SpecialTokens
+from headway_server.observers import NO_OBSERVER, Observer
 from headway_server.preprocessing import EncodedText, TextTokenizer
+from headway_server.runtime import Runtime, Session
 from headway_server.serving.answers import Answer, CallTimings
-from headway_server.serving.permits import Admission
-from headway_server.tasks.stateless import StatelessModel
-from headway_server.tasks.text.embeddings import EmbeddedText, to_vectors
+from headway_server.settings import ServerSettings
+from headway_server.tasks.outputs import EMBEDDING, read_vector
+from headway_server.tasks.stateless import StatelessModel, expected_outputs
 
-WARM_UP_LENGTH = 32
+Result = TypeVar("Result")
+
+_WARM_UP_LENGTH: Final = 32
 """Tokens of the text that a graph is run with when it is loaded, where it reads as many."""
-Item = TypeVar("Item")
+_TYPES: Final = "token_type_ids"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,80 +41,115 @@ class TextInputs:
     text_pairs: Sequence[str] | None = None
     """What each is paired with; None: nothing."""
     truncate: bool = False
-    """Whether a text past the limit is shortened at its end instead of refused; of a pair, the longer one first."""
+    """True to cut a text past the limit at its end instead of refusing it; of a pair, the longer one first."""
 
     @property
     def num_bytes(self) -> int:
         """Size of all texts in UTF-8."""
-        return sum(len(text.encode()) for text in (*self.texts, *(self.text_pairs or ())))
+        texts = (*self.texts, *(self.text_pairs or ()))
+        return sum(len(text) if text.isascii() else len(text.encode()) for text in texts)
 
 
-class TextModel(StatelessModel, Generic[Item]):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddedText:
+    """The vector of one text, or of one pair."""
+
+    values: NDArray[np.float32]
+    """(D,)"""
+    num_tokens: int
+    truncated: bool
+
+
+class TextModel(StatelessModel):
     """Reads texts; turns them into vectors where its graph gives embeddings."""
 
-    _reads_offsets = False
-    """Whether what logits tell is told of the characters of tokens."""
+    _noun = "texts"
+    _labels_tokens = False
+    """True if the graph gives logits for each token, (T, C), and not for the text, (C,)."""
 
     def __init__(
         self,
         bundle: Bundle,
         precision: Precision,
-        graph: TextGraph[Item],
+        graph: BatchGraph,
         tokenizer: TextTokenizer,
-        settings: BatchingSettings,
+        settings: ServerSettings,
         *,
-        batches: OutputBatches[Item],
-        costs: RunCosts,
-        prepare: Callable[[Wanted[Item]], Wanted[Item]] | None = None,
+        max_padding: int | None,
+        observer: Observer,
     ) -> None:
-        """Prepares a model; `costs` and `prepare` are the batcher's."""
-        manifest = bundle.manifest
-        assert manifest.limits.max_input_tokens is not None  # the manifest's own check
-        self.max_input_tokens: int = manifest.limits.max_input_tokens
+        """Makes a model of its parts; `load` makes the parts."""
+        super().__init__(
+            bundle,
+            precision,
+            graph,
+            budget=settings.batching.batch_tokens(graph.device),
+            max_padding=max_padding,
+            max_waiting=settings.batching.max_waiting_texts,
+            max_waiting_mib=settings.batching.max_waiting_mib,
+            observer=observer,
+        )
+        assert bundle.manifest.limits.max_input_tokens is not None, "the manifest's validator demands it"
+        self.max_input_tokens: int = bundle.manifest.limits.max_input_tokens
         self._tokenizer = tokenizer
-        batcher: Batcher[Any] = Batcher(
-            batches,
-            budget=settings.batch_tokens(graph.device),
-            name=manifest.name,
-            session=graph.session,
-            costs=costs,
-            prepare=prepare,
-        )
-        admission = Admission(
-            limit=settings.max_waiting_texts,
-            noun="texts",
-            owner=manifest.name,
-            max_bytes=settings.max_waiting_mib * 2**20,
-        )
-        super().__init__(bundle, precision, graph.device, batcher, admission)
+        self._has_types = _TYPES in graph.input_names
 
-    @abstractmethod
-    def _item(self, text: str, encoded: EncodedText) -> Item:
-        """What the graph reads of a text."""
+    @classmethod
+    def load(cls, bundle: Bundle, runtime: Runtime, settings: ServerSettings, observer: Observer = NO_OBSERVER) -> Self:
+        """Loads the variant that was asked for, or the one that suits the runtime, and runs it once.
+
+        Raises:
+            BundleError: The graph or the tokenizer cannot be loaded, or they do not fit the manifest.
+            RuntimeUnavailableError: The bundle has no such variant.
+        """
+        manifest = bundle.manifest
+        precision, variant = runtime.choose_variant(manifest, settings.precision)
+        tokenizer = TextTokenizer.load(bundle.file(TOKENIZER_FILE))
+        graph = text_graph(runtime.open(bundle, variant.graphs["model"]), manifest.special_tokens)
+        length = min(_WARM_UP_LENGTH, manifest.limits.max_input_tokens or 1)
+        max_padding = graph.warm_up(
+            text_tensors(np.zeros(length, np.int64), has_types=_TYPES in graph.input_names),
+            length,
+            expected_outputs(manifest, *((length,) if cls._labels_tokens else ())),
+        )
+        return cls(bundle, precision, graph, tokenizer, settings, max_padding=max_padding, observer=observer)
 
     async def embed(self, inputs: TextInputs, *, normalize: bool, deadline: float | None) -> Answer[EmbeddedText]:
         """Turns texts into vectors; for bundles whose graphs give embeddings.
 
         Args:
             inputs: The texts.
-            normalize: Whether vectors are scaled to length 1.
+            normalize: True to scale vectors to length 1.
             deadline: When the caller stops waiting, by `time.monotonic`.
 
         Raises:
             RequestError: The texts cannot be read, the queue is full, the deadline passed, the server is draining.
         """
-        encoded, batched, timings = await self._answer(inputs, Output.EMBEDDING, deadline)
-        vectors = to_vectors(batched.rows, normalize=normalize)
-        results = [
-            EmbeddedText(values=vector, num_tokens=len(text), truncated=text.truncated)
-            for vector, text in zip(vectors, encoded, strict=True)
-        ]
-        return Answer(results=results, timings=timings)
+
+        def read(embedding: NDArray[Any], _: str, encoded: EncodedText) -> EmbeddedText:
+            values = read_vector(embedding, normalize=normalize)
+            return EmbeddedText(values=values, num_tokens=len(encoded), truncated=encoded.truncated)
+
+        return await self._answer(inputs, EMBEDDING, read, deadline=deadline)
 
     async def _answer(
-        self, inputs: TextInputs, output: Output, deadline: float | None
-    ) -> tuple[list[EncodedText], BatchedResults, CallTimings]:
-        """Tokenizes texts and waits for what is asked about each."""
+        self,
+        inputs: TextInputs,
+        output: str,
+        read: Callable[[NDArray[Any], str, EncodedText], Result],
+        *,
+        deadline: float | None,
+        with_offsets: bool = False,
+    ) -> Answer[Result]:
+        """Tokenizes texts, runs them and reads one output of each.
+
+        Args:
+            inputs: The texts.
+            output: Name of the output.
+            read: Makes a text's result of that output, the text and its tokens; called off the event loop.
+            deadline: When the caller stops waiting, by `time.monotonic`.
+            with_offsets: True if `read` needs the characters of each token.
+        """
         with self._admission.admit(len(inputs.texts), inputs.num_bytes):
             began = time.monotonic()
             encoded = await self._tokenizer.encode_limited(
@@ -118,11 +158,37 @@ class TextModel(StatelessModel, Generic[Item]):
                 max_tokens=self.max_input_tokens,
                 truncate=inputs.truncate,
                 text_pairs=inputs.text_pairs,
-                with_offsets=self._reads_offsets and output is Output.LOGITS,
+                with_offsets=with_offsets,
             )
             preprocessing_s = time.monotonic() - began
-            items = [
-                Wanted(self._item(text, tokens), output) for text, tokens in zip(inputs.texts, encoded, strict=True)
-            ]
-            batched = await self._batcher.submit(items, [len(tokens) for tokens in encoded], deadline=deadline)
-        return encoded, batched, CallTimings.of(batched.runs, preprocessing_s=preprocessing_s)
+            batched = await self._batcher.submit(
+                [text_tensors(text.input_ids, text.type_ids, has_types=self._has_types) for text in encoded],
+                [len(text) for text in encoded],
+                outputs=(output,),
+                read=lambda row, index: read(row[output], inputs.texts[index], encoded[index]),
+                deadline=deadline,
+            )
+        timings = CallTimings.of(batched.runs, preprocessing_s=preprocessing_s)
+        return Answer(results=batched.results, timings=timings)
+
+
+def text_graph(session: Session, special_tokens: SpecialTokens | None) -> BatchGraph:
+    """Returns a graph of texts, whose shorter texts are padded with the pad token."""
+    pad_id = special_tokens.pad if special_tokens is not None else None
+    return BatchGraph(session, padding={"input_ids": pad_id or 0})
+
+
+def text_tensors(
+    input_ids: NDArray[np.int64], type_ids: NDArray[np.int64] | None = None, *, has_types: bool = False
+) -> Tensors:
+    """Returns the inputs of a graph of texts for one text, int64 (T,) each.
+
+    Args:
+        input_ids: (T,)
+        type_ids: (T,), 1 in the second text of a pair; None: 0 everywhere.
+        has_types: True if the graph reads types of tokens.
+    """
+    tensors = {"input_ids": input_ids, "attention_mask": np.ones_like(input_ids)}
+    if has_types:
+        tensors[_TYPES] = np.zeros_like(input_ids) if type_ids is None else type_ids
+    return tensors

@@ -1,28 +1,40 @@
-"""Labelled spans from the tags of pieces.
+"""Labelled spans from the tags of subwords.
 
-The spans of a text are those of the likeliest sequence of tags that the scheme allows: the product of the tags'
-probabilities, each of them taken at its piece, is the largest (Viterbi 1967). The probability of a span is the
-geometric mean of its tags'. A piece at which nothing can begin continues its span; where a label has no `I-x` to say
-so, `B-x` says it there.
+The spans of a text are those of the likeliest sequence of tags that the scheme allows: the one with the largest product
+of probabilities, each tag's taken at its subword (Viterbi 1967). The probability of a span is the geometric mean of its
+tags'. A subword at which nothing can begin continues its span; where a label has no `I-x` to say so, `B-x` says it.
 
-P is the number of pieces of a text, C that of tags, L that of labels, S that of spans.
+T is the number of tokens of a text, P that of its subwords, C that of tags, L that of labels.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headway_server.bundles.tags import TagSet
+from headway_server.preprocessing.subwords import Subwords
+from headway_server.tasks.outputs import log_softmax
 
-START, END, LABEL, PROBABILITY = range(4)
-"""Columns of what `SpanDecoder.decode` returns."""
+
+class Span(NamedTuple):
+    """A labelled part of a text: characters `start` to `end`, `end` excluded, in Unicode code points."""
+
+    start: int
+    end: int
+    label: int
+    """Its place among the labels of the tags."""
+    probability: float
 
 
 class SpanDecoder:
     """Finds spans. Safe to use from several threads."""
 
     def __init__(self, tags: TagSet) -> None:
+        self.labels = tags.labels
         num_tags = len(tags.labels) + sum(tag is not None for tag in (*tags.inside, tags.outside))
         self._begin = np.array(tags.begin)  # (L,)
         self._labels = np.full(num_tags, -1)  # (C,), -1 of `O`
@@ -40,41 +52,42 @@ class SpanDecoder:
         alone = [tag for tag, inside in zip(tags.begin, tags.inside, strict=True) if inside is None]
         self._may_join[alone, alone] = True
 
-    def decode(
-        self,
-        log_probabilities: NDArray[np.float32],
-        starts: NDArray[np.int64],
-        ends: NDArray[np.int64],
-        joined: NDArray[np.bool_],
-    ) -> NDArray[np.float32]:
-        """Finds the spans of one text.
+    def decode_text(self, logits: NDArray[np.float32], text: str, offsets: Sequence[tuple[int, int]]) -> list[Span]:
+        """Finds the spans of a text.
 
         Args:
-            log_probabilities: Of the tags at each piece, (P, C).
-            starts: First character of each piece, (P,).
-            ends: Character after each piece, (P,).
-            joined: Whether nothing can begin at a piece, (P,).
+            logits: Of the tags at each token, (T, C).
+            text: The text.
+            offsets: First character and character after each token, T of them.
 
-        Returns:
-            Start, end, label and probability of each span, in the order of the text: (S, 4). A float32 holds the
-            positions exactly up to 16,777,216 characters.
+        Raises:
+            FloatingPointError: A logit is not a number.
         """
-        if not len(starts):
-            return np.empty((0, 4), np.float32)
+        subwords = Subwords.find(text, offsets)
+        scores = logits[subwords.tokens]  # (P, C)
+        if not np.isfinite(scores).all():
+            raise FloatingPointError("the model's logits hold what is not a number")
+        return self.decode(log_softmax(scores), subwords)
+
+    def decode(self, log_probabilities: NDArray[np.float32], subwords: Subwords) -> list[Span]:
+        """Finds the spans of a text, in its order, by the logarithms of the tags' probabilities, (P, C)."""
+        if not len(subwords.tokens):
+            return []
+        joined = subwords.joined
         tags = self._likeliest_tags(log_probabilities, joined)  # (P,)
         continues = self._continues[tags] | (joined & self._begins[tags])  # (P,)
-        breaks = np.flatnonzero(~continues)  # every piece up to the next break belongs to the first one
+        breaks = np.flatnonzero(~continues)  # every subword up to the next break belongs to the first one
         sums = np.add.reduceat(log_probabilities[np.arange(len(tags)), tags], breaks)
         lengths = np.diff(breaks, append=len(tags))
         found = ~self._outside[tags[breaks]]
         firsts, lasts = breaks[found], (breaks + lengths - 1)[found]
-        spans = np.empty((len(firsts), 4), np.float32)
-        spans[:, START], spans[:, END] = starts[firsts], np.maximum.accumulate(ends)[lasts]
-        spans[:, LABEL], spans[:, PROBABILITY] = self._labels[tags[firsts]], np.exp(sums[found] / lengths[found])
-        return spans
+        starts, ends = subwords.starts[firsts], np.maximum.accumulate(subwords.ends)[lasts]
+        probabilities = np.exp(sums[found] / lengths[found]).astype(np.float32)
+        columns = (starts, ends, self._labels[tags[firsts]], probabilities)
+        return list(map(Span._make, zip(*(column.tolist() for column in columns), strict=True)))
 
     def _likeliest_tags(self, log_probabilities: NDArray[np.float32], joined: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """The likeliest allowed tags: those that are likeliest by themselves, where they are allowed; (P,)."""
+        """Returns the likeliest tags that are allowed, (P,): those that are likeliest each by itself, if they are."""
         tags: NDArray[np.int64] = log_probabilities.argmax(axis=-1)
         allowed = np.where(joined[1:], self._may_join[tags[:-1], tags[1:]], self._may_follow[tags[:-1], tags[1:]])
         if allowed.all() and not self._continues[tags[0]]:
@@ -82,7 +95,7 @@ class SpanDecoder:
         return self._search(log_probabilities, joined)
 
     def _search(self, log_probabilities: NDArray[np.float32], joined: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """Viterbi's algorithm: (P, C) to (P,)."""
+        """Searches them by Viterbi's algorithm, (P, C) to (P,)."""
         follow = np.where(self._may_follow, 0.0, -np.inf).astype(np.float32)  # (C before, C)
         join = np.where(self._may_join, 0.0, -np.inf).astype(np.float32)
         scores = np.where(self._continues, -np.inf, log_probabilities[0])  # (C,)

@@ -6,8 +6,7 @@ from collections.abc import Sequence as Elements
 from dataclasses import dataclass
 from itertools import pairwise
 
-from headway_server.decoding.beam_search.hypothesis import Hypothesis
-from headway_server.decoding.sequence import FinishReason, SequenceResult
+from headway_server.decoding.sequence import FinishReason, Hypothesis, SequenceResult
 from headway_server.preprocessing import SplitText, TextTokenizer
 from headway_server.tasks.translation.alignment import Alignment, align
 from headway_server.tasks.translation.call import Source
@@ -62,7 +61,7 @@ def read_result(
         _read_hypothesis(source, hypothesis, plan, tokenizer) for hypothesis in result.hypotheses[: plan.num_hypotheses]
     ) or (
         TranslationHypothesis(
-            text=result.text,
+            text=result.output,
             log_probability=result.log_probability,
             score=plan.score(result.log_probability, result.num_new_tokens),
             finish_reason=result.finish_reason,
@@ -88,19 +87,19 @@ def _read_hypothesis(
     source: Source, hypothesis: Hypothesis, plan: TranslationPlan, tokenizer: TextTokenizer
 ) -> TranslationHypothesis:
     # A required phrase has the tokens that follow a space, and may stand at the very beginning.
-    num_spaces = 1 if source.phrases.required and hypothesis.text.startswith(" ") else 0
+    num_spaces = 1 if source.phrases.required and hypothesis.output.startswith(" ") else 0
     alignment = None
     if hypothesis.alignment is not None:
         alignment = align(
             source_text=source.text,
             source=source.encoded,
-            target_text=hypothesis.text,
+            target_text=hypothesis.output,
             target_ids=hypothesis.token_ids,
             attention=hypothesis.alignment,
             tokenizer=tokenizer,
         ).shifted(source=0, target=-num_spaces)
     return TranslationHypothesis(
-        text=hypothesis.text[num_spaces:],
+        text=hypothesis.output[num_spaces:],
         log_probability=hypothesis.log_probability,
         score=plan.score(hypothesis.log_probability, hypothesis.num_new_tokens),
         finish_reason=hypothesis.finish_reason,

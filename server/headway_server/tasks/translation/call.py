@@ -7,14 +7,16 @@ from collections.abc import Sequence as Elements
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+import numpy as np
+
+from headway_server.decoding.beam_search.rules import RuleConstraint
+from headway_server.decoding.interfaces import EncoderInput
 from headway_server.decoding.output.text import TextAssembly
-from headway_server.decoding.reply import Reply
 from headway_server.decoding.sequence import Sequence, SequenceResult
 from headway_server.errors import InvalidInputError
 from headway_server.preprocessing import EncodedText, SplitText, TextTokenizer
 from headway_server.tasks.translation.phrases import EncodedPhrases, PhraseEncoder, PhraseRequest, Tokens, contains
 from headway_server.tasks.translation.request import TranslationPlan, TranslationRequest
-from headway_server.tasks.translation.rules import TranslationRules
 
 _NO_PHRASES = EncodedPhrases()
 _NO_TEXT = "holds no text; give it at least one word"
@@ -109,7 +111,7 @@ class TranslationCall:
                 dict.fromkeys(
                     tokens
                     for hypothesis in result.hypotheses
-                    for tokens in self.phrases.spellings(source.phrases, hypothesis.text, hypothesis.token_ids)
+                    for tokens in self.phrases.spellings(source.phrases, hypothesis.output, hypothesis.token_ids)
                 )
             )
             if spellings:
@@ -122,16 +124,15 @@ class TranslationCall:
         search = self.plan.search_for(source.prefix_ids, source.phrases)
         rules = None
         if search is None and (source.prefix_ids or self.plan.search.no_repeat_ngram_size):
-            rules = TranslationRules(source.prefix_ids, self.plan.search.no_repeat_ngram_size)
+            rules = RuleConstraint(source.prefix_ids, self.plan.search.no_repeat_ngram_size)
         return Sequence(
-            input_ids=source.encoded.input_ids,
+            prompt_ids=np.array([self.first_id], np.int64),
+            source=EncoderInput.of_tokens(source.encoded.input_ids),
             parameters=self.plan.sampling_for(source.max_new_tokens, source.seed, source.sample),
-            text=TextAssembly(self.tokenizer.decode, eager=self.is_stream),
-            reply=Reply(),
+            output=TextAssembly(self.tokenizer.decode, eager=self.is_stream),
             eos_id=self.eos_id,
             deadline=self.request.deadline,
-            wants_pieces=self.is_stream,
-            first_id=self.first_id,
+            wants_deltas=self.is_stream,
             constraint=rules,
             search=search,
             wants_alignment=self.request.wants_alignment,

@@ -13,10 +13,9 @@ from typing import Self
 import numpy as np
 
 from headway_server.bundles import TOKENIZER_FILE, Bundle, Precision
-from headway_server.decoding.interfaces import Decoder, Encoder
-from headway_server.decoding.reply import Piece
+from headway_server.decoding.interfaces import Decoder, Encoder, EncoderInput
 from headway_server.decoding.runner.encoder import EncoderRunner
-from headway_server.decoding.sequence import SequenceResult
+from headway_server.decoding.sequence import Delta, SequenceResult
 from headway_server.decoding.settings import EngineSettings
 from headway_server.errors import BundleError, InvalidInputError, NoAlignmentError
 from headway_server.observers import NO_OBSERVER, Observer
@@ -105,7 +104,7 @@ class TranslationModel(DecodingModel):
 
     def _run_once(self, decoder: Decoder, encoder: Encoder) -> None:
         """Runs both graphs with the ids at the ends of what they must take: the first token, and the largest."""
-        decoder.set_sources(encoder.encode([np.array([self._tokenizer.largest_id])]))
+        decoder.set_sources(encoder.encode([EncoderInput.of_tokens(np.array([self._tokenizer.largest_id]))]))
         for token_id in (self._bos_id, self._tokenizer.largest_id):
             decoder.decode(np.array([token_id]), np.zeros(1, np.int64))
         decoder.set_sources([])
@@ -145,10 +144,10 @@ class TranslationModel(DecodingModel):
 
     async def stream(
         self, text: str, *, field: str, request: TranslationRequest
-    ) -> AsyncGenerator[Piece | Answer[TranslatedText], None]:
-        """Translates a text: yields pieces of the translation as they appear, and last the answer.
+    ) -> AsyncGenerator[Delta | Answer[TranslatedText], None]:
+        """Translates a text: yields deltas of the translation as they appear, and last the answer.
 
-        What the translation was told to begin with is in the first piece. Args and errors are those of `translate`.
+        What the translation was told to begin with is in the first delta. Args and errors are those of `translate`.
         """
         call = self._call(request, 1, is_stream=True)
         with self._admit(1):
@@ -158,11 +157,11 @@ class TranslationModel(DecodingModel):
             preprocessing_s = time.monotonic() - began
             num_given = len(sources[0].prefix_ids)
             held: list[str] = []
-            async with aclosing(self._lanes.stream(sequence)) as pieces:
-                async for piece in pieces:
-                    held.append(piece.text)
-                    if piece.num_new_tokens >= num_given:
-                        yield Piece(text="".join(held), num_new_tokens=piece.num_new_tokens)
+            async with aclosing(self._lanes.stream(sequence)) as deltas:
+                async for delta in deltas:
+                    held.append(delta.output)
+                    if delta.num_new_tokens >= num_given:
+                        yield Delta(output="".join(held), num_new_tokens=delta.num_new_tokens)
                         held = []
             yield await self._answer(call, sources, [sequence.reply.result.result()], [], preprocessing_s)
 

@@ -7,8 +7,7 @@ import secrets
 from dataclasses import dataclass, replace
 from typing import Final
 
-from headway_server.decoding.beam_search.hypothesis import MAX_BEAMS, EarlyStopping, SearchParameters
-from headway_server.decoding.sequence import SamplingParameters
+from headway_server.decoding.parameters import MAX_BEAMS, EarlyStopping, SamplingParameters, SearchParameters
 from headway_server.errors import InvalidInputError
 from headway_server.tasks.parameters import DecodingLimits, check_range
 from headway_server.tasks.translation.phrases import EncodedPhrases, PhraseRequest, Tokens

@@ -14,8 +14,7 @@ from headway.v1 import common_pb2
 from headway.v1 import generation_service_pb2 as pb
 from headway.v1 import generation_service_pb2_grpc as pb_grpc
 from headway_server.bundles import Task
-from headway_server.decoding.reply import Piece
-from headway_server.decoding.sequence import FinishReason, TokenLogProbability
+from headway_server.decoding.sequence import Delta, FinishReason, TokenLogProbability
 from headway_server.errors import InvalidInputError
 from headway_server.preprocessing.pool import text_pool
 from headway_server.serving.answers import Answer
@@ -88,7 +87,7 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
         )
         async with aclosing(parts):
             async for part in parts:
-                yield _piece(part, model) if isinstance(part, Piece) else _last_message(part, model, arrived)
+                yield _delta(part, model) if isinstance(part, Delta) else _last_message(part, model, arrived)
 
     def _prompts(self, request: pb.GenerateTextRequest) -> tuple[Sequence[Prompt], list[str]]:
         """Reads the prompts or the conversations of a call, and returns with them what to call each in messages."""
@@ -125,9 +124,9 @@ def _response(answer: Answer[GeneratedText], model: GenerationModel, arrived: fl
     )
 
 
-def _piece(piece: Piece, model: GenerationModel) -> pb.StreamGenerateTextResponse:
+def _delta(delta: Delta, model: GenerationModel) -> pb.StreamGenerateTextResponse:
     return pb.StreamGenerateTextResponse(
-        text_delta=piece.text, new_token_count=piece.num_new_tokens, tokens=_tokens(piece.tokens, model)
+        text_delta=delta.output, new_token_count=delta.num_new_tokens, tokens=_tokens(delta.tokens, model)
     )
 
 

@@ -15,8 +15,7 @@ from headway_server.batching.settings import MAX_IMAGES
 from headway_server.bundles import Task
 from headway_server.serving.host import ModelHost
 from headway_server.serving.limits import check_count, check_top_k
-from headway_server.tasks.images.classifier import ClassifiedImage, ImageClassifier
-from headway_server.tasks.text.embeddings import EmbeddedImage
+from headway_server.tasks.images.classifier import ClassifiedImage, EmbeddedImage, ImageClassifier
 from headway_server.transports.grpc.messages import deadline_of, label_scores, model_reference, timings_of_call
 
 

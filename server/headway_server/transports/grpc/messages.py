@@ -12,7 +12,7 @@ from google.protobuf.duration_pb2 import Duration
 from headway.v1 import common_pb2
 from headway_server.serving.answers import CallTimings
 from headway_server.serving.families import ServedModel
-from headway_server.tasks.stateless import ScoredLabel
+from headway_server.tasks.outputs import ScoredLabel
 
 
 def model_reference(model: ServedModel) -> common_pb2.ModelReference:

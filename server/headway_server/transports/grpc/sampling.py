@@ -28,7 +28,7 @@ def parse_parameters(parameters: pb.GenerationParameters) -> SamplingRequest:
         logit_biases=tuple((bias.token_id, bias.bias) for bias in parameters.logit_biases),
         seed=sampling.seed if sampling.HasField("seed") else None,
         stop_strings=tuple(parameters.stop_strings),
-        stop_ids=tuple(parameters.stop_token_ids),
+        stop_token_ids=tuple(parameters.stop_token_ids),
         constraint=_parse_constraint(parameters.constraint) if parameters.HasField("constraint") else None,
     )
 

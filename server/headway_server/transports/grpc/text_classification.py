@@ -17,8 +17,7 @@ from headway_server.serving.host import ModelHost
 from headway_server.serving.limits import check_texts, check_top_k
 from headway_server.settings import DEFAULT_MAX_TEXT_KIB
 from headway_server.tasks.text.classifier import ClassifiedText, TextClassifier
-from headway_server.tasks.text.embeddings import EmbeddedText
-from headway_server.tasks.text.model import TextInputs, TextModel
+from headway_server.tasks.text.model import EmbeddedText, TextInputs, TextModel
 from headway_server.tasks.tokens.classifier import TaggedText, TokenClassifier
 from headway_server.transports.grpc.messages import deadline_of, label_scores, model_reference, timings_of_call
 

@@ -12,7 +12,7 @@ import grpc
 
 from headway.v1 import translation_service_pb2 as pb
 from headway.v1 import translation_service_pb2_grpc as pb_grpc
-from headway_server.decoding.reply import Piece
+from headway_server.decoding.sequence import Delta
 from headway_server.preprocessing.pool import text_pool
 from headway_server.serving.answers import Answer
 from headway_server.serving.host import ModelHost
@@ -66,7 +66,7 @@ class TranslationService(pb_grpc.TranslationServiceServicer):
         )
         async with aclosing(parts):
             async for part in parts:
-                yield _piece(part) if isinstance(part, Piece) else _last_message(part, model, arrived)
+                yield _delta(part) if isinstance(part, Delta) else _last_message(part, model, arrived)
 
     def _find(self, request: pb.TranslateTextRequest | pb.StreamTranslateTextRequest) -> TranslationModel:
         model = self._host.find_translation(
@@ -84,8 +84,8 @@ def _response(answer: Answer[TranslatedText], model: TranslationModel, arrived: 
     )
 
 
-def _piece(piece: Piece) -> pb.StreamTranslateTextResponse:
-    return pb.StreamTranslateTextResponse(text_delta=piece.text, new_token_count=piece.num_new_tokens)
+def _delta(delta: Delta) -> pb.StreamTranslateTextResponse:
+    return pb.StreamTranslateTextResponse(text_delta=delta.output, new_token_count=delta.num_new_tokens)
 
 
 def _last_message(

@@ -7,7 +7,7 @@ from typing import Final
 
 from headway.v1 import common_pb2
 from headway.v1 import translation_service_pb2 as pb
-from headway_server.decoding.beam_search.hypothesis import EarlyStopping
+from headway_server.decoding.parameters import EarlyStopping
 from headway_server.errors import InvalidInputError
 from headway_server.serving.limits import check_size_of_call, num_bytes
 from headway_server.tasks.translation.phrases import PhraseRequest

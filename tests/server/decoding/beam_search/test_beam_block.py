@@ -5,8 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from headway_server.decoding.beam_search.beams import Beam
-from headway_server.decoding.beam_search.block import BeamBlock
+from headway_server.decoding.beam_search.search import Beam, BeamBlock
 
 STEPS = 25
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from headway_server.decoding.beam_search.beams import share_places
+from headway_server.decoding.beam_search.search import share_places
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ from numpy_decoder import NumpyDecoder, NumpyEncoder
 from random_searches import differences, is_close_call, random_search, reference_config
 from tiny_engine import BOS_ID, EOS_ID, make_sequence, running_engine
 
-from headway_server.decoding.beam_search.hypothesis import EarlyStopping, SearchParameters
+from headway_server.decoding.interfaces import EncoderInput
+from headway_server.decoding.parameters import EarlyStopping, SearchParameters
 from headway_server.decoding.sequence import FinishReason
 from headway_training.beam_search import beam_search
 
@@ -28,7 +29,7 @@ def random_source(rng: random.Random) -> np.ndarray:
 
 def log_probabilities_of(decoder: NumpyDecoder, source: np.ndarray):
     """Reads each beam from its beginning, in the first slot."""
-    decoder.set_sources(ENCODER.encode([source]))
+    decoder.set_sources(ENCODER.encode([EncoderInput.of_tokens(source)]))
 
     def log_probabilities(beams):
         rows = []
@@ -49,7 +50,7 @@ def expected_of(decoder, source, search, max_new_tokens):
 async def search_alone(source, search, *, max_new_tokens=20, decoder=None, **options):
     decoder = decoder or new_decoder(search.beam_size)
     async with running_engine(decoder, encoder=ENCODER) as engine:
-        sequence = make_sequence(source, first_id=BOS_ID, search=search, max_new_tokens=max_new_tokens, **options)
+        sequence = make_sequence(source, start_ids=[BOS_ID], search=search, max_new_tokens=max_new_tokens, **options)
         (result,) = await engine.run([sequence])
     return result
 
@@ -64,7 +65,7 @@ async def test_random_searches_of_all_widths_find_what_the_reference_finds(seed)
 
         async def answer(source, search, max_new_tokens):
             await asyncio.sleep(rng.random() * 0.1)
-            sequence = make_sequence(source, first_id=BOS_ID, search=search, max_new_tokens=max_new_tokens)
+            sequence = make_sequence(source, start_ids=[BOS_ID], search=search, max_new_tokens=max_new_tokens)
             return (await engine.run([sequence]))[0]
 
         results = await asyncio.gather(*(answer(*case) for case in cases))
@@ -86,7 +87,7 @@ async def test_a_search_finds_the_same_alone_and_in_company_to_the_last_bit():
     rng = random.Random(11)
     cases = [(random_source(rng), random_search(rng, range(2, VOCAB_SIZE), widths=(1, 4, 4, 8))) for _ in range(40)]
     async with running_engine(new_decoder(24), encoder=ENCODER) as engine:
-        sequences = [make_sequence(source, first_id=BOS_ID, search=search) for source, search in cases]
+        sequences = [make_sequence(source, start_ids=[BOS_ID], search=search) for source, search in cases]
         results = await engine.run(sequences)
     for (source, search), result in zip(cases, results, strict=True):
         assert (await search_alone(source, search)).hypotheses == result.hypotheses
@@ -96,11 +97,11 @@ async def test_one_beam_follows_the_likeliest_token():
     rng = random.Random(5)
     async with running_engine(new_decoder(12), encoder=ENCODER) as engine:
         sources = [random_source(rng) for _ in range(20)]
-        searched = [make_sequence(source, first_id=BOS_ID, search=SearchParameters()) for source in sources]
-        greedy = [make_sequence(source, first_id=BOS_ID) for source in sources]
+        searched = [make_sequence(source, start_ids=[BOS_ID], search=SearchParameters()) for source in sources]
+        greedy = [make_sequence(source, start_ids=[BOS_ID]) for source in sources]
         results = await engine.run([*searched, *greedy])
     for one, other in zip(results[:20], results[20:], strict=True):
-        assert (one.text, one.finish_reason) == (other.text, other.finish_reason)
+        assert (one.output, one.finish_reason) == (other.output, other.finish_reason)
         assert one.log_probability == pytest.approx(other.log_probability, abs=1e-5)
         assert (len(one.hypotheses), other.hypotheses) == (1, ())
 
@@ -109,7 +110,7 @@ async def test_a_result_is_that_of_its_best_hypothesis():
     search = SearchParameters(beam_size=5, num_hypotheses=5, early_stopping=EarlyStopping.NEVER)
     result = await search_alone(np.array([5, 6, 7]), search)
     best = result.hypotheses[0]
-    assert (result.text, result.finish_reason) == (best.text, best.finish_reason)
+    assert (result.output, result.finish_reason) == (best.output, best.finish_reason)
     assert (result.num_new_tokens, result.log_probability) == (best.num_new_tokens, best.log_probability)
     scores = [hypothesis.score for hypothesis in result.hypotheses]
     assert scores == sorted(scores, reverse=True)
@@ -157,7 +158,7 @@ async def test_a_vocabulary_smaller_than_the_beams_is_enough(vocab_size):
     search = SearchParameters(beam_size=8, num_hypotheses=8, no_repeat_ngram_size=2)
     decoder = NumpyDecoder(num_slots=16, vocab_size=vocab_size)
     async with running_engine(decoder, encoder=encoder) as engine:
-        sequences = [make_sequence([1], first_id=0, search=search, max_new_tokens=30) for _ in range(2)]
+        sequences = [make_sequence([1], start_ids=[0], search=search, max_new_tokens=30) for _ in range(2)]
         results = await engine.run(sequences)
     assert results[0].hypotheses == results[1].hypotheses
     assert 1 <= len(results[0].hypotheses) <= 8
@@ -184,17 +185,17 @@ async def test_alignments_are_of_the_tokens_that_were_handed_out():
             assert hypothesis.alignment.shape == (0, 4)
             continue
         inputs = np.array([BOS_ID, *hypothesis.token_ids[:-1]])
-        expected = decoder.align(0, ENCODER.encode([source])[0], inputs)
+        expected = decoder.align(0, ENCODER.encode([EncoderInput.of_tokens(source)])[0], inputs)
         np.testing.assert_array_equal(hypothesis.alignment, expected)
 
 
 async def test_an_alignment_can_be_had_without_a_search():
     source = np.array([5, 6, 7, 8])
     async with running_engine(new_decoder(4), encoder=ENCODER) as engine:
-        (result,) = await engine.run([make_sequence(source, first_id=BOS_ID, wants_alignment=True)])
+        (result,) = await engine.run([make_sequence(source, start_ids=[BOS_ID], wants_alignment=True)])
     (hypothesis,) = result.hypotheses
     assert hypothesis.alignment.shape == (len(hypothesis.token_ids), 4)
-    assert (hypothesis.text, hypothesis.log_probability) == (result.text, result.log_probability)
+    assert (hypothesis.output, hypothesis.log_probability) == (result.output, result.log_probability)
     assert hypothesis.score == pytest.approx(result.log_probability / result.num_new_tokens)
 
 
@@ -211,7 +212,7 @@ async def test_logits_that_are_not_finite_end_their_own_sentence():
     decoder.decode = spoil_the_second
     search = SearchParameters(beam_size=4, num_hypotheses=4)
     async with running_engine(decoder, encoder=ENCODER) as engine:
-        sequences = [make_sequence([5, 6, n], first_id=BOS_ID, search=search) for n in (7, 8, 9)]
+        sequences = [make_sequence([5, 6, n], start_ids=[BOS_ID], search=search) for n in (7, 8, 9)]
         results = await asyncio.gather(*(engine.run([sequence]) for sequence in sequences), return_exceptions=True)
     failed = [isinstance(result, Exception) for result in results]
     assert failed == [False, True, False]

@@ -12,7 +12,7 @@ from tiny_engine import make_sequence, running_engine
 from tiny_models import NUMBERS
 
 from headway_server.bundles import Precision, open_bundle
-from headway_server.decoding.beam_search.hypothesis import SearchParameters
+from headway_server.decoding.parameters import SearchParameters
 from headway_server.decoding.runner.decoder import DecoderRunner
 from headway_server.decoding.runner.encoder import EncoderRunner
 from headway_server.runtime import Runtime
@@ -59,7 +59,7 @@ def random_cases(seed: int, count: int, **options) -> list[tuple[np.ndarray, Sea
 
 
 def new_sequence(source, search, max_new_tokens):
-    return make_sequence(source, first_id=BOS_ID, eos_id=EOS_ID, search=search, max_new_tokens=max_new_tokens)
+    return make_sequence(source, start_ids=[BOS_ID], eos_id=EOS_ID, search=search, max_new_tokens=max_new_tokens)
 
 
 async def search_together(runners, cases, seed: int = 0):

@@ -4,9 +4,8 @@ import random
 
 import pytest
 
-from headway_server.decoding.beam_search.hypothesis import SearchParameters
-from headway_server.decoding.beam_search.phrase_automaton import ROOT, PhraseAutomaton
-from headway_server.decoding.beam_search.rules import SearchRules
+from headway_server.decoding.beam_search.rules import ROOT, PhraseAutomaton, SearchRules
+from headway_server.decoding.parameters import SearchParameters
 
 TOKENS = range(3)  # few, so that phrases overlap
 

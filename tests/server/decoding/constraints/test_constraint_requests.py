@@ -20,7 +20,7 @@ from headway_server.decoding.constraints import (
     ConstraintRequest,
 )
 from headway_server.decoding.constraints.compiler import MAX_CACHED
-from headway_server.decoding.constraints.trial import needs_trial
+from headway_server.decoding.constraints.grammar import needs_trial
 from headway_server.errors import InvalidInputError, WrongTaskError
 
 FIELD = "parameters.constraint"

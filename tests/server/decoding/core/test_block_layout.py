@@ -5,8 +5,8 @@ import random
 import pytest
 from tiny_engine import make_sequence
 
-from headway_server.decoding.beam_search.hypothesis import SearchParameters
 from headway_server.decoding.core.block_layout import BlockLayout
+from headway_server.decoding.parameters import SearchParameters
 
 
 def sequence_of(width: int, *, searched: bool = True):

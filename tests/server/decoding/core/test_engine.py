@@ -21,7 +21,9 @@ from tiny_engine import (
 
 from headway_server.decoding.core.engine import cancel
 from headway_server.decoding.core.step import StepError
-from headway_server.decoding.sequence import FinishReason, SamplingParameters
+from headway_server.decoding.interfaces import EncoderInput
+from headway_server.decoding.parameters import SamplingParameters
+from headway_server.decoding.sequence import FinishReason
 from headway_server.errors import CancelledError, DeadlineError, DrainingError
 
 
@@ -52,11 +54,11 @@ async def test_every_request_equals_the_naive_loop_whatever_runs_beside_it():
     lengths = set()
     for (prompt, parameters), result in zip(requests, results, strict=True):
         token_ids, reason = naive_decode(alone, prompt, SamplingParameters(**parameters), eos_id=EOS_ID)
-        assert (result.text, result.num_new_tokens) == (text_of(token_ids), len(token_ids))
+        assert (result.output, result.num_new_tokens) == (text_of(token_ids), len(token_ids))
         assert result.finish_reason is reason
         lengths.add(result.num_new_tokens)
     assert len(lengths) > 5
-    assert len({result.text for result in results}) > 30
+    assert len({result.output for result in results}) > 30
 
 
 async def test_a_request_is_the_same_alone_and_among_others():
@@ -69,7 +71,7 @@ async def test_a_request_is_the_same_alone_and_among_others():
                 others = [make_sequence(random_prompt(rng), **random_parameters(rng)) for _ in range(9)]
                 others.insert(int(rng.integers(9)), make_sequence(prompt, eos_id=None, **parameters))
                 together = await engine.run(others)
-                assert alone.text in {result.text for result in together}
+                assert alone.output in {result.output for result in together}
 
 
 async def test_decode_steps_batch_the_running_sequences():
@@ -94,10 +96,10 @@ async def test_a_stream_yields_the_pieces_of_the_result():
     rng = np.random.default_rng(3)
     async with running_engine(make_decoder()) as engine:
         for _ in range(10):
-            sequence = make_sequence(random_prompt(rng), wants_pieces=True, max_new_tokens=25, temperature=1.5, seed=4)
+            sequence = make_sequence(random_prompt(rng), wants_deltas=True, max_new_tokens=25, temperature=1.5, seed=4)
             pieces = [piece async for piece in engine.stream(sequence)]
             result = sequence.reply.result.result()
-            assert "".join(piece.text for piece in pieces) == result.text
+            assert "".join(piece.output for piece in pieces) == result.output
             assert pieces[-1].num_new_tokens == result.num_new_tokens
             counts = [piece.num_new_tokens for piece in pieces]
             assert counts == sorted(counts)
@@ -105,11 +107,11 @@ async def test_a_stream_yields_the_pieces_of_the_result():
 
 async def test_tokens_that_come_faster_than_the_stream_interval_are_sent_together():
     async with running_engine(make_decoder(), stream_interval_ms=1000) as engine:
-        sequence = make_sequence([5, 9, 30], eos_id=None, wants_pieces=True, max_new_tokens=25, num_top_tokens=0)
+        sequence = make_sequence([5, 9, 30], eos_id=None, wants_deltas=True, max_new_tokens=25, num_top_tokens=0)
         pieces = [piece async for piece in engine.stream(sequence)]
         result = sequence.reply.result.result()
     assert [piece.num_new_tokens for piece in pieces] in ([1, 25], [25])  # a slow reader gets both at once
-    assert "".join(piece.text for piece in pieces) == result.text
+    assert "".join(piece.output for piece in pieces) == result.output
     assert [token for piece in pieces for token in piece.tokens] == list(result.tokens)
 
 
@@ -118,12 +120,12 @@ async def test_a_stop_string_ends_the_text_and_is_not_part_of_it():
     async with running_engine(make_decoder()) as engine:
         sampled = {"temperature": 1.0, "seed": 12, "max_new_tokens": 30, "eos_id": None}
         (whole,) = await engine.run([make_sequence(prompt, **sampled)])
-        stop = whole.text[6:9]
-        end = whole.text.index(stop)
-        sequence = make_sequence(prompt, stop_strings=("never there", stop), wants_pieces=True, **sampled)
-        pieces = [piece.text async for piece in engine.stream(sequence)]
+        stop = whole.output[6:9]
+        end = whole.output.index(stop)
+        sequence = make_sequence(prompt, stop_strings=("never there", stop), wants_deltas=True, **sampled)
+        pieces = [piece.output async for piece in engine.stream(sequence)]
         result = sequence.reply.result.result()
-    assert result.text == whole.text[:end] == "".join(pieces)
+    assert result.output == whole.output[:end] == "".join(pieces)
     assert result.finish_reason is FinishReason.STOP
     assert result.num_new_tokens < 30
 
@@ -143,14 +145,14 @@ async def test_the_end_of_the_sequence_is_counted_and_is_no_text():
         (ended,) = await engine.run([make_sequence([4, 5], max_new_tokens=10, eos_id=third)])
     assert ended.finish_reason is FinishReason.END_OF_SEQUENCE
     assert ended.num_new_tokens <= 3
-    assert whole.text.startswith(ended.text)
+    assert whole.output.startswith(ended.output)
 
 
 async def test_a_cancelled_sequence_frees_its_slot_at_the_next_step():
     decoder = make_decoder(num_slots=1)
     slow_down(decoder, 0.02)
     async with running_engine(decoder) as engine:
-        stream = engine.stream(make_sequence([3, 4], eos_id=None, max_new_tokens=60, wants_pieces=True))
+        stream = engine.stream(make_sequence([3, 4], eos_id=None, max_new_tokens=60, wants_deltas=True))
         await anext(stream)
         next_one = asyncio.ensure_future(engine.run([make_sequence([3, 4], eos_id=None, max_new_tokens=3)]))
         await asyncio.sleep(0.05)
@@ -230,7 +232,7 @@ async def test_a_failed_decode_ends_those_in_slots_and_the_engine_goes_on():
         if not isinstance(outcome, StepError):
             parameters = SamplingParameters(max_new_tokens=30)
             expected = naive_decode(alone, np.array([5, n]), parameters, eos_id=None)[0]
-            assert outcome[0].text == text_of(expected)
+            assert outcome[0].output == text_of(expected)
 
 
 async def test_logits_that_are_not_finite_end_that_sequence_alone():
@@ -283,7 +285,7 @@ async def random_caller(rng: np.random.Generator, engine):
         parameters["stop_strings"] = ("a", "zz")
     count = 1 if streams else int(rng.integers(1, 4))
     sequences = [
-        make_sequence(random_prompt(rng, 20), deadline=deadline, wants_pieces=streams, **parameters)
+        make_sequence(random_prompt(rng, 20), deadline=deadline, wants_deltas=streams, **parameters)
         for _ in range(count)
     ]
     call = asyncio.ensure_future(read(engine, sequences[0]) if streams else engine.run(sequences))
@@ -305,7 +307,7 @@ async def test_translations_equal_the_naive_loop_in_any_company():
     sources = [random_prompt(rng, 25) for _ in range(40)]
     encoder = NumpyEncoder(vocab_size=VOCAB_SIZE)
     async with running_engine(make_decoder(num_slots=6), encoder=encoder, max_encoder_tokens=60) as engine:
-        sequences = [make_sequence(source, first_id=BOS_ID, max_new_tokens=25) for source in sources]
+        sequences = [make_sequence(source, start_ids=[BOS_ID], max_new_tokens=25) for source in sources]
         results = await engine.run(sequences)
     assert max(count * longest for count, longest in encoder.batch_shapes) <= 60
     assert max(count for count, _ in encoder.batch_shapes) > 1
@@ -316,17 +318,17 @@ async def test_translations_equal_the_naive_loop_in_any_company():
             source,
             SamplingParameters(max_new_tokens=25),
             eos_id=EOS_ID,
-            source=encoder.encode([source])[0],
-            first_id=BOS_ID,
+            source=encoder.encode([EncoderInput.of_tokens(source)])[0],
+            start_ids=[BOS_ID],
         )
-        assert (result.text, result.finish_reason) == (text_of(token_ids), reason)
+        assert (result.output, result.finish_reason) == (text_of(token_ids), reason)
         assert result.log_probability == pytest.approx(log_probability(alone, encoder, source, token_ids), abs=1e-4)
     assert {result.finish_reason for result in results} == {FinishReason.END_OF_SEQUENCE, FinishReason.LENGTH}
 
 
 def log_probability(decoder, encoder, source, token_ids) -> float:
     """Sums the tokens' log-probabilities, in float64."""
-    decoder.set_sources(encoder.encode([source]))
+    decoder.set_sources(encoder.encode([EncoderInput.of_tokens(source)]))
     total = 0.0
     for position, (token_id, next_id) in enumerate(zip([BOS_ID, *token_ids[:-1]], token_ids, strict=True)):
         logits = decoder.decode(np.array([token_id]), np.array([position]))[0].astype(np.float64)
@@ -340,17 +342,17 @@ async def test_a_failed_encoder_ends_its_sentences_alone():
     encode = encoder.encode
 
     def fail_on_two(sources):
-        if any(source[0] == 2 for source in sources):
+        if any(source.tensors["input_ids"][0] == 2 for source in sources):
             raise MemoryError("no room")
         return encode(sources)
 
     encoder.encode = fail_on_two
     async with running_engine(decoder, encoder=encoder) as engine:
-        good = make_sequence([5], first_id=BOS_ID, eos_id=None, max_new_tokens=60, wants_pieces=True)
+        good = make_sequence([5], start_ids=[BOS_ID], eos_id=None, max_new_tokens=60, wants_deltas=True)
         stream = engine.stream(good)
         await anext(stream)  # it is encoded
         with pytest.raises(StepError):
-            await engine.run([make_sequence([2, 3], first_id=BOS_ID)])
+            await engine.run([make_sequence([2, 3], start_ids=[BOS_ID])])
         async for _ in stream:
             pass
         assert good.reply.result.result().num_new_tokens == 60

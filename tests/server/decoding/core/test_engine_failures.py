@@ -144,16 +144,16 @@ async def test_sentences_whose_encoder_output_is_unusable_end_alone():
     encoder.encode = lambda sources: encode(sources)[: 1 if len(sources) == 3 else None]  # one of three
     async with running_engine(decoder, encoder=encoder) as engine:
         slow_down(decoder, 0.005)
-        running = make_sequence([5], first_id=BOS_ID, eos_id=None, max_new_tokens=60, wants_pieces=True)
+        running = make_sequence([5], start_ids=[BOS_ID], eos_id=None, max_new_tokens=60, wants_deltas=True)
         stream = engine.stream(running)
         await anext(stream)
-        three = [make_sequence([n, 3], first_id=BOS_ID) for n in (7, 8, 9)]
+        three = [make_sequence([n, 3], start_ids=[BOS_ID]) for n in (7, 8, 9)]
         outcomes = await asyncio.gather(*(run(engine, one) for one in three), return_exceptions=True)
         async for _ in stream:
             pass
         assert [type(outcome) for outcome in outcomes] == [StepError] * 3
         assert running.reply.result.result().num_new_tokens == 60
-        (after,) = await run(engine, make_sequence([7, 3], first_id=BOS_ID, eos_id=None, max_new_tokens=5))
+        (after,) = await run(engine, make_sequence([7, 3], start_ids=[BOS_ID], eos_id=None, max_new_tokens=5))
         assert after.num_new_tokens == 5
 
 
@@ -164,10 +164,10 @@ async def test_a_sequence_whose_text_cannot_be_made_ends_alone(eager):
 
     async with running_engine(make_decoder(num_slots=4)) as engine:
         good = [make_sequence([5, n], eos_id=None, max_new_tokens=30) for n in (3, 4, 6)]
-        bad = make_sequence([5, 7], eos_id=None, max_new_tokens=8, wants_pieces=eager)
-        bad.text = TextAssembly(cannot_decode, eager=eager)
+        bad = make_sequence([5, 7], eos_id=None, max_new_tokens=8, wants_deltas=eager)
+        bad.output = TextAssembly(cannot_decode, eager=eager)
         calls = [run(engine, one) for one in (good[0], bad, *good[1:])]
         outcomes = await asyncio.gather(*calls, return_exceptions=True)
         alone = await run(engine, *(make_sequence([5, n], eos_id=None, max_new_tokens=30) for n in (3, 4, 6)))
     assert isinstance(outcomes.pop(1), StepError)
-    assert [outcome[0].text for outcome in outcomes] == [result.text for result in alone]
+    assert [outcome[0].output for outcome in outcomes] == [result.output for result in alone]

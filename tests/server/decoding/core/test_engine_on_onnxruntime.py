@@ -8,9 +8,10 @@ from loading import loading
 from naive_decoding import naive_decode
 
 from headway_server.bundles import Precision, open_bundle
+from headway_server.decoding.interfaces import EncoderInput
+from headway_server.decoding.parameters import SamplingParameters
 from headway_server.decoding.runner.decoder import DecoderRunner
 from headway_server.decoding.runner.encoder import EncoderRunner
-from headway_server.decoding.sequence import SamplingParameters
 from headway_server.decoding.settings import EngineSettings
 from headway_server.runtime import Runtime
 from headway_server.tasks.generation.model import GenerationModel
@@ -70,8 +71,8 @@ async def test_continuations_equal_the_naive_loop_whatever_runs_beside_them(tiny
             seed=sampling.seed,
         )
         token_ids, _ = naive_decode(alone, encoded.input_ids, parameters, eos_id=None)
-        assert result.text == model._tokenizer.decode(token_ids)
-    assert len({result.text for result in results}) > 30
+        assert result.output == model._tokenizer.decode(token_ids)
+    assert len({result.output for result in results}) > 30
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -90,15 +91,15 @@ async def test_translations_equal_the_naive_loop_whatever_runs_beside_them(tiny_
     parameters = SamplingParameters(max_new_tokens=model.limits.max_total_tokens)
     for text, result in zip(texts, answer.results, strict=True):
         (encoded,) = await model._tokenizer.encode_batch([text], add_special_tokens=True)
-        (source,) = encoder.encode([encoded.input_ids])
+        (source,) = encoder.encode([EncoderInput.of_tokens(encoded.input_ids)])
         token_ids, reason = naive_decode(
             alone,
             encoded.input_ids,
             parameters,
             eos_id=special_tokens.eos,
             source=source,
-            first_id=special_tokens.bos,
+            start_ids=[special_tokens.bos],
         )
-        assert (result.text, result.finish_reason) == (model._tokenizer.decode(token_ids), reason)
+        assert (result.output, result.finish_reason) == (model._tokenizer.decode(token_ids), reason)
         assert -50 < result.log_probability < 0
-    assert len({result.text for result in answer.results}) > 30
+    assert len({result.output for result in answer.results}) > 30

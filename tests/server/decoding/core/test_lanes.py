@@ -29,7 +29,7 @@ def make_lanes(count: int, **options) -> Lanes:
 
 
 def make_source(rng: np.random.Generator):
-    return make_sequence(rng.integers(2, 200, size=rng.integers(1, 12)), first_id=BOS_ID, max_new_tokens=9)
+    return make_sequence(rng.integers(2, 200, size=rng.integers(1, 12)), start_ids=[BOS_ID], max_new_tokens=9)
 
 
 async def test_sequences_are_shared_out_by_what_each_lane_has_to_do():
@@ -51,7 +51,7 @@ async def test_results_come_in_the_order_of_the_call_and_are_those_of_one_engine
         lanes = make_lanes(count)
         lanes.start()
         rng = np.random.default_rng(1)
-        answers.append([result.text for result in await lanes.run([make_source(rng) for _ in range(20)])])
+        answers.append([result.output for result in await lanes.run([make_source(rng) for _ in range(20)])])
         lanes.close()
     assert answers[0] == answers[1]
     assert len(set(answers[0])) > 5
@@ -111,7 +111,7 @@ async def test_a_model_translates_alike_in_two_lanes_and_in_one(tiny_store, prec
         )
         answers.append([result for call in answered for result in call.results])
         model.close()
-    assert [result.text for result in answers[0]] == [result.text for result in answers[1]]
+    assert [result.output for result in answers[0]] == [result.output for result in answers[1]]
     # Sentences are computed in other company, and a matrix product of another size adds in another order: float32 keeps
     # some seven digits of each step's logits.
     scores = [[result.log_probability for result in results] for results in answers]

@@ -4,7 +4,7 @@ import random
 
 import numpy as np
 
-from headway_server.decoding.core.prefix_cache import PrefixCache
+from headway_server.decoding.core.prefill import PrefixCache
 
 CHUNK = 4
 

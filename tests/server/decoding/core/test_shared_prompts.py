@@ -7,7 +7,8 @@ from naive_decoding import naive_decode
 from tiny_engine import EOS_ID, decode, make_decoder, make_sequence, random_prompt, running_engine, slow_down
 
 from headway_server.decoding.core.engine import cancel
-from headway_server.decoding.sequence import SamplingParameters, share_prompt
+from headway_server.decoding.parameters import SamplingParameters
+from headway_server.decoding.sequence import share_prompt
 
 CHUNK = 8
 
@@ -30,7 +31,7 @@ async def test_a_prompt_with_a_known_beginning_reads_only_the_rest_and_continues
     assert [result.num_cached_tokens for result in results] == [0, 2 * CHUNK, 2 * CHUNK]
     assert cache.num_hit_tokens == 4 * CHUNK
     assert decoder.steps.count("prefill") == 3 + 1 + 2  # 20, 24 and 28 tokens, of which the latter two know 16
-    assert [result.text for result in results] == [naive_text(prompt) for prompt in prompts]
+    assert [result.output for result in results] == [naive_text(prompt) for prompt in prompts]
 
 
 async def test_many_prompts_over_few_kept_chunks_continue_as_if_alone():
@@ -45,7 +46,7 @@ async def test_many_prompts_over_few_kept_chunks_continue_as_if_alone():
         results = await engine.run(sequences)
     assert sum(result.num_cached_tokens > 0 for result in results) > 10
     for prompt, seed, result in zip(prompts, seeds, results, strict=True):
-        assert result.text == naive_text(prompt, temperature=1.0, seed=seed)
+        assert result.output == naive_text(prompt, temperature=1.0, seed=seed)
 
 
 async def test_samples_of_a_prompt_read_it_once_and_each_is_that_of_a_call_of_its_own():
@@ -56,7 +57,7 @@ async def test_samples_of_a_prompt_read_it_once_and_each_is_that_of_a_call_of_it
         share_prompt(sequences)
         results = await engine.run(sequences)
     assert decoder.steps.count("prefill") == 2
-    texts = [result.text for result in results]
+    texts = [result.output for result in results]
     assert texts == [naive_text(prompt, temperature=1.2, seed=5, sample=sample) for sample in range(6)]
     shared = sequences[0].shared_prompt
     assert shared.logits is None, "nobody needs them any more"
@@ -74,7 +75,7 @@ async def test_samples_past_the_slots_wait_and_are_the_same():
             others = [make_sequence([9, 8, 7], max_new_tokens=3) for _ in range(3)]
             results = await engine.run([*sequences, *others])
         for sample, result in enumerate(results[:7]):
-            assert result.text == naive_text(prompt, temperature=1.2, seed=5, sample=sample)
+            assert result.output == naive_text(prompt, temperature=1.2, seed=5, sample=sample)
 
 
 async def test_a_sample_whose_first_sibling_is_cancelled_reads_the_prompt_itself():
@@ -88,7 +89,8 @@ async def test_a_sample_whose_first_sibling_is_cancelled_reads_the_prompt_itself
         await asyncio.sleep(0.02)
         cancel(sequences[:1])
         await asyncio.gather(*(sequence.reply.result for sequence in sequences), return_exceptions=True)
-    assert sequences[2].reply.result.result().text == naive_text(prompt, temperature=1.2, seed=5, sample=2, eos_id=None)
+    expected = naive_text(prompt, temperature=1.2, seed=5, sample=2, eos_id=None)
+    assert sequences[2].reply.result.result().output == expected
 
 
 async def test_a_higher_priority_goes_first_and_equal_ones_as_they_came():
@@ -111,9 +113,9 @@ async def test_a_stop_token_ends_the_text_and_is_not_part_of_it():
         token_ids = [token.token_id for token in whole.tokens]
         stop = next(token_id for i, token_id in enumerate(token_ids) if i > 3 and token_id not in token_ids[:i])
         (stopped,) = await engine.run(
-            [make_sequence(prompt, eos_id=None, temperature=1.0, seed=3, stop_ids=frozenset({stop}))]
+            [make_sequence(prompt, eos_id=None, temperature=1.0, seed=3, stop_token_ids=(stop,))]
         )
     cut = token_ids.index(stop)
     assert stopped.finish_reason.value == "stop"
     assert stopped.num_new_tokens == cut + 1
-    assert stopped.text == decode(token_ids[:cut]).rstrip("\ufffd")
+    assert stopped.output == decode(token_ids[:cut]).rstrip("\ufffd")

@@ -45,7 +45,7 @@ def random_sampling(rng: random.Random) -> SamplingRequest:
         frequency_penalty=seldom(-0.5),
         logit_biases=((rng.randrange(VOCAB_SIZE), 3.0),) if rng.random() < 0.1 else (),
         stop_strings=("at",) if rng.random() < 0.1 else (),
-        stop_ids=(rng.randrange(2, VOCAB_SIZE),) if rng.random() < 0.1 else (),
+        stop_token_ids=(rng.randrange(2, VOCAB_SIZE),) if rng.random() < 0.1 else (),
         seed=rng.randrange(2**64),
         constraint=constraint,
     )

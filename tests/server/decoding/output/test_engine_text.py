@@ -5,9 +5,7 @@ import random
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from headway_server.decoding.output.detokenizer import Detokenizer
-from headway_server.decoding.output.stop import StopMatcher
-from headway_server.decoding.output.text import TextAssembly
+from headway_server.decoding.output.text import Detokenizer, StopMatcher, TextAssembly
 
 TEXT = "Grüße, naïve café! 日本語のテキスト 👩‍👩‍👧‍👦 и ещё 😀 don't stop , now ."
 

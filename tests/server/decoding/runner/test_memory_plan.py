@@ -27,7 +27,7 @@ def test_the_default_takes_no_more_than_half_of_the_memory_there_is():
 
 
 def test_the_arithmetic_is_told():
-    assert str(plan(240 * MIB)) == "(10 slots + 2 of kept prompts) x 10.0 MiB = 120.0 MiB"
+    assert str(plan(240 * MIB)) == "(10 slots + 2 of prefix cache) x 10.0 MiB = 120.0 MiB"
     translation = SlotSizes(state_bytes=10 * MIB, source_bytes=3 * MIB, keeps_prompts=False)
     assert str(plan(None, translation, num_slots=4)) == "4 slots x (10.0 MiB + 3.0 MiB of its source) = 52.0 MiB"
 

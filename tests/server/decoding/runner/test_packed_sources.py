@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from headway_server.bundles import TensorSpec
-from headway_server.decoding.runner.encoder import CrossTensors
-from headway_server.decoding.runner.sources import PackedSources
+from headway_server.decoding.runner.encoder import CrossTensors, PackedSources
 
 HEADS, HEAD_DIM, MAX_LENGTH, MAX_SOURCES = 2, 4, 20, 12
 NAMES = ("cross_key_0", "cross_value_0")
@@ -23,19 +22,19 @@ def random_source(rng: random.Random) -> CrossTensors:
     length = rng.randint(1, MAX_LENGTH)
     draw = np.random.default_rng(rng.randrange(2**32))
     tensors = {name: draw.normal(size=(HEADS, length, HEAD_DIM)).astype(np.float32) for name in NAMES}
-    return CrossTensors(num_tokens=length, tensors=tensors)
+    return CrossTensors(num_positions=length, tensors=tensors)
 
 
 def check(packed: dict, sources: list[CrossTensors]) -> None:
     length = packed["source_mask"].shape[1]
-    longest = max(source.num_tokens for source in sources)
+    longest = max(source.num_positions for source in sources)
     assert longest <= length <= longest + max(8, longest // 4)
     for row, source in enumerate(sources):
-        assert packed["source_mask"][row].tolist() == [1] * source.num_tokens + [0] * (length - source.num_tokens)
+        assert packed["source_mask"][row].tolist() == [1] * source.num_positions + [0] * (length - source.num_positions)
         for name in NAMES:
             assert packed[name].shape == (len(sources), HEADS, length, HEAD_DIM)
-            np.testing.assert_array_equal(packed[name][row, :, : source.num_tokens], source.tensors[name])
-            assert not packed[name][row, :, source.num_tokens :].any()
+            np.testing.assert_array_equal(packed[name][row, :, : source.num_positions], source.tensors[name])
+            assert not packed[name][row, :, source.num_positions :].any()
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from headway_server.decoding.sampling.candidates import top_candidates, true_positions
+from headway_server.decoding.sampling.likeliest import top_candidates, true_positions
 
 
 def test_ties_at_the_border_of_top_k_keep_the_lower_id():

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from sampler_rows import make_sampler, pack
 
-from headway_server.decoding.sampling.sampler import token_log_probabilities
-from headway_server.decoding.sequence import SamplingParameters
+from headway_server.decoding.parameters import SamplingParameters
+from headway_server.decoding.sampling.softmax import token_log_probabilities
 
 
 def exact(logits):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from headway_server.decoding.sampling.nucleus import FallingWeights, Restriction
+from headway_server.decoding.sampling.draws import FallingWeights, Restriction
 
 
 def falling_weights(rng, count):

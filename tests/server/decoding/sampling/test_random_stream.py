@@ -3,7 +3,7 @@
 import numpy as np
 from scipy import stats
 
-from headway_server.decoding.sampling.random_stream import stream_states, uniform
+from headway_server.decoding.sampling.draws import stream_states, uniform
 
 
 def test_random_numbers_are_uniform_and_streams_independent():

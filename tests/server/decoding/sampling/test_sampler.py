@@ -5,7 +5,7 @@ import pytest
 from naive_decoding import naive_token
 from sampler_rows import make_parameters, make_sampler
 
-from headway_server.decoding.sequence import SamplingParameters
+from headway_server.decoding.parameters import SamplingParameters
 
 VOCAB_SIZES = [5, 65, 256, 1000, 5003]
 

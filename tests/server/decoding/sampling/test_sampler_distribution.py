@@ -5,8 +5,8 @@ import pytest
 from sampler_rows import pack
 from scipy import stats
 
+from headway_server.decoding.parameters import SamplingParameters
 from headway_server.decoding.sampling.sampler import Sampler
-from headway_server.decoding.sequence import SamplingParameters
 
 VOCAB_SIZE = 700
 NUM_ROWS = 500

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from sampler_rows import make_sampler, pack
 
+from headway_server.decoding.parameters import SamplingParameters
 from headway_server.decoding.sampling.sampler import Sampler
-from headway_server.decoding.sequence import SamplingParameters
 
 
 def greedy(logits, *, num_steps=1, prompt_ids=None, end_ids=(), **parameters):
@@ -62,12 +62,12 @@ def test_penalties_move_with_their_slot_and_end_with_it():
     logits = np.array([[5, 4, 3]], np.float32)
     sampler = Sampler(num_slots=2, vocab_size=3)
     sampler.assign(1, SamplingParameters(max_new_tokens=9, presence_penalty=1.5))
-    assert sampler.sample(logits, 1).token_ids[0] == 0
+    assert sampler.sample(logits, np.array([1])).token_ids[0] == 0
     sampler.move(1, 0)
     sampler.move(0, 0)
-    assert sampler.sample(logits, 0).token_ids[0] == 1
+    assert sampler.sample(logits, np.array([0])).token_ids[0] == 1
     sampler.assign(0, SamplingParameters(max_new_tokens=9, presence_penalty=1.5))
-    assert sampler.sample(logits, 0).token_ids[0] == 0
+    assert sampler.sample(logits, np.array([0])).token_ids[0] == 0
 
 
 @pytest.mark.parametrize("vocab_size", [1, 31, 32, 33, 1000])

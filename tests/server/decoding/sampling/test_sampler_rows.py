@@ -118,7 +118,7 @@ def test_a_row_that_begins_later_is_sampled_by_itself():
     for slot, row in enumerate(rows):
         row.assign(sampler, slot)
         row.assign(whole, slot)
-    one_by_one = [sampler.sample(logits[slot : slot + 1], slot).token_ids[0] for slot in range(3)]
+    one_by_one = [sampler.sample(logits[slot : slot + 1], np.array([slot])).token_ids[0] for slot in range(3)]
     assert one_by_one == whole.sample(logits).token_ids.tolist()
 
 

@@ -16,7 +16,7 @@ from headway.v1 import generation_service_pb2_grpc as pb_grpc
 from headway_server.bundles import Precision, open_bundle
 from headway_server.decoding.constraints import ConstraintRequest
 from headway_server.decoding.settings import EngineSettings
-from headway_server.decoding.speculation.prompt_lookup import MAX_ROWS, verifies_exactly
+from headway_server.decoding.speculation.drafting import MAX_ROWS, verifies_exactly
 from headway_server.runtime import Runtime
 from headway_server.tasks.generation.model import GenerationModel
 from headway_server.tasks.parameters import LogProbabilityRequest, SamplingRequest
@@ -74,7 +74,7 @@ def random_sampling(rng: np.random.Generator) -> SamplingRequest:
         logit_biases=now_and_then(((3, 2.0), (5, -3.0)), ()),
         seed=int(rng.integers(1000)),
         stop_strings=now_and_then(("bush", "wor"), ()),
-        stop_ids=now_and_then((7,), ()),
+        stop_token_ids=now_and_then((7,), ()),
     )
     constraint = now_and_then(ConstraintRequest(regex=r"[a-z ]{5,40}\. ?(the early bird catches the worm\. )*"), None)
     return replace(sampling, constraint=constraint)
@@ -100,7 +100,7 @@ async def answer(model, call, **options):
         **options,
     )
     result = decoded.results[0].result
-    return result.text, result.finish_reason, result.num_new_tokens, result.tokens, result.prompt_tokens
+    return result.output, result.finish_reason, result.num_new_tokens, result.tokens, result.prompt_tokens
 
 
 async def run_some(model, calls, *, at_once: int):
@@ -141,7 +141,7 @@ async def test_samples_of_a_prompt_and_a_stream_are_the_same(plain_and_drafting)
             part
             async for part in model.stream(PROVERBS, field="prompt", sampling=sampling, truncate=False, deadline=None)
         ]
-        pieces.append("".join(part.text for part in parts[:-1]))
+        pieces.append("".join(part.output for part in parts[:-1]))
         assert pieces[-1] == parts[-1].results[0].text
     assert texts[0] == texts[1]
     assert pieces[0] == pieces[1] == texts[0][0]
@@ -214,11 +214,11 @@ async def test_drafts_are_for_few_sequences_that_all_have_one():
                 for prompt, length in zip(prompts, lengths, strict=True)
             ]
 
-        together = [result.text for result in await engine.run(sequences([20, 50, 50]))]
+        together = [result.output for result in await engine.run(sequences([20, 50, 50]))]
         assert set(verifier.rows) <= set(range(1, MAX_ROWS + 1))
         assert {1, 2} <= set(verifier.rows)
         verifier.rows.clear()
-        alone = [(await engine.run([one]))[0].text for one in sequences([20, 50, 50])]
+        alone = [(await engine.run([one]))[0].output for one in sequences([20, 50, 50])]
         assert together == alone
         assert set(verifier.rows) == {1}
         verifier.rows.clear()

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from headway_server.decoding.speculation.prompt_lookup import LONG_MATCH, LONGEST_PAUSE, MIN_MATCH, PromptLookup
+from headway_server.decoding.speculation.drafting import LONG_MATCH, LONGEST_PAUSE, MIN_MATCH, PromptLookup
 
 
 def naive_draft(token_ids: list[int], num_tokens: int) -> list[int] | None:

@@ -16,8 +16,7 @@ from tiny_engine import (
 
 from headway_server.bundles import SamplingDefaults
 from headway_server.decoding.constraints import ConstraintRequest
-from headway_server.decoding.reply import Piece
-from headway_server.decoding.sequence import FinishReason
+from headway_server.decoding.sequence import Delta, FinishReason
 from headway_server.errors import InvalidInputError, NoChatTemplateError
 from headway_server.preprocessing import ChatTurn
 from headway_server.tasks.parameters import DecodingLimits, LogProbabilityRequest, SamplingRequest, plan_sampling
@@ -97,9 +96,9 @@ async def stream(model, prompt, *, field="prompt", sampling=SEEDED, truncate=Fal
         ({"stop_strings": ("a", "")}, "stop_strings[1]", "has 0 characters; must be 1 to 256"),
         ({"stop_strings": ("a" * 257,)}, "stop_strings[0]", "has 257 characters; must be 1 to 256"),
         ({"stop_strings": ("a",) * 17}, "stop_strings", "has 17 elements; at most 16"),
-        ({"stop_ids": (0, 300)}, "stop_token_ids[1]", "is 300; must be from 0 to 299"),
-        ({"stop_ids": (-1,)}, "stop_token_ids[0]", "is -1; must be from 0 to 299"),
-        ({"stop_ids": (7,) * 65}, "stop_token_ids", "has 65 elements; at most 64"),
+        ({"stop_token_ids": (0, 300)}, "stop_token_ids[1]", "is 300; must be from 0 to 299"),
+        ({"stop_token_ids": (-1,)}, "stop_token_ids[0]", "is -1; must be from 0 to 299"),
+        ({"stop_token_ids": (7,) * 65}, "stop_token_ids", "has 65 elements; at most 64"),
         ({"logit_biases": ((0, 1.0), (300, 1.0))}, "logit_biases[1].token_id", "is 300; must be from 0 to 299"),
         ({"logit_biases": ((-1, 1.0),)}, "logit_biases[0].token_id", "is -1; must be from 0 to 299"),
         ({"logit_biases": ((0, 100.5),)}, "logit_biases[0].bias", "is 100.5; must be from -100 to 100"),
@@ -130,7 +129,7 @@ def test_a_sampling_parameter_out_of_its_range_is_named_with_limit_and_value(sam
         {"temperature": 0.0, "top_k": 0, "top_p": 1e-30, "min_p": 0.0},
         {"repetition_penalty": 0.009999999776482582, "presence_penalty": -2.0, "frequency_penalty": -2.0},
         {"repetition_penalty": 100.0, "presence_penalty": 2.0, "frequency_penalty": 2.0},
-        {"stop_strings": ("a" * 256,) * 16, "stop_ids": (299,) * 64},
+        {"stop_strings": ("a" * 256,) * 16, "stop_token_ids": (299,) * 64},
         {"logit_biases": tuple((i, (-1) ** i * 100.0) for i in range(300))},
     ],
 )
@@ -223,14 +222,14 @@ async def test_samples_follow_their_prompt_and_the_first_is_what_a_single_one_is
     sampling = SamplingRequest(temperature=1.5, max_new_tokens=12)
     together = await generate(model, "the cat", "the dog", sampling=sampling, sample_count=3)
     assert [result.sample for result in together] == [0, 1, 2, 0, 1, 2]
-    assert len({result.result.text for result in together}) == 6
+    assert len({result.result.output for result in together}) == 6
     first, second = {result.seed for result in together[:3]}, {result.seed for result in together[3:]}
     assert len(first) == len(second) == 1 != len(first | second)
     again = replace(sampling, seed=first.pop())
     (alone,) = await generate(model, "the cat", sampling=again)
-    assert alone.result.text == together[0].result.text
+    assert alone.result.output == together[0].result.output
     repeated = await generate(model, "the cat", sampling=again, sample_count=2)
-    assert [result.result.text for result in repeated] == [result.result.text for result in together[:2]]
+    assert [result.result.output for result in repeated] == [result.result.output for result in together[:2]]
 
 
 async def test_every_sample_of_every_prompt_takes_a_permit():
@@ -251,33 +250,33 @@ async def test_an_echo_is_the_prompt_as_it_was_given_and_not_searched_for_stop_s
         for echo in (False, True)
     ]
     assert echoed.text == "the  cat, ünd" + plain.text
-    assert echoed.result.text == plain.result.text == plain.text
+    assert echoed.result.output == plain.result.output == plain.text
 
 
 async def test_an_echo_of_a_prompt_that_was_cut_is_what_the_model_read(model):
     (cut,) = await generate(model, "the dog and " * 10 + "!" * 40, truncate=True, echo=True)
     assert cut.truncated
-    assert cut.text == "!" * 40 + cut.result.text
+    assert cut.text == "!" * 40 + cut.result.output
 
 
 async def test_a_streamed_echo_comes_first_and_the_pieces_join_to_the_text(model):
     pieces, result = await stream(model, "the cat", echo=True)
-    assert pieces[0] == Piece(text="the cat", num_new_tokens=0)
-    assert "".join(piece.text for piece in pieces) == result.text == "the cat" + result.result.text
+    assert pieces[0] == Delta(text="the cat", num_new_tokens=0)
+    assert "".join(piece.output for piece in pieces) == result.text == "the cat" + result.result.output
 
 
 async def test_a_stop_token_ends_the_text_and_is_not_part_of_it(model):
     greedy = replace(SEEDED, temperature=0.0)
     (whole,) = await generate(model, "the cat", sampling=greedy)
-    ids = TOKENIZER.encode(whole.result.text, add_special_tokens=False).ids
-    assert decode(ids) == whole.result.text
+    ids = TOKENIZER.encode(whole.result.output, add_special_tokens=False).ids
+    assert decode(ids) == whole.result.output
     for stop_id in set(ids):
-        (ended,) = await generate(model, "the cat", sampling=replace(greedy, stop_ids=(stop_id,)))
+        (ended,) = await generate(model, "the cat", sampling=replace(greedy, stop_token_ids=(stop_id,)))
         if ended.result.finish_reason is FinishReason.STOP:
-            assert whole.result.text.startswith(ended.result.text)
+            assert whole.result.output.startswith(ended.result.output)
             assert ended.result.num_new_tokens <= whole.result.num_new_tokens
             return
-    raise AssertionError(f"no token of {whole.result.text!r} ends it")
+    raise AssertionError(f"no token of {whole.result.output!r} ends it")
 
 
 CHAT = """\
@@ -302,18 +301,18 @@ async def chat_model(tmp_path):
 async def test_a_conversation_is_continued_by_its_template(chat_model):
     (answered,) = await generate(chat_model, TURNS, echo=True)
     text = "<bos>system: be <bos>\n<bos>user: hi\n<bos>assistant:"
-    assert answered.text == text + answered.result.text
+    assert answered.text == text + answered.result.output
     said = TOKENIZER.encode("system: be <x", add_special_tokens=False).ids
     assert answered.num_prompt_tokens > len(said)  # what a person wrote is no special token
     pieces, streamed = await stream(chat_model, TURNS, field="conversation")
-    assert "".join(piece.text for piece in pieces) == streamed.text == answered.result.text
+    assert "".join(piece.output for piece in pieces) == streamed.text == answered.result.output
 
 
 async def test_conversations_are_answered_in_order_and_samples_with_them(chat_model):
     other = (ChatTurn(role="user", content="hello"),)
     together = await generate(chat_model, TURNS, other, sample_count=2)
     alone = [*await generate(chat_model, TURNS, sample_count=2), *await generate(chat_model, other, sample_count=2)]
-    assert [result.result.text for result in together] == [result.result.text for result in alone]
+    assert [result.result.output for result in together] == [result.result.output for result in alone]
 
 
 async def test_a_conversation_that_the_template_or_the_model_refuses_is_named(chat_model):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from headway_server.bundles.tags import TagSet
+from headway_server.preprocessing.subwords import Subwords
 from headway_server.tasks.tokens.spans import SpanDecoder
 
 NAMES = ("O", "B-x", "I-x", "B-y", "I-y")
@@ -28,12 +29,12 @@ def allowed(tags: tuple[str, ...], joined: np.ndarray, names: tuple[str, ...]) -
 
 
 def begins(tag: str, names: tuple[str, ...]) -> bool:
-    """Whether a tag says at a joined piece that a span begins there: a label that has no other tag does not."""
+    """Whether a tag says at a joined subword that a span begins there: a label that has no other tag does not."""
     return tag.startswith("B-") and f"I-{tag[2:]}" in names
 
 
 def spans_of(tags: tuple[str, ...], scores: np.ndarray, joined: np.ndarray) -> list[tuple[int, int, str, float]]:
-    """First piece, the piece after, label and geometric mean, by the words of the definition."""
+    """First subword, the subword after, label and geometric mean, by the words of the definition."""
     spans: list[list] = []
     for place, tag in enumerate(tags):
         if tag.startswith("B-") and not joined[place]:
@@ -51,33 +52,39 @@ def test_the_spans_are_those_of_the_likeliest_allowed_sequence_of_all(names):
     decoder = SpanDecoder(tags)
     searched = 0
     for _ in range(150):
-        num_pieces = int(generator.integers(1, 6))
-        logits = generator.normal(0, 2, (num_pieces, len(names)))
+        num_subwords = int(generator.integers(1, 6))
+        logits = generator.normal(0, 2, (num_subwords, len(names)))
         scores = np.log(np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)).astype(np.float32)
-        joined = generator.random(num_pieces) < 0.25
+        joined = generator.random(num_subwords) < 0.25
         joined[0] = False
-        sequences = [s for s in itertools.product(names, repeat=num_pieces) if allowed(s, joined, names)]
+        sequences = [s for s in itertools.product(names, repeat=num_subwords) if allowed(s, joined, names)]
         own = [[scores[place, names.index(tag)] for place, tag in enumerate(s)] for s in sequences]
         best = int(np.argmax([sum(values) for values in own]))
-        starts = np.arange(num_pieces) * 10
-        found = decoder.decode(scores, starts, starts + 7, joined)
+        starts = np.arange(num_subwords) * 10
+        found = decoder.decode(scores, Subwords(starts, starts, starts + 7, joined))
         expected = spans_of(sequences[best], np.array(own[best]), joined)
-        assert [(row[0] / 10, (row[1] - 7) / 10 + 1, tags.labels[int(row[2])]) for row in found.tolist()] == [
+        assert [(span.start / 10, (span.end - 7) / 10 + 1, tags.labels[span.label]) for span in found] == [
             row[:3] for row in expected
         ]
-        np.testing.assert_allclose(found[:, 3], [row[3] for row in expected], rtol=1e-5)
+        np.testing.assert_allclose([span.probability for span in found], [row[3] for row in expected], rtol=1e-5)
         searched += sequences[best] != tuple(names[column] for column in scores.argmax(-1))
     assert searched > 20
 
 
-def test_a_text_without_pieces_has_no_spans():
+def test_a_text_without_subwords_has_no_spans():
     none = np.empty(0, np.int64)
     decoder = SpanDecoder(TagSet.parse(NAMES))
-    assert decoder.decode(np.empty((0, 5), np.float32), none, none, none.astype(bool)).shape == (0, 4)
+    assert decoder.decode(np.empty((0, 5), np.float32), Subwords(none, none, none, none.astype(bool))) == []
 
 
-def test_a_span_reaches_as_far_as_its_furthest_piece():
+def test_a_span_reaches_as_far_as_its_furthest_subword():
     scores = np.log(np.array([[0.01, 0.96, 0.01, 0.01, 0.01], [0.01, 0.01, 0.96, 0.01, 0.01]], np.float32))
     decoder = SpanDecoder(TagSet.parse(NAMES))
-    found = decoder.decode(scores, np.array([3, 3]), np.array([8, 4]), np.array([False, True]))
-    assert found[0, :3].tolist() == [3, 8, 0]
+    places, joined = np.arange(2), np.array([False, True])
+    [span] = decoder.decode(scores, Subwords(places, np.array([3, 3]), np.array([8, 4]), joined))
+    assert span[:3] == (3, 8, 0)
+
+
+def test_logits_that_are_not_numbers_are_an_error():
+    with pytest.raises(FloatingPointError):
+        SpanDecoder(TagSet.parse(NAMES)).decode_text(np.full((1, 5), np.nan, np.float32), "a", [(0, 1)])

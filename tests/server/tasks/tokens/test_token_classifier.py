@@ -12,7 +12,7 @@ from headway_server.tasks.tokens.classifier import TokenClassifier
 
 def test_outputs_that_the_tags_do_not_name_are_a_bad_bundle(tmp_path, runtime):
     bundle = tiny_tagger.write_tagger_bundle(tmp_path, tags=("O", "B-person"))
-    with pytest.raises(BundleError, match=r"logits are \(1, 16, 4\), the manifest has 2 labels"):
+    with pytest.raises(BundleError, match=r"logits is \(16, 4\) of one input, by the manifest it is \(16, 2\)"):
         TokenClassifier.load(bundle, runtime, loading())
 
 

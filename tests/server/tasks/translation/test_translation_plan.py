@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_engine import VOCAB_SIZE
 
-from headway_server.decoding.beam_search.hypothesis import MAX_BEAMS, EarlyStopping
+from headway_server.decoding.parameters import MAX_BEAMS, EarlyStopping
 from headway_server.errors import InvalidInputError
 from headway_server.tasks.parameters import DecodingLimits
 from headway_server.tasks.translation.phrases import PhraseRequest

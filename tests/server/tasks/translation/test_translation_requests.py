@@ -19,8 +19,7 @@ from tiny_engine import (
 )
 
 from headway_server.bundles import Task
-from headway_server.decoding.reply import Piece
-from headway_server.decoding.sequence import FinishReason
+from headway_server.decoding.sequence import Delta, FinishReason
 from headway_server.errors import InvalidInputError, NoAlignmentError, OverloadedError
 from headway_server.preprocessing import TextTokenizer, split_sentences
 from headway_server.serving.answers import Answer
@@ -64,7 +63,7 @@ async def stream(model, text, **wishes):
     parameters = TranslationParameters(**({"max_new_tokens": 16} | wishes.pop("parameters", {})))
     request = TranslationRequest(parameters=parameters, **wishes)
     parts = [part async for part in model.stream(text, field="text", request=request)]
-    assert all(isinstance(part, Piece) for part in parts[:-1])
+    assert all(isinstance(part, Delta) for part in parts[:-1])
     assert isinstance(parts[-1], Answer)
     return parts[:-1], parts[-1].results[0]
 
@@ -94,9 +93,9 @@ async def test_a_translation_begins_with_its_prefix(model, beam_size):
 async def test_a_stream_has_its_prefix_in_the_first_piece_and_equals_the_unary_answer(model):
     (expected,) = await translate(model, "the cat", target_prefixes=("the dog sat",))
     pieces, result = await stream(model, "the cat", target_prefixes=("the dog sat",))
-    assert pieces[0].text.startswith("the dog sat")
+    assert pieces[0].output.startswith("the dog sat")
     assert result == expected
-    assert "".join(piece.text for piece in pieces) == result.text
+    assert "".join(piece.output for piece in pieces) == result.text
 
 
 async def test_a_prefix_that_leaves_no_room_is_refused(model):

@@ -37,12 +37,12 @@ def random_options(rng: random.Random) -> dict:
     return options | {
         "temperature": rng.choice([0.0, 0.9]),
         "seed": rng.randrange(2**32),
-        "wants_pieces": rng.random() < 0.5,
+        "wants_deltas": rng.random() < 0.5,
     }
 
 
 def outcome_of(result) -> tuple:
-    return result.text, result.finish_reason, result.num_new_tokens, result.hypotheses
+    return result.output, result.finish_reason, result.num_new_tokens, result.hypotheses
 
 
 async def one_of_many(engine: Engine, rng: random.Random, counts: dict[str, int]) -> tuple[dict, tuple] | None:
@@ -51,7 +51,7 @@ async def one_of_many(engine: Engine, rng: random.Random, counts: dict[str, int]
     await asyncio.sleep(rng.random() * 0.05)
     end = rng.random()
     deadline = time.monotonic() + rng.random() * 0.05 if end < 0.15 else None
-    sequence = make_sequence(first_id=BOS_ID, deadline=deadline, **options)
+    sequence = make_sequence(start_ids=[BOS_ID], deadline=deadline, **options)
     task = asyncio.ensure_future(engine.run([sequence]))
     if 0.15 < end < 0.3:
         await asyncio.sleep(rng.random() * 0.05)
@@ -108,7 +108,7 @@ async def check_alone(answered: list[tuple[dict, tuple]]) -> None:
     alone = Engine(new_decoder(16), encoder=ENCODER)
     alone.start()
     for options, outcome in answered:
-        (result,) = await alone.run([make_sequence(first_id=BOS_ID, **options)])
+        (result,) = await alone.run([make_sequence(start_ids=[BOS_ID], **options)])
         assert outcome_of(result) == outcome, (SEED, options)
     alone.close()
     assert np.mean([outcome[2] for _, outcome in answered]) > 2
@@ -128,7 +128,7 @@ async def test_a_wide_search_gets_its_turn_among_ever_more_narrow_ones():
     crowd = [asyncio.ensure_future(narrow_ones()) for _ in range(40)]
     await asyncio.sleep(0.05)
     search = random_search(rng, range(2, VOCAB_SIZE), widths=(16,))
-    wide = make_sequence([5, 6], search=search, first_id=BOS_ID, max_new_tokens=5)
+    wide = make_sequence([5, 6], search=search, start_ids=[BOS_ID], max_new_tokens=5)
     try:
         await asyncio.wait_for(engine.run([wide]), timeout=20)
     finally:

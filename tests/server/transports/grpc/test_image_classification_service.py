@@ -31,7 +31,7 @@ async def test_one_bad_image_fails_the_call_and_is_named(serving):
         (b"", "empty"),
         (whole[: len(whole) // 2], "truncated"),
         (b"GIF89a but not really", "damaged"),
-        (b"%PDF-1.7 nothing to see", "is a PDF file"),
+        (b"%PDF-1.7 nothing to see", "not an image"),
     ):
         request = pb.ClassifyImageRequest(images=[whole, whole, bad])
         failure = await failure_of(serving.images.ClassifyImage(request))

@@ -239,7 +239,7 @@ async def test_a_cancelled_call_is_dropped(serving, busy, calls):
 
 async def test_a_bug_is_answered_with_an_incident_and_the_server_goes_on(serving, monkeypatch):
     [model] = [model for model in serving.host.models if model.bundle.manifest.name == "topics"]
-    monkeypatch.setattr(model._batcher._model, "_graph", None)
+    monkeypatch.setattr(model._batcher, "_graph", None)
     failure = await failure_of(classify(serving))
     assert (failure.code, failure.reason) == (grpc.StatusCode.INTERNAL, "INTERNAL")
     assert failure.incident in failure.message

@@ -1,1 +1,1 @@
-"""Parts that every model of the kit is built from."""
+"""The parts of which models are made."""

@@ -1,53 +1,108 @@
-"""Scaled dot-product attention, and the attention functions that models are given.
+"""Scaled dot-product attention, and the attention functions that a model is given.
 
-B rows, T query positions, S key positions, H heads, G key and value heads (H, or a divisor of it), K head width.
+B rows, T query positions, S key positions, L positions of a cache, H heads, G key and value heads (a divisor of H),
+K head width.
 
-A model never computes attention itself: it calls a function it was given, once a layer (docs/bring-your-own.md). This
-module holds those functions for whole texts; `cache.py` holds the one that decodes a token at a time. Each is built on
-a kernel: `scaled_dot_product_attention`, written out in plain operators, which is the reference and what is exported,
-or `fused_attention`, torch's own, which is faster to train with.
+A model never computes attention itself. Each of its layers calls a function that the model was given (`Attend`,
+`AttendCross`) and names itself by its number, so that the function can look up what belongs to that layer, such as its
+cache. Calls may come in any order and be repeated, as they are when activations are recomputed in the backward pass.
+
+The functions here serve training and decoding in PyTorch; exported graphs are given others. Each uses one of two
+kernels: `scaled_dot_product_attention` in plain operators, which is the reference and what is exported, or
+`fused_attention`, torch's own, which trains faster on a GPU.
 
 Deviation from BERT and GPT-2: no dropout on the attention weights, so that a kernel has no state.
 """
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Protocol
+from typing import Protocol, TypedDict, Unpack
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (torch's own convention)
 
-Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""query (B, T, H, K), key and value (B, T, G, K) of the same tokens -> context (B, T, H, K)."""
-
-AttendCross = Callable[[Tensor], Tensor]
-"""query (B, T, H, K) -> context (B, T, H, K) over keys and values the function already holds."""
-
 MASKED_SCORE = -30_000.0
-"""Score of a position that must not be seen. The exponential of its distance to any real score is 0 exactly. It is
-finite, so that a row masked whole gets the mean of its values and not NaN, and within the range of fp16, so that a
-graph converted to half precision keeps it."""
+"""Score of a key that must not be seen. The exponential of its distance to any real score is exactly 0. It is finite,
+so that a query without keys gets the mean of the values and not NaN, and it is within the range of fp16."""
+
+
+class Scoring(TypedDict, total=False):
+    """What a layer may say of its scores, which otherwise are Q K^T / sqrt(K)."""
+
+    bias: Tensor | None
+    """float, broadcastable to (B, H, T, S), added to the scores."""
+    scale: float | None
+    """Factor of Q K^T in place of 1 / sqrt(K)."""
+
+
+class Attend(Protocol):
+    """Attention among the tokens of a text."""
+
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        layer: int,
+        bias: Tensor | None = None,
+        scale: float | None = None,
+    ) -> Tensor:
+        """Lets the tokens of a layer attend to each other, and to what a cache holds of earlier ones.
+
+        Args:
+            query: float (B, T, H, K).
+            key: float (B, T, G, K), of the same tokens.
+            value: float (B, T, G, K), of the same tokens.
+            layer: number of the calling layer, from 0.
+            bias: float, broadcastable to (B, H, T, S), added to the scores; None: nothing is added.
+            scale: factor of Q K^T; None: 1 / sqrt(K).
+
+        Returns:
+            The context, (B, T, H, K).
+        """
+        ...
+
+
+class AttendCross(Protocol):
+    """Attention of target tokens to a source, whose keys and values the function already holds."""
+
+    def __call__(self, query: Tensor, *, layer: int, bias: Tensor | None = None, scale: float | None = None) -> Tensor:
+        """(B, T, H, K) -> (B, T, H, K); the arguments are those of `Attend`."""
+        ...
 
 
 class Kernel(Protocol):
-    """Attention proper: the same function in different speeds."""
+    """The computation of attention."""
 
     def __call__(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, *, causal: bool = False
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None = None,
+        *,
+        causal: bool = False,
+        **scoring: Unpack[Scoring],
     ) -> Tensor:
-        """As `scaled_dot_product_attention`."""
+        """The arguments and result are those of `scaled_dot_product_attention`."""
         ...
 
 
 def scaled_dot_product_attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, *, causal: bool = False
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None = None,
+    *,
+    causal: bool = False,
+    bias: Tensor | None = None,
+    scale: float | None = None,
 ) -> Tensor:
-    """Computes softmax(Q K^T / sqrt(K)) V in plain operators (Vaswani et al. 2017, equation 1).
+    """Computes softmax(scale Q K^T + bias) V in plain operators (Vaswani et al. 2017, equation 1).
 
     Args:
         query: float (B, T, H, K).
@@ -55,56 +110,68 @@ def scaled_dot_product_attention(
         value: float (B, S, G, K).
         mask: bool, broadcastable to (B, H, T, S): True where the query may see the key. None: everywhere.
         causal: the query at i sees only the keys at 0..i; S must equal T.
+        bias: float, broadcastable to (B, H, T, S); None: nothing is added.
+        scale: None: 1 / sqrt(K).
 
     Returns:
         The context, (B, T, H, K). A query that may see nothing gets the mean of the values.
     """
-    query, key, value = (
-        tensor.transpose(1, 2) for tensor in (query, *_repeat_heads(query, key, value))
-    )  # (B, H, ., K)
-    scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])  # (B, H, T, S)
-    visible = _visible(mask, causal, query)
+    repeats = query.shape[2] // key.shape[2]
+    if repeats > 1:  # one key and value head for each query head
+        key, value = (tensor.repeat_interleave(repeats, dim=2) for tensor in (key, value))
+    query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))  # (B, H, ., K)
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    scores = query @ key.transpose(-2, -1) * scale  # (B, H, T, S)
+    if bias is not None:
+        scores = scores + bias
+    visible = _visible(mask, query.shape[2], causal, query.device)
     if visible is not None:
         scores = torch.where(visible, scores, MASKED_SCORE)
     return (scores.softmax(dim=-1) @ value).transpose(1, 2)  # (B, T, H, K)
 
 
 def fused_attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, *, causal: bool = False
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None = None,
+    *,
+    causal: bool = False,
+    bias: Tensor | None = None,
+    scale: float | None = None,
 ) -> Tensor:
     """Computes `scaled_dot_product_attention` with torch's fused kernels.
 
-    The same arguments and result, but a query that may see nothing gets what torch gives it: zeros.
+    The arguments and result are the same, but a query that may see nothing gets zeros.
     """
-    if mask is not None and causal:  # torch takes one or the other
-        mask, causal = _visible(mask, causal, query.transpose(1, 2)), False
+    if causal and (mask is not None or bias is not None):  # torch takes either a mask or is_causal
+        mask, causal = _visible(mask, query.shape[1], causal, query.device), False
+    if bias is not None:
+        mask = bias if mask is None else torch.where(mask, bias, -torch.inf)
     context = F.scaled_dot_product_attention(
         query.transpose(1, 2),
         key.transpose(1, 2),
         value.transpose(1, 2),
         attn_mask=mask,
         is_causal=causal,
+        scale=scale,
         enable_gqa=key.shape[2] != query.shape[2],
     )
     return context.transpose(1, 2)  # (B, T, H, K)
 
 
 KERNELS: Mapping[str, Kernel] = MappingProxyType({"plain": scaled_dot_product_attention, "fused": fused_attention})
-"""The kernels by the name a model's `use_attention` takes."""
+"""The kernels by the names that a model's `use_attention` takes."""
 
 
 def full_attention(kernel: Kernel = scaled_dot_product_attention) -> Attend:
     """Every token sees every token."""
-    return kernel
+    return _whole_text_attention(kernel)
 
 
 def causal_attention(kernel: Kernel = scaled_dot_product_attention) -> Attend:
-    """Every token sees itself and the tokens before it; padding on the right is therefore seen by padding alone."""
-
-    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return kernel(query, key, value, causal=True)
-
-    return attend
+    """Every token sees itself and the tokens before it. Padding on the right is seen by padding alone."""
+    return _whole_text_attention(kernel, causal=True)
 
 
 def padding_attention(attention_mask: Tensor, kernel: Kernel = scaled_dot_product_attention) -> Attend:
@@ -112,12 +179,14 @@ def padding_attention(attention_mask: Tensor, kernel: Kernel = scaled_dot_produc
 
     Args:
         attention_mask: integer or bool (B, S), 1 at tokens and 0 at padding.
-        kernel: what computes it.
+        kernel: computes attention.
     """
-    mask = _key_mask(attention_mask)
+    return _whole_text_attention(kernel, _key_mask(attention_mask))
 
-    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return kernel(query, key, value, mask)
+
+def _whole_text_attention(kernel: Kernel, mask: Tensor | None = None, *, causal: bool = False) -> Attend:
+    def attend(query: Tensor, key: Tensor, value: Tensor, *, layer: int, **scoring: Unpack[Scoring]) -> Tensor:  # noqa: ARG001 (all layers attend alike)
+        return kernel(query, key, value, mask, causal=causal, **scoring)
 
     return attend
 
@@ -129,40 +198,77 @@ def cross_attention(
 ) -> AttendCross:
     """The tokens of a target see every token of their source that is not padding.
 
-    The n-th call of what is returned serves the n-th layer; after the last layer it starts over, so that one serves
-    any number of steps.
-
     Args:
-        keys_values: a key and a value a layer, each (B, S, G, K).
+        keys_values: the cross-attention keys and values of each layer, each (B, S, G, K).
         source_mask: integer or bool (B, S), 1 at tokens and 0 at padding.
-        kernel: what computes it.
+        kernel: computes attention.
     """
     mask = _key_mask(source_mask)
-    layers = itertools.cycle(keys_values)
 
-    def attend_cross(query: Tensor) -> Tensor:
-        key, value = next(layers)
-        return kernel(query, key, value, mask)
+    def attend_cross(query: Tensor, *, layer: int, **scoring: Unpack[Scoring]) -> Tensor:
+        key, value = keys_values[layer]
+        return kernel(query, key, value, mask, **scoring)
 
     return attend_cross
+
+
+class CachedAttention:
+    """A key/value cache of every layer, for decoding in PyTorch a few tokens at a time.
+
+    New tokens see themselves and everything before them in their row. Rows may be at different positions. A row may be
+    padded on the right: padding writes to later positions, which no token sees before a real one has overwritten them.
+
+    Args:
+        max_length: positions that a row can hold.
+        kernel: computes attention.
+    """
+
+    def __init__(self, max_length: int, kernel: Kernel = scaled_dot_product_attention) -> None:
+        self._max_length = max_length
+        self._kernel = kernel
+        self._keys_values: dict[int, tuple[Tensor, Tensor]] = {}  # by layer; each (B, L, G, K)
+
+    def __repr__(self) -> str:
+        return f"CachedAttention(max_length={self._max_length}, num_layers={len(self._keys_values)})"
+
+    def at(self, position_ids: Tensor) -> Attend:
+        """Returns the attention function of one step; the S of its `bias` is `max_length`.
+
+        Args:
+            position_ids: int64 (B, T), the positions of the step's tokens, from 0 and without gaps in a row.
+
+        Raises:
+            ValueError: a position lies past the end of the cache.
+        """
+        last = int(position_ids.max())
+        if last >= self._max_length:
+            raise ValueError(f"position {last} is past the cache, which holds positions 0 to {self._max_length - 1}")
+        rows = torch.arange(len(position_ids), device=position_ids.device)[:, None]  # (B, 1)
+        cached = torch.arange(self._max_length, device=position_ids.device)  # (L)
+        mask = (cached <= position_ids[..., None])[:, None]  # (B, 1, T, L)
+
+        def attend(query: Tensor, key: Tensor, value: Tensor, *, layer: int, **scoring: Unpack[Scoring]) -> Tensor:
+            if layer not in self._keys_values:
+                self._keys_values[layer] = self._empty(key), self._empty(value)
+            keys, values = self._keys_values[layer]
+            keys[rows, position_ids] = key
+            values[rows, position_ids] = value
+            return self._kernel(query, keys, values, mask, **scoring)
+
+        return attend
+
+    def _empty(self, tensor: Tensor) -> Tensor:
+        rows, _, heads, head_dim = tensor.shape
+        return tensor.new_zeros(rows, self._max_length, heads, head_dim)
 
 
 def _key_mask(attention_mask: Tensor) -> Tensor:
     return attention_mask.bool()[:, None, None, :]  # (B, 1, 1, S)
 
 
-def _visible(mask: Tensor | None, causal: bool, query: Tensor) -> Tensor | None:
-    """Combines a mask with causality; query is (B, H, T, K)."""
+def _visible(mask: Tensor | None, length: int, causal: bool, device: torch.device) -> Tensor | None:
+    """Combines a mask with causality over T = S = `length` tokens."""
     if not causal:
         return mask
-    length = query.shape[-2]
-    earlier = torch.ones(length, length, dtype=torch.bool, device=query.device).tril()  # (T, T)
+    earlier = torch.ones(length, length, dtype=torch.bool, device=device).tril()  # (T, T)
     return earlier if mask is None else mask & earlier
-
-
-def _repeat_heads(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """Repeats grouped key and value heads until there is one for each query head."""
-    if key.shape[2] == query.shape[2]:
-        return key, value
-    repeats = query.shape[2] // key.shape[2]
-    return key.repeat_interleave(repeats, dim=2), value.repeat_interleave(repeats, dim=2)

@@ -1,16 +1,24 @@
-"""Embeddings of tokens and of where they stand.
+"""Embeddings of tokens, and what tells a model where they stand: learned, sinusoidal or rotary positions.
 
-B rows, T tokens, D model width, V vocabulary.
+B rows, T tokens, L the longest length, D model width, H heads, K head width, V vocabulary.
+
+Deviation from Su et al. (2021), section 3.4.2: rotary positions turn the numbers i and i + K/2 of a head as one pair,
+as GPT-NeoX and the published Llama weights do; the paper's pairs are neighbours. The two differ by a permutation of a
+head's numbers.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Unpack
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 (torch's own convention)
 
 from headway_training.models.configuration import LayerConfig
-from headway_training.models.parts.positions import make_positions
+from headway_training.models.parts.attention import Attend, Scoring
+from headway_training.models.parts.layer import make_norm
 
 
 class TokenEmbedding(nn.Embedding):
@@ -23,10 +31,10 @@ class TokenEmbedding(nn.Embedding):
 
 
 class PositionedEmbedding(nn.Module):
-    """Adds the embeddings of positions to those of tokens or patches, which the model itself owns.
+    """Adds position embeddings to those of tokens or patches, which the model itself owns, or keeps rotary positions.
 
     Args:
-        configuration: width, dropout and kind of the position embeddings.
+        configuration: width, dropout, kind of positions and of normalisation.
         max_length: the longest row, in tokens.
         scaled: multiply tokens by sqrt(D) before the sum (Vaswani et al. 2017, section 3.4).
         normalised: normalise the sum (BERT).
@@ -37,8 +45,11 @@ class PositionedEmbedding(nn.Module):
     ) -> None:
         super().__init__()
         self.scale = math.sqrt(configuration.d_model) if scaled else 1.0
-        self.positions = make_positions(configuration.positions, max_length, configuration.d_model)
-        self.norm = nn.LayerNorm(configuration.d_model) if normalised else nn.Identity()
+        self.positions = _make_added_positions(configuration, max_length)
+        self.rotary = (
+            RotaryPositions(max_length, configuration.head_dim) if configuration.positions == "rotary" else None
+        )
+        self.norm = make_norm(configuration) if normalised else nn.Identity()
         self.dropout = nn.Dropout(configuration.dropout)
 
     def forward(self, tokens: Tensor, position_ids: Tensor) -> Tensor:
@@ -48,3 +59,87 @@ class PositionedEmbedding(nn.Module):
             hidden_states = hidden_states + self.positions(position_ids)
         positioned: Tensor = self.dropout(self.norm(hidden_states))
         return positioned
+
+    def attention(self, attend: Attend, position_ids: Tensor) -> Attend:
+        """Returns the attention function for the layers: `attend`, behind rotary positions where the model has them."""
+        return attend if self.rotary is None else self.rotary(attend, position_ids)
+
+
+class SinusoidalPositions(nn.Module):
+    """Looks positions up in the fixed table, which is no parameter and is not saved."""
+
+    table: Tensor
+
+    def __init__(self, max_length: int, d_model: int) -> None:
+        super().__init__()
+        self.register_buffer("table", sinusoid_table(max_length, d_model), persistent=False)
+
+    def forward(self, position_ids: Tensor) -> Tensor:
+        """int64 (...) -> (..., D)."""
+        return F.embedding(position_ids, self.table)
+
+
+class RotaryPositions(nn.Module):
+    """Turns queries and keys by angles that grow with their positions (Su et al. 2021, equations 15 and 34).
+
+    The inner product of a query and a key then depends on their distance and not on where they stand.
+
+    Args:
+        max_length: L.
+        head_dim: K, even.
+    """
+
+    table: Tensor
+
+    def __init__(self, max_length: int, head_dim: int) -> None:
+        super().__init__()
+        angles = _angles(max_length, head_dim)  # (L, K / 2)
+        cosines = torch.cat((angles.cos(), angles.cos()), dim=-1)  # (L, K)
+        sines = torch.cat((-angles.sin(), angles.sin()), dim=-1)  # (L, K)
+        # One table of three axes, not two matrices: an exported int8 graph would round matrices to eight bits.
+        self.register_buffer("table", torch.stack((cosines, sines), dim=1).float(), persistent=False)  # (L, 2, K)
+
+    def forward(self, attend: Attend, position_ids: Tensor) -> Attend:
+        """Puts the rotation of tokens at int64 positions (B, T) or (T) in front of an attention function."""
+        cosines, sines = self.table[position_ids].unsqueeze(-2).unbind(-3)  # (B, T, 1, K)
+
+        def rotate(heads: Tensor) -> Tensor:  # (B, T, H, K)
+            first, second = heads.chunk(2, dim=-1)
+            return (heads * cosines + torch.cat((second, first), dim=-1) * sines).to(heads.dtype)
+
+        def attend_rotated(
+            query: Tensor, key: Tensor, value: Tensor, *, layer: int, **scoring: Unpack[Scoring]
+        ) -> Tensor:
+            return attend(rotate(query), rotate(key), value, layer=layer, **scoring)
+
+        return attend_rotated
+
+
+def sinusoid_table(max_length: int, d_model: int) -> Tensor:
+    """Computes PE(p, 2i) = sin(p / 10000^(2i/D)), PE(p, 2i+1) = cos of the same (Vaswani et al. 2017, section 3.5).
+
+    Args:
+        max_length: positions.
+        d_model: width, even.
+
+    Returns:
+        float32 (max_length, d_model).
+    """
+    angles = _angles(max_length, d_model)  # (L, D / 2)
+    return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1).float()  # (L, D)
+
+
+def _angles(max_length: int, width: int) -> Tensor:
+    """Computes p / 10000^(2i/width) for positions p and i below width / 2: float64 (max_length, width / 2)."""
+    positions = torch.arange(max_length, dtype=torch.float64)[:, None]  # (L, 1)
+    even = torch.arange(0, width, 2, dtype=torch.float64)  # (width / 2): 2i
+    return positions * torch.exp(even * (-math.log(10_000) / width))
+
+
+def _make_added_positions(configuration: LayerConfig, max_length: int) -> nn.Module | None:
+    """Makes the module that maps position ids (...) to embeddings (..., D); None where none are added."""
+    if configuration.positions == "learned":
+        return nn.Embedding(max_length, configuration.d_model)
+    if configuration.positions == "sinusoidal":
+        return SinusoidalPositions(max_length, configuration.d_model)
+    return None

@@ -1,12 +1,13 @@
-"""How the models' weights begin, as their papers or common practice have it."""
+"""Starting weights of the models, as their papers or common practice have them."""
 
 from __future__ import annotations
 
 import math
 
+import torch
 from torch import nn
 
-from headway_training.models.parts.multi_head import CrossAttention, SelfAttention
+from headway_training.models.parts.layer import PackedLinear
 
 
 def initialise_normal(model: nn.Module, std: float = 0.02) -> None:
@@ -18,7 +19,7 @@ def initialise_normal(model: nn.Module, std: float = 0.02) -> None:
 
 
 def initialise_truncated_normal(model: nn.Module, std: float = 0.02) -> None:
-    """Draws the same from N(0, std^2), cut off at two standard deviations (BERT, ViT)."""
+    """Draws them from N(0, std^2) truncated at two standard deviations, and zeroes biases (BERT, ViT)."""
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Embedding):
             nn.init.trunc_normal_(module.weight, std=std, a=-2 * std, b=2 * std)
@@ -26,9 +27,9 @@ def initialise_truncated_normal(model: nn.Module, std: float = 0.02) -> None:
 
 
 def initialise_xavier(model: nn.Module, d_model: int) -> None:
-    """Draws each linear map by Glorot and Bengio (2010), uniformly, and embeddings from N(0, 1 / d_model).
+    """Draws linear maps uniformly as in Glorot and Bengio (2010), and embeddings from N(0, 1 / d_model).
 
-    Query, key and value lie in one matrix here, but each is drawn as the matrix it is. An embedding of that size has
+    Maps that share one matrix here, such as query, key and value, are drawn one by one. An embedding of that size has
     unit variance once it is scaled by sqrt(d_model), and gives logits of unit variance where it is tied.
     """
     for module in model.modules():
@@ -38,10 +39,9 @@ def initialise_xavier(model: nn.Module, d_model: int) -> None:
             nn.init.normal_(module.weight, std=d_model**-0.5)
         _zero_bias(module)
     for module in model.modules():
-        if isinstance(module, SelfAttention):
-            _xavier_by_part(module.query_key_value, 3)
-        elif isinstance(module, CrossAttention):
-            _xavier_by_part(module.key_value, 2)
+        if isinstance(module, PackedLinear) and len(module.widths) > 1:
+            for part in torch.split(module.weight.data, module.widths):
+                nn.init.xavier_uniform_(part)
 
 
 def scale_residual_outputs(model: nn.Module, num_residuals: int) -> None:
@@ -49,11 +49,6 @@ def scale_residual_outputs(model: nn.Module, num_residuals: int) -> None:
     for name, parameter in model.named_parameters():
         if name.endswith(("attention.output.weight", "feed_forward.output.weight")):
             parameter.data.div_(math.sqrt(num_residuals))
-
-
-def _xavier_by_part(linear: nn.Linear, parts: int) -> None:
-    for part in linear.weight.data.chunk(parts):
-        nn.init.xavier_uniform_(part)
 
 
 def _zero_bias(module: nn.Module) -> None:

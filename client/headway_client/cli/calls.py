@@ -1,0 +1,94 @@
+"""Makes the calls of a command and prints what they return, for all commands alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+import typer
+
+from headway_client.cli.flags import flag_of, named_inputs
+from headway_client.cli.output import (
+    as_dict,
+    batches,
+    print_answer_json,
+    print_heading,
+    print_json,
+    with_inputs,
+)
+from headway_client.results import Answer
+from headway_client.streams import TextStream
+
+ResultT = TypeVar("ResultT")
+
+
+def print_answers(
+    inputs: Iterable[str],
+    batch_size: int,
+    call: Callable[[list[str]], Answer[ResultT]],
+    show: Callable[[str, ResultT], None] | None,
+) -> None:
+    """Calls once for each batch of inputs and prints its results before the next batch is read.
+
+    Args:
+        inputs: The inputs.
+        batch_size: Inputs of a call.
+        call: Makes the call.
+        show: Prints the result of an input; None prints JSON.
+    """
+    for batch in batches(inputs, batch_size):
+        with named_inputs(batch):
+            answer = call(batch)
+        if show is None:
+            print_answer_json(batch, answer)
+            continue
+        for text, result in with_inputs(batch, answer):
+            show(text, result)
+
+
+def print_streams(
+    inputs: Iterable[str],
+    open_stream: Callable[[str], TextStream[ResultT]],
+    show: Callable[[str, ResultT], None] | None,
+    *,
+    headed: bool = False,
+) -> None:
+    """Prints one streamed text after another.
+
+    Args:
+        inputs: The inputs.
+        open_stream: Starts the call for one of them.
+        show: Prints what came with a text besides its deltas; None prints JSON, an object for each delta and one for
+            the answer.
+        headed: True prints a heading before each text.
+    """
+    for text in inputs:
+        if headed and show is not None:
+            print_heading(text)
+        with named_inputs([text]), open_stream(text) as stream:
+            for delta in stream:
+                if show is None:
+                    print_json(as_dict(delta))
+                else:
+                    typer.echo(delta.text, nl=False)
+            if show is None:
+                print_answer_json([text], stream.answer)
+            else:
+                typer.echo()
+                show(text, stream.answer[0])
+
+
+def options_for_stream(options: Mapping[str, Any], kind: Any) -> Any:
+    """Returns the options that a streaming call has.
+
+    Args:
+        options: Those of the unary call.
+        kind: Typed dictionary of the streaming call's options.
+
+    Raises:
+        typer.BadParameter: Another one is given, and is not 1.
+    """
+    others = {name: value for name, value in options.items() if name not in kind.__optional_keys__}
+    if refused := [flag_of(name) for name, value in others.items() if value is True or value != 1]:
+        raise typer.BadParameter(f"a stream cannot have {', '.join(refused)}; leave out --stream or these")
+    return {name: value for name, value in options.items() if name not in others}

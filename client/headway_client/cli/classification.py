@@ -1,0 +1,202 @@
+"""The commands that classify and embed: classify-text, classify-tokens, classify-image, embed-text, embed-image."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from headway_client.cli.calls import print_answers
+from headway_client.cli.flags import (
+    AsJson,
+    BatchSize,
+    ConnectionFlags,
+    File,
+    ImageArguments,
+    TextArguments,
+    connected,
+    takes_options,
+)
+from headway_client.cli.output import print_heading, print_table, read_inputs
+from headway_client.options import (
+    ClassifyImageOptions,
+    ClassifyTextOptions,
+    ClassifyTokensOptions,
+    EmbedImageOptions,
+    EmbedTextOptions,
+)
+from headway_client.results import (
+    Answer,
+    ImageClassification,
+    ImageEmbedding,
+    TextClassification,
+    TextEmbedding,
+    TokenClassification,
+)
+
+Pairs = Annotated[bool, typer.Option("--pairs", help="Inputs are two texts each, with a tab between them.")]
+
+_SHOWN_LABELS = 3
+"""Labels that are printed where --top-k is not given."""
+
+
+@takes_options
+def classify_text(
+    texts: TextArguments = None,
+    *,
+    file: File = None,
+    pairs: Pairs = False,
+    batch_size: BatchSize = 32,
+    as_json: AsJson = False,
+    options: ClassifyTextOptions,
+    connection: ConnectionFlags,
+) -> None:
+    """Label texts.
+
+    Prints the labels with their probabilities, a tab, the text: those that --top-k asks for, or three. --json also says
+    which labels apply.
+    """
+    inputs = read_inputs(texts, file)
+    with connected(connection) as client:
+
+        def call(batch: list[str]) -> Answer[TextClassification]:
+            first, options["text_pairs"] = _split(batch, pairs)
+            return client.classify_text(first, **options)
+
+        print_answers(
+            inputs,
+            batch_size,
+            call,
+            None if as_json else lambda text, result: _show_labels(text, result, options.get("top_k")),
+        )
+
+
+@takes_options
+def classify_tokens(
+    texts: TextArguments = None,
+    *,
+    file: File = None,
+    batch_size: BatchSize = 32,
+    as_json: AsJson = False,
+    options: ClassifyTokensOptions,
+    connection: ConnectionFlags,
+) -> None:
+    """Find labelled spans in texts, such as names or parts of speech.
+
+    Prints a line for each span: start, end, label, probability, text.
+    """
+    inputs = read_inputs(texts, file)
+    headed = file is not None or len(texts or ()) != 1
+
+    def show(text: str, result: TokenClassification) -> None:
+        if headed:
+            print_heading(text)
+        print_table(
+            [
+                (str(span.start), str(span.end), span.label, f"{span.probability:.3f}", text[span.start : span.end])
+                for span in result.spans
+            ]
+        )
+
+    with connected(connection) as client:
+        print_answers(
+            inputs, batch_size, lambda batch: client.classify_tokens(batch, **options), None if as_json else show
+        )
+
+
+@takes_options
+def classify_image(
+    images: ImageArguments = None,
+    *,
+    file: File = None,
+    batch_size: BatchSize = 8,
+    as_json: AsJson = False,
+    options: ClassifyImageOptions,
+    connection: ConnectionFlags,
+) -> None:
+    """Label image files.
+
+    Prints the labels with their probabilities, a tab, the file: those that --top-k asks for, or three.
+    """
+    inputs = read_inputs(images, file)
+    with connected(connection) as client:
+        print_answers(
+            inputs,
+            batch_size,
+            lambda batch: client.classify_image([Path(path) for path in batch], **options),
+            None if as_json else lambda path, result: _show_labels(path, result, options.get("top_k")),
+        )
+
+
+@takes_options
+def embed_text(
+    texts: TextArguments = None,
+    *,
+    file: File = None,
+    pairs: Pairs = False,
+    batch_size: BatchSize = 32,
+    as_json: AsJson = False,
+    options: EmbedTextOptions,
+    connection: ConnectionFlags,
+) -> None:
+    """Turn texts into vectors.
+
+    Prints the numbers with spaces between them, a tab, the text.
+    """
+    inputs = read_inputs(texts, file)
+    with connected(connection) as client:
+
+        def call(batch: list[str]) -> Answer[TextEmbedding]:
+            first, options["text_pairs"] = _split(batch, pairs)
+            return client.embed_text(first, **options)
+
+        print_answers(inputs, batch_size, call, None if as_json else _show_vector)
+
+
+@takes_options
+def embed_image(
+    images: ImageArguments = None,
+    *,
+    file: File = None,
+    batch_size: BatchSize = 8,
+    as_json: AsJson = False,
+    options: EmbedImageOptions,
+    connection: ConnectionFlags,
+) -> None:
+    """Turn image files into vectors.
+
+    Prints the numbers with spaces between them, a tab, the file.
+    """
+    inputs = read_inputs(images, file)
+    with connected(connection) as client:
+        print_answers(
+            inputs,
+            batch_size,
+            lambda batch: client.embed_image([Path(path) for path in batch], **options),
+            None if as_json else _show_vector,
+        )
+
+
+def _show_labels(text: str, result: TextClassification | ImageClassification, top_k: int | None) -> None:
+    shown = result.labels[:_SHOWN_LABELS] if top_k is None else result.labels
+    typer.echo(f"{', '.join(f'{label.label} {label.probability:.3f}' for label in shown)}\t{text}")
+
+
+def _show_vector(text: str, result: TextEmbedding | ImageEmbedding) -> None:
+    typer.echo(f"{' '.join(f'{value:.6g}' for value in result.values)}\t{text}")
+
+
+def _split(lines: list[str], pairs: bool) -> tuple[list[str], list[str] | None]:
+    """Returns the texts of a call and, if its lines are pairs with a tab between them, their second texts.
+
+    Raises:
+        ValueError: Pairs are expected, and a line has no tab.
+    """
+    if not pairs:
+        return lines, None
+    split = [line.split("\t", 1) for line in lines]
+    for line, parts in zip(lines, split, strict=True):
+        if len(parts) != 2:
+            raise ValueError(f"--pairs needs two texts with a tab between them; {line[:60]!r} has no tab")
+    return [text for text, _ in split], [pair for _, pair in split]

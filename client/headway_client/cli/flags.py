@@ -1,0 +1,217 @@
+"""Arguments and flags of the commands, how a command connects, and how it fails.
+
+The flags of a call are made from the typed dictionary of its options, which names, types and describes each.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, NoReturn, get_args, get_origin, is_typeddict
+
+import typer
+
+from headway_client.cli.output import shorten
+from headway_client.client import Client
+from headway_client.connection import DEFAULT_SERVER, ConnectionOptions
+from headway_client.errors import CallError, HeadwayError, UnavailableError
+from headway_client.options import options_of
+
+TextArguments = Annotated[list[str] | None, typer.Argument(metavar="[TEXT]...", help="Inputs; or use --file or stdin.")]
+ImageArguments = Annotated[
+    list[str] | None, typer.Argument(metavar="[IMAGE]...", help="Image files; or use --file or stdin.")
+]
+File = Annotated[
+    Path | None,
+    typer.Option("--file", "-f", metavar="FILE", help="Read inputs from FILE, one per line; - is stdin."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
+BatchSize = Annotated[int, typer.Option("--batch-size", min=1, help="Inputs to send with one call.")]
+
+_ELEMENT = re.compile(r"^(?:texts|prompts|images)\[(\d+)\]")
+
+
+class ConnectionFlags(ConnectionOptions, total=False):
+    """What both clients take: how to reach the server, and how long a call may last."""
+
+    server: Annotated[str | None, "Server to call. Default: 127.0.0.1:50051."]
+    timeout_s: Annotated[float, "Longest time of a call. Default: 60."]
+
+
+class _Flag(NamedTuple):
+    """How the flag of an option differs from its name, its type and its value."""
+
+    names: str | None = None
+    kind: Any = None
+    metavar: str | None = None
+    convert: Callable[[Any], Any] | None = None
+    envvar: str | None = None
+    description: str | None = None
+
+
+def _parse_metadata(values: list[str]) -> list[tuple[str, str]]:
+    pairs = [value.partition("=") for value in values]
+    for key, equals, value in pairs:
+        if not key or not equals:
+            raise typer.BadParameter(
+                f"{key + value!r} is not a key and a value, such as tenant=7", param_hint="--metadata"
+            )
+    return [(key.lower(), value) for key, _, value in pairs]
+
+
+def _parse_biases(values: list[str]) -> dict[int, float]:
+    biases: dict[int, float] = {}
+    for value in values:
+        token_id, _, bias = value.partition("=")
+        try:
+            biases[int(token_id)] = float(bias)
+        except ValueError:
+            raise typer.BadParameter(
+                f"{value!r} is not a token id and a number, such as 17=-5", param_hint="--logit-bias"
+            ) from None
+    return biases
+
+
+def _read_schema(value: str) -> str:
+    """Returns the JSON text that was given, or that the file holds."""
+    if value.lstrip().startswith("{"):
+        return value
+    try:
+        return Path(value).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise typer.BadParameter(f"{value}: {reason}", param_hint="--json-schema") from None
+
+
+_FLAGS: dict[str, _Flag] = {
+    "server": _Flag(metavar="HOST:PORT", envvar="HEADWAY_SERVER"),
+    "tls": _Flag("--tls/--no-tls", envvar="HEADWAY_TLS"),
+    "ca_file": _Flag(metavar="FILE", envvar="HEADWAY_CA_FILE"),
+    "client_cert_file": _Flag(metavar="FILE", envvar="HEADWAY_CLIENT_CERT_FILE"),
+    "client_key_file": _Flag(metavar="FILE", envvar="HEADWAY_CLIENT_KEY_FILE"),
+    "api_key": _Flag(metavar="KEY", envvar="HEADWAY_API_KEY"),
+    "metadata": _Flag(kind=list[str], metavar="KEY=VALUE", convert=_parse_metadata),
+    "timeout_s": _Flag("--timeout", metavar="SECONDS"),
+    "stop_strings": _Flag("--stop-string", list[str], "TEXT"),
+    "stop_token_ids": _Flag("--stop-token-id", list[int], "ID"),
+    "logit_biases": _Flag("--logit-bias", list[str], "ID=BIAS", _parse_biases),
+    "json_schema": _Flag(
+        kind=str,
+        metavar="FILE|JSON",
+        convert=_read_schema,
+        description="JSON Schema of the text: JSON that begins with {, or a file that holds it.",
+    ),
+    "choices": _Flag("--choice", list[str], "TEXT"),
+    "normalize": _Flag("--normalize/--no-normalize"),
+    "phrase_constraints": _Flag("--required-phrase and --forbidden-phrase"),
+}
+_NOT_FLAGS = {"credentials", "text_pairs", "target_prefixes", "phrase_constraints"}
+"""Options that no flag sets, or that a command makes of flags of its own."""
+
+
+def flag_of(name: str) -> str:
+    """Returns the flag of an option, such as `--stop-string` of `stop_strings`."""
+    return _FLAGS.get(name, _Flag()).names or f"--{name.replace('_', '-')}"
+
+
+def takes_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command, in place of each argument that is a typed dictionary, a flag for each of its options.
+
+    The command gets a dictionary of those that were given.
+    """
+    own: list[inspect.Parameter] = []
+    groups: dict[str, list[inspect.Parameter]] = {}
+    for parameter in inspect.signature(command, eval_str=True).parameters.values():
+        if is_typeddict(parameter.annotation):
+            groups[parameter.name] = _parameters_of(parameter.annotation)
+        else:
+            own.append(parameter)
+
+    @wraps(command)
+    def run(**arguments: Any) -> None:
+        given = {group: _given([flag.name for flag in flags], arguments) for group, flags in groups.items()}
+        command(**arguments, **given)
+
+    parameters = [*own, *(flag for flags in groups.values() for flag in flags)]
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # typer reads it
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
+
+
+def _parameters_of(kind: Any) -> list[inspect.Parameter]:
+    """Makes a parameter, as typer reads them, of each option of a typed dictionary."""
+    parameters = []
+    for name, option in options_of(kind).items():
+        if name in _NOT_FLAGS:
+            continue
+        flag = _FLAGS.get(name, _Flag())
+        flag_type: Any = flag.kind or (get_args(option.type) or (option.type,))[0]  # the first of a union
+        description = flag.description or option.description
+        if get_origin(flag_type) is list:
+            description += " May be repeated."
+        made = typer.Option(flag_of(name), help=description, metavar=flag.metavar, envvar=flag.envvar)
+        annotation = Annotated[flag_type | None, made]
+        parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation))
+    return parameters
+
+
+def _given(names: Sequence[str], arguments: dict[str, Any]) -> dict[str, Any]:
+    """Takes the options that were given out of a command's arguments."""
+    values = {name: arguments.pop(name) for name in names}
+    converters = {name: flag.convert for name, flag in _FLAGS.items() if flag.convert is not None}
+    return {
+        name: converters[name](value) if name in converters else value
+        for name, value in values.items()
+        if value is not None and value != []
+    }
+
+
+@contextmanager
+def connected(connection: ConnectionFlags) -> Iterator[Client]:
+    """Opens a client for the length of a command."""
+    with reported_failures(connection), Client(**connection) as client:
+        yield client
+
+
+@contextmanager
+def reported_failures(connection: ConnectionFlags) -> Iterator[None]:
+    """Ends the command with one line on stderr: with exit code 1 if a call failed, with 2 if an input is wrong."""
+    try:
+        yield
+    except UnavailableError as error:
+        # A server that refuses the call says why. Without a reason nobody answered.
+        server = connection.get("server") or DEFAULT_SERVER
+        fail(str(error) if error.reason else f"{error}; is a headway-server running at {server}?", 1)
+    except HeadwayError as error:
+        fail(str(error), 1)
+    except BrokenPipeError:  # whoever read our output has gone: the command ends quietly
+        raise
+    except OSError as error:
+        fail(f"{error.filename}: {error.strerror}" if error.filename else str(error), 2)
+    except UnicodeDecodeError as error:
+        fail(f"the input is not UTF-8 text: {error.reason} at byte {error.start}", 2)
+    except ValueError as error:  # a number that its field cannot hold
+        fail(str(error), 2)
+
+
+@contextmanager
+def named_inputs(inputs: Sequence[str]) -> Iterator[None]:
+    """Adds to an error about an element, such as `images[3]`, which of the command's inputs it is."""
+    try:
+        yield
+    except CallError as error:
+        elements = [_ELEMENT.search(violation.field) for violation in error.field_violations]
+        named = [inputs[int(index[1])] for index in elements if index and int(index[1]) < len(inputs)]
+        if not named:
+            raise
+        fail(f"{error} (that is {', '.join(repr(shorten(text)) for text in named)})", 1)
+
+
+def fail(message: str, exit_code: int) -> NoReturn:
+    """Prints one line on stderr and ends the command."""
+    typer.echo(f"headway: {' '.join(message.split())}", err=True)
+    raise typer.Exit(exit_code)

@@ -1,0 +1,274 @@
+"""Every RPC of the API: called, and its answer printed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import typer
+from draw import draw_pictures
+
+from headway_client import Answer, Client, FailedPreconditionError, HeadwayError, LabelScore, Task, TextDelta
+from headway_client.options import SamplingOptions
+
+ResultT = TypeVar("ResultT")
+
+PROMPTS = (
+    "DUKE:\nThe night is come, and",
+    "FIRST SOLDIER:\nWho goes there?\n\nSECOND SOLDIER:\n",
+)
+STREAMED_PROMPT = "LADY ANNE:\nMy lord, what news"
+CAPTIONS = (
+    "A man is riding a bicycle.",
+    "Two dogs are running through the snow.",
+    "A young girl in a red dress is playing on the beach.",
+    "Several people are standing in front of a building.",
+    "A woman is reading a book on a bench in the park.",
+)
+STREAMED_CAPTION = "A boy in a blue shirt jumps into the water."
+HEADLINES = (
+    "Prime minister and rebel leaders agree to talks after a week of fighting at the border",
+    "Late goal sends the home team to the cup final after extra time",
+    "Shares of the airline fall as oil prices rise and the company cuts its profit forecast",
+    "Researchers release free software that finds security holes in web browsers",
+)
+
+_MAX_NEW_TOKENS = 100
+_SAMPLING: SamplingOptions = {"temperature": 0.7, "top_p": 0.95, "seed": 7}
+_INDENT = " " * 12
+
+
+class Calls:
+    """Calls a server's models: the first of each task, and for translation the one from English to German."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._models: dict[Task, str] = {}
+        self._pictures = draw_pictures()
+
+    def call_every_rpc(self, images: list[Path]) -> list[str]:
+        """Calls every RPC and prints a section for each; returns the names of those that failed."""
+        calls: Mapping[str, Callable[[], None]] = {
+            "ListModels": self.list_models,
+            "GetModel": self.get_model,
+            "GenerateText": self.generate_text,
+            "StreamGenerateText": self.stream_generate_text,
+            "TranslateText": self.translate_text,
+            "StreamTranslateText": self.stream_translate_text,
+            "ClassifyText": self.classify_text,
+            "ClassifyTokens": self.classify_tokens,
+            "EmbedText": self.embed_text,
+            "ClassifyImage": partial(self.classify_image, images),
+            "EmbedImage": self.embed_image,
+        }
+        failed = []
+        for rpc, call in calls.items():
+            try:
+                call()
+            except (HeadwayError, OSError) as error:
+                _line("failed", str(error))
+                failed.append(rpc)
+        return failed
+
+    def list_models(self) -> None:
+        """ListModels. The calls that follow use these models."""
+        _section("ListModels", "the models that the server has loaded")
+        listing = self._client.list_models()
+        for model in listing:
+            self._models.setdefault(model.task, model.name)
+            _line("model", f"{model.name} {model.version}, {model.task.replace('_', ' ')}")
+            _line("", f"{model.parameter_count:,} parameters, {model.variant} on {model.device}")
+            for figure in model.quality:
+                if figure.variant == model.variant:
+                    data = f"{figure.example_count:,} examples of {figure.dataset}"
+                    _line("", f"{figure.metric.replace('_', ' ')} {figure.value:.4g} on {data}")
+        for bundle in listing.rejected_bundles:
+            _line("rejected", f"{bundle.path}: {bundle.reason}")
+
+    def get_model(self) -> None:
+        """GetModel."""
+        _section("GetModel", "one of them, with its manifest")
+        for name in list(self._models.values())[:1]:
+            _line("question", name)
+            details = self._client.get_model(name)
+            _line("answer", f"{details.model.description}")
+            _line("", f"architecture {details.model.architecture}, licence {details.model.license}")
+            _line("", f"manifest of {len(details.manifest_json):,} characters")
+
+    def generate_text(self) -> None:
+        """GenerateText."""
+        _section("GenerateText", "two prompts, continued in one call")
+        answer, seconds = _timed(
+            lambda: self._client.generate_text(
+                PROMPTS,
+                model=self._model(Task.GENERATION),
+                truncate=True,
+                max_new_tokens=_MAX_NEW_TOKENS,
+                **_SAMPLING,
+            )
+        )
+        for prompt, result in zip(PROMPTS, answer, strict=True):
+            _line("question", prompt)
+            _line("answer", result.text)
+        _footer(answer, seconds, sum(result.new_token_count for result in answer))
+
+    def stream_generate_text(self) -> None:
+        """StreamGenerateText."""
+        _section("StreamGenerateText", "a text while it is generated")
+        _line("question", STREAMED_PROMPT)
+        start_s = time.perf_counter()
+        with self._client.stream_generate_text(
+            STREAMED_PROMPT,
+            model=self._model(Task.GENERATION),
+            truncate=True,
+            max_new_tokens=_MAX_NEW_TOKENS,
+            **_SAMPLING,
+        ) as stream:
+            _print_deltas(stream)
+        _footer(stream.answer, time.perf_counter() - start_s, stream.answer[0].new_token_count)
+
+    def translate_text(self) -> None:
+        """TranslateText."""
+        _section("TranslateText", "five English captions in German, in one call")
+        answer, seconds = _timed(
+            lambda: self._client.translate_text(CAPTIONS, source_language="en", target_language="de")
+        )
+        for caption, result in zip(CAPTIONS, answer, strict=True):
+            _line("question", caption)
+            _line("answer", result.text)
+        _footer(answer, seconds, sum(result.new_token_count for result in answer))
+
+    def stream_translate_text(self) -> None:
+        """StreamTranslateText."""
+        _section("StreamTranslateText", "a translation while it is generated")
+        _line("question", STREAMED_CAPTION)
+        start_s = time.perf_counter()
+        with self._client.stream_translate_text(STREAMED_CAPTION, source_language="en", target_language="de") as stream:
+            _print_deltas(stream)
+        _footer(stream.answer, time.perf_counter() - start_s, stream.answer[0].new_token_count)
+
+    def classify_text(self) -> None:
+        """ClassifyText."""
+        _section("ClassifyText", "headlines and their topics")
+        answer, seconds = _timed(
+            lambda: self._client.classify_text(HEADLINES, model=self._model(Task.TEXT_CLASSIFICATION))
+        )
+        for headline, result in zip(HEADLINES, answer, strict=True):
+            _line("question", headline)
+            _line("answer", _labels(result.labels))
+        _footer(answer, seconds)
+
+    def classify_tokens(self) -> None:
+        """ClassifyTokens. A server without a model for it says so, which counts as an answer."""
+        _section("ClassifyTokens", "labelled spans of a text, such as names")
+        _line("question", HEADLINES[0])
+        try:
+            answer = self._client.classify_tokens(HEADLINES[0], model=self._model(Task.TOKEN_CLASSIFICATION))
+        except FailedPreconditionError as error:
+            _line("answer", str(error))
+            return
+        spans = (f"{HEADLINES[0][span.start : span.end]} ({span.label})" for span in answer[0].spans)
+        _line("answer", ", ".join(spans))
+        _line("model", str(answer.model))
+
+    def embed_text(self) -> None:
+        """EmbedText. A server without a model for it says so, which counts as an answer."""
+        _section("EmbedText", "a text as a vector")
+        _line("question", HEADLINES[0])
+        try:
+            answer = self._client.embed_text(HEADLINES[0])
+        except FailedPreconditionError as error:
+            _line("answer", str(error))
+            return
+        values = answer[0].values
+        _line("answer", f"{len(values)} values: {', '.join(f'{value:.3f}' for value in values[:4])} ...")
+        _line("model", str(answer.model))
+
+    def classify_image(self, images: list[Path]) -> None:
+        """ClassifyImage, with the demo's drawings in one call and each of the user's images in a call of its own."""
+        _section("ClassifyImage", "pictures drawn by demo/draw.py" + (", and yours" if images else ""))
+        model = self._model(Task.IMAGE_CLASSIFICATION)
+        pictures = list(self._pictures.values())
+        answer, seconds = _timed(lambda: self._client.classify_image(pictures, model=model, top_k=3))
+        for name, result in zip(self._pictures, answer, strict=True):
+            _line("question", f"a drawing of: {name}")
+            _line("answer", _labels(result.labels))
+        _footer(answer, seconds)
+        for path in images:
+            _line("question", str(path))
+            answer, seconds = _timed(partial(self._client.classify_image, path, model=model, top_k=3))
+            _line("answer", f"{_labels(answer[0].labels)} ({answer[0].width}x{answer[0].height} pixels)")
+            _footer(answer, seconds)
+
+    def embed_image(self) -> None:
+        """EmbedImage. A server without a model for it says so, which counts as an answer."""
+        _section("EmbedImage", "the drawings as vectors, and how alike they are")
+        first, *others = self._pictures
+        _line("question", f"a drawing of: {first}")
+        try:
+            answer = self._client.embed_image(list(self._pictures.values()))
+        except FailedPreconditionError as error:
+            _line("answer", str(error))
+            return
+        vector, *vectors = (result.values for result in answer)
+        cosines = [sum(a * b for a, b in zip(vector, other, strict=True)) for other in vectors]
+        alike = ", ".join(f"{name} {cosine:.2f}" for name, cosine in zip(others, cosines, strict=True))
+        _line("answer", f"{len(vector)} values; cosine with {alike}")
+        _line("model", str(answer.model))
+
+    def _model(self, task: Task) -> str | None:
+        """Returns the model to call; without one the server is called all the same, and says what it has."""
+        return self._models.get(task)
+
+
+def _timed(call: Callable[[], ResultT]) -> tuple[ResultT, float]:
+    """Makes a call; returns its result and the seconds it took."""
+    start_s = time.perf_counter()
+    result = call()
+    return result, time.perf_counter() - start_s
+
+
+def _section(rpc: str, about: str) -> None:
+    """Prints the heading of an RPC."""
+    typer.echo()
+    typer.secho(rpc, bold=True, nl=False)
+    typer.echo(f"  {about}")
+
+
+def _line(name: str, text: str) -> None:
+    """Prints a named text, its lines below each other."""
+    indented = text.strip("\n").replace("\n", f"\n{_INDENT}")
+    typer.echo(f"  {name:<9} {indented}".rstrip())
+
+
+def _print_deltas(deltas: Iterable[TextDelta]) -> None:
+    """Prints a text while it arrives."""
+    typer.echo(f"  {'answer':<9} ", nl=False)
+    begun = False
+    try:
+        for delta in deltas:
+            text = delta.text if begun else delta.text.lstrip("\n")
+            begun = begun or bool(text)
+            typer.echo(text.replace("\n", f"\n{_INDENT}"), nl=False)
+    finally:
+        typer.echo()
+
+
+def _labels(scores: Iterable[LabelScore]) -> str:
+    """Returns labels with their probabilities in percent."""
+    return ", ".join(f"{score.label} {score.probability:.1%}" for score in scores)
+
+
+def _footer(answer: Answer[object], round_trip_s: float, token_count: int = 0) -> None:
+    """Prints which model answered, and where the time went."""
+    timings = answer.timings
+    parts = (
+        f"{round_trip_s * 1e3:.1f} ms: waiting {timings.queue_s * 1e3:.1f}, "
+        f"preprocessing {timings.preprocessing_s * 1e3:.1f}, inference {timings.inference_s * 1e3:.1f}"
+    )
+    rate = f"; {token_count} tokens, {token_count / round_trip_s:.0f} per second" if token_count else ""
+    _line("model", str(answer.model))
+    _line("timing", parts + rate)

@@ -1,0 +1,159 @@
+"""Softmax of whole rows: weights, their sums, and log-probabilities.
+
+Shapes: n rows, T tokens of a prompt, V vocabulary, W = V rounded up to whole groups, G groups: token i is in group i
+mod G.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway_server.decoding.sampling.likeliest import top_candidates
+
+MAX_GROUPS = 256
+
+_BLOCK_LOGITS = 2**20
+"""Logits that are worked on at a time, so that a long prompt takes no more memory than a short one."""
+
+
+class WeightScratch:
+    """Room for the weights of some rows, used again and again."""
+
+    def __init__(self, *, num_rows: int, vocab_size: int) -> None:
+        """Makes the room when it is first needed.
+
+        Args:
+            num_rows: Rows that it holds.
+            vocab_size: V.
+        """
+        self.num_rows = num_rows
+        self.vocab_size = vocab_size
+        self.num_groups = min(MAX_GROUPS, vocab_size)
+        self._weights: NDArray[np.float32] | None = None
+
+    def __repr__(self) -> str:
+        return f"WeightScratch({self.num_rows} rows, {self.vocab_size} tokens)"
+
+    def weights(
+        self,
+        logits: NDArray[np.float32],
+        maximum: NDArray[np.float32],
+        temperature: NDArray[np.float32] | None = None,
+    ) -> NDArray[np.float32]:
+        """Returns exp((logits - maximum) / temperature), (n, W), zero past V; it holds until the next call.
+
+        Args:
+            logits: (n, V) float32, at most `num_rows` rows.
+            maximum: (n,) of the logits.
+            temperature: (n,) above 0; None is 1.
+        """
+        if self._weights is None:
+            width = -(-self.vocab_size // self.num_groups) * self.num_groups
+            self._weights = np.zeros((self.num_rows, width), np.float32)
+        padded = self._weights[: len(logits)]
+        weights = padded[:, : self.vocab_size]  # (n, V)
+        np.subtract(logits, maximum[:, np.newaxis], out=weights)
+        if temperature is not None and (temperature != 1).any():
+            np.divide(weights, temperature[:, np.newaxis], out=weights)
+        np.exp(weights, out=weights)
+        return padded
+
+    def running_sums(self, weights: NDArray[np.float32]) -> NDArray[np.float64]:
+        """Returns the running sums (n, G) of the groups of `weights` (n, W); the last one is the total."""
+        sums = self._grouped(weights).sum(axis=1)
+        return np.cumsum(sums, axis=1, dtype=np.float64)
+
+    def log_totals(self, logits: NDArray[np.float32], maximum: NDArray[np.float32]) -> NDArray[np.float64]:
+        """Returns log sum exp(logits - maximum), (n,), for any number of rows; NaN where logits are not finite."""
+        totals = np.zeros(len(logits))
+        with np.errstate(invalid="ignore", under="ignore"):
+            for start in range(0, len(logits), self.num_rows):
+                rows = slice(start, start + self.num_rows)
+                totals[rows] = self.running_sums(self.weights(logits[rows], maximum[rows]))[:, -1]
+            return np.log(totals)
+
+    def pick(
+        self, weights: NDArray[np.float32], running: NDArray[np.float64], numbers: NDArray[np.float64]
+    ) -> NDArray[np.int64]:
+        """Draws a token of each row in proportion to its weights: first the group, then the token in it.
+
+        Args:
+            weights: (n, W) float32.
+            running: (n, G) what `running_sums` says of them.
+            numbers: (n,) in [0, 1).
+        """
+        rows = np.arange(len(weights))
+        target = below(numbers * running[:, -1], running[:, -1])
+        group = (running <= target[:, np.newaxis]).sum(axis=1)
+        before = np.where(group > 0, running[rows, group - 1], 0.0)
+        within = np.cumsum(self._grouped(weights)[rows, :, group], axis=1, dtype=np.float64)  # (n, tokens a group)
+        # The group's sum was taken in float32, so what is left of the target may be a rounding past `within`.
+        left = below(target - before, within[:, -1])
+        member = (within <= left[:, np.newaxis]).sum(axis=1)
+        token_ids: NDArray[np.int64] = member * self.num_groups + group
+        return token_ids
+
+    def _grouped(self, weights: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Returns weights (n, W) as (n, tokens a group, G)."""
+        return weights.reshape(len(weights), -1, self.num_groups)
+
+
+def below(target: NDArray[np.float64], mass: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Returns `target`, made less than `mass`, so that some running sum that ends with `mass` exceeds it."""
+    limited: NDArray[np.float64] = np.minimum(target, np.nextafter(mass, 0.0))
+    return limited
+
+
+def token_log_probabilities(
+    logits: NDArray[np.float32], token_ids: NDArray[np.int64], num_top: int
+) -> tuple[NDArray[np.float64], list[list[tuple[int, float]]]]:
+    """Returns how likely given tokens were, and which were the likeliest.
+
+    Args:
+        logits: (T, V) float32, contiguous.
+        token_ids: (T,) int64, one of each row.
+        num_top: Likeliest tokens wanted of each row; of a smaller vocabulary, all.
+
+    Returns:
+        Natural logarithms of their probabilities (T,), NaN in rows that are not finite; and for each row the `num_top`
+        likeliest tokens with theirs, the likeliest first, the lower id among equals.
+    """
+    log_probabilities = np.zeros(len(logits))
+    top_tokens: list[list[tuple[int, float]]] = []
+    if not len(logits):
+        return log_probabilities, top_tokens
+    step = max(_BLOCK_LOGITS // logits.shape[1], 1)
+    scratch = WeightScratch(num_rows=min(step, len(logits)), vocab_size=logits.shape[1])
+    for start in range(0, len(logits), step):
+        rows = slice(start, start + step)
+        maximum = logits[rows].max(axis=1)
+        normalizers = maximum + scratch.log_totals(logits[rows], maximum)
+        chosen = np.take_along_axis(logits[rows], token_ids[rows, np.newaxis], axis=1)[:, 0]
+        log_probabilities[rows] = chosen - normalizers
+        top_tokens += likeliest(logits[rows], normalizers, np.full(len(maximum), num_top))
+    return log_probabilities, top_tokens
+
+
+def likeliest(
+    logits: NDArray[np.float32], normalizers: NDArray[np.float64], counts: NDArray[np.int64]
+) -> list[list[tuple[int, float]]]:
+    """Returns the likeliest `counts` (n,) tokens of each row with their log-probabilities, `logits - normalizers`.
+
+    Args:
+        logits: (n, V) float32, contiguous.
+        normalizers: (n,) log sum exp of the logits; NaN in rows without a meaning, which get none.
+        counts: (n,) at least 0; more than V is V.
+    """
+    counts = np.where(np.isfinite(normalizers), np.minimum(counts, logits.shape[1]), 0)
+    top_tokens: list[list[tuple[int, float]]] = [[] for _ in range(len(logits))]
+    wanted = np.flatnonzero(counts)
+    if not wanted.size:
+        return top_tokens
+    some = logits if len(wanted) == len(logits) else logits[wanted]
+    ids, values = top_candidates(some, counts[wanted])  # (n, C)
+    log_probabilities = values - normalizers[wanted, np.newaxis]
+    lists = zip(ids.tolist(), log_probabilities.tolist(), strict=True)
+    for row, (row_ids, row_values) in zip(wanted.tolist(), lists, strict=True):
+        top_tokens[row] = list(zip(row_ids, row_values, strict=True))[: counts[row]]
+    return top_tokens

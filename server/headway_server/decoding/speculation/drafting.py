@@ -1,0 +1,236 @@
+"""Drafts the next tokens of a sequence by looking up where its last ones stood before (docs/speculation.md).
+
+A text that repeats its prompt, an edited file or a list of records, has long stretches that stand in it already. What
+followed the last few tokens when they stood there before is a draft. It costs next to nothing, and where the model
+agrees, one step gives several tokens.
+
+R running sequences, T tokens of a verifying step, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway_server.decoding.interfaces import Decoder, DraftVerifier
+
+MAX_ROWS = 2
+"""Sequences that may run while drafts are verified. A step that verifies six tokens takes 1.6 (fp32) to 2.1
+(int8) decode steps of one sequence, and 2.5 or more of four: its arithmetic no longer hides behind the memory."""
+MIN_MATCH = 3
+"""Tokens at the end of the text that must have stood in it before."""
+LONG_MATCH = 6
+"""Tokens that are looked up first: the longer match is the likelier to go on."""
+MIN_ACCEPTED = 1.5
+"""Drafted tokens that the model must accept of a draft, on average, for it to pay: a verifying step gives one token
+more than it accepts."""
+LONGEST_PAUSE = 64
+"""Tokens between two drafts that are tried, at most, where drafts are refused."""
+
+_WEIGHT = 0.25  # of the newest draft in the running average
+
+
+class PromptLookup:
+    """The tokens of one sequence, where each short run of them stood last, and how its drafts fare.
+
+    A token costs two entries of a dictionary, so memory and time follow the length of the text, which the model bounds.
+    They are spent when a draft is asked for, not before.
+
+    Attributes:
+        num_drafted: Tokens that were drafted and verified.
+        num_accepted: Those of them that the model chose too.
+    """
+
+    __slots__ = (
+        "_average",
+        "_ends",
+        "_next_draft_at",
+        "_num_indexed",
+        "_pause",
+        "_token_ids",
+        "num_accepted",
+        "num_drafted",
+    )
+
+    def __init__(self, token_ids: Iterable[int]) -> None:
+        """Starts with the tokens of the prompt."""
+        self._token_ids = list(token_ids)
+        self._ends: dict[tuple[int, ...], int] = {}  # a run of tokens: the position after it, where it stood last
+        self._num_indexed = 0
+        self._average = MIN_ACCEPTED  # of tokens accepted a draft
+        self._pause = 1
+        self._next_draft_at = 0
+        self.num_drafted = 0
+        self.num_accepted = 0
+
+    def __repr__(self) -> str:
+        return f"PromptLookup({len(self._token_ids)} tokens, {self.num_accepted} of {self.num_drafted} drafts accepted)"
+
+    def append(self, token_id: int) -> None:
+        """Takes the next token of the text."""
+        self._token_ids.append(token_id)
+
+    def draft(self, num_tokens: int) -> NDArray[np.int64] | None:
+        """Guesses the next tokens.
+
+        Args:
+            num_tokens: Tokens that are wanted, at least one.
+
+        Returns:
+            (num_tokens,) int64; None where nothing is found, or while drafts rest because too few were accepted.
+        """
+        if len(self._token_ids) < self._next_draft_at:
+            return None
+        self._index()
+        start = self._find()
+        if start is None:
+            return None
+        period = self._token_ids[start:]  # where it ends, the text repeats itself: so does the draft
+        repeats = -(-num_tokens // len(period))
+        return np.array((period * repeats if repeats > 1 else period)[:num_tokens], np.int64)
+
+    def settle(self, num_drafted: int, num_accepted: int) -> None:
+        """Notes what became of a draft. After bad ones there are none for a while, twice as long each time."""
+        self.num_drafted += num_drafted
+        self.num_accepted += num_accepted
+        self._average += _WEIGHT * (num_accepted - self._average)
+        if self._average >= MIN_ACCEPTED:
+            self._pause = 1
+            return
+        self._pause = min(2 * self._pause, LONGEST_PAUSE)
+        self._next_draft_at = len(self._token_ids) + self._pause
+
+    def _index(self) -> None:
+        """Notes where the runs stand that end before the last token; the run at the end is what is looked up."""
+        for end in range(max(self._num_indexed, 1), len(self._token_ids)):
+            for length in (MIN_MATCH, LONG_MATCH):
+                if end >= length:
+                    self._ends[tuple(self._token_ids[end - length : end])] = end
+        self._num_indexed = len(self._token_ids)
+
+    def _find(self) -> int | None:
+        """Returns the position after the last place where the end of the text stood before."""
+        for length in (LONG_MATCH, MIN_MATCH):
+            end = self._ends.get(tuple(self._token_ids[-length:]))
+            if end is not None:
+                return end
+        return None
+
+
+def verifies_exactly(decoder: Decoder, verifier: DraftVerifier) -> bool:
+    """Tries whether verifying gives the logits of decoding on this machine, bit for bit. Writes to the first slots.
+
+    All products of the model take part. Whether their bits depend on the number of rows is a matter of the processor's
+    instructions, not of the text, so one try tells.
+    """
+    rows, width = min(MAX_ROWS, decoder.num_slots), verifier.width
+    if width > decoder.max_length:
+        return False
+    token_ids = np.random.default_rng(0).integers(0, decoder.vocab_size, (rows, width))
+    decoded = [decoder.decode(token_ids[:, place], np.full(rows, place)).copy() for place in range(width)]
+    logits = np.stack(decoded, axis=1)  # (R, T, V)
+    counts = range(1, rows + 1)
+    return all(
+        np.array_equal(verifier.verify(token_ids[:count], np.zeros(count, np.int64)), logits[:count])
+        for count in counts
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedDraft:
+    """Logits of one sequence after its newest token and after each of its drafted ones."""
+
+    slot: int
+    drafted: NDArray[np.int64]
+    """(T - 1,)"""
+    logits: NDArray[np.float32]
+    """(T, V): a view that the next run overwrites."""
+    lookup: PromptLookup
+    """The sequence's own."""
+
+    def __iter__(self) -> Iterator[tuple[NDArray[np.float32], int | None]]:
+        """Yields logits (V,) and the token that must be chosen from them for the next to count; None at the end."""
+        return zip(self.logits, [*self.drafted.tolist(), None], strict=True)
+
+
+class Drafting:
+    """What was said in every slot, and what is drafted of it. For the engine's thread alone.
+
+    Attributes:
+        num_drafted_tokens: Tokens that were drafted and verified, since the start.
+        num_accepted_tokens: Those of them that the model chose too.
+    """
+
+    def __init__(self, verifier: DraftVerifier, *, num_slots: int, max_length: int) -> None:
+        """Drafts nothing yet.
+
+        Args:
+            verifier: Runs the decoder's slots.
+            num_slots: Slots there are.
+            max_length: Positions of a slot.
+        """
+        self._verifier = verifier
+        self._max_length = max_length
+        self._lookups: list[PromptLookup | None] = [None] * num_slots
+        self.num_drafted_tokens = 0
+        self.num_accepted_tokens = 0
+
+    def __repr__(self) -> str:
+        return f"Drafting({self.num_accepted_tokens} of {self.num_drafted_tokens} tokens accepted)"
+
+    def assign(self, slot: int, prompt_ids: NDArray[np.int64]) -> None:
+        """Begins with the prompt (T,) of the sequence that joins in a slot."""
+        self._lookups[slot] = PromptLookup(prompt_ids.tolist())
+
+    def move(self, source: int, target: int) -> None:
+        """Takes what belongs to slot `source` to slot `target`."""
+        self._lookups[target], self._lookups[source] = self._lookups[source], None
+
+    def append(self, slots: NDArray[np.intp], token_ids: NDArray[np.int64]) -> None:
+        """Takes the next token (n,) of each of the slots (n,)."""
+        for slot, token_id in zip(slots.tolist(), token_ids.tolist(), strict=True):
+            self._lookup(slot).append(token_id)
+
+    def verify(
+        self, token_ids: NDArray[np.int64], positions: NDArray[np.int64], num_left: Sequence[int]
+    ) -> list[VerifiedDraft]:
+        """Runs all sequences by their newest token and a draft.
+
+        Only where all of them have a draft: a run takes as long as two decode steps, and a sequence without one would
+        wait for another's.
+
+        Args:
+            token_ids: (R,) the newest token of each.
+            positions: (R,) where they stand.
+            num_left: Tokens that each may still have.
+
+        Returns:
+            One for each sequence; the last slot is the first, since whoever retires is replaced from behind. Empty
+            where nothing was run, because there are too many sequences, too few tokens to come, or no draft.
+        """
+        width = self._verifier.width
+        if len(token_ids) > MAX_ROWS or min(num_left) < 2 or positions.max() + width > self._max_length:
+            return []
+        lookups = [self._lookup(slot) for slot in range(len(token_ids))]
+        drafts = [draft for lookup in lookups if (draft := lookup.draft(width - 1)) is not None]
+        if len(drafts) < len(lookups):
+            return []
+        stacked = np.stack(drafts)  # (R, T - 1)
+        logits = self._verifier.verify(np.column_stack((token_ids, stacked)), positions)
+        rows = zip(range(len(drafts)), stacked, logits, lookups, strict=True)
+        return [VerifiedDraft(*row) for row in rows][::-1]
+
+    def settle(self, verified: VerifiedDraft, num_accepted: int) -> None:
+        """Notes how many tokens of a draft the model chose too."""
+        num_drafted = len(verified.drafted)
+        self.num_drafted_tokens += num_drafted
+        self.num_accepted_tokens += num_accepted
+        verified.lookup.settle(num_drafted, num_accepted)
+
+    def _lookup(self, slot: int) -> PromptLookup:
+        lookup = self._lookups[slot]
+        assert lookup is not None, "a sequence that runs has joined"
+        return lookup

@@ -1,0 +1,145 @@
+"""One name for one thing: in the protocol, the Python client and the command line."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import pydoc
+import re
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import Any
+
+import pytest
+import typer
+from google.protobuf.descriptor import Descriptor, MethodDescriptor
+
+from headway.v1 import (
+    common_pb2,
+    generation_service_pb2,
+    image_classification_service_pb2,
+    model_service_pb2,
+    text_classification_service_pb2,
+    translation_service_pb2,
+)
+from headway_client import AsyncClient, Client, EarlyStopping, Role, results
+from headway_client.cli import app
+from headway_client.load import LoadTask
+
+FILES = (
+    common_pb2,
+    generation_service_pb2,
+    image_classification_service_pb2,
+    model_service_pb2,
+    text_classification_service_pb2,
+    translation_service_pb2,
+)
+MESSAGES = {name: message for file in FILES for name, message in file.DESCRIPTOR.message_types_by_name.items()}
+METHODS = {
+    method.name: method
+    for file in FILES
+    for service in file.DESCRIPTOR.services_by_name.values()
+    for method in service.methods
+}
+COMMANDS = set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]  # a group
+
+NOT_FIELDS = {"self", "timeout_s"}
+FLATTENED = {"json_schema", "regex", "choices", "prompt_log_probabilities"}
+"""Options that stand for a part of a field: of `constraint`, and of `log_probabilities`."""
+
+
+def snake_case(name: str) -> str:
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
+
+
+def field_names(message: Descriptor) -> Iterator[str]:
+    """The fields of a request, and of its parameters and sampling in their place."""
+    for field in message.fields:
+        if field.name in ("parameters", "sampling"):
+            yield from field_names(field.message_type)
+        else:
+            yield field.name
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+@pytest.mark.parametrize("method", METHODS.values(), ids=lambda method: method.name)
+def test_an_rpc_has_a_method_of_its_name_whose_options_are_its_fields(kind: type, method: MethodDescriptor) -> None:
+    parameters = inspect.signature(getattr(kind, snake_case(method.name))).parameters
+    fields = set(field_names(method.input_type))
+    assert parameters.keys() - fields == (NOT_FIELDS | FLATTENED if "json_schema" in parameters else NOT_FIELDS)
+    missing = {"constraint", "conversations", "conversation"}  # flattened, and what `chat` is for
+    if method.name == "StreamTranslateText":
+        missing = {"beam_size", "hypothesis_count", "early_stopping"}  # of a search, which a stream cannot have
+    assert fields - parameters.keys() <= missing
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_unary_rpc_has_a_command_of_its_name(method: str) -> None:
+    command = snake_case(method).replace("_", "-").removeprefix("stream-")
+    assert command in COMMANDS
+
+
+def test_no_command_is_without_an_rpc_except_the_tools() -> None:
+    rpcs = {snake_case(method).replace("_", "-") for method in METHODS}
+    assert COMMANDS - rpcs == {"chat", "health", "load"}
+
+
+def test_the_load_tester_knows_every_command_that_runs_a_model() -> None:
+    assert set(LoadTask) == COMMANDS - {"chat", "health", "load", "list-models", "get-model"}
+
+
+def test_a_result_has_the_fields_of_its_message() -> None:
+    kinds = {
+        kind.__name__: {field.name for field in dataclasses.fields(kind)}
+        for _, kind in inspect.getmembers(results, dataclasses.is_dataclass)
+        if kind.__name__ in MESSAGES
+    }
+    defaults = {"SamplingParameters", "GenerationParameters"}  # some of them only: those that a model has defaults of
+    assert len(kinds) > 20
+    for name, fields in kinds.items():
+        message = {field.name for field in MESSAGES[name].fields}
+        if name == "Timings":
+            message = {f"{field}_s" for field in message}
+        assert fields <= message if name in defaults else fields == message, name
+
+
+def test_every_result_of_an_rpc_has_a_class() -> None:
+    for name in ("GenerateText", "TranslateText", "ClassifyText", "ClassifyTokens", "ClassifyImage", "EmbedText"):
+        result = METHODS[name].output_type.fields_by_name["results"].message_type.name
+        assert dataclasses.is_dataclass(getattr(results, result))
+
+
+@pytest.mark.parametrize(
+    ("enum", "protocol"),
+    [
+        (results.FinishReason, common_pb2.FinishReason),
+        (results.Task, model_service_pb2.Task),
+        (EarlyStopping, translation_service_pb2.EarlyStopping),
+        (Role, generation_service_pb2.Role),
+    ],
+)
+def test_an_enum_has_the_members_of_the_protocols(enum: type[StrEnum], protocol: Any) -> None:
+    names = {f"{snake_case(enum.__name__).upper()}_{member.name}" for member in enum}
+    assert set(protocol.keys()) - names <= {f"{snake_case(enum.__name__).upper()}_UNSPECIFIED"}
+    assert names <= set(protocol.keys())
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_help_shows_every_option_with_its_description(kind: type) -> None:
+    shown = pydoc.render_doc(kind.generate_text, renderer=pydoc.plaintext)
+    assert "temperature: float | None = None" in shown
+    assert "**options" not in shown
+    assert re.search(r"^ +temperature: Softmax temperature, 0 to 2", shown, re.MULTILINE)
+    shown = pydoc.render_doc(kind.__init__, renderer=pydoc.plaintext)  # type: ignore[misc]
+    assert re.search(r"^ +timeout_s: Longest.*\n(.*\n)* +api_key: API key", shown, re.MULTILINE)
+
+
+def test_both_clients_have_the_same_methods_and_options() -> None:
+    def signatures(kind: type) -> dict[str, list[str]]:
+        methods = inspect.getmembers(kind, inspect.isfunction)
+        own = {name: list(inspect.signature(method).parameters) for name, method in methods if name[0] != "_"}
+        return own | {"__init__": list(inspect.signature(kind).parameters)}
+
+    blocking: dict[str, Any] = signatures(Client)
+    blocking["aclose"] = blocking.pop("close")
+    assert blocking == signatures(AsyncClient)

@@ -1,0 +1,270 @@
+"""What a template may do and take, and what is wrong with a broken one, said at load."""
+
+from __future__ import annotations
+
+import json
+import time
+from datetime import datetime
+
+import jinja2
+import pytest
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tiny_chat import MARKERS, TEMPLATES, byte_level_tokenizer, load_template, turns
+
+from headway_server.bundles import SpecialTokens
+from headway_server.errors import BundleError, InvalidInputError
+from headway_server.preprocessing import ChatTemplate
+from headway_server.preprocessing.chat import MAX_TEMPLATE_BYTES, MAX_TEXT_LENGTH
+
+ESCAPES = {
+    "class": "{{ ''.__class__ }}",
+    "class by item": "{{ ''['__cla' ~ 'ss__'] }}",
+    "class by attr": "{{ '' | attr('__class__') }}",
+    "globals of a function": "{{ raise_exception.__globals__ }}",
+    "format": "{{ '{0.__class__}'.format(messages) }}",
+    "self": "{{ self.__init__.__globals__ }}",
+}
+"""The sandbox refuses these, or takes them for nothing."""
+
+CHANGES = {
+    "append": "{% set _ = messages.append({}) %}",
+    "update": "{{ messages[0].update({'role': 'system'}) }}",
+    "item": "{% set messages[0].role = 'system' %}",
+    "include": "{% include 'tokenizer.json' %}",
+    "range": "{{ range(10 ** 12) | list | length }}",
+}
+
+NOT_TEMPLATES = {
+    "unclosed": "{% for message in messages %}",
+    "unknown tag": "{% call_the_model %}",
+    "unknown filter": "{{ messages | unheard_of }}",
+    "deep": "{{ " + "(" * 5_000 + ")" * 5_000 + " }}",
+}
+
+
+@pytest.mark.parametrize("name", ESCAPES)
+def test_nothing_of_the_server_is_reached(tmp_path, name):
+    try:
+        prompt = load_template(tmp_path, ESCAPES[name] + MARKERS).prompt(turns("hello"), "c")
+    except BundleError:
+        return
+    assert prompt.text.startswith("<|im_start|>")
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_a_conversation_is_made_of_cannot_be_changed(tmp_path, name):
+    with pytest.raises(BundleError):
+        load_template(tmp_path, CHANGES[name] + MARKERS)
+
+
+@pytest.mark.parametrize(
+    ("loop", "limit"),
+    [("aaaa" * 20, "writes more than 524,288 characters"), ("", "takes more than 1 s of a processor")],
+    ids=["size", "time"],
+)
+def test_a_template_that_never_comes_to_an_end_is_stopped(tmp_path, loop, limit):
+    source = MARKERS + (
+        "{% if messages | length > 3 %}{% for a in range(99999) %}{% for b in range(999) %}"
+        + loop
+        + "{% endfor %} {% endfor %}{% endif %}"
+    )
+    template = load_template(tmp_path, source)
+    began = time.thread_time()
+    with pytest.raises(InvalidInputError, match=f"too long for the model's chat template, which {limit}"):
+        template.prompt(turns("a", "b", "c", "d"), "conversation")
+    assert time.thread_time() - began < 3
+
+
+# As transformers renders
+
+REAL_WORLD = {
+    **TEMPLATES,
+    "roles in tokens": (
+        "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% else %}{{ eos_token }}{% endif %}"
+    ),
+    "thoughts and tools": """
+{%- if tools %}{{- '<tools>' }}{%- for tool in tools %}{{- tool | tojson }}{%- endfor %}{{- '</tools>' }}{%- endif %}
+{%- set ns = namespace(multi_step=true, last=messages|length - 1) %}
+{%- for message in messages[::-1] %}
+    {%- set index = (messages|length - 1) - loop.index0 %}
+    {%- if ns.multi_step and message.role == 'user' and message.content is string
+        and not (message.content.startswith('<tool_response>') and message.content.endswith('</tool_response>')) %}
+        {%- set ns.multi_step = false %}{%- set ns.last = index %}
+    {%- endif %}
+{%- endfor %}
+{%- for message in messages %}
+    {%- set content = message.content if message.content is string else '' %}
+    {%- if message.role == 'assistant' %}
+        {%- set reasoning = '' %}
+        {%- if '</think>' in content %}
+            {%- set reasoning = content.split('</think>')[0].rstrip('\n').split('<think>')[-1].lstrip('\n') %}
+            {%- set content = content.split('</think>')[-1].lstrip('\n') %}
+        {%- endif %}
+        {%- if loop.index0 > ns.last and (loop.last or reasoning) %}
+            {{- '<|im_start|>' + message.role + '\n<think>\n' + reasoning + '\n</think>\n\n' + content }}
+        {%- else %}{{- '<|im_start|>' + message.role + '\n' + content }}{%- endif %}
+        {{- '<|im_end|>\n' }}
+    {%- else %}{{- '<|im_start|>' + message.role + '\n' + content + '<|im_end|>' + '\n' }}{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\n\n</think>\n\n' }}{%- endif %}
+{%- endif %}""",
+    "dates and breaks": """{{- bos_token }}
+{%- if not date_string is defined %}
+    {%- if strftime_now is defined %}{%- set date_string = strftime_now("%d %b %Y") %}
+    {%- else %}{%- set date_string = "26 Jul 2024" %}{%- endif %}
+{%- endif %}
+{%- if messages[0]['role'] == 'system' %}
+    {%- set system_message = messages[0]['content'] | trim %}{%- set messages = messages[1:] %}
+{%- else %}{%- set system_message = "" %}{%- endif %}
+{{- "<|im_start|>system<|im_end|>\n\nToday Date: " + date_string + "\n\n" + system_message }}
+{%- for message in messages %}
+    {%- if loop.index0 > 6 %}{% break %}{% endif %}
+    {%- if not (message.role == 'ipython' or 'tool_calls' in message) %}
+        {{- '<|im_start|>' + message['role'] + '<|im_end|>\n\n' + message['content'] | trim + '</s>' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant<|im_end|>\n\n' }}{%- endif %}""",
+    "roles renamed": """{{ bos_token }}
+{%- if messages[0]['role'] == 'system' -%}
+    {%- set first_user_prefix = messages[0]['content'] + '\n\n' -%}{%- set loop_messages = messages[1:] -%}
+{%- else -%}{%- set first_user_prefix = "" -%}{%- set loop_messages = messages -%}{%- endif -%}
+{%- for message in loop_messages -%}
+    {%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) -%}
+        {{ raise_exception("Conversation roles must alternate") }}
+    {%- endif -%}
+    {%- if (message['role'] == 'assistant') -%}{%- set role = "model" -%}
+    {%- else -%}{%- set role = message['role'] -%}{%- endif -%}
+    {{ '<|im_start|>' + role + '\n' + (first_user_prefix if loop.first else "") }}
+    {%- if message['content'] is string -%}{{ message['content'] | trim }}
+    {%- elif message['content'] is iterable -%}{%- for item in message['content'] -%}{{ item['text'] | trim }}
+    {%- endfor -%}{%- endif -%}
+    {{ '<|im_end|>\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<|im_start|>model\n' }}{%- endif -%}""",
+}
+"""Templates with the features of those of Llama, Qwen, Gemma and Phi, written for these tests."""
+
+CONVERSATIONS = (
+    turns("hello there"),
+    turns(" hello ", "<think>\nhm\n</think>\n\nhi", "so? <b> & [x] > y", system=" Be brief.\n"),
+    turns("<tool_response>1 < 2</tool_response>", "a", "\n b \n", "c", "d", "e", "f", "g", "h"),
+)
+
+
+def rendered(source: str, conversation) -> str:
+    """What transformers writes: its environment, filters and names (`utils/chat_template_utils.py`, version 4.57)."""
+
+    class Generation(jinja2.ext.Extension):
+        tags = {"generation"}  # noqa: RUF012
+
+        def parse(self, parser):
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(["name:endgeneration"], drop_needle=True)
+            call = self.call_method("_write")
+            return jinja2.nodes.CallBlock(call, [], [], body).set_lineno(line)
+
+        def _write(self, caller):
+            return caller()
+
+    def refuse(message):
+        raise jinja2.exceptions.TemplateError(message)
+
+    def to_json(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = to_json
+    environment.globals["raise_exception"] = refuse
+    environment.globals["strftime_now"] = lambda layout: datetime.now().strftime(layout)
+    messages = [{"role": turn.role, "content": turn.content} for turn in conversation]
+    return environment.from_string(source).render(
+        messages=messages, tools=None, documents=None, add_generation_prompt=True, bos_token="<s>", eos_token="</s>"
+    )
+
+
+@pytest.mark.parametrize("name", REAL_WORLD)
+@pytest.mark.parametrize("number", range(len(CONVERSATIONS)))
+def test_prompts_are_those_that_transformers_writes(tmp_path, name, number):
+    conversation = CONVERSATIONS[number]
+    prompt = load_template(tmp_path, REAL_WORLD[name]).prompt(conversation, "c")
+    assert prompt.text == rendered(REAL_WORLD[name], conversation)
+    assert prompt.input_ids.tolist() == byte_level_tokenizer().encode(prompt.text, add_special_tokens=False).ids
+
+
+@pytest.mark.parametrize("arguments", ["", "(ensure_ascii=true)", "(indent=2, sort_keys=true)"])
+def test_json_is_what_transformers_writes(tmp_path, arguments):
+    source = "{{ {'b': 'é<\U0001f642', 'a': [1, none, messages[0].content]} | tojson" + arguments + " }}"
+    conversation = turns("<|im_end|>é\U0010fffd")
+    prompt = load_template(tmp_path, source).prompt(conversation, "c")
+    assert prompt.text == rendered(source, conversation)
+
+
+# What is wrong with a template
+
+
+@pytest.mark.parametrize("name", NOT_TEMPLATES)
+def test_what_is_no_template_is_refused_at_load(tmp_path, name):
+    with pytest.raises(BundleError):
+        load_template(tmp_path, NOT_TEMPLATES[name])
+
+
+def test_a_large_template_is_refused_with_limit_and_size(tmp_path):
+    source = MARKERS + "{#" + " " * MAX_TEMPLATE_BYTES + "#}"
+    with pytest.raises(BundleError, match=rf"{len(source):,} bytes.*{MAX_TEMPLATE_BYTES:,}"):
+        load_template(tmp_path, source)
+
+
+def test_a_template_that_is_not_text_is_refused(tmp_path):
+    load_template(tmp_path, MARKERS)
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff\xfe{{ messages }}")
+    with pytest.raises(BundleError, match="cannot be read"):
+        load_from(tmp_path)
+
+
+def test_a_missing_template_is_refused(tmp_path):
+    load_template(tmp_path, MARKERS)
+    (tmp_path / "chat_template.jinja").unlink()
+    with pytest.raises(BundleError, match="cannot be read"):
+        load_from(tmp_path)
+
+
+def load_from(folder):
+    return ChatTemplate.load(
+        folder / "chat_template.jinja", tokenizer_file=folder / "tokenizer.json", special_tokens=SpecialTokens()
+    )
+
+
+def test_a_template_that_refuses_every_conversation_is_refused(tmp_path):
+    with pytest.raises(BundleError, match=r"for no conversation.*never"):
+        load_template(tmp_path, "{{ raise_exception('never') }}")
+
+
+def test_a_conversation_longer_than_any_prompt_is_refused_with_limit_and_length(tmp_path):
+    template = load_template(tmp_path, MARKERS)
+    with pytest.raises(InvalidInputError, match=rf"{MAX_TEXT_LENGTH + 1:,} characters.*{MAX_TEXT_LENGTH:,}"):
+        template.prompt(turns("a" * (MAX_TEXT_LENGTH + 1)), "conversation")
+
+
+def test_a_conversation_that_a_template_makes_too_much_of_is_refused(tmp_path):
+    template = load_template(tmp_path, MARKERS + "{% for a in messages %}{{ a.content }}{% endfor %}")
+    with pytest.raises(InvalidInputError, match="too long") as caught:
+        template.prompt(turns("a" * (MAX_TEXT_LENGTH * 2 // 3)), "conversations[1]")
+    assert caught.value.field == "conversations[1]"
+
+
+def test_the_longest_conversation_that_may_be_sent_is_answered(tmp_path):
+    contents = ["word " * 95] * 1023
+    template = load_template(tmp_path, MARKERS)
+    prompt = template.prompt(turns(*contents), "conversation")
+    assert prompt.input_ids.tolist() == byte_level_tokenizer().encode(prompt.text, add_special_tokens=False).ids
+
+
+def test_what_is_not_given_is_none_and_unknown_names_are_undefined(tmp_path):
+    source = "{{ tools is none }} {{ documents is none }} {{ add_generation_prompt }} {{ thinking is defined }}"
+    assert load_template(tmp_path, source).prompt(turns("!"), "c").text == "True True True False"
