@@ -49,7 +49,7 @@ def _singly(model: Any, prompts: Batch, new_tokens: int) -> Batch:
 
 def _load(threads: int, precision: str, case: Case) -> Any:
     weights, bundle = Path(case["weights"]), Path(case["bundle"])
-    key = hashlib.sha256(str(bundle).encode()).hexdigest()[:12]  # another exporter makes another graph
+    key = hashlib.sha256(Path(__file__).read_bytes() + str(bundle).encode()).hexdigest()[:12]
     folder = weights / "converted" / f"genai-{precision}-{key}"
     if not (folder / "genai_config.json").is_file():
         folder.mkdir(parents=True, exist_ok=True)
@@ -89,8 +89,11 @@ def _config(sizes: Mapping[str, int], threads: int) -> dict[str, Any]:
 
 
 def _take_attention_mask(graph: onnx.GraphProto) -> None:
-    """Computes lengths and the last position from an attention mask, which takes the place of three inputs."""
-    replaced = {"seqlens_k", "total_sequence_length", "logits_positions"}
+    """Computes lengths and the last position from an attention mask, which takes the place of three inputs.
+
+    Nothing is drafted: `verifies`, the tokens to verify, becomes empty.
+    """
+    replaced = {"seqlens_k", "total_sequence_length", "logits_positions", "verifies"}
     kept = [value for value in graph.input if value.name not in replaced]
     mask = helper.make_tensor_value_info("attention_mask", TensorProto.INT64, ("slots", "total_length"))
     del graph.input[:]
@@ -99,6 +102,7 @@ def _take_attention_mask(graph: onnx.GraphProto) -> None:
     logits.type.tensor_type.shape.dim[1].dim_value = 1  # the library allocates what is declared
     for name, value in {"zero": 0, "one": 1, "ones": [1]}.items():
         graph.initializer.append(numpy_helper.from_array(np.array(value, np.int64), f"mask.{name}"))
+    graph.initializer.append(numpy_helper.from_array(np.zeros(0, np.int64), "verifies"))
     int32 = {"to": TensorProto.INT32}
     nodes: list[tuple[str, str, str, dict[str, Any]]] = [
         ("ReduceSum", "attention_mask mask.ones", "mask.lengths", {"keepdims": 0}),
