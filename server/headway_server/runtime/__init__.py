@@ -1,4 +1,4 @@
-"""ONNX Runtime: sessions, the device they run on, its threads and its memory."""
+"""ONNX Runtime: sessions, the machine they run on, bound buffers, threads."""
 
 from headway_server.runtime.binding import Binding
 from headway_server.runtime.cores import BusyLanes, Cores

@@ -1,7 +1,7 @@
-"""How the threads that run models share the cores: one alone takes all of them, several take one each.
+"""How the threads that run models share the cores: one that works alone has all of them, several have one each.
 
-Two runs of one thread each do more than one run of two: nothing waits for the slower of two threads after every
-operator, and what one thread does between runs does not leave the other core idle (docs/lanes.md gives the figures).
+Two runs of one thread each do more than one run of two threads: no operator waits for the slower of two threads, and
+what one thread does between two runs does not leave the other core idle (docs/lanes.md has the figures).
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from contextlib import contextmanager
 
 
 class Cores:
-    """Counts the busy lanes: threads of engines and batchers that have work.
+    """Counts the lanes that have work. May be used by any thread.
 
     Attributes:
         count: Number of cores.
-        num_lanes: Runs of a model that are worth having at a time.
+        num_lanes: Most runs of a model that are worth having at a time.
     """
 
     def __init__(self, count: int, num_lanes: int = 1) -> None:
@@ -31,37 +31,40 @@ class Cores:
 
     @property
     def is_shared(self) -> bool:
-        """True if each run is to keep to one core: several lanes are busy, and they fill most of the cores."""
+        """True if each run shall keep to one core: several lanes have work, and they fill most of the cores."""
         return self._num_busy > 1 and 2 * self._num_busy > self.count
 
     def busy_lanes(self) -> BusyLanes:
-        """Returns the count of a new engine or batcher, with none of its lanes busy."""
+        """Returns a counter of busy lanes for an engine or a batcher; it starts at none."""
         return BusyLanes(self)
 
     @contextmanager
-    def all_taken(self) -> Iterator[None]:
-        """Makes runs keep to one core each, as if every core had a busy lane, until the context ends."""
-        self.count_busy(self.count)
+    def all_busy(self) -> Iterator[None]:
+        """Has runs keep to one core each, as if every core were busy, while the context lasts."""
+        self.add_busy(self.count)
         try:
             yield
         finally:
-            self.count_busy(-self.count)
+            self.add_busy(-self.count)
 
-    def count_busy(self, change: int) -> None:
-        """Counts so many more busy lanes, or fewer."""
+    def add_busy(self, change: int) -> None:
+        """Changes the number of busy lanes by `change`."""
         with self._lock:
             self._num_busy += change
 
 
 class BusyLanes:
-    """How many lanes of one engine or batcher are busy, from before a run until nothing waits. One thread sets it."""
+    """How many lanes of one engine or batcher have work; a lane stays busy between two runs.
+
+    To be set by one thread at a time.
+    """
 
     def __init__(self, cores: Cores) -> None:
         self._cores = cores
         self._count = 0
 
     def set(self, count: int) -> None:
-        """Notes how many are busy now."""
+        """Sets the number of busy lanes."""
         if count != self._count:
-            self._cores.count_busy(count - self._count)
+            self._cores.add_busy(count - self._count)
             self._count = count

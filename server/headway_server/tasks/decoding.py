@@ -169,7 +169,7 @@ class DecodingModel:
         try:
             self._run_once(parts.decoders[0], parts.encoder)
             if self._cores is not None and self._num_lanes > 1:
-                with self._cores.all_taken():
+                with self._cores.all_busy():
                     self._run_once(parts.decoders[0], parts.encoder)
         except Exception as error:  # onnxruntime's own kinds, or a KeyError if there are other tensors
             raise BundleError(f"{self.bundle.path}: does not run ({error}); export the model again") from error

@@ -1,10 +1,13 @@
-"""Drafts the next tokens of a sequence by looking up where its last ones stood before (docs/speculation.md).
+"""Drafts the next tokens of sequences by prompt lookup, and has them verified (docs/speculation.md).
 
-A text that repeats its prompt, an edited file or a list of records, has long stretches that stand in it already. What
-followed the last few tokens when they stood there before is a draft. It costs next to nothing, and where the model
+A text that repeats its prompt, an edited file or a list of records, has long stretches that stand in it already. The
+draft is what followed the last few tokens where they stood before. It costs next to nothing, and where the model
 agrees, one step gives several tokens.
 
-R running sequences, T tokens of a verifying step, V vocabulary.
+The stepper asks for a run before it decodes, and takes rows of logits from it as if each came from a step of its own.
+So text, penalties, constraints, stop strings and log-probabilities know nothing of drafts.
+
+Shapes: R running sequences (slots 0 to R-1), T tokens of a verifying run, V vocabulary.
 """
 
 from __future__ import annotations
@@ -18,26 +21,26 @@ from numpy.typing import NDArray
 from headway_server.decoding.interfaces import Decoder, DraftVerifier
 
 MAX_ROWS = 2
-"""Sequences that may run while drafts are verified. A step that verifies six tokens takes 1.6 (fp32) to 2.1
-(int8) decode steps of one sequence, and 2.5 or more of four: its arithmetic no longer hides behind the memory."""
+"""Most sequences that run while drafts are verified. A step that verifies six tokens takes 1.6 (fp32) to 2.1 (int8)
+decode steps of one sequence, and 2.5 or more of four sequences, where arithmetic takes longer than memory."""
 MIN_MATCH = 3
-"""Tokens at the end of the text that must have stood in it before."""
+"""Last tokens of the text that must have stood in it before."""
 LONG_MATCH = 6
-"""Tokens that are looked up first: the longer match is the likelier to go on."""
+"""Last tokens that are looked up first, since a longer match is likelier to go on."""
 MIN_ACCEPTED = 1.5
-"""Drafted tokens that the model must accept of a draft, on average, for it to pay: a verifying step gives one token
-more than it accepts."""
+"""Drafted tokens of a draft that the model must accept, on average, to save time; a verifying step gives one token more
+than it accepts."""
 LONGEST_PAUSE = 64
-"""Tokens between two drafts that are tried, at most, where drafts are refused."""
+"""Most tokens between two drafts, after drafts were refused."""
 
 _WEIGHT = 0.25  # of the newest draft in the running average
 
 
 class PromptLookup:
-    """The tokens of one sequence, where each short run of them stood last, and how its drafts fare.
+    """The tokens of one sequence, where each short run of them stood last, and how well its drafts do.
 
-    A token costs two entries of a dictionary, so memory and time follow the length of the text, which the model bounds.
-    They are spent when a draft is asked for, not before.
+    A token takes two entries of a dictionary, made when a draft is asked for. So memory and time grow with the text,
+    whose length the model limits.
 
     Attributes:
         num_drafted: Tokens that were drafted and verified.
@@ -58,7 +61,7 @@ class PromptLookup:
     def __init__(self, token_ids: Iterable[int]) -> None:
         """Starts with the tokens of the prompt."""
         self._token_ids = list(token_ids)
-        self._ends: dict[tuple[int, ...], int] = {}  # a run of tokens: the position after it, where it stood last
+        self._ends: dict[tuple[int, ...], int] = {}  # by a run of tokens: the position after its last place
         self._num_indexed = 0
         self._average = MIN_ACCEPTED  # of tokens accepted a draft
         self._pause = 1
@@ -74,13 +77,13 @@ class PromptLookup:
         self._token_ids.append(token_id)
 
     def draft(self, num_tokens: int) -> NDArray[np.int64] | None:
-        """Guesses the next tokens.
+        """Predicts the next tokens.
 
         Args:
             num_tokens: Tokens that are wanted, at least one.
 
         Returns:
-            (num_tokens,) int64; None where nothing is found, or while drafts rest because too few were accepted.
+            (num_tokens,) int64; None if nothing is found, or during a pause because too few were accepted.
         """
         if len(self._token_ids) < self._next_draft_at:
             return None
@@ -88,12 +91,12 @@ class PromptLookup:
         start = self._find()
         if start is None:
             return None
-        period = self._token_ids[start:]  # where it ends, the text repeats itself: so does the draft
+        period = self._token_ids[start:]  # if the text repeats itself up to its end, so does the draft
         repeats = -(-num_tokens // len(period))
         return np.array((period * repeats if repeats > 1 else period)[:num_tokens], np.int64)
 
     def settle(self, num_drafted: int, num_accepted: int) -> None:
-        """Notes what became of a draft. After bad ones there are none for a while, twice as long each time."""
+        """Notes how many tokens of a draft were accepted; after each bad one drafts pause, twice as long each time."""
         self.num_drafted += num_drafted
         self.num_accepted += num_accepted
         self._average += _WEIGHT * (num_accepted - self._average)
@@ -104,7 +107,7 @@ class PromptLookup:
         self._next_draft_at = len(self._token_ids) + self._pause
 
     def _index(self) -> None:
-        """Notes where the runs stand that end before the last token; the run at the end is what is looked up."""
+        """Notes where runs of tokens stand, except for the one at the end, which is looked up."""
         for end in range(max(self._num_indexed, 1), len(self._token_ids)):
             for length in (MIN_MATCH, LONG_MATCH):
                 if end >= length:
@@ -112,7 +115,7 @@ class PromptLookup:
         self._num_indexed = len(self._token_ids)
 
     def _find(self) -> int | None:
-        """Returns the position after the last place where the end of the text stood before."""
+        """Returns the position after the last place where the last tokens stood before."""
         for length in (LONG_MATCH, MIN_MATCH):
             end = self._ends.get(tuple(self._token_ids[-length:]))
             if end is not None:
@@ -121,10 +124,10 @@ class PromptLookup:
 
 
 def verifies_exactly(decoder: Decoder, verifier: DraftVerifier) -> bool:
-    """Tries whether verifying gives the logits of decoding on this machine, bit for bit. Writes to the first slots.
+    """Returns True if verifying gives the very logits of decoding on this machine. Writes to the first slots.
 
-    All products of the model take part. Whether their bits depend on the number of rows is a matter of the processor's
-    instructions, not of the text, so one try tells.
+    Whether the bits of a matrix product depend on the number of rows is a matter of the processor's instructions and
+    not of the text, so one try with all products of the model is enough.
     """
     rows, width = min(MAX_ROWS, decoder.num_slots), verifier.width
     if width > decoder.max_length:
@@ -149,15 +152,18 @@ class VerifiedDraft:
     logits: NDArray[np.float32]
     """(T, V): a view that the next run overwrites."""
     lookup: PromptLookup
-    """The sequence's own."""
+    """Of the sequence."""
 
     def __iter__(self) -> Iterator[tuple[NDArray[np.float32], int | None]]:
-        """Yields logits (V,) and the token that must be chosen from them for the next to count; None at the end."""
+        """Yields logits (V,) with the drafted token that follows; if another is chosen, the rest does not count.
+
+        No drafted token follows the last logits: None.
+        """
         return zip(self.logits, [*self.drafted.tolist(), None], strict=True)
 
 
 class Drafting:
-    """What was said in every slot, and what is drafted of it. For the engine's thread alone.
+    """The tokens of every slot, and their drafts. For the engine's thread alone.
 
     Attributes:
         num_drafted_tokens: Tokens that were drafted and verified, since the start.
@@ -165,7 +171,7 @@ class Drafting:
     """
 
     def __init__(self, verifier: DraftVerifier, *, num_slots: int, max_length: int) -> None:
-        """Drafts nothing yet.
+        """Starts with no tokens.
 
         Args:
             verifier: Runs the decoder's slots.
@@ -182,11 +188,11 @@ class Drafting:
         return f"Drafting({self.num_accepted_tokens} of {self.num_drafted_tokens} tokens accepted)"
 
     def assign(self, slot: int, prompt_ids: NDArray[np.int64]) -> None:
-        """Begins with the prompt (T,) of the sequence that joins in a slot."""
+        """Starts with the prompt (T,) of the sequence that joins in a slot."""
         self._lookups[slot] = PromptLookup(prompt_ids.tolist())
 
     def move(self, source: int, target: int) -> None:
-        """Takes what belongs to slot `source` to slot `target`."""
+        """Moves what belongs to slot `source` to slot `target`."""
         self._lookups[target], self._lookups[source] = self._lookups[source], None
 
     def append(self, slots: NDArray[np.intp], token_ids: NDArray[np.int64]) -> None:
@@ -199,17 +205,17 @@ class Drafting:
     ) -> list[VerifiedDraft]:
         """Runs all sequences by their newest token and a draft.
 
-        Only where all of them have a draft: a run takes as long as two decode steps, and a sequence without one would
-        wait for another's.
+        Only if each of them has a draft: a run takes as long as two decode steps, and a sequence without a draft would
+        wait for the others'.
 
         Args:
             token_ids: (R,) the newest token of each.
-            positions: (R,) where they stand.
-            num_left: Tokens that each may still have.
+            positions: (R,) their positions.
+            num_left: Tokens that each sequence may still have.
 
         Returns:
-            One for each sequence; the last slot is the first, since whoever retires is replaced from behind. Empty
-            where nothing was run, because there are too many sequences, too few tokens to come, or no draft.
+            One for each sequence, from the last slot down, since a sequence that retires is replaced by the last one.
+            Empty if nothing was run, because there are too many sequences, too few tokens left, or no draft.
         """
         width = self._verifier.width
         if len(token_ids) > MAX_ROWS or min(num_left) < 2 or positions.max() + width > self._max_length:
@@ -232,5 +238,5 @@ class Drafting:
 
     def _lookup(self, slot: int) -> PromptLookup:
         lookup = self._lookups[slot]
-        assert lookup is not None, "a sequence that runs has joined"
+        assert lookup is not None, "every running sequence has joined"
         return lookup

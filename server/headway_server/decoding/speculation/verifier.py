@@ -1,4 +1,4 @@
-"""Runs a few tokens a row at once, each bit for bit as `DecoderRunner.decode` runs it (docs/speculation.md).
+"""Runs a few tokens of a row at once, each with the very bits of `DecoderRunner.decode` (docs/speculation.md).
 
 Shapes: R rows (slots 0 to R-1), T tokens of a row, V vocabulary.
 """
@@ -23,7 +23,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Bound:
-    """What runs so many rows."""
+    """The binding for a number of rows."""
 
     binding: Binding
     logits: NDArray[np.float32]
@@ -31,7 +31,7 @@ class _Bound:
 
 
 class Verifier:
-    """A second session of a decoder's graph, on the state of the first: weights are held twice. Not thread-safe.
+    """A second session of a decoder's graph, on the state of the first. Holds the weights again. Not thread-safe.
 
     Attributes:
         width: T.
@@ -39,13 +39,13 @@ class Verifier:
     """
 
     def __init__(self, session: Session, state: SlotState, *, width: int, vocab_size: int) -> None:
-        """Runs on slots that another session reads and writes too, one call at a time.
+        """Runs on slots that another session reads and writes too; only one of the two may run at a time.
 
         Args:
             session: Of a graph whose axes are fixed to `verifying_axes`.
             state: The slots.
             width: The graph's `chain_width`, more than 1.
-            vocab_size: Tokens there are.
+            vocab_size: Size of the vocabulary.
         """
         assert width > 1, "a step of one token is a decode step"
         self._session = session
@@ -58,9 +58,9 @@ class Verifier:
         return f"Verifier({self.width} tokens a row)"
 
     def verify(self, token_ids: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Runs T tokens in each of the slots 0 to R-1, each row from a position of its own.
+        """Runs T tokens in each of the slots 0 to R-1, each row from its own position.
 
-        Positions of tokens that turn out wrong are written again when the right ones are run.
+        Positions of tokens that turn out wrong are overwritten when the right ones are run.
 
         Args:
             token_ids: (R, T) int64.
@@ -85,7 +85,7 @@ class Verifier:
         return bound.logits
 
     def _bind(self, rows: int) -> _Bound:
-        """Binds all that stays: the state, whose every version is the same memory, and where the logits go."""
+        """Binds what stays the same: the state, which is one memory for all T tokens, and where the logits go."""
         binding = self._session.new_binding()
         logits: NDArray[np.float32] = np.empty((rows, self.width, self.vocab_size), np.float32)
         binding.bind_output("logits", "cpu", np.float32, logits.shape, logits.ctypes.data)
@@ -96,22 +96,22 @@ class Verifier:
 
 
 def can_verify(variant: Variant) -> bool:
-    """Whether a variant's decoder has a way to verify drafts."""
+    """Returns True if a variant's decoder can verify drafts."""
     return _width(variant) > 1
 
 
 def open_verifier(runtime: Runtime, bundle: Bundle, variant: Variant, decoder: DecoderRunner) -> Verifier | None:
-    """Opens a decoder's graph once more, to verify drafts in its slots, and tries whether answers would be the same.
+    """Opens a decoder's graph again, to verify drafts in its slots, and checks that answers would be the same.
 
     Args:
-        runtime: That the decoder runs on.
+        runtime: Of the decoder.
         bundle: The bundle.
-        variant: That the decoder runs.
-        decoder: The decoder, before it is used: its first slots are written to.
+        variant: Of the decoder.
+        decoder: The decoder, not used yet: its first slots are written to.
 
     Returns:
-        None where there is no speculation: the bundle has no way to verify, or its bits are not those of decoding on
-        this machine. The log says which.
+        None if there can be no speculation: the graph cannot verify drafts, or its bits differ from those of decoding
+        on this machine. The log says which.
 
     Raises:
         BundleError: The graph is not what the manifest says.

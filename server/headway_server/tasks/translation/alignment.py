@@ -1,4 +1,4 @@
-"""From attention over tokens to characters: which part of a translation looked at which part of its source.
+"""From attention over tokens to characters: which part of a translation attended to which part of its source.
 
 T is the number of tokens of a translation, S that of its source. Characters are Unicode code points.
 """
@@ -21,7 +21,7 @@ Span: TypeAlias = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alignment:
-    """Which characters became which, in one sentence."""
+    """How much each token of a translation attended to each token of its source, with their characters."""
 
     source_spans: tuple[Span, ...]
     """(S,)"""
@@ -35,7 +35,7 @@ class Alignment:
         assert self.attention.shape == (len(self.target_spans), len(self.source_spans)), "a row for each token"
 
     def shifted(self, *, source: int, target: int) -> Alignment:
-        """Returns the same for texts that the sentence and its translation begin at these characters of."""
+        """Returns the same for longer texts, in which the sentence and its translation begin at these characters."""
         return replace(
             self, source_spans=_shift(self.source_spans, source), target_spans=_shift(self.target_spans, target)
         )
@@ -50,7 +50,7 @@ def align(
     attention: NDArray[np.float32],
     tokenizer: TextTokenizer,
 ) -> Alignment:
-    """Gives the tokens on both sides their characters.
+    """Finds the characters of the tokens on both sides.
 
     Args:
         source_text: What was translated.
@@ -68,17 +68,19 @@ def align(
 
 
 def target_spans(text: str, token_ids: Sequence[int], tokenizer: TextTokenizer) -> list[Span]:
-    """Finds the characters of a text that each of the T tokens it was made of stands for.
+    """Finds the characters of a text that each of its T tokens stands for.
 
-    A token that is a part of a character has the whole of it; one without text has a span without characters.
+    A token that is part of a character has the whole character; one without text has an empty span.
 
     Args:
-        text: What the tokens read as, cut at most at its ends.
+        text: The text of the tokens, possibly cut at its ends.
         token_ids: The T tokens.
         tokenizer: The model's.
     """
     encoded = tokenizer.encode_now(text)
-    if encoded.input_ids.tolist() == list(token_ids):  # the way a text is usually written: the tokenizer knows best
+    if encoded.input_ids.tolist() == list(
+        token_ids
+    ):  # the usual tokens of this text: the tokenizer knows their characters
         return _tidy(encoded.offsets, text)
     return _tidy(_spans_by_decoding(text, token_ids, tokenizer), text)
 
@@ -86,8 +88,8 @@ def target_spans(text: str, token_ids: Sequence[int], tokenizer: TextTokenizer) 
 def _spans_by_decoding(text: str, token_ids: Sequence[int], tokenizer: TextTokenizer) -> list[Span]:
     """Finds them by what the text grows by with each token.
 
-    What a token reads as may change with the next one: the parts of a character, or a mark that a word piece is joined
-    to. Such a token has the same characters as the one that settles them, beside those of its own that are certain.
+    The text of a token may change with the next one: parts of a character, or a punctuation mark that a subword is
+    joined to. Such a token has its own certain characters and those of the token that settles the others.
     """
     read = [tokenizer.decode(token_ids[:count]) for count in range(len(token_ids) + 1)]
     settled = [0]  # characters of the text that are certain after so many tokens
@@ -107,17 +109,17 @@ def _spans_by_decoding(text: str, token_ids: Sequence[int], tokenizer: TextToken
 
 
 def _reads_as_something(tokenizer: TextTokenizer, token_id: int) -> bool:
-    """Returns whether a token has text, which special ones have not."""
+    """Returns True if a token has text; special tokens have none."""
     return bool(tokenizer.decode([token_id]))
 
 
 def _shift(spans: Sequence[Span], distance: int) -> tuple[Span, ...]:
-    """Moves spans; what is before the first character then is cut off."""
+    """Moves spans; what would be before the first character is cut off."""
     return tuple((max(start + distance, 0), max(end + distance, 0)) for start, end in spans)
 
 
 def _common_prefix(first: str, second: str) -> int:
-    """Returns how many characters two texts begin alike with."""
+    """Returns how many characters two texts have in common at their beginnings."""
     length = min(len(first), len(second))
     if first[:length] == second[:length]:
         return length
@@ -125,7 +127,7 @@ def _common_prefix(first: str, second: str) -> int:
 
 
 def _tidy(spans: Sequence[Span], text: str) -> list[Span]:
-    """Leaves out the white space at a token's beginning and end, and puts tokens without text where they stand."""
+    """Cuts white space off both ends of spans, and places tokens without text behind those before them."""
     tidied: list[Span] = []
     place = 0
     for start, end in spans:

@@ -1,4 +1,4 @@
-"""Translations as they are answered: of texts, or of their sentences joined."""
+"""The results of a translation call: of whole texts, or of their sentences joined."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ class TranslatedText:
 
     text: str
     log_probability: float
-    """Sum over its tokens; with sentences, over all of theirs."""
+    """Sum over all its tokens, of all sentences if it was split."""
     score: float
     finish_reason: FinishReason
     num_source_tokens: int
     num_new_tokens: int
     truncated: bool
     hypotheses: tuple[TranslationHypothesis, ...] = ()
-    """The best first, which is this one, where several were asked for."""
+    """The best first, which is this one; empty unless several were asked for."""
     alignments: tuple[Alignment, ...] = ()
-    """Where they were asked for, one for each sentence."""
+    """One for each sentence, if they were asked for."""
     seed: int | None = None
-    """Where it was drawn at random."""
+    """Of the random stream, if tokens were drawn."""
     num_sentences: int = 1
 
 
 def read_result(
     source: Source, result: SequenceResult, *, plan: TranslationPlan, tokenizer: TextTokenizer
 ) -> TranslatedText:
-    """Makes the answer of what the engine found for one source.
+    """Makes the result of one source from what the engine found.
 
     Args:
         source: What was translated.
@@ -109,7 +109,7 @@ def _read_hypothesis(
 
 
 def join_sentences(split: SplitText, translations: Elements[TranslatedText]) -> TranslatedText:
-    """Joins translations of a text's sentences, of which there is at least one."""
+    """Joins the translations of a text's sentences, of which there is at least one."""
     text, starts = split.join([translation.text for translation in translations])
     alignments = [
         alignment.shifted(source=sentence.start, target=start)
@@ -132,7 +132,7 @@ def join_sentences(split: SplitText, translations: Elements[TranslatedText]) -> 
 
 
 def regroup(translations: Elements[TranslatedText], splits: Elements[SplitText]) -> list[TranslatedText]:
-    """Joins the translations of all sentences of several texts, in order, to those of the texts."""
+    """Joins the translations of the sentences of several texts, in order, to translations of the texts."""
     bounds = [0]
     for split in splits:
         bounds.append(bounds[-1] + len(split.sentences))

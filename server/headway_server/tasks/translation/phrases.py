@@ -1,13 +1,12 @@
-"""What a call says that a translation begins with, must say and must not say, as tokens.
+"""Prefixes of translations, and phrases that must or must not appear in them, as tokens.
 
-A phrase is written with different tokens at the beginning of a text, after a space, and after something else, such as
-a bracket; and at the beginning of a sentence its first letter may be a capital. A phrase that must not appear is
-forbidden in each of these forms. One that must appear is demanded in one: as it stands after a space, or, where its
-script or its first character has no space before it, directly after what is before it.
+A phrase has different tokens at the beginning of a text, after a space, and after something else, such as a bracket;
+and at the beginning of a sentence its first letter may be a capital. A forbidden phrase is forbidden in each of these
+forms. A required phrase is required in one: as it stands after a space, or directly after what is before it if its
+script or its first character takes no space.
 
-A model may still spell a forbidden phrase in a way that no tokenizer would, such as letter by letter. So translations
-are looked through, and where one has the phrase as words of its own, that spelling is forbidden too and the search
-repeated.
+A model may still spell a forbidden phrase as no tokenizer would, such as letter by letter. So translations are searched
+for it, and if one has the phrase as words of its own, that spelling is forbidden too and the search is repeated.
 """
 
 from __future__ import annotations
@@ -24,19 +23,19 @@ from headway_server.tasks.translation.alignment import target_spans
 MAX_REQUIRED: Final = 16
 MAX_FORBIDDEN: Final = 64
 MAX_PHRASE_BYTES: Final = 256
-"""Of a phrase in UTF-8: it is encoded in many forms, and what finds them takes memory for every token."""
+"""Longest phrase in UTF-8. It is encoded in many forms, and finding them takes memory for every token."""
 
 Tokens: TypeAlias = tuple[int, ...]
 
 _SPACELESS_SCRIPTS = ("CJK", "HIRAGANA", "KATAKANA", "IDEOGRAPHIC", "FULLWIDTH", "THAI", "LAO", "KHMER", "MYANMAR")
 """Beginnings of the Unicode names of characters that are written without spaces between words."""
 _ANCHORS = ("a", "(", "1", ".")
-"""What a phrase is written after, to see which tokens it then has; the first that does not merge with it decides."""
+"""Texts that a phrase is put after to see which tokens it has there; the first that does not merge with it decides."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhraseRequest:
-    """Phrases as a call gives them."""
+    """Phrases as a call sets them."""
 
     required: tuple[str, ...] = ()
     forbidden: tuple[str, ...] = ()
@@ -44,26 +43,26 @@ class PhraseRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedPhrases:
-    """Phrases as the model writes them."""
+    """Phrases as the model's tokens."""
 
     asked: PhraseRequest = PhraseRequest()
-    """What they were made of."""
+    """The phrases of the call."""
     required: tuple[Tokens, ...] = ()
-    """Each of them once."""
+    """Each once."""
     forbidden_forms: tuple[tuple[Tokens, ...], ...] = ()
     """The forms of each."""
 
     @property
     def forbidden(self) -> tuple[Tokens, ...]:
-        """All forms, each of them once."""
+        """All forms, each once."""
         return tuple(dict.fromkeys(form for forms in self.forbidden_forms for form in forms))
 
 
 class PhraseEncoder:
-    """Encodes phrases and beginnings for one model."""
+    """Encodes phrases and prefixes for one model."""
 
     def __init__(self, tokenizer: TextTokenizer, *, unknown_id: int | None, owner: str) -> None:
-        """Encodes with the tokenizer of the model `owner`, in which `unknown_id` stands for what it cannot write."""
+        """Encodes with the tokenizer of the model `owner`; `unknown_id` stands for what it cannot write."""
         self._tokenizer = tokenizer
         self._unknown_id = unknown_id
         self._owner = owner
@@ -71,18 +70,18 @@ class PhraseEncoder:
         self._special_tokens = {token_id: token.content for token_id, token in added.items() if token.special}
 
     def encode_prefix(self, field: str, prefix: str, max_tokens: int) -> Tokens:
-        """Makes tokens of what a translation begins with; white space at its end is left to the model.
+        """Makes tokens of a prefix; white space at its end is left to the model.
 
-        Tokens bring the space before a word with them, so that a space of its own at the end would make the next word
-        one that the model has never seen.
+        A word's token includes the space before it, so after a space of its own the next word would have tokens that
+        the model has never seen there.
 
         Args:
             field: What the request calls it.
-            prefix: The beginning; an empty one has no tokens.
+            prefix: The prefix; an empty one has no tokens.
             max_tokens: Most tokens of the translation.
 
         Raises:
-            InvalidInputError: It has unknown or special tokens, or leaves no room for a token of the model's.
+            InvalidInputError: It has unknown or special tokens, or leaves no room for one more token.
         """
         token_ids = self._encode(prefix.rstrip())
         self._check_written(field, token_ids)
@@ -98,8 +97,8 @@ class PhraseEncoder:
         """Makes tokens of the phrases of one text, which the request calls `field`.
 
         Raises:
-            InvalidInputError: There are too many, one is empty, too long, unknown or has special tokens, or one that
-                must appear must not.
+            InvalidInputError: There are too many; one is empty, too long, unknown or has special tokens; or one is both
+                required and forbidden.
         """
         _check_count(f"{field}.required", len(phrases.required), MAX_REQUIRED)
         _check_count(f"{field}.forbidden", len(phrases.forbidden), MAX_FORBIDDEN)
@@ -109,15 +108,15 @@ class PhraseEncoder:
         return EncodedPhrases(asked=phrases, required=tuple(dict.fromkeys(required)), forbidden_forms=tuple(forbidden))
 
     def spellings(self, phrases: EncodedPhrases, text: str, token_ids: Sequence[int]) -> tuple[Tokens, ...]:
-        """Finds with which tokens a translation says what it must not.
+        """Finds the tokens with which a translation has forbidden phrases.
 
         Args:
-            phrases: What it must not say.
+            phrases: The forbidden ones.
             text: The translation.
             token_ids: Its tokens.
 
         Returns:
-            The tokens of every forbidden phrase that is among its words; none for a good translation.
+            The tokens of every forbidden phrase among its words; none for a good translation.
         """
         places = [place for phrase in phrases.asked.forbidden for place in find_words(text, phrase.strip())]
         if not places:
@@ -156,7 +155,7 @@ class PhraseEncoder:
         return tuple(self._tokenizer.encode_now(text).input_ids.tolist())
 
     def _after(self, phrase: str, *, with_space: bool) -> Tokens:
-        """Returns the tokens of a phrase within a text; none where they cannot be told from what is before them."""
+        """Returns the tokens of a phrase within a text; none if they merge with what is before them."""
         for anchor in _ANCHORS:
             before = self._encode(anchor)
             whole = self._encode(f"{anchor} {phrase}" if with_space else anchor + phrase)
@@ -165,7 +164,7 @@ class PhraseEncoder:
         return ()
 
     def _check_written(self, field: str, token_ids: Tokens) -> None:
-        """Checks that a text is made of what the model writes: the end of a sentence, say, is no part of its text."""
+        """Checks that a text has no tokens that the model never writes as text, such as the end of a sequence."""
         if self._unknown_id is not None and self._unknown_id in token_ids:
             raise InvalidInputError(
                 field, f"has characters or words that {self._owner} does not know, so it cannot be decoded; reword it"
@@ -194,12 +193,12 @@ class PhraseEncoder:
 
 
 def _letter_cases(phrase: str) -> tuple[str, ...]:
-    """Returns a phrase as it is, and as it begins a sentence."""
+    """Returns a phrase as it is, and with a capital at its beginning."""
     return tuple(dict.fromkeys((phrase, phrase[0].upper() + phrase[1:])))
 
 
 def find_words(text: str, phrase: str) -> Iterator[tuple[int, int]]:
-    """Yields where a text has a phrase as words of its own, not as a part of longer ones, with or without a capital."""
+    """Yields where a text has a phrase as whole words, with or without a capital."""
     for spelling in _letter_cases(phrase):
         start = text.find(spelling)
         while start >= 0:
@@ -212,14 +211,14 @@ def find_words(text: str, phrase: str) -> Iterator[tuple[int, int]]:
 
 
 def _is_one_word(neighbour: str, character: str) -> bool:
-    """Returns whether a phrase's first or last character goes on with its neighbour, which may be none."""
+    """Returns True if a phrase's first or last character and its neighbour, if any, are parts of one word."""
     if not character.isalnum() or _is_spaceless(character):
         return False
     return neighbour.isalnum() or neighbour == "_"
 
 
 def contains(tokens: Sequence[int], part: Sequence[int]) -> bool:
-    """Returns whether tokens have `part` among them, one after the other."""
+    """Returns True if `part` is a part of the tokens."""
     return any(tuple(tokens[i : i + len(part)]) == tuple(part) for i in range(len(tokens) - len(part) + 1))
 
 
@@ -238,7 +237,7 @@ def _check_count(field: str, count: int, limit: int) -> None:
 
 
 def _follows_space(text: str) -> bool:
-    """Returns whether a text is written with a space before it: not if it begins with a mark that closes something."""
+    """Returns True if a text takes a space before it; a closing punctuation mark does not."""
     first = text[0]
     if _is_spaceless(first):
         return False
@@ -246,5 +245,5 @@ def _follows_space(text: str) -> bool:
 
 
 def _is_spaceless(character: str) -> bool:
-    """Returns whether a character is of a script that puts no spaces between words."""
+    """Returns True if a character is of a script without spaces between words."""
     return unicodedata.name(character, "").startswith(_SPACELESS_SCRIPTS)
