@@ -40,7 +40,7 @@ class EncodedSource(Protocol):
 class Encoder(Protocol):
     """An encoder. One engine's thread or several call it."""
 
-    def encode(self, inputs: Sequence[EncoderInput]) -> Sequence[Any]:
+    def encode(self, inputs: Sequence[EncoderInput]) -> Sequence[EncodedSource]:
         """Encodes inputs in one batch; returns an `EncodedSource` for each, in order."""
 
 

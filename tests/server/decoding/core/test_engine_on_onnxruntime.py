@@ -6,13 +6,15 @@ import numpy as np
 import pytest
 from loading import loading
 from naive_decoding import naive_decode
+from tiny_engine import make_sequence, running_engine
 
 from headway_server.bundles import Precision, open_bundle
 from headway_server.decoding.interfaces import EncoderInput
-from headway_server.decoding.parameters import SamplingParameters
+from headway_server.decoding.parameters import SamplingParameters, SearchParameters
 from headway_server.decoding.runner.decoder import DecoderRunner
 from headway_server.decoding.runner.encoder import EncoderRunner
 from headway_server.decoding.settings import EngineSettings
+from headway_server.preprocessing import TextTokenizer
 from headway_server.runtime import Runtime
 from headway_server.tasks.generation.model import GenerationModel
 from headway_server.tasks.generation.request import GenerationRequest
@@ -97,3 +99,41 @@ async def test_translations_equal_the_naive_loop_whatever_runs_beside_them(tiny_
         assert (result.text, result.finish_reason) == (model._tokenizer.decode(token_ids), reason)
         assert -50 < result.log_probability < 0
     assert len({result.text for result in answer.results}) > 30
+
+
+@pytest.mark.parametrize("beam_size", [None, 4])
+async def test_a_decoder_that_starts_from_the_first_tokens_of_a_translation_finds_the_others(
+    tiny_store, runtime, beam_size
+):
+    bundle = open_bundle(tiny_store / "tiny-translation" / "1")
+    variant = bundle.manifest.variants[Precision.FP32]
+    decoder, encoder = DecoderRunner(runtime, bundle, variant, num_slots=8), EncoderRunner(runtime, bundle, variant)
+    special_tokens = bundle.manifest.special_tokens
+    rng = np.random.default_rng(6)
+    tokenizer = TextTokenizer.load(bundle.file("tokenizer.json"))
+    texts = [" ".join(rng.choice(NUMBERS, size=rng.integers(4, 9))) for _ in range(12)]
+    sources = [tokenizer.library_tokenizer.encode(text).ids for text in texts]
+    search = None if beam_size is None else SearchParameters(beam_size=beam_size, length_penalty=0.0)
+
+    async def translate(engine, start_ids):
+        sequences = [
+            make_sequence(
+                source,
+                start_ids=start,
+                eos_id=special_tokens.eos,
+                search=search,
+                num_top_tokens=None if search else 0,
+                max_new_tokens=30,
+            )
+            for source, start in zip(sources, start_ids, strict=True)
+        ]
+        results = await asyncio.gather(*(engine.run([sequence]) for sequence in sequences))
+        if search is not None:
+            return [list(result.hypotheses[0].token_ids) for (result,) in results]
+        return [[token.token_id for token in result.tokens] for (result,) in results]
+
+    async with running_engine(decoder, encoder=encoder) as engine:
+        whole = await translate(engine, [[special_tokens.bos]] * len(sources))
+        rest = await translate(engine, [[special_tokens.bos, *token_ids[:3]] for token_ids in whole])
+    assert [token_ids[3:] for token_ids in whole] == rest
+    assert len({tuple(token_ids) for token_ids in rest}) > 8
