@@ -21,7 +21,7 @@ from headway_server.observers import NO_OBSERVER, Observer
 from headway_server.preprocessing import EncodedText, TextTokenizer
 from headway_server.runtime import Runtime, Session
 from headway_server.serving.answers import Answer, CallTimings
-from headway_server.serving.limits import check_one_each, check_texts
+from headway_server.serving.limits import check_one_each, check_texts, num_bytes
 from headway_server.settings import ServerSettings
 from headway_server.tasks.outputs import EMBEDDING, read_vector
 from headway_server.tasks.stateless import StatelessModel, expected_outputs
@@ -47,8 +47,7 @@ class TextInputs:
     @property
     def num_bytes(self) -> int:
         """Size of all texts in UTF-8."""
-        texts = (*self.texts, *(self.text_pairs or ()))
-        return sum(len(text) if text.isascii() else len(text.encode()) for text in texts)
+        return sum(map(num_bytes, (*self.texts, *(self.text_pairs or ()))))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
