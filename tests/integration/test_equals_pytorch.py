@@ -42,8 +42,10 @@ def test_text_of_a_model_with_grouped_heads_and_rotary_positions(llama_checkpoin
     precision, address = llama_server
     prompts = ["the early bird", "all that glitters is", "look before you leap. the pen is mightier than", "z"]
     with Client(address) as client:
-        together = [answer.text for answer in client.generate(prompts * 3, max_new_tokens=60, temperature=0).results]
-        alone = [client.generate([prompt], max_new_tokens=60, temperature=0).results[0].text for prompt in prompts]
+        together = [
+            answer.text for answer in client.generate_text(prompts * 3, max_new_tokens=60, temperature=0).results
+        ]
+        alone = [client.generate_text([prompt], max_new_tokens=60, temperature=0).results[0].text for prompt in prompts]
     assert together == alone * 3
     for prompt, text in zip(prompts, alone, strict=True):
         ids = np.array(source.tokenizer.encode(prompt, add_special_tokens=False).ids)
@@ -82,7 +84,7 @@ def test_text_probabilities(tiny_checkpoints: dict[str, Path], fp32_client: Clie
     source = from_checkpoint(tiny_checkpoints["text_classification"])
     texts = ["the bright desert", "snow", "a long winter near the old fire of ice"]
     for text, result in zip(texts, fp32_client.classify_text(texts).results, strict=True):
-        logits = reference.text_logits(source.module, np.array(source.tokenizer.encode(text).ids))
+        logits = reference.outputs(source.module, np.array(source.tokenizer.encode(text).ids))["logits"]
         expected = dict(zip(source.labels, torch.from_numpy(logits).softmax(-1).tolist(), strict=True))
         assert {label.label: round(label.probability, 4) for label in result.labels} == {
             label: round(probability, 4) for label, probability in expected.items()
@@ -101,7 +103,7 @@ def test_image_probabilities(tiny_checkpoints: dict[str, Path], fp32_client: Cli
     preprocessing = source.image_preprocessing
     for image, result in zip(images, fp32_client.classify_image(files).results, strict=True):
         pixels = ((image / 255 - np.array(preprocessing.mean)) / np.array(preprocessing.std)).astype(np.float32)
-        logits = reference.image_logits(source.module, np.ascontiguousarray(pixels.transpose(2, 0, 1)))
+        logits = reference.outputs(source.module, np.ascontiguousarray(pixels.transpose(2, 0, 1)))["logits"]
         expected = torch.from_numpy(logits).softmax(-1).numpy()
         found = {label.label: label.probability for label in result.labels}
         np.testing.assert_allclose([found[label] for label in source.labels], expected, atol=1e-4)

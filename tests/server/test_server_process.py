@@ -66,7 +66,7 @@ def test_bad_bundles_are_logged_and_the_others_are_served(start_process, tmp_pat
     server.process.terminate()
     assert server.wait_end() == 0
     lines = [json.loads(line) for line in server.log.read_text().splitlines()]
-    events = ["lanes", "model loaded", "bundle rejected", "requests", "serving", "draining", "stopped"]
+    events = ["lanes", "model loaded", "bundle rejected", "calls", "serving", "draining", "stopped"]
     assert [line["event"] for line in lines] == events
     assert (lines[2]["bundle"], lines[2]["level"]) == ("topics/1", "error")
     assert lines[2]["reason"].startswith("tokenizer.json has 8 bytes")

@@ -23,7 +23,7 @@ import structlog
 
 from headway_server.batching.graph import Tensors
 from headway_server.batching.queue import BatchQueue, Entry
-from headway_server.errors import DeadlineError, DrainingError, InternalError
+from headway_server.errors import DeadlineError, DrainingError, ModelRunError
 from headway_server.observers import NO_OBSERVER, BatchEvent, ModelId, Observer, QueueEvent
 from headway_server.runtime import CLOSE_TIMEOUT_S, Cores, Heartbeat, Session, join_threads
 
@@ -34,7 +34,7 @@ Reader = Callable[[Tensors, int], Result]
 _log = structlog.get_logger(__name__)
 
 
-class BatchError(InternalError):
+class BatchError(ModelRunError):
     """The model could not be run; the log says why. A bug or a broken machine, never the caller's fault."""
 
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
-from headway_server.errors import InternalError
+from headway_server.errors import ModelRunError
 from headway_server.runtime.machine import Device, load_cudart
 from headway_server.runtime.session import Tensor
 
@@ -169,4 +169,4 @@ class CudaBuffer:
 
     def _check(self, code: int) -> None:
         if code != 0:
-            raise InternalError(f"a CUDA call failed with code {code}; see the CUDA runtime's table of errors")
+            raise ModelRunError(f"a CUDA call failed with code {code}; see the CUDA runtime's table of errors")

@@ -1,18 +1,22 @@
-"""What training data is, once it is read: one type a task, and the parts it is split into.
+"""Training data in memory: one type a task, and the parts it is split into.
 
 N examples.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from headway_training.data.files import cut_before_spaces, read_blocks, read_text
+
 HOLD_OUT_SEED = 20_260
-"""Which examples are held out does not depend on a run's seed, so that runs are compared on the same ones."""
+"""Runs of any seed hold out the same examples, so that they can be compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +53,14 @@ class MultiLabeledTexts:
     def __len__(self) -> int:
         return len(self.texts)
 
+    def take(self, indices: NDArray[np.int64]) -> MultiLabeledTexts:
+        """The examples at `indices`, in that order."""
+        return MultiLabeledTexts(
+            texts=[self.texts[i] for i in indices],
+            labels=[self.labels[i] for i in indices],
+            text_pairs=None if self.text_pairs is None else [self.text_pairs[i] for i in indices],
+        )
+
 
 class Span(NamedTuple):
     """A labelled part of a text: characters `start` to `end`, `end` excluded, in Unicode code points."""
@@ -60,13 +72,13 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanLabeledTexts:
-    """Texts, in the order of their source, with labelled spans."""
+    """Texts in their source's order, with labelled spans."""
 
     texts: list[str]
     spans: list[tuple[Span, ...]]
-    """Of each text: not empty, in its order and without overlap."""
+    """Of each text: in the order of the text, neither empty nor overlapping."""
     covering: bool
-    """Whether the spans are all the words there are, as for parts of speech, and not a few among them, as for names."""
+    """True if the spans are all the words of a text, as for parts of speech; False if some of them, as for names."""
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -87,15 +99,42 @@ class ParallelTexts:
     def __len__(self) -> int:
         return len(self.sources)
 
+    def take(self, indices: NDArray[np.int64]) -> ParallelTexts:
+        """The examples at `indices`, in that order."""
+        return ParallelTexts(sources=[self.sources[i] for i in indices], targets=[self.targets[i] for i in indices])
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
 class PlainText:
-    """One text; its length is in characters."""
+    """A running text: a string, or a file that is read part by part and never held whole.
 
-    text: str
+    Args:
+        source: The text, or the file it is in.
+
+    Raises:
+        MissingDataError: There is no such file.
+        DataError: The file cannot be read, or is not UTF-8.
+    """
+
+    def __init__(self, source: str | Path) -> None:
+        self.source = source
+        self._length = len(source) if isinstance(source, str) else sum(map(len, read_blocks(source)))
+
+    def __repr__(self) -> str:
+        return f"PlainText({len(self):,} characters)"
 
     def __len__(self) -> int:
-        return len(self.text)
+        """Its length in characters."""
+        return self._length
+
+    @property
+    def text(self) -> str:
+        """The whole text."""
+        return self.source if isinstance(self.source, str) else read_text(self.source)
+
+    def parts(self, size: int) -> Iterator[str]:
+        """Parts of about `size` characters, cut before white space, in order."""
+        blocks = iter([self.source]) if isinstance(self.source, str) else read_blocks(self.source)
+        return cut_before_spaces(blocks, size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +161,7 @@ Examples = TypeVar(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Splits(Generic[Examples]):
-    """The parts of a data set, and what a model card says of it."""
+    """The parts of a data set, and how a model card names it."""
 
     train: Examples
     """What the weights are fitted to."""
@@ -139,11 +178,11 @@ class Splits(Generic[Examples]):
     home: str
     """Where the data comes from."""
     labels: tuple[str, ...] = ()
-    """Names of the classes, in the order of their indices."""
+    """Names of the labels, in the order of their indices."""
 
 
 def hold_out(count: int, fraction: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Splits `count` examples at random: the indices that stay, and those that are held out, both ascending."""
+    """Splits `count` examples at random: indices of those that stay and of those held out, both ascending."""
     order = np.random.default_rng(HOLD_OUT_SEED).permutation(count)
     held = max(1, round(count * fraction))
     return np.sort(order[held:]), np.sort(order[:held])
