@@ -48,7 +48,6 @@ class Task(StrEnum):
     TRANSLATION = "translation"
     TEXT_CLASSIFICATION = "text_classification"
     TOKEN_CLASSIFICATION = "token_classification"  # noqa: S105 (a task, not a password)
-    TEXT_EMBEDDING = "text_embedding"
     IMAGE_CLASSIFICATION = "image_classification"
 
 

@@ -17,7 +17,7 @@ from headway_server.log import configure_logging
 from headway_server.runtime import Runtime, describe_cores
 from headway_server.serving.host import ModelHost
 from headway_server.settings import ServerSettings
-from headway_server.transports.grpc.server import HeadwayServer, address_problem, format_address
+from headway_server.transports.grpc import HeadwayServer, address_problem, format_address
 
 _log = structlog.get_logger(__name__)
 _USAGE_ERROR = 2

@@ -18,7 +18,7 @@ from headway_server.decoding.settings import EngineSettings
 from headway_server.preprocessing import ImageLimits
 
 _PIXELS_THAT_PILLOW_DECODES: Final = 89_000_000
-"""Past this Pillow warns of a decompression bomb itself."""
+"""For more pixels Pillow itself warns of a decompression bomb."""
 
 _DEFAULT_PORT: Final = 50051
 _MAX_TEXT_REQUEST_BYTES: Final = 8 * 2**20
@@ -28,7 +28,7 @@ _MOST_CALLS: Final = 4096
 TEXTS_OF_A_CALL: Final = 16
 """How many texts of the largest size a call may hold, or as many bytes in more and smaller ones."""
 DEFAULT_MAX_TEXT_KIB: Final = 256
-"""A thousand times the length of a news item, and tokenized in a third of a second."""
+"""A thousand times the length of a news item; tokenized in a third of a second."""
 
 
 def _own_port(value: object) -> object:
@@ -67,14 +67,14 @@ class ServerSettings(BaseSettings):
     port: Annotated[int, BeforeValidator(_own_port), Field(ge=0, le=65535)] = _DEFAULT_PORT
     """Port to listen on; 0 takes a free one, which the ready line names."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where models run; auto takes CUDA where it is."""
+    """Where models run; auto takes CUDA where there is a device."""
     precision: Precision | None = None
     """Variant to run; left out, the fastest that suits the device."""
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """Cores that the models keep busy, together; left out, those this process may use."""
+    """Cores that all models together keep busy; left out, those that this process may use."""
     lanes: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """Runs of a model at a time, a core each where several have work; left out, as many as there are threads. With more
-    than one, weights are held twice. On CUDA there is one."""
+    """Most runs of a model at a time, a core each; left out, as many as there are threads. With more than one, weights
+    are held twice. On CUDA there is one."""
     max_message_mib: Annotated[int, Field(ge=1, le=1024)] = 64
     """Largest request, in MiB; what is larger is refused before it is read. Requests of texts are held to 8 MiB, or to
     32 times `max_text_kib` if that is more."""
@@ -84,8 +84,8 @@ class ServerSettings(BaseSettings):
     max_image_mib: Annotated[float, Field(gt=0, le=1024)] = 16
     """Largest encoded image, in MiB."""
     max_image_megapixels: Annotated[float, Field(gt=0, le=_PIXELS_THAT_PILLOW_DECODES / 1e6)] = 20
-    """Most pixels of an image, in millions: of what its header announces and of what it is resized to. Decoding takes
-    up to 16 bytes a pixel, and no more than these are decoded at a time."""
+    """Most pixels of an image, in millions, by its header and after it is resized. Decoding takes up to 16 bytes a
+    pixel, and at most this many pixels are decoded at a time."""
     max_calls: Annotated[int, Field(ge=1)] | None = None
     """Calls that run at a time, whatever they ask for; further ones are refused before they are read. Left out, as many
     as half of the memory there is holds requests of texts, 256 at least and 4096 at most."""
@@ -98,7 +98,7 @@ class ServerSettings(BaseSettings):
     stall_timeout: Annotated[float, Field(ge=0, le=86400)] = 60
     """Seconds that a step or a batch may take before the server says that it is unhealthy; 0: any time."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """Least level that is logged."""
+    """Lowest level that is logged."""
     log_format: Literal["text", "json"] = "text"
     """Lines for people or for programs."""
     engine: EngineSettings = EngineSettings()

@@ -1,8 +1,11 @@
 """Training on several processes gives what one process gives."""
 
 import os
+import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -63,3 +66,21 @@ def test_two_processes_learn_what_one_learns(tmp_path, reviews, tiny_settings):
     assert one.keys() == two.keys()
     for name, tensor in one.items():
         torch.testing.assert_close(two[name], tensor, rtol=1e-3, atol=1e-5)
+
+
+def test_a_signal_to_one_process_stops_all_after_the_same_step(tmp_path, reviews, tiny_settings):
+    words = ["run", "ag-news", "--train", str(reviews), "--valid", str(reviews), "--output", str(tmp_path / "run")]
+    for setting in (*tiny_settings["ag-news"], "optimization.epochs=5000", "optimization.state_every_steps=5"):
+        words += ["--set", setting]
+    processes = [start(words, i, tmp_path / "meeting") for i in range(PROCESSES)]
+    while not list((tmp_path / "run" / "state").glob("step-*.pt")):
+        assert all(process.poll() is None for process in processes), "the run ended before it wrote a state"
+        time.sleep(0.05)
+    processes[1].send_signal(signal.SIGTERM)
+    outputs = [process.communicate(timeout=200)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0] * PROCESSES, "\n".join(outputs)
+    steps = [re.findall(r"stopped by (.*) after step ([\d,]+) of", output) for output in outputs]
+    assert [name for ((name, _),) in steps] == ["a signal to another process", "SIGTERM"]
+    assert steps[0][0][1] == steps[1][0][1]
+    (state,) = (tmp_path / "run" / "state").glob("step-*.pt")
+    assert state.stem == f"step-{steps[0][0][1].replace(',', '')}"

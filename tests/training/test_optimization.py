@@ -84,7 +84,7 @@ def make_trainer(folder, name, data, settings):
 def gradients_of(trainer, seed=1):
     """Loss and gradients of the first batch."""
     batch = trainer._make_batch(0)
-    trainer._objective.train()
+    trainer.objective.train()
     torch.manual_seed(seed)
     loss = trainer._backward(batch)
     return loss, {name: weight.grad for name, weight in trainer.model.named_parameters() if weight.grad is not None}

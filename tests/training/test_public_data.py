@@ -110,9 +110,11 @@ def test_the_real_texts_have_the_documented_sizes(real_data):
     assert news.labels == ("World", "Sports", "Business", "Sci/Tech")
     play = read("tiny-shakespeare", real_data)
     assert len(play.train) + len(play.valid) + len(play.test) == 1_115_394
+    assert play.test_name == "Tiny Shakespeare, last 111,539 characters", "the card of the shipped model names it so"
     captions = read("multi30k-en-de", real_data)
     assert (len(captions.train), len(captions.valid), len(captions.test)) == (29_000, 1_014, 1_000)
     words = read("ud-english-ewt", real_data)
+    assert words.test_name == "UD English EWT 2.16, development part", "as above"
     assert len(words.train) + len(words.valid) == 12_544
     assert (len(words.test), sum(map(len, words.test.spans)), len(words.labels)) == (2_001, 25_147, 17)
     assert all(span.end > span.start for spans in words.test.spans for span in spans)

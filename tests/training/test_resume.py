@@ -199,7 +199,7 @@ def test_a_share_of_an_epoch_and_a_limit_of_steps_bound_the_plan(tmp_path, revie
     whole = make_trainer(tmp_path, "ag-news", own, tiny_settings["ag-news"])
     for settings, epochs in ((["optimization.epochs=0.5"], 0.5), (["optimization.max_steps=3"], None)):
         recipe = read_recipe("ag-news", [*tiny_settings["ag-news"], *settings])
-        plan = StepPlan(whole._task.epoch_batches, recipe.optimization, seed=0)
+        plan = StepPlan(whole.task.epoch_batches, recipe.optimization, seed=0)
         assert (
             plan.num_steps == 3 if epochs is None else plan.epochs_at(plan.num_steps) == pytest.approx(epochs, abs=0.1)
         )

@@ -58,25 +58,6 @@ def fit_temperature(logits: ArrayLike, targets: ArrayLike, *, multi_label: bool 
     return float(np.exp(-(low + high) / 2))
 
 
-def predictions_of(
-    probabilities: NDArray[np.float64], targets: ArrayLike, *, multi_label: bool = False
-) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Lists the predictions that the expected calibration error is taken over.
-
-    Args:
-        probabilities: (N, C).
-        targets: As `fit_temperature` takes them.
-        multi_label: Whether several labels may apply.
-
-    Returns:
-        The confidence of every prediction and whether it is right, (P,) each.
-    """
-    truth = np.asarray(targets)
-    if multi_label:
-        return probabilities.ravel(), truth.ravel() == 1
-    return probabilities.max(axis=-1), probabilities.argmax(axis=-1) == truth
-
-
 def expected_calibration_error(confidences: ArrayLike, right: ArrayLike, num_bins: int = NUM_BINS) -> float:
     """Returns the expected calibration error, 0 to 1, over bins of equal width, each open below and closed above.
 
@@ -137,10 +118,13 @@ def calibration_metrics(
     Returns:
         `expected_calibration_error`, and `expected_calibration_error_uncalibrated`; 0 to 1.
     """
+    truth = np.asarray(targets)
 
     def error(divisor: float) -> float:
         probabilities = to_probabilities(np.asarray(logits, np.float64) / divisor, multi_label=multi_label)
-        return expected_calibration_error(*predictions_of(probabilities, targets, multi_label=multi_label))
+        if multi_label:
+            return expected_calibration_error(probabilities.ravel(), truth.ravel() == 1)
+        return expected_calibration_error(probabilities.max(axis=-1), probabilities.argmax(axis=-1) == truth)
 
     return {
         "expected_calibration_error": error(temperature),

@@ -27,7 +27,6 @@ from headway_training.checkpoint import (
     TOKENIZER_FILE,
     Checkpoint,
     Evaluation,
-    Scalar,
     TrainingRecord,
     load_matching_weights,
     read_checkpoint,
@@ -37,12 +36,19 @@ from headway_training.data.examples import Splits
 from headway_training.data.sources import OwnData, data_folder, describe_own_data, read_splits
 from headway_training.errors import RecipeError, ResumeError
 from headway_training.hardware import describe_hardware, keep_freed_memory, library_versions
-from headway_training.models import CONFIGURATIONS, Model, build_model, count_parameters, make_configuration
+from headway_training.models import (
+    CONFIGURATIONS,
+    Configuration,
+    Model,
+    build_model,
+    count_parameters,
+    make_configuration,
+)
 from headway_training.recipes import Recipe, read_recipe
-from headway_training.sizing import Sizing, size_up
+from headway_training.sizing import Sizing, expected_throughput, size_up
 from headway_training.state import latest_state
 from headway_training.tasks import TOKENS_FILE, Task, make_task
-from headway_training.trainer import Trainer, TrainingSummary
+from headway_training.trainer import Trainer
 
 CHECKPOINT_FOLDER = "checkpoint"
 RUN_FILE = "run.json"
@@ -111,22 +117,6 @@ class RunOptions:
         return re.sub(r"[^a-z0-9._-]+", "-", words.lower()).strip("._-")[:64].strip("._-") or "model"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Run:
-    """Everything a run is made of, ready to train."""
-
-    options: RunOptions
-    recipe: Recipe
-    splits: Splits[Any]
-    task: Task
-    configuration: dict[str, Scalar]
-    model: Model
-    sizing: Sizing
-    trainer: Trainer
-    init: str
-    """How the weights start, in words; empty: fresh."""
-
-
 def run_training(options: RunOptions, console: Console) -> Path:
     """Trains what the options say, and leaves a checkpoint.
 
@@ -137,30 +127,52 @@ def run_training(options: RunOptions, console: Console) -> Path:
         TrainingError: Recipe, data, the checkpoint to start from or the run's folder cannot be used; the message says
             what to do.
     """
-    recipe = options.read_recipe()
+    recipe, folder = options.read_recipe(), options.folder
     described = _describe(options, recipe)
-    _check_folder(options.folder, described, resume=options.resume)
+    _check_folder(folder, described, resume=options.resume)
     accelerator = _make_accelerator(options, recipe)
-    run = _prepare(options, recipe, console, accelerator)
+    splits, task = _read_data(options, recipe, accelerator)
+    if options.own_data is not None:
+        recipe = recipe.model_copy(update={"description": describe_own_data(recipe, options.own_data, splits.labels)})
+    try:
+        sizing = size_up(recipe, task, options.seed, accelerator.device)
+        model = _build(recipe, task, options.seed)
+    except (TypeError, ValueError) as error:
+        raise RecipeError(f"model: {error}") from error
+    if sizing.leaves_room and accelerator.device.type == "cpu":
+        keep_freed_memory()
+    start = ""
+    if recipe.init.checkpoint is not None and latest_state(folder) is None:
+        loaded = load_matching_weights(model, recipe.init.checkpoint)
+        start = f"weights of {recipe.init.checkpoint}: {loaded.describe()}\n"
+    trainer = Trainer(
+        task=task,
+        model=model,
+        recipe=recipe,
+        folder=folder,
+        seed=options.seed,
+        console=console,
+        accelerator=accelerator,
+        flops_per_unit=sizing.flops_per_unit,
+    )
     if accelerator.is_main_process:
-        options.folder.mkdir(parents=True, exist_ok=True)
-        (options.folder / RUN_FILE).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
-        console.print(_introduction(run), highlight=False)
-    first_step = run.trainer.progress.step + 1
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / RUN_FILE).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
+        console.print(start + _introduction(recipe, splits, trainer, sizing), highlight=False)
     accelerator.init_trackers(
-        run.recipe.name,
+        recipe.name,
         config={name: str(value) for name, value in _flatten(described).items()},
-        init_kwargs={"tensorboard": {"purge_step": first_step}},
+        init_kwargs={"tensorboard": {"purge_step": trainer.progress.step + 1}},
     )
     try:
-        summary = run.trainer.fit()
+        trainer.fit()
         if accelerator.is_main_process:
-            _finish(run, summary, console)
+            _finish(options, recipe, splits, trainer, console)
     finally:
         for tracker in accelerator.trackers:
             tracker.finish()
     accelerator.wait_for_everyone()
-    return options.folder / CHECKPOINT_FOLDER
+    return folder / CHECKPOINT_FOLDER
 
 
 def _make_accelerator(options: RunOptions, recipe: Recipe) -> Accelerator:
@@ -181,130 +193,94 @@ def _make_accelerator(options: RunOptions, recipe: Recipe) -> Accelerator:
     return Accelerator(mixed_precision="no", log_with=tracker, project_config=project)
 
 
-def _prepare(options: RunOptions, recipe: Recipe, console: Console, accelerator: Accelerator) -> _Run:
-    """Reads the data, makes the model, and finds where the run stands."""
-    folder = options.folder
+def _read_data(options: RunOptions, recipe: Recipe, accelerator: Accelerator) -> tuple[Splits[Any], Task]:
+    """Reads the data; tokenizer and tokens are written by the first process and read by the others."""
     if recipe.init.checkpoint is not None:
         read_checkpoint(recipe.init.checkpoint)  # a wrong folder is refused before any data is read
-    with accelerator.main_process_first():  # the first process writes tokenizer and tokens, the others read them
+    with accelerator.main_process_first():
         splits = read_splits(recipe, data_folder(options.data_dir), options.own_data)
         if accelerator.is_main_process and not options.resume:
             for name in (TOKENIZER_FILE, TOKENS_FILE):  # of a run that failed before it began
-                (folder / name).unlink(missing_ok=True)
-        task = make_task(recipe, splits, folder)
-    if options.own_data is not None:
-        recipe = recipe.model_copy(update={"description": describe_own_data(recipe, options.own_data, splits.labels)})
-    try:
-        sizing = size_up(recipe, task, options.seed, accelerator.device)
-        model, configuration = _build(recipe, task, options.seed)
-    except (TypeError, ValueError) as error:
-        raise RecipeError(f"model: {error}") from error
-    if sizing.leaves_room and accelerator.device.type == "cpu":
-        keep_freed_memory()
-    init = ""
-    if recipe.init.checkpoint is not None and latest_state(folder) is None:
-        init = f"weights of {recipe.init.checkpoint}: {load_matching_weights(model, recipe.init.checkpoint).describe()}"
-    trainer = Trainer(
-        task=task,
-        model=model,
-        recipe=recipe,
-        folder=folder,
-        seed=options.seed,
-        console=console,
-        accelerator=accelerator,
-        flops_per_unit=sizing.flops_per_unit,
-    )
-    return _Run(
-        options=options,
-        recipe=recipe,
-        splits=splits,
-        task=task,
-        configuration=configuration,
-        model=model,
-        sizing=sizing,
-        trainer=trainer,
-        init=init,
-    )
+                (options.folder / name).unlink(missing_ok=True)
+        return splits, make_task(recipe, splits, options.folder)
 
 
-def _build(recipe: Recipe, task: Task, seed: int) -> tuple[Model, dict[str, Scalar]]:
-    """The model with fresh weights of the run's seed, and its configuration.
+def _build(recipe: Recipe, task: Task, seed: int) -> Model:
+    """The model with fresh weights of the run's seed.
 
     Raises:
         ValueError: The configuration is not a valid one.
     """
     torch.manual_seed(seed)
-    configuration = make_configuration(recipe.architecture, {**recipe.configuration, **task.model_fields()})
-    return build_model(recipe.architecture, configuration), dict(configuration.to_dict())
+    return build_model(recipe.architecture, _configure(recipe, task))
 
 
-def _introduction(run: _Run) -> str:
+def _configure(recipe: Recipe, task: Task) -> Configuration:
+    """The model's configuration: what the recipe says, and what the data decides."""
+    return make_configuration(recipe.architecture, {**recipe.configuration, **task.model_fields()})
+
+
+def _introduction(recipe: Recipe, splits: Splits[Any], trainer: Trainer, sizing: Sizing) -> str:
     """What is about to be trained, on what, with what memory and how fast."""
-    recipe, splits, accelerator = run.recipe, run.splits, run.trainer.accelerator
-    rate, how = run.trainer.expected_throughput(run.sizing)
-    hardware = describe_hardware(accelerator.device, accelerator.num_processes)
-    lines = (
-        f"{recipe.name}: {recipe.architecture} of {count_parameters(run.model):,} parameters on {hardware}, "
-        f"{recipe.optimization.precision}; {run.trainer.num_steps:,} steps",
-        run.init,
-        f"training data: {splits.train_name}; validation: {len(splits.valid):,} examples; test: {splits.test_name}",
-        run.sizing.describe(),
-        f"speed: about {rate:,.0f} {run.task.unit}/s a process ({how})",
+    device = trainer.accelerator.device
+    bf16 = recipe.optimization.precision == "bf16"
+    rate, how = expected_throughput(sizing, trainer.objective, bf16=bf16, device=device)
+    return (
+        f"{recipe.name}: {recipe.architecture} of {count_parameters(trainer.model):,} parameters on "
+        f"{describe_hardware(device, trainer.accelerator.num_processes)}, {recipe.optimization.precision}; "
+        f"{trainer.num_steps:,} steps\n"
+        f"training data: {splits.train_name}; validation: {len(splits.valid):,} examples; test: {splits.test_name}\n"
+        f"{sizing.describe()}\n"
+        f"speed: about {rate:,.0f} {trainer.task.unit}/s a process ({how})"
     )
-    return "\n".join(line for line in lines if line)
 
 
-def _finish(run: _Run, summary: TrainingSummary, console: Console) -> None:
+def _finish(options: RunOptions, recipe: Recipe, splits: Splits[Any], trainer: Trainer, console: Console) -> None:
     """Reads the test data, once, with the best weights; measures the baseline; writes the checkpoint."""
-    console.print(f"best weights: step {summary.best_step:,}. Measuring on the test data, and the baseline ...")
-    run.trainer.calibrate()
-    record = _record(run, summary)
-    evaluation = run.task.evaluation_data()
+    task, model, progress = trainer.task, trainer.model.eval(), trainer.progress
+    console.print(f"best weights: step {progress.best_step:,}. Measuring on the test data, and the baseline ...")
+    task.calibrate(model)
+    record = TrainingRecord(
+        recipe=Path(options.recipe).stem,
+        command=options.command(),
+        seed=options.seed,
+        step_count=progress.step,
+        epoch_count=round(trainer.num_epochs, 2),
+        wall_time_s=round(progress.wall_time_s, 1),
+        hardware=describe_hardware(trainer.accelerator.device, trainer.accelerator.num_processes),
+        libraries=library_versions(),
+        train_dataset=splits.train_name,
+        train_example_count=task.num_train_examples,
+        dataset_license=splits.license,
+        dataset_home=splits.home,
+        metrics=task.evaluate(model, "test"),
+        baseline=task.measure_baseline(),
+        history=tuple(progress.history),
+    )
+    evaluation = task.evaluation_data()
     checkpoint = Checkpoint(
-        name=run.recipe.name,
-        task=run.recipe.task,
-        description=run.recipe.description,
-        license=run.recipe.license,
-        architecture=run.recipe.model["architecture"],
-        configuration=run.configuration,
+        name=recipe.name,
+        task=recipe.task,
+        description=recipe.description,
+        license=recipe.license,
+        architecture=recipe.model["architecture"],
+        configuration=_configure(recipe, task).to_dict(),
         evaluation=Evaluation(
             file=TEXT_EVALUATION_FILE if evaluation.texts is not None else IMAGE_EVALUATION_FILE,
-            dataset=run.splits.test_name,
-            metric=run.task.metric,
-            higher_is_better=run.task.higher_is_better,
+            dataset=splits.test_name,
+            metric=task.metric,
+            higher_is_better=task.higher_is_better,
         ),
         training=record,
-        **run.task.checkpoint_fields(),
+        **task.checkpoint_fields(),
     )
-    folder = run.options.folder / CHECKPOINT_FOLDER
+    folder = options.folder / CHECKPOINT_FOLDER
     write_checkpoint(
-        folder, checkpoint, run.model, tokenizer=run.task.tokenizer, texts=evaluation.texts, images=evaluation.images
+        folder, checkpoint, model, tokenizer=task.tokenizer, texts=evaluation.texts, images=evaluation.images
     )
     measured = {f"test/{name}": value for name, value in record.metrics.items() if not isinstance(value, str)}
-    run.trainer.accelerator.log(measured, step=summary.step_count)
+    trainer.accelerator.log(measured, step=progress.step)
     _report(record, folder, console)
-
-
-def _record(run: _Run, summary: TrainingSummary) -> TrainingRecord:
-    """The measurements at the end, with everything that a model card says of the training run."""
-    accelerator = run.trainer.accelerator
-    return TrainingRecord(
-        recipe=Path(run.options.recipe).stem,
-        command=run.options.command(),
-        seed=run.options.seed,
-        step_count=summary.step_count,
-        epoch_count=round(summary.epoch_count, 2),
-        wall_time_s=round(summary.wall_time_s, 1),
-        hardware=describe_hardware(accelerator.device, accelerator.num_processes),
-        libraries=library_versions(),
-        train_dataset=run.splits.train_name,
-        train_example_count=run.task.num_train_examples,
-        dataset_license=run.splits.license,
-        dataset_home=run.splits.home,
-        metrics=run.trainer.evaluate("test"),
-        baseline=run.task.measure_baseline(),
-        history=tuple(summary.history),
-    )
 
 
 def _report(record: TrainingRecord, folder: Path, console: Console) -> None:

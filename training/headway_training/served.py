@@ -34,6 +34,7 @@ from headway_training.data.examples import (
     MultiLabeledTexts,
     ParallelTexts,
     PlainText,
+    Rows,
     SpanLabeledTexts,
 )
 from headway_training.data.files import cut_before_spaces
@@ -169,19 +170,12 @@ def _shown(value: float | str) -> str:
     return value if isinstance(value, str) else f"{value:.4f}"
 
 
-@dataclass(frozen=True, slots=True)
-class EncodedImages:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodedImages(Rows):
     """Image files with a label each."""
 
     images: list[bytes]
     labels: list[int]
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def take(self, indices: NDArray[np.int64]) -> EncodedImages:
-        """The images at `indices`, in that order."""
-        return EncodedImages([self.images[i] for i in indices], [self.labels[i] for i in indices])
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +267,7 @@ def read_dataset(model: Model, name: str | None, folder: Path) -> TestData:
             f"{', '.join(model.labels[:20])}"
         )
     if isinstance(test, LabeledImages):
-        test = EncodedImages([_encode_png(image) for image in test.images], test.labels.tolist())
+        test = EncodedImages(images=[_encode_png(image) for image in test.images], labels=test.labels.tolist())
     return TestData(splits.test_name, test, splits.labels)
 
 
@@ -320,7 +314,9 @@ def read_file(model: Model, file: str, manifest: Mapping[str, Any], label_separa
         labels = tuple(sorted({label for _, label in found}))
         if unknown := sorted(set(labels) - set(model.labels)):
             raise DataError(f"{file}: the label {unknown[0]!r} is not among those of the model")
-        images = EncodedImages([path.read_bytes() for path, _ in found], [labels.index(label) for _, label in found])
+        images = EncodedImages(
+            images=[path.read_bytes() for path, _ in found], labels=[labels.index(label) for _, label in found]
+        )
         return TestData(file_names(file), images, labels)
     classification = ClassificationSettings(
         multi_label=(manifest.get("classification") or {}).get("kind") == "multi_label",

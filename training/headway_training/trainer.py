@@ -8,10 +8,9 @@ import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import torch
 from accelerate import Accelerator
@@ -25,20 +24,9 @@ from headway_training.models import Model
 from headway_training.optimization import checkpoint_activations, learning_rate, make_average, make_optimizers
 from headway_training.progress import TrainingDisplay
 from headway_training.recipes import OptimizationSettings, Recipe
-from headway_training.sizing import Sizing, attention_kind, expected_throughput
+from headway_training.sizing import attention_kind
 from headway_training.state import RunState
-from headway_training.tasks import IGNORED, Metrics, Task, TrainingBatch
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingSummary:
-    """How a training run went."""
-
-    step_count: int
-    epoch_count: float
-    wall_time_s: float
-    best_step: int
-    history: list[dict[str, float]]
+from headway_training.tasks import IGNORED, Task, TrainingBatch
 
 
 class Objective(nn.Module):
@@ -126,7 +114,7 @@ class Trainer:
         # The recipe decides the precision (`Objective`), whatever the configuration of `accelerate` says.
         self.accelerator = accelerator or Accelerator(mixed_precision="no")
         device = self.accelerator.device
-        self._task = task
+        self.task = task
         self._seed = seed
         self._console = console
         self._flops_per_unit = flops_per_unit
@@ -138,8 +126,8 @@ class Trainer:
                 checkpoint_activations(self.model)
             except ValueError as error:
                 raise RecipeError(str(error)) from error
-        self._objective = Objective(task, self.model, settings, device.type)
-        self._module = self.accelerator.prepare(self._objective)
+        self.objective = Objective(task, self.model, settings, device.type)
+        self._module = self.accelerator.prepare(self.objective)
         self._optimizers = make_optimizers(self.model, settings)
         self._plan = StepPlan(task.epoch_batches, settings, seed)
         self._state = RunState(folder, self.model, self._optimizers, self._average)
@@ -156,7 +144,12 @@ class Trainer:
         """Steps of the whole run."""
         return self._plan.num_steps
 
-    def fit(self, until_step: int | None = None) -> TrainingSummary:
+    @property
+    def num_epochs(self) -> float:
+        """Passes over the data so far."""
+        return self._plan.epochs_at(self.progress.step)
+
+    def fit(self, until_step: int | None = None) -> None:
         """Trains, from where the state stands, to the last step or to `until_step`; then loads the best weights.
 
         Raises:
@@ -176,33 +169,13 @@ class Trainer:
             self._save()
             self.accelerator.wait_for_everyone()  # the first process writes the best weights, and all read them
             self._state.load_best(self.model)
-        return TrainingSummary(
-            step_count=self.progress.step,
-            epoch_count=self._plan.epochs_at(self.progress.step),
-            wall_time_s=self.progress.wall_time_s,
-            best_step=self.progress.best_step,
-            history=self.progress.history,
-        )
-
-    def calibrate(self) -> None:
-        """Fits, on validation data, what the task needs beside the weights to answer."""
-        self._task.calibrate(self.model.eval())
-
-    def evaluate(self, part: Literal["valid", "test"]) -> Metrics:
-        """Measures the model as it is, in fp32, on a part of the data."""
-        return self._task.evaluate(self.model.eval(), part)
-
-    def expected_throughput(self, sizing: Sizing) -> tuple[float, str]:
-        """About how many units a second a process will train on, and how that is known."""
-        bf16 = self._settings.precision == "bf16"
-        return expected_throughput(sizing, self._objective, bf16=bf16, device=self.accelerator.device)
 
     def _display(self) -> TrainingDisplay:
         peak = device_peak_flops(self.accelerator.device)
         return TrainingDisplay(
             self._console,
             self.accelerator,
-            unit=self._task.unit,
+            unit=self.task.unit,
             num_steps=self.num_steps,
             first_step=self.progress.step,
             flops_per_unit=self._flops_per_unit,
@@ -222,7 +195,7 @@ class Trainer:
                 yield step, batch
 
     def _make_batch(self, step: int) -> TrainingBatch:
-        return self._task.collate(self._plan.batch(step), self._plan.generator(step))
+        return self.task.collate(self._plan.batch(step), self._plan.generator(step))
 
     def _is_stopped(self) -> bool:
         """Whether any process was told to stop: all of them learn of it after the same step."""
@@ -231,7 +204,7 @@ class Trainer:
 
     def _train_step(self, step: int, batch: TrainingBatch, display: TrainingDisplay) -> None:
         """One optimizer step over the whole batch, of which every process takes its rows."""
-        self._objective.train()
+        self.objective.train()
         rate = learning_rate(self._settings, step, self.num_steps)
         for optimizer in self._optimizers:
             optimizer.zero_grad(set_to_none=True)
@@ -316,10 +289,10 @@ class Trainer:
         model = (self.model if self._average is None else self._average.module).eval()
         bf16 = self._settings.precision == "bf16"
         with torch.autocast(self.accelerator.device.type, dtype=torch.bfloat16, enabled=bf16):
-            measured = self._task.evaluate(model, "valid")
+            measured = self.task.evaluate(model, "valid")
         metrics = {name: value for name, value in measured.items() if isinstance(value, float)}
-        value = metrics[self._task.metric]
-        best = self._task.is_better(value, self.progress.best_value)
+        value = metrics[self.task.metric]
+        best = self.task.is_better(value, self.progress.best_value)
         if best:
             self.progress.best_value, self.progress.best_step = value, self.progress.step
             self._state.save_best(model)

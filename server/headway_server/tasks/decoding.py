@@ -94,7 +94,7 @@ class DecodingModel:
                     max_encoder_tokens=settings.max_encoder_tokens,
                     stream_interval_ms=settings.stream_interval_ms,
                     verifier=verifier,
-                    seats=None if cores is None else cores.seats(),
+                    busy_lanes=None if cores is None else cores.busy_lanes(),
                     name=f"engine-{manifest.name}-{lane}",
                     observer=observer,
                     model=ModelId(name=manifest.name, version=manifest.version),
@@ -135,7 +135,7 @@ class DecodingModel:
         try:
             run_once()
             if self._cores is not None and self._num_lanes > 1:
-                with self._cores.all_taken():
+                with self._cores.all_busy():
                     run_once()
         except Exception as error:  # onnxruntime's own kinds, or a KeyError where there are other tensors
             raise BundleError(f"{self.bundle.path}: does not run ({error}); export the model again") from error

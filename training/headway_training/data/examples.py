@@ -6,9 +6,9 @@ N examples.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,46 +20,43 @@ HOLD_OUT_SEED = 20_260
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LabeledTexts:
-    """Texts with a class each."""
+class Rows:
+    """Examples with an entry in each of several columns."""
+
+    def __len__(self) -> int:
+        return len(getattr(self, fields(self)[0].name))
+
+    def take(self, indices: NDArray[np.int64]) -> Self:
+        """The examples at `indices`, in that order."""
+        taken: dict[str, Any] = {}
+        for field in fields(self):
+            column = getattr(self, field.name)
+            if isinstance(column, np.ndarray):
+                taken[field.name] = column[indices]
+            elif isinstance(column, list):
+                taken[field.name] = [column[i] for i in indices]
+        return replace(self, **taken)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabeledTexts(Rows):
+    """Texts with a label each."""
 
     texts: list[str]
     labels: list[int]
     text_pairs: list[str] | None = None
-    """The text that each is paired with, empty where there is none; None: no text has one."""
-
-    def __len__(self) -> int:
-        return len(self.texts)
-
-    def take(self, indices: NDArray[np.int64]) -> LabeledTexts:
-        """The examples at `indices`, in that order."""
-        return LabeledTexts(
-            texts=[self.texts[i] for i in indices],
-            labels=[self.labels[i] for i in indices],
-            text_pairs=None if self.text_pairs is None else [self.text_pairs[i] for i in indices],
-        )
+    """The text that each is paired with, empty if there is none; None: no text has one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MultiLabeledTexts:
+class MultiLabeledTexts(Rows):
     """Texts with any number of labels each."""
 
     texts: list[str]
     labels: list[tuple[int, ...]]
-    """Indices in ascending order; none where no label applies."""
+    """Indices in ascending order; none if no label applies."""
     text_pairs: list[str] | None = None
     """As in `LabeledTexts`."""
-
-    def __len__(self) -> int:
-        return len(self.texts)
-
-    def take(self, indices: NDArray[np.int64]) -> MultiLabeledTexts:
-        """The examples at `indices`, in that order."""
-        return MultiLabeledTexts(
-            texts=[self.texts[i] for i in indices],
-            labels=[self.labels[i] for i in indices],
-            text_pairs=None if self.text_pairs is None else [self.text_pairs[i] for i in indices],
-        )
 
 
 class Span(NamedTuple):
@@ -71,7 +68,7 @@ class Span(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SpanLabeledTexts:
+class SpanLabeledTexts(Rows):
     """Texts in their source's order, with labelled spans."""
 
     texts: list[str]
@@ -80,28 +77,23 @@ class SpanLabeledTexts:
     covering: bool
     """True if the spans are all the words of a text, as for parts of speech; False if some of them, as for names."""
 
-    def __len__(self) -> int:
-        return len(self.texts)
-
-    def take(self, indices: NDArray[np.int64]) -> SpanLabeledTexts:
-        """The examples at `indices`, in that order."""
-        texts, spans = [self.texts[i] for i in indices], [self.spans[i] for i in indices]
-        return SpanLabeledTexts(texts=texts, spans=spans, covering=self.covering)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ParallelTexts:
+class ParallelTexts(Rows):
     """Sentences with a translation each."""
 
     sources: list[str]
     targets: list[str]
 
-    def __len__(self) -> int:
-        return len(self.sources)
 
-    def take(self, indices: NDArray[np.int64]) -> ParallelTexts:
-        """The examples at `indices`, in that order."""
-        return ParallelTexts(sources=[self.sources[i] for i in indices], targets=[self.targets[i] for i in indices])
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabeledImages(Rows):
+    """Images of one size with a label each."""
+
+    images: NDArray[np.uint8]
+    """(N, height, width, 3)."""
+    labels: NDArray[np.int64]
+    """(N,)."""
 
 
 class PlainText:
@@ -135,23 +127,6 @@ class PlainText:
         """Parts of about `size` characters, cut before white space, in order."""
         blocks = iter([self.source]) if isinstance(self.source, str) else read_blocks(self.source)
         return cut_before_spaces(blocks, size)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LabeledImages:
-    """Images of one size with a class each."""
-
-    images: NDArray[np.uint8]
-    """(N, height, width, 3)."""
-    labels: NDArray[np.int64]
-    """(N,)."""
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def take(self, indices: NDArray[np.int64]) -> LabeledImages:
-        """The examples at `indices`, in that order."""
-        return LabeledImages(images=self.images[indices], labels=self.labels[indices])
 
 
 Examples = TypeVar(

@@ -91,22 +91,44 @@ def find_dataset(name: str) -> Dataset:
     return DATASETS[name]
 
 
+def _hold_out(
+    dataset: Dataset,
+    train: Any,
+    test: Any,
+    settings: DataSettings,
+    *,
+    total: str,
+    test_name: str,
+    labels: Sequence[str],
+) -> Splits[Any]:
+    """Splits a validation part off the training part."""
+    kept, held = hold_out(len(train), settings.valid_fraction)
+    return Splits(
+        train=train.take(kept),
+        valid=train.take(held),
+        test=test,
+        train_name=f"{dataset.title}, {len(kept):,} of the {total}",
+        test_name=f"{dataset.title}, {test_name}",
+        license=dataset.license,
+        home=dataset.home,
+        labels=tuple(labels),
+    )
+
+
 def _read_ag_news(dataset: Dataset, folder: Path, settings: DataSettings) -> Splits[Any]:
     """Title and description of a news item are one text."""
     train_file = dataset.find(folder, ("train.csv", "train.csv.gz", "train_subset.csv.gz"))
     test_file = dataset.find(folder, ("test.csv", "test.csv.gz", "test_rows_0001-3800.csv.gz"))
     numbers = [str(number) for number in range(1, 5)]
-    examples, _ = read_labeled_texts(train_file, numbers)
-    test, _ = read_labeled_texts(test_file, numbers)
-    kept, held = hold_out(len(examples), settings.valid_fraction)
-    return Splits(
-        train=examples.take(kept),
-        valid=examples.take(held),
-        test=test,
-        train_name=f"AG News, {len(kept):,} of the 120,000 training rows",
-        test_name=f"AG News, {'all' if len(test) == 7600 else f'first {len(test):,} of the'} 7,600 test rows",
-        license=dataset.license,
-        home=dataset.home,
+    (train, _), (test, _) = (read_labeled_texts(file, numbers) for file in (train_file, test_file))
+    shown = "all" if len(test) == 7600 else f"first {len(test):,} of the"
+    return _hold_out(
+        dataset,
+        train,
+        test,
+        settings,
+        total="120,000 training rows",
+        test_name=f"{shown} 7,600 test rows",
         labels=AG_NEWS_LABELS,
     )
 
@@ -115,18 +137,24 @@ def _read_ud_english_ewt(dataset: Dataset, folder: Path, settings: DataSettings)
     """The development part is the test part here."""
     names = [f"en_ewt-ud-{part}.conllu" for part in ("train", "dev")]
     train_file, test_file = (dataset.find(folder, (name, f"{name}.gz")) for name in names)
-    examples, labels = read_span_labeled_texts(train_file)
+    train, labels = read_span_labeled_texts(train_file)
     test, _ = read_span_labeled_texts(test_file, labels)
-    kept, held = hold_out(len(examples), settings.valid_fraction)
-    return Splits(
-        train=examples.take(kept),
-        valid=examples.take(held),
-        test=test,
-        train_name=f"UD English EWT 2.16, {len(kept):,} of the {len(examples):,} training sentences",
-        test_name="UD English EWT 2.16, development part",
-        license=dataset.license,
-        home=dataset.home,
-        labels=labels,
+    total = f"{len(train):,} training sentences"
+    return _hold_out(dataset, train, test, settings, total=total, test_name="development part", labels=labels)
+
+
+def _read_cifar10(dataset: Dataset, folder: Path, settings: DataSettings) -> Splits[Any]:
+    """CIFAR-10 in its binary version: the archive, or its files, plain or packed by xz."""
+    train, test = _cifar10_parts(folder, dataset)
+    shown = "all" if len(test) == 10_000 else f"first {len(test):,} of the"
+    return _hold_out(
+        dataset,
+        train,
+        test,
+        settings,
+        total="50,000 training images",
+        test_name=f"{shown} 10,000 test images",
+        labels=CIFAR10_LABELS,
     )
 
 
@@ -167,22 +195,6 @@ def _read_tiny_shakespeare(dataset: Dataset, folder: Path, settings: DataSetting
         test_name=f"Tiny Shakespeare, last {len(test):,} characters",
         license=dataset.license,
         home=dataset.home,
-    )
-
-
-def _read_cifar10(dataset: Dataset, folder: Path, settings: DataSettings) -> Splits[Any]:
-    """CIFAR-10 in its binary version: the archive, or its files, plain or packed by xz."""
-    train, test = _cifar10_parts(folder, dataset)
-    kept, held = hold_out(len(train), settings.valid_fraction)
-    return Splits(
-        train=train.take(kept),
-        valid=train.take(held),
-        test=test,
-        train_name=f"CIFAR-10, {len(kept):,} of the 50,000 training images",
-        test_name=f"CIFAR-10, {'all' if len(test) == 10_000 else f'first {len(test):,} of the'} 10,000 test images",
-        license=dataset.license,
-        home=dataset.home,
-        labels=CIFAR10_LABELS,
     )
 
 
@@ -293,7 +305,7 @@ _ALL = (
         name="ud-english-ewt",
         task="token_classification",
         folder="ud_english_ewt",
-        title="Universal Dependencies English Web Treebank 2.16",
+        title="UD English EWT 2.16",
         files=_files(
             f"{_GITHUB}/UniversalDependencies/UD_English-EWT/r2.16/",
             {

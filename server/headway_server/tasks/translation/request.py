@@ -207,7 +207,7 @@ def _check_combinations(request: TranslationRequest, *, is_stream: bool) -> None
     if is_stream and given.beam_size > 1:
         raise InvalidInputError(
             "parameters.beam_size",
-            f"is {given.beam_size}; must be 1 in a stream, since a search changes its mind about what it has said; "
+            f"is {given.beam_size}; must be 1 in a stream, since a search may still replace what it has sent; "
             "ask for 1, or call TranslateText",
         )
     if not request.split_sentences:

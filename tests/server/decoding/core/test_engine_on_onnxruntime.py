@@ -94,6 +94,6 @@ async def test_translations_equal_the_naive_loop_whatever_runs_beside_them(tiny_
             source=source,
             start_ids=[special_tokens.bos],
         )
-        assert (result.output, result.finish_reason) == (model._tokenizer.decode(token_ids), reason)
+        assert (result.text, result.finish_reason) == (model._tokenizer.decode(token_ids), reason)
         assert -50 < result.log_probability < 0
-    assert len({result.output for result in answer.results}) > 30
+    assert len({result.text for result in answer.results}) > 30
