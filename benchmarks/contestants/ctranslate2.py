@@ -11,7 +11,7 @@ from ctranslate2.converters.transformers import BartLoader, GPT2Loader
 from tokenizers import Tokenizer
 
 from benchmarks.contestants.in_process import Batch, Case, Fastest, Run, decoding_run
-from benchmarks.contestants.transformers import BOS_ID, EOS_ID, PAD_ID, make_gpt2, make_marian
+from benchmarks.contestants.transformers import BOS_ID, EOS_ID, PAD_ID, make_model
 from benchmarks.worker import serve
 
 _SPLIT_SIZES = (4, 8, 16)
@@ -29,22 +29,21 @@ class _Library:
         converted = weights / "converted" / "ctranslate2-int8"
         if not (converted / "model.bin").is_file():
             converted.mkdir(parents=True, exist_ok=True)
-            self._convert(weights, translates=translates).save(str(converted))
+            self._convert(make_model(case), translates=translates).save(str(converted))
         opened = partial(ctranslate2.Translator if translates else ctranslate2.Generator, str(converted), "cpu")
         self.whole = opened(compute_type="int8", inter_threads=1, intra_threads=threads)
         self.parts = opened(compute_type="int8", inter_threads=threads, intra_threads=1)
 
-    def _convert(self, weights: Path, *, translates: bool) -> Any:
+    def _convert(self, model: Any, *, translates: bool) -> Any:
         if translates:
-            marian = make_marian(weights)
-            marian.config.normalize_before = marian.config.normalize_embedding = False
-            spec = BartLoader().get_model_spec(marian)
+            model.config.normalize_before = model.config.normalize_embedding = False
+            spec = BartLoader().get_model_spec(model)
             spec.register_source_vocabulary(self._tokens)
             spec.register_target_vocabulary(self._tokens)
             spec.config.bos_token = spec.config.decoder_start_token = self._tokens[BOS_ID]
             spec.config.eos_token, spec.config.unk_token = self._tokens[EOS_ID], self._tokens[PAD_ID]
         else:
-            spec = GPT2Loader().get_model_spec(make_gpt2(weights))
+            spec = GPT2Loader().get_model_spec(model)
             spec.register_vocabulary(self._tokens)
             spec.config.bos_token = spec.config.eos_token = spec.config.unk_token = self._tokens[-1]
         spec.validate()

@@ -14,14 +14,14 @@ import torch
 from optimum.onnxruntime import ORTModelForSeq2SeqLM
 
 from benchmarks.contestants.in_process import Case, Fastest, Run, decoding_run
-from benchmarks.contestants.transformers import make_marian, translate
+from benchmarks.contestants.transformers import generate, make_model
 from benchmarks.worker import serve
 
 
 def _load(threads: int, case: Case) -> Any:
     folder = Path(case["weights"]) / "converted"
     if not (folder / "optimum-fp32" / "config.json").is_file():
-        make_marian(Path(case["weights"])).save_pretrained(folder / "marian")
+        make_model(case).save_pretrained(folder / "marian")
         ORTModelForSeq2SeqLM.from_pretrained(folder / "marian", export=True).save_pretrained(folder / "optimum-fp32")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
@@ -29,7 +29,7 @@ def _load(threads: int, case: Case) -> Any:
 
 
 def _ways(model: Any, case: Case, callers: int) -> Mapping[str, Run]:
-    return {"merged decoder": decoding_run(case, callers, partial(translate, model, case["beam_size"]))}
+    return {"merged decoder": decoding_run(case, callers, partial(generate, model, case["beam_size"], None))}
 
 
 if __name__ == "__main__":
