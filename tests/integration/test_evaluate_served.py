@@ -110,7 +110,7 @@ def test_several_labels_a_text_are_measured_by_those_that_apply(topic_server, tm
     assert evaluate(topic_server, *own, "--option", "threshold=1.0")[0]["value"] == 0
     write_rows(file, ["text", "label"], ["goal", "sports|weather"])
     _, told = evaluate(topic_server, "several", "--file", str(file), code=1)
-    assert "the label 'weather' is not one that several answers" in told
+    assert "line 2: the label 'weather' is not among those of the model" in told
 
 
 def test_pairs_of_texts_are_measured_as_pairs(topic_server, tmp_path):
@@ -135,7 +135,7 @@ def test_what_cannot_be_measured_is_said(fp32_server, tmp_path):
     _, told = evaluate(fp32_server, "no-such-model", *own, code=1)
     assert "no-such-model" in told
     _, told = evaluate(fp32_server, "tiny-classification", *own, code=1)
-    assert "the label 'lukewarm' is not one that tiny-classification answers" in told
+    assert "line 3: the label 'lukewarm' is not among those of the model" in told
     _, told = evaluate(fp32_server, "tiny-classification", *own, "--data", "ag-news", code=1)
     assert "--data and --file are both given" in told
     _, told = evaluate(fp32_server, "tiny-classification", code=1)

@@ -1,4 +1,4 @@
-"""Checkpoints: what is written is read back, and what is no checkpoint is said to be none."""
+"""Checkpoints are read back as they were written, and a folder that is none is refused."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Files with labelled words: what is read, where words stand in the text, and that a bad line is named."""
+"""Files with labelled words: words are found in the text, and a bad line is named."""
 
 import gzip
 from pathlib import Path

@@ -35,7 +35,7 @@ torch.distributed.destroy_process_group()
 
 
 def start(arguments: list[str], rank: int, meeting: Path) -> subprocess.Popen[str]:
-    """Starts one process of a training."""
+    """Starts one process of a training run."""
     code = WORKER.replace("RANK", str(rank)).replace("WORLD", str(PROCESSES))
     environment = {
         **os.environ,

@@ -88,7 +88,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="glibc alone can be told to keep what is freed")
+@pytest.mark.skipif(sys.platform != "linux", reason="only glibc can keep what is freed")
 def test_what_is_freed_is_taken_again_without_asking_the_kernel() -> None:
     """Eight times 64 MiB, of which every page would be new."""
     faults = {

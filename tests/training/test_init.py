@@ -1,4 +1,4 @@
-"""Training runs that start from a checkpoint: weights by name, its tokenizer, and what is said of the rest."""
+"""Training runs that start from a checkpoint: weights by name, its tokenizer, and the names of the rest."""
 
 import re
 

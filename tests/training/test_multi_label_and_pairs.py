@@ -124,7 +124,7 @@ def test_a_file_of_several_labels_becomes_a_classifier_with_thresholds(tmp_path,
 
 @pytest.fixture
 def same_or_not(tmp_path: Path) -> Path:
-    """Pairs whose class only both texts together tell: whether the second repeats the first."""
+    """Pairs whose class follows from both texts together: whether the second repeats the first."""
     generator = random.Random(1)
     lines = ["text,text_pair,label"]
     for _ in range(200):
@@ -140,7 +140,7 @@ def test_a_file_of_pairs_becomes_a_classifier_that_reads_both_texts(tmp_path, sa
     model, checkpoint = load_model(folder)
     assert checkpoint.text_pairs == "required"
     assert checkpoint.training is not None
-    assert checkpoint.training.metrics["accuracy"] > 95, "neither text alone tells the class"
+    assert checkpoint.training.metrics["accuracy"] > 95, "the class follows from neither text alone"
     assert set(read_text_evaluation(folder)[0]) == {"text", "text_pair", "label"}
     ids, types = encode_pairs(load_tokenizer(folder), ["the cat"], ["a dog"], 24)
     tensors = [torch.tensor(ids), torch.ones(1, len(ids[0]), dtype=torch.long), torch.tensor(types)]

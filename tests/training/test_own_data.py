@@ -1,4 +1,4 @@
-"""The user's own files: what is read, and that a bad row is named by file and line."""
+"""The user's own files are read, and a bad row is named by file and line."""
 
 import gzip
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a training will need is counted without allocating it, and one that does not fit is refused."""
+"""What a training run needs is counted without allocating it, and a run that does not fit is refused."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Tags of subwords and back: what is trained on, and what is made of a model's answer."""
+"""Tags of subwords: from spans to tags to train on, and from a model's answer to spans."""
 
 import itertools
 

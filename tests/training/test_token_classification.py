@@ -79,8 +79,8 @@ def test_targets_stand_at_subwords_and_nowhere_else(task):
         assert (targets[mask == 0] == IGNORED).all()
         assert (targets[:, 0] == IGNORED).all()
         begins = torch.tensor([tag.startswith("B-") for tag in scheme])
-        told = targets != IGNORED
-        spans = begins[targets.clamp(min=0)] & told
+        predicted = targets != IGNORED
+        spans = begins[targets.clamp(min=0)] & predicted
         words = sum(
             len(task._splits.train.spans[i]) for e in batch.tolist() for i in range(e % 40, e % 40 + e // 40 + 1)
         )

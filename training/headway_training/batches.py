@@ -63,7 +63,7 @@ class StepPlan:
         return epoch + (step - self._starts[epoch]) / len(self._of_epoch(epoch))
 
     def generator(self, step: int) -> torch.Generator:
-        """Random numbers for what is changed in the examples of a step."""
+        """Random numbers for the changes to the examples of a step."""
         return torch.Generator().manual_seed(step_seed(self._seed, step, 0))
 
     def evaluation_steps(self, evaluations: int) -> frozenset[int]:

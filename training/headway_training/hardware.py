@@ -46,7 +46,7 @@ def library_versions() -> dict[str, str]:
 
 
 def available_bytes(device: torch.device) -> int:
-    """Memory that a run may take: what is free on the GPU, or what machine and control groups leave."""
+    """Memory that a run may take: the free memory of the GPU, or that of the machine within its control groups."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return min([int(psutil.virtual_memory().available), *_left_by_cgroups(_CGROUPS, _OWN_CGROUP)])

@@ -434,7 +434,7 @@ class _Measurement:
         windows = []
         for index in range(len(chunks)):
             first, num_tokens = index, counts[index]
-            while first > 0 and num_tokens < limit:  # what is more than a window, the server cuts off
+            while first > 0 and num_tokens < limit:  # the server cuts off the rest
                 first -= 1
                 num_tokens += counts[first]
             windows.append(("".join(chunks[first : index + 1]), counts[index]))

@@ -3,8 +3,8 @@
 Everything is counted on a model and a batch of torch's `meta` device, whose tensors have shapes and no storage. With P
 parameters: weights 4 P bytes (6 P under bf16, with the copies that matrix products read), gradients 4 P, AdamW's
 moments 8 P (4 bytes of each weight that is Muon's), the average of the weights 4 P. Activations are the distinct
-tensors, weights aside, that autograd keeps of one forward pass, in fp32; under bf16 it is nearly as much, since what is
-kept in half the width is kept beside casts. What an operation needs beside that for a moment is not counted.
+tensors, other than weights, that autograd keeps of one forward pass, in fp32; bf16 takes nearly as much, as casts are
+kept beside the halved tensors. Temporary memory of single operations is not counted.
 """
 
 from __future__ import annotations

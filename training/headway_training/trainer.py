@@ -91,7 +91,7 @@ class Trainer:
         folder: The run's folder.
         seed: Seed of the run.
         console: Where progress is shown.
-        accelerator: The devices and trackers; None: what is found, or what `accelerate launch` or `torchrun` set up.
+        accelerator: The devices and trackers; None: the devices found, or set up by `accelerate launch` or `torchrun`.
         flops_per_unit: Floating-point operations for a token or an image, from which a GPU's utilisation is shown.
 
     Raises:
@@ -198,7 +198,7 @@ class Trainer:
         return self.task.collate(self._plan.batch(step), self._plan.generator(step))
 
     def _is_stopped(self) -> bool:
-        """Whether any process was told to stop: all of them learn of it after the same step."""
+        """True if any process received a signal; all of them learn of it after the same step."""
         received = torch.tensor(float(self._stop.received is not None), device=self.accelerator.device)
         return bool(self.accelerator.reduce(received, reduction="sum"))
 

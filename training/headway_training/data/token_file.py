@@ -25,7 +25,7 @@ def map_tokens(text: PlainText, tokenizer: Tokenizer, file: Path) -> NDArray[np.
         file: Its tokens, little-endian: uint16 if the vocabulary has at most 65,536 tokens, else uint32.
 
     Returns:
-        The tokens, (N,), read-only; what is read of them is paged in and out by the system.
+        The tokens, (N,), read-only; the system pages them in and out.
     """
     dtype = np.dtype("<u2" if tokenizer.get_vocab_size() <= 1 << 16 else "<u4")
     if not file.is_file():

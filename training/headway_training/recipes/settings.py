@@ -32,7 +32,7 @@ ARCHITECTURES: Mapping[TaskName, tuple[str, ...]] = MappingProxyType(
 
 
 class DataSettings(Record):
-    """The data set, and what is held out of it."""
+    """The data set, and the shares held out of it."""
 
     dataset: str
     """Name of the data set, as `headway-train data` takes it."""
@@ -115,7 +115,7 @@ class OptimizationSettings(Record):
     label_smoothing: float = Field(default=0.0, ge=0, le=0.9)
     """Share of the target's probability that is spread over all classes (Szegedy et al. 2016)."""
     average_decay: float = Field(default=0.0, ge=0, le=0.99999)
-    """Decay of the exponential moving average of the weights, which is then what is validated and kept; 0: none."""
+    """Decay of the exponential moving average of the weights, which is validated and kept in their place; 0: none."""
     precision: Literal["bf16", "fp32"] = "bf16"
     """Precision of matrix products; weights, moments and losses are fp32 either way."""
     evaluations: int = Field(default=10, ge=1, le=100_000)

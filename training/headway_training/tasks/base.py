@@ -84,7 +84,7 @@ class Task(ABC):
 
     @abstractmethod
     def collate(self, batch: Batch, generator: torch.Generator) -> TrainingBatch:
-        """Makes a batch's tensors; what is random about them comes from `generator`."""
+        """Makes a batch's tensors, with random numbers from `generator`."""
 
     @abstractmethod
     def logits(self, model: nn.Module, tensors: Mapping[str, Tensor]) -> Tensor:

@@ -224,7 +224,7 @@ class TextClassificationTask(ClassificationTask):
         return torch.tensor([examples.labels[i] for i in batch])
 
     def _label(self, label: Any) -> dict[str, Any]:
-        """The part of an evaluation's object that says what is right."""
+        """The label as the evaluation data has it."""
         return {"label": label}
 
 
