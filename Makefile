@@ -16,7 +16,7 @@ define CHECK_PYTHON
 	+ sys.version.split()[0] + ": make PYTHON=/path/to/python3.12 ...")'
 endef
 
-.PHONY: help install lint proto test serve bench bench-shipped bench-generation bench-classification bench-translation demo clean
+.PHONY: help install lint proto test serve bench bench-shipped bench-compare bench-generation bench-classification bench-translation demo clean
 
 help: ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -53,16 +53,20 @@ bench: ## Every benchmark below, on this machine; their ARGS differ, so give the
 	$(MAKE) bench-classification ARGS=
 
 bench-shipped: install ## Measure the shipped models as they are served
-	$(BIN)/python benchmarks/run.py $(ARGS)
+	$(BIN)/python -m benchmarks shipped $(ARGS)
 
-bench-generation: install ## Measure a GPT-2 small beside other libraries and the machine's limits
-	$(BIN)/python benchmarks/generation.py $(ARGS)
+bench-compare: install ## Measure the shipped models here and at another commit, in turn: make bench-compare BASE=COMMIT
+	@test -n "$(BASE)" || { echo "Name the commit to compare with: make bench-compare BASE=COMMIT" >&2; exit 1; }
+	$(BIN)/python -m benchmarks shipped --base $(BASE) $(ARGS)
+
+bench-generation: install ## Measure a GPT-2 small beside other libraries
+	$(BIN)/python -m benchmarks generation $(ARGS)
 
 bench-translation: install ## Measure a Transformer base, greedy and with beams, beside other libraries
-	$(BIN)/python benchmarks/translation.py $(ARGS)
+	$(BIN)/python -m benchmarks translation $(ARGS)
 
 bench-classification: install ## Measure BERT-base and ViT-B/16 beside other servers and a gRPC echo
-	$(BIN)/python benchmarks/classification.py $(ARGS)
+	$(BIN)/python -m benchmarks classification $(ARGS)
 
 demo: $(DEMO_VENV)/.installed ## A real server, and every call answered (no torch); IMAGES="FILE ..." adds your pictures
 	$(DEMO_BIN)/python demo/run.py $(IMAGES)

@@ -139,7 +139,7 @@ PYTHON
 }
 
 benchmark() {
-    "$python" benchmarks/run.py --store "$work/store" --device "$device" --rounds "$rounds" --seconds "$seconds" \
+    "$python" -m benchmarks shipped --store "$work/store" --device "$device" --rounds "$rounds" --seconds "$seconds" \
         --output "$output/benchmark.json"
 }
 
@@ -154,7 +154,7 @@ if [[ "$device" == cuda ]]; then
 fi
 step describe describe
 step gpu-tests gpu_tests
-step data "$python" benchmarks/gpu_data.py "$work/data"
+step data "$python" -m benchmarks.gpu_data "$work/data"
 
 names=(shakespeare translation news pictures)
 step train-shakespeare train shakespeare tiny-shakespeare tinyshakespeare .txt

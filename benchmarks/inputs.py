@@ -1,203 +1,223 @@
-"""What the benchmark asks: texts written for it and drawn pictures, or real data where the user has it.
+"""What contestants are asked: texts of random words, real texts and photographs, and the file that holds them.
 
-With `HEADWAY_DATA_DIR` set, texts come from the test sets in that folder, as `headway-train data` leaves them.
+Random words are one token each, so that lengths in tokens are exact and every contestant does the same work.
 """
 
-from __future__ import annotations
-
-import asyncio
+import base64
 import csv
 import gzip
-import importlib.util
-import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import itertools
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from PIL import Image, ImageOps
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from headway_client.load import LoadTask
-from headway_server.bundles import TOKENIZER_FILE, Bundle, Task
-from headway_server.preprocessing import TextTokenizer
+from headway_client.load import samples
 
-MAX_REAL_INPUTS = 256
-"""Inputs that are taken of a data set, at even distances."""
-LOAD_TASKS = {
-    Task.GENERATION: LoadTask.GENERATE_TEXT,
-    Task.TRANSLATION: LoadTask.TRANSLATE_TEXT,
-    Task.TEXT_CLASSIFICATION: LoadTask.CLASSIFY_TEXT,
-    Task.IMAGE_CLASSIFICATION: LoadTask.CLASSIFY_IMAGE,
-}
-"""What is measured, and how the load tester calls it."""
-
-PROMPTS = (
-    "DUKE:\n",
-    "O",
-    "The night is come, and",
-    "FIRST SOLDIER:\nWho goes there?\n\nSECOND SOLDIER:\n",
-    "LADY ANNE:\nMy lord, what news",
-    "What have they promised us, the great men of this town? Bread",
-    "MESSENGER:\nThe bridge is held, the river rises yet,\nAnd none of all our horse",
-    "I saw him walk alone beneath the wall, his sword undrawn, his eyes upon the sea, and",
-    "QUEEN:\nGive me the letter. Here he writes of peace,\nAnd here of war, and in between the two\nHe asks for gold;",
-    "BROTHER:\nYou swore it.\n\nSISTER:\nI was a child, and swore what I was told.\n\nBROTHER:\n",
-    "Come, let us leave this house before the morning finds us here. The old man sleeps, the dogs are fed and still, "
-    "the gate is",
-    "CAPTAIN:\nThree ships went out at dawn. One has come home,\nHer sails in rags, her master at the helm,\n"
-    "And he will speak to no one but the king.\nThey say he saw a light upon the rocks\nWhere no man lives, and",
-)
-CAPTIONS = (
-    "A dog runs.",
-    "Two children are playing in the snow.",
-    "A man is riding a bicycle.",
-    "A woman in a green coat is buying apples at a market.",
-    "Three friends are sitting at a table outside.",
-    "A boy jumps into a lake.",
-    "An old man is feeding pigeons in front of a church while a young couple takes pictures of him.",
-    "People are waiting for a train.",
-    "A girl with long brown hair is reading a book under a tree.",
-    "Two workers in orange vests are repairing a road at night.",
-    "A black dog with a yellow ball in its mouth is swimming across a small river.",
-    "A street musician plays the guitar, and several people with umbrellas stand around him and listen.",
-    "A mother is holding her baby.",
-    "A football player in a white shirt tries to pass the ball to a teammate while two opponents run towards him.",
-    "Someone is climbing a steep rock wall.",
-    "A group of tourists, some of them with cameras around their necks, looks at a map next to a big fountain.",
-)
-HEADLINES = (
-    "Oil prices fall as the storm weakens",
-    "Late goal sends the home team to the cup final after extra time",
-    "Prime minister and rebel leaders agree to talks after a week of fighting at the border",
-    "New chip doubles battery life, its maker says",
-    "Shares of the airline fall as the company cuts its profit forecast. Analysts had expected a small rise for the "
-    "third quarter, but higher fuel costs and a weak summer season took their toll.",
-    "Champion out in the first round",
-    "Researchers release free software that finds security holes in web browsers. The program tests thousands of "
-    "pages an hour and writes a report that people without training can read.",
-    "Central bank leaves interest rates unchanged",
-    "Election postponed after floods",
-    "Swimmer breaks her own world record in the 200 metres and says that she can go faster",
-    "Two telecom companies announce a merger worth nine billion dollars; regulators in three countries have to agree "
-    "before it can be completed, which lawyers expect to take until the end of next year.",
-    "Probe sends first pictures of a distant moon",
-    "Thousands march for higher wages in the capital",
-    "Coach resigns after the seventh defeat in a row, and the club says that it will not look for a new one before "
-    "the season is over",
-    "Video game sales rise",
-    "Peace talks resume",
-)
+_LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_SPACE = "\u0120"
+"""What byte-level vocabularies write for a space."""
+_SEED = 11
+_NUM_REAL_TEXTS = 256
 
 
 class InputError(Exception):
-    """There is nothing a model can be asked."""
+    """A model cannot be asked anything; the message says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Inputs:
-    """What a model is asked."""
+class Case:
+    """A model with what it is asked: one block of a table."""
 
+    name: str
+    task: str
+    """The task in the bundle's manifest."""
+    bundle: Path
     source: str
-    """Where they come from, for the report."""
-    values: tuple[str | bytes, ...]
+    """Where the inputs come from."""
+    texts: tuple[str, ...] = ()
+    images: tuple[bytes, ...] = ()
+    """Encoded pictures, if the model reads no texts."""
+    token_ids: tuple[tuple[int, ...], ...] = ()
+    """Of each text, for contestants that have no tokenizer."""
+    new_tokens: tuple[int, ...] = ()
+    """Tokens of the answer to each text, if they differ and the model does not end its answers itself."""
+    max_new_tokens: int | None = None
+    """Most tokens of every generated text."""
+    beam_size: int = 1
+    parameters: dict[str, Any] = field(default_factory=dict)
+    """What the client's method is given besides, by the name of its parameter."""
+    weights: Path | None = None
+    """Folder of a random model's weights, tokenizer and sizes."""
+
+    @property
+    def rate(self) -> str:
+        """The figure that contestants are compared by."""
+        return "tokens_per_s" if self.task in ("generation", "translation") else "inputs_per_s"
+
+    def write(self, folder: Path) -> Path:
+        """Writes it as JSON, with images in base64, and returns the file."""
+        images = [base64.b64encode(image).decode() for image in self.images]
+        named = {"images": images, "model": self.bundle.parent.name, "version": self.bundle.name}
+        file = folder / f"{len(list(folder.iterdir()))}.json"
+        file.write_text(json.dumps(asdict(self) | named, default=str), encoding="utf-8")
+        return file
 
 
-def load_inputs(bundle: Bundle, new_tokens: int) -> Inputs:
-    """Takes the inputs for a model: of those for its task, the ones it can read.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lengths:
+    """A distribution of lengths in tokens: so many percent of the texts do not exceed each length."""
 
-    Args:
-        bundle: The model.
-        new_tokens: Tokens that must have room behind a prompt.
+    name: str
+    percents: tuple[float, ...]
+    tokens: tuple[int, ...]
+
+    def draw(self, number: int) -> int:
+        """Returns the length of text number 1, 2, ...
+
+        The lengths of any few neighbours spread evenly over the distribution (van der Corput's sequence), so that a
+        batch of 8 has about the work of 8 single texts.
+        """
+        digits = f"{number:b}"[::-1]
+        return round(float(np.interp(int(digits, 2) / (1 << len(digits)) * 100, self.percents, self.tokens)))
+
+
+PROMPTS = (
+    Lengths(name="prompts of 128 tokens", percents=(0, 100), tokens=(128, 128)),
+    Lengths(name="prompts of 32 to 256 tokens", percents=(0, 100), tokens=(32, 256)),
+)
+LONG_PROMPTS = Lengths(name="prompts of 256 tokens", percents=(0, 100), tokens=(256, 256))
+MULTI30K = Lengths(
+    name="as long as Multi30k",  # the English test sentences of 2016 in tokens of the shipped English-German model
+    percents=(0, 5, 10, 20, 30, 40, 50, 60, 70, 80, 90, 95, 100),
+    tokens=(6, 10, 11, 12, 13, 14, 15, 17, 18, 20, 23, 27, 41),
+)
+AG_NEWS = Lengths(
+    name="as long as AG News",  # 3,800 titles with descriptions of the test set in tokens of the shipped model
+    percents=(0, 1, 5, 10, 20, 30, 40, 50, 60, 70, 80, 90, 95, 99, 100),
+    tokens=(20, 28, 35, 40, 45, 49, 53, 56, 60, 63, 69, 77, 88, 121, 254),
+)
+
+
+def make_tokenizer(vocabulary_size: int) -> Tokenizer:
+    """Returns a byte-level tokenizer of exactly so many tokens, like GPT-2's.
+
+    Merges come in the order: a space with a letter, pairs of letters, words, pairs of pairs. So `abc` behind a space is
+    always made of `_a` and `bc`, and a word is one token wherever it stands.
+    """
+    letters = _alphabet(vocabulary_size)
+    pairs = [a + b for a in letters for b in letters]
+    merges = [(_SPACE, a) for a in letters] + [(pair[0], pair[1]) for pair in pairs]
+    merges += itertools.product([_SPACE + a for a in letters], pairs)
+    merges = list(itertools.islice(itertools.chain(merges, itertools.product(pairs, pairs)), vocabulary_size - 256 - 1))
+    tokens = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *(left + right for left, right in merges)]
+    tokenizer = Tokenizer(models.BPE({token: index for index, token in enumerate(tokens)}, merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken("<|endoftext|>", special=True)])
+    assert tokenizer.get_vocab_size() == vocabulary_size, "merges fill what bytes and the special token leave"
+    return tokenizer
+
+
+def _alphabet(vocabulary_size: int) -> str:
+    """Returns as many letters as leave room for all their pairs and all words of a space and three of them."""
+    sizes = (n for n in range(len(_LETTERS) + 1) if n + n**2 + n**3 <= vocabulary_size - 256 - 1)
+    return _LETTERS[: max(sizes)]
+
+
+def random_texts(
+    tokenizer: Tokenizer, lengths: Lengths, count: int
+) -> tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]:
+    """Draws texts of random words for a tokenizer of `make_tokenizer`: the texts, and the tokens of each."""
+    letters = _alphabet(tokenizer.get_vocab_size())
+    words = ["".join(word) for word in itertools.product(letters, repeat=3)]
+    ids = [tokenizer.token_to_id(_SPACE + word) for word in words]
+    generator = np.random.default_rng(_SEED)
+    drawn = [generator.integers(0, len(words), lengths.draw(number)) for number in range(1, count + 1)]
+    texts = tuple("".join(f" {words[index]}" for index in indices) for indices in drawn)
+    return texts, tuple(tuple(ids[index] for index in indices) for indices in drawn)
+
+
+def shipped_case(bundle: Path, new_tokens: int, folder: Path | None) -> Case:
+    """Takes the inputs for a bundle: of those for its task, the ones that leave room for so many new tokens.
+
+    They are of the data sets in `folder`, as `headway-train data` leaves them, or the load tester's own.
 
     Raises:
         InputError: The task is not measured, or the model can read none of them.
     """
-    task = bundle.manifest.task
-    if task not in LOAD_TASKS:
-        raise InputError(f"{task} is not measured yet")
-    if task is Task.IMAGE_CLASSIFICATION:
-        return Inputs(source="pictures drawn by demo/draw.py", values=tuple(_draw_pictures()))
-    source, texts = _real_texts(task) or ("texts written for this benchmark", _OWN_TEXTS[task])
-    limit = _max_tokens(bundle, new_tokens)
-    counts = [len(ids) for ids in encode_texts(bundle, texts)]
-    fitting = tuple(text for text, count in zip(texts, counts, strict=True) if 0 < count <= limit)
+    manifest = json.loads((bundle / "bundle.json").read_text(encoding="utf-8"))
+    task = manifest["task"]
+    if task == "image_classification":
+        source, images = photographs(folder, longer_side=64)
+        return Case(name=bundle.parent.name, task=task, bundle=bundle, source=source, images=images)
+    if task not in _TEXTS:
+        raise InputError(f"{task} is not measured")
+    own, pattern = _TEXTS[task]
+    file = next(iter(sorted(folder.glob(pattern))), None) if folder else None
+    texts = list(_read(file)) if file else list(own)
+    source = f"texts of {file.parent.name}/{file.name}" if file else "texts of the load tester"
+    texts = texts[:: max(1, len(texts) // _NUM_REAL_TEXTS)][:_NUM_REAL_TEXTS]
+    is_prompt, limit = task == "generation", manifest["limits"]["max_input_tokens"]
+    if is_prompt:
+        limit = min(limit, manifest["limits"]["max_total_tokens"] - new_tokens)
+    encoded = Tokenizer.from_file(str(bundle / "tokenizer.json")).encode_batch(texts, add_special_tokens=not is_prompt)
+    fitting = [(text, tuple(one.ids)) for text, one in zip(texts, encoded, strict=True) if 0 < len(one.ids) <= limit]
     if not fitting:
-        raise InputError(
-            f"none of the {len(texts)} {source} has at most {limit} tokens (the shortest has {min(counts)}); "
-            "choose a smaller --new-tokens or a model that holds more"
-        )
-    return Inputs(source=source, values=fitting)
+        raise InputError(f"none of {len(texts)} {source} has at most {limit} tokens; choose a smaller --new-tokens")
+    return Case(
+        name=bundle.parent.name,
+        task=task,
+        bundle=bundle,
+        source=f"{len(fitting)} {source}",
+        texts=tuple(text for text, _ in fitting),
+        token_ids=tuple(ids for _, ids in fitting),
+        max_new_tokens=new_tokens if is_prompt else None,
+    )
 
 
-_OWN_TEXTS = {
-    Task.GENERATION: PROMPTS,
-    Task.TRANSLATION: CAPTIONS,
-    Task.TEXT_CLASSIFICATION: HEADLINES,
+_TEXTS = {
+    "generation": (samples.PROMPTS, "tinyshakespeare/input.txt"),
+    "translation": (samples.SENTENCES, "multi30k/test_2016_flickr.en.gz"),
+    "text_classification": (samples.HEADLINES, "ag_news/test*.csv.gz"),
+    "token_classification": (samples.SENTENCES, "multi30k/test_2016_flickr.en.gz"),
 }
+"""By task: the load tester's own inputs, and the file in the folder of data sets."""
 
 
-def _max_tokens(bundle: Bundle, new_tokens: int) -> int:
-    limits = bundle.manifest.limits
-    assert limits.max_input_tokens is not None, "the manifest's validator demands it of text models"
-    if bundle.manifest.task is not Task.GENERATION:
-        return limits.max_input_tokens
-    assert limits.max_total_tokens is not None, "the manifest's validator demands it of decoders"
-    return min(limits.max_input_tokens, limits.max_total_tokens - new_tokens)
+def _read(file: Path) -> Iterator[str]:
+    """Yields the speeches of a play, each cut to a beginning of its own length; news with their titles; or lines."""
+    if file.suffix == ".txt":
+        speeches = [speech for speech in file.read_text(encoding="utf-8").split("\n\n") if speech]
+        yield from (speech[: 20 + 10 * (index % 20)] for index, speech in enumerate(speeches))
+        return
+    with gzip.open(file, "rt", encoding="utf-8", newline="") as lines:
+        if ".csv" in file.suffixes:
+            yield from (f"{title} {text}" for _, title, text in csv.reader(lines))
+        else:
+            yield from (line.strip() for line in lines if line.strip())
 
 
-def encode_texts(bundle: Bundle, texts: Sequence[str]) -> list[NDArray[np.int64]]:
-    """Encodes texts as the server does for the bundle's task: (T,) ids of each."""
-    tokenizer = TextTokenizer.load(bundle.file(TOKENIZER_FILE))
-    is_prompt = bundle.manifest.task is Task.GENERATION
-    encoded = asyncio.run(tokenizer.encode_batch(texts, add_special_tokens=not is_prompt))
-    return [text.input_ids for text in encoded]
+def photographs(folder: Path | None, *, longer_side: int) -> tuple[str, tuple[bytes, ...]]:
+    """Returns where pictures come from, and each as JPEG with a longer side of so many pixels.
 
-
-def _real_texts(task: Task) -> tuple[str, tuple[str, ...]] | None:
-    """Reads the test set for a task; None without HEADWAY_DATA_DIR or where the set is not in it."""
-    folder = os.environ.get("HEADWAY_DATA_DIR")
-    if not folder:
-        return None
-    pattern, read = _REAL[task]
-    file = next(iter(sorted(Path(folder).glob(pattern))), None)
-    if file is None:
-        return None
-    texts = read(file)
-    stride = max(1, len(texts) // MAX_REAL_INPUTS)
-    return f"{file.parent.name}/{file.name}", tuple(texts[::stride][:MAX_REAL_INPUTS])
-
-
-def _read_lines(file: Path) -> list[str]:
-    with gzip.open(file, "rt", encoding="utf-8") as lines:
-        return [line.strip() for line in lines if line.strip()]
-
-
-def _read_news(file: Path) -> list[str]:
-    with gzip.open(file, "rt", encoding="utf-8", newline="") as rows:
-        return [f"{title} {text}" for _, title, text in csv.reader(rows)]
-
-
-def _read_play(file: Path) -> list[str]:
-    """Reads the speeches of a play, each cut to a beginning of its own length."""
-    speeches = [speech for speech in file.read_text(encoding="utf-8").split("\n\n") if speech]
-    return [speech[: 20 + 10 * (index % 20)] for index, speech in enumerate(speeches)]
-
-
-_REAL: dict[Task, tuple[str, Callable[[Path], list[str]]]] = {
-    Task.GENERATION: ("tinyshakespeare/input.txt", _read_play),
-    Task.TRANSLATION: ("multi30k/test_2016_flickr.en.gz", _read_lines),
-    Task.TEXT_CLASSIFICATION: ("ag_news/test*.csv.gz", _read_news),
-}
-"""Of each task: the file below the data folder, and how it is read."""
-
-
-def _draw_pictures() -> list[bytes]:
-    """The demo's pictures as PNG; the demo is a folder of scripts, not a package."""
-    file = Path(__file__).resolve().parents[1] / "demo" / "draw.py"
-    spec = importlib.util.spec_from_file_location("headway_demo_draw", file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    pictures: dict[str, bytes] = module.draw_pictures()
-    return list(pictures.values())
+    They are those of `photos/` in the folder of data sets, and without it the load tester's drawings.
+    """
+    files = sorted(file for file in folder.glob("photos/*") if file.suffix in (".jpg", ".png")) if folder else []
+    images = []
+    for picture in [file.read_bytes() for file in files] or samples.sample_images():
+        with Image.open(BytesIO(picture)) as opened:
+            image = ImageOps.exif_transpose(opened).convert("RGB")
+        scale = longer_side / max(image.size)
+        size = (round(image.width * scale), round(image.height * scale))
+        buffer = BytesIO()
+        image.resize(size, Image.Resampling.LANCZOS).save(buffer, "JPEG", quality=90)
+        images.append(buffer.getvalue())
+    kind = "photographs" if files else "drawings of the load tester"
+    return f"{len(images)} {kind}, JPEG, longer side {longer_side}", tuple(images)

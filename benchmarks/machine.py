@@ -1,6 +1,4 @@
-"""What a benchmark ran on: hardware, versions, commit, command."""
-
-from __future__ import annotations
+"""What a benchmark ran on: hardware, versions, commit and command; and checkouts of other commits."""
 
 import importlib.metadata
 import os
@@ -9,89 +7,71 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
+from benchmarks.worker import ROOT, ContestantError
 from headway_server.runtime import has_exact_int8, usable_cores
 
-ROOT = Path(__file__).resolve().parents[1]
-_LIBRARIES = ("onnxruntime", "onnxruntime-gpu", "grpcio", "numpy", "headway-server", "headway-client")
 
-
-def describe_hardware() -> dict[str, object]:
-    """Names processor, cores this process may use, memory, GPUs, and what else kept the machine busy beforehand."""
+def describe_run() -> dict[str, Any]:
+    """Returns the part of the JSON object that says what ran, when and on what."""
+    installed = {one.metadata["Name"]: one.version for one in importlib.metadata.distributions()}
+    libraries = ("onnxruntime", "onnxruntime-gpu", "grpcio", "numpy")
+    gpus = _output("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines() if cpuinfo.is_file() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return {
-        "processor": _processor(),
-        "usable_cores": usable_cores(),
-        "has_exact_int8": has_exact_int8(),
-        "memory_gib": _memory_gib(),
-        "load_average": [round(load, 2) for load in os.getloadavg()],
-        "gpus": _gpus(),
-        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": shlex.join([Path(sys.executable).name, "-m", "benchmarks", *sys.argv[1:]]),
+        "git_commit": git_commit(ROOT),
+        "hardware": {
+            "processor": next(names, "") or platform.processor() or platform.machine(),
+            "usable_cores": usable_cores(),
+            "has_exact_int8": has_exact_int8(),
+            "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+            "load_average": [round(load, 2) for load in os.getloadavg()],
+            "gpus": gpus.splitlines() if gpus else [],
+            "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        },
+        "versions": {"python": platform.python_version()}
+        | {name: installed[name] for name in libraries if name in installed},
     }
 
 
-def describe_versions() -> dict[str, str]:
-    """Versions of what was measured; without those that are not installed."""
-    versions = {"python": platform.python_version()}
-    for name in _LIBRARIES:
+def git_commit(tree: Path) -> str | None:
+    """Returns a checkout's commit, with `+` if tracked files differ from it; None if it is no checkout."""
+    commit = _output("git", "-C", str(tree), "rev-parse", "HEAD")
+    return commit and commit + "+" * bool(_output("git", "-C", str(tree), "status", "--porcelain", "-uno"))
+
+
+@contextmanager
+def checkout(commit: str) -> Iterator[Path]:
+    """Gives a temporary folder with the files of a commit of this repository.
+
+    Raises:
+        ContestantError: There is no such commit.
+    """
+    worktree = ["git", "-C", str(ROOT), "worktree"]
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Path(folder) / "tree"
+        command = [*worktree, "add", "--detach", str(tree), commit]
+        added = subprocess.run(command, capture_output=True, text=True, check=False)
+        if added.returncode:
+            raise ContestantError(f"no files of commit {commit}: {added.stderr.strip()}")
         try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return versions
-
-
-def git_commit() -> str | None:
-    """The commit of the tree, with `+` where tracked files differ from it; None where this is no checkout."""
-    commit = _output("git", "-C", str(ROOT), "rev-parse", "HEAD")
-    if commit is None:
-        return None
-    return commit + ("+" if _output("git", "-C", str(ROOT), "status", "--porcelain", "--untracked-files=no") else "")
-
-
-def command_line() -> str:
-    """The command that was given, as a shell takes it."""
-    return shlex.join([Path(sys.executable).name, *sys.argv])
-
-
-def memory_mib(process_id: int) -> dict[str, float | None]:
-    """Resident memory of a process and its highest value so far, in MiB; None where the system does not tell."""
-    try:
-        lines = Path(f"/proc/{process_id}/status").read_text(encoding="ascii", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    sizes = {name: float(rest.split()[0]) / 1024 for name, _, rest in (line.partition(":") for line in lines)
-             if name in ("VmRSS", "VmHWM")}  # fmt: skip
-    return {name: round(sizes[key], 1) if key in sizes else None for name, key in _MEMORY}
-
-
-_MEMORY = (("resident_mib", "VmRSS"), ("peak_resident_mib", "VmHWM"))
-
-
-def _processor() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
-            key, _, value = line.partition(":")
-            if key.strip() == "model name" and value.strip():
-                return value.strip()
-    return platform.processor() or platform.machine()
-
-
-def _memory_gib() -> float | None:
-    try:
-        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
-    except (ValueError, OSError):
-        return None
-
-
-def _gpus() -> list[str]:
-    found = _output("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
-    return found.splitlines() if found else []
+            yield tree
+        finally:
+            subprocess.run([*worktree, "remove", "--force", str(tree)], capture_output=True, check=False)
 
 
 def _output(*command: str) -> str | None:
-    """Standard output of a command; None where it is missing or fails."""
+    """Returns the standard output of a command; None if it is missing or fails."""
     if shutil.which(command[0]) is None:
         return None
     ended = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)

@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 from typing import Annotated, Any, NamedTuple, TypedDict, TypeVar, get_args, get_type_hints
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
@@ -175,6 +176,7 @@ class Option(NamedTuple):
     description: str
 
 
+@cache
 def options_of(kind: Any) -> dict[str, Option]:
     """Lists the options of a typed dictionary of this package, by name."""
     hints = get_type_hints(kind, include_extras=True)

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeGuard, TypeVar, Unpack
 
@@ -349,14 +350,20 @@ def _gather(kind: type[Message], values: dict[str, Any]) -> None:
 
 def _take(kind: type[MessageT], values: dict[str, Any]) -> MessageT | None:
     """Moves the values that are fields of a message into one. Returns None if that sets nothing."""
-    given: dict[str, Any] = {}
-    for name, field in kind.DESCRIPTOR.fields_by_name.items():
-        value = values.pop(name, None)
-        if field.is_repeated and field.type == field.TYPE_STRING and value is not None:
-            value = as_texts(name, value)
-        given[name] = value
+    fields = _fields(kind)  # type: ignore[arg-type]  # mypy takes a class for not hashable
+    given = {name: values.pop(name) for name in fields.keys() & values.keys()}
+    for name, value in given.items():
+        if fields[name] and value is not None:
+            given[name] = as_texts(name, value)
     message = kind(**given)  # what is None stays unset
     return message if message.ByteSize() else None
+
+
+@cache
+def _fields(kind: type[Message]) -> dict[str, bool]:
+    """Returns the fields of a message; true for lists of texts."""
+    fields = kind.DESCRIPTOR.fields_by_name.items()
+    return {name: field.is_repeated and field.type == field.TYPE_STRING for name, field in fields}
 
 
 def _request(method: str, module: Any, values: dict[str, Any]) -> tuple[Message, type[Any]]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, is_dataclass
 from enum import StrEnum
 from functools import cache
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args, get_origin, get_type_hints
 
 from google.protobuf.duration_pb2 import Duration
@@ -47,7 +48,6 @@ class Task(StrEnum):
     TRANSLATION = "translation"
     TEXT_CLASSIFICATION = "text_classification"
     TOKEN_CLASSIFICATION = "token_classification"  # noqa: S105 (a task, not a password)
-    TEXT_EMBEDDING = "text_embedding"
     IMAGE_CLASSIFICATION = "image_classification"
 
 
@@ -387,7 +387,7 @@ class GenerationParameters:
     frequency_penalty: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Model:
     """A loaded model."""
 
@@ -443,7 +443,7 @@ class ModelDetails:
 def read(kind: type[ResultT], message: Any) -> ResultT:
     """Makes a result of the fields of a message that have its fields' names."""
     converters = _converters(kind)  # type: ignore[arg-type]  # mypy takes a class for not hashable
-    return kind(**{name: convert(message) for name, convert in converters.items()})
+    return kind(*[convert(message) for convert in converters])
 
 
 def read_timings(message: common_pb2.Timings) -> Timings:
@@ -457,9 +457,9 @@ _NUMBERED: dict[type[StrEnum], Any] = {FinishReason: common_pb2.FinishReason, Ta
 
 
 @cache
-def _converters(kind: type[Any]) -> dict[str, Callable[[Any], Any]]:
+def _converters(kind: type[Any]) -> list[Callable[[Any], Any]]:
     """Returns, for each field of a result, what makes its value of a message."""
-    return {name: _converter(name, hint) for name, hint in get_type_hints(kind).items()}
+    return [_converter(name, hint) for name, hint in get_type_hints(kind).items()]
 
 
 def _converter(name: str, hint: Any) -> Callable[[Any], Any]:
@@ -477,7 +477,7 @@ def _converter(name: str, hint: Any) -> Callable[[Any], Any]:
     if issubclass(hint, StrEnum):
         members = _members_by_number(hint)
         return lambda message: members.get(getattr(message, name), hint("unspecified"))
-    return lambda message: getattr(message, name)
+    return attrgetter(name)
 
 
 def _members_by_number(kind: type[StrEnum]) -> dict[int, StrEnum]:

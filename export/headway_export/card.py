@@ -1,12 +1,15 @@
-"""The model card, `README.md` of a bundle: what a user must know before trusting the model."""
+"""The model card, `README.md` of a bundle: what a user must know before trusting the model, and its learning curve."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from xml.sax.saxutils import escape
 
-from headway_export.learning_curve import draw_learning_curve
+import numpy as np
+from numpy.typing import NDArray
+
 from headway_export.source import ExportSource
 from headway_server.bundles import CHAT_TEMPLATE_FILE, ClassificationScheme, Manifest, Precision, Task, Variant
 from headway_server.bundles.tags import TagSet
@@ -23,19 +26,9 @@ class Proof:
     variant: Variant
     """With its parity and its quality."""
     kept: bool
-    """Whether the bundle holds it."""
+    """True if the bundle holds it."""
     weak_points: tuple[str, ...]
     """What it is bad at, with examples: Markdown, a line each."""
-
-
-def write_learning_curve(folder: Path, source: ExportSource) -> None:
-    """Draws how the training went, where the checkpoint has a record of it."""
-    training, evaluation = source.training, source.evaluation
-    if training is None or evaluation is None:
-        return
-    drawing = draw_learning_curve(training.history, evaluation.metric, higher_is_better=evaluation.higher_is_better)
-    if drawing is not None:
-        (folder / LEARNING_CURVE_FILE).write_text(drawing, encoding="utf-8")
 
 
 def write_card(file: Path, source: ExportSource, manifest: Manifest, proofs: Sequence[Proof]) -> None:
@@ -45,7 +38,7 @@ def write_card(file: Path, source: ExportSource, manifest: Manifest, proofs: Seq
         file: Where.
         source: What was exported.
         manifest: Of the bundle, with every file but the card.
-        proofs: Of every variant that was made, also of those that the bundle does not hold.
+        proofs: Of every variant that was made, those that the bundle does not hold included.
     """
     parts = [
         f"# {manifest.name} {manifest.version}",
@@ -71,20 +64,17 @@ def write_card(file: Path, source: ExportSource, manifest: Manifest, proofs: Seq
 
 def _facts(manifest: Manifest) -> str:
     architecture = manifest.architecture
+    of_tokens = manifest.task is Task.TOKEN_CLASSIFICATION
+    labels = TagSet.parse(manifest.labels).labels if of_tokens else manifest.labels
     facts = {
         "Task": manifest.task,
         "Licence": manifest.license,
         "Architecture": f"{architecture.kind}, {architecture.parameter_count:,} parameters",
         "Languages": f"{manifest.languages.source} to {manifest.languages.target}" if manifest.languages else "",
-        "Labels": ", ".join(_labels(manifest)),
-        "Conversations": "continued too, by the chat template" if CHAT_TEMPLATE_FILE in manifest.files else "",
+        "Labels": ", ".join(labels),
+        "Conversations": "yes, by the chat template" if CHAT_TEMPLATE_FILE in manifest.files else "",
     }
     return _table(("", ""), [(name, str(value)) for name, value in facts.items() if value])
-
-
-def _labels(manifest: Manifest) -> tuple[str, ...]:
-    of_tokens = manifest.task is Task.TOKEN_CLASSIFICATION
-    return TagSet.parse(manifest.labels).labels if of_tokens else manifest.labels
 
 
 def _quality_table(proofs: Sequence[Proof]) -> str:
@@ -119,7 +109,7 @@ def _baseline(training: TrainingRecord | None) -> str:
 
 
 def _calibration(proofs: Sequence[Proof], manifest: Manifest) -> list[str]:
-    """How far probabilities can be trusted; nothing for what is no classifier."""
+    """How far probabilities can be trusted; nothing for a model that is no classifier."""
     rows = [
         (_variant(proof), f"{figures.expected_calibration_error:.4f}", f"{figures.uncalibrated:.4f}")
         for proof in proofs
@@ -128,16 +118,18 @@ def _calibration(proofs: Sequence[Proof], manifest: Manifest) -> list[str]:
     if not rows:
         return []
     scheme = manifest.classification or ClassificationScheme()
-    of_what = (
-        "every pair of an example and a label by the label's probability, which is right where the label applies"
+    fitted = "fitted on validation data" if scheme.temperature != 1 else "since none was fitted"
+    predictions = (
+        "Every pair of an example and a label is a prediction: its probability is that of the label, and it is right "
+        "where the label applies."
         if scheme.kind == "multi_label"
-        else "every example by the probability of its likeliest label"
+        else "Every example is a prediction: its probability is that of its likeliest label."
     )
     text = (
-        f"Logits are divided by a temperature of {scheme.temperature:.4g}"
-        f"{', fitted on validation data' if scheme.temperature != 1 else ', as none was fitted'}. The expected "
-        f"calibration error on the data above puts {of_what}, into 15 bins of equal width, and is the mean distance "
-        "between a bin's mean probability and its share of right ones (0 is best, 1 is worst)."
+        f"Logits are divided by a temperature of {scheme.temperature:.4g}, {fitted}. The expected calibration error "
+        "puts the predictions on the data above into 15 bins of equal width by their probability; it is the mean "
+        "distance between a bin's mean probability and its share of right predictions (0 is best, 1 is worst). "
+        f"{predictions}"
     )
     if scheme.thresholds:
         limits = ", ".join(
@@ -163,6 +155,9 @@ def _parity(variant: Variant) -> tuple[str, str, str, str]:
 
 
 def _training(training: TrainingRecord) -> list[str]:
+    metrics = (
+        f"{name} {value if isinstance(value, str) else f'{value:.4g}'}" for name, value in training.metrics.items()
+    )
     rows = [
         ("Command", f"`{training.command}`"),
         ("Data", f"{training.train_dataset}, {training.train_example_count:,} examples"),
@@ -171,36 +166,20 @@ def _training(training: TrainingRecord) -> list[str]:
         ("Seed", str(training.seed)),
         ("Steps", f"{training.step_count:,} ({training.epoch_count:.1f} epochs)"),
         ("Wall time", f"{training.wall_time_s / 60:.1f} min on {training.hardware}"),
-        ("Metrics", ", ".join(f"{name} {_number(value)}" for name, value in training.metrics.items())),
+        ("Metrics", ", ".join(metrics)),
         ("Libraries", ", ".join(f"{name} {version}" for name, version in training.libraries.items())),
     ]
-    return ["## Training", _table(("", ""), rows), *_ideas(training)]
-
-
-def _ideas(training: TrainingRecord) -> list[str]:
-    """What was tried, with its numbers."""
-    rows = [
-        (idea.what, idea.metric, f"{idea.value:.4g}", f"{idea.without:.4g}", "yes" if idea.kept else "no", idea.note)
-        for idea in training.ideas
-    ]
-    if not rows:
-        return []
-    head = ("change", "measured", "with", "without", "kept", "")
-    return ["What was tried, as the recipe's file tells it:", _table(head, rows)]
+    return ["## Training", _table(("", ""), rows)]
 
 
 def _weak_points(proofs: Sequence[Proof]) -> list[str]:
-    """Of the smallest variant that the bundle holds: it is what a server takes on a CPU."""
+    """Of the smallest variant that the bundle holds: a server takes that one on a CPU."""
     kept = [proof for proof in proofs if proof.kept and proof.weak_points]
     if not kept:
         return []
     proof = next((proof for proof in kept if proof.precision is Precision.INT8), kept[0])
     lines = "\n".join(f"- {line}" for line in proof.weak_points)
     return ["## What it is bad at", f"Found on the evaluation data ({proof.precision}).", lines]
-
-
-def _number(value: float | str) -> str:
-    return value if isinstance(value, str) else f"{value:.4g}"
 
 
 def _limits(manifest: Manifest) -> str:
@@ -213,7 +192,7 @@ def _limits(manifest: Manifest) -> str:
         sentences.append(f"{what} at most {limits.max_total_tokens} tokens.")
     if manifest.image_preprocessing is not None:
         image = manifest.image_preprocessing
-        sentences.append(f"Every image is brought to {image.height} x {image.width} pixels before the model sees it.")
+        sentences.append(f"Every image is resized to {image.height} x {image.width} pixels.")
     sentences.append("The model knows what its training data holds and nothing else; measure it on your own data.")
     return " ".join(sentences)
 
@@ -221,3 +200,87 @@ def _limits(manifest: Manifest) -> str:
 def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     lines = [head, tuple("---" for _ in head), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+# The learning curve
+
+MAX_POINTS = 200
+"""Validations that are drawn; of more, that many are taken evenly."""
+_WIDTH, _HEIGHT = 340, 220
+_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 12, 28, 34
+_STYLE = "font:11px sans-serif;fill:#444"
+
+
+def write_learning_curve(folder: Path, source: ExportSource) -> None:
+    """Draws the learning curve if the checkpoint has a record of its training run."""
+    training, evaluation = source.training, source.evaluation
+    if training is None or evaluation is None:
+        return
+    drawing = draw_learning_curve(training.history, evaluation.metric, higher_is_better=evaluation.higher_is_better)
+    if drawing is not None:
+        (folder / LEARNING_CURVE_FILE).write_text(drawing, encoding="utf-8")
+
+
+def draw_learning_curve(history: Sequence[Mapping[str, float]], metric: str, *, higher_is_better: bool) -> str | None:
+    """Draws training loss and validation metric over the steps.
+
+    Args:
+        history: A record of each validation, with `step`, `train_loss` and the metric.
+        metric: The metric the weights were selected by.
+        higher_is_better: True to mark the highest value as the best, False for the lowest.
+
+    Returns:
+        An SVG of less than 20 KB; None for fewer than two records.
+    """
+    records = [record for record in history if {"step", "train_loss", metric} <= record.keys()]
+    if len(records) < 2:
+        return None
+    taken = np.linspace(0, len(records) - 1, min(len(records), MAX_POINTS)).round().astype(int)
+    steps, loss, values = (
+        np.array([records[index][name] for index in taken]) for name in ("step", "train_loss", metric)
+    )
+    best = int(values.argmax() if higher_is_better else values.argmin())
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {2 * _WIDTH} {_HEIGHT}" width="{2 * _WIDTH}" '
+        f'height="{_HEIGHT}" role="img"><title>Learning curve</title>',
+        f'<rect width="{2 * _WIDTH}" height="{_HEIGHT}" fill="#fff"/>',
+        *_panel("training loss", "#b5523b", steps, loss, offset=0, marked=None),
+        *_panel(f"validation {metric}", "#2f6690", steps, values, offset=_WIDTH, marked=best),
+        "</svg>",
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def _panel(
+    title: str,
+    colour: str,
+    steps: NDArray[np.float64],
+    values: NDArray[np.float64],
+    *,
+    offset: float,
+    marked: int | None,
+) -> list[str]:
+    """Axes, the ends of their ranges, the line, and one marked point."""
+    left, right, top, bottom = offset + _LEFT, offset + _WIDTH - _RIGHT, _TOP, _HEIGHT - _BOTTOM
+    xs = left + (right - left) * (steps - steps.min()) / (np.ptp(steps) or 1)
+    ys = bottom - (bottom - top) * (values - values.min()) / (np.ptp(values) or 1)
+    points = " ".join(f"{x:.1f},{y:.1f}" for x, y in zip(xs, ys, strict=True))
+    parts = [
+        _text(left, top - 10, title, "start"),
+        f'<path d="M{left} {top}V{bottom}H{right}" fill="none" stroke="#aaa"/>',
+        _text(left - 5, bottom, f"{values.min():.4g}", "end"),
+        _text(left - 5, top + 8, f"{values.max():.4g}", "end"),
+        _text(left, bottom + 16, f"{steps[0]:,.0f}", "start"),
+        _text(right, bottom + 16, f"{steps[-1]:,.0f} steps", "end"),
+        f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.5"/>',
+    ]
+    if marked is not None:
+        x, y = xs[marked], ys[marked]
+        anchor = "end" if x > (left + right) / 2 else "start"
+        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>')
+        parts.append(_text(x, min(y + 16, bottom - 4), f"best {values[marked]:.4g}", anchor))
+    return parts
+
+
+def _text(x: float, y: float, text: str, anchor: str) -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" style="{_STYLE}">{escape(text)}</text>'

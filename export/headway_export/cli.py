@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import warnings
 from pathlib import Path
@@ -12,22 +11,26 @@ import typer
 from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
-from tokenizers import Tokenizer
 
 from headway_export.errors import ExportError, SourceError
 from headway_export.exporter import ExportOptions, export
-from headway_export.source import ExportSource, from_checkpoint, from_factory
+from headway_export.source import ExportSource, from_checkpoint, from_factory, open_tokenizer
 from headway_server.bundles import CHAT_TEMPLATE_FILE, Bundle, ImagePreprocessing, Languages, Precision, SpecialTokens
-from headway_server.errors import HeadwayError
+from headway_server.errors import ServerError
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 _console = Console(stderr=True)
 
 
+_CHECKPOINT_PARAMETERS = {"checkpoint", "store", "name", "version", "precision", "cache", "replace", "task"}
+"""Parameters that go with CHECKPOINT; all others describe --model, and a checkpoint holds what they give."""
+
+
 @app.command()
 def main(
+    context: typer.Context,
     checkpoint: Annotated[
-        Path | None, typer.Argument(help="Folder of a checkpoint, as headway-train leaves it in <run>/checkpoint.")
+        Path | None, typer.Argument(help="Folder of a checkpoint; headway-train writes one into <run>/checkpoint.")
     ] = None,
     store: Annotated[Path, typer.Option(help="Folder of bundles to write into.")] = Path("models"),
     name: Annotated[
@@ -36,39 +39,49 @@ def main(
     version: Annotated[str, typer.Option(help="Version of the model in the store.")] = "1",
     precision: Annotated[
         list[Precision] | None,
-        typer.Option(help="Variant to write; repeat for several. [default: all; fp32 alone without evaluation data]"),
+        typer.Option(help="Variant to write; repeat for several. [default: all; without evaluation data, fp32 alone]"),
     ] = None,
     cache: Annotated[
-        Literal["int8", "fp32"], typer.Option(help="Key/value cache of the int8 variant of a decoder.")
+        Literal["int8", "fp32"], typer.Option(help="Key/value cache of a decoder's int8 variant.")
     ] = "int8",
     replace: Annotated[bool, typer.Option("--replace", help="Replace that version if it exists.")] = False,
+    task: Annotated[
+        str | None, typer.Option(help="Task of --model. With CHECKPOINT: refuse one of another task.")
+    ] = None,
     model: Annotated[
-        str | None, typer.Option(help="Your own module as package.module:function (docs/bring-your-own.md).")
+        str | None,
+        typer.Option(
+            help="Your own module as package.module:function (docs/bring-your-own.md). "
+            "It needs --weights, --task and --name, and takes the options below."
+        ),
     ] = None,
-    weights: Annotated[Path | None, typer.Option(help="safetensors file for --model.")] = None,
-    task: Annotated[str | None, typer.Option(help="Task of --model; of CHECKPOINT too, if given.")] = None,
-    tokenizer: Annotated[Path | None, typer.Option(help="tokenizer.json for --model.")] = None,
+    weights: Annotated[Path | None, typer.Option(help="Weights of --model, a safetensors file.")] = None,
+    tokenizer: Annotated[Path | None, typer.Option(help="tokenizer.json; for text.")] = None,
+    pad_token: Annotated[str | None, typer.Option(help="Token of --tokenizer that fills up a batch.")] = None,
+    bos_token: Annotated[str | None, typer.Option(help="Token of --tokenizer that a translation starts from.")] = None,
+    eos_token: Annotated[str | None, typer.Option(help="Token of --tokenizer that ends a text.")] = None,
+    unk_token: Annotated[str | None, typer.Option(help="Token of --tokenizer for what it does not know.")] = None,
     chat_template: Annotated[
-        Path | None, typer.Option(help="Chat template for --model: Jinja, or a tokenizer_config.json with one.")
+        Path | None,
+        typer.Option(help="Jinja file, or tokenizer_config.json, with a chat template; for generation."),
     ] = None,
-    labels: Annotated[str | None, typer.Option(help="Labels for --model, separated by commas.")] = None,
+    labels: Annotated[str | None, typer.Option(help="Labels in the order of the outputs, with commas between.")] = None,
     multi_label: Annotated[
-        bool, typer.Option("--multi-label", help="Several labels may apply to a text of --model.")
+        bool, typer.Option("--multi-label", help="Several labels may apply to a text; for text_classification.")
     ] = False,
     text_pairs: Annotated[
-        Literal["never", "optional", "required"], typer.Option(help="Whether --model reads two texts as one input.")
+        Literal["never", "optional", "required"],
+        typer.Option(help="If two texts are read as one input; for text_classification."),
     ] = "never",
-    languages: Annotated[str | None, typer.Option(help="Languages for --model, such as en-de.")] = None,
+    languages: Annotated[str | None, typer.Option(help="Source and target, such as en-de; for translation.")] = None,
     preprocessing: Annotated[
-        Path | None, typer.Option(help="JSON file with a bundle's image_preprocessing, for --model.")
+        Path | None, typer.Option(help="JSON file with a bundle's image_preprocessing; for images.")
     ] = None,
-    evaluation: Annotated[Path | None, typer.Option(help="Evaluation data for --model (docs/checkpoint.md).")] = None,
-    pad_token: Annotated[str | None, typer.Option(help="Padding token of --tokenizer.")] = None,
-    bos_token: Annotated[str | None, typer.Option(help="First token of a target.")] = None,
-    eos_token: Annotated[str | None, typer.Option(help="Token that ends a text.")] = None,
-    unk_token: Annotated[str | None, typer.Option(help="Token for the unknown.")] = None,
-    description: Annotated[str, typer.Option(help="One sentence about --model.")] = "",
-    license_name: Annotated[str, typer.Option("--license", help="Licence of the weights of --model.")] = "not stated",
+    evaluation: Annotated[
+        Path | None, typer.Option(help="Data that int8 and fp16 are judged on (docs/checkpoint.md).")
+    ] = None,
+    description: Annotated[str, typer.Option(help="One sentence about the model.")] = "",
+    license_name: Annotated[str, typer.Option("--license", help="Licence of the weights.")] = "not stated",
 ) -> None:
     """Export CHECKPOINT, or a module of your own with --model, and prove that the export computes the same function."""
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns of optional packages that are not needed
@@ -77,6 +90,7 @@ def main(
         if (checkpoint is None) == (model is None):
             raise SourceError("give either CHECKPOINT or --model")
         if checkpoint is not None:
+            _check_flags_of_checkpoint(context)
             source = from_checkpoint(checkpoint, name=name)
             if task is not None and task != source.task:
                 raise SourceError(f"{checkpoint}: is of task {source.task}, and --task {task} was asked for")
@@ -91,7 +105,7 @@ def main(
                 task=task,
                 name=name,
                 tokenizer_file=tokenizer,
-                special_tokens=_special_tokens(tokenizer, tokens) if tokenizer else None,
+                special_tokens=_special_tokens(tokenizer, tokens),
                 chat_template_file=chat_template,
                 labels=[label.strip() for label in labels.split(",")] if labels else (),
                 multi_label=multi_label,
@@ -107,10 +121,30 @@ def main(
         )
         with _console.status("") as status:
             bundle = export(source, options, progress=status.update)
-    except (ExportError, HeadwayError, ValidationError, OSError) as error:
+    except (ExportError, ServerError, ValidationError, OSError) as error:
         _console.print(f"headway-export: {_message(error)}", style="red", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(1) from None
     _print_summary(bundle)
+
+
+def _check_flags_of_checkpoint(context: typer.Context) -> None:
+    """Checks that no flag of --model is given with CHECKPOINT.
+
+    Raises:
+        SourceError: One is.
+    """
+    given = [
+        parameter.opts[0]
+        for parameter in context.command.params
+        if parameter.name not in _CHECKPOINT_PARAMETERS
+        and (source := context.get_parameter_source(str(parameter.name))) is not None
+        and source.name == "COMMANDLINE"
+    ]
+    if given:
+        raise SourceError(
+            f"{', '.join(given)}: only for --model, and CHECKPOINT was given, which holds these things itself; leave "
+            "them out, or give --model in place of CHECKPOINT"
+        )
 
 
 def _precisions(asked: list[Precision] | None, source: ExportSource) -> tuple[Precision, ...]:
@@ -119,15 +153,17 @@ def _precisions(asked: list[Precision] | None, source: ExportSource) -> tuple[Pr
     return tuple(Precision) if source.evaluation is not None else (Precision.FP32,)
 
 
-def _special_tokens(tokenizer_file: Path, tokens: dict[str, str | None]) -> SpecialTokens:
-    try:
-        tokenizer = Tokenizer.from_file(str(tokenizer_file))
-    except Exception as error:  # the library raises bare Exception
-        raise SourceError(f"{tokenizer_file}: cannot be read as a tokenizer ({error})") from error
+def _special_tokens(tokenizer_file: Path | None, tokens: dict[str, str | None]) -> SpecialTokens | None:
+    """Looks up the ids of the tokens that were named."""
+    named = {kind: token for kind, token in tokens.items() if token is not None}
+    if tokenizer_file is None:
+        if named:
+            flags = ", ".join(f"--{kind}-token" for kind in named)
+            raise SourceError(f"{flags}: names a token of --tokenizer; give --tokenizer too")
+        return None
+    tokenizer = open_tokenizer(tokenizer_file)
     ids: dict[str, int] = {}
-    for kind, token in tokens.items():
-        if token is None:
-            continue
+    for kind, token in named.items():
         index = tokenizer.token_to_id(token)
         if index is None:
             raise SourceError(f"--{kind}-token {token}: {tokenizer_file} has no such token")
@@ -137,9 +173,9 @@ def _special_tokens(tokenizer_file: Path, tokens: dict[str, str | None]) -> Spec
 
 def _preprocessing(file: Path) -> ImagePreprocessing:
     try:
-        return ImagePreprocessing.model_validate(json.loads(file.read_text(encoding="utf-8")))
+        return ImagePreprocessing.model_validate_json(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise SourceError(f"{file}: is no image_preprocessing ({error}); see docs/bundle.md") from error
+        raise SourceError(f"{file}: cannot be read as image_preprocessing ({error}); see docs/bundle.md") from error
 
 
 def _languages(pair: str) -> Languages:
@@ -174,5 +210,5 @@ def _print_summary(bundle: Bundle) -> None:
     console = Console()
     console.print(table)
     if CHAT_TEMPLATE_FILE in manifest.files:
-        console.print("has a chat template: conversations can be given instead of prompts", highlight=False)
+        console.print("has a chat template: a request may give a conversation instead of a prompt", highlight=False)
     console.print(f"wrote {bundle.path}", highlight=False, soft_wrap=True)

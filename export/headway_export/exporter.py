@@ -1,8 +1,9 @@
-"""The way from a module to a bundle: trace, make the variants, prove each, describe, publish."""
+"""Makes a bundle of a module: traces it, makes the variants, proves each, describes and publishes them."""
 
 from __future__ import annotations
 
 import copy
+import dataclasses
 import importlib.metadata
 import shutil
 from collections.abc import Callable, Sequence
@@ -13,18 +14,15 @@ from typing import Literal, TypeAlias
 import onnx_ir as ir
 from torch import nn
 
-from headway_export import int8, parity, quality
-from headway_export.cache import quantize_cache
-from headway_export.calibration import measure_ranges
+from headway_export import parity, quality
 from headway_export.candidate import Candidate
 from headway_export.card import Proof, write_card, write_learning_curve
-from headway_export.chat import check_chat_template
 from headway_export.errors import SourceError
-from headway_export.graph_modules import pooling_of
-from headway_export.graphs import trace
-from headway_export.source import ExportSource
-from headway_export.tracing import TracedGraph, TracedModel
-from headway_export.verification import add_verification
+from headway_export.graphs import pooling_of
+from headway_export.reference import cache_ranges
+from headway_export.rewriting import AddVerification, QuantizeCache, QuantizeProducts, rewrite
+from headway_export.source import ExportSource, check_chat_template
+from headway_export.tracing import TracedGraph, TracedModel, trace
 from headway_server.bundles import (
     CARD_FILE,
     CHAT_TEMPLATE_FILE,
@@ -47,7 +45,7 @@ from headway_server.bundles import (
 from headway_server.runtime import Runtime
 
 EXTERNAL_DATA_THRESHOLD_BYTES = 1 << 30
-"""Weights of a graph from which they go to a file of their own; a protocol buffer holds 2 GiB at most."""
+"""Size of a graph's weights from which they go to a file of their own; a protocol buffer holds 2 GiB at most."""
 
 Progress: TypeAlias = Callable[[str], None]
 
@@ -72,18 +70,18 @@ class ExportOptions:
     cache: Literal["int8", "fp32"] = "int8"
     """Key/value cache of an int8 decoder."""
     replace: bool = False
-    """Whether to replace that version if it exists."""
+    """True to replace that version if it exists."""
     external_data_threshold_bytes: int = EXTERNAL_DATA_THRESHOLD_BYTES
-    """Size of a graph's weights from which they go to external data."""
+    """Size of a graph's weights from which they go to a file of their own."""
 
 
 def export(source: ExportSource, options: ExportOptions, progress: Progress = lambda _: None) -> Bundle:
     """Exports a model. Nothing is written to the store unless every variant is proved.
 
     Args:
-        source: The module and what a bundle says of it.
+        source: The module, with everything a bundle says of it.
         options: How to export.
-        progress: Is told what is being done, in a few words.
+        progress: Called with each step that begins, in a few words.
 
     Raises:
         ExportError: The module cannot be exported, or a variant does not compute the same function.
@@ -100,8 +98,7 @@ def export(source: ExportSource, options: ExportOptions, progress: Progress = la
         write_learning_curve(folder, source)
         manifest = _manifest(source, options, variants, describe_files(folder), prover.opset)
         write_card(folder / CARD_FILE, source, manifest, prover.proofs)
-        manifest = _manifest(source, options, variants, describe_files(folder), prover.opset)
-        write_manifest(folder, manifest)
+        write_manifest(folder, manifest.model_copy(update={"files": describe_files(folder)}))
         return publish(folder, options.store, replace=options.replace)
 
 
@@ -117,13 +114,16 @@ def _check_source(source: ExportSource) -> None:
 
 
 def _check_outputs(source: ExportSource, traced: TracedModel) -> None:
-    """Checks that labels or tokenizer are those of the model: its logits have one column for each."""
+    """Checks that labels or tokenizer belong to the model: its logits have a column for each."""
     graph = traced.graphs[-1]
-    columns = next(output.shape[-1] for output in graph.outputs if output.name == "logits")
-    assert isinstance(columns, int), "classes and vocabulary are fixed axes"
+    shapes = {output.name: output.shape for output in graph.outputs}
+    if "logits" not in shapes:
+        raise SourceError(f"the model gives {', '.join(shapes) or 'nothing'}; {source.task} needs an output logits")
+    columns = shapes["logits"][-1]
     if graph.role == "model" and len(source.labels) != columns:
         raise SourceError(f"there are {len(source.labels)} labels, and the model has {columns} classes; name each once")
     if source.tokenizer is not None and graph.role == "decoder":
+        assert isinstance(columns, int), "the vocabulary is a fixed axis"
         largest = max(source.tokenizer.get_vocab().values(), default=0)
         if largest >= columns:
             raise SourceError(
@@ -133,7 +133,7 @@ def _check_outputs(source: ExportSource, traced: TracedModel) -> None:
 
 
 class _Prover:
-    """Makes the variants of one source, fp32 first: it is what the others are judged by, even where it is not kept."""
+    """Makes the variants of one source, fp32 first: the others are judged by it, even where it is not kept."""
 
     def __init__(self, source: ExportSource, folder: Path, options: ExportOptions, progress: Progress) -> None:
         self._source = source
@@ -143,11 +143,11 @@ class _Prover:
         self._fp32_quality: QualityFigure | None = None
         self._opsets: dict[Precision, int] = {}
         self.proofs: list[Proof] = []
-        """Of every variant that was made, fp32 among them where it is not kept."""
+        """Of every variant that was made; fp32 is among them even where it is not kept."""
 
     @property
     def opset(self) -> int:
-        """The highest opset of the graphs that are kept."""
+        """The highest opset of the graphs that the bundle holds."""
         return max(opset for precision, opset in self._opsets.items() if precision in self._options.precisions)
 
     def prove_all(self) -> dict[Precision, Variant]:
@@ -160,7 +160,8 @@ class _Prover:
         self._fp32_quality = fp32.quality
         variants = {Precision.FP32: fp32}
         if Precision.INT8 in wanted:
-            variants[Precision.INT8] = self._prove(Precision.INT8, self._quantize(traced))
+            self._quantize(traced)
+            variants[Precision.INT8] = self._prove(Precision.INT8, traced)
         if Precision.FP16 in wanted:
             self._progress("fp16: tracing")
             half = copy.deepcopy(self._source.module).half()
@@ -170,14 +171,15 @@ class _Prover:
             del variants[Precision.FP32]
         return variants
 
-    def _quantize(self, traced: TracedModel) -> TracedModel:
+    def _quantize(self, traced: TracedModel) -> None:
+        """Makes a traced model int8, in place."""
         self._progress("int8: quantizing")
         for graph in traced.graphs:
-            int8.quantize(graph.model)
+            rewrite(graph.model, QuantizeProducts())
         has_cache = any(tensor.update == "in_place" for tensor in traced.state)
-        if not has_cache or self._options.cache == "fp32" or self._source.evaluation is None:
-            return traced  # without evaluation data the variant is refused anyway
-        return quantize_cache(traced, measure_ranges(self._source))
+        # Without evaluation data the variant is refused anyway.
+        if has_cache and self._options.cache == "int8" and self._source.evaluation is not None:
+            rewrite(traced.graphs[-1].model, QuantizeCache(cache_ranges(self._source)))
 
     def _prove(self, precision: Precision, traced: TracedModel) -> Variant:
         self._progress(f"{precision}: comparing with PyTorch")
@@ -204,7 +206,7 @@ class _Prover:
         graphs = {
             graph.role: self._write_graph(precision, self._verifying(precision, graph)) for graph in traced.graphs
         }
-        self._opsets[precision] = max(graph.model.graph.opset_imports[""] for graph in traced.graphs)
+        opset = self._opsets[precision] = max(graph.model.graph.opset_imports[""] for graph in traced.graphs)
         variant = Variant(
             device=_DEVICES[precision],
             graphs=graphs,
@@ -214,8 +216,7 @@ class _Prover:
             parity=_UNPROVED,
             quality=None,
         )
-        files, opset = describe_files(self._folder), self._opsets[precision]
-        manifest = _manifest(self._source, self._options, {precision: variant}, files, opset)
+        manifest = _manifest(self._source, self._options, {precision: variant}, describe_files(self._folder), opset)
         return Candidate(
             source=self._source,
             bundle=Bundle(path=self._folder, manifest=manifest),
@@ -226,8 +227,11 @@ class _Prover:
 
     def _verifying(self, precision: Precision, graph: TracedGraph) -> TracedGraph:
         """Returns the graph as it is written: a decoder of prompts on the CPU can verify drafts as well."""
-        can_verify = self._source.task is Task.GENERATION and _DEVICES[precision] == "cpu"
-        return add_verification(graph) if can_verify else graph
+        if self._source.task is not Task.GENERATION or _DEVICES[precision] != "cpu":
+            return graph
+        model = graph.model.clone()
+        rewrite(model, AddVerification())
+        return dataclasses.replace(graph, model=model)
 
     def _write_graph(self, precision: Precision, graph: TracedGraph) -> Graph:
         file = f"{precision}/{graph.role}.onnx"

@@ -1,26 +1,38 @@
 """Holds an exported variant against PyTorch, through the runners that serve.
 
-An fp32 variant must give PyTorch's logits within a relative error of 1e-4, over batch sizes and lengths up to the
-limit, most of which the trace never saw, and choose PyTorch's tokens, except where PyTorch's own two best are closer
-than 1e-4. For int8 and fp16 the same figures are noted without a bound: they are judged by their task metric.
+Every output of an fp32 variant must be PyTorch's within a relative error of 1e-4, over batch sizes and lengths up to
+the limit, most of which the trace never saw. A decoder must choose PyTorch's tokens, except where PyTorch's own two
+best are closer than 1e-4. For int8 and fp16 the same figures are recorded without a bound: they are judged by their
+task metric.
 
-The relative error of a row of logits is the largest difference divided by the largest magnitude of PyTorch's.
+The relative error of a row is the largest difference divided by the largest magnitude of PyTorch's.
+
+R rows, T tokens, V vocabulary.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import cycle, islice
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headway_export import reference
-from headway_export.candidate import Candidate, encode, open_sources, pixel_values_of, prefill
+from headway_export.candidate import (
+    Candidate,
+    encode_sources,
+    open_sources,
+    pixel_values_of,
+    prefill,
+    run_batch,
+)
 from headway_export.errors import ParityError
 from headway_export.source import ExportSource
 from headway_server.bundles import ParityFigures, Precision, Task
-from headway_server.decoding.interfaces import EncoderInput
+from headway_server.tasks.text.model import text_tensors
 
 LOGIT_BOUND = 1e-4
 TIE_MARGIN = 1e-4
@@ -67,26 +79,27 @@ class _Comparison:
     num_tokens: int = 0
     num_mismatches: int = 0
 
-    def add_logits(self, logits: NDArray[np.float32], expected: NDArray[np.float32], where: str) -> None:
-        """Compares rows of logits, (..., V)."""
-        magnitude = np.abs(expected).max(axis=-1)
-        error = float((np.abs(logits - expected).max(axis=-1) / np.maximum(magnitude, 1e-6)).max())
-        self.max_error = max(self.max_error, error) if np.isfinite(error) else float("inf")
-        if self.bound is not None and not self.max_error <= self.bound:
+    def add(self, name: str, found: NDArray[Any], expected: NDArray[Any], where: str) -> None:
+        """Compares rows of an output, (..., D).
+
+        The error of `logits` is what the manifest records.
+        """
+        exact = np.atleast_1d(expected).astype(np.float64)
+        difference = np.abs(np.atleast_1d(found) - exact).max(axis=-1)
+        error = float((difference / np.maximum(np.abs(exact).max(axis=-1), 1e-6)).max())
+        error = error if np.isfinite(error) else float("inf")
+        if name == "logits":
+            self.max_error = max(self.max_error, error)
+        if self.bound is not None and error > self.bound:
             raise ParityError(
-                f"output logits {logits.shape} at {where}: relative difference {error:.2e} from PyTorch, "
+                f"output {name} {found.shape} at {where}: relative difference {error:.2e} from PyTorch, "
                 f"bound {self.bound:.0e}"
             )
 
-    def add_embedding(self, embedding: NDArray[np.float32], expected: NDArray[np.float32], where: str) -> None:
-        """Compares embeddings, (..., D), in the same way; for int8 and fp16, labels speak for the vector too."""
-        magnitude = np.abs(expected).max(axis=-1)
-        error = float((np.abs(embedding - expected).max(axis=-1) / np.maximum(magnitude, 1e-6)).max())
-        if self.bound is not None and not error <= self.bound:
-            raise ParityError(
-                f"output embedding {embedding.shape} at {where}: relative difference {error:.2e} from PyTorch, "
-                f"bound {self.bound:.0e}"
-            )
+    def add_outputs(self, found: Mapping[str, NDArray[Any]], expected: Mapping[str, NDArray[Any]], where: str) -> None:
+        """Compares all outputs of one input."""
+        for name, exact in expected.items():
+            self.add(name, found[name], exact, where)
 
     def add_greedy(self, tokens: NDArray[np.int64], expected: NDArray[np.float32], where: str) -> None:
         """Compares chosen tokens, (T,), with PyTorch's logits for them, (T, V)."""
@@ -107,10 +120,8 @@ class _Comparison:
 def _compare_generation(candidate: Candidate, comparison: _Comparison) -> None:
     runner = candidate.open_decoder()
     num_steps = min(_DECODED_TOKENS, runner.max_length - 1)
-    lengths = _lengths_up_to(runner.max_length - num_steps)
-    texts = _sample_tokens(candidate.source, runner.vocab_size, runner.max_length, add_special_tokens=False)
-    for batch_size, start in zip(_BATCH_SIZES, (len(lengths) - 1, 0, 3), strict=True):
-        rows = list(islice(cycle(lengths), start, start + batch_size))
+    texts = _sample_tokens(candidate.source, runner.vocab_size, runner.max_length, frame=False)
+    for rows in _batches(runner.max_length - num_steps):
         prompts = [texts[row % len(texts)][:length] for row, length in enumerate(rows)]
         logits = np.stack([prefill(runner, slot, prompt) for slot, prompt in enumerate(prompts)])  # (R, V)
         steps = [logits]
@@ -119,12 +130,12 @@ def _compare_generation(candidate: Candidate, comparison: _Comparison) -> None:
             logits = runner.decode(steps[-1].argmax(axis=-1), positions).copy()
             steps.append(logits)
             positions = positions + 1
-        where = f"batch {batch_size}, prompt lengths {rows}"
+        where = f"batch {len(rows)}, prompt lengths {rows}"
         for row, prompt in enumerate(prompts):
             found = np.stack([step[row] for step in steps])  # (T, V)
             text = np.concatenate([prompt, found[:-1].argmax(axis=-1)])
             expected = reference.generation_logits(candidate.source.module, text)[len(prompt) - 1 :]
-            comparison.add_logits(found, expected, where)
+            comparison.add("logits", found, expected, where)
             comparison.add_greedy(found.argmax(axis=-1), expected, where)
         comparison.num_shapes += len(set(rows))
 
@@ -134,66 +145,49 @@ def _compare_translation(candidate: Candidate, comparison: _Comparison) -> None:
     limits, tokens = candidate.source.limits, candidate.source.special_tokens
     assert limits.max_input_tokens is not None, "the source has read the module's lengths"
     assert tokens is not None, "a text model has its special tokens"
-    assert tokens.bos is not None, "the exporter has looked"
+    assert tokens.bos is not None, "the exporter has checked it"
     num_steps = min(2 * _DECODED_TOKENS, runner.max_length)
-    lengths = _lengths_up_to(limits.max_input_tokens)
-    texts = _sample_tokens(candidate.source, runner.vocab_size, limits.max_input_tokens, add_special_tokens=True)
-    for batch_size, start in zip(_BATCH_SIZES, (len(lengths) - 1, 0, 3), strict=True):
-        rows = list(islice(cycle(lengths), start, start + batch_size))
+    texts = _sample_tokens(candidate.source, runner.vocab_size, limits.max_input_tokens, frame=True)
+    for rows in _batches(limits.max_input_tokens):
         sources = [texts[row % len(texts)][:length] for row, length in enumerate(rows)]
-        open_sources(runner, encoder.encode([EncoderInput.of_tokens(source) for source in sources]))
-        chosen = [np.full(batch_size, tokens.bos, np.int64)]
+        open_sources(runner, encode_sources(encoder, sources))
+        chosen = [np.full(len(rows), tokens.bos, np.int64)]
         steps = []
         for position in range(num_steps):
-            steps.append(runner.decode(chosen[-1], np.full(batch_size, position)).copy())
+            steps.append(runner.decode(chosen[-1], np.full(len(rows), position)).copy())
             chosen.append(steps[-1].argmax(axis=-1))
-        where = f"batch {batch_size}, source lengths {rows}"
+        where = f"batch {len(rows)}, source lengths {rows}"
         for row, source in enumerate(sources):
             target = np.stack([step[row] for step in chosen])  # (T + 1,)
             expected = reference.translation_logits(candidate.source.module, source, target[:-1])
-            comparison.add_logits(np.stack([step[row] for step in steps]), expected, where)
+            comparison.add("logits", np.stack([step[row] for step in steps]), expected, where)
             comparison.add_greedy(target[1:], expected, where)
         comparison.num_shapes += len(set(rows))
 
 
 def _compare_texts(candidate: Candidate, comparison: _Comparison) -> None:
-    runner = candidate.open_classifier()
-    source = candidate.source
+    source, graph = candidate.source, candidate.open_stateless()
     limit = source.limits.max_input_tokens
     assert limit is not None, "the source has read the module's length"
     assert source.tokenizer is not None, "a text model has its tokenizer"
-    lengths = _lengths_up_to(limit)
-    texts = _sample_tokens(source, source.tokenizer.get_vocab_size(), limit, add_special_tokens=True)
-    for batch_size, start in zip(_BATCH_SIZES, (len(lengths) - 1, 0, 3), strict=True):
-        rows = list(islice(cycle(lengths), start, start + batch_size))
-        batch = [texts[row % len(texts)][:length] for row, length in enumerate(rows)]
-        where = f"batch {batch_size}, lengths {rows}"
-        types = [_halved(text) for text in batch] if source.has_token_types else None
-        found = runner.run_texts(batch, types)
-        for row, text in enumerate(batch):
-            own = () if types is None else (types[row],)
-            expected = reference.text_logits(source.module, text, *own)
-            of_tokens = source.task is Task.TOKEN_CLASSIFICATION
-            comparison.add_logits(found["logits"][row][: len(text) if of_tokens else None], expected, where)
-            if "embedding" in found:
-                embedding = reference.embedding_of(source.module, text, *own)
-                comparison.add_embedding(found["embedding"][row], embedding, where)
-        comparison.num_shapes += len(set(rows))
+    texts = _sample_tokens(source, source.tokenizer.get_vocab_size(), limit, frame=True)
+    for lengths in _batches(limit):
+        batch = [texts[row % len(texts)][:length] for row, length in enumerate(lengths)]
+        items = [text_tensors(text, _halved(text), has_types=source.has_token_types) for text in batch]
+        for item, found in zip(items, run_batch(graph, items), strict=True):
+            read = [item[name] for name in graph.input_names if name != "attention_mask"]
+            expected = reference.outputs(source.module, *read)
+            comparison.add_outputs(found, expected, f"batch {len(lengths)}, lengths {lengths}")
+        comparison.num_shapes += len(set(lengths))
 
 
 def _compare_images(candidate: Candidate, comparison: _Comparison) -> None:
-    runner = candidate.open_classifier()
-    source = candidate.source
-    assert source.image_preprocessing is not None, "an image model has its preprocessing"
-    images = _sample_images(source, max(_BATCH_SIZES))
+    source, graph = candidate.source, candidate.open_stateless()
+    images = pixel_values_of(source, _sample_images(source, max(_BATCH_SIZES)))
     for batch_size in _BATCH_SIZES:
-        pixel_values = pixel_values_of(source, images[:batch_size])
-        expected = np.stack([reference.image_logits(source.module, image) for image in pixel_values])
-        found = runner.run_images(pixel_values)
-        comparison.add_logits(found["logits"], expected, f"batch {batch_size}")
-        if "embedding" in found:
-            embeddings = np.stack([reference.embedding_of(source.module, image) for image in pixel_values])
-            comparison.add_embedding(found["embedding"], embeddings, f"batch {batch_size}")
+        items = [{"pixel_values": image} for image in images[:batch_size]]
+        for image, found in zip(images, run_batch(graph, items), strict=False):
+            comparison.add_outputs(found, reference.outputs(source.module, image), f"batch {batch_size}")
         comparison.num_shapes += 1
 
 
@@ -202,13 +196,14 @@ def _halved(text: NDArray[np.int64]) -> NDArray[np.int64]:
     return (np.arange(len(text)) >= len(text) // 2).astype(np.int64)
 
 
-def _lengths_up_to(limit: int) -> list[int]:
-    return [*(length for length in _LENGTHS if length < limit), limit]
+def _batches(limit: int) -> Iterator[list[int]]:
+    """Yields the lengths of the rows of each batch, up to the limit."""
+    lengths = [*(length for length in _LENGTHS if length < limit), limit]
+    for batch_size, start in zip(_BATCH_SIZES, (len(lengths) - 1, 0, 3), strict=True):
+        yield list(islice(cycle(lengths), start, start + batch_size))
 
 
-def _sample_tokens(
-    source: ExportSource, vocab_size: int, length: int, *, add_special_tokens: bool
-) -> list[NDArray[np.int64]]:
+def _sample_tokens(source: ExportSource, vocab_size: int, length: int, *, frame: bool) -> list[NDArray[np.int64]]:
     """Returns rows of `length` tokens: of the evaluation data, run together, or drawn at random where there is none."""
     rows = max(_BATCH_SIZES)
     if source.evaluation is None or source.tokenizer is None:
@@ -217,7 +212,7 @@ def _sample_tokens(
     texts = source.evaluation.texts[: rows * max(1, length)]
     if source.task is Task.GENERATION:
         texts = [text[: rows * length * 16] for text in texts]
-    tokens = np.concatenate(encode(source.tokenizer, texts, add_special_tokens=add_special_tokens))
+    tokens = np.concatenate(source.encode(texts, frame=frame))
     return list(np.resize(tokens, (rows, length)))
 
 

@@ -1,6 +1,8 @@
 """Measures the task metric of a variant on the source's evaluation data, through the runners that serve.
 
-docs/checkpoint.md defines the metrics.
+What the variant is bad at is found beside it, for the model card. docs/checkpoint.md defines the metrics.
+
+N examples, C labels, T tokens, V vocabulary.
 """
 
 from __future__ import annotations
@@ -10,66 +12,60 @@ from dataclasses import dataclass
 
 import numpy as np
 import sacrebleu
+import torch
 from numpy.typing import NDArray
+from sklearn.metrics import confusion_matrix, f1_score, recall_score
+from torch.nn import functional
 
-from headway_export import classifier_quality, weaknesses
-from headway_export.candidate import NUM_SLOTS, Candidate, encode, open_sources, pixel_values_of
+from headway_export.candidate import NUM_SLOTS, Candidate, encode_sources, open_sources, pixel_values_of, run_batch
 from headway_export.errors import ParityError
-from headway_export.source import EvaluationData
-from headway_export.span_quality import span_f1
-from headway_server.bundles import CalibrationFigures, QualityFigure, Task
-from headway_server.decoding.interfaces import EncoderInput
+from headway_export.source import EvaluationData, ExportSource
+from headway_server.batching import Tensors
+from headway_server.bundles import CalibrationFigures, ClassificationScheme, QualityFigure
+from headway_server.bundles.tags import TagSet
 from headway_server.decoding.runner.decoder import DecoderRunner
+from headway_server.tasks.text.model import text_tensors
+from headway_server.tasks.tokens.spans import SpanDecoder
+from headway_training.calibration import NUM_BINS, calibration_metrics, to_probabilities
 from headway_training.evaluation import evaluation_windows
+from headway_training.metrics import span_scores
+from headway_training.tokenizers import encode_pairs, encode_spans
 
 ALLOWED_LOSS = {"accuracy": 0.5, "micro_f1": 0.5, "span_f1": 0.5, "sacrebleu": 0.5, "nats_per_character": 0.02}
 """How much worse than fp32 a variant may be: in points, or nats."""
+NUM_EXAMPLES = 5
+"""Examples, confusions or labels that a card names."""
+MAX_CHARACTERS = 200
+"""Of a text that a card quotes."""
+MIN_SPANS = 10
+"""Spans of a label from which a card gives the label's F1."""
+
+Spans = list[tuple[int, int, int]]
+"""Start, end and number of the label."""
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a measurement of the task metric gives."""
-
-    value: float
-    signature: str = ""
-    """The metric's own description of its settings."""
-    weak_points: tuple[str, ...] = ()
-    """What the variant is bad at, with examples: Markdown, a line each."""
-    calibration: CalibrationFigures | None = None
-    """Of classifiers."""
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Quality:
     """The figure of a variant for its manifest, and what its card says beside it."""
 
     figure: QualityFigure
     weak_points: tuple[str, ...]
-    calibration: CalibrationFigures | None
+    """What the variant is bad at, with examples: Markdown, a line each."""
+    calibration: CalibrationFigures | None = None
+    """Of classifiers."""
 
 
 def measure(candidate: Candidate) -> Quality | None:
     """Measures the task metric; None if the source carries no evaluation data."""
     data = candidate.source.evaluation
-    if data is None:
-        return None
-    outcome = _MEASURES[data.metric](candidate, data)
-    figure = QualityFigure(
-        metric=data.metric,
-        value=outcome.value,
-        example_count=len(data),
-        dataset=data.dataset,
-        higher_is_better=data.higher_is_better,
-        signature=outcome.signature,
-    )
-    return Quality(figure, outcome.weak_points, outcome.calibration)
+    return None if data is None else _MEASURES[data.metric](candidate, data)
 
 
 def check(candidate: Candidate, figure: QualityFigure | None, fp32: QualityFigure | None) -> None:
     """Checks that a variant is not much worse than fp32.
 
     Raises:
-        ParityError: It is, or there is no evaluation data to tell by.
+        ParityError: It is, or there is no evaluation data to compare them on.
     """
     if figure is None or fp32 is None:
         raise ParityError(
@@ -85,66 +81,193 @@ def check(candidate: Candidate, figure: QualityFigure | None, fp32: QualityFigur
         )
 
 
-def _logits_of_texts(candidate: Candidate, data: EvaluationData) -> NDArray[np.float32]:
-    """(N, C)."""
-    texts, types = classifier_quality.encode_inputs(candidate.source, data)
-    runner = candidate.open_classifier()
-    logits = np.empty((len(texts), len(candidate.source.labels)), np.float32)  # (N, C)
-    for batch in _by_length(texts):
-        own = None if types is None else [types[index] for index in batch]
-        logits[batch] = runner.run_texts([texts[index] for index in batch], own)["logits"]
+def _figure(data: EvaluationData, value: float, *, signature: str = "") -> QualityFigure:
+    return QualityFigure(
+        metric=data.metric,
+        value=value,
+        example_count=len(data),
+        dataset=data.dataset,
+        higher_is_better=data.higher_is_better,
+        signature=signature,
+    )
+
+
+def _by_length(rows: Sequence[NDArray[np.int64]]) -> Iterator[list[int]]:
+    """Yields batches of indices, rows of similar length together."""
+    order = sorted(range(len(rows)), key=lambda index: len(rows[index]))
+    for start in range(0, len(order), NUM_SLOTS):
+        yield order[start : start + NUM_SLOTS]
+
+
+# Classifiers
+
+
+def _accuracy(candidate: Candidate, data: EvaluationData) -> Quality:
+    logits, scheme = _logits(candidate, data), candidate.source.classification or ClassificationScheme()
+    return Quality(
+        figure=_figure(data, float((logits.argmax(axis=-1) == data.labels).mean() * 100)),
+        weak_points=weak_classes(logits / scheme.temperature, data.labels, candidate.source.labels, data.texts),
+        calibration=_calibration(logits, data, scheme),
+    )
+
+
+def _micro_f1(candidate: Candidate, data: EvaluationData) -> Quality:
+    logits, scheme = _logits(candidate, data), candidate.source.classification or ClassificationScheme()
+    selected = to_probabilities(logits / scheme.temperature, multi_label=True) >= np.asarray(
+        scheme.thresholds or (0.5,)
+    )  # (N, C)
+    value = f1_score(data.labels.ravel(), selected.astype(int).ravel(), zero_division=0)
+    by_label = {
+        label: 100 * f1_score(truth, chosen, zero_division=0)
+        for label, truth, chosen in zip(candidate.source.labels, data.labels.T, selected.astype(int).T, strict=True)
+        if truth.any()
+    }
+    hardest = sorted(by_label, key=by_label.__getitem__)[:NUM_EXAMPLES]
+    return Quality(
+        figure=_figure(data, 100 * float(value)),
+        weak_points=(f"Lowest F1: {'; '.join(f'{label} {by_label[label]:.1f} %' for label in hardest)}.",),
+        calibration=_calibration(logits, data, scheme),
+    )
+
+
+def _logits(candidate: Candidate, data: EvaluationData) -> NDArray[np.float32]:
+    """Logits of the examples, (N, C)."""
+    source, graph = candidate.source, candidate.open_stateless()
+    logits = np.empty((len(data), len(source.labels)), np.float32)
+    if source.image_preprocessing is not None:
+        for start in range(0, len(data), NUM_SLOTS):
+            batch = slice(start, start + NUM_SLOTS)
+            images = pixel_values_of(source, data.images[batch])
+            logits[batch] = [found["logits"] for found in run_batch(graph, [{"pixel_values": i} for i in images])]
+        return logits
+    items = _text_items(source, data)
+    for rows in _by_length([item["input_ids"] for item in items]):
+        logits[rows] = [found["logits"] for found in run_batch(graph, [items[row] for row in rows])]
     return logits
 
 
-def _logits_of_images(candidate: Candidate, data: EvaluationData) -> NDArray[np.float32]:
-    """(N, C)."""
-    runner = candidate.open_classifier()
-    logits = [
-        runner.classify_images(pixel_values_of(candidate.source, data.images[start : start + NUM_SLOTS]))
-        for start in range(0, len(data), NUM_SLOTS)
-    ]
-    return np.concatenate(logits)
+def _text_items(source: ExportSource, data: EvaluationData) -> list[Tensors]:
+    """Makes a graph's inputs of texts as a server does, cut to the model's length."""
+    limit, has_types = source.limits.max_input_tokens, source.has_token_types
+    if data.text_pairs is None:
+        return [text_tensors(ids, has_types=has_types) for ids in source.encode(data.texts, limit)]
+    assert source.tokenizer is not None, "a text model has its tokenizer"
+    assert limit is not None, "the source has read the module's length"
+    encoded = zip(*encode_pairs(source.tokenizer, data.texts, data.text_pairs, limit), strict=True)
+    return [text_tensors(np.array(ids), np.array(types), has_types=has_types) for ids, types in encoded]
 
 
-def _accuracy(candidate: Candidate, data: EvaluationData) -> Outcome:
-    of_images = candidate.source.task is Task.IMAGE_CLASSIFICATION
-    logits = (_logits_of_images if of_images else _logits_of_texts)(candidate, data)
-    value, weak_points, calibration = classifier_quality.accuracy(logits, candidate.source, data)
-    return Outcome(value, weak_points=weak_points, calibration=calibration)
+def _calibration(logits: NDArray[np.float32], data: EvaluationData, scheme: ClassificationScheme) -> CalibrationFigures:
+    metrics = calibration_metrics(logits, data.labels, scheme.temperature, multi_label=scheme.kind == "multi_label")
+    return CalibrationFigures(
+        expected_calibration_error=metrics["expected_calibration_error"],
+        uncalibrated=metrics["expected_calibration_error_uncalibrated"],
+        bin_count=NUM_BINS,
+    )
 
 
-def _micro_f1(candidate: Candidate, data: EvaluationData) -> Outcome:
-    logits = _logits_of_texts(candidate, data)
-    value, weak_points, calibration = classifier_quality.micro_f1(logits, candidate.source, data)
-    return Outcome(value, weak_points=weak_points, calibration=calibration)
+def weak_classes(
+    logits: NDArray[np.float32], labels: NDArray[np.int64], names: Sequence[str], texts: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """The most frequent confusions, the class that is found least often, and the surest mistakes.
+
+    Args:
+        logits: (N, C), divided by the temperature.
+        labels: (N,), the right classes.
+        names: Of the classes.
+        texts: What was classified; without them, mistakes are named by their numbers.
+    """
+    predicted = logits.argmax(axis=-1)  # (N,)
+    wrong = np.flatnonzero(predicted != labels)
+    if not len(wrong):
+        return ()
+    classes = range(len(names))
+    recalls = recall_score(labels, predicted, labels=classes, average=None, zero_division=np.nan)  # (C,)
+    confusions = confusion_matrix(labels, predicted, labels=classes)  # (C, C): the right class, the predicted one
+    np.fill_diagonal(confusions, 0)
+    most = np.argsort(-confusions, axis=None, kind="stable")[: min(NUM_EXAMPLES, np.count_nonzero(confusions))]
+    pairs = np.stack(np.unravel_index(most, confusions.shape), axis=-1).tolist()
+    probabilities = to_probabilities(logits).max(axis=-1)  # (N,), of the predicted class
+    surest = wrong[np.argsort(-probabilities[wrong], kind="stable")][:NUM_EXAMPLES]
+    taken = (f"{names[right]} for {names[other]} ({confusions[right, other]})" for right, other in pairs)
+    hardest = int(np.nanargmin(recalls))
+    return (
+        f"Most frequent confusions: {', '.join(taken)}.",
+        f"Found least often: {names[hardest]}, {100 * recalls[hardest]:.1f} % of its examples.",
+        *(
+            f"{_quoted(texts[index]) if texts else f'Example {index + 1}'}: predicted {names[predicted[index]]} with "
+            f"probability {probabilities[index]:.2f}; it is {names[labels[index]]}."
+            for index in surest
+        ),
+    )
 
 
-def _span_f1(candidate: Candidate, data: EvaluationData) -> Outcome:
-    value, weak_points = span_f1(candidate, data)
-    return Outcome(value, weak_points=weak_points)
+# Token classifiers
 
 
-def _sacrebleu(candidate: Candidate, data: EvaluationData) -> Outcome:
+def _span_f1(candidate: Candidate, data: EvaluationData) -> Quality:
+    labels = TagSet.parse(candidate.source.labels).labels
+    numbers = {label: number for number, label in enumerate(labels)}
+    # A label that the model does not have is never right, whatever its number.
+    expected = [[(start, end, numbers.get(label, -1)) for start, end, label in spans] for spans in data.spans]
+    found = _find_spans(candidate, data.texts)
+    _, _, f1 = span_scores(found, expected)
+    return Quality(figure=_figure(data, f1), weak_points=_weak_labels(found, expected, labels))
+
+
+def _find_spans(candidate: Candidate, texts: Sequence[str]) -> list[Spans]:
+    """Finds the spans of texts as a server does; a text is cut at the model's limit."""
+    source = candidate.source
+    assert source.tokenizer is not None, "a text model has its tokenizer"
+    assert source.limits.max_input_tokens is not None, "the source has read the module's length"
+    encodings = encode_spans(source.tokenizer, texts, source.limits.max_input_tokens)
+    graph, decoder = candidate.open_stateless(), SpanDecoder(TagSet.parse(source.labels))
+    items = [text_tensors(np.array(encoding.ids, np.int64)) for encoding in encodings]
+    found: list[Spans] = [[] for _ in texts]
+    for batch in _by_length([item["input_ids"] for item in items]):
+        for index, outputs in zip(batch, run_batch(graph, [items[index] for index in batch]), strict=True):
+            spans = decoder.decode_text(outputs["logits"], texts[index], encodings[index].offsets)
+            found[index] = [(span.start, span.end, span.label) for span in spans]
+    return found
+
+
+def _weak_labels(found: Sequence[Spans], expected: Sequence[Spans], labels: Sequence[str]) -> tuple[str, ...]:
+    """The labels of the lowest F1."""
+    lines: list[tuple[float, str]] = []
+    for number, label in enumerate(labels):
+        own, wanted = ([[span for span in row if span[2] == number] for row in side] for side in (found, expected))
+        if (count := sum(map(len, wanted))) >= MIN_SPANS:
+            precision, recall, f1 = span_scores(own, wanted)
+            scores = f"F1 {f1:.1f}, precision {precision:.0f} %, recall {recall:.0f} % of {count:,}"
+            lines.append((f1, f"`{label}`: {scores}"))
+    return tuple(line for _, line in sorted(lines)[:NUM_EXAMPLES])
+
+
+# Translation
+
+
+def _sacrebleu(candidate: Candidate, data: EvaluationData) -> Quality:
     metric = sacrebleu.BLEU()
-    translations = translate(candidate, data.texts)
+    translations = _translate(candidate, data.texts)
     score = metric.corpus_score(translations, [list(data.references)])
-    weak_points = weaknesses.of_translations(data.texts, translations, data.references)
-    return Outcome(float(score.score), str(metric.get_signature()), weak_points)
+    return Quality(
+        figure=_figure(data, float(score.score), signature=str(metric.get_signature())),
+        weak_points=weak_translations(data.texts, translations, data.references),
+    )
 
 
-def translate(candidate: Candidate, texts: Sequence[str]) -> list[str]:
+def _translate(candidate: Candidate, texts: Sequence[str]) -> list[str]:
     """Translates greedily, in fixed batches of sentences of similar length."""
     source = candidate.source
     assert source.tokenizer is not None, "a text model has its tokenizer"
     assert source.special_tokens is not None, "a text model has its special tokens"
-    limit = source.limits.max_input_tokens
-    ids = [row[:limit] for row in encode(source.tokenizer, texts, add_special_tokens=True)]
+    ids = source.encode(texts, source.limits.max_input_tokens)
     decoder, encoder = candidate.open_decoder(), candidate.open_encoder()
     bos, eos = source.special_tokens.bos, source.special_tokens.eos
-    assert bos is not None, "the exporter has looked"
+    assert bos is not None, "the exporter has checked it"
     translations = [""] * len(ids)
     for batch in _by_length(ids):
-        open_sources(decoder, encoder.encode([EncoderInput.of_tokens(ids[index]) for index in batch]))
+        open_sources(decoder, encode_sources(encoder, [ids[index] for index in batch]))
         for index, target in zip(batch, _decode_greedily(decoder, len(batch), bos, eos), strict=True):
             translations[index] = source.tokenizer.decode(target, skip_special_tokens=True)
     return translations
@@ -165,7 +288,25 @@ def _decode_greedily(decoder: DecoderRunner, rows: int, bos: int, eos: int | Non
     return targets
 
 
-def _nats_per_character(candidate: Candidate, data: EvaluationData) -> Outcome:
+def weak_translations(
+    sources: Sequence[str], translations: Sequence[str], references: Sequence[str]
+) -> tuple[str, ...]:
+    """The worst translations by chrF (Popović 2015) of the sentence, with sacreBLEU's defaults."""
+    metric = sacrebleu.CHRF()
+    pairs = zip(translations, references, strict=True)
+    scores = [metric.sentence_score(translation, [reference]).score for translation, reference in pairs]
+    worst = sorted(range(len(scores)), key=scores.__getitem__)[:NUM_EXAMPLES]
+    return tuple(
+        f"chrF {scores[index]:.1f}: {_quoted(sources[index])} became {_quoted(translations[index])}; "
+        f"expected {_quoted(references[index])}."
+        for index in worst
+    )
+
+
+# Generation
+
+
+def _nats_per_character(candidate: Candidate, data: EvaluationData) -> Quality:
     """Reads each text in windows of the model's length with a stride of half of it, counting what is new in each."""
     tokenizer = candidate.source.tokenizer
     assert tokenizer is not None, "a text model has its tokenizer"
@@ -173,37 +314,44 @@ def _nats_per_character(candidate: Candidate, data: EvaluationData) -> Outcome:
     characters = 0
     stretches: list[tuple[str, float]] = []
     for text in data.texts:
-        (ids,) = encode(tokenizer, [text], add_special_tokens=False)
+        (ids,) = candidate.source.encode([text], frame=False)
         for start, end, predicted in evaluation_windows(len(ids), runner.max_length):
             stretch = tokenizer.decode(ids[predicted:end].tolist(), skip_special_tokens=False)
             stretches.append((stretch, _nats_of_window(runner, ids[start:end], predicted - start)))
         characters += len(text) - len(tokenizer.decode(ids[:1].tolist(), skip_special_tokens=False))
     nats = sum(nats for _, nats in stretches)
-    return Outcome(nats / characters, weak_points=weaknesses.of_stretches(stretches))
+    return Quality(figure=_figure(data, nats / characters), weak_points=weak_stretches(stretches))
 
 
 def _nats_of_window(runner: DecoderRunner, window: NDArray[np.int64], first: int) -> float:
     """Returns the negative log-likelihood of a window's tokens from its `first` on."""
-    logits = np.concatenate(
-        [
-            runner.score(0, window[at : at + runner.prefill_chunk], at)
-            for at in range(0, len(window), runner.prefill_chunk)
-        ]
-    )[first - 1 : -1].astype(np.float64)  # (new, V): logits before each new token
-    targets = window[first:]
-    highest = logits.max(axis=-1, keepdims=True)
-    log_total = np.log(np.exp(logits - highest).sum(axis=-1)) + highest[:, 0]
-    return float((log_total - logits[np.arange(len(targets)), targets]).sum())
+    chunks = range(0, len(window), runner.prefill_chunk)
+    logits = [torch.tensor(runner.score(0, window[at : at + runner.prefill_chunk], at)) for at in chunks]
+    before = torch.cat(logits)[first - 1 : -1].double()  # (T, V): the logits before each new token
+    return float(functional.cross_entropy(before, torch.from_numpy(window[first:]), reduction="sum"))
 
 
-def _by_length(rows: Sequence[NDArray[np.int64]]) -> Iterator[list[int]]:
-    """Yields batches of indices, rows of similar length together."""
-    order = sorted(range(len(rows)), key=lambda index: len(rows[index]))
-    for start in range(0, len(order), NUM_SLOTS):
-        yield order[start : start + NUM_SLOTS]
+def weak_stretches(stretches: Sequence[tuple[str, float]]) -> tuple[str, ...]:
+    """The stretches of text that a model expects least.
+
+    Args:
+        stretches: Text and its negative log-likelihood in nats.
+    """
+    rates = [(nats / len(text), text) for text, nats in stretches if text]
+    worst = sorted(rates, key=lambda pair: -pair[0])[:NUM_EXAMPLES]
+    return tuple(f"{rate:.2f} nats per character: {_quoted(text)}" for rate, text in worst)
 
 
-_MEASURES: dict[str, Callable[[Candidate, EvaluationData], Outcome]] = {
+def _quoted(text: str) -> str:
+    """Puts a text on one line, in quotes, shortened where it is long, with Markdown's marks escaped."""
+    line = " ".join(text.split())
+    short = line if len(line) <= MAX_CHARACTERS else line[: MAX_CHARACTERS - 1] + "…"
+    for mark in "\\`*_[]<>|":
+        short = short.replace(mark, "\\" + mark)
+    return f"“{short}”"
+
+
+_MEASURES: dict[str, Callable[[Candidate, EvaluationData], Quality]] = {
     "accuracy": _accuracy,
     "micro_f1": _micro_f1,
     "span_f1": _span_f1,

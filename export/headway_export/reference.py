@@ -1,28 +1,40 @@
-"""PyTorch's own answers: the whole computation, without cache, padding or batch. What the exports are held against.
+"""What the module computes in PyTorch: every input whole and alone, without a cache or padding.
 
-Shapes: T tokens, S source tokens, V vocabulary, C classes, D width of an embedding.
+Exported graphs are held against it, and the scales of an int8 cache are taken from it.
+
+T tokens, S source tokens, G key/value heads, K head width, V vocabulary.
 """
 
 from __future__ import annotations
 
-from typing import Any, cast
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any, Unpack, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from headway_training.models.parts.attention import Attend, causal_attention, cross_attention, fused_attention
-from headway_training.models.protocols import (
-    Decoder,
-    EmbeddingClassifier,
-    EncoderDecoder,
-    RecurrentEncoderDecoder,
-    is_recurrent,
+from headway_export.graphs import outputs_of
+from headway_export.rewriting import LayerRange
+from headway_export.source import ExportSource
+from headway_server.bundles import Task
+from headway_training.evaluation import evaluation_windows
+from headway_training.models.parts.attention import (
+    Attend,
+    Scoring,
+    causal_attention,
+    cross_attention,
+    fused_attention,
 )
+from headway_training.models.protocols import Decoder, EncoderDecoder, RecurrentEncoderDecoder, is_recurrent
 from headway_training.models.recurrent import recur_packed
 
 CAUSAL: Attend = causal_attention(fused_attention)
+NUM_RANGE_TEXTS = 32
+"""Texts, or windows of longer ones, that the ranges of an int8 cache are taken from."""
 
 
 def generation_logits(module: nn.Module, token_ids: NDArray[np.int64], attend: Attend = CAUSAL) -> NDArray[np.float32]:
@@ -64,30 +76,69 @@ def _recurrent_logits(
     return torch.stack(rows).float().numpy()
 
 
-def embedding_of(module: nn.Module, *inputs: NDArray[Any]) -> NDArray[np.float32]:
-    """The vector a module offers: ids and types of one text, or pixels of one image -> (D,) float32."""
+def outputs(module: nn.Module, *inputs: NDArray[Any]) -> dict[str, NDArray[Any]]:
+    """Outputs of a model without state by name, for one input.
+
+    Args:
+        module: The model.
+        inputs: The ids of a text, (T,) int64, and the types of its tokens where the model reads them; or the pixels of
+            an image, (3, height, width) float32.
+
+    Returns:
+        What the graph declares, without the batch.
+    """
     tensors = [torch.from_numpy(array).unsqueeze(0) for array in inputs]
     if not tensors[0].is_floating_point():
         tensors.insert(1, torch.ones_like(tensors[0]))
     with torch.inference_mode():
-        _, pooled = cast("EmbeddingClassifier", module).logits_and_embedding(*tensors)
-        vector: NDArray[np.float32] = pooled[0].float().numpy()
-        return vector
+        return {name: value[0].numpy() for name, value in outputs_of(module, *tensors).items()}
 
 
-def text_logits(
-    module: nn.Module, token_ids: NDArray[np.int64], token_types: NDArray[np.int64] | None = None
-) -> NDArray[np.float32]:
-    """Logits of a text: (T,) int64 -> (C,) float32, or (T, C) of a token classifier."""
-    with torch.inference_mode():
-        ids = torch.from_numpy(token_ids).unsqueeze(0)
-        types = () if token_types is None else (torch.from_numpy(token_types).unsqueeze(0),)
-        logits: NDArray[np.float32] = module(ids, torch.ones_like(ids), *types)[0].float().numpy()
-        return logits
+def cache_ranges(source: ExportSource) -> list[LayerRange]:
+    """Lets the fp32 module read the first evaluation texts and returns what each layer writes into its cache.
+
+    Args:
+        source: A generation or translation model that carries evaluation data.
+    """
+    recorder = _Recorder()
+    if source.task is Task.GENERATION:
+        for window in islice(_windows(source), NUM_RANGE_TEXTS):
+            generation_logits(source.module, window, recorder)
+    else:
+        for text, translation in _pairs(source):
+            translation_logits(source.module, text, translation, recorder)
+    return [recorder.ranges[layer] for layer in sorted(recorder.ranges)]
 
 
-def image_logits(module: nn.Module, pixel_values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Logits of an image: (3, height, width) float32 -> (C,) float32."""
-    with torch.inference_mode():
-        logits: NDArray[np.float32] = module(torch.from_numpy(pixel_values).unsqueeze(0))[0].float().numpy()
-        return logits
+class _Recorder:
+    """Causal attention that widens the range of each layer to the keys and values it is given."""
+
+    def __init__(self) -> None:
+        self.ranges: defaultdict[int, LayerRange] = defaultdict(LayerRange)
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, *, layer: int, **scoring: Unpack[Scoring]) -> Tensor:
+        """(1, T, ., K), (1, T, G, K), (1, T, G, K) -> (1, T, ., K)."""
+        found = self.ranges[layer]
+        found.key = max(found.key, float(key.abs().max()))
+        found.value = max(found.value, float(value.abs().max()))
+        return CAUSAL(query, key, value, layer=layer, **scoring)
+
+
+def _windows(source: ExportSource) -> Iterator[NDArray[np.int64]]:
+    """Yields token ids, of at most the model's length."""
+    assert source.evaluation is not None, "the caller has checked it"
+    assert source.limits.max_total_tokens is not None, "a decoder has a length"
+    for text in source.evaluation.texts:
+        (ids,) = source.encode([text], frame=False)
+        for start, end, _ in evaluation_windows(len(ids), source.limits.max_total_tokens):
+            yield ids[start:end]
+
+
+def _pairs(source: ExportSource) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """Yields token ids of the first sentences and of their translations, of at most the model's lengths."""
+    assert source.evaluation is not None, "the caller has checked it"
+    texts, references = source.evaluation.texts[:NUM_RANGE_TEXTS], source.evaluation.references[:NUM_RANGE_TEXTS]
+    limits = source.limits
+    yield from zip(
+        source.encode(texts, limits.max_input_tokens), source.encode(references, limits.max_total_tokens), strict=True
+    )

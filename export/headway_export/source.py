@@ -1,27 +1,32 @@
-"""What is exported: a module with everything a bundle says of it, wherever they come from."""
+"""What is exported: a module with everything a bundle says of it, from a checkpoint or from the user's own files.
+
+N examples, C labels, T tokens.
+"""
 
 from __future__ import annotations
 
 import importlib
 import json
 import sys
-from collections.abc import Callable, Collection, Sequence
+import tempfile
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, NonNegativeInt, TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_model as load_weights
 from tokenizers import Tokenizer
 from torch import nn
 
-from headway_export.chat import find_chat_template, read_chat_template
 from headway_export.errors import SourceError
 from headway_export.graphs import parameter_count
 from headway_server.bundles import (
+    CHAT_TEMPLATE_FILE,
+    TOKENIZER_FILE,
     Architecture,
     ClassificationScheme,
     ImagePreprocessing,
@@ -32,23 +37,44 @@ from headway_server.bundles import (
     Task,
 )
 from headway_server.bundles.tags import TagSet
+from headway_server.errors import BundleError
+from headway_server.preprocessing import ChatTemplate
 from headway_training.checkpoint import (
     TextPairUse,
     TrainingRecord,
     load_model,
     load_tokenizer,
-    read_image_evaluation,
-    read_text_evaluation,
 )
 from headway_training.errors import TrainingError
+from headway_training.tokenizers import encode_texts
+
+TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
+"""Where model hubs put a chat template that is not a file of its own."""
 
 _METRICS = {
-    Task.GENERATION: ("nats_per_character", False),
-    Task.TRANSLATION: ("sacrebleu", True),
-    Task.TEXT_CLASSIFICATION: ("accuracy", True),
-    Task.TOKEN_CLASSIFICATION: ("span_f1", True),
-    Task.IMAGE_CLASSIFICATION: ("accuracy", True),
+    Task.GENERATION: "nats_per_character",
+    Task.TRANSLATION: "sacrebleu",
+    Task.TEXT_CLASSIFICATION: "accuracy",
+    Task.TOKEN_CLASSIFICATION: "span_f1",
+    Task.IMAGE_CLASSIFICATION: "accuracy",
 }
+_CLASSIFIERS = (Task.TEXT_CLASSIFICATION, Task.TOKEN_CLASSIFICATION, Task.IMAGE_CLASSIFICATION)
+_NEEDED_FLAGS = {
+    "--tokenizer": tuple(task for task in _METRICS if task is not Task.IMAGE_CLASSIFICATION),
+    "--labels": _CLASSIFIERS,
+    "--languages": (Task.TRANSLATION,),
+    "--preprocessing": (Task.IMAGE_CLASSIFICATION,),
+}
+"""Tasks that need what a flag gives; no other takes it."""
+_OPTIONAL_FLAGS = {
+    "--multi-label": (Task.TEXT_CLASSIFICATION,),
+    "--text-pairs": (Task.TEXT_CLASSIFICATION,),
+    "--chat-template": (Task.GENERATION,),
+}
+"""Tasks that take what a flag gives."""
+
+RecordType = TypeVar("RecordType", bound=BaseModel)
+RowType = TypeVar("RowType", bound=BaseModel)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,17 +121,38 @@ class ExportSource:
     classification: ClassificationScheme | None = None
     """How logits become probabilities; None: single_label, and a temperature of 1."""
     text_pairs: TextPairUse = "never"
-    """Whether a text classifier reads two texts as one input."""
+    """Whether a text classifier reads two texts as one input: never, where a second one is given, or always."""
     image_preprocessing: ImagePreprocessing | None = None
     languages: Languages | None = None
     sampling_defaults: SamplingDefaults | None = None
     evaluation: EvaluationData | None = None
     training: TrainingRecord | None = None
 
+    def __post_init__(self) -> None:
+        if self.tokenizer is not None:  # how much is read, and what stands in the gaps, is not the tokenizer's to say
+            self.tokenizer.no_padding()
+            self.tokenizer.no_truncation()
+
     @property
     def has_token_types(self) -> bool:
-        """Whether the module is told which text of a pair a token is of."""
+        """True if the module reads which text of a pair each token belongs to."""
         return self.text_pairs != "never" and int(getattr(self.module, "num_token_types", 0) or 0) > 1
+
+    def encode(
+        self, texts: Sequence[str], max_tokens: int | None = None, *, frame: bool = True
+    ) -> list[NDArray[np.int64]]:
+        """Tokenizes texts as a server does.
+
+        Args:
+            texts: The texts.
+            max_tokens: Where longer ones are cut.
+            frame: True to add the special tokens that the tokenizer puts around a text.
+
+        Returns:
+            The ids of each text, (T,).
+        """
+        assert self.tokenizer is not None, "a text model has its tokenizer"
+        return [np.array(ids, np.int64) for ids in encode_texts(self.tokenizer, texts, max_tokens, special=frame)]
 
 
 def from_checkpoint(path: Path, *, name: str | None = None) -> ExportSource:
@@ -147,7 +194,11 @@ def from_checkpoint(path: Path, *, name: str | None = None) -> ExportSource:
         image_preprocessing=_convert(ImagePreprocessing, checkpoint.image_preprocessing),
         languages=_convert(Languages, checkpoint.languages),
         sampling_defaults=_convert(SamplingDefaults, checkpoint.sampling_defaults),
-        evaluation=_read_evaluation(path, task, evaluation.dataset, len(checkpoint.labels)) if evaluation else None,
+        evaluation=(
+            _read_evaluation(path / evaluation.file, task, evaluation.dataset, len(checkpoint.labels))
+            if evaluation
+            else None
+        ),
         training=checkpoint.training,
     )
 
@@ -193,19 +244,22 @@ def from_factory(
         SourceError: Something is missing or does not fit.
     """
     exportable = _exportable(task)
-    needed = {
-        "--tokenizer": tokenizer_file is not None or exportable is Task.IMAGE_CLASSIFICATION,
-        "--labels": bool(labels) or exportable in (Task.GENERATION, Task.TRANSLATION),
-        "--languages": languages is not None or exportable is not Task.TRANSLATION,
-        "--preprocessing": image_preprocessing is not None or exportable is not Task.IMAGE_CLASSIFICATION,
-    }
-    if missing := [flag for flag, given in needed.items() if not given]:
-        raise SourceError(f"--task {task} needs {', '.join(missing)}")
-    if exportable is not Task.TEXT_CLASSIFICATION and (multi_label or text_pairs != "never"):
-        raise SourceError(f"--multi-label and --text-pairs are for text_classification, not for {task}; leave them out")
-    if chat_template_file is not None and exportable is not Task.GENERATION:
-        raise SourceError(f"--chat-template is for generation, not for {task}; leave it out")
+    _check_flags(
+        exportable,
+        {
+            "--tokenizer": tokenizer_file is not None,
+            "--labels": bool(labels),
+            "--languages": languages is not None,
+            "--preprocessing": image_preprocessing is not None,
+            "--multi-label": multi_label,
+            "--text-pairs": text_pairs != "never",
+            "--chat-template": chat_template_file is not None,
+        },
+    )
     _check_tags(exportable, labels)
+    chat_template = read_chat_template(chat_template_file) if chat_template_file else None
+    if chat_template_file is not None and chat_template is None:
+        raise SourceError(f"{chat_template_file}: holds no chat_template")
     module = _build(factory)
     try:
         load_weights(module, str(weights))
@@ -222,9 +276,9 @@ def from_factory(
             kind=type(module).__name__, parameter_count=parameter_count(module), configuration={"factory": factory}
         ),
         limits=limits_of(module, exportable),
-        tokenizer=_open_tokenizer(tokenizer_file) if tokenizer_file else None,
+        tokenizer=open_tokenizer(tokenizer_file) if tokenizer_file else None,
         special_tokens=None if exportable is Task.IMAGE_CLASSIFICATION else special_tokens or SpecialTokens(),
-        chat_template=_open_chat_template(chat_template_file) if chat_template_file else None,
+        chat_template=chat_template,
         labels=tuple(labels),
         classification=(
             ClassificationScheme(kind="multi_label", thresholds=(0.5,) * len(labels)) if multi_label else None
@@ -232,7 +286,11 @@ def from_factory(
         text_pairs=text_pairs,
         image_preprocessing=image_preprocessing,
         languages=languages,
-        evaluation=_read_evaluation_file(evaluation_file, exportable, len(labels)) if evaluation_file else None,
+        evaluation=(
+            _read_evaluation(evaluation_file, exportable, evaluation_file.name, len(labels))
+            if evaluation_file
+            else None
+        ),
     )
 
 
@@ -264,6 +322,15 @@ def _exportable(task: str) -> Task:
     return Task(task)
 
 
+def _check_flags(task: Task, given: Mapping[str, bool]) -> None:
+    """Checks that everything the task needs is given, and nothing that it does not take."""
+    if missing := [flag for flag, tasks in _NEEDED_FLAGS.items() if task in tasks and not given[flag]]:
+        raise SourceError(f"--task {task} needs {', '.join(missing)}")
+    for flag, tasks in (_NEEDED_FLAGS | _OPTIONAL_FLAGS).items():
+        if given[flag] and task not in tasks:
+            raise SourceError(f"{flag} is for {', '.join(tasks)}, not for {task}; leave it out")
+
+
 def _check_tags(task: Task, labels: Sequence[str]) -> None:
     """Checks that the labels of a token classifier are tags."""
     if task is Task.TOKEN_CLASSIFICATION:
@@ -273,7 +340,7 @@ def _check_tags(task: Task, labels: Sequence[str]) -> None:
             raise SourceError(f"labels: {error}") from error
 
 
-def _convert(record: Any, value: Any) -> Any:
+def _convert(record: type[RecordType], value: BaseModel | None) -> RecordType | None:
     """Turns a checkpoint's record into the manifest's of the same fields."""
     return None if value is None else record.model_validate(value.model_dump())
 
@@ -295,73 +362,181 @@ def _build(factory: str) -> nn.Module:
     return module
 
 
-def _open_tokenizer(file: Path) -> Tokenizer:
+def open_tokenizer(file: Path) -> Tokenizer:
+    """Opens a `tokenizer.json`.
+
+    Raises:
+        SourceError: It cannot be read.
+    """
     try:
         return Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises bare Exception
         raise SourceError(f"{file}: cannot be read as a tokenizer ({error})") from error
 
 
-def _open_chat_template(file: Path) -> str:
-    template = read_chat_template(file)
-    if template is None:
-        raise SourceError(f"{file}: holds no chat_template")
-    return template
+# Chat templates
 
 
-def _read_evaluation(path: Path, task: Task, dataset: str, num_labels: int) -> EvaluationData:
-    if task is Task.IMAGE_CLASSIFICATION:
-        images, labels = read_image_evaluation(path)
-        return _evaluation(task, dataset, images=images, labels=labels)
-    return _text_evaluation(task, dataset, read_text_evaluation(path), num_labels)
+class _NamedTemplate(BaseModel):
+    """One of several templates in `tokenizer_config.json`."""
+
+    name: str
+    template: str
 
 
-def _read_evaluation_file(file: Path, task: Task, num_labels: int) -> EvaluationData:
+def find_chat_template(folder: Path) -> str | None:
+    """Returns the chat template that lies in a folder: a file of its own, or one in `tokenizer_config.json`.
+
+    Raises:
+        SourceError: It is there and cannot be read.
+    """
+    for name in (CHAT_TEMPLATE_FILE, TOKENIZER_CONFIG_FILE):
+        file = folder / name
+        if file.exists() and (template := read_chat_template(file)) is not None:
+            return template
+    return None
+
+
+def read_chat_template(file: Path) -> str | None:
+    """Returns the chat template in a file: all of it, or `chat_template` of a JSON object, if that is there.
+
+    Of several templates it is the one named `default`.
+
+    Raises:
+        SourceError: The file cannot be read, or none of its templates is the default.
+    """
+    try:
+        text = file.read_bytes().decode("utf-8")  # ends of lines are kept as they are
+        if file.suffix != ".json":
+            return text
+        content = json.loads(text)
+    except (OSError, ValueError) as error:
+        raise SourceError(f"{file}: cannot be read as a chat template ({error})") from error
+    template = content.get("chat_template") if isinstance(content, dict) else None
+    if template is None or isinstance(template, str):
+        return template
+    try:
+        named = {entry.name: entry.template for entry in TypeAdapter(list[_NamedTemplate]).validate_python(template)}
+    except ValidationError as error:
+        raise SourceError(f"{file}: chat_template is neither a text nor a list of named templates") from error
+    if "default" not in named:
+        names = ", ".join(sorted(named)) or "none"
+        raise SourceError(f"{file}: chat_template has no template named default (there is {names}); name one so")
+    return named["default"]
+
+
+def check_chat_template(template: str, tokenizer: Tokenizer, special_tokens: SpecialTokens) -> None:
+    """Tries a template as a server will, before anything takes time.
+
+    Raises:
+        SourceError: A server would refuse it.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / CHAT_TEMPLATE_FILE).write_text(template, encoding="utf-8", newline="")
+        tokenizer.save(str(folder / TOKENIZER_FILE))
+        try:
+            ChatTemplate.load(
+                folder / CHAT_TEMPLATE_FILE, tokenizer_file=folder / TOKENIZER_FILE, special_tokens=special_tokens
+            )
+        except BundleError as error:
+            reason = str(error).removeprefix(f"{folder}/")
+            raise SourceError(f"{reason}; a model without the file is exported for prompts alone") from error
+
+
+# Evaluation data
+
+
+class _TextRow(BaseModel):
+    text: str
+
+
+class _TranslationRow(BaseModel):
+    source: str
+    target: str
+
+
+class _SpansRow(_TextRow):
+    spans: list[tuple[int, int, str]]
+
+
+class _LabelRow(_TextRow):
+    text_pair: str | None = None
+    label: NonNegativeInt
+
+
+class _LabelsRow(_TextRow):
+    text_pair: str | None = None
+    labels: list[NonNegativeInt]
+
+
+def _read_evaluation(file: Path, task: Task, dataset: str, num_labels: int) -> EvaluationData:
+    """Reads evaluation data in the format of docs/checkpoint.md.
+
+    Raises:
+        SourceError: The file cannot be read, or does not hold data of the task.
+    """
     try:
         if task is Task.IMAGE_CLASSIFICATION:
             with np.load(file) as arrays:
-                return _evaluation(task, file.name, images=arrays["images"], labels=arrays["labels"])
-        lines = file.read_text(encoding="utf-8").splitlines()
-        return _text_evaluation(task, file.name, [json.loads(line) for line in lines if line.strip()], num_labels)
-    except (OSError, ValueError, KeyError, ValidationError) as error:
+                return _evaluation(task, dataset, images=arrays["images"], labels=arrays["labels"])
+        lines = file.read_text(encoding="utf-8").split("\n")  # not splitlines: a text may hold other ends of lines
+        return _text_evaluation(task, dataset, [json.loads(line) for line in lines if line.strip()], num_labels)
+    except (OSError, ValueError, KeyError) as error:
         raise SourceError(
             f"{file}: cannot be read as evaluation data of {task} ({error}); see docs/checkpoint.md"
         ) from error
 
 
 def _text_evaluation(task: Task, dataset: str, rows: list[dict[str, Any]], num_labels: int) -> EvaluationData:
-    if task is Task.TEXT_CLASSIFICATION:
-        return _classified_texts(dataset, rows, num_labels)
-    columns = {
-        Task.GENERATION: ("text",),
-        Task.TRANSLATION: ("source", "target"),
-        Task.TOKEN_CLASSIFICATION: ("text", "spans"),
-    }[task]
-    texts, *rest = ([row[column] for row in rows] for column in columns)
-    if task is Task.TRANSLATION:
-        return _evaluation(task, dataset, texts=texts, references=rest[0])
-    if task is Task.GENERATION:
-        return _evaluation(task, dataset, texts=texts)
-    assert task is Task.TOKEN_CLASSIFICATION
-    spans = TypeAdapter(list[list[tuple[int, int, str]]]).validate_python(rest[0])
-    return _evaluation(task, dataset, texts=texts, spans=spans)
+    match task:
+        case Task.GENERATION:
+            return _evaluation(task, dataset, texts=[row.text for row in _validated(_TextRow, rows)])
+        case Task.TRANSLATION:
+            pairs = _validated(_TranslationRow, rows)
+            sources, targets = [row.source for row in pairs], [row.target for row in pairs]
+            return _evaluation(task, dataset, texts=sources, references=targets)
+        case Task.TOKEN_CLASSIFICATION:
+            tagged = _validated(_SpansRow, rows)
+            texts, spans = [row.text for row in tagged], [row.spans for row in tagged]
+            return _evaluation(task, dataset, texts=texts, spans=spans)
+        case _:
+            return _classified_texts(dataset, rows, num_labels)
 
 
 def _classified_texts(dataset: str, rows: list[dict[str, Any]], num_labels: int) -> EvaluationData:
     """Reads texts with a label each, or with several: `labels` in place of `label`."""
-    texts = [str(row["text"]) for row in rows]
-    has_pairs = any("text_pair" in row for row in rows)
-    pairs = [str(row.get("text_pair", "")) for row in rows] if has_pairs else None
     task = Task.TEXT_CLASSIFICATION
-    if not any("labels" in row for row in rows):
-        labels = TypeAdapter(list[int]).validate_python([row["label"] for row in rows])
-        return _evaluation(task, dataset, texts=texts, text_pairs=pairs, labels=np.array(labels, np.int64))
-    several = TypeAdapter(list[list[int]]).validate_python([row["labels"] for row in rows])
-    truth = np.array([[label in own for label in range(num_labels)] for own in several], np.int64)  # (N, C)
+    several = any("labels" in row for row in rows)
+    read: list[_LabelsRow] | list[_LabelRow] = _validated(_LabelsRow, rows) if several else _validated(_LabelRow, rows)
+    labels = [row.labels if isinstance(row, _LabelsRow) else [row.label] for row in read]
+    if (largest := max((label for own in labels for label in own), default=0)) >= num_labels:
+        raise ValueError(f"label {largest}: the model has {num_labels} labels, numbered from 0")
+    texts = [row.text for row in read]
+    pairs = [row.text_pair or "" for row in read] if any(row.text_pair is not None for row in read) else None
+    if not several:
+        return _evaluation(task, dataset, texts=texts, text_pairs=pairs, labels=np.array(labels, np.int64)[:, 0])
+    truth = np.array([[label in own for label in range(num_labels)] for own in labels], np.int64)  # (N, C)
     return _evaluation(task, dataset, metric="micro_f1", texts=texts, text_pairs=pairs, labels=truth)
 
 
+def _validated(row: type[RowType], rows: list[dict[str, Any]]) -> list[RowType]:
+    """Checks the rows of a file.
+
+    Raises:
+        ValueError: One does not have the fields it needs.
+    """
+    read = []
+    for number, content in enumerate(rows, 1):
+        try:
+            read.append(row.model_validate(content))
+        except ValidationError as error:
+            what = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
+            raise ValueError(f"example {number}: {what}") from error
+    return read
+
+
 def _evaluation(task: Task, dataset: str, metric: str = "", **examples: Any) -> EvaluationData:
-    usual, higher_is_better = _METRICS[task]
-    metric = metric or usual
+    metric = metric or _METRICS[task]
+    higher_is_better = metric != "nats_per_character"
     return EvaluationData(dataset=dataset, metric=metric, higher_is_better=higher_is_better, **examples)

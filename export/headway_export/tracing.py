@@ -1,25 +1,41 @@
-"""Traces a module at example sizes, with the tensors that a manifest declares for it."""
+"""Turns a module into the graphs of a bundle, with the tensors that a manifest declares for them.
+
+The inputs of a graph follow from its task. Its outputs are declared by the graph itself: it is run at two sets of
+sizes, and an axis that changes is named after the axis of the inputs that it changes with.
+
+B rows, T tokens of a step, H heads, G key/value heads, K head width.
+"""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, cast
 
 import onnx_ir as ir
 import torch
 from torch import Tensor, nn
 
-from headway_export.errors import TraceError
-from headway_export.fusion import fuse
-from headway_export.graph_modules import float_dtype
-from headway_server.bundles import StateTensor, TensorSpec
+from headway_export.errors import SourceError, TraceError
+from headway_export.graphs import (
+    CrossDecoderGraph,
+    DecoderGraph,
+    EncoderGraph,
+    RecurrentDecoderGraph,
+    RecurrentEncoderGraph,
+    StatelessGraph,
+    float_dtype,
+)
+from headway_export.rewriting import Declare, FuseAttention, rewrite
+from headway_server.bundles import StateTensor, Task, TensorSpec
+from headway_training.models.protocols import Decoder, EncoderDecoder, is_recurrent
 
 OPSET = 21
 Role: TypeAlias = Literal["model", "encoder", "decoder"]
 
-_EXAMPLE_SIZES = {
+_TRACED_SIZES = {
     "batch": 2,
     "length": 5,
     "slots": 4,
@@ -29,24 +45,34 @@ _EXAMPLE_SIZES = {
     "source_length": 7,
 }
 """Sizes that a graph is traced at. Not 0 or 1, which PyTorch would take for fixed."""
-
-_TORCH_DTYPES = {
-    "float32": torch.float32,
-    "float16": torch.float16,
-    "int64": torch.int64,
-    "int32": torch.int32,
+_OTHER_SIZES = {
+    "batch": 3,
+    "length": 4,
+    "slots": 6,
+    "cache_length": 24,
+    "logits_length": 1,
+    "sources": 3,
+    "source_length": 6,
 }
-_FLOAT_NAMES: dict[torch.dtype, Literal["float32", "float16"]] = {torch.float32: "float32", torch.float16: "float16"}
+"""Sizes that it is run at besides, to find the axes of its outputs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracedGraph:
-    """A graph and the tensors it declares."""
+    """A graph."""
 
     role: Role
     model: ir.Model
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """The tensors it reads."""
+        return tuple(_spec_of(value) for value in self.model.graph.inputs)
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """The tensors it gives."""
+        return tuple(_spec_of(value) for value in self.model.graph.outputs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,87 +85,323 @@ class TracedModel:
     alignment_layer: int | None = None
 
 
+def trace(
+    module: nn.Module, task: Task, *, image_size: tuple[int, int] | None = None, has_token_types: bool = False
+) -> TracedModel:
+    """Traces a module, in the dtype of its parameters.
+
+    Args:
+        module: Follows the protocol of the task (docs/bring-your-own.md); in evaluation mode.
+        task: The task.
+        image_size: Height and width, for image_classification.
+        has_token_types: True if a text classifier reads which text of a pair each token belongs to.
+
+    Raises:
+        SourceError: The module does not follow the protocol.
+        TraceError: PyTorch cannot trace it.
+    """
+    if task is Task.GENERATION:
+        return _trace_decoder(module)
+    if task is Task.TRANSLATION:
+        return _trace_recurrent(module) if is_recurrent(module) else _trace_encoder_decoder(module)
+    if task is Task.IMAGE_CLASSIFICATION:
+        assert image_size is not None, "an image model has its preprocessing"
+        inputs = [make_spec("pixel_values", "float32", "batch", 3, *image_size)]
+    else:
+        names = ("input_ids", "attention_mask", *(("token_type_ids",) if has_token_types else ()))
+        inputs = [make_spec(name, "int64", "batch", "length") for name in names]
+    return TracedModel(graphs=(_trace_graph("model", module, StatelessGraph(module), inputs),))
+
+
+# Models with state
+
+_ENCODER_INPUTS = (
+    ("input_ids", "int64", "batch", "length"),
+    ("attention_mask", "int64", "batch", "length"),
+)
+_STEP_INPUTS = (
+    ("input_ids", "int64", "slots", "length"),
+    ("position_ids", "int64", "slots", "length"),
+    ("logits_positions", "int64", "slots", "logits_length"),
+    ("seqlens_k", "int32", "slots"),
+    ("total_sequence_length", "int32"),
+)
+_SOURCE_MASK = ("source_mask", "int64", "sources", "source_length")
+
+
+def _trace_decoder(module: nn.Module) -> TracedModel:
+    past = _past_specs(module, Task.GENERATION)
+    inputs = [*(make_spec(*step) for step in _STEP_INPUTS), *past]
+    decoder = _trace_graph("decoder", module, DecoderGraph(module), inputs)
+    return TracedModel(graphs=(decoder,), state=_in_place(past))
+
+
+def _trace_encoder_decoder(module: nn.Module) -> TracedModel:
+    past = _past_specs(module, Task.TRANSLATION)
+    encoder = _trace_graph("encoder", module, EncoderGraph(module), [make_spec(*spec) for spec in _ENCODER_INPUTS])
+    cross = encoder.outputs
+    inputs = [*(make_spec(*spec) for spec in (*_STEP_INPUTS, _SOURCE_MASK))]
+    inputs[len(_STEP_INPUTS) : len(_STEP_INPUTS)] = past
+    inputs += [_as_read(spec, "sources") for spec in cross]
+    aligned_layer = alignment_layer(len(cross) // 2)
+    decoder = _trace_graph("decoder", module, CrossDecoderGraph(module, len(past), aligned_layer), inputs)
+    return TracedModel(
+        graphs=(encoder, decoder),
+        state=_in_place(past),
+        cross=tuple(spec.name for spec in cross),
+        alignment_layer=aligned_layer,
+    )
+
+
+def alignment_layer(num_layers: int) -> int:
+    """Returns the layer, from 0, whose attention to the source aligns best: the last but one.
+
+    Garg et al. 2019 (arXiv 1909.02074, section 3 and table 1) measured all of them, averaged over heads.
+    """
+    return max(num_layers - 2, 0)
+
+
+def _trace_recurrent(module: nn.Module) -> TracedModel:
+    graph = RecurrentEncoderGraph(module)
+    encoder = _trace_graph("encoder", module, graph, [make_spec(*spec) for spec in _ENCODER_INPUTS])
+    cross = [spec for spec in encoder.outputs if spec.name.startswith("cross_")]
+    states = tuple(
+        StateTensor(
+            past=f"past_state_{number}",
+            present=f"present_state_{number}",
+            update="replace",
+            initial=f"initial_state_{number}",
+        )
+        for number in range(len(encoder.outputs) - len(cross))
+    )
+    past = [
+        _as_read(spec, "slots").model_copy(update={"name": state.past})
+        for spec, state in zip(encoder.outputs[len(cross) :], states, strict=True)
+    ]
+    inputs = [
+        make_spec("input_ids", "int64", "slots", 1),
+        *past,
+        make_spec(*_SOURCE_MASK),
+        *(_as_read(spec, "sources") for spec in cross),
+    ]
+    decoder_graph = RecurrentDecoderGraph(module, len(past))
+    _check_step(module, past, _declare_outputs(module, decoder_graph, inputs))
+    decoder = _trace_graph("decoder", module, decoder_graph, inputs)
+    names = tuple(spec.name for spec in cross)
+    return TracedModel(graphs=(encoder, decoder), state=states, cross=names, alignment_layer=0)
+
+
+def _check_step(module: nn.Module, past: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> None:
+    """Checks that a step of a recurrent model returns its states, and a weight for each source token.
+
+    Raises:
+        SourceError: It does not.
+    """
+    _, alignment, *present = outputs
+    if not past or [spec.shape for spec in present] != [spec.shape for spec in past]:
+        raise SourceError(
+            f"{type(module).__name__}: step was given states {[spec.shape for spec in past]} and returned "
+            f"{[spec.shape for spec in present]}; it returns at least one, each of the shape it was given"
+        )
+    if alignment.shape != (expected := ("slots", 1, "source_length")):
+        raise SourceError(
+            f"{type(module).__name__}: step returned attention of {alignment.shape}; it returns {expected}, a weight a "
+            "source token"
+        )
+
+
+def _as_read(spec: TensorSpec, rows: str) -> TensorSpec:
+    """Returns an encoder's output as a decoder declares it."""
+    axes = {"batch": rows, "length": "source_length"}
+    return spec.model_copy(update={"shape": tuple(axes.get(str(axis), axis) for axis in spec.shape)})
+
+
+def _past_specs(module: nn.Module, task: Task) -> list[TensorSpec]:
+    """Declares the key and the value of each layer's cache."""
+    dtype = str(float_dtype(module)).removeprefix("torch.")
+    return [
+        make_spec(f"past_{part}_{layer}", dtype, "slots", heads, "cache_length", width)
+        for layer, (heads, width) in enumerate(probe_attention(module, task))
+        for part in ("key", "value")
+    ]
+
+
+def _in_place(past: Sequence[TensorSpec]) -> tuple[StateTensor, ...]:
+    """Describes a state whose past and present share their memory."""
+    return tuple(
+        StateTensor(past=spec.name, present=spec.name.replace("past", "present"), update="in_place") for spec in past
+    )
+
+
+def probe_attention(module: nn.Module, task: Task) -> list[tuple[int, int]]:
+    """Runs a decoder once and returns the key/value heads and head width of every layer.
+
+    Raises:
+        SourceError: It does not follow the protocol, or a head width is not a multiple of 8.
+    """
+    probe = _Probe()
+    ids, positions = torch.zeros(1, 2, dtype=torch.int64), torch.arange(2).unsqueeze(0)
+    with _following_the_protocol(module):
+        if task is Task.GENERATION:
+            cast("Decoder", module).hidden_states(ids, positions, probe)
+        else:
+            cast("EncoderDecoder", module).decode(ids, positions, probe, probe)
+    calls = {"attend": [layer for layer, _ in probe.layers]}
+    if task is Task.TRANSLATION:
+        calls["attend_cross"] = probe.cross_layers
+    for name, layers in calls.items():
+        if not layers or sorted(layers) != list(range(len(layers))):
+            raise SourceError(
+                f"{type(module).__name__} called {name} for the layers {layers}; each layer of a decoder calls it once "
+                "with its own number, from 0 (docs/bring-your-own.md)"
+            )
+    return [shape for _, shape in sorted(probe.layers)]
+
+
+class _Probe:
+    """Attention that computes nothing and notes how it is called; without key and value it is attention to a source."""
+
+    def __init__(self) -> None:
+        self.layers: list[tuple[int, tuple[int, int]]] = []
+        """Layer, and its key/value heads and head width, of each call of `attend`."""
+        self.cross_layers: list[int] = []
+        """Layer of each call of `attend_cross`."""
+
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor | None = None,
+        value: Tensor | None = None,
+        *,
+        layer: int,
+        bias: Tensor | None = None,
+        scale: float | None = None,  # noqa: ARG002 (any will do)
+    ) -> Tensor:
+        if bias is not None:
+            raise SourceError("attention was called with a bias; the exported graph of a decoder takes none")
+        if key is None or value is None:
+            self.cross_layers.append(layer)
+            return query
+        if query.ndim != 4 or key.shape != value.shape or query.shape[2] % key.shape[2]:
+            raise SourceError(
+                f"attend was called with query {tuple(query.shape)}, key {tuple(key.shape)} and value "
+                f"{tuple(value.shape)}; it takes (B, T, H, K) and a number of key/value heads that divides H "
+                "(docs/bring-your-own.md)"
+            )
+        if query.shape[3] % 8:
+            raise SourceError(f"head_dim is {query.shape[3]}; it must be a multiple of 8")
+        self.layers.append((layer, (key.shape[2], key.shape[3])))
+        return query
+
+
+# Any graph
+
+
 def make_spec(name: str, dtype: str, *shape: int | str) -> TensorSpec:
     """Declares a tensor; a number is a fixed axis, a name a dynamic one."""
     return TensorSpec.model_validate({"name": name, "dtype": dtype, "shape": shape})
 
 
-def float_name(module: nn.Module) -> str:
-    """Returns the dtype of a module's parameters as a manifest names it."""
-    return _FLOAT_NAMES[float_dtype(module)]
+def _spec_of(value: ir.Value) -> TensorSpec:
+    assert value.dtype is not None, "the tracer gives inputs and outputs types"
+    assert value.shape is not None, "inputs and outputs are declared"
+    shape = (axis if isinstance(axis, int) else str(axis.value) for axis in value.shape)
+    return make_spec(str(value.name), value.dtype.numpy().name, *shape)
 
 
-def example_of(specs: Sequence[TensorSpec]) -> tuple[Tensor, ...]:
-    """Returns tensors that a graph can be traced with; masks are all ones, and everything else zeros."""
+@contextmanager
+def _following_the_protocol(module: nn.Module) -> Iterator[None]:
+    """Runs a module without gradients; what fails is that it does not follow the protocol of its task.
+
+    Raises:
+        SourceError: It does not.
+    """
+    try:
+        with torch.inference_mode():
+            yield
+    except SourceError:
+        raise
+    except Exception as error:  # whatever the module raises
+        raise SourceError(f"{type(module).__name__} does not follow docs/bring-your-own.md: {error}") from error
+
+
+def _example_of(specs: Sequence[TensorSpec], sizes: Mapping[str, int]) -> tuple[Tensor, ...]:
+    """Returns inputs of a graph; masks are all ones, and everything else zeros."""
     return tuple(
         torch.full(
-            [_EXAMPLE_SIZES[axis] if isinstance(axis, str) else axis for axis in spec.shape],
+            [sizes[axis] if isinstance(axis, str) else axis for axis in spec.shape],
             int(spec.name.endswith("mask")),
-            dtype=_TORCH_DTYPES[spec.dtype],
+            dtype=getattr(torch, spec.dtype),
         )
         for spec in specs
     )
 
 
-def trace_graph(
-    role: Role, graph: nn.Module, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]
-) -> TracedGraph:
-    """Traces a graph whose inputs are, in order, those that are declared.
+def _declare_outputs(module: nn.Module, graph: nn.Module, inputs: Sequence[TensorSpec]) -> list[TensorSpec]:
+    """Runs a graph at two sets of sizes and declares what it gives.
 
     Raises:
+        SourceError: The module does not follow its protocol, or an axis is neither fixed nor one of the inputs'.
+    """
+    with _following_the_protocol(module):
+        traced, other = (graph(*_example_of(inputs, sizes)) for sizes in (_TRACED_SIZES, _OTHER_SIZES))
+    names = {axis for spec in inputs for axis in spec.shape if isinstance(axis, str)}
+    by_sizes = {(_TRACED_SIZES[name], _OTHER_SIZES[name]): name for name in names}
+    specs = []
+    for name, tensor in traced.items():
+        shape: list[int | str] = []
+        for sizes in zip(tensor.shape, other[name].shape, strict=True):
+            if sizes[0] != sizes[1] and sizes not in by_sizes:
+                raise SourceError(
+                    f"{type(module).__name__}: an axis of output {name} is {sizes[0]} and {sizes[1]} for inputs of "
+                    f"{ {name: (_TRACED_SIZES[name], _OTHER_SIZES[name]) for name in sorted(names)} }; an axis is "
+                    "fixed, or as long as one of the inputs'"
+                )
+            shape.append(sizes[0] if sizes[0] == sizes[1] else by_sizes[sizes])
+        specs.append(make_spec(name, str(tensor.dtype).removeprefix("torch."), *shape))
+    return specs
+
+
+class _Positional(nn.Module):
+    """A graph for the tracer, which wants outputs in order and not by name."""
+
+    def __init__(self, graph: nn.Module) -> None:
+        super().__init__()
+        self.traced = graph  # not `graph`, which torch's own modules have
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        return tuple(self.traced(*inputs).values())
+
+
+def _trace_graph(role: Role, module: nn.Module, graph: nn.Module, inputs: Sequence[TensorSpec]) -> TracedGraph:
+    """Traces a graph of a module whose inputs are, in order, those that are declared.
+
+    Raises:
+        SourceError: The module does not follow its protocol.
         TraceError: PyTorch cannot trace it.
     """
+    graph = graph.eval()
+    outputs = _declare_outputs(module, graph, inputs)
     dynamic = torch.export.Dim.DYNAMIC
     shapes = tuple({axis: dynamic for axis, size in enumerate(spec.shape) if isinstance(size, str)} for spec in inputs)
-    named = graph.forward.__code__.co_argcount - 1  # the others come as one starred argument
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the tracer warns of its own internals
             program = torch.onnx.export(
-                graph.eval(),
-                example_of(inputs),
+                _Positional(graph),
+                _example_of(inputs, _TRACED_SIZES),
                 dynamo=True,
-                dynamic_shapes=(*shapes[:named], shapes[named:]) if len(shapes) > named else shapes,
+                dynamic_shapes=(shapes,),
                 input_names=[spec.name for spec in inputs],
                 output_names=[spec.name for spec in outputs],
                 opset_version=OPSET,
                 verbose=False,
             )
     except Exception as error:
-        raise TraceError(f"{role}: PyTorch cannot trace {type(graph).__name__}: {error}") from error
+        raise TraceError(f"{role}: PyTorch cannot trace {type(module).__name__}: {error}") from error
     assert program is not None, "the tracer returns a program when it is given no file"
     model: ir.Model = program.model
     if role == "decoder":
-        fuse(model)
-    _tidy(model, inputs, outputs)
-    return TracedGraph(role=role, model=model, inputs=inputs, outputs=outputs)
-
-
-def _tidy(model: ir.Model, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> None:
-    """Names the dynamic axes and drops what the tracer notes for its own debugging, such as stack traces."""
-    by_name: dict[str | None, TensorSpec] = {spec.name: spec for spec in (*inputs, *outputs)}
-    for value in (*model.graph.inputs, *model.graph.outputs):
-        value.shape = ir.Shape(by_name[value.name].shape)
-    model.metadata_props.clear()
-    model.graph.metadata_props.clear()
-    model.producer_name = "headway"
-    model.producer_version = None
-    model.doc_string = model.graph.doc_string = None
-    for node in model.graph:
-        node.metadata_props.clear()
-        node.doc_string = None
-        for value in node.outputs:
-            value.metadata_props.clear()
-            if not value.is_graph_output():
-                value.shape = None
-                _make_way(value, by_name)
-    for value in (*model.graph.inputs, *model.graph.initializers.values()):
-        value.metadata_props.clear()
-    for value in list(model.graph.initializers.values()):
-        _make_way(value, by_name)
-
-
-def _make_way(value: ir.Value, declared: Mapping[str | None, TensorSpec]) -> None:
-    """Renames a value within the graph whose name is a declared one: the tracer names values after modules."""
-    if value.name in declared:
-        value.name = f"{value.name}.inner"
+        rewrite(model, FuseAttention())
+    rewrite(model, Declare((*inputs, *outputs)))
+    return TracedGraph(role=role, model=model)

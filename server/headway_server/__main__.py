@@ -1,5 +1,5 @@
 """`python -m headway_server`."""
 
-from headway_server.cli import app
+from headway_server.cli import main
 
-app()
+main()

@@ -1,11 +1,11 @@
 """Errors of the server.
 
-HeadwayError                  what this package raises
+ServerError                   what this package raises
 ├── BundleError               a bundle cannot be used: it is damaged, incomplete, or of another schema
 ├── StoreError                a store is missing, or none of its bundles can be served
 ├── RuntimeUnavailableError   ONNX Runtime, a device or a variant that was asked for is not there
 │   └── MemoryUnavailableError  the state of a model does not fit into memory
-├── InternalError             a model could not be run; logged where it was raised, and the caller learns no more
+├── ModelRunError             a model could not be run; logged where it was raised, and the caller learns no more
 └── RequestError              a call cannot be answered; each transport has one table from these to its codes
     ├── InvalidInputError     a field of the request is wrong; names the field
     ├── ModelNotFoundError    there is no such model or version
@@ -21,19 +21,19 @@ HeadwayError                  what this package raises
 from __future__ import annotations
 
 
-class HeadwayError(Exception):
+class ServerError(Exception):
     """Base of every error this package raises; its message is for the user."""
 
 
-class BundleError(HeadwayError):
+class BundleError(ServerError):
     """A bundle cannot be used."""
 
 
-class StoreError(HeadwayError):
+class StoreError(ServerError):
     """A store is missing, or none of its bundles can be served."""
 
 
-class RuntimeUnavailableError(HeadwayError):
+class RuntimeUnavailableError(ServerError):
     """ONNX Runtime, a device or a variant that was asked for is not there."""
 
 
@@ -41,14 +41,14 @@ class MemoryUnavailableError(RuntimeUnavailableError):
     """The state of a model does not fit into memory."""
 
 
-class InternalError(HeadwayError):
+class ModelRunError(ServerError):
     """A model could not be run: a bug or a broken machine, never the caller's fault.
 
     Whoever raises it has logged the reason; its message is for the log too.
     """
 
 
-class RequestError(HeadwayError):
+class RequestError(ServerError):
     """A call cannot be answered."""
 
 

@@ -1,6 +1,6 @@
 """Structured log lines on stderr; stdout is for the ready line alone.
 
-An error is logged with the places it passed and without the values of their variables: those are what callers sent.
+An error is logged with its traceback, without the values of variables: those are what callers sent.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ import structlog
 from structlog.typing import Processor
 
 _MAX_FRAMES: Final = 20
-"""Of an error in a JSON line; the frames between its ends are left out."""
+"""Most frames of a traceback in a JSON line; the middle ones are left out."""
 _GRPC_LOGGER: Final = "grpc._cython.cygrpc"
 
 
 class _LossyStream:
-    """A text stream that loses what cannot be written: a log that nobody reads must not fail a call."""
+    """A text stream that drops what cannot be written, so that a closed log does not fail a call."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Writes `text`, or loses it."""
+        """Writes `text`, or drops it."""
         with suppress(OSError):
             self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
-        """Flushes what was written, or loses it."""
+        """Flushes what was written, or drops it."""
         with suppress(OSError):
             self._stream.flush()
 
@@ -42,7 +42,7 @@ def configure_logging(
     """Sends the lines of this package, of the libraries and of `warnings` to stderr in one format.
 
     Args:
-        level: The least level that is logged.
+        level: The lowest level that is logged.
         line_format: `text` for people, `json` for programs: one object a line.
     """
     number = logging.getLevelNamesMapping()[level.upper()]
@@ -65,14 +65,14 @@ def configure_logging(
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *renderers],
         )
     )
-    # Libraries are heard from warnings on: what they do in between is not the operator's business.
+    # Of libraries only warnings and errors are logged.
     logging.basicConfig(handlers=[handler], level=max(number, logging.WARNING), force=True)
     logging.captureWarnings(True)
     logging.getLogger(_GRPC_LOGGER).addFilter(_is_about_the_server)
 
 
 def _renderers(line_format: Literal["text", "json"]) -> list[Processor]:
-    """Returns what makes a line; the defaults of both formats would print the variables of every frame."""
+    """Returns what formats a line. The defaults of both formats would print the variables of every frame."""
     if line_format == "json":
         transformer = structlog.tracebacks.ExceptionDictTransformer(show_locals=False, max_frames=_MAX_FRAMES)
         return [structlog.processors.ExceptionRenderer(transformer), structlog.processors.JSONRenderer()]
@@ -82,6 +82,6 @@ def _renderers(line_format: Literal["text", "json"]) -> list[Processor]:
 
 
 def _is_about_the_server(record: logging.LogRecord) -> bool:
-    """Whether a record of gRPC's is about the server; a caller that left while it was written to is not."""
+    """Returns False for gRPC's complaint about a caller that left while an answer was being written to it."""
     error = record.exc_info[1] if record.exc_info else None
-    return type(error).__name__ != "ExecuteBatchError"  # of gRPC's private module
+    return type(error).__name__ != "ExecuteBatchError"  # a class of gRPC's private module

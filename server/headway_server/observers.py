@@ -1,9 +1,9 @@
-"""What can be watched of a running server: calls, queues, batches, steps and models.
+"""What can be observed of a running server: calls, queues, batches, steps and models.
 
 The server reports each event once, to one `Observer`. `NO_OBSERVER`, the default, does nothing; metrics, traces and an
 access log are other observers, and `Observers` reports to several of them. Methods are called on the thread where the
-event happens, some of them between two steps of an engine: they must be quick, take no lock that others hold for long,
-and never raise.
+event happens, some of them between two steps of an engine: they must be quick, must not wait for a lock that others
+hold for long, and must not raise.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class CallEvent:
     """A call that has begun or ended."""
 
     call_id: int
-    """Unique within the process: the same in both events of a call."""
+    """Unique within the process; both events of a call have the same."""
     method: str
     """Full name of the RPC or path of the route."""
     metadata: tuple[tuple[str, str], ...]
-    """What the caller sent beside the request, as far as it is text; keys in lower case."""
+    """What the caller sent beside the request, without binary values; keys in lower case."""
     started_at: float
     """By `time.monotonic`."""
 
@@ -79,19 +79,19 @@ class ModelEvent:
     model: ModelId
     state: Literal["loading", "ready", "unloading", "unloaded", "failed"]
     seconds: float | None = None
-    """How long loading took, where it is done."""
+    """How long loading took; for `ready`."""
     reason: str | None = None
-    """Why it failed."""
+    """Why it failed; for `failed`."""
 
 
 class Observer:
-    """Watches a server. Every method does nothing here: override those of interest."""
+    """Observes a server. Every method does nothing here: override those of interest."""
 
     def call_started(self, call: CallEvent) -> None:
-        """A call was taken in."""
+        """A call has arrived. It may still be refused."""
 
     def call_finished(self, call: CallEvent, *, error: BaseException | None, duration_s: float) -> None:
-        """A call was answered, failed with `error`, or was cancelled (`asyncio.CancelledError`)."""
+        """A call was answered (`error` is None), refused, failed, or cancelled (`asyncio.CancelledError`)."""
 
     def left_queue(self, event: QueueEvent) -> None:
         """An input began to be computed, or was dropped."""
@@ -103,7 +103,7 @@ class Observer:
         """A decoder was run."""
 
     def model_changed(self, event: ModelEvent) -> None:
-        """A model was loaded, unloaded, or has failed."""
+        """A model is being loaded or unloaded, is ready or gone, or could not be loaded."""
 
 
 NO_OBSERVER = Observer()

@@ -1,6 +1,7 @@
 """Settings of the server: flags of the command line win over the environment (`HEADWAY_*`), which wins over defaults.
 
-A setting of a group is `HEADWAY_<GROUP>__<NAME>` in the environment, such as `HEADWAY_ENGINE__NUM_SLOTS`.
+A setting of a group is `HEADWAY_<GROUP>__<NAME>` in the environment, such as `HEADWAY_ENGINE__NUM_SLOTS`. The docstring
+of the class and of each field is what `--help` shows.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BaseModel, BeforeValidator, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from headway_server.batching.settings import BatchingSettings
@@ -17,15 +18,17 @@ from headway_server.decoding.settings import EngineSettings
 from headway_server.preprocessing import ImageLimits
 
 _PIXELS_THAT_PILLOW_DECODES: Final = 89_000_000
-"""Past this Pillow warns of a decompression bomb itself."""
+"""For more pixels Pillow itself warns of a decompression bomb."""
 
 _DEFAULT_PORT: Final = 50051
 _MAX_TEXT_REQUEST_BYTES: Final = 8 * 2**20
 _SHARE_OF_REQUESTS: Final = 8
+_FEWEST_CALLS: Final = 256
+_MOST_CALLS: Final = 4096
 TEXTS_OF_A_CALL: Final = 16
 """How many texts of the largest size a call may hold, or as many bytes in more and smaller ones."""
 DEFAULT_MAX_TEXT_KIB: Final = 256
-"""A thousand times the length of a news item, and tokenized in a third of a second."""
+"""A thousand times the length of a news item; tokenized in a third of a second."""
 
 
 def _own_port(value: object) -> object:
@@ -33,8 +36,14 @@ def _own_port(value: object) -> object:
     return _DEFAULT_PORT if isinstance(value, str) and value.startswith("tcp://") else value
 
 
+def _short_flags(**groups: type[BaseModel]) -> dict[str, str]:
+    """Names the flags of groups without their group too: `--num-slots` beside `--engine.num-slots`."""
+    flags = ((group, name.replace("_", "-")) for group, model in groups.items() for name in model.model_fields)
+    return {f"{group}.{flag}": flag for group, flag in flags}
+
+
 class ServerSettings(BaseSettings):
-    """Everything that can be set."""
+    """Serves the bundles of a store over gRPC."""
 
     model_config = SettingsConfigDict(
         env_prefix="HEADWAY_",
@@ -43,6 +52,12 @@ class ServerSettings(BaseSettings):
         frozen=True,
         extra="forbid",
         use_attribute_docstrings=True,
+        cli_prog_name="headway-server",
+        cli_avoid_json=True,
+        cli_hide_none_type=True,
+        cli_kebab_case=True,
+        cli_shortcuts=_short_flags(engine=EngineSettings, batching=BatchingSettings),
+        cli_show_env_vars=True,
     )
 
     store: Path
@@ -52,14 +67,14 @@ class ServerSettings(BaseSettings):
     port: Annotated[int, BeforeValidator(_own_port), Field(ge=0, le=65535)] = _DEFAULT_PORT
     """Port to listen on; 0 takes a free one, which the ready line names."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where models run; auto takes CUDA where it is."""
+    """Where models run; auto takes CUDA where there is a device."""
     precision: Precision | None = None
     """Variant to run; left out, the fastest that suits the device."""
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """Cores that the models keep busy, together; left out, those this process may use."""
+    """Cores that all models together keep busy; left out, those that this process may use."""
     lanes: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """Runs of a model at a time, a core each where several have work; left out, as many as there are threads. With more
-    than one, weights are held twice. On CUDA there is one."""
+    """Most runs of a model at a time, a core each; left out, as many as there are threads. With more than one, weights
+    are held twice. On CUDA there is one."""
     max_message_mib: Annotated[int, Field(ge=1, le=1024)] = 64
     """Largest request, in MiB; what is larger is refused before it is read. Requests of texts are held to 8 MiB, or to
     32 times `max_text_kib` if that is more."""
@@ -69,26 +84,27 @@ class ServerSettings(BaseSettings):
     max_image_mib: Annotated[float, Field(gt=0, le=1024)] = 16
     """Largest encoded image, in MiB."""
     max_image_megapixels: Annotated[float, Field(gt=0, le=_PIXELS_THAT_PILLOW_DECODES / 1e6)] = 20
-    """Most pixels of an image, in millions: of what its header announces and of what it is resized to. Decoding takes
-    up to 16 bytes a pixel, and no more than these are decoded at a time."""
-    max_calls: Annotated[int, Field(ge=1)] = 4096
-    """Calls that run at a time, whatever they ask for; further ones are refused before they are read."""
+    """Most pixels of an image, in millions, by its header and after it is resized. Decoding takes up to 16 bytes a
+    pixel, and at most this many pixels are decoded at a time."""
+    max_calls: Annotated[int, Field(ge=1)] | None = None
+    """Calls that run at a time, whatever they ask for; further ones are refused before they are read. Left out, as many
+    as half of the memory there is holds requests of texts, 256 at least and 4096 at most."""
     max_inflight_mib: Annotated[int, Field(ge=1)] | None = None
-    """MiB that the requests of running calls have together, as received; left out, an eighth of the memory there is
-    when the server starts to listen, and twice the largest request at least. Further calls are refused before they are
-    parsed."""
+    """MiB that the requests of running calls may have together; further calls are refused when they have been received
+    and before they are parsed. Left out, an eighth of the memory there is once the models are loaded, or twice the
+    largest request if that is more."""
     drain_timeout: Annotated[float, Field(ge=0, le=3600)] = 30
     """Seconds that running calls have to finish after SIGTERM or Ctrl-C."""
     stall_timeout: Annotated[float, Field(ge=0, le=86400)] = 60
     """Seconds that a step or a batch may take before the server says that it is unhealthy; 0: any time."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """Least level that is logged."""
+    """Lowest level that is logged."""
     log_format: Literal["text", "json"] = "text"
     """Lines for people or for programs."""
     engine: EngineSettings = EngineSettings()
-    """Of generation and translation models."""
+    """Generation and translation models."""
     batching: BatchingSettings = BatchingSettings()
-    """Of classifiers."""
+    """Classifiers and embeddings."""
 
     @property
     def max_text_bytes(self) -> int:
@@ -105,15 +121,17 @@ class ServerSettings(BaseSettings):
         """Largest request of a service that reads texts, in bytes."""
         return min(self.max_message_bytes, max(_MAX_TEXT_REQUEST_BYTES, 2 * TEXTS_OF_A_CALL * self.max_text_bytes))
 
-    def max_inflight_bytes(self, available: int | None) -> int:
-        """Returns the bytes that the requests of running calls may have together.
+    def call_limits(self, available: int | None) -> tuple[int, int]:
+        """Returns how many calls may run at a time, and how many bytes their requests may have together.
 
         Args:
-            available: Memory there is, in bytes; None where nothing tells.
+            available: Memory there is, in bytes; None where it is not known.
         """
+        held = (available or 0) // 2 // self.max_text_request_bytes
+        max_calls = self.max_calls or min(max(held, _FEWEST_CALLS), _MOST_CALLS)
         if self.max_inflight_mib is not None:
-            return self.max_inflight_mib * 2**20
-        return max(2 * self.max_message_bytes, (available or 0) // _SHARE_OF_REQUESTS)
+            return max_calls, self.max_inflight_mib * 2**20
+        return max_calls, max(2 * self.max_message_bytes, (available or 0) // _SHARE_OF_REQUESTS)
 
     @property
     def image_limits(self) -> ImageLimits:

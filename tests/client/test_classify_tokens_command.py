@@ -1,4 +1,4 @@
-"""`headway tag` against a real server: what it prints."""
+"""`headway classify-tokens` against a real server: what it prints."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""`headway translate`: what it sends and how it prints what it gets."""
+"""`headway translate-text`: what it sends and how it prints what it gets."""
 
 from __future__ import annotations
 

@@ -8,8 +8,8 @@ import torch
 
 from headway_export.candidate import open_sources
 from headway_export.exporter import ExportOptions, export
-from headway_export.graphs import alignment_layer
 from headway_export.source import from_checkpoint
+from headway_export.tracing import alignment_layer
 from headway_server.bundles import ALIGNMENT, Architecture, Bundle, Precision, open_bundle
 from headway_server.decoding.interfaces import EncoderInput
 from headway_server.decoding.runner.decoder import DecoderRunner

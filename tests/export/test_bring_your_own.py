@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from headway_export.cli import app
 from headway_export.errors import SourceError
-from headway_export.graphs import trace
+from headway_export.tracing import trace
 from headway_server.bundles import Precision, Task, open_bundle
 
 TEXT = ["--tokenizer", "{tokenizer}", "--pad-token", "t0", "--bos-token", "t1", "--eos-token", "t2"]
@@ -138,10 +138,20 @@ def test_a_module_that_offers_no_vector_has_none(run, tmp_path):
     assert outputs == ["logits"]
 
 
-def test_several_labels_and_pairs_are_for_text_classification(run):
-    result = run("image_classifier", *ARGUMENTS["image_classifier"], "--multi-label")
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--multi-label"], "--multi-label is for text_classification, not for image_classification"),
+        (["--text-pairs", "required"], "--text-pairs is for text_classification, not for image_classification"),
+        (["--languages", "en-de"], "--languages is for translation, not for image_classification"),
+        (["--tokenizer", "{tokenizer}"], "--tokenizer is for generation, translation, text_classification, token_cl"),
+        (["--eos-token", "t2"], "--eos-token: names a token of --tokenizer; give --tokenizer too"),
+    ],
+)
+def test_a_flag_that_the_task_does_not_take_is_refused(run, flags, message):
+    result = run("image_classifier", *ARGUMENTS["image_classifier"], *flags)
     assert result.exit_code == 1
-    assert "--multi-label and --text-pairs are for text_classification" in " ".join(result.output.split())
+    assert message in " ".join(result.output.split())
 
 
 def test_state_of_two_tensors_is_two_tensors_of_the_bundle(run, tmp_path):
@@ -201,6 +211,19 @@ def test_a_module_that_is_not_there_is_named(tmp_path, tokenizer_file):
     result = CliRunner().invoke(app, [*arguments, "--tokenizer", str(tokenizer_file)])
     assert result.exit_code == 1
     assert "--model nowhere:build: No module named 'nowhere'" in result.output
+
+
+def test_flags_of_a_module_of_ones_own_are_refused_with_a_checkpoint(tmp_path):
+    """Before anything is read: the checkpoint need not be there."""
+    flags = ["--evaluation", "data.jsonl", "--labels", "a,b", "--multi-label", "--license", "MIT"]
+    result = CliRunner().invoke(app, [str(tmp_path), *flags, "--store", str(tmp_path), "--version", "2"])
+    assert result.exit_code == 1
+    message = " ".join(result.output.split())
+    for flag in ("--evaluation", "--labels", "--multi-label", "--license"):
+        assert flag in message
+    assert "--store" not in message
+    assert "--version" not in message
+    assert "only for --model, and CHECKPOINT was given" in message
 
 
 def test_a_checkpoint_of_another_task_is_refused(tiny_checkpoints, tmp_path):

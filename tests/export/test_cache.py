@@ -11,11 +11,11 @@ import pytest
 import torch
 from tiny_models import LLAMA_PARTS
 
-from headway_export.cache import HEADROOM, quantize_cache
-from headway_export.calibration import LayerRange, measure_ranges
 from headway_export.exporter import ExportOptions, export
-from headway_export.graphs import trace
+from headway_export.reference import cache_ranges
+from headway_export.rewriting import LayerRange, QuantizeCache, rewrite
 from headway_export.source import from_checkpoint
+from headway_export.tracing import trace
 from headway_server.bundles import Precision, Task, open_bundle
 from headway_server.decoding.runner.decoder import DecoderRunner
 from headway_server.runtime import Runtime
@@ -122,7 +122,7 @@ def test_a_row_of_many_tokens_is_the_same_alone_where_threads_are_many(tmp_path,
     module = GPT(GPTConfig(vocabulary_size=30, max_length=601, num_layers=1, d_model=256, num_heads=4, d_ff=64))
     traced = trace(module.eval(), Task.GENERATION)
     if cache == "int8":
-        traced = quantize_cache(traced, [LayerRange(key=1.0, value=1.0)])
+        rewrite(traced.graphs[0].model, QuantizeCache([LayerRange(key=1.0, value=1.0)]))
     ir.save(traced.graphs[0].model, tmp_path / "decoder.onnx")
     command = [sys.executable, "-c", ALONE_AND_TOGETHER, str(tmp_path / "decoder.onnx"), cache]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
@@ -132,12 +132,12 @@ def test_a_row_of_many_tokens_is_the_same_alone_where_threads_are_many(tmp_path,
 @pytest.mark.parametrize("task", ["generation", "translation"])
 def test_ranges_reach_what_the_model_writes(tiny_checkpoints, task):
     source = from_checkpoint(tiny_checkpoints[task])
-    ranges = measure_ranges(source)
+    ranges = cache_ranges(source)
     assert len(ranges) == source.architecture.configuration.get("num_layers", len(ranges))
     assert all(0 < found.key < 100 and 0 < found.value < 100 for found in ranges)
     fewer = dataclasses.replace(source.evaluation, texts=source.evaluation.texts[:1])
     fewer = dataclasses.replace(fewer, references=source.evaluation.references[:1])
-    for less, more in zip(measure_ranges(dataclasses.replace(source, evaluation=fewer)), ranges, strict=True):
+    for less, more in zip(cache_ranges(dataclasses.replace(source, evaluation=fewer)), ranges, strict=True):
         assert less.key <= more.key
         assert less.value <= more.value
 
@@ -159,11 +159,12 @@ def test_the_cache_holds_rounded_keys_and_values_and_clips_the_rest(tmp_path, le
     with torch.inference_mode():
         module.hidden_states(torch.from_numpy(ids), torch.arange(length).unsqueeze(0), attend)
     middle = [float(tensor.abs().median()) for tensor in written]
-    traced = quantize_cache(trace(module, Task.GENERATION), [LayerRange(key=middle[0], value=middle[1])])
+    traced = trace(module, Task.GENERATION)
+    rewrite(traced.graphs[0].model, QuantizeCache([LayerRange(key=middle[0], value=middle[1])]))
     for past, exact, magnitude in zip(
         _written(traced, ids, tmp_path, written[0].shape[2]), written, middle, strict=True
     ):
-        codes = exact.transpose(1, 2).numpy() / (magnitude * HEADROOM / 127)
+        codes = exact.transpose(1, 2).numpy() / (magnitude * QuantizeCache.HEADROOM / 127)
         np.testing.assert_allclose(past[:, :, :length], np.clip(np.round(codes), -128, 127), atol=1)
         assert not past[:, :, length:].any()
 

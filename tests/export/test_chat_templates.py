@@ -8,11 +8,10 @@ from tiny_chat import DEFAULT_SYSTEM, MARKERS, NAMESPACE
 from tiny_chat_model import chat_checkpoint, write_chat_bundle
 from typer.testing import CliRunner
 
-from headway_export.chat import find_chat_template
 from headway_export.cli import app
 from headway_export.errors import SourceError
 from headway_export.exporter import ExportOptions, export
-from headway_export.source import from_checkpoint
+from headway_export.source import find_chat_template, from_checkpoint
 from headway_server.bundles import CHAT_TEMPLATE_FILE, Precision, open_bundle
 from headway_server.errors import BundleError
 

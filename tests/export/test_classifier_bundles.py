@@ -89,8 +89,7 @@ async def started(bundle: Bundle, runtime: Runtime, precision: Precision) -> Tex
 
 
 def inputs(texts: list[str], pairs: list[str] | None = None, *, truncate: bool = False) -> TextInputs:
-    fields = [f"texts[{index}]" for index in range(len(texts))]
-    return TextInputs(texts=texts, fields=fields, text_pairs=pairs, truncate=truncate)
+    return TextInputs(texts=texts, text_pairs=pairs, truncate=truncate)
 
 
 async def test_several_labels_are_answered_with_pytorchs_probabilities_and_the_fitted_thresholds(zoo, runtime):

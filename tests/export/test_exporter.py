@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_model
+from tokenizers import Tokenizer
 
 from headway_export.errors import ParityError, SourceError
 from headway_export.exporter import ExportOptions, export
@@ -60,7 +61,7 @@ def test_a_variant_that_loses_too_much_is_refused_and_nothing_is_written(tiny_ch
     """Rounding the weights to nothing, as a quantizer with a bug would."""
     source = from_checkpoint(tiny_checkpoints["text_classification"])
     monkeypatch.setattr(
-        "headway_export.int8.quantize_matrix",
+        "headway_export.rewriting.quantize_matrix",
         lambda matrix, *, axis: (np.zeros(matrix.shape, np.int8), np.ones(matrix.shape[1 - axis], np.float32)),
     )
     with pytest.raises(ParityError, match=r"int8: accuracy on weather \(200 examples\) is .*, fp32 has .* bound 0.5"):
@@ -137,6 +138,39 @@ def test_a_tokenizer_of_another_model_is_refused(tiny_checkpoints, tmp_path):
 def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path):
     with pytest.raises(SourceError, match="is not a checkpoint"):
         from_checkpoint(tmp_path)
+
+
+def test_a_label_that_the_model_does_not_have_is_refused(tmp_path, tokenizer_file):
+    evaluation = tmp_path / "evaluation.jsonl"
+    evaluation.write_text('{"text": "t5", "label": 8}', encoding="utf-8")
+    with pytest.raises(SourceError, match=r"evaluation\.jsonl: .*label 8: the model has 8 labels, numbered from 0"):
+        from_factory(
+            "foreign.unstable:build",
+            _weights(tmp_path, "foreign.unstable:build"),
+            task="text_classification",
+            name="unstable",
+            tokenizer_file=tokenizer_file,
+            labels=list("abcdefgh"),
+            evaluation_file=evaluation,
+        )
+
+
+def test_a_text_that_is_cut_keeps_the_special_tokens_around_it(tmp_path, tokenizer_file):
+    """As a server cuts it, whatever the tokenizer says of padding and truncation."""
+    tokenizer = Tokenizer.from_file(str(tokenizer_file))
+    tokenizer.enable_padding(length=20)
+    tokenizer.enable_truncation(2)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    source = from_factory(
+        "foreign.unstable:build",
+        _weights(tmp_path, "foreign.unstable:build"),
+        task="text_classification",
+        name="unstable",
+        tokenizer_file=tmp_path / "tokenizer.json",
+        labels=list("abcdefgh"),
+    )
+    assert [ids.tolist() for ids in source.encode(["t5 t6 t7 t8", "t9"], 3)] == [[5, 6, 2], [9, 2]]
+    assert source.encode(["t5 t6 t7"], frame=False)[0].tolist() == [5, 6, 7]
 
 
 def test_evaluation_data_has_a_length():

@@ -59,7 +59,7 @@ def test_the_card_tells_of_labels_that_are_found_badly(weights, tokenizer_file, 
     options = ExportOptions(store=tmp_path / "store", precisions=(Precision.FP32,))
     bundle = export(source(weights, tokenizer_file, evaluation_file=evaluation), options)
     assert "- `name`: F1 " in (bundle.path / "README.md").read_text(encoding="utf-8")
-    assert "of 12 it finds" in (bundle.path / "README.md").read_text(encoding="utf-8")
+    assert "% of 12" in (bundle.path / "README.md").read_text(encoding="utf-8")
 
 
 def test_labels_that_are_no_tags_are_refused(weights, tokenizer_file):
@@ -70,5 +70,7 @@ def test_labels_that_are_no_tags_are_refused(weights, tokenizer_file):
 def test_evaluation_data_without_spans_is_refused(weights, tokenizer_file, tmp_path):
     evaluation = tmp_path / "labels.jsonl"
     evaluation.write_text(json.dumps({"text": "t5", "label": 1}), encoding="utf-8")
-    with pytest.raises(SourceError, match=r"cannot be read as evaluation data of token_classification \('spans'\)"):
+    with pytest.raises(
+        SourceError, match=r"cannot be read as evaluation data of token_classification \(example 1: spans: "
+    ):
         source(weights, tokenizer_file, evaluation_file=evaluation)

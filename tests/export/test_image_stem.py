@@ -6,7 +6,7 @@ import onnxruntime
 import pytest
 import torch
 
-from headway_export.graphs import trace
+from headway_export.tracing import trace
 from headway_server.bundles import Task
 from headway_training.models import ViT, ViTConfig
 

@@ -11,7 +11,7 @@ from real_data import REAL
 from headway_server.bundles import ImagePreprocessing
 from headway_server.preprocessing.image import ImageLimits, ImagePreprocessor
 from headway_training.checkpoint import ImagePreprocessing as TrainingPreprocessing
-from headway_training.images import preprocess
+from headway_training.data.images import preprocess
 
 SETTINGS = [
     {"height": 32, "width": 32, "resize": "stretch", "interpolation": "bicubic"},

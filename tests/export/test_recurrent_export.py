@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from loading import loading
+from naive_beam_search import beam_search
 from random_searches import differences, is_close_call, random_search, reference_config
 from tiny_engine import make_sequence, running_engine
 from tiny_recurrent import recurrent_checkpoint
@@ -25,9 +26,7 @@ from headway_server.decoding.settings import EngineSettings
 from headway_server.runtime import Runtime
 from headway_server.tasks.translation.model import TranslationModel
 from headway_server.tasks.translation.request import TranslationRequest
-from headway_training.beam_search import beam_search
-from headway_training.decoding import translate_greedily
-from headway_training.evaluation import pad, token_mask
+from headway_training.evaluation import pad, token_mask, translate_greedily
 
 BOS, EOS = 1, 2
 PRECISIONS = [Precision.FP32, Precision.INT8]
@@ -166,8 +165,7 @@ def test_aligning_leaves_the_running_sentences_alone(bundle, runtime):
 
 
 async def served(model, texts):
-    fields = [f"texts[{index}]" for index in range(len(texts))]
-    return (await model.translate(texts, fields=fields, request=TranslationRequest())).results
+    return (await model.translate(texts, request=TranslationRequest())).results
 
 
 async def test_served_translations_equal_pytorchs_alone_and_in_a_batch(bundle, checkpoint, module, runtime, texts):

@@ -9,7 +9,7 @@ from tokenizers import normalizers
 from headway_server.bundles.tags import TagSet
 from headway_server.tasks.tokens.spans import SpanDecoder
 from headway_training.recipes import TokenizerSettings
-from headway_training.tagging import TagScheme, find_pieces, predict_spans
+from headway_training.tagging import TagScheme, find_subwords, predict_spans
 from headway_training.tokenizers import train_tokenizer
 
 SCRAPS = [
@@ -58,7 +58,7 @@ def test_spans_agree(form, covering):
         scores = np.log(generator.dirichlet(np.full(len(scheme.names), 0.4), len(encoding.ids)) + 1e-6).astype(
             np.float32
         )
-        expected = predict_spans(scores, find_pieces(text, encoding.offsets), scheme)
+        expected = predict_spans(scores, find_subwords(text, encoding.offsets), scheme)
         found = decoder.decode_text(scores, text, encoding.offsets)
         assert [span[:3] for span in found] == [(span.start, span.end, span.label) for span in expected]
         np.testing.assert_allclose(

@@ -1,5 +1,6 @@
 """A graph that verifies drafts: the bits of decoding one by one, in any precision, and no cost to other steps."""
 
+import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,11 +10,8 @@ import pytest
 import torch
 from tiny_models import LLAMA_PARTS
 
-from headway_export import int8
-from headway_export.cache import quantize_cache
-from headway_export.calibration import LayerRange
-from headway_export.graphs import TracedModel, trace
-from headway_export.verification import add_verification
+from headway_export.rewriting import AddVerification, LayerRange, QuantizeCache, QuantizeProducts, rewrite
+from headway_export.tracing import TracedModel, trace
 from headway_server.bundles import Graph, ParityFigures, Task, Variant
 from headway_server.bundles.chain import DECODING_AXES, VERIFIES, chain_width, verifying_axes
 from headway_server.decoding.runner.state import SlotState
@@ -65,10 +63,11 @@ def exported(request, tmp_path_factory):
         parameter.data *= 3  # so that attention looks at something
     traced = trace(model.eval(), Task.GENERATION)
     if request.param != "fp32":
-        int8.quantize(traced.graphs[0].model)
+        rewrite(traced.graphs[0].model, QuantizeProducts())
     if request.param.endswith("cache"):
-        traced = quantize_cache(traced, [LayerRange(key=3.0, value=3.0)] * NUM_LAYERS)
-    rewritten = add_verification(traced.graphs[0], WIDTH)
+        rewrite(traced.graphs[0].model, QuantizeCache([LayerRange(key=3.0, value=3.0)] * NUM_LAYERS))
+    rewritten = dataclasses.replace(traced.graphs[0], model=traced.graphs[0].model.clone())
+    rewrite(rewritten.model, AddVerification(WIDTH))
     file = tmp_path_factory.mktemp("verification") / "decoder.onnx"
     ir.save(rewritten.model, file)
     graph = Graph(file=file.name, inputs=rewritten.inputs, outputs=rewritten.outputs)

@@ -7,7 +7,7 @@ import pytest
 from real_data import REAL
 
 from headway_client import Client
-from headway_training.served.data import read_dataset
+from headway_training.served import read_dataset
 
 ALLOWED = 1e-3
 
@@ -37,7 +37,7 @@ def check_labels(alone: Sequence[Any], together: Sequence[Any]) -> None:
 
 
 def test_no_topic_changes(shipped_client: Client) -> None:
-    texts = examples_of(shipped_client, "ag-news").inputs
+    texts = examples_of(shipped_client, "ag-news").texts
 
     def ask(part: Sequence[str]) -> Sequence[Any]:
         return shipped_client.classify_text(part, model="ag-news", truncate=True)
@@ -46,7 +46,7 @@ def test_no_topic_changes(shipped_client: Client) -> None:
 
 
 def test_no_image_label_changes(shipped_client: Client) -> None:
-    images = examples_of(shipped_client, "cifar10").inputs
+    images = examples_of(shipped_client, "cifar10").images
 
     def ask(part: Sequence[bytes]) -> Sequence[Any]:
         return shipped_client.classify_image(part, model="cifar10")

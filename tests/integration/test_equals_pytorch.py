@@ -84,7 +84,7 @@ def test_text_probabilities(tiny_checkpoints: dict[str, Path], fp32_client: Clie
     source = from_checkpoint(tiny_checkpoints["text_classification"])
     texts = ["the bright desert", "snow", "a long winter near the old fire of ice"]
     for text, result in zip(texts, fp32_client.classify_text(texts).results, strict=True):
-        logits = reference.text_logits(source.module, np.array(source.tokenizer.encode(text).ids))
+        logits = reference.outputs(source.module, np.array(source.tokenizer.encode(text).ids))["logits"]
         expected = dict(zip(source.labels, torch.from_numpy(logits).softmax(-1).tolist(), strict=True))
         assert {label.label: round(label.probability, 4) for label in result.labels} == {
             label: round(probability, 4) for label, probability in expected.items()
@@ -103,7 +103,7 @@ def test_image_probabilities(tiny_checkpoints: dict[str, Path], fp32_client: Cli
     preprocessing = source.image_preprocessing
     for image, result in zip(images, fp32_client.classify_image(files).results, strict=True):
         pixels = ((image / 255 - np.array(preprocessing.mean)) / np.array(preprocessing.std)).astype(np.float32)
-        logits = reference.image_logits(source.module, np.ascontiguousarray(pixels.transpose(2, 0, 1)))
+        logits = reference.outputs(source.module, np.ascontiguousarray(pixels.transpose(2, 0, 1)))["logits"]
         expected = torch.from_numpy(logits).softmax(-1).numpy()
         found = {label.label: label.probability for label in result.labels}
         np.testing.assert_allclose([found[label] for label in source.labels], expected, atol=1e-4)

@@ -17,7 +17,7 @@ TEXTS = ["the bright desert", "snow", "a long winter near the old fire of ice"]
 def test_text_vectors(tiny_checkpoints: dict[str, Path], fp32_client: Client):
     source = from_checkpoint(tiny_checkpoints["text_classification"])
     expected = np.stack(
-        [reference.embedding_of(source.module, np.array(source.tokenizer.encode(text).ids)) for text in TEXTS]
+        [reference.outputs(source.module, np.array(source.tokenizer.encode(text).ids))["embedding"] for text in TEXTS]
     )
     plain = fp32_client.embed_text(TEXTS, normalize=False).to_numpy()
     np.testing.assert_allclose(plain, expected, atol=1e-4 * float(np.abs(expected).max()))
@@ -38,7 +38,7 @@ def test_image_vectors(tiny_checkpoints: dict[str, Path], fp32_client: Client):
     settings = source.image_preprocessing
     for vector, image in zip(found, images, strict=True):
         pixels = ((image / 255 - np.array(settings.mean)) / np.array(settings.std)).astype(np.float32)
-        expected = reference.embedding_of(source.module, np.ascontiguousarray(pixels.transpose(2, 0, 1)))
+        expected = reference.outputs(source.module, np.ascontiguousarray(pixels.transpose(2, 0, 1)))["embedding"]
         np.testing.assert_allclose(vector, expected, atol=1e-4 * float(np.abs(expected).max()))
 
 

@@ -15,7 +15,7 @@ from headway_export.source import from_checkpoint
 from headway_server.bundles.tags import TagSet
 from headway_training.cli import app
 from headway_training.metrics import span_scores
-from headway_training.tagging import TagScheme, find_pieces, predict_spans
+from headway_training.tagging import TagScheme, find_subwords, predict_spans
 
 Spans = list[tuple[int, int, str]]
 MAX_TEXTS = 256
@@ -45,9 +45,9 @@ def test_the_served_spans_and_their_f1_are_pytorchs(
     served = fp32_client.classify_tokens(texts)
     for text, result in zip(texts, served, strict=True):
         encoding = source.tokenizer.encode(text)
-        logits = reference.text_logits(source.module, np.array(encoding.ids)).astype(np.float64)
+        logits = reference.outputs(source.module, np.array(encoding.ids))["logits"].astype(np.float64)
         scores = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
-        spans = predict_spans(scores, find_pieces(text, encoding.offsets), scheme)
+        spans = predict_spans(scores, find_subwords(text, encoding.offsets), scheme)
         own.append([(span.start, span.end, scheme.labels[span.label]) for span in spans])
         assert [(span.start, span.end, span.label) for span in result.spans] == own[-1]
         probabilities = [span.probability for span in spans]

@@ -1,6 +1,7 @@
 """A server in a process of its own: what it prints, how it starts, ends, and refuses to start."""
 
 import json
+import os
 import re
 import signal
 import socket
@@ -66,10 +67,47 @@ def test_bad_bundles_are_logged_and_the_others_are_served(start_process, tmp_pat
     server.process.terminate()
     assert server.wait_end() == 0
     lines = [json.loads(line) for line in server.log.read_text().splitlines()]
-    events = ["lanes", "model loaded", "bundle rejected", "requests", "serving", "draining", "stopped"]
+    events = ["lanes", "model loaded", "bundle rejected", "calls", "serving", "draining", "stopped"]
     assert [line["event"] for line in lines] == events
     assert (lines[2]["bundle"], lines[2]["level"]) == ("topics/1", "error")
     assert lines[2]["reason"].startswith("tokenizer.json has 8 bytes")
+
+
+HANGING = """
+import sys, threading
+from headway_server import cli
+from headway_server.bundles import Task
+from headway_server.serving.families import FAMILIES
+import tiny_family
+
+def start(self):
+    self.is_alive = True
+    self.hang.set()
+    threading.Thread(target=threading.Event().wait).start()  # not a daemon: the interpreter waits for it
+
+tiny_family.Mirror.start = start
+FAMILIES[Task.TEXT_CLASSIFICATION] = tiny_family.FAMILY
+cli.main(sys.argv[1:])
+"""
+
+
+def test_a_model_that_hangs_does_not_keep_the_process_from_ending(tmp_path):
+    tiny_bundles.write_topic_bundle(tmp_path)
+    support = Path(tiny_bundles.__file__).parent
+    environment = os.environ | {"PYTHONPATH": f"{support}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+    command = [sys.executable, "-c", HANGING, "--store", str(tmp_path), "--port", "0"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as server:
+        assert server.stdout is not None
+        assert "models=1" in server.stdout.readline()
+        server.send_signal(signal.SIGTERM)
+        try:
+            assert server.wait(60) == 1
+        finally:
+            server.kill()
+        assert server.stderr is not None
+        assert "stopped" in server.stderr.read()
 
 
 def refusal(*arguments: object) -> str:

@@ -1,12 +1,14 @@
 """Flags, environment and defaults."""
 
 import pytest
-from typer.testing import CliRunner
 
 from headway_server import cli
+from headway_server.batching.settings import BatchingSettings
 from headway_server.bundles import Precision
 from headway_server.decoding.settings import EngineSettings
 from headway_server.settings import ServerSettings
+
+MIB = 2**20
 
 
 @pytest.fixture(autouse=True)
@@ -22,17 +24,23 @@ def settings_of(monkeypatch: pytest.MonkeyPatch):
     def parse(*flags: str) -> ServerSettings:
         seen: list[ServerSettings] = []
         monkeypatch.setattr(cli, "_serve", seen.append)
-        result = CliRunner().invoke(cli.app, flags, catch_exceptions=False)
-        assert result.exit_code == 0, result.output
+        cli.main(flags)
         return seen[0]
 
     return parse
 
 
-def refusal(*flags: str) -> str:
-    result = CliRunner().invoke(cli.app, flags, catch_exceptions=False)
-    assert result.exit_code == 2
-    return result.stderr
+@pytest.fixture
+def refusal(capsys: pytest.CaptureFixture[str]):
+    """Starts a server that must not start; returns what it says on stderr."""
+
+    def start(*flags: str) -> str:
+        with pytest.raises(SystemExit) as ended:
+            cli.main(flags)
+        assert ended.value.code == 2
+        return capsys.readouterr().err
+
+    return start
 
 
 def test_flags_win_over_the_environment_which_wins_over_defaults(settings_of, monkeypatch):
@@ -83,7 +91,9 @@ def test_every_flag_reaches_its_setting(settings_of):
         "--max-waiting-images": "301",
         "--max-waiting-mib": "302",
         "--max-calls": "303",
+        "--max-inflight-mib": "304",
         "--drain-timeout": "1.5",
+        "--stall-timeout": "2.5",
         "--log-level": "debug",
         "--log-format": "json",
     }
@@ -98,28 +108,80 @@ def test_every_flag_reaches_its_setting(settings_of):
     ("flags", "message"),
     [
         ((), "headway-server: --store is missing; give it, or set HEADWAY_STORE\n"),
-        (("--store", "m", "--port", "70000"), "--port (HEADWAY_PORT) is 70000: Input should be less than"),
+        (("--store", "m", "--port", "70000"), "--port (HEADWAY_PORT) is '70000': Input should be less than"),
         (
             ("--store", "m", "--device", "tpu"),
             "--device (HEADWAY_DEVICE) is 'tpu': Input should be 'auto', 'cpu'",
         ),
-        (("--store", "m", "--num-slots", "0"), "--num-slots (HEADWAY_ENGINE__NUM_SLOTS) is 0: Input should be greater"),
+        (
+            ("--store", "m", "--num-slots", "0"),
+            "--engine.num-slots (HEADWAY_ENGINE__NUM_SLOTS) is '0': Input should be greater",
+        ),
     ],
 )
-def test_a_wrong_flag_is_one_line_with_flag_variable_and_value(flags, message):
+def test_a_wrong_flag_is_one_line_with_flag_variable_and_value(refusal, flags, message):
     line = refusal(*flags)
     assert message in line
     assert line.count("\n") == 1
 
 
-def test_an_environment_that_cannot_be_read_is_one_line(monkeypatch):
+def test_an_environment_that_cannot_be_read_is_one_line(refusal, monkeypatch):
     monkeypatch.setenv("HEADWAY_ENGINE", "seven")
     line = refusal("--store", "m")
     assert "HEADWAY_<GROUP>__<NAME>" in line
     assert line.count("\n") == 1
 
 
-def test_help_tells_defaults_and_variables():
-    output = " ".join(CliRunner().invoke(cli.app, ["--help"]).output.split())
-    assert "[default: 50051]" in output
-    assert "[env: HEADWAY_BATCHING__MAX_BATCH_TOKENS]" in output
+def test_a_flag_of_a_group_may_name_it(settings_of):
+    flags = ("--store", "models", "--engine.num-slots", "3", "--max-waiting", "4", "--batching.max-batch-tokens", "5")
+    settings = settings_of(*flags)
+    assert (settings.engine.num_slots, settings.engine.max_waiting, settings.batching.max_batch_tokens) == (3, 4, 5)
+
+
+def test_an_unknown_flag_is_refused(refusal):
+    assert "unrecognized arguments: --sture m" in refusal("--sture", "m")
+
+
+def test_help_lists_every_setting_with_its_default_its_variable_and_what_it_does(capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--help"])
+    assert ended.value.code == 0
+    output = " ".join(capsys.readouterr().out.split())
+    assert "(default: 50051) [env: HEADWAY_PORT]" in output
+    for group, settings in (("", ServerSettings), ("ENGINE__", EngineSettings), ("BATCHING__", BatchingSettings)):
+        for name, field in settings.model_fields.items():
+            if name not in ("engine", "batching"):
+                assert f"--{name.replace('_', '-')}" in output
+                assert f"[env: HEADWAY_{group}{name.upper()}]" in output
+                assert field.description
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, 8 * MIB),
+        ({"max_text_kib": 1024}, 32 * MIB),
+        ({"max_text_kib": 4096}, 64 * MIB),
+        ({"max_message_mib": 2}, 2 * MIB),
+    ],
+)
+def test_a_request_of_texts_is_held_to_what_its_texts_may_have(settings, expected):
+    assert ServerSettings(store="m", **settings).max_text_request_bytes == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "available_mib", "expected"),
+    [
+        ({}, 1024 * 64, (4096, 8192 * MIB)),
+        ({}, 1024 * 16, (1024, 2048 * MIB)),
+        ({}, 1024, (256, 128 * MIB)),
+        ({"max_message_mib": 4}, 1024, (256, 128 * MIB)),
+        ({"max_calls": 7, "max_inflight_mib": 9}, 1024 * 64, (7, 9 * MIB)),
+    ],
+)
+def test_how_many_calls_run_at_a_time_follows_from_the_memory_there_is(settings, available_mib, expected):
+    assert ServerSettings(store="m", **settings).call_limits(available_mib * MIB) == expected
+
+
+def test_where_the_memory_is_not_known_the_fewest_calls_run():
+    assert ServerSettings(store="m").call_limits(None) == (256, 128 * MIB)

@@ -21,15 +21,13 @@ from headway_server.transports.grpc.translation import TranslationService
 async def serving(decoder=None, *, max_text_bytes=2**20, **options):
     """Serves a generation model, made with `options`, and a translation model; gives a stub of each service."""
     models = [
-        make_generation_model(decoder or make_decoder(), **options),
+        make_generation_model(decoder or make_decoder(), max_text_bytes=max_text_bytes, **options),
         make_translation_model(make_decoder(), NumpyEncoder(vocab_size=VOCAB_SIZE)),
     ]
     host = ModelHost(models)
     host.start()
     server = grpc.aio.server(interceptors=[make_interceptor()])
-    generation_grpc.add_GenerationServiceServicer_to_server(
-        GenerationService(host, max_text_bytes=max_text_bytes), server
-    )
+    generation_grpc.add_GenerationServiceServicer_to_server(GenerationService(host), server)
     translation_grpc.add_TranslationServiceServicer_to_server(TranslationService(host), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

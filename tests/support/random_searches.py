@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+import naive_beam_search as reference
 import torch
 
 from headway_server.decoding.parameters import EarlyStopping, SearchParameters
 from headway_server.decoding.sequence import FinishReason, Hypothesis
-from headway_training import beam_search as reference
 
 WIDTHS = (1, 2, 3, 4, 5, 8, 16)
 

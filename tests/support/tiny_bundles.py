@@ -56,13 +56,15 @@ def write_topic_bundle(
     offers_embeddings: bool = True,
     has_token_types: bool = False,
     replace: bool = False,
+    num_labels: int = 3,
     **fields: object,
 ) -> Bundle:
     """Publishes the topic model.
 
     With another `task`, a bundle that says it was made for that. With idle products, a run multiplies matrices of
     512 x 512 so many times before it answers: a call that takes a while. With token types, a word in the second text of
-    a pair counts ten times. With `replace`, over the bundle that is there. `fields` go into the manifest.
+    a pair counts ten times. With `replace`, over the bundle that is there. Labels past the topics are unlikely.
+    `fields` go into the manifest.
     """
     words = [*_SPECIAL, *(word for topic in TOPICS.values() for word in topic)]
     tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, "[UNK]"))
@@ -75,16 +77,16 @@ def write_topic_bundle(
     with staging_folder(store) as folder:
         tokenizer.save(str(folder / "tokenizer.json"))
         types = TensorSpec(name="token_type_ids", dtype="int64", shape=("batch", "length"))
-        nodes = _topic_nodes(words, num_idle_products, has_token_types)
+        nodes = _topic_nodes(words, num_idle_products, has_token_types, num_labels)
         inputs = [ids, mask, types] if has_token_types else [ids, mask]
-        graph = _save(folder, nodes, inputs, embedding="means" if offers_embeddings else None)
+        graph = _save(folder, nodes, inputs, embedding="means" if offers_embeddings else None, num_labels=num_labels)
         manifest = _manifest(
             folder,
             graph,
             name=name,
             version=version,
             task=task,
-            labels=tuple(TOPICS),
+            labels=(*TOPICS, *(f"topic {number}" for number in range(num_labels - len(TOPICS)))),
             special_tokens=SpecialTokens(pad=0, unk=2),
             limits=Limits(max_input_tokens=MAX_INPUT_TOKENS),
             embedding=Embedding(pooling="mean", dimension=len(TOPICS)) if offers_embeddings else None,
@@ -119,12 +121,14 @@ def write_colour_bundle(store: Path, *, name: str = "colours", version: str = "1
         return publish(folder, store)
 
 
-def _topic_nodes(words: list[str], num_idle_products: int, has_token_types: bool) -> list[onnx.NodeProto]:
+def _topic_nodes(
+    words: list[str], num_idle_products: int, has_token_types: bool, num_labels: int
+) -> list[onnx.NodeProto]:
     vectors = np.zeros((len(words), len(TOPICS)), np.float32)
     for topic, members in enumerate(TOPICS.values()):
         for strength, word in enumerate(members):
             vectors[words.index(word), topic] = 2 + strength
-    mixing = np.eye(len(TOPICS), dtype=np.float32) + 0.1  # so that a matrix product takes part
+    mixing = np.eye(len(TOPICS), num_labels, dtype=np.float32) + np.float32(0.1)  # so that a matrix product takes part
     return [
         _constant("vectors", vectors),
         _constant("mixing", mixing),
@@ -181,11 +185,16 @@ def _constant(name: str, value: np.ndarray) -> onnx.NodeProto:
 
 
 def _save(
-    folder: Path, nodes: list[onnx.NodeProto], inputs: list[TensorSpec], *, embedding: str | None = None
+    folder: Path,
+    nodes: list[onnx.NodeProto],
+    inputs: list[TensorSpec],
+    *,
+    embedding: str | None = None,
+    num_labels: int = 3,
 ) -> Graph:
-    """Writes the graph from `inputs` to float32 logits of three classes; a tensor named by `embedding` is an output."""
+    """Writes the graph from `inputs` to float32 logits; a tensor of three named by `embedding` is an output."""
     types = {"int64": TensorProto.INT64, "float32": TensorProto.FLOAT}
-    outputs = [TensorSpec(name="logits", dtype="float32", shape=("batch", 3))]
+    outputs = [TensorSpec(name="logits", dtype="float32", shape=("batch", num_labels))]
     if embedding is not None:
         outputs.append(TensorSpec(name="embedding", dtype="float32", shape=("batch", 3)))
         nodes = [*nodes, helper.make_node("Identity", [embedding], ["embedding"])]

@@ -158,7 +158,12 @@ def make_bundle(
 
 
 def make_generation_model(
-    decoder: NumpyDecoder, *, max_waiting: int = 300, chat_template: ChatTemplate | None = None, **bundle_options
+    decoder: NumpyDecoder,
+    *,
+    max_waiting: int = 300,
+    chat_template: ChatTemplate | None = None,
+    max_text_bytes: int = 2**20,
+    **bundle_options,
 ) -> GenerationModel:
     return GenerationModel(
         make_bundle(Task.GENERATION, **bundle_options),
@@ -168,6 +173,7 @@ def make_generation_model(
         decoders=[decoder],
         settings=EngineSettings(num_slots=decoder.num_slots, max_waiting=max_waiting),
         chat_template=chat_template,
+        max_text_bytes=max_text_bytes,
     )
 
 
@@ -183,7 +189,13 @@ def make_chat_template(folder: Path, source: str) -> ChatTemplate:
 
 
 def make_translation_model(
-    decoder: NumpyDecoder, encoder: NumpyEncoder, *, max_waiting: int = 300, bundle: Bundle | None = None, **settings
+    decoder: NumpyDecoder,
+    encoder: NumpyEncoder,
+    *,
+    max_waiting: int = 300,
+    bundle: Bundle | None = None,
+    max_text_bytes: int = 2**20,
+    **settings,
 ) -> TranslationModel:
     return TranslationModel(
         bundle or make_bundle(Task.TRANSLATION),
@@ -193,4 +205,5 @@ def make_translation_model(
         decoders=[decoder],
         encoder=encoder,
         settings=EngineSettings(num_slots=decoder.num_slots, max_waiting=max_waiting, **settings),
+        max_text_bytes=max_text_bytes,
     )

@@ -15,7 +15,7 @@ from torch.nn import functional
 from headway_training.checkpoint import Checkpoint, write_checkpoint
 from headway_training.data.examples import Span
 from headway_training.models import build_model
-from headway_training.tagging import TagScheme, find_pieces, piece_tags
+from headway_training.tagging import TagScheme, find_subwords, subword_tags
 
 SEED = 7
 PROVERBS = (
@@ -203,8 +203,8 @@ def token_checkpoint(folder: Path) -> Path:
         ids = [tokenizer.encode(text).ids for text, _ in batch]
         tags = [[-100] * len(row) for row in ids]
         for (text, spans), row in zip(batch, tags, strict=True):
-            pieces = find_pieces(text, tokenizer.encode(text).offsets)
-            for piece, tag in zip(pieces, piece_tags(pieces, spans, scheme), strict=True):
+            pieces = find_subwords(text, tokenizer.encode(text).offsets)
+            for piece, tag in zip(pieces, subword_tags(pieces, spans, scheme), strict=True):
                 row[piece.token] = tag
         padded = _pad(ids)
         targets = nn.utils.rnn.pad_sequence([torch.tensor(row) for row in tags], batch_first=True, padding_value=-100)

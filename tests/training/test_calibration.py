@@ -13,9 +13,16 @@ from headway_training.calibration import (
     choose_thresholds,
     expected_calibration_error,
     fit_temperature,
-    sigmoid,
-    softmax,
+    to_probabilities,
 )
+
+
+def softmax(logits) -> np.ndarray:
+    return to_probabilities(logits)
+
+
+def sigmoid(logits) -> np.ndarray:
+    return to_probabilities(logits, multi_label=True)
 
 
 def drawn(generator: np.random.Generator, temperature: float, count: int = 4000) -> tuple[np.ndarray, np.ndarray]:

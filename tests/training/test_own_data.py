@@ -8,12 +8,12 @@ import pytest
 from PIL import Image
 
 from headway_training.checkpoint import ImagePreprocessing
-from headway_training.data.image_folder import read_image_folder
-from headway_training.data.labeled_text import read_labeled_texts
-from headway_training.data.parallel_text import read_parallel_texts
-from headway_training.data.plain_text import cut_text, read_plain_text
-from headway_training.data.sources import check_own_data
+from headway_training.data.files import cut_before_spaces
+from headway_training.data.images import read_image_folder
+from headway_training.data.sources import check_own_data, read_examples
+from headway_training.data.texts import read_labeled_texts, read_parallel_texts
 from headway_training.errors import DataError, MissingDataError
+from headway_training.recipes import ClassificationSettings
 
 PREPROCESSING = ImagePreprocessing(height=8, width=8, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
 
@@ -53,7 +53,7 @@ def test_tab_separated_and_packed_files_are_read(tmp_path):
         ("text,label\none,a\ntwo,\n", "line 3: the label is empty"),
         ('text,label\none,a\n"two"x,b\n', "line 3: .*expected CSV"),
         ('text,label\n"one\nmore",a\n,b\n', "line 4: the text is empty"),
-        ("text,label\none,a\ntwo,a\n", "every row has the label 'a'; a classifier needs at least 2 classes"),
+        ("text,label\none,a\ntwo,a\n", "every row has the label 'a'; a classifier needs at least 2 labels"),
         ("a\nb\n", "line 1: 1 column; expected a header"),
         ("sentence,class\none,a\none,two\nthree,b\none,c\n", r"line 1: \['sentence', 'class'\] looks like a header"),
     ],
@@ -63,8 +63,8 @@ def test_a_bad_csv_is_an_error_that_names_the_line(tmp_path, content, message):
         read_labeled_texts(write(tmp_path, content))
 
 
-def test_a_label_that_training_has_not_is_named(tmp_path):
-    with pytest.raises(DataError, match=r"line 2: the label 'c' is not among the training data's: a, b"):
+def test_an_unknown_label_is_named(tmp_path):
+    with pytest.raises(DataError, match=r"line 2: the label 'c' is not among those of the model: a, b"):
         read_labeled_texts(write(tmp_path, "text,label\nx,c\n"), ("a", "b"))
 
 
@@ -124,14 +124,38 @@ def test_two_files_that_do_not_belong_together_are_an_error(tmp_path):
 
 def test_a_short_plain_text_is_an_error(tmp_path):
     with pytest.raises(DataError, match="has 5 characters; expected at least 100"):
-        read_plain_text(write(tmp_path, "short"))
+        read_examples("generation", str(write(tmp_path, "short")), None, classification=ClassificationSettings())
 
 
-def test_a_text_is_cut_into_parts_that_make_it_up_and_the_training_part_reaches_up_to_the_test_part():
-    text = "".join(chr(97 + i % 26) for i in range(1000))
-    train, valid, test = cut_text(text, 0.05, 0.1)
-    assert (len(train), len(valid), len(test)) == (850, 50, 100)
-    assert valid.text + train.text + test.text == text
+@pytest.mark.parametrize("ends", ["\n", "\r\n", "\r"])
+def test_a_text_is_read_part_by_part_as_it_is_read_whole(tmp_path, ends):
+    lines = [f"Zeile {i}: ein wenig naïve Prosa — 東京 🦊" for i in range(40_000)]
+    file = tmp_path / "text.txt"
+    file.write_bytes(b"\xef\xbb\xbf" + (ends.join(lines) + ends).encode())
+    text, _ = read_examples("generation", str(file), None, classification=ClassificationSettings())
+    whole = "\n".join(lines) + "\n"
+    assert len(text) == len(whole)
+    assert text.text == whole
+    parts = list(text.parts(5000))
+    assert "".join(parts) == whole
+    assert max(map(len, parts)) <= 5000
+
+
+def test_a_byte_that_is_not_utf8_is_named_by_its_line_however_far_in(tmp_path):
+    file = tmp_path / "long.txt"
+    file.write_bytes(b"a line of text\n" * 200_000 + b"M\xfcller\n")
+    with pytest.raises(DataError, match=r"long\.txt, line 200001: the text is not UTF-8"):
+        read_examples("generation", str(file), None, classification=ClassificationSettings())
+
+
+@pytest.mark.parametrize("size", [1, 7, 40, 10_000])
+def test_parts_joined_are_the_text_whatever_the_blocks(size):
+    text = "The king's  naïve\n\nqueen — doth speak, 12th night O! " * 30
+    for block in (3, 50, len(text)):
+        parts = list(cut_before_spaces([text[i : i + block] for i in range(0, len(text), block)], size))
+        assert "".join(parts) == text
+        assert all(0 < len(part) <= size for part in parts)
+    assert list(cut_before_spaces(["abcdefgh"], 3)) == ["abc", "def", "gh"]
 
 
 def test_an_image_folder_is_read_with_a_class_for_each_folder(pictures):
@@ -165,7 +189,8 @@ def test_image_folders_without_classes_or_images_are_errors(tmp_path, pictures):
     (pictures / "white").mkdir()
     with pytest.raises(DataError, match="white holds no images"):
         read_image_folder(pictures, PREPROCESSING)
-    with pytest.raises(DataError, match="the label 'white' is not among the training data's"):
+    (pictures / "white" / "a.png").write_bytes((pictures / "red" / "1.png").read_bytes())
+    with pytest.raises(DataError, match="the label 'white' is not among those of the model"):
         read_image_folder(pictures, PREPROCESSING, ("red", "green", "blue"))
 
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from real_data import REAL
 
-from headway_training.data import DATASETS, find_dataset
-from headway_training.data.public import read_ag_news, read_cifar10, read_multi30k, read_tiny_shakespeare
+from headway_training.data import DATASETS, Splits, find_dataset
 from headway_training.errors import DataError, MissingDataError
+from headway_training.recipes import DataSettings
 
 
 @pytest.fixture
@@ -20,6 +20,12 @@ def real_data() -> Path:
     if not REAL.is_dir():
         pytest.skip(f"no data sets in {REAL}; set HEADWAY_DATA_DIR to their folder")
     return REAL
+
+
+def read(name: str, folder: Path, valid_fraction: float = 0.1) -> Splits:
+    """The parts of a data set."""
+    dataset = find_dataset(name)
+    return dataset.read(dataset, folder, DataSettings(dataset=name, valid_fraction=valid_fraction))
 
 
 def cifar_rows(count: int) -> bytes:
@@ -37,7 +43,7 @@ def test_ag_news_is_read_from_the_files_of_its_home(tmp_path):
     rows = "".join(f'"{1 + i % 4}","Title {i}","Say ""x"" \\ y"\n' for i in range(40))
     (folder / "train.csv").write_text(rows)
     (folder / "test.csv").write_text(rows[: rows.index("\n") + 1])
-    splits = read_ag_news(tmp_path, 0.1)
+    splits = read("ag-news", tmp_path)
     assert (len(splits.train), len(splits.valid), len(splits.test)) == (36, 4, 1)
     assert splits.test.texts == ['Title 0 Say "x" \\ y']
     assert splits.labels[splits.test.labels[0]] == "World"
@@ -55,7 +61,7 @@ def test_cifar10_is_read_alike_from_the_archive_and_from_packed_files(tmp_path):
             member.size = len(content)
             archive.addfile(member, io.BytesIO(content))
             (packed / f"{name}.xz").write_bytes(lzma.compress(content))
-    one, other = read_cifar10(packed.parent, 0.1), read_cifar10(archived.parent, 0.1)
+    one, other = read("cifar10", packed.parent), read("cifar10", archived.parent)
     for part in ("train", "valid", "test"):
         np.testing.assert_array_equal(getattr(one, part).images, getattr(other, part).images)
     assert one.test.images.shape == (3, 32, 32, 3)
@@ -70,22 +76,22 @@ def test_rows_of_the_wrong_size_are_an_error(tmp_path):
     for name in [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]:
         (folder / f"{name}.bin.xz").write_bytes(lzma.compress(b"x" * 100))
     with pytest.raises(DataError, match="no multiple of 3073"):
-        read_cifar10(tmp_path, 0.1)
+        read("cifar10", tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("name", "read"),
-    [
-        ("ag-news", lambda folder: read_ag_news(folder, 0.1)),
-        ("tiny-shakespeare", lambda folder: read_tiny_shakespeare(folder, 0.1, 0.1)),
-        ("multi30k-en-de", lambda folder: read_multi30k(folder, ("en", "de"))),
-        ("multi30k-de-en", lambda folder: read_multi30k(folder, ("de", "en"))),
-        ("cifar10", lambda folder: read_cifar10(folder, 0.1)),
-    ],
-)
-def test_missing_data_is_an_error_that_names_the_command(tmp_path, name, read):
+@pytest.mark.parametrize("name", DATASETS)
+def test_missing_data_is_an_error_that_names_the_command(tmp_path, name):
     with pytest.raises(MissingDataError, match=f"`headway-train data {name}`.*--data-dir or HEADWAY_DATA_DIR"):
-        read(tmp_path)
+        read(name, tmp_path)
+
+
+def test_a_text_is_cut_into_parts_that_make_it_up_and_the_training_part_reaches_up_to_the_test_part(tmp_path):
+    text = "".join(chr(97 + i % 26) for i in range(1000))
+    (tmp_path / "tinyshakespeare").mkdir()
+    (tmp_path / "tinyshakespeare" / "input.txt").write_text(text)
+    parts = read("tiny-shakespeare", tmp_path, 0.05)
+    assert (len(parts.train), len(parts.valid), len(parts.test)) == (850, 50, 100)
+    assert parts.valid.text + parts.train.text + parts.test.text == text
 
 
 def test_an_unknown_data_set_is_named_with_the_nearest():
@@ -99,10 +105,16 @@ def test_every_file_has_a_checksum_and_a_home():
 
 
 def test_the_real_texts_have_the_documented_sizes(real_data):
-    news = read_ag_news(real_data, 0.05)
+    news = read("ag-news", real_data)
     assert len(news.train) + len(news.valid) in {32_312, 120_000}
     assert news.labels == ("World", "Sports", "Business", "Sci/Tech")
-    play = read_tiny_shakespeare(real_data, 0.03, 0.1)
+    play = read("tiny-shakespeare", real_data)
     assert len(play.train) + len(play.valid) + len(play.test) == 1_115_394
-    captions = read_multi30k(real_data, ("en", "de"))
+    assert play.test_name == "Tiny Shakespeare, last 111,539 characters", "the card of the shipped model names it so"
+    captions = read("multi30k-en-de", real_data)
     assert (len(captions.train), len(captions.valid), len(captions.test)) == (29_000, 1_014, 1_000)
+    words = read("ud-english-ewt", real_data)
+    assert words.test_name == "UD English EWT 2.16, development part", "as above"
+    assert len(words.train) + len(words.valid) == 12_544
+    assert (len(words.test), sum(map(len, words.test.spans)), len(words.labels)) == (2_001, 25_147, 17)
+    assert all(span.end > span.start for spans in words.test.spans for span in spans)

@@ -1,14 +1,15 @@
 """Transformer models from one kit of parts, with recipes that train them.
 
-cli, run        the command `headway-train`, and a whole run: data, training, measurement, checkpoint
+cli, run        the command `headway-train`, and a whole training run: data, training, measurement, checkpoint
 recipes/        what is trained and how: files, their sections, the reader that checks them
 data/           public data sets and the user's own files, read into examples and split into parts
-tokenizers      trained on the training text
-tasks/          batches, loss and metrics of each kind of training
-batches, plan   the order of examples: a function of seed and epoch, so that a run can be resumed
-trainer         the loop; state, averaging, schedule, progress and interruption are its parts
-evaluation      what a model reaches on data; decoding, metrics and baselines serve it
-images          preprocessing of images, and what training changes about them
-checkpoint      what a training leaves and the exporter reads
+tokenizers      trained on the training text; tagging turns tags of subwords into spans
+tasks/          batches, loss and metrics of each kind of training run
+batches         the order of examples: a function of seed and step, so that a run can be resumed
+trainer         the loop; optimization, state and progress are its parts
+sizing          what a run needs of the machine (hardware), counted before it begins
+evaluation      what a model reaches on data; metrics, calibration and baselines serve it
+served          the same measured through a server
+checkpoint      what a run leaves, and the exporter reads
 models/         the models
 """

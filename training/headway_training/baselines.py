@@ -1,6 +1,6 @@
-"""Simple methods, fitted and measured on the same data as a model: what it must beat to be worth its size.
+"""Simple methods, fitted and measured on the same data as a model, which has to be better than they are.
 
-N examples, P pixels and channels of an image.
+N examples, C labels, P pixels and channels of an image.
 """
 
 from __future__ import annotations
@@ -14,22 +14,32 @@ import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.linear_model import LogisticRegression
+from sklearn.multiclass import OneVsRestClassifier
 from sklearn.naive_bayes import MultinomialNB
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
+from sklearn.preprocessing import MultiLabelBinarizer, StandardScaler
 
 from headway_training.checkpoint import Baseline
-from headway_training.data.examples import LabeledImages, LabeledTexts, MultiLabeledTexts, ParallelTexts
-from headway_training.metrics import accuracy, corpus_bleu, multi_label_f1
+from headway_training.data.examples import (
+    LabeledImages,
+    LabeledTexts,
+    MultiLabeledTexts,
+    ParallelTexts,
+    PlainText,
+    SpanLabeledTexts,
+)
+from headway_training.metrics import accuracy, corpus_bleu, multi_label_f1, span_scores
 
-_WORDS = re.compile(r"\w+|[^\w\s]")
+_WORD = re.compile(r"\w+|[^\w\s]")
 NGRAM_ORDER = 5
+NGRAM_CHARACTERS = 5_000_000
+"""Most characters that the n-gram is fitted to, from the beginning of the training text."""
 REGRESSION_ITERATIONS = 50
 
 
 def _words(text: str) -> list[str]:
     """Words and punctuation marks, in lower case."""
-    return _WORDS.findall(text.lower())
+    return _WORD.findall(text.lower())
 
 
 def naive_bayes_baseline(train: LabeledTexts, test: LabeledTexts) -> Baseline:
@@ -40,16 +50,16 @@ def naive_bayes_baseline(train: LabeledTexts, test: LabeledTexts) -> Baseline:
 
 
 def multi_label_bayes_baseline(train: MultiLabeledTexts, test: MultiLabeledTexts, num_labels: int) -> Baseline:
-    """Naive Bayes on word counts, which tells of each label by itself whether it applies."""
-    counter = CountVectorizer(analyzer=_words)
-    train_counts, test_counts = counter.fit_transform(train.texts), counter.transform(test.texts)
-    columns = []
-    for label in range(num_labels):
-        applies = [label in several for several in train.labels]
-        columns.append(MultinomialNB().fit(train_counts, applies).predict(test_counts))
-    truth = np.array([[label in several for label in range(num_labels)] for several in test.labels])  # (N, C)
-    value, _ = multi_label_f1(np.stack(columns, axis=1), truth)
-    return Baseline(name="Naive Bayes on word counts, a label at a time", metric="micro_f1", value=value)
+    """Naive Bayes on word counts, one for each label."""
+    binarizer = MultiLabelBinarizer(classes=range(num_labels)).fit([()])
+    classifier = make_pipeline(CountVectorizer(analyzer=_words), OneVsRestClassifier(MultinomialNB()))
+    with warnings.catch_warnings():
+        warnings.filterwarnings(
+            "ignore", "Label .* is present in", UserWarning
+        )  # it is then predicted always, or never
+        classifier.fit(train.texts, binarizer.transform(train.labels))
+    value, _ = multi_label_f1(classifier.predict(test.texts), binarizer.transform(test.labels))  # (N, C) each
+    return Baseline(name="Naive Bayes on word counts, one for each label", metric="micro_f1", value=value)
 
 
 def pixel_regression_baseline(train: LabeledImages, test: LabeledImages) -> Baseline:
@@ -64,19 +74,20 @@ def pixel_regression_baseline(train: LabeledImages, test: LabeledImages) -> Base
 
 
 def copy_baseline(test: ParallelTexts) -> Baseline:
-    """The source sentences handed back as they are."""
+    """The source sentences as they are."""
     score, _ = corpus_bleu(test.sources, test.targets)
     return Baseline(name="copy of the source", metric="sacrebleu", value=score)
 
 
-def character_ngram_baseline(train: str, test: str, order: int = NGRAM_ORDER) -> Baseline:
+def character_ngram_baseline(train: PlainText, test: str, order: int = NGRAM_ORDER) -> Baseline:
     """A character n-gram interpolated over all shorter contexts (Witten and Bell 1991, method C)."""
+    text = next(train.parts(NGRAM_CHARACTERS))
     followers: dict[str, Counter[str]] = defaultdict(Counter)
-    for end in range(len(train)):
+    for end in range(len(text)):
         for length in range(min(order, end + 1)):
-            followers[train[end - length : end]][train[end]] += 1
+            followers[text[end - length : end]][text[end]] += 1
     counts = {context: (counter, counter.total(), len(counter)) for context, counter in followers.items()}
-    uniform = 1 / (len(set(train)) + 1)  # one place for whatever the training text does not have
+    uniform = 1 / (len(set(text)) + 1)  # one place for all characters that the training text does not have
     nats = 0.0
     for end in range(len(test)):
         probability = uniform
@@ -88,4 +99,59 @@ def character_ngram_baseline(train: str, test: str, order: int = NGRAM_ORDER) ->
             probability = (counter[test[end]] + kinds * probability) / (total + kinds)
         nats -= math.log(probability)
     name = f"character {order}-gram (Witten-Bell)"
+    if len(text) < len(train):
+        name += f" of the first {len(text):,} characters"
     return Baseline(name=name, metric="nats_per_character", value=nats / len(test))
+
+
+def known_words_baseline(train: SpanLabeledTexts, test: SpanLabeledTexts) -> Baseline:
+    """Each word's most frequent label; for an unknown word, the most frequent label of words that occur once."""
+    words = _labeled_words(train)
+    counts: dict[str, Counter[int]] = defaultdict(Counter)
+    for word, label in words:
+        counts[word][label] += 1
+    rare = Counter(label for word, label in words if counts[word].total() == 1)
+    fallback = (rare or Counter(label for _, label in words)).most_common(1)[0][0]
+    best = {word: counter.most_common(1)[0][0] for word, counter in counts.items()}
+    expected = _labeled_words(test)
+    predicted = [best.get(word, best.get(word.lower(), fallback)) for word, _ in expected]
+    value = accuracy(predicted, [label for _, label in expected])
+    return Baseline(name="most frequent label of each given word", metric="word_accuracy", value=value)
+
+
+def seen_spans_baseline(train: SpanLabeledTexts, test: SpanLabeledTexts) -> Baseline:
+    """The longest word sequences that are a span in training, from left to right, with their most frequent label."""
+    counts: dict[str, Counter[int]] = defaultdict(Counter)
+    for words, label in _labeled_words(train):
+        counts[words][label] += 1
+    best = {words: counter.most_common(1)[0][0] for words, counter in counts.items()}
+    longest = max(len(_WORD.findall(words)) for words in best)
+    predicted = [_find_known(text, best, longest) for text in test.texts]
+    _, _, f1 = span_scores(predicted, test.spans)
+    return Baseline(name="spans seen in training", metric="span_f1", value=f1)
+
+
+def _labeled_words(examples: SpanLabeledTexts) -> list[tuple[str, int]]:
+    """Text and label of every span."""
+    return [
+        (text[span.start : span.end], span.label)
+        for text, spans in zip(examples.texts, examples.spans, strict=True)
+        for span in spans
+    ]
+
+
+def _find_known(text: str, best: dict[str, int], longest: int) -> list[tuple[int, int, int]]:
+    """The known spans of a text, the longest first at each word."""
+    words = [match.span() for match in _WORD.finditer(text)]
+    found: list[tuple[int, int, int]] = []
+    first = 0
+    while first < len(words):
+        start = words[first][0]
+        for last in range(min(first + longest, len(words)) - 1, first - 1, -1):
+            label = best.get(text[start : words[last][1]])
+            if label is not None:
+                found.append((start, words[last][1], label))
+                first = last
+                break
+        first += 1
+    return found

@@ -1,14 +1,19 @@
-"""The order of examples: which indices make which batch, as a function of seed and epoch alone.
+"""The order of examples: which of them make the batch of each optimizer step.
 
-So a resumed run sees the same batches as an unbroken one without anything being stored. N examples.
+It is a function of seed and step alone, so a resumed run sees the batches of an unbroken one and nothing is stored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+
+from headway_training.errors import DataError
+from headway_training.recipes import OptimizationSettings
 
 Batch = NDArray[np.int64]
 """Indices of examples."""
@@ -16,6 +21,64 @@ Batch = NDArray[np.int64]
 POOL_BATCHES = 50
 """Batches' worth of examples that are sorted by length together: enough that little is padded, few enough that the
 batches differ from epoch to epoch."""
+
+
+class StepPlan:
+    """Lays the batches of all epochs end to end.
+
+    Args:
+        epoch_batches: Seed and number of an epoch -> its batches.
+        settings: How many epochs and steps.
+        seed: Seed of the run.
+    """
+
+    def __init__(
+        self, epoch_batches: Callable[[int, int], list[Batch]], settings: OptimizationSettings, seed: int
+    ) -> None:
+        self._epoch_batches = epoch_batches
+        self._seed = seed
+        self._epoch = -1
+        self._batches: list[Batch] = []
+        self._starts = [0]  # first step of each epoch; the last entry is the end
+        for epoch in range(math.ceil(settings.epochs)):
+            share = min(1.0, settings.epochs - epoch)
+            self._starts.append(self._starts[-1] + math.ceil(len(self._of_epoch(epoch)) * share))
+            if settings.max_steps and self._starts[-1] >= settings.max_steps:
+                break
+        self.num_steps = min(self._starts[-1], settings.max_steps or self._starts[-1])
+        if self.num_steps == 0:
+            raise DataError("the training data makes no batch: it is too small for the recipe's model.max_length")
+
+    def __repr__(self) -> str:
+        return f"StepPlan(num_steps={self.num_steps}, epochs={self.epochs_at(self.num_steps):.2f})"
+
+    def batch(self, step: int) -> Batch:
+        """The examples of step `step`, counted from 0."""
+        epoch = int(np.searchsorted(self._starts, step, side="right")) - 1
+        return self._of_epoch(epoch)[step - self._starts[epoch]]
+
+    def epochs_at(self, step: int) -> float:
+        """Passes over the data that `step` steps make."""
+        epoch = min(int(np.searchsorted(self._starts, step, side="right")) - 1, len(self._starts) - 2)
+        return epoch + (step - self._starts[epoch]) / len(self._of_epoch(epoch))
+
+    def generator(self, step: int) -> torch.Generator:
+        """Random numbers for what is changed in the examples of a step."""
+        return torch.Generator().manual_seed(step_seed(self._seed, step, 0))
+
+    def evaluation_steps(self, evaluations: int) -> frozenset[int]:
+        """Numbers of the steps after which the model is validated; the last step is one of them."""
+        return frozenset(max(1, round(self.num_steps * (i + 1) / evaluations)) for i in range(evaluations))
+
+    def _of_epoch(self, epoch: int) -> list[Batch]:
+        if epoch != self._epoch:
+            self._epoch, self._batches = epoch, self._epoch_batches(self._seed, epoch)
+        return self._batches
+
+
+def step_seed(seed: int, step: int, stream: int) -> int:
+    """A seed of its own for every step and stream: stream 0 changes examples, the others are each process's dropout."""
+    return int(np.random.SeedSequence((seed, step, stream)).generate_state(1)[0])
 
 
 def even_batches(count: int, batch_size: int, *, seed: int, epoch: int) -> list[Batch]:
@@ -29,7 +92,7 @@ def bucketed_batches(lengths: Sequence[int], batch_tokens: int, *, seed: int, ep
 
     Args:
         lengths: Tokens of each example.
-        batch_tokens: Bound of longest x count of a batch; an example that is longer is a batch of its own.
+        batch_tokens: Bound of longest x count of a batch; a longer example is a batch of its own.
         seed: Seed of the run.
         epoch: Number of the epoch, from 0.
     """
@@ -44,17 +107,17 @@ def bucketed_batches(lengths: Sequence[int], batch_tokens: int, *, seed: int, ep
     return [batches[i] for i in generator.permutation(len(batches))]
 
 
+def sorted_batches(lengths: Sequence[int], batch_tokens: int) -> list[Batch]:
+    """Cuts examples into batches of similar length for evaluation, the longest first."""
+    sizes = np.asarray(lengths, dtype=np.int64)
+    return _cut(np.argsort(sizes, kind="stable"), sizes, batch_tokens)[::-1]
+
+
 def _cut(ordered: Batch, sizes: NDArray[np.int64], batch_tokens: int) -> list[Batch]:
-    """Cuts examples that ascend in length where the next one would break the bound."""
+    """Cuts examples of ascending length before each one that would break the bound."""
     batches, start = [], 0
     for end in range(1, len(ordered) + 1):
         if end == len(ordered) or sizes[ordered[end]] * (end - start + 1) > batch_tokens:
             batches.append(ordered[start:end])
             start = end
     return batches
-
-
-def sorted_batches(lengths: Sequence[int], batch_tokens: int) -> list[Batch]:
-    """Cuts examples into batches of similar length for evaluation, the longest first."""
-    sizes = np.asarray(lengths, dtype=np.int64)
-    return _cut(np.argsort(sizes, kind="stable"), sizes, batch_tokens)[::-1]

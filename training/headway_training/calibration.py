@@ -1,12 +1,12 @@
-"""Turns a classifier's logits into probabilities that mean what they say, and into decisions.
+"""Makes a classifier's probabilities agree with how often it is right, and chooses the thresholds of its decisions.
 
-Temperature scaling (Guo et al. 2017, section 4.2): logits are divided by one number, fitted on validation data by the
-negative log-likelihood, before the softmax, or before the sigmoid where several labels may apply. No ranking changes.
+Temperature scaling (Guo et al. 2017, section 4.2): logits are divided by one number before the softmax, or before the
+sigmoids if several labels may apply. It is fitted on validation data by the negative log-likelihood; rankings stay.
 
 Expected calibration error (Guo et al. 2017, equation 3): predictions are put into 15 bins of equal width by their
-confidence; the error is the mean over the predictions of the distance between a bin's mean confidence and the share of
-its predictions that are right. For a single label, a prediction is an example's likeliest label and its probability.
-For several, every pair of example and label is one: the label's probability, right where the label applies.
+confidence; the error is the mean, over the predictions, of the distance between a bin's mean confidence and the share
+of its predictions that are right. With a single label, the likeliest label of an example is a prediction. With several,
+every pair of example and label is one, with the label's probability, and is right if the label applies.
 
 N examples, C labels, P predictions.
 """
@@ -15,28 +15,22 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.special import expit, softmax
 
 NUM_BINS = 15
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.05, 20.0
-"""Bounds of the fit: where every validation example is right, likelihood has no best temperature."""
+"""Bounds of the fit: if every validation example is right, likelihood has no best temperature."""
 DEFAULT_THRESHOLD = 0.5
 MIN_EXAMPLES = 5
-"""Validation examples that have a label, and that do not have it, without which its threshold is not fitted."""
+"""Fewest validation examples with a label, and fewest without it, for its threshold to be fitted."""
 _BISECTIONS = 60
 
 
-def softmax(logits: ArrayLike) -> NDArray[np.float64]:
-    """Returns probabilities along the last axis, (N, C)."""
+def to_probabilities(logits: ArrayLike, *, multi_label: bool = False) -> NDArray[np.float64]:
+    """Softmax of logits along the last axis, (N, C), or the sigmoid of each if several labels may apply."""
     values = np.asarray(logits, np.float64)
-    exponentials: NDArray[np.float64] = np.exp(values - values.max(axis=-1, keepdims=True))
-    exponentials /= exponentials.sum(axis=-1, keepdims=True)
-    return exponentials
-
-
-def sigmoid(logits: ArrayLike) -> NDArray[np.float64]:
-    """Returns a probability for every logit, (N, C), without overflow."""
-    values: NDArray[np.float64] = np.tanh(0.5 * np.asarray(logits, np.float64))
-    return 0.5 * (values + 1.0)
+    probabilities: NDArray[np.float64] = expit(values) if multi_label else softmax(values, axis=-1)
+    return probabilities
 
 
 def fit_temperature(logits: ArrayLike, targets: ArrayLike, *, multi_label: bool = False) -> float:
@@ -55,32 +49,13 @@ def fit_temperature(logits: ArrayLike, targets: ArrayLike, *, multi_label: bool 
     """
     values = np.asarray(logits, np.float64)
     truth = np.asarray(targets) if multi_label else np.eye(values.shape[-1])[np.asarray(targets)]  # (N, C)
-    to_probabilities = sigmoid if multi_label else softmax
     low, high = np.log(1 / MAX_TEMPERATURE), np.log(1 / MIN_TEMPERATURE)
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
-        slope = float(np.mean((to_probabilities(values * np.exp(middle)) - truth) * values))
+        probabilities = to_probabilities(values * np.exp(middle), multi_label=multi_label)
+        slope = float(np.mean((probabilities - truth) * values))
         low, high = (middle, high) if slope < 0 else (low, middle)
     return float(np.exp(-(low + high) / 2))
-
-
-def predictions_of(
-    probabilities: NDArray[np.float64], targets: ArrayLike, *, multi_label: bool = False
-) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Lists what the expected calibration error is taken over.
-
-    Args:
-        probabilities: (N, C).
-        targets: As `fit_temperature` takes them.
-        multi_label: Whether several labels may apply.
-
-    Returns:
-        The confidence of every prediction and whether it is right, (P,) each.
-    """
-    truth = np.asarray(targets)
-    if multi_label:
-        return probabilities.ravel(), truth.ravel() == 1
-    return probabilities.max(axis=-1), probabilities.argmax(axis=-1) == truth
 
 
 def expected_calibration_error(confidences: ArrayLike, right: ArrayLike, num_bins: int = NUM_BINS) -> float:
@@ -98,10 +73,10 @@ def expected_calibration_error(confidences: ArrayLike, right: ArrayLike, num_bin
 
 
 def choose_thresholds(probabilities: ArrayLike, targets: ArrayLike) -> tuple[float, ...]:
-    """Chooses, label by label, the probability from which the label applies: the one of the highest F1.
+    """Chooses for each label the probability from which it applies: the one with the highest F1.
 
     Thresholds lie halfway between neighbouring probabilities; of equally good ones, the nearest to 0.5 is taken. A
-    label that fewer than `MIN_EXAMPLES` examples have, or that fewer do not have, keeps 0.5.
+    label that fewer than `MIN_EXAMPLES` examples have, or lack, keeps 0.5.
 
     Args:
         probabilities: Calibrated, of validation data, (N, C).
@@ -118,7 +93,7 @@ def _best_threshold(probabilities: NDArray[np.float64], truth: NDArray[np.bool_]
         return DEFAULT_THRESHOLD
     order = np.argsort(-probabilities, kind="stable")
     sorted_probabilities = probabilities[order]
-    hits = np.cumsum(truth[order])  # right ones among the first 1, 2, ... N
+    hits = np.cumsum(truth[order])  # right ones among the first 1, 2, ..., N
     f1 = 2 * hits / (np.arange(1, len(truth) + 1) + num_true)
     after = np.append(sorted_probabilities[1:], 0.0)
     cuts = np.flatnonzero(sorted_probabilities > after)  # a threshold cannot part equal probabilities
@@ -137,17 +112,19 @@ def calibration_metrics(
     Args:
         logits: Of test data, (N, C).
         targets: As `fit_temperature` takes them.
-        temperature: What was fitted on validation data.
+        temperature: Fitted on validation data.
         multi_label: Whether several labels may apply.
 
     Returns:
         `expected_calibration_error`, and `expected_calibration_error_uncalibrated`; 0 to 1.
     """
-    to_probabilities = sigmoid if multi_label else softmax
+    truth = np.asarray(targets)
 
     def error(divisor: float) -> float:
-        probabilities = to_probabilities(np.asarray(logits, np.float64) / divisor)
-        return expected_calibration_error(*predictions_of(probabilities, targets, multi_label=multi_label))
+        probabilities = to_probabilities(np.asarray(logits, np.float64) / divisor, multi_label=multi_label)
+        if multi_label:
+            return expected_calibration_error(probabilities.ravel(), truth.ravel() == 1)
+        return expected_calibration_error(probabilities.max(axis=-1), probabilities.argmax(axis=-1) == truth)
 
     return {
         "expected_calibration_error": error(temperature),

@@ -1,4 +1,4 @@
-"""A checkpoint: what a training leaves and the exporter reads (docs/checkpoint.md).
+"""A checkpoint: what a training run leaves and the exporter reads (docs/checkpoint.md).
 
 The description is `checkpoint.json`, a `Checkpoint`; the weights, the tokenizer and the evaluation data lie beside it.
 """
@@ -9,13 +9,16 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from safetensors import SafetensorError
+from safetensors.torch import load_file
 from safetensors.torch import load_model as load_weights
 from safetensors.torch import save_model as save_weights
 from tokenizers import Tokenizer
@@ -31,24 +34,25 @@ TOKENIZER_FILE = "tokenizer.json"
 TEXT_EVALUATION_FILE = "evaluation.jsonl"
 IMAGE_EVALUATION_FILE = "evaluation.npz"
 
-Task = Literal["generation", "translation", "text_classification", "token_classification", "image_classification"]
+TaskName = Literal["generation", "translation", "text_classification", "token_classification", "image_classification"]
 Metric = Literal["accuracy", "micro_f1", "span_f1", "sacrebleu", "nats_per_character"]
 TextPairUse = Literal["never", "optional", "required"]
-"""Whether a text model reads two texts as one input: never, where a second one is given, or always."""
+"""Whether a text model reads two texts as one input: never, if a second one is given, or always."""
 Scalar = str | int | float | bool | None
+"""A value of a model's configuration."""
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?$")]
 """A model's name in a store: 1 to 64 of a-z, 0-9, dot, underscore and hyphen, a letter or digit at both ends."""
 
 
 class Record(BaseModel):
-    """Base of the checkpoint's parts: immutable, and a key nobody knows is an error."""
+    """Base of checkpoints' and recipes' parts: immutable, with unknown keys and infinite numbers refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class SpecialTokens(Record):
-    """Token ids with a meaning of their own; an id that the model does not have is None."""
+    """Ids of the special tokens; None for one that the model does not have."""
 
     pad: int | None = None
     bos: int | None = None
@@ -57,7 +61,7 @@ class SpecialTokens(Record):
 
 
 class ImagePreprocessing(Record):
-    """How an image becomes pixels, as `headway_training.images` does it; the fields are those of a bundle's."""
+    """How an image becomes pixels (`headway_training.data.images`); the fields are those of a bundle's."""
 
     height: int = Field(ge=1)
     width: int = Field(ge=1)
@@ -83,7 +87,7 @@ class Classification(Record):
     """How a classifier's logits become probabilities, and which labels apply."""
 
     kind: Literal["single_label", "multi_label"] = "single_label"
-    """`single_label`: softmax, and the likeliest label applies. `multi_label`: a sigmoid a label."""
+    """`single_label`: softmax, and the likeliest label applies. `multi_label`: a sigmoid for each label."""
     temperature: float = Field(default=1.0, gt=0)
     """Divides the logits; fitted on validation data (`headway_training.calibration`)."""
     thresholds: tuple[Annotated[float, Field(ge=0, le=1)], ...] = ()
@@ -98,7 +102,7 @@ class Languages(Record):
 
 
 class SamplingDefaults(Record):
-    """What a generation request takes for parameters it does not set."""
+    """Parameters of a generation request that sets none."""
 
     max_new_tokens: int | None = None
     temperature: float = 0.0
@@ -111,7 +115,7 @@ class SamplingDefaults(Record):
 
 
 class Evaluation(Record):
-    """The evaluation data a checkpoint carries and the metric that is measured on it."""
+    """The evaluation data in the checkpoint, and the metric to measure on it."""
 
     file: str
     dataset: str
@@ -120,26 +124,17 @@ class Evaluation(Record):
 
 
 class Baseline(Record):
-    """What a simple method reaches on the same data."""
+    """The figure of a simple method on the same test data."""
 
     name: str
     metric: str
     value: float
 
 
-class TriedIdea(Record):
-    """A change of a recipe that was tried, as the recipe's file tells it."""
-
-    what: str
-    metric: str
-    value: float
-    without: float
-    kept: bool
-    note: str = ""
-
-
 class TrainingRecord(Record):
-    """How the weights came to be, for the model card."""
+    """How the weights were trained, for the model card; keys that other versions write are ignored."""
+
+    model_config = ConfigDict(extra="ignore")
 
     recipe: str
     command: str
@@ -157,9 +152,7 @@ class TrainingRecord(Record):
     """Measured on the test data, by name; a metric's own signature is a string, such as `sacrebleu_signature`."""
     baseline: Baseline | None
     history: tuple[dict[str, float], ...] = ()
-    """A record of every validation: `step`, `train_loss` and the validation metrics."""
-    ideas: tuple[TriedIdea, ...] = ()
-    """What the recipe's file says was tried; none for the user's own data."""
+    """One entry a validation: `step`, `train_loss` and the validation metrics."""
 
 
 class Checkpoint(Record):
@@ -167,7 +160,7 @@ class Checkpoint(Record):
 
     schema_version: Literal[1] = 1
     name: Name
-    task: Task
+    task: TaskName
     description: str
     license: str
     architecture: Literal["gpt", "transformer", "recurrent", "encoder", "vit"]
@@ -175,7 +168,7 @@ class Checkpoint(Record):
     special_tokens: SpecialTokens | None = None
     labels: tuple[str, ...] = ()
     classification: Classification | None = None
-    """None in checkpoints that were written before there was one: single_label, and a temperature of 1."""
+    """None: single_label, with a temperature of 1."""
     text_pairs: TextPairUse = "never"
     image_preprocessing: ImagePreprocessing | None = None
     languages: Languages | None = None
@@ -214,10 +207,10 @@ def write_checkpoint(
     texts: Iterable[Mapping[str, Any]] | None = None,
     images: tuple[NDArray[np.uint8], NDArray[np.int64]] | None = None,
 ) -> None:
-    """Writes a whole checkpoint, replacing one that is there; a reader sees the old one or the new one.
+    """Writes a checkpoint, or replaces the one that is there: readers see the old one or the new one, never a part.
 
     Args:
-        folder: Where it is to lie; its parents are made.
+        folder: Its folder; parents are made.
         checkpoint: The description.
         model: The module whose weights are stored, as fp32.
         tokenizer: The tokenizer, for text.
@@ -243,7 +236,7 @@ def write_checkpoint(
 
 
 def _replace_folder(staging: Path, folder: Path) -> None:
-    """Renames `staging` to `folder`; a folder already there is moved aside first and removed after."""
+    """Renames `staging` to `folder`; a folder that is already there is moved aside first, and removed afterwards."""
     aside = folder.with_name(f".{folder.name}.replaced-{os.getpid()}")
     if folder.exists():
         folder.rename(aside)
@@ -255,7 +248,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     """Reads and checks the description of the checkpoint in the folder `path`.
 
     Raises:
-        CheckpointError: There is no checkpoint, it is of another schema, a field is wrong or a file is missing.
+        CheckpointError: There is no checkpoint, it has another schema, a field is wrong or a file is missing.
     """
     file = path / CHECKPOINT_FILE
     if not file.is_file():
@@ -270,7 +263,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     version = content.get("schema_version") if isinstance(content, dict) else None
     if version != SCHEMA_VERSION:
         raise CheckpointError(
-            f"{file} is of schema version {version!r}; this version of headway reads {SCHEMA_VERSION}. "
+            f"{file} has schema version {version!r}; this version of headway reads {SCHEMA_VERSION}. "
             "Train again, or use the version that wrote it."
         )
     try:
@@ -282,7 +275,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 
 def _hint_below(path: Path) -> str:
-    """Names the checkpoint in a run's folder, for someone who named the run."""
+    """Names the checkpoint below the folder, in case the folder of a run was named."""
     return f" Did you mean {path / 'checkpoint'}?" if (path / "checkpoint" / CHECKPOINT_FILE).is_file() else ""
 
 
@@ -292,7 +285,7 @@ def _describe(error: ValidationError) -> str:
 
 
 def _check_files(path: Path, checkpoint: Checkpoint) -> None:
-    """Checks that the files the description needs are there."""
+    """Checks that every file that the description needs is there."""
     needed = [WEIGHTS_FILE]
     if checkpoint.task != "image_classification":
         needed.append(TOKENIZER_FILE)
@@ -322,6 +315,64 @@ def load_model(path: Path) -> tuple[nn.Module, Checkpoint]:
     except (RuntimeError, SafetensorError, OSError) as error:
         raise CheckpointError(f"{path / WEIGHTS_FILE} does not fit the configuration: {error}") from error
     return model.eval(), checkpoint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedWeights:
+    """What `load_matching_weights` found, by the names of tensors."""
+
+    loaded: tuple[str, ...]
+    """In the model and in the checkpoint, of one shape."""
+    missing: tuple[str, ...]
+    """In the model alone: they stay as they are."""
+    unexpected: tuple[str, ...]
+    """In the checkpoint alone: they are left out."""
+    reshaped: tuple[str, ...]
+    """In both with different shapes, which follow the name: they stay as they are in the model."""
+
+    def describe(self) -> str:
+        """A line for each kind that there is."""
+        kinds = (
+            ("not in the checkpoint, so they start fresh", self.missing),
+            ("of another shape in the checkpoint, so they start fresh", self.reshaped),
+            ("in the checkpoint alone, so they are left out", self.unexpected),
+        )
+        lines = [f"  {what}: {', '.join(names)}" for what, names in kinds if names]
+        return "\n".join([f"{len(self.loaded)} tensors are loaded", *lines])
+
+
+@torch.no_grad()
+def load_matching_weights(model: nn.Module, path: Path) -> LoadedWeights:
+    """Copies into a model the weights of the checkpoint in the folder `path` that have its names and shapes.
+
+    Raises:
+        CheckpointError: As `read_checkpoint`; the weights cannot be read, or no matrix of them fits.
+    """
+    checkpoint = read_checkpoint(path)
+    try:
+        stored = load_file(path / WEIGHTS_FILE)
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path / WEIGHTS_FILE} cannot be read: {error}") from error
+    own = model.state_dict()
+    common = [name for name in own if name in stored]
+    loaded = [name for name in common if own[name].shape == stored[name].shape]
+    for name in loaded:
+        own[name].copy_(stored[name])
+    if not any(own[name].ndim > 1 for name in loaded):
+        raise CheckpointError(
+            f"{path}: none of its matrices ({checkpoint.architecture}) has a name and shape of the model's"
+        )
+    filled = {own[name].data_ptr() for name in loaded}  # a tied weight is stored under one of its names
+    return LoadedWeights(
+        loaded=tuple(loaded),
+        missing=tuple(name for name in own if name not in stored and own[name].data_ptr() not in filled),
+        unexpected=tuple(name for name in stored if name not in own),
+        reshaped=tuple(
+            f"{name} {tuple(stored[name].shape)} in place of {tuple(own[name].shape)}"
+            for name in common
+            if own[name].shape != stored[name].shape
+        ),
+    )
 
 
 def load_tokenizer(path: Path) -> Tokenizer:

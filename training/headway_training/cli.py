@@ -1,4 +1,4 @@
-"""`headway-train`: trains models by recipes."""
+"""`headway-train`: trains models by recipes, downloads their data, and measures what a server answers."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from headway_training.data.datasets import DATASETS, find_dataset
-from headway_training.data.sources import check_own_data, data_folder
-from headway_training.errors import StoppedError, TrainingError
-from headway_training.served.cli import evaluate
+from headway_training.errors import EvaluationError, StoppedError, TrainingError
+
+# Commands import what they need when they run: torch takes seconds to load, and --help needs none of it.
 
 app = typer.Typer(
     name="headway-train",
@@ -23,27 +22,31 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-app.command("evaluate")(evaluate)
+EXIT_DIFFERS = 3
+"""Exit code of `evaluate --check` if the figure is not the model card's."""
 
-_DATA_DIR_HELP = "Folder of the public data sets. Default: HEADWAY_DATA_DIR, or data/."
+DataDir = Annotated[
+    Path | None, typer.Option(help="Folder of the public data sets. Default: HEADWAY_DATA_DIR, or data/.")
+]
 
 
-def _fail(error: TrainingError, console: Console) -> NoReturn:
-    """Shows an error to the user; no traceback, as it says what to do."""
-    console.print(f"[bold red]error:[/] {error}", soft_wrap=True, highlight=False)
+def _fail(error: TrainingError) -> NoReturn:
+    """Shows an error to the user; it says what to do, so no traceback is shown."""
+    Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {error}", highlight=False)
     raise typer.Exit(1)
 
 
 @app.command("run")
 def run(
     recipe: Annotated[str, typer.Argument(help="Name of a recipe (see `headway-train list`), or a .toml file.")],
-    data_dir: Annotated[Path | None, typer.Option(help=_DATA_DIR_HELP)] = None,
+    data_dir: DataDir = None,
     output: Annotated[Path | None, typer.Option(help="Folder of the run. Default: runs/RECIPE.")] = None,
     train: Annotated[
         str | None,
         typer.Option(
             help="Your own training data: CSV with the columns text and label; source<TAB>target lines, or two files "
-            "a.en,a.de; plain text; or a folder with a folder of images for each class."
+            "a.en,a.de; CoNLL-U, or a word and its tag on each line; plain text; or a folder with a folder of images "
+            "for each label."
         ),
     ] = None,
     valid: Annotated[str | None, typer.Option(help="Your own validation data, as --train.")] = None,
@@ -53,6 +56,10 @@ def run(
     model: Annotated[
         str | None,
         typer.Option(help="Named configuration in place of the recipe's model, such as gpt3-small or bert-base."),
+    ] = None,
+    init: Annotated[
+        Path | None,
+        typer.Option(help="Folder of a checkpoint to start from: its weights, by name, and its tokenizer."),
     ] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="section.key=value, in place of the recipe's. May be repeated.")
@@ -66,7 +73,8 @@ def run(
     On several devices: `accelerate launch -m headway_training run RECIPE`, or
     `torchrun --nproc-per-node N -m headway_training run RECIPE`.
     """
-    from headway_training.run import RunOptions, run_training  # noqa: PLC0415 (torch is slow to load, --help is not)
+    from headway_training.data.sources import check_own_data  # noqa: PLC0415 (see above)
+    from headway_training.run import RunOptions, run_training  # noqa: PLC0415
 
     console = Console(soft_wrap=True)
     try:
@@ -76,6 +84,7 @@ def run(
             data_dir=data_dir,
             own_data=check_own_data(train, valid, test),
             model=model,
+            init=init,
             output=output,
             seed=seed,
             max_steps=max_steps,
@@ -86,13 +95,13 @@ def run(
         console.print(f"{error}; go on with the same command and --resume", highlight=False)
         raise typer.Exit(130) from error
     except TrainingError as error:
-        _fail(error, Console(stderr=True))
+        _fail(error)
 
 
 @app.command("list")
 def list_() -> None:
     """Lists the recipes."""
-    from headway_training.recipes import list_recipes, read_recipe  # noqa: PLC0415 (as above)
+    from headway_training.recipes import list_recipes, read_recipe  # noqa: PLC0415 (see above)
 
     table = Table("recipe", "task", "description")
     for column in table.columns[:2]:
@@ -105,23 +114,99 @@ def list_() -> None:
 
 @app.command("data")
 def data(
-    name: Annotated[str, typer.Argument(help=f"One of {', '.join(DATASETS)}.")],
-    data_dir: Annotated[Path | None, typer.Option(help=_DATA_DIR_HELP)] = None,
+    name: Annotated[str, typer.Argument(help="Name of a data set, such as ag-news; a wrong name shows all of them.")],
+    data_dir: DataDir = None,
     mirror: Annotated[
         str | None,
         typer.Option(help="Take the files from MIRROR/FOLDER/FILE instead of their public homes (http, https, file)."),
     ] = None,
 ) -> None:
-    """Downloads a public data set, with checksums; what is there already is checked and kept."""
-    from headway_training.data.download import download_dataset  # noqa: PLC0415 (as above)
+    """Downloads a public data set and checks its checksums; files that are there already are only checked."""
+    from headway_training.data.download import download_dataset  # noqa: PLC0415 (see above)
+    from headway_training.data.public import find_dataset  # noqa: PLC0415
+    from headway_training.data.sources import data_folder  # noqa: PLC0415
 
     console = Console()
     try:
         dataset = find_dataset(name)
         folder = download_dataset(dataset, data_folder(data_dir), console, mirror=mirror)
     except TrainingError as error:
-        _fail(error, Console(stderr=True))
+        _fail(error)
     console.print(f"{dataset.title} is in {folder}\nlicence: {dataset.license}\nhome: {dataset.home}", highlight=False)
+
+
+@app.command("evaluate")
+def evaluate(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Name of a model that the server has loaded.")],
+    server: Annotated[str, typer.Option(metavar="ADDRESS", help="Host and port of the server.")] = "127.0.0.1:50051",
+    model_version: Annotated[str, typer.Option(help="Version of the model. Default: the latest one loaded.")] = "",
+    data: Annotated[
+        str | None,
+        typer.Option(help="Data set whose test part is measured. Default: that of the recipe named like the model."),
+    ] = None,
+    file: Annotated[
+        str | None, typer.Option(help="Your own data instead, in the form that `headway-train run --test` takes.")
+    ] = None,
+    data_dir: DataDir = None,
+    label_separator: Annotated[
+        str, typer.Option(help="The character between the labels of a text in --file, if several may apply.")
+    ] = "|",
+    limit: Annotated[
+        int | None, typer.Option(help="Only the first so many examples, or characters of a running text.", min=1)
+    ] = None,
+    batch_size: Annotated[int, typer.Option(help="Inputs of a request.", min=1, max=256)] = 16,
+    concurrency: Annotated[int, typer.Option(help="Requests in flight at a time.", min=1, max=1024)] = 4,
+    beam_size: Annotated[int | None, typer.Option(help="Beams of a translation. Default: the server's.", min=1)] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="Another option of the client's call. May be repeated."),
+    ] = None,
+    timeout: Annotated[float, typer.Option(help="Longest time of a request, in seconds.", min=0.001)] = 300.0,
+    check: Annotated[
+        bool, typer.Option("--check", help=f"Exit with {EXIT_DIFFERS} if the figure is not the model card's.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON on stdout.")] = False,
+) -> None:
+    """Measures a model that a server runs, so that anyone can check its card.
+
+    Exit codes: 0 measured; 1 it could not be; 2 wrong usage; 3 the figure is not the card's (--check).
+    """
+    try:
+        import headway_client  # noqa: F401, PLC0415 (an extra)
+    except ImportError:
+        _fail(
+            EvaluationError(
+                "headway-train evaluate asks a server through the client, which is not installed; "
+                "install it with pip install 'headway-training[evaluate]'"
+            )
+        )
+    from headway_training.served import EvaluationOptions, evaluate_served  # noqa: PLC0415 (see above)
+
+    try:
+        report = evaluate_served(
+            EvaluationOptions(
+                model=model,
+                model_version=model_version,
+                server=server,
+                dataset=data,
+                file=file,
+                data_dir=data_dir,
+                label_separator=label_separator,
+                limit=limit,
+                batch_size=batch_size,
+                concurrency=concurrency,
+                settings=(*(option or ()), *(() if beam_size is None else (f"beam_size={beam_size}",))),
+                timeout_s=timeout,
+            ),
+            Console(stderr=True, soft_wrap=True),
+        )
+    except TrainingError as error:
+        _fail(error)
+    typer.echo(report.lines(), err=as_json)
+    if as_json:
+        typer.echo(report.json())
+    if check and not report.agrees:
+        raise typer.Exit(EXIT_DIFFERS)
 
 
 def main() -> None:

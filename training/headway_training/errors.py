@@ -1,16 +1,16 @@
 """Errors of training.
 
-TrainingError             what this package raises for its user; the message says what to do
-├── RecipeError           a recipe, or a `--set`, that cannot be used: names the key
-├── DataError             data that is missing or malformed: names the file, the line and what is expected
-│   ├── MissingDataError  files that are not there: names the command that gets them
-│   └── DownloadError     a download that failed or whose checksum is wrong
-├── CheckpointError       a folder that is not a checkpoint, is of another schema, or does not fit its weights
-├── ResumeError           a run that cannot be resumed, or a folder already taken by one
-├── EvaluationError       a served model that cannot be measured: says why, and what can be
+TrainingError             every error for the user; the message says what to do
+├── RecipeError           a recipe or a setting cannot be used: names the key
+├── DataError             data is missing or malformed: names the file, the line and what is expected
+│   ├── MissingDataError  files of a data set are missing: names the command that gets them
+│   └── DownloadError     a download failed, or its checksum is wrong
+├── CheckpointError       a folder is not a checkpoint, has another schema, or does not fit its weights
+├── ResumeError           a run cannot be resumed, or its folder is taken by another
+├── EvaluationError       a served model cannot be measured: says why, and what can be
 └── StoppedError          a signal ended the run early; its state is saved
 
-Model configurations raise `ValueError`; `headway_training.recipe` turns it into a `RecipeError`.
+Model configurations raise `ValueError`; `headway_training.run` turns it into a `RecipeError`.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ class MissingDataError(DataError):
 
 
 class DownloadError(DataError):
-    """A download failed or brought something else than expected."""
+    """A download failed, or its checksum is wrong."""
 
 
 class CheckpointError(TrainingError):
-    """A folder cannot be read as a checkpoint."""
+    """A folder cannot be read as a checkpoint, or its weights do not fit."""
 
 
 class ResumeError(TrainingError):
-    """A run cannot be resumed."""
+    """A run cannot be resumed, or its folder is taken."""
 
 
 class EvaluationError(TrainingError):

@@ -5,7 +5,7 @@ B rows, L window, N tokens of a text, T tokens of a row, S source tokens, C clas
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (torch's own convention)
 
 from headway_training.batches import sorted_batches
-from headway_training.decoding import translate_greedily
 from headway_training.models import RecurrentTranslator, Transformer
+from headway_training.models.parts.attention import CachedAttention, cross_attention
 
 EVALUATION_TOKENS = 8192
 """Bound of longest x count of an evaluation batch."""
@@ -97,14 +97,17 @@ def text_logits(
     ids: Sequence[Sequence[int]],
     padding: int,
     token_types: Sequence[Sequence[int]] | None = None,
-) -> NDArray[np.float32]:
-    """Runs a classifier on encoded texts, in batches of similar length: a row of float32 logits each, (B, C).
+) -> list[NDArray[np.float32]]:
+    """Runs a classifier of texts or tokens on encoded texts, in batches of similar length.
 
     Args:
         model: The classifier.
         ids: The tokens of each text.
-        padding: What stands where a text has no token.
+        padding: The id of padding.
         token_types: Types of the tokens, for models that have them and read pairs; None: all are 0.
+
+    Returns:
+        float32 logits of each text: (C,), or (T, C) of a token classifier.
     """
     device = next(model.parameters()).device
     logits: dict[int, NDArray[np.float32]] = {}
@@ -113,35 +116,21 @@ def text_logits(
         inputs = [pad(rows, padding), token_mask(rows)]
         if token_types is not None:
             inputs.append(pad([token_types[i] for i in batch], 0))
-        answers = model(*(tensor.to(device) for tensor in inputs)).float().cpu().numpy()  # (B, C)
-        logits |= zip(batch.tolist(), answers, strict=True)
-    return np.stack([logits[i] for i in range(len(ids))])
-
-
-@torch.inference_mode()
-def tag_tokens(model: nn.Module, ids: Sequence[Sequence[int]], padding: int) -> list[NDArray[np.float32]]:
-    """Log-probabilities of the tags of every token of encoded texts: a float32 (T, C) for each."""
-    device = next(model.parameters()).device
-    tagged: list[NDArray[np.float32]] = [np.empty((0, 0), np.float32)] * len(ids)
-    for batch in sorted_batches([len(row) for row in ids], EVALUATION_TOKENS):
-        rows = [ids[i] for i in batch]
-        logits = model(pad(rows, padding).to(device), token_mask(rows).to(device))  # (B, T, C)
-        scores = logits.float().log_softmax(dim=-1).cpu().numpy()
-        for i, row in zip(batch, scores, strict=True):
-            tagged[i] = row[: len(ids[i])]
-    return tagged
+        answers = model(*(tensor.to(device) for tensor in inputs)).float().cpu().numpy()  # (B, C) or (B, T, C)
+        for i, row, answer in zip(batch.tolist(), rows, answers, strict=True):
+            logits[i] = answer if answer.ndim == 1 else answer[: len(row)]
+    return [logits[i] for i in range(len(ids))]
 
 
 @torch.inference_mode()
 def image_logits(model: nn.Module, pixel_values: Tensor, *, batch_size: int = 250) -> NDArray[np.float32]:
-    """Runs a classifier on images, float (B, 3, H, W): a row of float32 logits each, (B, C)."""
+    """Runs a classifier on images, float (B, 3, H, W): float32 logits (B, C)."""
     device = next(model.parameters()).device
     logits = [model(part.to(device)).float().cpu() for part in torch.split(pixel_values, batch_size)]
     answers: NDArray[np.float32] = torch.cat(logits).numpy()
     return answers
 
 
-@torch.inference_mode()
 def translate(
     model: Transformer | RecurrentTranslator,
     tokenizer: Tokenizer,
@@ -160,3 +149,73 @@ def translate(
         for i, text in zip(batch, tokenizer.decode_batch(tokens), strict=True):
             texts[i] = text
     return texts
+
+
+_Step = Callable[[Tensor, int], Tensor]
+"""Reads the tokens (B, 1) at a position, after all tokens before it -> logits (B, 1, V)."""
+
+
+@torch.inference_mode()
+def translate_greedily(
+    model: Transformer | RecurrentTranslator,
+    source_ids: Tensor,
+    source_mask: Tensor,
+    *,
+    bos: int,
+    eos: int,
+    max_length: int | None = None,
+) -> list[list[int]]:
+    """Translates sentences, always taking the likeliest token, with the key/value cache or the recurrent state.
+
+    Args:
+        model: The model.
+        source_ids: int64 (B, S).
+        source_mask: int64 (B, S), 1 at tokens and 0 at padding.
+        bos: The token a target begins with.
+        eos: The token it ends with.
+        max_length: Most tokens of a translation, `eos` included; None: the model's limit.
+
+    Returns:
+        The tokens of every translation, without `bos` and `eos`.
+    """
+    steps = min(max_length or model.max_target_length, model.max_target_length)
+    if isinstance(model, RecurrentTranslator):
+        step = _recurrent_step(model, source_ids, source_mask)
+    else:
+        step = _transformer_step(model, source_ids, source_mask, steps)
+    tokens = source_ids.new_full((len(source_ids), 1), bos)  # (B, 1)
+    running = torch.ones(len(source_ids), dtype=torch.bool, device=source_ids.device)  # (B)
+    chosen: list[Tensor] = []
+    for position in range(steps):
+        tokens = step(tokens, position).argmax(dim=-1)  # (B, 1)
+        chosen.append(tokens)
+        running &= tokens[:, 0] != eos
+        if not running.any():
+            break
+    rows: list[list[int]] = torch.cat(chosen, dim=1).tolist()
+    return [row[: row.index(eos)] if eos in row else row for row in rows]
+
+
+def _transformer_step(model: Transformer, source_ids: Tensor, source_mask: Tensor, steps: int) -> _Step:
+    attend_cross = cross_attention(
+        model.cross_keys_values(model.encode(source_ids, source_mask)), source_mask, model.kernel
+    )
+    cache = CachedAttention(steps, model.kernel)
+
+    def step(tokens: Tensor, position: int) -> Tensor:
+        position_ids = torch.full_like(tokens, position)
+        return model.logits(model.decode(tokens, position_ids, cache.at(position_ids), attend_cross))
+
+    return step
+
+
+def _recurrent_step(model: RecurrentTranslator, source_ids: Tensor, source_mask: Tensor) -> _Step:
+    cross, (first_state,) = model.encode_source(source_ids, source_mask)
+    states = (first_state[:, None],)  # (B, 1, H)
+
+    def step(tokens: Tensor, _position: int) -> Tensor:
+        nonlocal states
+        logits, states, _ = model.step(tokens, states, cross, source_mask)
+        return logits
+
+    return step

@@ -1,12 +1,15 @@
-"""What a training runs on: its names for the model card, its memory, and its matrix throughput."""
+"""The machine that a run is on: its name for the model card, its memory, and its matrix throughput."""
 
 from __future__ import annotations
 
+import ctypes
 import platform
 import time
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
+import psutil
 import torch
 
 _LIBRARIES = ("headway-training", "torch", "tokenizers", "sacrebleu", "scikit-learn", "numpy")
@@ -21,15 +24,16 @@ _PEAK_TFLOPS = {
     "RTX 4090": 165.0,
     "T4": 65.0,
 }
-"""Dense matrix products with bf16 (T4: fp16) inputs, from data sheets, by a part of the card's name, longest first."""
-_CGROUP = Path("/sys/fs/cgroup")
-_MEMORY_INFO = Path("/proc/meminfo")
+"""Dense matrix products with bf16 (T4: fp16) inputs, from data sheets, by a part of the card's name."""
+_CGROUPS = Path("/sys/fs/cgroup")
+_OWN_CGROUP = Path("/proc/self/cgroup")
 _PROBE_SIZE = 1024
 _PROBE_S = 0.1
+_TRIM_THRESHOLD, _MMAP_MAX, _LARGEST = -1, -4, 2**31 - 1  # mallopt(3)
 
 
 def describe_hardware(device: torch.device, num_processes: int = 1) -> str:
-    """Names the processor or the GPU, with the number of cores or devices that were used."""
+    """Names the processor or the GPU, with the number of cores or devices that are used."""
     if device.type == "cuda":
         return f"{num_processes} x {torch.cuda.get_device_name(device)}"
     cores = num_processes * torch.get_num_threads()
@@ -37,41 +41,49 @@ def describe_hardware(device: torch.device, num_processes: int = 1) -> str:
 
 
 def library_versions() -> dict[str, str]:
-    """Versions of what decides a training's result."""
+    """Versions of what decides a run's result."""
     return {"python": platform.python_version(), **{name: version(name) for name in _LIBRARIES}}
 
 
-def available_bytes(device: torch.device) -> int | None:
-    """Memory that a training may take: free on the GPU, or what machine and container leave; None if unknown."""
+def available_bytes(device: torch.device) -> int:
+    """Memory that a run may take: what is free on the GPU, or what machine and control groups leave."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    limits = [limit for limit in (_free_of_machine(_MEMORY_INFO), _free_of_container(_CGROUP)) if limit is not None]
-    return min(limits, default=None)
+    return min([int(psutil.virtual_memory().available), *_left_by_cgroups(_CGROUPS, _OWN_CGROUP)])
 
 
-def _free_of_machine(file: Path) -> int | None:
-    """`MemAvailable`, in bytes."""
-    if not file.is_file():
-        return None
-    for line in file.read_text(encoding="utf-8").splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return None
+def _left_by_cgroups(root: Path, own: Path) -> Iterator[int]:
+    """What the process's control group (version 2), and each one above it, leaves of its limit.
+
+    The file cache that the kernel gives back counts as left.
+    """
+    lines = own.read_text(encoding="utf-8").splitlines() if own.is_file() else []
+    name = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), "")
+    for folder in (root / name, *(root / name).parents):
+        if not folder.is_relative_to(root):
+            return
+        limit, used, statistics = (folder / file for file in ("memory.max", "memory.current", "memory.stat"))
+        if limit.is_file() and used.is_file() and (text := limit.read_text(encoding="utf-8").strip()) != "max":
+            pairs = (line.split() for line in statistics.read_text(encoding="utf-8").splitlines())
+            cached = next((int(value) for key, value in pairs if key == "inactive_file"), 0)
+            yield max(0, int(text) - int(used.read_text(encoding="utf-8")) + cached)
 
 
-def _free_of_container(folder: Path) -> int | None:
-    """What a control group (version 2) leaves of its limit, with the file cache that it gives back."""
-    limit, used, statistics = (folder / name for name in ("memory.max", "memory.current", "memory.stat"))
-    if not (limit.is_file() and used.is_file()):
-        return None
-    text = limit.read_text(encoding="utf-8").strip()
-    if text == "max":
-        return None
-    cached = 0
-    if statistics.is_file():
-        pairs = (line.split() for line in statistics.read_text(encoding="utf-8").splitlines())
-        cached = next((int(value) for name, value in pairs if name == "inactive_file"), 0)
-    return max(0, int(text) - int(used.read_text(encoding="utf-8")) + cached)
+def keep_freed_memory() -> bool:
+    """Lets this process keep the memory that it frees, except for what lies beyond 2 GiB at the end of its heap.
+
+    By default glibc gives a large block back to the kernel as soon as it is freed, and the next step has it zeroed
+    again, page by page. The translation recipe is a third faster where blocks are kept, and takes twice the memory
+    (docs/experiments/training-loop.md).
+
+    Returns:
+        True if the C library can do it: glibc can.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError, TypeError):  # musl, macOS, Windows
+        return False
+    return bool(mallopt(_MMAP_MAX, 0)) and bool(mallopt(_TRIM_THRESHOLD, _LARGEST))
 
 
 def matrix_flops(device: torch.device, *, bf16: bool) -> float:
@@ -93,13 +105,13 @@ def _multiply(left: torch.Tensor, right: torch.Tensor) -> None:
 
 
 def peak_flops(card: str) -> float | None:
-    """Matrix peak of a GPU by its name, in floating-point operations a second; None for one that is not known."""
-    names = sorted(_PEAK_TFLOPS, key=len, reverse=True)
-    return next((_PEAK_TFLOPS[name] * 1e12 for name in names if name in card), None)
+    """Matrix peak of a GPU by its name, in floating-point operations a second; None for an unknown one."""
+    longest_first = sorted(_PEAK_TFLOPS, key=len, reverse=True)
+    return next((_PEAK_TFLOPS[name] * 1e12 for name in longest_first if name in card), None)
 
 
 def device_peak_flops(device: torch.device) -> float | None:
-    """Matrix peak of the GPU that is trained on; None for a CPU, and for a card that is not known."""
+    """Matrix peak of the GPU in use; None for a CPU and for an unknown card."""
     return peak_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
 
 

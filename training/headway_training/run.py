@@ -1,49 +1,63 @@
-"""A whole run: recipe, data, tokenizer, training, the measurement at the end, and the checkpoint."""
+"""A whole training run: recipe, data, tokenizer, model, training, the measurement at the end, and the checkpoint.
+
+A run's folder is taken once, and resumed only with the settings it was begun with.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import shlex
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
-from pydantic import TypeAdapter
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
+from accelerate.utils import LoggerType, ProjectConfiguration
+from pydantic import ValidationError
 from rich.console import Console
 
-from headway_training.allocation import keep_freed_memory
 from headway_training.checkpoint import (
     IMAGE_EVALUATION_FILE,
     TEXT_EVALUATION_FILE,
     TOKENIZER_FILE,
     Checkpoint,
     Evaluation,
-    Scalar,
     TrainingRecord,
-    TriedIdea,
+    load_matching_weights,
+    read_checkpoint,
     write_checkpoint,
 )
 from headway_training.data.examples import Splits
-from headway_training.data.sources import OwnData, data_folder, for_own_data, read_splits
-from headway_training.errors import RecipeError
-from headway_training.hardware import describe_hardware, library_versions
-from headway_training.models import Model, build_model, count_parameters, make_configuration
-from headway_training.pretraining import pretrain
+from headway_training.data.sources import OwnData, data_folder, describe_own_data, read_splits
+from headway_training.errors import RecipeError, ResumeError
+from headway_training.hardware import describe_hardware, keep_freed_memory, library_versions
+from headway_training.models import (
+    CONFIGURATIONS,
+    Configuration,
+    Model,
+    build_model,
+    count_parameters,
+    make_configuration,
+)
 from headway_training.recipes import Recipe, read_recipe
-from headway_training.run_folder import check_folder, write_description
-from headway_training.sizing import Sizing, size_up
-from headway_training.tasks import Task, make_task
-from headway_training.trainer import Trainer, TrainingSummary
+from headway_training.sizing import Sizing, expected_throughput, size_up
+from headway_training.state import latest_state
+from headway_training.tasks import TOKENS_FILE, Task, make_task
+from headway_training.trainer import Trainer
 
 CHECKPOINT_FOLDER = "checkpoint"
+RUN_FILE = "run.json"
+_NO_TRACKER = "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """What `headway-train run` was told."""
+    """Arguments of `headway-train run`."""
 
     recipe: str
     """Name of the recipe, or path of its file."""
@@ -55,6 +69,8 @@ class RunOptions:
     """The user's own files instead."""
     model: str | None = None
     """A named configuration in place of the recipe's model."""
+    init: Path | None = None
+    """Folder of a checkpoint to start from, in place of the recipe's."""
     output: Path | None = None
     """Folder of the run; None: `runs/<recipe>`."""
     seed: int = 0
@@ -70,9 +86,10 @@ class RunOptions:
         return self.output or Path("runs") / Path(self.recipe).stem
 
     def command(self) -> str:
-        """The command that makes this model again; where data and output lie is left out."""
+        """The command that trains this model again; folders of data sets and output are left out."""
         words = ["headway-train", "run", self.recipe]
         words += ["--model", self.model] if self.model is not None else []
+        words += ["--init", str(self.init)] if self.init is not None else []
         if self.own_data is not None:
             words += ["--train", self.own_data.train, "--valid", self.own_data.valid]
             words += ["--test", self.own_data.test] if self.own_data.test else []
@@ -82,19 +99,22 @@ class RunOptions:
         words += ["--max-steps", str(self.max_steps)] if self.max_steps is not None else []
         return shlex.join(words)
 
+    def read_recipe(self) -> Recipe:
+        """The recipe with these options on top; own data gives the model a name of its own."""
+        settings = list(self.settings)
+        if self.own_data is not None and not any(setting.startswith("name=") for setting in settings):
+            settings.append(f"name={json.dumps(self._model_name(self.own_data))}")
+        if self.init is not None:
+            settings.append(f"init.checkpoint={json.dumps(str(self.init))}")
+        if self.max_steps is not None:
+            settings.append(f"optimization.max_steps={self.max_steps}")
+        return read_recipe(self.recipe, settings, configuration=self.model)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Run:
-    """Everything a run is made of, ready to train."""
-
-    options: RunOptions
-    recipe: Recipe
-    splits: Splits[Any]
-    task: Task
-    configuration: dict[str, Scalar]
-    model: Model
-    sizing: Sizing
-    trainer: Trainer
+    def _model_name(self, own: OwnData) -> str:
+        """A name in a store, from the run's folder or from the recipe and the training data."""
+        stem = Path(own.train.split(",")[0]).name.split(".")[0]
+        words = self.folder.name if self.output is not None else f"{Path(self.recipe).stem}-{stem}"
+        return re.sub(r"[^a-z0-9._-]+", "-", words.lower()).strip("._-")[:64].strip("._-") or "model"
 
 
 def run_training(options: RunOptions, console: Console) -> Path:
@@ -104,186 +124,163 @@ def run_training(options: RunOptions, console: Console) -> Path:
         The folder of the checkpoint.
 
     Raises:
-        TrainingError: Recipe, data or the run's folder are not as they must be; the message says what to do.
+        TrainingError: Recipe, data, the checkpoint to start from or the run's folder cannot be used; the message says
+            what to do.
     """
-    accelerator = Accelerator(mixed_precision="no")
-    run = _prepare(options, console, accelerator)
-    if accelerator.is_main_process:
-        console.print(_introduction(run), highlight=False)
-    summary = run.trainer.fit()
-    if accelerator.is_main_process:
-        _finish(run, summary, console)
-    accelerator.wait_for_everyone()
-    return options.folder / CHECKPOINT_FOLDER
-
-
-def _prepare(options: RunOptions, console: Console, accelerator: Accelerator) -> _Run:
-    """Reads recipe and data, makes the model, and finds where the run stands."""
-    recipe = _read_recipe(options)
+    recipe, folder = options.read_recipe(), options.folder
     described = _describe(options, recipe)
-    check_folder(options.folder, described, resume=options.resume)
-    tokenizer_file = options.folder / TOKENIZER_FILE
-    with accelerator.main_process_first():  # the first process trains the tokenizer, the others read it
-        splits = read_splits(recipe, data_folder(options.data_dir), options.own_data)
-        if accelerator.is_main_process and not options.resume:
-            tokenizer_file.unlink(missing_ok=True)  # of a run that failed before it began
-        task = make_task(recipe, splits, tokenizer_file)
+    _check_folder(folder, described, resume=options.resume)
+    accelerator = _make_accelerator(options, recipe)
+    splits, task = _read_data(options, recipe, accelerator)
     if options.own_data is not None:
-        recipe = for_own_data(recipe, options.own_data, splits.labels)
-    sizing = _size_up(recipe, task, options.seed, accelerator.device)
+        recipe = recipe.model_copy(update={"description": describe_own_data(recipe, options.own_data, splits.labels)})
+    try:
+        sizing = size_up(recipe, task, options.seed, accelerator.device)
+        model = _build(recipe, task, options.seed)
+    except (TypeError, ValueError) as error:
+        raise RecipeError(f"model: {error}") from error
     if sizing.leaves_room and accelerator.device.type == "cpu":
         keep_freed_memory()
-    model, configuration = _build(recipe, task, options.seed)
-    if accelerator.is_main_process:
-        write_description(options.folder, described)
-    pretrain(
-        recipe,
-        task,
-        splits,
-        model,
-        folder=options.folder,
-        seed=options.seed,
-        console=console,
-        accelerator=accelerator,
-    )
+    start = ""
+    if recipe.init.checkpoint is not None and latest_state(folder) is None:
+        loaded = load_matching_weights(model, recipe.init.checkpoint)
+        start = f"weights of {recipe.init.checkpoint}: {loaded.describe()}\n"
     trainer = Trainer(
         task=task,
         model=model,
         recipe=recipe,
-        folder=options.folder,
+        folder=folder,
         seed=options.seed,
         console=console,
         accelerator=accelerator,
         flops_per_unit=sizing.flops_per_unit,
     )
-    return _Run(
-        options=options,
-        recipe=recipe,
-        splits=splits,
-        task=task,
-        configuration=configuration,
-        model=model,
-        sizing=sizing,
-        trainer=trainer,
+    if accelerator.is_main_process:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / RUN_FILE).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
+        console.print(start + _introduction(recipe, splits, trainer, sizing), highlight=False)
+    accelerator.init_trackers(
+        recipe.name,
+        config={name: str(value) for name, value in _flatten(described).items()},
+        init_kwargs={"tensorboard": {"purge_step": trainer.progress.step + 1}},
     )
+    try:
+        trainer.fit()
+        if accelerator.is_main_process:
+            _finish(options, recipe, splits, trainer, console)
+    finally:
+        for tracker in accelerator.trackers:
+            tracker.finish()
+    accelerator.wait_for_everyone()
+    return folder / CHECKPOINT_FOLDER
 
 
-def _read_recipe(options: RunOptions) -> Recipe:
-    """The recipe with the options on top; own data gives the model a name of its own."""
-    settings = list(options.settings)
-    if options.own_data is not None and not any(setting.startswith("name=") for setting in settings):
-        settings.append(f"name={json.dumps(_model_name(options))}")
-    if options.max_steps is not None:
-        settings.append(f"optimization.max_steps={options.max_steps}")
-    return read_recipe(options.recipe, settings, configuration=options.model)
-
-
-def _model_name(options: RunOptions) -> str:
-    """A name in a store, made of the run's folder or of the recipe and the training data."""
-    assert options.own_data is not None
-    stem = Path(options.own_data.train.split(",")[0]).name.split(".")[0]
-    words = options.folder.name if options.output is not None else f"{Path(options.recipe).stem}-{stem}"
-    return re.sub(r"[^a-z0-9._-]+", "-", words.lower()).strip("._-")[:64].strip("._-") or "model"
-
-
-def _describe(options: RunOptions, recipe: Recipe) -> dict[str, Any]:
-    """What decides the result of a run, as it is kept in its folder."""
-    settings = TypeAdapter(Recipe).dump_python(replace(recipe, results=(), ideas=()), mode="json")
-    return {
-        "recipe": settings,
-        "seed": options.seed,
-        "own_data": asdict(options.own_data) if options.own_data else None,
-    }
-
-
-def _build(recipe: Recipe, task: Task, seed: int) -> tuple[Model, dict[str, Scalar]]:
-    """The model with fresh weights of the run's seed, and its configuration.
+def _make_accelerator(options: RunOptions, recipe: Recipe) -> Accelerator:
+    """Finds the devices, and checks that the recipe's tracker can be used.
 
     Raises:
-        RecipeError: The configuration is not a valid one.
+        RecipeError: It is unknown, or not installed.
     """
-    architecture = recipe.model["architecture"]
-    fields = {key: value for key, value in recipe.model.items() if key != "architecture"}
+    tracker = recipe.tracker
+    if tracker == _NO_TRACKER:
+        return Accelerator(mixed_precision="no")
+    if tracker not in LOGGER_TYPE_TO_CLASS:
+        known = ", ".join([*sorted(LOGGER_TYPE_TO_CLASS), _NO_TRACKER])
+        raise RecipeError(f"tracker is {tracker!r}; it must be one of {known}")
+    if tracker in LoggerType.list() and tracker not in map(str, get_available_trackers()):
+        raise RecipeError(f"tracker is {tracker!r}, which is not installed: install it, or set tracker={_NO_TRACKER}")
+    project = ProjectConfiguration(project_dir=str(options.folder), logging_dir=str(options.folder / tracker))
+    return Accelerator(mixed_precision="no", log_with=tracker, project_config=project)
+
+
+def _read_data(options: RunOptions, recipe: Recipe, accelerator: Accelerator) -> tuple[Splits[Any], Task]:
+    """Reads the data; tokenizer and tokens are written by the first process and read by the others."""
+    if recipe.init.checkpoint is not None:
+        read_checkpoint(recipe.init.checkpoint)  # a wrong folder is refused before any data is read
+    with accelerator.main_process_first():
+        splits = read_splits(recipe, data_folder(options.data_dir), options.own_data)
+        if accelerator.is_main_process and not options.resume:
+            for name in (TOKENIZER_FILE, TOKENS_FILE):  # of a run that failed before it began
+                (options.folder / name).unlink(missing_ok=True)
+        return splits, make_task(recipe, splits, options.folder)
+
+
+def _build(recipe: Recipe, task: Task, seed: int) -> Model:
+    """The model with fresh weights of the run's seed.
+
+    Raises:
+        ValueError: The configuration is not a valid one.
+    """
     torch.manual_seed(seed)
-    try:
-        configuration = make_configuration(architecture, {**fields, **task.model_fields()})
-    except (TypeError, ValueError) as error:
-        raise RecipeError(f"model: {error}") from error
-    return build_model(architecture, configuration), dict(configuration.to_dict())
+    return build_model(recipe.architecture, _configure(recipe, task))
 
 
-def _size_up(recipe: Recipe, task: Task, seed: int, device: torch.device) -> Sizing:
-    """What the training needs, with errors that name the recipe's key."""
-    try:
-        return size_up(recipe, task, seed, device)
-    except ValueError as error:
-        raise RecipeError(f"model: {error}") from error
+def _configure(recipe: Recipe, task: Task) -> Configuration:
+    """The model's configuration: what the recipe says, and what the data decides."""
+    return make_configuration(recipe.architecture, {**recipe.configuration, **task.model_fields()})
 
 
-def _introduction(run: _Run) -> str:
+def _introduction(recipe: Recipe, splits: Splits[Any], trainer: Trainer, sizing: Sizing) -> str:
     """What is about to be trained, on what, with what memory and how fast."""
-    recipe, splits, accelerator = run.recipe, run.splits, run.trainer.accelerator
-    rate, how = run.trainer.expected_throughput(run.sizing)
-    hardware = describe_hardware(accelerator.device, accelerator.num_processes)
+    device = trainer.accelerator.device
+    bf16 = recipe.optimization.precision == "bf16"
+    rate, how = expected_throughput(sizing, trainer.objective, bf16=bf16, device=device)
     return (
-        f"{recipe.name}: {recipe.model['architecture']} of {count_parameters(run.model):,} parameters on {hardware}, "
-        f"{recipe.optimization.precision}; {run.trainer.num_steps:,} steps\n"
+        f"{recipe.name}: {recipe.architecture} of {count_parameters(trainer.model):,} parameters on "
+        f"{describe_hardware(device, trainer.accelerator.num_processes)}, {recipe.optimization.precision}; "
+        f"{trainer.num_steps:,} steps\n"
         f"training data: {splits.train_name}; validation: {len(splits.valid):,} examples; test: {splits.test_name}\n"
-        f"{run.sizing.describe()}\n"
-        f"speed: about {rate:,.0f} {run.task.unit}/s a process ({how})"
+        f"{sizing.describe()}\n"
+        f"speed: about {rate:,.0f} {trainer.task.unit}/s a process ({how})"
     )
 
 
-def _finish(run: _Run, summary: TrainingSummary, console: Console) -> None:
+def _finish(options: RunOptions, recipe: Recipe, splits: Splits[Any], trainer: Trainer, console: Console) -> None:
     """Reads the test data, once, with the best weights; measures the baseline; writes the checkpoint."""
-    console.print(f"best weights: step {summary.best_step:,}. Measuring on the test data, and the baseline ...")
-    run.trainer.calibrate()
-    record = _record(run, summary)
-    evaluation = run.task.evaluation_data()
+    task, model, progress = trainer.task, trainer.model.eval(), trainer.progress
+    console.print(f"best weights: step {progress.best_step:,}. Measuring on the test data, and the baseline ...")
+    task.calibrate(model)
+    record = TrainingRecord(
+        recipe=Path(options.recipe).stem,
+        command=options.command(),
+        seed=options.seed,
+        step_count=progress.step,
+        epoch_count=round(trainer.num_epochs, 2),
+        wall_time_s=round(progress.wall_time_s, 1),
+        hardware=describe_hardware(trainer.accelerator.device, trainer.accelerator.num_processes),
+        libraries=library_versions(),
+        train_dataset=splits.train_name,
+        train_example_count=task.num_train_examples,
+        dataset_license=splits.license,
+        dataset_home=splits.home,
+        metrics=task.evaluate(model, "test"),
+        baseline=task.measure_baseline(),
+        history=tuple(progress.history),
+    )
+    evaluation = task.evaluation_data()
     checkpoint = Checkpoint(
-        name=run.recipe.name,
-        task=run.recipe.task,
-        description=run.recipe.description,
-        license=run.recipe.license,
-        architecture=run.recipe.model["architecture"],
-        configuration=run.configuration,
+        name=recipe.name,
+        task=recipe.task,
+        description=recipe.description,
+        license=recipe.license,
+        architecture=recipe.model["architecture"],
+        configuration=_configure(recipe, task).to_dict(),
         evaluation=Evaluation(
             file=TEXT_EVALUATION_FILE if evaluation.texts is not None else IMAGE_EVALUATION_FILE,
-            dataset=run.splits.test_name,
-            metric=run.task.metric,
-            higher_is_better=run.task.higher_is_better,
+            dataset=splits.test_name,
+            metric=task.metric,
+            higher_is_better=task.higher_is_better,
         ),
         training=record,
-        **run.task.checkpoint_fields(),
+        **task.checkpoint_fields(),
     )
-    folder = run.options.folder / CHECKPOINT_FOLDER
+    folder = options.folder / CHECKPOINT_FOLDER
     write_checkpoint(
-        folder, checkpoint, run.model, tokenizer=run.task.tokenizer, texts=evaluation.texts, images=evaluation.images
+        folder, checkpoint, model, tokenizer=task.tokenizer, texts=evaluation.texts, images=evaluation.images
     )
+    measured = {f"test/{name}": value for name, value in record.metrics.items() if not isinstance(value, str)}
+    trainer.accelerator.log(measured, step=progress.step)
     _report(record, folder, console)
-
-
-def _record(run: _Run, summary: TrainingSummary) -> TrainingRecord:
-    """The measurements at the end, with all that a model card says of the training."""
-    accelerator = run.trainer.accelerator
-    return TrainingRecord(
-        recipe=Path(run.options.recipe).stem,
-        command=run.options.command(),
-        seed=run.options.seed,
-        step_count=summary.step_count,
-        epoch_count=round(summary.epoch_count, 2),
-        wall_time_s=round(summary.wall_time_s, 1),
-        hardware=describe_hardware(accelerator.device, accelerator.num_processes),
-        libraries=library_versions(),
-        train_dataset=run.splits.train_name,
-        train_example_count=run.task.num_train_examples,
-        dataset_license=run.splits.license,
-        dataset_home=run.splits.home,
-        metrics=run.trainer.evaluate("test"),
-        baseline=run.task.measure_baseline(),
-        history=tuple(summary.history),
-        ideas=tuple(TriedIdea(**asdict(idea)) for idea in ([] if run.options.own_data else run.recipe.ideas)),
-    )
 
 
 def _report(record: TrainingRecord, folder: Path, console: Console) -> None:
@@ -295,3 +292,61 @@ def _report(record: TrainingRecord, folder: Path, console: Console) -> None:
         console.print(f"baseline ({baseline.name}): {baseline.metric} {baseline.value:.4g}", highlight=False)
     console.print(f"{record.step_count:,} steps, {record.epoch_count} epochs, {record.wall_time_s:,.0f} s")
     console.print(f"export it with: headway-export {folder} --store models", highlight=False, soft_wrap=True)
+
+
+def _describe(options: RunOptions, recipe: Recipe) -> dict[str, Any]:
+    """What decides the result of a run, as it is kept in its folder."""
+    return {
+        "recipe": recipe.model_dump(mode="json", exclude={"result", "tracker"}),
+        "seed": options.seed,
+        "own_data": asdict(options.own_data) if options.own_data else None,
+    }
+
+
+def _check_folder(folder: Path, described: Mapping[str, Any], *, resume: bool) -> None:
+    """Checks that a folder is free for a run, or that the run in it is the one to resume.
+
+    Raises:
+        ResumeError: There is a run and `resume` is off, there is none and it is on, or it is another one.
+    """
+    file = folder / RUN_FILE
+    if not resume:
+        if file.is_file():
+            raise ResumeError(
+                f"{folder} holds a run already. Go on with it by --resume, choose another folder with --output, "
+                "or remove it"
+            )
+        return
+    if not file.is_file():
+        raise ResumeError(f"{folder} holds no run to resume; leave --resume out to start one")
+    stored = json.loads(file.read_text(encoding="utf-8"))
+    before, after = (_flatten(_with_defaults(one)) | _flatten(one) for one in (stored, described))
+    changed = sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
+    if changed:
+        shown = "; ".join(f"{key} was {before.get(key)!r} and is {after.get(key)!r}" for key in changed[:3])
+        raise ResumeError(
+            f"{folder} was begun with other settings: {shown}. Resume it with the same, or start a new run"
+        )
+
+
+def _with_defaults(described: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A description with the default of every setting that it lacks."""
+    try:
+        recipe = Recipe.model_validate(described["recipe"])
+        fields = dataclasses.fields(CONFIGURATIONS[recipe.architecture])
+    except (KeyError, ValidationError):
+        return described  # of settings that are not known: the comparison names them
+    defaults = {field.name: field.default for field in fields if field.default is not dataclasses.MISSING}
+    content = recipe.model_dump(mode="json", exclude={"result", "tracker"})
+    return {**described, "recipe": {**content, "model": {**defaults, **content["model"]}}}
+
+
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings by dotted keys."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            flat |= _flatten(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat

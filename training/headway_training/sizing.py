@@ -1,41 +1,81 @@
-"""Whether a training fits into the machine, and about how fast it will be, told before it begins."""
+"""What a run needs of the machine, counted before it allocates anything: memory, arithmetic, and the expected speed.
+
+Everything is counted on a model and a batch of torch's `meta` device, whose tensors have shapes and no storage. With P
+parameters: weights 4 P bytes (6 P under bf16, with the copies that matrix products read), gradients 4 P, AdamW's
+moments 8 P (4 bytes of each weight that is Muon's), the average of the weights 4 P. Activations are the distinct
+tensors, weights aside, that autograd keeps of one forward pass, in fp32; under bf16 it is nearly as much, since what is
+kept in half the width is kept beside casts. What an operation needs beside that for a moment is not counted.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.flop_counter import FlopCounterMode
 
 from headway_training.errors import RecipeError
-from headway_training.footprint import Footprint, in_units, measure_footprint
 from headway_training.hardware import available_bytes, matrix_flops
-from headway_training.models import NAMED_CONFIGURATIONS, AttentionKind, build_model
-from headway_training.recipes import Recipe
-from headway_training.tasks import Task
-from headway_training.tasks.base import TrainingBatch
+from headway_training.models import NAMED_CONFIGURATIONS, AttentionKind, build_model, count_parameters
+from headway_training.optimization import is_layer_matrix, layers_of
+from headway_training.recipes import OptimizationSettings, Recipe
+from headway_training.tasks import Task, TrainingBatch
 
 WARM_UP_PASSES = 3
 WARM_UP_S = 5.0
-"""Time that passes over a first batch may take together; where they would take longer, the speed is estimated."""
+"""Time that the passes over a first batch may take together; if they would take longer, the speed is estimated."""
 _SAMPLED_BATCHES = 8
 _PLENTY = 10
-"""Times what a training needs: in blocks that are kept and do not fit, the translation recipe held seven times that."""
+"""Times what a run needs: kept blocks that do not fit came to seven times that in the translation recipe."""
 _ESTIMATED_SHARE = 0.5
-"""Of the matrix throughput, what a training of large matrices reaches."""
+"""Share of the matrix throughput that a training run of large matrices reaches."""
+
+Loss = Callable[[nn.Module, Mapping[str, Tensor]], Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Footprint:
+    """What one training step holds in memory and computes."""
+
+    parameter_count: int
+    """Trainable weights; a tied one counts once."""
+    weight_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int
+    """Moments, and the average of the weights where there is one."""
+    activation_bytes: int
+    """What the backward pass needs of the forward pass, of the rows that are worked through at once."""
+    step_flops: int
+    """Floating-point operations of the matrix products over those rows, forward and backward."""
+
+    @property
+    def total_bytes(self) -> int:
+        """Everything together."""
+        return self.weight_bytes + self.gradient_bytes + self.optimizer_bytes + self.activation_bytes
+
+    def describe(self) -> str:
+        """The parts and their sum, in words."""
+        parts = (
+            ("weights", self.weight_bytes),
+            ("gradients", self.gradient_bytes),
+            ("optimizer", self.optimizer_bytes),
+            ("activations", self.activation_bytes),
+        )
+        return f"{' + '.join(f'{name} {in_units(size)}' for name, size in parts)} = {in_units(self.total_bytes)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizing:
-    """What a training needs and will do."""
+    """What a run needs, and what there is."""
 
     footprint: Footprint
     batch: TrainingBatch
-    """The largest of the first batches."""
-    available_bytes: int | None
-    """Memory there is; None if unknown."""
+    """The rows that are worked through at once, of the largest of the first batches."""
+    available_bytes: int
 
     @property
     def flops_per_unit(self) -> float:
@@ -44,13 +84,12 @@ class Sizing:
 
     @property
     def leaves_room(self) -> bool:
-        """Whether memory is so plentiful that none need be given back between two steps."""
-        return self.available_bytes is not None and self.available_bytes >= _PLENTY * self.footprint.total_bytes
+        """True if memory is so plentiful that none need be given back between two steps."""
+        return self.available_bytes >= _PLENTY * self.footprint.total_bytes
 
     def describe(self) -> str:
-        """Memory that is needed and there."""
-        there = f", of {in_units(self.available_bytes)} there is" if self.available_bytes is not None else ""
-        return f"memory: {self.footprint.describe()}{there} (estimate)"
+        """Memory that is needed and available."""
+        return f"memory: {self.footprint.describe()} of {in_units(self.available_bytes)} available (estimate)"
 
 
 def attention_kind(device: torch.device) -> AttentionKind:
@@ -59,30 +98,33 @@ def attention_kind(device: torch.device) -> AttentionKind:
 
 
 def size_up(recipe: Recipe, task: Task, seed: int, device: torch.device) -> Sizing:
-    """Counts what a training needs.
+    """Counts what a run needs.
 
     Raises:
-        RecipeError: It is more than the memory there is; names the largest named configuration that fits.
+        RecipeError: It is more than the memory available; names the largest named configuration that fits.
         ValueError: The model's configuration is not a valid one.
     """
-    batch = _largest_batch(task, seed)
+    batch = _largest_batch(recipe, task, seed)
     footprint = _footprint(recipe, recipe.model, task, batch.tensors, device)
     sizing = Sizing(footprint=footprint, batch=batch, available_bytes=available_bytes(device))
-    if sizing.available_bytes is not None and footprint.total_bytes > sizing.available_bytes:
+    if footprint.total_bytes > sizing.available_bytes:
         raise RecipeError(
             f"{recipe.name} with {footprint.parameter_count:,} parameters needs about {footprint.describe()}, "
-            f"and there is {in_units(sizing.available_bytes)}. {_advice(recipe, task, sizing, device)}"
+            f"and {in_units(sizing.available_bytes)} are available. {_advice(recipe, task, sizing, device)}"
         )
     return sizing
 
 
-def _largest_batch(task: Task, seed: int) -> TrainingBatch:
-    """The one with the largest tensors among the first."""
+def _largest_batch(recipe: Recipe, task: Task, seed: int) -> TrainingBatch:
+    """The one with the largest tensors among the first, of which one accumulated part is taken."""
     batches = task.epoch_batches(seed, 0)[:_SAMPLED_BATCHES]
     if not batches:
         raise RecipeError("the training data makes no batch: it is too small for the recipe's model.max_length")
     made = [task.collate(batch, torch.Generator().manual_seed(seed)) for batch in batches]
-    return max(made, key=lambda one: max(tensor.numel() for tensor in one.tensors.values()))
+    largest = max(made, key=lambda one: max(tensor.numel() for tensor in one.tensors.values()))
+    parts = recipe.optimization.gradient_accumulation
+    tensors = {name: tensor[::parts] for name, tensor in largest.tensors.items()}
+    return TrainingBatch(tensors=tensors, num_units=max(1, largest.num_units // parts))
 
 
 def _footprint(
@@ -94,23 +136,98 @@ def _footprint(
         architecture = str(model["architecture"])
         return build_model(architecture, {**fields, **task.model_fields()}, attention=attention_kind(device))
 
-    return measure_footprint(
-        make_model,
-        lambda module, batch: task.loss(module, batch, recipe.optimization.label_smoothing),
-        tensors,
-        bf16=recipe.optimization.precision == "bf16",
-        averaged=recipe.optimization.average_decay > 0,
-        muon=recipe.optimization.optimizer == "muon",
+    def loss(module: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+        return task.loss(module, batch, recipe.optimization.label_smoothing)
+
+    return measure_footprint(make_model, loss, tensors, recipe.optimization)
+
+
+def measure_footprint(
+    make_model: Callable[[], nn.Module], loss: Loss, tensors: Mapping[str, Tensor], settings: OptimizationSettings
+) -> Footprint:
+    """Counts what a step needs, as the head of this module says.
+
+    Args:
+        make_model: Builds the model, with its attention; called on the `meta` device.
+        loss: Loss of a model on a batch.
+        tensors: A batch of the size that is worked through at once.
+        settings: Precision, optimizer, average of the weights, activation checkpointing.
+    """
+    with torch.device("meta"):
+        model = make_model().train()
+    batch = {name: tensor.to("meta") for name, tensor in tensors.items()}
+    kept = _ActivationCounter(model, by_layer=settings.activation_checkpointing)
+    with FlopCounterMode(display=False) as counter, saved_tensors_hooks(kept.pack, lambda tensor: tensor):
+        loss(model, batch)
+    count = count_parameters(model)
+    of_muon = sum(
+        weight.numel()
+        for name, weight in model.named_parameters()
+        if settings.optimizer == "muon" and is_layer_matrix(name, weight)
     )
+    # A backward pass has twice the matrix products of the forward pass, and checkpointing runs the latter once more.
+    passes = 4 if settings.activation_checkpointing else 3
+    return Footprint(
+        parameter_count=count,
+        weight_bytes=count * (6 if settings.precision == "bf16" else 4),
+        gradient_bytes=count * 4,
+        optimizer_bytes=(count * (3 if settings.average_decay else 2) - of_muon) * 4,
+        activation_bytes=kept.num_bytes,
+        step_flops=passes * counter.get_total_flops(),
+    )
+
+
+class _ActivationCounter:
+    """Adds up the storages that autograd keeps; weights are not counted.
+
+    Args:
+        model: The model.
+        by_layer: Whether activations are computed anew layer by layer, so that inputs of all layers are kept and the
+            rest of one layer at a time.
+    """
+
+    def __init__(self, model: nn.Module, *, by_layer: bool) -> None:
+        self._held: list[torch.UntypedStorage] = [tensor.untyped_storage() for tensor in model.parameters()]
+        self._seen = {storage._cdata for storage in self._held}  # noqa: SLF001 (torch gives meta storages no address)
+        self._outside = self._largest_layer = self._layer = 0
+        self._in_layer = False
+        for layer in layers_of(model) if by_layer else ():
+            layer.register_forward_pre_hook(self._enter)
+            layer.register_forward_hook(self._leave)
+
+    @property
+    def num_bytes(self) -> int:
+        """What is kept at most."""
+        return self._outside + self._largest_layer
+
+    def pack(self, tensor: Tensor) -> Tensor:
+        """Takes note of a tensor that is kept."""
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self._seen:  # noqa: SLF001 (as above)
+            self._seen.add(storage._cdata)  # noqa: SLF001 (as above)
+            self._held.append(storage)  # so that its number is not given to another
+            if self._in_layer:
+                self._layer += storage.nbytes()
+            else:
+                self._outside += storage.nbytes()
+        return tensor
+
+    def _enter(self, _layer: nn.Module, inputs: tuple[object, ...]) -> None:
+        for tensor in inputs:
+            if isinstance(tensor, Tensor):
+                self.pack(tensor)
+        self._in_layer, self._layer = True, 0
+
+    def _leave(self, *_: object) -> None:
+        self._in_layer, self._largest_layer = False, max(self._largest_layer, self._layer)
 
 
 def _advice(recipe: Recipe, task: Task, sizing: Sizing, device: torch.device) -> str:
     """What fits: the batch of this model, and the largest named configuration of the architecture with this batch."""
     footprint, tensors, available = sizing.footprint, sizing.batch.tensors, sizing.available_bytes
-    assert available is not None, "it is what was too small"
     fitting: dict[str, int] = {}
     for name, named in NAMED_CONFIGURATIONS.items():
-        if named.architecture == recipe.model["architecture"]:
+        if named.architecture == recipe.architecture:
             values = {"architecture": named.architecture, **named.configuration.to_dict()}
             other = _footprint(recipe, values, task, _shortened(values, tensors), device)
             if other.total_bytes <= available:
@@ -122,7 +239,8 @@ def _advice(recipe: Recipe, task: Task, sizing: Sizing, device: torch.device) ->
     left = available - (footprint.total_bytes - footprint.activation_bytes)
     share = left / max(1, footprint.activation_bytes)
     if share * len(next(iter(tensors.values()))) >= 1:  # one row fits
-        advice.append(f"or set optimization.batch_size or batch_tokens to {share:.0%} of what it is")
+        parts = recipe.optimization.gradient_accumulation * max(2, round(1 / share + 0.5))
+        advice.append(f"or work through a batch in parts, with --set optimization.gradient_accumulation={parts}")
     return "; ".join(advice)
 
 
@@ -133,14 +251,14 @@ def _shortened(values: Mapping[str, object], tensors: Mapping[str, Tensor]) -> d
 
 
 def expected_throughput(sizing: Sizing, loss: nn.Module, *, bf16: bool, device: torch.device) -> tuple[float, str]:
-    """About how many units a second will be trained on, and how that is known.
+    """About how many units a second a process will train on, and how that is known.
 
-    A few forward and backward passes over a batch are timed, without the optimizer's part; a model of which they would
-    take longer than `WARM_UP_S` is estimated from the matrix throughput of the machine. Weights and random numbers
-    are left as they are, gradients are cleared.
+    A few forward and backward passes over a batch are timed, without the optimizer's part. If they would take longer
+    than `WARM_UP_S`, the speed is estimated from the matrix throughput of the machine. Weights and random numbers are
+    left as they are, gradients are cleared.
 
     Args:
-        sizing: Of the training.
+        sizing: Of the run.
         loss: Tensors of a batch -> the summed loss, as it is trained.
         bf16: Whether matrix products run in bf16.
         device: Where.
@@ -162,3 +280,8 @@ def expected_throughput(sizing: Sizing, loss: nn.Module, *, bf16: bool, device: 
     loss.zero_grad(set_to_none=True)
     torch.random.set_rng_state(state)
     return sizing.batch.num_units / best_s, f"measured over {passes} passes, without the optimizer"
+
+
+def in_units(num_bytes: float) -> str:
+    """A size in MiB or GiB."""
+    return f"{num_bytes / 2**30:,.1f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:,.0f} MiB"

@@ -1,29 +1,23 @@
-"""The state of a run, on disk: everything that a resumed run needs to go on exactly where it was.
+"""The state of a run on disk: everything that a resumed run needs to go on exactly where it was.
 
-A state is a folder `state/step-<number>/`, written under another name and renamed, so that one is either whole or not
-there; the one before it is removed afterwards. Random numbers are functions of the step and need no state.
+A state is the file `state/step-<number>.pt`. It is written under another name and renamed, so it is whole or not there;
+then older ones are removed. Random numbers are functions of the step and need no state.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
+import pickle
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from safetensors.torch import load_model, save_model
+from torch import nn
 from torch.optim import Optimizer
+from torch.optim.swa_utils import AveragedModel
 
-from headway_training.averaging import WeightAverage
 from headway_training.errors import ResumeError
-
-_PROGRESS_FILE = "progress.json"
-_TENSORS_FILE = "tensors.safetensors"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -33,13 +27,13 @@ class Progress:
     step: int = 0
     """Optimizer steps that are done."""
     wall_time_s: float = 0.0
-    """Time spent so far, of every part of the run."""
+    """Time spent so far, over all parts of the run."""
     best_value: float | None = None
     """The best validation metric so far."""
     best_step: int = 0
     """The step it was reached at."""
     history: list[dict[str, float]] = field(default_factory=list)
-    """A record of every validation: step, training loss and validation metrics."""
+    """One entry a validation: step, training loss and validation metrics."""
     loss_sum: float = 0.0
     """Training loss summed since the last validation, in nats a target."""
     loss_count: int = 0
@@ -47,108 +41,71 @@ class Progress:
 
 
 class RunState:
-    """Reads and writes the state of the run in a folder."""
+    """Reads and writes the state of the run in a folder.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: The run's folder.
+        model: Its model.
+        optimizers: Its optimizers.
+        average: The average of the weights, where there is one.
+    """
+
+    def __init__(
+        self, folder: Path, model: nn.Module, optimizers: Sequence[Optimizer], average: AveragedModel | None
+    ) -> None:
         self.folder = folder / "state"
         self.best_file = folder / "best.safetensors"
+        self._parts: list[nn.Module | Optimizer] = [model, *optimizers, *([] if average is None else [average])]
 
     def __repr__(self) -> str:
-        return f"RunState({self.folder}, latest={self.latest()})"
+        return f"RunState({self.folder}, latest={latest_state(self.folder.parent)})"
 
-    def latest(self) -> Path | None:
-        """The folder of the last whole state."""
-        states = sorted(self.folder.glob("step-*"), key=lambda path: int(path.name.removeprefix("step-")))
-        return states[-1] if states else None
-
-    def save(self, progress: Progress, model: nn.Module, optimizer: Optimizer, average: WeightAverage | None) -> None:
+    def save(self, progress: Progress) -> None:
         """Writes the state, then removes older ones."""
-        target = self.folder / f"step-{progress.step}"
+        target = self.folder / f"step-{progress.step}.pt"
         if target.exists():
             return
-        staging = self.folder / f".writing-{os.getpid()}"
-        shutil.rmtree(staging, ignore_errors=True)
-        staging.mkdir(parents=True)
-        save_file(_gather(model, optimizer, average), staging / _TENSORS_FILE)
-        (staging / _PROGRESS_FILE).write_text(json.dumps(asdict(progress)), encoding="utf-8")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        staging = self.folder / "writing.pt"
+        torch.save({"progress": asdict(progress), "parts": [part.state_dict() for part in self._parts]}, staging)
         staging.rename(target)
-        for path in self.folder.iterdir():
+        for path in self.folder.glob("step-*.pt"):
             if path != target:
-                shutil.rmtree(path, ignore_errors=True)
+                path.unlink()
 
-    def load(self, model: nn.Module, optimizer: Optimizer, average: WeightAverage | None) -> Progress:
-        """Puts the last state into model, optimizer and average; without one, nothing is changed.
+    def load(self) -> Progress:
+        """Puts the last state into model, optimizers and average; without one, nothing is changed.
 
         Raises:
             ResumeError: The state cannot be read, or belongs to another model.
         """
-        path = self.latest()
+        path = latest_state(self.folder.parent)
         if path is None:
             return Progress()
         try:
-            tensors = load_file(path / _TENSORS_FILE)
-            progress = Progress(**json.loads((path / _PROGRESS_FILE).read_text(encoding="utf-8")))
-            _scatter(tensors, model, optimizer, average)
-        except (OSError, ValueError, TypeError, KeyError, RuntimeError, SafetensorError) as error:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+            for part, stored in zip(self._parts, state["parts"], strict=True):
+                part.load_state_dict(stored)
+            return Progress(**state["progress"])
+        except (OSError, ValueError, TypeError, KeyError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+            reason = str(error).strip().splitlines()[0]
             raise ResumeError(
-                f"{path} cannot be resumed: {error}. Remove {self.folder.parent} and start over"
+                f"{path} cannot be resumed: {reason}. Remove {self.folder.parent} and start over"
             ) from error
-        return progress
 
     def save_best(self, model: nn.Module) -> None:
         """Keeps the weights as the best so far."""
+        self.best_file.parent.mkdir(parents=True, exist_ok=True)
         staging = self.best_file.with_suffix(".writing")
-        save_file({name: tensor.contiguous() for name, tensor in state_tensors(model).items()}, staging)
+        save_model(model, str(staging))
         staging.replace(self.best_file)
 
     def load_best(self, model: nn.Module) -> None:
         """Puts the best weights into the model."""
-        _load_tensors(model, load_file(self.best_file))
+        load_model(model, self.best_file)
 
 
-def state_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """The distinct tensors of a module by their first names, buffers included: a tied weight comes once."""
-    seen: set[int] = set()
-    tensors: dict[str, Tensor] = {}
-    for name, tensor in model.state_dict().items():
-        if tensor.data_ptr() not in seen:
-            seen.add(tensor.data_ptr())
-            tensors[name] = tensor
-    return tensors
-
-
-def _gather(model: nn.Module, optimizer: Optimizer, average: WeightAverage | None) -> dict[str, Tensor]:
-    """All tensors of a state under one naming."""
-    tensors = {f"model.{name}": tensor for name, tensor in state_tensors(model).items()}
-    for index, values in optimizer.state_dict()["state"].items():
-        tensors |= {f"optimizer.{index}.{name}": value for name, value in values.items()}
-    if average is not None:
-        tensors |= {f"average.{name}": tensor for name, tensor in average.tensors.items()}
-    return {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
-
-
-def _scatter(tensors: dict[str, Tensor], model: nn.Module, optimizer: Optimizer, average: WeightAverage | None) -> None:
-    """The inverse of `_gather`."""
-    groups: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}, "average": {}}
-    for key, tensor in tensors.items():
-        group, _, name = key.partition(".")
-        groups[group][name] = tensor
-    _load_tensors(model, groups["model"])
-    state: dict[int, dict[str, Any]] = {}
-    for key, tensor in groups["optimizer"].items():
-        index, _, name = key.partition(".")
-        state.setdefault(int(index), {})[name] = tensor
-    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
-    if average is not None:
-        for name, tensor in average.tensors.items():
-            tensor.copy_(groups["average"][name])
-
-
-@torch.no_grad()
-def _load_tensors(model: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Copies weights and buffers by name; a tied weight is stored once."""
-    own = state_tensors(model)
-    if own.keys() != tensors.keys():
-        raise ValueError(f"the stored weights are of another model: {sorted(own.keys() ^ tensors.keys())[:4]}")
-    for name, tensor in own.items():
-        tensor.copy_(tensors[name])
+def latest_state(folder: Path) -> Path | None:
+    """The file of the last state of the run in a folder; None where there is none."""
+    states = (folder / "state").glob("step-*.pt")
+    return max(states, key=lambda path: int(path.stem.removeprefix("step-")), default=None)

@@ -1,18 +1,17 @@
-"""Tags of word pieces, and the labelled spans that they stand for.
+"""Tags of subwords, and the labelled spans that they stand for.
 
-A text's spans are told by one tag a piece, in the IOB2 scheme (Tjong Kim Sang and Veenstra 1999): `B-x` begins a span
-of label x, `I-x` continues it, `O` stands outside of every span. So a model finds the borders of words and names
-itself, in text as people write it; nothing cuts it into words before. Where spans are all the words, there is no `O`.
+A text's spans are predicted by one tag for each subword, in the IOB2 scheme (Tjong Kim Sang and Veenstra 1999): `B-x`
+begins a span of label x, `I-x` continues it, `O` stands outside of all spans. So a model finds the borders of words and
+names itself, in raw text. If spans are all the words, there is no `O`.
 
-What takes part: the **pieces**, that is tokens with characters of their own once white space around them is cut off.
-Special tokens and tokens of white space have no tag. Where two pieces share a character (a character may be several
-tokens of bytes), or the second begins with what belongs to the sign before (an accent, a skin tone, a variant), no span
-begins or ends between them.
+**Subwords** here are the tokens that still have characters when white space around them is cut off; special tokens and
+tokens of white space have no tag. No span begins or ends between two subwords that share a character (one character may
+be several tokens of bytes), or of which the second continues a sign (with an accent, a skin tone, a variant).
 
-What a text's spans are: those of the likeliest sequence of tags that the scheme allows, by the product of the tags'
-probabilities, each of them taken at its piece. The probability of a span is the geometric mean of its tags'.
+The spans of a text are those of the likeliest sequence of tags that the scheme allows, by the product of the tags'
+probabilities. The probability of a span is the geometric mean of its tags'.
 
-T tokens, P pieces, C tags.
+T tokens, C tags.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ from numpy.typing import NDArray
 from headway_training.data.examples import Span
 
 IGNORED = -100
-"""Tag of a token that is no piece."""
+"""Tag of a token that has none."""
 
 
-class Piece(NamedTuple):
+class Subword(NamedTuple):
     """A token with characters of its own."""
 
     token: int
@@ -41,7 +40,7 @@ class Piece(NamedTuple):
     end: int
     """The character after its last one that is not white space."""
     joined: bool
-    """Whether nothing can begin there: it begins within the characters of the piece before, or continues its sign."""
+    """True if no span can begin here: it shares a character with the subword before, or continues its sign."""
 
 
 class PredictedSpan(NamedTuple):
@@ -59,7 +58,7 @@ class TagScheme:
 
     labels: tuple[str, ...]
     covering: bool
-    """Whether every piece is in a span, so that there is no `O`."""
+    """Whether every subword is in a span, so that there is no `O`."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -86,44 +85,44 @@ class TagScheme:
         return label is not None and tag == self.begin(label)
 
 
-def find_pieces(text: str, offsets: Sequence[tuple[int, int]]) -> list[Piece]:
-    """Finds the pieces among the tokens of a text.
+def find_subwords(text: str, offsets: Sequence[tuple[int, int]]) -> list[Subword]:
+    """Finds the subwords among the tokens of a text.
 
     Args:
         text: The text.
         offsets: First character and character after each token, in Unicode code points; (0, 0) for a special token.
     """
-    pieces: list[Piece] = []
+    subwords: list[Subword] = []
     covered = 0
     for token, (first, after) in enumerate(offsets):
         trimmed = text[first:after].strip()
         if trimmed:
             start = text.index(trimmed, first)
             end = start + len(trimmed)
-            joined = bool(pieces) and (start < covered or _continues_sign(text, start))
-            pieces.append(Piece(token, start, end, joined))
+            joined = bool(subwords) and (start < covered or _continues_sign(text, start))
+            subwords.append(Subword(token, start, end, joined))
             covered = max(covered, end)
-    return pieces
+    return subwords
 
 
 def _continues_sign(text: str, position: int) -> bool:
-    """Whether a character is an accent, a skin tone or a variant of the one before, or is joined to it."""
+    """True if a character is an accent, a skin tone or a variant of the one before, or is joined to it."""
     before, character = text[position - 1 : position], text[position]
     marks = unicodedata.category(character) in ("Mn", "Mc", "Me") or "\U0001f3fb" <= character <= "\U0001f3ff"
     return position > 0 and (marks or "\u200d" in (before, character))
 
 
-def piece_tags(pieces: Sequence[Piece], spans: Sequence[Span], scheme: TagScheme) -> list[int]:
-    """The tag of each piece, by the span that holds its first character, or else the first that begins within it.
+def subword_tags(subwords: Sequence[Subword], spans: Sequence[Span], scheme: TagScheme) -> list[int]:
+    """The tag of each subword: of the span that holds its first character, or else the first that begins within it.
 
-    Of a span that begins within a piece that belongs to an earlier one there is no trace: no tag can say it.
+    A span that begins within a subword of an earlier span cannot be expressed by tags and is lost.
     """
     tags: list[int] = []
     next_span, begun = 0, -1
-    for piece in pieces:
-        while next_span < len(spans) and spans[next_span].end <= piece.start:
+    for subword in subwords:
+        while next_span < len(spans) and spans[next_span].end <= subword.start:
             next_span += 1
-        if next_span == len(spans) or spans[next_span].start >= piece.end:
+        if next_span == len(spans) or spans[next_span].start >= subword.end:
             tags.append(IGNORED if scheme.covering else 0)
             continue
         label = spans[next_span].label
@@ -132,26 +131,47 @@ def piece_tags(pieces: Sequence[Piece], spans: Sequence[Span], scheme: TagScheme
     return tags
 
 
-def likeliest_tags(log_probabilities: NDArray[np.float32], pieces: Sequence[Piece], scheme: TagScheme) -> list[int]:
+def split_tags(
+    tags: NDArray[np.int64], origins: NDArray[np.int64], is_blank: NDArray[np.bool_], scheme: TagScheme
+) -> NDArray[np.int64]:
+    """The tags of the parts of split subwords.
+
+    The first part that is not white space takes the tag, white space before it has none, and what follows continues.
+
+    Args:
+        tags: Of the subwords, `IGNORED` if there is none.
+        origins: The subword that each part comes from, ascending, (T,).
+        is_blank: Which parts are white space alone, (T,).
+        scheme: The tags.
+    """
+    before: NDArray[np.int64] = np.cumsum(~is_blank) - ~is_blank  # parts with characters before each part
+    before = before - before[np.searchsorted(origins, origins)]  # of its own subword
+    begins = [tag for tag in range(len(scheme.names)) if scheme.begins(tag)]
+    own = tags[origins]
+    following = own + np.isin(own, begins)  # `I` comes after the `B` of a label
+    return np.where(before > 0, following, np.where(is_blank, IGNORED, own))
+
+
+def likeliest_tags(log_probabilities: NDArray[np.float32], subwords: Sequence[Subword], scheme: TagScheme) -> list[int]:
     """The likeliest sequence of tags that the scheme allows (Viterbi 1967).
 
     Args:
         log_probabilities: (T, C).
-        pieces: The pieces among the tokens.
+        subwords: The subwords among the tokens.
         scheme: The tags.
     """
-    if not pieces:
+    if not subwords:
         return []
     num_tags = len(scheme.names)
     allowed = np.array([[_may_follow(scheme, b, a) for b in range(num_tags)] for a in range(num_tags)])
     starts = np.array([_may_follow(scheme, tag, None) for tag in range(num_tags)])
     joined = np.array([[_may_join(scheme, b, a) for b in range(num_tags)] for a in range(num_tags)])
-    scores = np.where(starts, log_probabilities[pieces[0].token], -np.inf)  # (C)
+    scores = np.where(starts, log_probabilities[subwords[0].token], -np.inf)  # (C)
     back: list[NDArray[np.int64]] = []
-    for piece in pieces[1:]:
-        steps = np.where(joined if piece.joined else allowed, scores[:, None], -np.inf)  # (C before, C)
+    for subword in subwords[1:]:
+        steps = np.where(joined if subword.joined else allowed, scores[:, None], -np.inf)  # (C before, C)
         back.append(steps.argmax(axis=0))
-        scores = steps.max(axis=0) + log_probabilities[piece.token]
+        scores = steps.max(axis=0) + log_probabilities[subword.token]
     tags = [int(scores.argmax())]
     for step in reversed(back):
         tags.append(int(step[tags[-1]]))
@@ -170,17 +190,17 @@ def _may_join(scheme: TagScheme, tag: int, before: int) -> bool:
 
 
 def predict_spans(
-    log_probabilities: NDArray[np.float32], pieces: Sequence[Piece], scheme: TagScheme
+    log_probabilities: NDArray[np.float32], subwords: Sequence[Subword], scheme: TagScheme
 ) -> list[PredictedSpan]:
     """The spans of a text.
 
     Args:
         log_probabilities: (T, C).
-        pieces: The pieces among the tokens.
+        subwords: The subwords among the tokens.
         scheme: The tags.
     """
     groups: list[list[int]] = []
-    tags = likeliest_tags(log_probabilities, pieces, scheme)
+    tags = likeliest_tags(log_probabilities, subwords, scheme)
     for index, tag in enumerate(tags):
         if scheme.begins(tag):
             groups.append([index])
@@ -190,33 +210,33 @@ def predict_spans(
     for group in groups:
         label = scheme.label(tags[group[0]])
         assert label is not None, "a group begins with a tag that begins a span"
-        mean = np.mean([log_probabilities[pieces[i].token, tags[i]] for i in group])
-        start, end = pieces[group[0]].start, max(pieces[i].end for i in group)
+        mean = np.mean([log_probabilities[subwords[i].token, tags[i]] for i in group])
+        start, end = subwords[group[0]].start, max(subwords[i].end for i in group)
         spans.append(PredictedSpan(start, end, label, float(np.exp(mean))))
     return spans
 
 
 def labels_of_words(
-    log_probabilities: NDArray[np.float32], pieces: Sequence[Piece], words: Sequence[Span], scheme: TagScheme
+    log_probabilities: NDArray[np.float32], subwords: Sequence[Subword], words: Sequence[Span], scheme: TagScheme
 ) -> list[int]:
-    """The likeliest label of each word where the borders of words are given.
+    """The likeliest label of each word if the borders of words are given.
 
-    A word's pieces are those whose first character is in it, or the one that holds its first character where there is
-    none; the first of them begins a span and the others continue it.
+    A word's subwords are those that begin in it, or else the one that holds its first character. The first of them
+    begins a span and the others continue it.
 
     Args:
         log_probabilities: (T, C).
-        pieces: The pieces among the tokens.
+        subwords: The subwords among the tokens.
         words: The words, in order; their labels are not read.
         scheme: The tags.
     """
     begins = np.array([scheme.begin(label) for label in range(len(scheme.labels))])  # (labels)
     labels = []
     for word in words:
-        own = [piece for piece in pieces if word.start <= piece.start < word.end]
-        own = own or [piece for piece in pieces if piece.start <= word.start < piece.end][:1]
+        own = [subword for subword in subwords if word.start <= subword.start < word.end]
+        own = own or [subword for subword in subwords if subword.start <= word.start < subword.end][:1]
         scores = np.zeros(len(begins), np.float32)
-        for number, piece in enumerate(own):
-            scores += log_probabilities[piece.token, begins + (number > 0)]
+        for number, subword in enumerate(own):
+            scores += log_probabilities[subword.token, begins + (number > 0)]
         labels.append(int(scores.argmax()))
     return labels

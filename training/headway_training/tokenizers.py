@@ -1,16 +1,23 @@
-"""Training of tokenizers, and what training needs of a trained one."""
+"""Training of tokenizers, and what training needs of one: special tokens, encoded texts, words split anew.
+
+N texts, T tokens.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
 from tokenizers import Encoding, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
-from tokenizers.models import BPE, WordLevel
-from tokenizers.trainers import BpeTrainer, WordLevelTrainer
+from tokenizers.models import BPE
+from tokenizers.trainers import BpeTrainer
 
-from headway_training.checkpoint import SpecialTokens
-from headway_training.errors import DataError
-from headway_training.recipes.settings import TaskName, TokenizerSettings
+from headway_training.checkpoint import SpecialTokens, TaskName, load_tokenizer, read_checkpoint
+from headway_training.errors import CheckpointError, RecipeError
+from headway_training.recipes import TokenizerSettings
 
 PAD, UNK, BOS, EOS = "<pad>", "<unk>", "<bos>", "<eos>"
 _TREEBANK_WORDS = (
@@ -18,102 +25,73 @@ _TREEBANK_WORDS = (
     r"|(?<=\bcan)not\b|(?<=\bgon|\bwan)na\b|(?<=\bgot)ta\b)| ?[^\s\p{L}\p{M}\p{N}]"
 )
 """What treebanks of English cut from the word before it, and punctuation, mark by mark."""
-_JOINED = (
-    ("(?i:-lrb-)", "("),
-    ("(?i:-rrb-)", ")"),
-    ("``|''", '"'),
-    (r" +(?=[.,;:!?)%]|'(?i:s|m|d|re|ve|ll)\b|(?i:n't)\b)", ""),
-    (r"(?<=[(]) +", ""),
-)
-"""Patterns of the Penn treebank's tokenization, and what people write instead."""
-
-_SPECIAL_TOKENS: dict[TaskName, tuple[str, ...]] = {
-    "generation": (),
-    "translation": (PAD, UNK, BOS, EOS),
-    "text_classification": (PAD, UNK, BOS, EOS),
-    "token_classification": (PAD, UNK, BOS, EOS),
-}
-"""A running text has neither beginning nor end, and byte-level tokens can spell everything."""
+_SPACE = frozenset("ĠĊĉčĀ")
+"""Characters that stand for the bytes of white space in a byte-level vocabulary."""
+_NONE = -1
 
 
 def train_tokenizer(texts: Iterable[str], settings: TokenizerSettings, task: TaskName) -> Tokenizer:
-    """Trains a tokenizer on the training text.
-
-    A translation's tokenizer ends every source with `<eos>`, a classifier's frames every text as `<bos> ... <eos>` and
-    a pair as `<bos> ... <eos> ... <eos>`, of which what follows the first `<eos>` is of type 1; a running text gets no
-    special tokens.
-
-    Raises:
-        DataError: The text is too small for one.
-    """
-    special = list(_SPECIAL_TOKENS[task])
-    tokenizer = (
-        _train_characters(texts, special) if settings.kind == "characters" else _train_bpe(texts, settings, special)
-    )
-    if tokenizer.get_vocab_size() <= len(special):
-        raise DataError("the training text is empty: a tokenizer cannot be trained on it")
-    if special:
-        bos, eos = tokenizer.token_to_id(BOS), tokenizer.token_to_id(EOS)
-        frame = "$A <eos>" if task == "translation" else "<bos> $A <eos>"
-        pair = f"{frame} $B:1 <eos>:1"
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single=frame, pair=pair, special_tokens=[(BOS, bos), (EOS, eos)]
-        )
-    return tokenizer
-
-
-def _train_bpe(texts: Iterable[str], settings: TokenizerSettings, special: list[str]) -> Tokenizer:
-    """Byte-pair encoding over bytes (Sennrich et al. 2016, Radford et al. 2019)."""
+    """Trains byte-pair encoding over bytes (Sennrich et al. 2016; Radford et al. 2019) on the training text."""
     tokenizer = Tokenizer(BPE())
-    steps: list[normalizers.Normalizer] = []
     if settings.lowercase:
-        steps += [normalizers.NFKC(), normalizers.Lowercase()]
-    if settings.join_punctuation:
-        steps += [normalizers.Replace(Regex(pattern), text) for pattern, text in _JOINED]
-    if steps:
-        tokenizer.normalizer = normalizers.Sequence(steps)
-    tokenizer.pre_tokenizer = _byte_level(settings)
+        tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
+    # Cuts at spaces and between letters, digits and the rest, and maps bytes to characters.
+    cut: pre_tokenizers.PreTokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    if settings.treebank_words:
+        cut = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(_TREEBANK_WORDS), behavior="isolated"), cut])
+    tokenizer.pre_tokenizer = cut
     tokenizer.decoder = decoders.ByteLevel()
     trainer = BpeTrainer(
         vocab_size=settings.vocabulary_size,
         min_frequency=settings.min_frequency,
-        special_tokens=special,
+        # A running text has neither beginning nor end, and bytes can spell everything.
+        special_tokens=[] if task == "generation" else [PAD, UNK, BOS, EOS],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
+    _frame(tokenizer, task)
     return tokenizer
 
 
-def _byte_level(settings: TokenizerSettings) -> pre_tokenizers.PreTokenizer:
-    """Cuts at spaces and between letters, digits and the rest (Radford et al. 2019), and maps bytes to characters."""
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    if not settings.treebank_words:
-        return byte_level
-    return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(_TREEBANK_WORDS), behavior="isolated"), byte_level])
+def _frame(tokenizer: Tokenizer, task: TaskName) -> None:
+    """Sets the special tokens around a text.
+
+    A translation's source is `... <eos>`; a classifier's text is `<bos> ... <eos>`, and a pair is
+    `<bos> ... <eos> ... <eos>`, in which all after the first `<eos>` is of type 1. A running text has none.
+    """
+    if task == "generation":
+        return
+    frame = "$A <eos>" if task == "translation" else "<bos> $A <eos>"
+    ids = [(token, tokenizer.token_to_id(token)) for token in (BOS, EOS)]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=frame, pair=f"{frame} $B:1 <eos>:1", special_tokens=ids
+    )
 
 
-def _train_characters(texts: Iterable[str], special: list[str]) -> Tokenizer:
-    """One token a character; characters the training text does not have become the unknown token."""
-    special = special or [UNK]
-    tokenizer = Tokenizer(WordLevel(unk_token=UNK))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
-    tokenizer.decoder = decoders.Fuse()
-    tokenizer.train_from_iterator(texts, WordLevelTrainer(special_tokens=special, show_progress=False))
+def take_tokenizer(folder: Path, task: TaskName) -> Tokenizer:
+    """Takes the tokenizer of a checkpoint for a training run.
+
+    Raises:
+        CheckpointError: The folder is no checkpoint, or its tokenizer lacks a special token that the task needs.
+    """
+    tokenizer = load_tokenizer(folder)
+    missing = [token for token in (PAD, UNK, BOS, EOS) if tokenizer.token_to_id(token) is None]
+    if missing and task != "generation":
+        raise CheckpointError(f"the tokenizer of {folder} has no {', '.join(missing)}; {task} needs it")
+    if read_checkpoint(folder).task != task:
+        _frame(tokenizer, task)
     return tokenizer
 
 
 def special_tokens(tokenizer: Tokenizer) -> SpecialTokens:
     """The ids of the special tokens that a tokenizer has."""
-    ids = {
-        name: tokenizer.token_to_id(token)
-        for name, token in zip(("pad", "unk", "bos", "eos"), (PAD, UNK, BOS, EOS), strict=True)
-    }
-    return SpecialTokens(**ids)
+    pad, unk, bos, eos = (tokenizer.token_to_id(token) for token in (PAD, UNK, BOS, EOS))
+    return SpecialTokens(pad=pad, unk=unk, bos=bos, eos=eos)
 
 
 def encode_spans(tokenizer: Tokenizer, texts: Sequence[str], max_length: int) -> list[Encoding]:
-    """Encodes texts as `encode_texts` does, framed, and keeps the characters of every token."""
+    """Encodes texts with their special tokens, each cut at its end to `max_length`; offsets are kept."""
     tokenizer.enable_truncation(max_length)
     try:
         return list(tokenizer.encode_batch(list(texts), add_special_tokens=True))
@@ -122,20 +100,20 @@ def encode_spans(tokenizer: Tokenizer, texts: Sequence[str], max_length: int) ->
 
 
 def encode_texts(
-    tokenizer: Tokenizer, texts: Sequence[str], max_length: int | None, *, frame: bool = True
+    tokenizer: Tokenizer, texts: Sequence[str], max_length: int | None, *, special: bool = True
 ) -> list[list[int]]:
     """Encodes texts, each cut at its end to `max_length` tokens, the special ones included.
 
     Args:
         tokenizer: The tokenizer; its own truncation is left off.
         texts: The texts.
-        max_length: Most tokens of a text; None: no limit.
-        frame: Whether the post-processor adds its special tokens.
+        max_length: Most tokens of a text; None sets no limit.
+        special: Whether the post-processor adds its special tokens.
     """
     if max_length is not None:
         tokenizer.enable_truncation(max_length)
     try:
-        return [encoding.ids for encoding in tokenizer.encode_batch(list(texts), add_special_tokens=frame)]
+        return [encoding.ids for encoding in tokenizer.encode_batch(list(texts), add_special_tokens=special)]
     finally:
         tokenizer.no_truncation()
 
@@ -143,12 +121,12 @@ def encode_texts(
 def encode_pairs(
     tokenizer: Tokenizer, texts: Sequence[str], text_pairs: Sequence[str], max_length: int
 ) -> tuple[list[list[int]], list[list[int]]]:
-    """Encodes texts with what they are paired with, each pair as one input; an empty second text stands for none.
+    """Encodes pairs of texts, each pair as one input; an empty second text means that there is none.
 
-    A pair past `max_length` tokens is cut at the ends of its texts, the longer one first.
+    A pair of more than `max_length` tokens is cut at the ends of its texts, the longer one first.
 
     Returns:
-        The ids of each input, and the type of each of its tokens: 0, and 1 in the second text.
+        The ids of each input, and the type of each of its tokens: 1 in the second text, else 0.
     """
     tokenizer.enable_truncation(max_length, strategy="longest_first")
     inputs = [(text, pair) if pair else text for text, pair in zip(texts, text_pairs, strict=True)]
@@ -157,3 +135,62 @@ def encode_pairs(
     finally:
         tokenizer.no_truncation()
     return [encoding.ids for encoding in encodings], [encoding.type_ids for encoding in encodings]
+
+
+class SubwordSplitter:
+    """Undoes merges of a byte-pair vocabulary at random, so that a model sees how words are spelt.
+
+    A subword is split into the two it was merged from, these again, and so on. BPE-dropout (Provilkov et al. 2020) has
+    the same end, and leaves merges out on the way up; the tokenizer does that with a generator that cannot be seeded.
+    This one draws from the caller's, so that a resumed run sees what an unbroken one does.
+
+    Raises:
+        RecipeError: The tokenizer is no byte-pair encoding.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        content = json.loads(tokenizer.to_str())["model"]
+        if content["type"] != "BPE":
+            raise RecipeError(
+                f"augmentation.subword_splitting undoes merges, and a {content['type']} tokenizer has none; set it to 0"
+            )
+        vocabulary = content["vocab"]
+        size = tokenizer.get_vocab_size()
+        self._parents = np.full((size, 2), _NONE, np.int64)
+        for merge in content.get("merges", ()):
+            left, right = merge.split(" ") if isinstance(merge, str) else merge
+            self._parents[vocabulary[left + right]] = vocabulary[left], vocabulary[right]
+        self.is_blank = np.zeros(size, np.bool_)
+        """Which subwords are white space alone."""
+        for token, index in tokenizer.get_vocab().items():
+            self.is_blank[index] = set(token) <= _SPACE
+
+    def split(
+        self, ids: Sequence[int] | NDArray[np.int64], rate: float, random: np.random.Generator
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Splits subwords.
+
+        Args:
+            ids: Of the subwords, (T,).
+            rate: Probability that a subword is split, and each of its parts in turn.
+            random: Draws which.
+
+        Returns:
+            The ids of the parts, and the place in `ids` that each comes from.
+        """
+        parts = np.asarray(ids, dtype=np.int64)
+        origins = np.arange(len(parts))
+        drawn = self._draw(parts, rate, random)
+        while drawn.any():
+            counts = np.where(drawn, 2, 1)
+            first = (np.cumsum(counts) - counts)[drawn]
+            parents, fresh = self._parents[parts[drawn]], np.repeat(drawn, counts)
+            parts, origins = np.repeat(parts, counts), np.repeat(origins, counts)
+            parts[first], parts[first + 1] = parents.T
+            drawn = fresh & self._draw(parts, rate, random)
+        return parts, origins
+
+    def _draw(self, ids: NDArray[np.int64], rate: float, random: np.random.Generator) -> NDArray[np.bool_]:
+        """Which of the subwords are split: (T,)."""
+        drawn: NDArray[np.bool_] = (random.random(len(ids)) < rate) & (self._parents[ids, 0] != _NONE)
+        return drawn

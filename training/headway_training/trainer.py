@@ -2,58 +2,101 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Literal
+from types import FrameType, TracebackType
+from typing import Any, Self
 
 import torch
 from accelerate import Accelerator
 from rich.console import Console
 from torch import Tensor, nn
 
-from headway_training.averaging import WeightAverage
-from headway_training.errors import StoppedError
+from headway_training.batches import StepPlan, step_seed
+from headway_training.errors import RecipeError, StoppedError
 from headway_training.hardware import device_peak_flops
-from headway_training.interruption import StopSignal
 from headway_training.models import Model
-from headway_training.objective import DropoutSchedule, Objective, load_teacher
-from headway_training.optimizers import make_optimizer
-from headway_training.plan import StepPlan, step_seed
+from headway_training.optimization import checkpoint_activations, learning_rate, make_average, make_optimizers
 from headway_training.progress import TrainingDisplay
-from headway_training.recipes import Recipe
-from headway_training.schedule import learning_rate
-from headway_training.sizing import Sizing, attention_kind, expected_throughput
+from headway_training.recipes import OptimizationSettings, Recipe
+from headway_training.sizing import attention_kind
 from headway_training.state import RunState
-from headway_training.tasks.base import IGNORED, Metrics, Task, TrainingBatch
+from headway_training.tasks import IGNORED, Task, TrainingBatch
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingSummary:
-    """What a finished training says of itself."""
+class Objective(nn.Module):
+    """Model and loss in one forward call, which is what data parallelism and autocast wrap."""
 
-    step_count: int
-    epoch_count: float
-    wall_time_s: float
-    best_step: int
-    history: list[dict[str, float]]
+    def __init__(self, task: Task, model: nn.Module, settings: OptimizationSettings, device_type: str) -> None:
+        super().__init__()
+        self.model = model
+        self._task = task
+        self._settings = settings
+        self._device_type = device_type
+
+    def forward(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """The loss summed over the targets of a batch, a scalar."""
+        bf16 = self._settings.precision == "bf16"
+        with torch.autocast(self._device_type, dtype=torch.bfloat16, enabled=bf16):
+            return self._task.loss(self.model, tensors, self._settings.label_smoothing)
+
+
+class StopSignal:
+    """Takes note of SIGINT and SIGTERM inside its `with` block, so that the step under way can be finished.
+
+    A second signal has its usual effect.
+    """
+
+    def __init__(self) -> None:
+        self.received: str | None = None
+        self._handlers: dict[signal.Signals, Any] = {}
+
+    def __repr__(self) -> str:
+        return f"StopSignal(received={self.received})"
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():  # Python sets handlers in no other thread
+            self._handlers = {
+                number: signal.signal(number, self._receive) for number in (signal.SIGINT, signal.SIGTERM)
+            }
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._restore()
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 (the signature of handlers)
+        self.received = signal.Signals(number).name
+        self._restore()
+
+    def _restore(self) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        self._handlers = {}
 
 
 class Trainer:
-    """Trains a model until the plan's last step, and keeps the weights that validated best.
+    """Trains a model until the plan's last step, and keeps the weights with the best validation.
 
     Args:
         task: Data, loss and metrics.
-        model: The model, with fresh weights, fp32.
+        model: The model, fp32.
         recipe: How the weights are found.
         folder: The run's folder.
         seed: Seed of the run.
         console: Where progress is shown.
-        accelerator: The devices; None: what is found, or what `accelerate launch` or `torchrun` set up.
-        flops_per_unit: Floating-point operations for a token or an image, to tell how much of a GPU is used.
+        accelerator: The devices and trackers; None: what is found, or what `accelerate launch` or `torchrun` set up.
+        flops_per_unit: Floating-point operations for a token or an image, from which a GPU's utilisation is shown.
+
+    Raises:
+        RecipeError: The model cannot be trained by these settings.
+        ResumeError: The state in the folder cannot be read, or belongs to another model.
     """
 
     def __init__(
@@ -68,28 +111,30 @@ class Trainer:
         accelerator: Accelerator | None = None,
         flops_per_unit: float | None = None,
     ) -> None:
-        # Precision is this package's own business (LossModule), whatever `accelerate`'s configuration says.
+        # The recipe decides the precision (`Objective`), whatever the configuration of `accelerate` says.
         self.accelerator = accelerator or Accelerator(mixed_precision="no")
-        self._task = task
-        settings = self._settings = recipe.optimization
+        device = self.accelerator.device
+        self.task = task
         self._seed = seed
-        self._folder = folder
         self._console = console
-        self.model = model.use_attention(attention_kind(self.accelerator.device)).to(self.accelerator.device)
-        teacher = load_teacher(recipe, task)
-        if teacher is not None:
-            teacher.to(self.accelerator.device)
-        self._objective = Objective(task, model, recipe, self.accelerator.device.type, teacher)
-        self._module = self.accelerator.prepare(self._objective)
-        self._optimizer = make_optimizer(model, settings)
-        self._average = WeightAverage(model, settings.average_decay) if settings.average_decay else None
-        self._plan = StepPlan(task, settings, seed)
-        self._dropout = DropoutSchedule(model, recipe.regularization, self._plan.num_steps)
-        self._state = RunState(folder)
         self._flops_per_unit = flops_per_unit
+        settings = self._settings = recipe.optimization
+        self.model = model.use_attention(attention_kind(device)).to(device)
+        self._average = make_average(self.model, settings.average_decay)
+        if settings.activation_checkpointing:
+            try:
+                checkpoint_activations(self.model)
+            except ValueError as error:
+                raise RecipeError(str(error)) from error
+        self.objective = Objective(task, self.model, settings, device.type)
+        self._module = self.accelerator.prepare(self.objective)
+        self._optimizers = make_optimizers(self.model, settings)
+        self._plan = StepPlan(task.epoch_batches, settings, seed)
+        self._state = RunState(folder, self.model, self._optimizers, self._average)
+        self._stop = StopSignal()
         self._clock_s = time.perf_counter()
         self._data_wait_s = 0.0
-        self.progress = self._state.load(model, self._optimizer, self._average)
+        self.progress = self._state.load()
 
     def __repr__(self) -> str:
         return f"Trainer(step={self.progress.step}, num_steps={self.num_steps}, device={self.accelerator.device})"
@@ -99,65 +144,43 @@ class Trainer:
         """Steps of the whole run."""
         return self._plan.num_steps
 
-    def fit(self, until_step: int | None = None) -> TrainingSummary:
+    @property
+    def num_epochs(self) -> float:
+        """Passes over the data so far."""
+        return self._plan.epochs_at(self.progress.step)
+
+    def fit(self, until_step: int | None = None) -> None:
         """Trains, from where the state stands, to the last step or to `until_step`; then loads the best weights.
 
         Raises:
             StoppedError: SIGINT or SIGTERM came; the state was written after the step that was under way.
         """
         end = self.num_steps if until_step is None else min(until_step, self.num_steps)
-        with self._display() as display, StopSignal() as stop:
+        with self._display() as display, StopSignal() as self._stop:
             self._clock_s = time.perf_counter()
             for step, batch in self._batches(self.progress.step, end):
                 self._train_step(step, batch, display)
                 self._after_step(display)
-                if stop.received and self.progress.step < self.num_steps:
+                if self._is_stopped() and self.progress.step < self.num_steps:
                     self._save()
-                    raise StoppedError(
-                        f"stopped by {stop.received} after step {self.progress.step:,} of {self.num_steps:,}"
-                    )
+                    name = self._stop.received or "a signal to another process"
+                    raise StoppedError(f"stopped by {name} after step {self.progress.step:,} of {self.num_steps:,}")
         if self.progress.step >= self.num_steps:
             self._save()
+            self.accelerator.wait_for_everyone()  # the first process writes the best weights, and all read them
             self._state.load_best(self.model)
-        return TrainingSummary(
-            step_count=self.progress.step,
-            epoch_count=self._plan.epochs_at(self.progress.step),
-            wall_time_s=self.progress.wall_time_s,
-            best_step=self.progress.best_step,
-            history=self.progress.history,
-        )
-
-    def calibrate(self) -> None:
-        """Fits, on validation data, what the task needs beside the weights to answer."""
-        self.model.eval()
-        self._task.calibrate(self.model)
-
-    def evaluate(self, part: Literal["valid", "test"]) -> Metrics:
-        """Measures the model as it is, in fp32, on a part of the data."""
-        self.model.eval()
-        return self._task.evaluate(self.model, part)
-
-    def expected_throughput(self, sizing: Sizing) -> tuple[float, str]:
-        """About how many units a second a process will train on, and how that is known."""
-        bf16 = self._settings.precision == "bf16"
-        return expected_throughput(sizing, self._objective, bf16=bf16, device=self.accelerator.device)
 
     def _display(self) -> TrainingDisplay:
+        peak = device_peak_flops(self.accelerator.device)
         return TrainingDisplay(
             self._console,
-            self._folder,
-            unit=self._task.unit,
+            self.accelerator,
+            unit=self.task.unit,
             num_steps=self.num_steps,
             first_step=self.progress.step,
-            enabled=self.accelerator.is_main_process,
             flops_per_unit=self._flops_per_unit,
-            peak_flops=self._peak_flops(),
+            peak_flops=None if peak is None else peak * self.accelerator.num_processes,
         )
-
-    def _peak_flops(self) -> float | None:
-        """Matrix peak of all devices together, where it is known."""
-        peak = device_peak_flops(self.accelerator.device)
-        return None if peak is None else peak * self.accelerator.num_processes
 
     def _batches(self, start: int, end: int) -> Iterator[tuple[int, TrainingBatch]]:
         """Steps with their batches; the next batch is made while the model works on the one at hand."""
@@ -172,27 +195,30 @@ class Trainer:
                 yield step, batch
 
     def _make_batch(self, step: int) -> TrainingBatch:
-        return self._task.collate(self._plan.batch(step), self._plan.generator(step))
+        return self.task.collate(self._plan.batch(step), self._plan.generator(step))
+
+    def _is_stopped(self) -> bool:
+        """Whether any process was told to stop: all of them learn of it after the same step."""
+        received = torch.tensor(float(self._stop.received is not None), device=self.accelerator.device)
+        return bool(self.accelerator.reduce(received, reduction="sum"))
 
     def _train_step(self, step: int, batch: TrainingBatch, display: TrainingDisplay) -> None:
         """One optimizer step over the whole batch, of which every process takes its rows."""
-        self.model.train()
-        self._objective.train()
-        self._dropout.apply(step)
+        self.objective.train()
         rate = learning_rate(self._settings, step, self.num_steps)
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate
+        for optimizer in self._optimizers:
+            optimizer.zero_grad(set_to_none=True)
+            for group in optimizer.param_groups:
+                group["lr"] = rate
         torch.manual_seed(step_seed(self._seed, step, 1 + self.accelerator.process_index))
-        self._optimizer.zero_grad(set_to_none=True)
-        # Data parallelism averages gradients over processes, so each loss is scaled to make that the mean over targets.
-        loss = self._module(self._share(batch)) * (self.accelerator.num_processes / batch.num_targets)
-        self.accelerator.backward(loss)
+        loss = self._backward(batch)
         if self._settings.gradient_clip:
             nn.utils.clip_grad_norm_(self.model.parameters(), self._settings.gradient_clip)
-        self._optimizer.step()
+        for optimizer in self._optimizers:
+            optimizer.step()
         if self._average is not None:
-            self._average.update(step)
-        value = float(self.accelerator.reduce(loss.detach(), reduction="mean"))
+            self._average.update_parameters(self.model)
+        value = float(self.accelerator.reduce(loss, reduction="mean"))
         self.progress.step = step + 1
         self.progress.loss_sum += value
         self.progress.loss_count += 1
@@ -205,14 +231,40 @@ class Trainer:
             data_wait_s=self._data_wait_s,
         )
 
-    def _share(self, batch: TrainingBatch) -> dict[str, Tensor]:
-        """This process's rows of a batch, on its device; without any, a row whose targets are ignored."""
+    def _backward(self, batch: TrainingBatch) -> Tensor:
+        """Computes the gradient of the whole batch, part by part, and the loss, a scalar in nats a target.
+
+        Data parallelism averages gradients over processes, so a process's loss is scaled to make that average the mean
+        over all targets.
+        """
+        shares = self._shares(batch)
+        scale = self.accelerator.num_processes / batch.num_targets
+        total = torch.zeros((), device=self.accelerator.device)
+        for number, tensors in enumerate(shares, start=1):
+            # Gradients are exchanged with the last part alone.
+            with nullcontext() if number == len(shares) else self.accelerator.no_sync(self._module):
+                loss = self._module(tensors) * scale
+                self.accelerator.backward(loss)
+                total += loss.detach()
+        return total
+
+    def _shares(self, batch: TrainingBatch) -> list[dict[str, Tensor]]:
+        """This process's rows of a batch, on its device, in the parts they are worked through in.
+
+        A part without rows is left out; of a share without any, one row is taken whose targets are ignored.
+        """
         rank, count = self.accelerator.process_index, self.accelerator.num_processes
-        shares = {name: tensor[rank::count] for name, tensor in batch.tensors.items()}
-        if not len(shares["targets"]):
-            shares = {name: tensor[:1].clone() for name, tensor in batch.tensors.items()}
-            shares["targets"].fill_(IGNORED)
-        return {name: tensor.to(self.accelerator.device, non_blocking=True) for name, tensor in shares.items()}
+        parts = self._settings.gradient_accumulation
+        shares = [
+            {name: tensor[rank + count * part :: count * parts] for name, tensor in batch.tensors.items()}
+            for part in range(parts)
+        ]
+        shares = [share for share in shares if len(share["targets"])]
+        if not shares:
+            shares = [{name: tensor[:1].clone() for name, tensor in batch.tensors.items()}]
+            shares[0]["targets"].fill_(IGNORED)
+        device = self.accelerator.device
+        return [{name: tensor.to(device, non_blocking=True) for name, tensor in share.items()} for share in shares]
 
     def _after_step(self, display: TrainingDisplay) -> None:
         """Validates and saves where the plan says so."""
@@ -233,31 +285,21 @@ class Trainer:
         return duration_s
 
     def _validate(self, display: TrainingDisplay) -> None:
-        """Measures the averaged weights on the validation part and keeps them if they are the best."""
-        with self._averaged_weights():
-            metrics = self._measure_valid()
-            value = metrics[self._task.metric]
-            best = self._task.is_better(value, self.progress.best_value)
-            if best:
-                self.progress.best_value, self.progress.best_step = value, self.progress.step
-                self._state.save_best(self.model)
-        loss = self.progress.loss_sum / max(1, self.progress.loss_count)
-        self.progress.history.append({"step": self.progress.step, "train_loss": loss, **metrics})
-        display.validation(self.progress.step, {"train_loss": loss, **metrics}, best=best)
-
-    def _measure_valid(self) -> dict[str, float]:
-        """The numbers among the validation metrics, measured in the precision of training."""
-        self.model.eval()
-        enabled = self._settings.precision == "bf16"
-        with torch.autocast(self.accelerator.device.type, dtype=torch.bfloat16, enabled=enabled):
-            metrics = self._task.evaluate(self.model, "valid")
-        return {name: value for name, value in metrics.items() if isinstance(value, float)}
-
-    @contextmanager
-    def _averaged_weights(self) -> Iterator[None]:
-        with self._average.applied() if self._average is not None else nullcontext():
-            yield
+        """Measures the model, or the average of its weights, in the precision of training; keeps the best."""
+        model = (self.model if self._average is None else self._average.module).eval()
+        bf16 = self._settings.precision == "bf16"
+        with torch.autocast(self.accelerator.device.type, dtype=torch.bfloat16, enabled=bf16):
+            measured = self.task.evaluate(model, "valid")
+        metrics = {name: value for name, value in measured.items() if isinstance(value, float)}
+        value = metrics[self.task.metric]
+        best = self.task.is_better(value, self.progress.best_value)
+        if best:
+            self.progress.best_value, self.progress.best_step = value, self.progress.step
+            self._state.save_best(model)
+        metrics = {"train_loss": self.progress.loss_sum / max(1, self.progress.loss_count), **metrics}
+        self.progress.history.append({"step": self.progress.step, **metrics})
+        display.validation(self.progress.step, metrics, best=best)
 
     def _save(self) -> None:
         if self.accelerator.is_main_process:
-            self._state.save(self.progress, self.model, self._optimizer, self._average)
+            self._state.save(self.progress)

@@ -36,9 +36,7 @@ class _TaskEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Task.ValueType],
     """TextClassificationService.ClassifyText."""
     TASK_TOKEN_CLASSIFICATION: _Task.ValueType  # 4
     """TextClassificationService.ClassifyTokens."""
-    TASK_TEXT_EMBEDDING: _Task.ValueType  # 5
-    """TextClassificationService.EmbedText."""
-    TASK_IMAGE_CLASSIFICATION: _Task.ValueType  # 6
+    TASK_IMAGE_CLASSIFICATION: _Task.ValueType  # 5
     """ImageClassificationService."""
 
 class Task(_Task, metaclass=_TaskEnumTypeWrapper):
@@ -54,9 +52,7 @@ TASK_TEXT_CLASSIFICATION: Task.ValueType  # 3
 """TextClassificationService.ClassifyText."""
 TASK_TOKEN_CLASSIFICATION: Task.ValueType  # 4
 """TextClassificationService.ClassifyTokens."""
-TASK_TEXT_EMBEDDING: Task.ValueType  # 5
-"""TextClassificationService.EmbedText."""
-TASK_IMAGE_CLASSIFICATION: Task.ValueType  # 6
+TASK_IMAGE_CLASSIFICATION: Task.ValueType  # 5
 """ImageClassificationService."""
 Global___Task: _TypeAlias = Task  # noqa: Y015
 

@@ -23,7 +23,7 @@ import structlog
 
 from headway_server.batching.graph import Tensors
 from headway_server.batching.queue import BatchQueue, Entry
-from headway_server.errors import DeadlineError, DrainingError, InternalError
+from headway_server.errors import DeadlineError, DrainingError, ModelRunError
 from headway_server.observers import NO_OBSERVER, BatchEvent, ModelId, Observer, QueueEvent
 from headway_server.runtime import CLOSE_TIMEOUT_S, Cores, Heartbeat, Session, join_threads
 
@@ -34,7 +34,7 @@ Reader = Callable[[Tensors, int], Result]
 _log = structlog.get_logger(__name__)
 
 
-class BatchError(InternalError):
+class BatchError(ModelRunError):
     """The model could not be run; the log says why. A bug or a broken machine, never the caller's fault."""
 
 
@@ -134,7 +134,7 @@ class Batcher:
         self._heartbeat = Heartbeat()
         self._num_lanes = 1 if session is None else session.num_lanes
         self._lanes = threading.Semaphore(self._num_lanes)
-        self._seats = (Cores(1) if session is None else session.cores).seats()
+        self._busy_lanes = (Cores(1) if session is None else session.cores).busy_lanes()
         self._threads = [
             threading.Thread(target=self._work, name=f"batcher-{model.name}-{number}", daemon=True)
             for number in range(self._num_lanes + 1)
@@ -259,7 +259,7 @@ class Batcher:
 
     def _count_busy(self) -> None:
         """Tells the cores how many lanes have work, before a batch runs, so that its run knows of the others'."""
-        self._seats.take(min(self._num_lanes, self._num_taken + len(self._queue)))
+        self._busy_lanes.set(min(self._num_lanes, self._num_taken + len(self._queue)))
 
     def _can_take(self) -> bool:
         """True if a thread may take a batch now: to run it where a lane is idle, or to have it ready if it is full."""

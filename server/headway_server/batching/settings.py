@@ -17,27 +17,27 @@ MAX_IMAGES = 64
 _BATCH_TOKENS: Final[dict[Device, int]] = {"cpu": 512, "cuda": 4096}
 _BATCH_IMAGES: Final[dict[Device, int]] = {"cpu": 16, "cuda": 32}
 _CPU_BATCH_PIXELS: Final = 2 * 224 * 224
-"""Of the images of a batch as the model sees them, on the CPU; two images may have more."""
+"""Most pixels of a batch on the CPU, of its images as the model sees them; a batch of two may have more."""
 
 
 class BatchingSettings(BaseModel):
     """Sizes of batches and queues."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     max_batch_tokens: Annotated[int, Field(ge=1)] | None = None
     """Most tokens of a batch of texts, padding included; a longer text runs alone. Left out: 512 on the CPU, whose
-    caches hold what lies between a larger model's layers only for small batches (docs/lanes.md), and 4096 on CUDA."""
+    caches hold the activations of a larger model only for small batches (docs/lanes.md), and 4096 on CUDA."""
     max_batch_images: Annotated[int, Field(ge=1)] | None = None
-    """Most images of a batch. Left out: on the CPU as many as have the pixels of 2 images of 224 x 224 together, as the
-    model sees them, 2 at least and 16 at most; 32 on CUDA."""
+    """Most images of a batch. Left out: 32 on CUDA; on the CPU as many as have the pixels of 2 images of 224 x 224
+    together, as the model sees them, but 2 at least and 16 at most."""
     max_waiting_texts: Annotated[int, Field(ge=MAX_TEXTS)] = 4096
     """Most texts of a model that are admitted and not yet answered."""
     max_waiting_images: Annotated[int, Field(ge=MAX_IMAGES)] = 256
     """Most images of a model that are admitted and not yet answered."""
     max_waiting_mib: Annotated[int, Field(ge=1)] = 256
-    """Most MiB of a model's images, or of its texts, that are admitted and not yet answered; a larger call is taken
-    alone."""
+    """Most MiB of a model's images, or of its texts, that are admitted and not yet answered; a call of more is admitted
+    when no other is there."""
 
     def batch_tokens(self, device: Device) -> int:
         """Most tokens of a batch on a device."""

@@ -1,9 +1,9 @@
-"""What a decoder's graph has beyond its steps, where it can verify drafted tokens (docs/speculation.md).
+"""Decoder graphs that can verify drafted tokens (docs/speculation.md).
 
 Such a graph has an input without content, `verifies`, whose length chooses what it computes. 0: any step. 1: a step of
-`chain_width` tokens a row, each bit for bit as if they were decoded one by one, with the states between them as outputs
-that are to be bound to one memory with the others. Where a session fixes the length of that axis as it loads the graph,
-ONNX Runtime drops what is not computed, and the choice costs nothing.
+`chain_width` tokens a row, which equals decoding them one by one bit for bit; the states between the tokens are outputs
+too, to be bound to the same memory as the others. A session that fixes the length of that axis drops what is not
+computed, so the choice costs nothing at run time.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ DECODING_AXES = {VERIFIES: 0}
 def verifying_axes(width: int) -> dict[str, int]:
     """Returns the sizes to fix where all steps verify.
 
-    The lengths are fixed so that ONNX Runtime knows as much of the shapes as without a chain, and fuses alike: a fusion
-    more or less shows in the last bits.
+    The lengths are fixed so that ONNX Runtime knows the same of the shapes as without a chain, and fuses the same
+    nodes: other fusions change the last bits.
     """
     return {VERIFIES: 1, "length": width, "logits_length": width}
 

@@ -20,7 +20,7 @@ _NAME = re.compile(NAME_PATTERN)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
-    """A bundle whose files are as its manifest says."""
+    """A bundle whose files were checked against its manifest."""
 
     path: Path
     manifest: Manifest
@@ -34,7 +34,7 @@ class Bundle:
 
 
 def find_bundles(store: Path) -> list[Path]:
-    """Returns the folders `<store>/<model>/<version>/` that hold a manifest or look as if they should.
+    """Returns the folders `<store>/<model>/<version>/`, with or without a manifest.
 
     Raises:
         StoreError: The store is missing or has no such folder.
@@ -55,7 +55,7 @@ def find_bundles(store: Path) -> list[Path]:
 
 
 def _versions(model: Path) -> list[Path]:
-    """Returns the folders of a model's versions; the model's own if it cannot be read, for opening it says why."""
+    """Returns the folders of a model's versions, or the model's own if it cannot be read: opening that says why."""
     try:
         return [version for version in model.iterdir() if version.is_dir() and _NAME.match(version.name)]
     except OSError:
@@ -63,7 +63,7 @@ def _versions(model: Path) -> list[Path]:
 
 
 def version_key(version: str) -> tuple[tuple[int, int, str], ...]:
-    """Orders versions so that 10 comes after 9 and 1.10 after 1.9; the largest is the latest."""
+    """Returns a key that orders versions, 10 after 9 and 1.10 after 1.9; the largest is the latest."""
     return tuple((1, int(part), "") if part.isdigit() else (0, 0, part) for part in re.split(r"[._-]", version))
 
 
@@ -71,7 +71,7 @@ def open_bundle(path: Path) -> Bundle:
     """Opens the bundle in the folder `path` and checks all of it.
 
     Raises:
-        BundleError: The manifest is missing or wrong, or a file is missing, unlisted, or not the one that was written.
+        BundleError: The manifest is missing or wrong, or a file is missing, unlisted or changed.
     """
     manifest = check_bundle(path)
     if (path.parent.name, path.name) != (manifest.name, manifest.version):
@@ -82,10 +82,10 @@ def open_bundle(path: Path) -> Bundle:
 
 
 def check_bundle(path: Path) -> Manifest:
-    """Checks all of the bundle in the folder `path`, wherever that lies, and returns its manifest.
+    """Checks all of the bundle in the folder `path`, whatever that is called, and returns its manifest.
 
     Raises:
-        BundleError: As `open_bundle`, but for the names of the folders.
+        BundleError: As `open_bundle`, except for the names of the folders.
     """
     manifest = read_manifest(path)
     _check_files(path, manifest)

@@ -1,8 +1,8 @@
 """The tags of a token classifier: what the columns of its logits stand for.
 
 `labels` in the manifest of a token classifier are tags of the IOB2 scheme (Tjong Kim Sang and Veenstra 1999), in the
-order of the columns: `B-x` begins a span of label x, `I-x` continues it, `O` stands outside of every span. A model
-whose spans are all the words has no `O`; one whose spans are all one piece long may have no `I-x`.
+order of the columns: `B-x` begins a span of label x, `I-x` continues it, `O` is outside of every span. A model that
+puts every word into a span has no `O`; one whose spans all have a single word may have no `I-x`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ _OUTSIDE = "O"
 
 @dataclass(frozen=True, slots=True)
 class TagSet:
-    """Tags, understood."""
+    """The tags of a model, by label."""
 
     labels: tuple[str, ...]
-    """Labels of spans, in the order in which their `B-` tags stand."""
+    """Labels of spans, in the order of their `B-` tags."""
     begin: tuple[int, ...]
     """Column of the tag that begins a span, for each label."""
     inside: tuple[int | None, ...]
@@ -28,10 +28,10 @@ class TagSet:
 
     @classmethod
     def parse(cls, tags: Sequence[str]) -> TagSet:
-        """Understands tags.
+        """Parses tags.
 
         Raises:
-            ValueError: A tag is not of the scheme or stands there twice, or a label cannot begin.
+            ValueError: A tag is not of the scheme or is repeated, or a label has no `B-` tag.
         """
         columns = {tag: column for column, tag in enumerate(tags)}
         if len(columns) < len(tags):

@@ -1,4 +1,4 @@
-"""Writes a bundle: into a temporary folder beside its place, then renamed, so that no half bundle is ever seen."""
+"""Writes a bundle into a temporary folder and renames that, so that nobody sees half a bundle."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 @contextmanager
 def staging_folder(store: Path) -> Iterator[Path]:
-    """Gives a temporary folder on the store's own file system, removed at the end if it is still there."""
+    """Gives a temporary folder on the store's file system, which is removed at the end if it is still there."""
     store.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=".staging-", dir=store))
     try:
@@ -51,7 +51,7 @@ def publish(staged: Path, store: Path, *, replace: bool = False) -> Bundle:
     if place.exists() and not replace:
         raise BundleError(f"{place}: exists already; choose another --version or pass --replace")
     place.parent.mkdir(parents=True, exist_ok=True)
-    staged.chmod(0o755)  # a temporary folder is private to its maker; a bundle is for everyone to read
+    staged.chmod(0o755)  # a temporary folder is private to its maker; everyone may read a bundle
     aside = staged.with_name(f"{staged.name}.replaced")
     if place.exists():
         place.rename(aside)

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 class EngineSettings(BaseModel):
     """How many sequences an engine holds, and how it runs them."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     num_slots: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Sequences that run at once. Each takes cache for the model's maximum length, allocated at start. Left out: 32, or

@@ -70,7 +70,7 @@ class ChatPrompt:
     """A conversation as a model reads it."""
 
     text: str
-    """The prompt as the template writes it, for people: its tokens are not found by encoding it."""
+    """The prompt as the template writes it, for people; encoding it may give other tokens."""
     input_ids: NDArray[np.int64]
     """(T,)"""
 
@@ -88,12 +88,12 @@ _SAMPLES: Final = (
 
 
 class ChatTemplate:
-    """The chat template of a bundle, with the bundle's tokenizer: a conversation becomes token ids, not a text.
+    """The chat template of a bundle, with the bundle's tokenizer: makes token ids of a conversation.
 
-    Ids, because a text cannot tell the special tokens that the template writes from the same characters in what a
-    person wrote: those are text here and stay text. So what `encode` gives is the prompt; encoding its `text` is not.
+    A text would not do: special tokens that the template writes look like the same characters in what a person wrote.
+    So the prompt is the ids that `encode` gives; encoding its `text` gives others.
 
-    Safe to use from several threads: nothing of it changes after loading.
+    Safe to use from several threads: nothing changes after loading.
     """
 
     def __init__(self, template: Template, *, file: Path, tokens: _ControlTokens, names: dict[str, str]) -> None:
@@ -125,7 +125,7 @@ class ChatTemplate:
             raise BundleError(f"{file}: is not a template ({error}); correct it and export the model again") from error
         ids = {"bos_token": special_tokens.bos, "eos_token": special_tokens.eos}
         names = {name: (tokenizer.id_to_token(i) or "") if i is not None else "" for name, i in ids.items()}
-        tokens = _ControlTokens(tokenizer, source, parsed, tokenizer_file)
+        tokens = _ControlTokens(tokenizer, source + "".join(names.values()), parsed, tokenizer_file)
         chat = cls(template, file=file, tokens=tokens, names=names)
         chat._try(tokenizer)
         return chat
@@ -133,7 +133,7 @@ class ChatTemplate:
     async def encode(self, conversations: Sequence[Sequence[ChatTurn]], *, fields: Sequence[str]) -> list[ChatPrompt]:
         """Makes the prompts of conversations, off the event loop, each ready for the model's next turn.
 
-        Nothing follows the first refusal, and what has not begun when the caller goes is not done.
+        Stops at the first refusal, and when the caller goes.
 
         Args:
             conversations: Each of at least one turn.
@@ -141,11 +141,11 @@ class ChatTemplate:
 
         Raises:
             InvalidInputError: The template refuses a conversation, or makes too long a prompt of it.
-            BundleError: The template fails; the caller of the server learns nothing of it but INTERNAL.
+            BundleError: The template fails.
         """
         loop = asyncio.get_running_loop()
         return [
-            await loop.run_in_executor(text_pool(), self.prompt, turns, field)
+            await loop.run_in_executor(text_pool(sum(len(turn.content) for turn in turns)), self.prompt, turns, field)
             for turns, field in zip(conversations, fields, strict=True)
         ]
 
@@ -159,7 +159,7 @@ class ChatTemplate:
         try:
             return self._make(turns)
         except RefusedConversationError as error:
-            reason = str(error)[:_REASON_LENGTH]
+            reason = self._tokens.restore(str(error))[:_REASON_LENGTH]
             raise InvalidInputError(field, f"is not one the model's chat template has a prompt for: {reason}") from None
         except _LimitError as error:
             raise InvalidInputError(
@@ -267,12 +267,16 @@ class _ControlTokens:
         """Puts twins into what people wrote, except where it says what the template looks for."""
         return self._disguised.sub(lambda match: self._twins.get(match[0], match[0]), content.translate(self._forged))
 
+    def restore(self, written: str) -> str:
+        """Takes the twins out of what the template wrote."""
+        return written.translate(self._originals)
+
     def read(self, written: str) -> ChatPrompt:
         """Makes the prompt of what the template wrote."""
-        told_apart = self._control.sub(lambda match: self._stand_ins[match[0]], written).translate(self._originals)
+        told_apart = self.restore(self._control.sub(lambda match: self._stand_ins[match[0]], written))
         with no_panics():
             ids = self._tokenizer.encode(told_apart, add_special_tokens=False).ids
-        return ChatPrompt(text=written.translate(self._originals), input_ids=np.asarray(ids, np.int64))
+        return ChatPrompt(text=self.restore(written), input_ids=np.asarray(ids, np.int64))
 
     def _renamed(self, content: dict[str, Any]) -> dict[str, Any]:
         """Returns the content of a `tokenizer.json` with the stand-ins in place of control tokens."""

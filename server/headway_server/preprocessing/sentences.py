@@ -1,7 +1,7 @@
-"""Texts to sentences and back: what stands between sentences is kept.
+"""Texts to sentences and back; the spacing between sentences is kept.
 
-Borders come from sentencex, chosen in docs/translation.md. It keeps every character of a text, and where it is in doubt
-it does not split, which suits translation: two sentences together are translated well, half a sentence is not.
+sentencex finds the borders (docs/translation.md says why). It keeps every character of a text, and does not split where
+it is in doubt, which suits translation: two sentences together are translated well, half a sentence is not.
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ from itertools import accumulate
 
 import sentencex
 
+from headway_server.preprocessing.text import no_panics
+
 _PARAGRAPH = re.compile(r"(\n[^\S\n]*\n\s*)")
-"""A blank line, which ends a sentence whatever stands before it. It begins with a line break, so that white space which
-is none of it is passed once: a pattern that began with any space would try each of many spaces again."""
+"""A blank line, which ends a sentence whatever stands before it. The pattern begins with a line break, so that other
+white space is passed once: one that began with any space would try each of many spaces again."""
 _SPACE = re.compile(r"\s")
 _WIDE_SPACE = re.compile(r"[^\S\x00-\x7f]")
 _WINDOW_LENGTH = 2**14
-"""Characters that are looked at together, and most of a sentence. The library takes time that grows with the square of
-the quotation marks in a text, and holds the interpreter's lock meanwhile."""
+"""Characters that are looked at together, and the most of a sentence. The library's time grows with the square of the
+quotation marks in a text, and it holds the interpreter's lock meanwhile."""
 _LINE_BREAK = re.compile(r"[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 _FULL_WIDTH_ENDS = frozenset("\u3002\uff01\uff1f\uff0e\uff61\u2026")
 """Ends of sentences in scripts that put no space after them: the full-width stop, exclamation and question marks, the
@@ -32,7 +34,7 @@ class Sentence:
     """A sentence, without the white space around it."""
 
     text: str
-    """As long as what stands in the whole text, where a line break within a sentence is now a space."""
+    """As long as in the whole text; a line break within the sentence has become a space."""
     start: int
     """Its first character in the whole text, in Unicode code points."""
 
@@ -53,8 +55,8 @@ class SplitText:
     def join(self, translations: Sequence[str]) -> tuple[str, list[int]]:
         """Joins translations of the sentences with the spacing of the text.
 
-        A sentence that nothing separates from the next one, as in Chinese, gets a space after it where its translation
-        does not end as such sentences do.
+        Where nothing separates a sentence from the next one, as in Chinese, a space is put between their translations
+        unless the first ends as such sentences do.
 
         Returns:
             The text, and where in it each translation begins.
@@ -77,7 +79,7 @@ def split_sentences(text: str, language: str) -> SplitText:
 
     Args:
         text: Any text.
-        language: BCP 47 code of its language; of one that is not known, what most languages have in common is taken.
+        language: BCP 47 code of its language; for one that is not known, rules that most languages share.
     """
     sentences: list[Sentence] = []
     gaps = [""]
@@ -97,13 +99,13 @@ def split_sentences(text: str, language: str) -> SplitText:
 
 
 def _parts(text: str, language: str) -> Iterator[str]:
-    """Yields sentences with the white space around them, which joined are the text."""
+    """Yields sentences with the white space around them; joined, they are the text."""
     for paragraph in _PARAGRAPH.split(text):
         yield from _windowed_parts(paragraph, language)
 
 
 def _windowed_parts(paragraph: str, language: str) -> Iterator[str]:
-    """Yields the sentences of a paragraph, found in windows; the last of a window may go on and begins the next one."""
+    """Yields the sentences of a paragraph, window by window; the last of a window begins the next, as it may go on."""
     start = 0
     while start < len(paragraph):
         window = paragraph[start : start + _WINDOW_LENGTH]
@@ -115,13 +117,17 @@ def _windowed_parts(paragraph: str, language: str) -> Iterator[str]:
 
 
 def _segment(window: str, language: str) -> list[str]:
-    """Cuts a window where the library sees borders.
+    """Cuts a window at the borders of sentences that the library finds; if it fails, the window is one sentence.
 
-    It is shown a plain space for each that ASCII has not: it takes the letter before a full stop apart by bytes, and
-    panics if such a space stands between them (sentencex 1.0.32).
+    The library is shown a plain space for each that is not ASCII: it takes the letter before a full stop apart by
+    bytes, and panics if such a space stands between them (sentencex 1.0.32).
     """
     shown = _WIDE_SPACE.sub(" ", window)
-    lengths = [len(part) for part in sentencex.segment(language, shown)]
+    try:
+        with no_panics():
+            lengths = [len(part) for part in sentencex.segment(language, shown)]
+    except RuntimeError:
+        return [window]
     if sum(lengths) != len(window):  # the library promises it; a window as a whole is better than one with a hole
         return [window]
     ends = list(accumulate(lengths))

@@ -45,13 +45,13 @@ class Subwords:
             if trimmed:
                 start = first + part.index(trimmed)
                 end = start + len(trimmed)
-                rows.append((token, start, end, bool(rows) and (start < covered or continues_grapheme(text, start))))
+                rows.append((token, start, end, bool(rows) and (start < covered or _continues_grapheme(text, start))))
                 covered = max(covered, end)
         table = np.array(rows, np.int64).reshape(-1, 4)
         return cls(table[:, 0], table[:, 1], table[:, 2], table[:, 3].astype(np.bool_))
 
 
-def continues_grapheme(text: str, position: int) -> bool:
+def _continues_grapheme(text: str, position: int) -> bool:
     """True if a character belongs to the grapheme before it: it is a mark, or joins, or is joined."""
     if position == 0:
         return False

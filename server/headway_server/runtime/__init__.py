@@ -1,7 +1,7 @@
-"""ONNX Runtime: sessions, the device they run on, its threads and its memory."""
+"""ONNX Runtime: sessions, the machine they run on, bound buffers, threads."""
 
 from headway_server.runtime.binding import Binding
-from headway_server.runtime.cores import Cores, Seats
+from headway_server.runtime.cores import BusyLanes, Cores
 from headway_server.runtime.machine import Device, available_bytes, describe_cores, has_exact_int8, usable_cores
 from headway_server.runtime.session import Runtime, Session
 from headway_server.runtime.threads import CLOSE_TIMEOUT_S, Heartbeat, join_threads
@@ -9,11 +9,11 @@ from headway_server.runtime.threads import CLOSE_TIMEOUT_S, Heartbeat, join_thre
 __all__ = [
     "CLOSE_TIMEOUT_S",
     "Binding",
+    "BusyLanes",
     "Cores",
     "Device",
     "Heartbeat",
     "Runtime",
-    "Seats",
     "Session",
     "available_bytes",
     "describe_cores",

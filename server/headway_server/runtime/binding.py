@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 
 class Binding:
-    """What the inputs and outputs of a graph are bound to, whichever of its sessions runs. For one thread.
+    """What the inputs and outputs of a graph are bound to, whichever of its sessions runs it. For one thread.
 
-    A session is told what has changed when it runs: the one that never does is never told.
+    A change is handed to a session when it runs next, so that a session that never runs costs nothing.
     """
 
     def __init__(self, sessions: Sequence[Any], choose: Callable[[], int]) -> None:
@@ -20,7 +20,7 @@ class Binding:
 
         Args:
             sessions: `onnxruntime.InferenceSession`s of one graph.
-            choose: Says which of them a run takes.
+            choose: Returns the index of the one to run.
         """
         self._sessions = sessions
         self._choose = choose
@@ -36,22 +36,18 @@ class Binding:
         self._note("bind_output", name, device, 0, dtype, shape, address)
 
     def bind_inputs(self, inputs: Mapping[str, NDArray[Any]]) -> None:
-        """Binds host arrays, which are kept alive."""
+        """Binds host arrays, and keeps them alive."""
         for name, array in inputs.items():
             self._note("bind_cpu_input", name, np.ascontiguousarray(array))
 
     def run(self) -> None:
-        """Runs the graph on what is bound. Lets other threads run."""
+        """Runs the graph on what is bound. Releases the GIL meanwhile."""
         index = self._choose()
-        self._tell(index)
-        self._sessions[index].run_with_iobinding(self._bindings[index])
-
-    def _tell(self, index: int) -> None:
-        """Binds to a session what has changed since it ran."""
         binding, changes = self._bindings[index], self._changes[index]
         for name, (method, arguments) in changes.items():
             getattr(binding, method)(name, *arguments)
         changes.clear()
+        self._sessions[index].run_with_iobinding(binding)
 
     def _note(self, method: str, name: str, *arguments: Any) -> None:
         for changes in self._changes:

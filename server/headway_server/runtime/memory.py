@@ -1,7 +1,7 @@
 """Buffers that hold a decoder's state on the device that runs it, addressed by slot.
 
-A slot is a row of the first axis, so that any run of neighbouring slots is one block of memory that a graph can be
-bound to without a copy.
+A slot is a row of the first axis, so that neighbouring slots are one block of memory, to which a graph can be bound
+without a copy.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
-from headway_server.errors import InternalError
+from headway_server.errors import ModelRunError
 from headway_server.runtime.machine import Device, load_cudart
 from headway_server.runtime.session import Tensor
 
@@ -32,31 +32,31 @@ class StateBuffer(Protocol):
         """Returns the memory address of a slot's state."""
 
     def copy(self, source: tuple[int, int], target: tuple[int, int], length: int) -> None:
-        """Copies `length` positions from a (slot, position) over those from another."""
+        """Copies `length` positions from one (slot, position) to another."""
 
     def reorder(self, copies: Iterable[tuple[int, int, int, int]]) -> None:
-        """Copies positions of slots over the same positions of others, of which none is read.
+        """Copies positions of slots to the same positions of other slots; no slot is both source and target.
 
-        Each copy is (source, target, start, stop): the slots, and the positions from `start` to before `stop`.
+        Each copy is (source, target, start, stop): two slots, and the positions from `start` to before `stop`.
         """
 
     def copy_slots(self, source: Self, first: int, target: int, count: int) -> None:
-        """Copies `count` whole slots of a buffer of this kind and shape, from `first` on, over those from `target`.
+        """Copies `count` whole slots of a buffer of this kind and shape, from `first` on, to those from `target` on.
 
-        The two stretches may be of one buffer; they must not overlap then, unless they are the same.
+        `source` may be this buffer; the two ranges must then be equal or apart.
         """
 
     def fill(self, slot: int, values: Tensor | None) -> None:
-        """Writes a whole slot, with values of its shape from main memory, or with zeros."""
+        """Writes a whole slot: values of its shape, in main memory, or zeros."""
 
 
 def allocate(device: Device, shape: tuple[int, ...], dtype: str) -> StateBuffer:
     """Allocates a buffer of zeros, all of it at once.
 
     Args:
-        device: Where the graph runs that is bound to it.
+        device: Where the graph runs that will be bound to it.
         shape: (slots, heads, cache_length, head_dim), or (slots, ...) for state without positions.
-        dtype: As NumPy names it.
+        dtype: NumPy's name of it.
     """
     return HostBuffer(shape, dtype) if device == "cpu" else CudaBuffer(shape, dtype)
 
@@ -66,7 +66,7 @@ class HostBuffer:
 
     def __init__(self, shape: tuple[int, ...], dtype: str) -> None:
         self._array: Tensor = np.empty(shape, dtype)
-        self._array.fill(0)  # unlike np.zeros, this takes the memory now and not under load
+        self._array.fill(0)  # unlike np.zeros, this takes the memory now, and not under load
         self.shape = shape
         self.dtype = self._array.dtype
         self.num_bytes = self._array.nbytes
@@ -79,22 +79,22 @@ class HostBuffer:
         return int(self._array.ctypes.data) + slot * self._array.strides[0]
 
     def copy(self, source: tuple[int, int], target: tuple[int, int], length: int) -> None:
-        """Copies `length` positions from a (slot, position) over those from another."""
+        """Copies `length` positions from one (slot, position) to another."""
         (from_slot, start), (to_slot, to_start) = source, target
         self._array[to_slot, :, to_start : to_start + length] = self._array[from_slot, :, start : start + length]
 
     def reorder(self, copies: Iterable[tuple[int, int, int, int]]) -> None:
-        """Copies positions of slots over those of others: (source, target, start, stop)."""
+        """Copies positions of slots to other slots: (source, target, start, stop)."""
         array = self._array
         for source, target, start, stop in copies:
             array[target, :, start:stop] = array[source, :, start:stop]
 
     def copy_slots(self, source: Self, first: int, target: int, count: int) -> None:
-        """Copies `count` whole slots of a buffer, from `first` on, over those from `target`."""
+        """Copies `count` whole slots of a buffer, from `first` on, to those from `target` on."""
         self._array[target : target + count] = source._array[first : first + count]
 
     def fill(self, slot: int, values: Tensor | None) -> None:
-        """Writes a whole slot, with values of its shape or with zeros."""
+        """Writes a whole slot: values of its shape, or zeros."""
         self._array[slot] = 0 if values is None else values
 
 
@@ -120,23 +120,23 @@ class CudaBuffer:
         return self._address + slot * self._bytes(self.shape[1:])
 
     def copy(self, source: tuple[int, int], target: tuple[int, int], length: int) -> None:
-        """Copies `length` positions from a (slot, position) over those from another.
+        """Copies `length` positions from one (slot, position) to another.
 
-        ONNX Runtime works on a stream of its own, so the device is waited for on both sides of it.
+        ONNX Runtime uses a stream of its own, so the copy waits for the device before and after.
         """
         self._check(self._cudart.cudaDeviceSynchronize())
         self._enqueue_copy(source, target, length)
         self._check(self._cudart.cudaDeviceSynchronize())
 
     def reorder(self, copies: Iterable[tuple[int, int, int, int]]) -> None:
-        """Copies positions of slots over those of others, (source, target, start, stop); waits once for all."""
+        """Copies positions of slots to other slots, (source, target, start, stop); waits for the device once."""
         self._check(self._cudart.cudaDeviceSynchronize())
         for source, target, start, stop in copies:
             self._enqueue_copy((source, start), (target, start), stop - start)
         self._check(self._cudart.cudaDeviceSynchronize())
 
     def _enqueue_copy(self, source: tuple[int, int], target: tuple[int, int], length: int) -> None:
-        """Begins a copy; one strided copy does all heads."""
+        """Begins a copy; all heads are one strided copy."""
         _, heads, _, _ = self.shape
         pitch = ctypes.c_size_t(self._bytes(self.shape[2:]))
         width = ctypes.c_size_t(length * self._bytes(self.shape[3:]))
@@ -144,18 +144,18 @@ class CudaBuffer:
         self._check(self._cudart.cudaMemcpy2D(to, pitch, start, pitch, width, heads, _CUDA_MEMCPY_DEVICE_TO_DEVICE))
 
     def copy_slots(self, source: Self, first: int, target: int, count: int) -> None:
-        """Copies `count` whole slots of a buffer, from `first` on, over those from `target`."""
+        """Copies `count` whole slots of a buffer, from `first` on, to those from `target` on."""
         size = count * self._bytes(self.shape[1:])
         self._copy_bytes(self.address(target), source.address(first), size, _CUDA_MEMCPY_DEVICE_TO_DEVICE)
 
     def fill(self, slot: int, values: Tensor | None) -> None:
-        """Writes a whole slot, with values of its shape from main memory, or with zeros."""
+        """Writes a whole slot: values of its shape, in main memory, or zeros."""
         array = np.zeros(self.shape[1:], self.dtype) if values is None else np.ascontiguousarray(values, self.dtype)
         assert array.shape == self.shape[1:], "the graphs give what the manifest declares"
         self._copy_bytes(self.address(slot), array.ctypes.data, array.nbytes, _CUDA_MEMCPY_HOST_TO_DEVICE)
 
     def _copy_bytes(self, to: int, start: int, num_bytes: int, kind: int) -> None:
-        """Copies memory, waiting for the device on both sides of it as `copy` does."""
+        """Copies memory; waits for the device before and after, as `copy` does."""
         arguments = (ctypes.c_void_p(to), ctypes.c_void_p(start), ctypes.c_size_t(num_bytes))
         self._check(self._cudart.cudaDeviceSynchronize())
         self._check(self._cudart.cudaMemcpy(*arguments, kind))
@@ -169,4 +169,4 @@ class CudaBuffer:
 
     def _check(self, code: int) -> None:
         if code != 0:
-            raise InternalError(f"a CUDA call failed with code {code}; see the CUDA runtime's table of errors")
+            raise ModelRunError(f"a CUDA call failed with code {code}; see the CUDA runtime's table of errors")

@@ -1,4 +1,4 @@
-"""ONNX Runtime: the device that graphs run on, and as what sessions.
+"""Sessions of ONNX Runtime on one device.
 
 On the CPU a graph can be open twice: with a thread for every core, for a run that has the machine to itself, and with
 the caller's thread alone, for as many runs at a time as there are cores (`cores.py`).
@@ -42,14 +42,14 @@ _DTYPES = {
 }
 
 _SPIN_US = 200
-"""How long a session's idle thread looks for work before it sleeps. Without that a run takes up to half as long again;
-ONNX Runtime's own time, much longer, keeps a core from those who have work (docs/lanes.md)."""
+"""How long an idle thread of a session spins before it sleeps. Without spinning a run takes up to 1.5 times as long;
+ONNX Runtime's default, much longer, keeps a core from threads that have work (docs/lanes.md)."""
 
 
 def _import_onnxruntime() -> Any:
-    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # its builds report to their maker unless told not to
-    # Where there are more threads than rows x heads, it splits a row's cached tokens between threads, and an answer
-    # would depend on how many neighbours it has. Costs an fp32 cache some speed and an int8 one none (docs/export.md).
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # its builds report their use to their maker by default
+    # Flash attention splits a row's cached tokens between threads if there are more threads than rows x heads, and an
+    # answer would then depend on its neighbours. Without it an fp32 cache is a little slower (docs/export.md).
     os.environ.setdefault("ORT_GQA_DISABLE_FLASH_ATTENTION", "1")
     try:
         import onnxruntime  # noqa: PLC0415 (an extra: the message below is better than an ImportError)
@@ -65,8 +65,8 @@ class Runtime:
 
     Attributes:
         device: Where sessions run.
-        num_threads: Cores that runs keep busy, together.
-        cores: Who has work on them; with more than one lane, weights are held twice.
+        num_threads: Cores that all runs together keep busy.
+        cores: Counts the lanes that are busy on them. With more than one lane, weights are held twice.
     """
 
     def __init__(
@@ -79,9 +79,9 @@ class Runtime:
         """Finds the device; `auto` takes CUDA where it is.
 
         Args:
-            device: Where sessions shall run.
-            num_threads: Cores to keep busy; None takes those this process may use.
-            num_lanes: Runs of a model at a time; None takes a lane a core. On CUDA there is one.
+            device: Where sessions run.
+            num_threads: Cores to keep busy; None: those that this process may use.
+            num_lanes: Most runs of a model at a time; None: one for each core. On CUDA there is one.
 
         Raises:
             RuntimeUnavailableError: ONNX Runtime is not installed, or CUDA was asked for and is not there.
@@ -101,10 +101,9 @@ class Runtime:
         return f"Runtime({self.device}, {self.num_threads} threads{lanes}, ONNX Runtime {self.version})"
 
     def suiting(self, manifest: Manifest, precision: Precision | None) -> Runtime:
-        """Returns the runtime for a bundle.
+        """Returns the runtime for a bundle: this one, or one on the CPU.
 
-        That is this one, unless CUDA was found, not asked for, and the bundle has nothing to run there: then one on
-        the CPU.
+        The latter if CUDA was found, but not asked for, and the bundle has no variant that runs there.
         """
         if not self._was_found or self.device == "cpu":
             return self
@@ -153,9 +152,9 @@ class Runtime:
         Args:
             bundle: The bundle.
             graph: One of its graphs.
-            fixed_axes: Sizes of dynamic axes, by name, where they are the same in every run: what cannot happen then is
-                dropped as the graph is loaded.
-            in_lanes: Whether runs may keep to one core each, if the runtime has lanes; it then is open twice.
+            fixed_axes: Sizes of dynamic axes, by name, that are the same in every run; ONNX Runtime drops what cannot
+                happen then.
+            in_lanes: True if runs may keep to one core each; the graph is then open twice if the runtime has lanes.
 
         Raises:
             BundleError: ONNX Runtime cannot load it, or its tensors are not those that the manifest declares.
@@ -172,7 +171,7 @@ class Runtime:
         options = self._onnxruntime.SessionOptions()
         options.intra_op_num_threads = num_threads
         options.add_session_config_entry("session.intra_op.spin_duration_us", str(_SPIN_US))
-        options.log_severity_level = 3  # errors; a warning of the graph optimizer is nothing a user can act on
+        options.log_severity_level = 3  # errors; nobody can act on a warning of the graph optimizer
         for axis, size in sizes.items():
             options.add_free_dimension_override_by_name(axis, size)
         try:
@@ -185,20 +184,20 @@ class Session:
     """A loaded graph. Calls may come from several threads.
 
     Attributes:
-        graph: What is open.
-        device: Where.
-        cores: What its runs share.
-        num_lanes: Runs that are worth having at a time.
+        graph: The graph.
+        device: Where it runs.
+        cores: Counts the busy lanes that share the cores.
+        num_lanes: Most runs that are worth having at a time.
     """
 
     def __init__(self, *sessions: Any, graph: Graph, device: Device, cores: Cores) -> None:
-        """Takes a graph that is open.
+        """Takes the open sessions of a graph.
 
         Args:
-            sessions: `onnxruntime.InferenceSession`: the one with all cores and, if there is one, that with one core.
-            graph: What is open.
-            device: Where.
-            cores: Says which session a run takes.
+            sessions: `onnxruntime.InferenceSession`: one with all cores and, if there are lanes, one with one core.
+            graph: The graph.
+            device: Where it runs.
+            cores: Decides which session a run takes.
         """
         self._sessions = sessions
         self.cores = cores
@@ -211,7 +210,7 @@ class Session:
         return f"Session({self.graph.file}, {self.device})"
 
     def keep_to_one_core(self) -> None:
-        """Lets every run of a graph that was opened in lanes keep to one core from now on, and all of them leave one.
+        """Has every run of a graph that was opened in lanes keep to one core, and leaves one core free of its runs.
 
         To be called before anything is bound to the graph.
         """
@@ -221,12 +220,12 @@ class Session:
     def run(
         self, feeds: Mapping[str, Tensor], outputs: Sequence[str] | None = None, *, on_one_core: bool = False
     ) -> dict[str, Tensor]:
-        """Runs the graph and lets other threads run meanwhile.
+        """Runs the graph. Releases the GIL meanwhile.
 
         Args:
             feeds: Its inputs by name.
             outputs: Names of those that are wanted; None: all.
-            on_one_core: Whether a graph that was opened in lanes shall keep to one core, whoever else has work.
+            on_one_core: True to keep to one core, if the graph was opened in lanes, whatever else is busy.
 
         Returns:
             The outputs by name.
@@ -236,11 +235,11 @@ class Session:
         return dict(zip(names, self._sessions[index].run(names, feeds), strict=True))
 
     def new_binding(self) -> Binding:
-        """Returns a binding of this graph to nothing yet."""
+        """Returns a binding of this graph with nothing bound."""
         return Binding(self._sessions, self._choose)
 
     def _choose(self) -> int:
-        """Returns the index of the session that suits now."""
+        """Returns the index of the session to run now."""
         return int(len(self._sessions) > 1 and self.cores.is_shared)
 
 
@@ -249,7 +248,7 @@ def _choose_device(onnxruntime: Any, device: Literal["auto", "cpu", "cuda"]) -> 
         return "cpu"
     built_with_cuda = "CUDAExecutionProvider" in onnxruntime.get_available_providers()
     if built_with_cuda:
-        with contextlib.redirect_stdout(sys.stderr):  # it prints what it cannot load; stdout is the ready line's
+        with contextlib.redirect_stdout(sys.stderr):  # it prints what it cannot load, and stdout is for the ready line
             onnxruntime.preload_dlls()
     if built_with_cuda and _has_cuda_device(onnxruntime):
         return "cuda"
@@ -266,7 +265,7 @@ def _choose_device(onnxruntime: Any, device: Literal["auto", "cpu", "cuda"]) -> 
 
 
 def _has_cuda_device(onnxruntime: Any) -> bool:
-    """Tells whether a tensor can be placed on the first CUDA device."""
+    """Returns True if a tensor can be placed on the first CUDA device."""
     try:
         onnxruntime.OrtValue.ortvalue_from_shape_and_type([1], np.float32, "cuda", 0)
     except Exception:  # whatever the driver raises, the answer is no

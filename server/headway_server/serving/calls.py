@@ -98,15 +98,19 @@ class Calls:
         self._observer.call_started(event)
         _current.set(call)
         failure: BaseException | None = None
+        limit: asyncio.Timeout | None = None
         try:
             if self._is_draining:
                 raise DrainingError("the server is shutting down; call another one, or this one when it is back")
             with self._admission.admit(1, num_bytes):
-                async with asyncio.timeout(timeout_s) as limit:
+                if timeout_s is None:
                     yield call
+                else:
+                    async with asyncio.timeout(timeout_s) as limit:
+                        yield call
         except TimeoutError as error:
             failure = error
-            if limit.expired():
+            if limit is not None and limit.expired():
                 failure = DeadlineError(f"the call took longer than its {timeout_s:g} s")
                 raise failure from error
             raise
@@ -125,6 +129,7 @@ class Calls:
             for callback in call.callbacks:
                 callback()
             self._observer.call_finished(event, error=failure, duration_s=time.monotonic() - event.started_at)
+            failure = None  # its traceback holds this frame
 
     def refuse_new(self) -> None:
         """Refuses every further call with DrainingError; those that run go on."""

@@ -17,9 +17,9 @@ from headway_server.bundles import Task, find_bundles, open_bundle, version_key
 from headway_server.errors import (
     BundleError,
     DrainingError,
-    HeadwayError,
     InvalidInputError,
     ModelNotFoundError,
+    ServerError,
     StoreError,
     WrongTaskError,
 )
@@ -351,7 +351,7 @@ class ModelHost:
                 model = await asyncio.to_thread(self._load, path)
             except Exception as error:
                 reason = self._note_failure(path, error)
-                if isinstance(error, HeadwayError):
+                if isinstance(error, ServerError):
                     raise
                 raise BundleError(f"{path}: {reason}") from error
             if self._is_closed:
@@ -434,7 +434,7 @@ class ModelHost:
         entry.reason = reason
         if entry.hosted is None:
             entry.state = ModelState.REJECTED
-        unexpected = None if isinstance(error, HeadwayError) else error
+        unexpected = None if isinstance(error, ServerError) else error
         _log.error("bundle rejected", bundle=path, reason=reason, exc_info=unexpected)
         self._report(path, "failed", reason=reason)
         return reason
@@ -504,7 +504,7 @@ class ModelHost:
 
 def _reason(error: Exception, path: str, store: Path | None) -> str:
     """Says why a bundle cannot be loaded; where the store lies is not the business of those who list models."""
-    if not isinstance(error, HeadwayError):  # its text may hold anything
+    if not isinstance(error, ServerError):  # its text may hold anything
         return "cannot be loaded; the server's log says why"
     return str(error).removeprefix(f"{store}/{path}: ").replace(f"{store}/", "")
 

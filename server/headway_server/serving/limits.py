@@ -66,6 +66,28 @@ def num_bytes(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode())
 
 
+def check_one_each(field: str, count: int, num_texts: int) -> None:
+    """Checks that there is one element for every text, or none at all.
+
+    Raises:
+        InvalidInputError: There is another number.
+    """
+    if count not in (0, num_texts):
+        raise InvalidInputError(
+            field, f"has {count} elements for {num_texts} texts; give one for every text, or none at all"
+        )
+
+
+def check_probability(field: str, value: float) -> None:
+    """Checks a probability.
+
+    Raises:
+        InvalidInputError: It is not in 0 to 1.
+    """
+    if not 0 <= value <= 1:  # a NaN is not either
+        raise InvalidInputError(field, f"is {value}; give a probability of 0 to 1")
+
+
 def check_top_k(top_k: int, num_labels: int) -> int:
     """Returns how many labels to answer; 0 asks for all of them.
 

@@ -1,4 +1,4 @@
-"""What generation and translation have in common as served models: tokenizer, engine, admission."""
+"""What all served models that decode have in common: tokenizer, engines, admission."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ from headway_server.decoding.runner.decoder import DecoderRunner, slot_sizes
 from headway_server.decoding.runner.memory_plan import format_size, plan_memory
 from headway_server.decoding.settings import EngineSettings
 from headway_server.errors import BundleError, InvalidInputError
+from headway_server.observers import NO_OBSERVER, ModelId, Observer
 from headway_server.preprocessing import TextTokenizer
 from headway_server.runtime import Cores, Device, Runtime, available_bytes
 from headway_server.serving.permits import Admission
+from headway_server.settings import DEFAULT_MAX_TEXT_KIB
 from headway_server.tasks.parameters import DecodingLimits
 
 _log = structlog.get_logger(__name__)
 
 
 class DecodingModel:
-    """What generation and translation have in common."""
+    """A model that decodes; generation and translation add what a call means."""
 
     _noun = "texts"
     _field = "texts"
@@ -42,19 +44,23 @@ class DecodingModel:
         verifier: DraftVerifier | None = None,
         cores: Cores | None = None,
         settings: EngineSettings,
+        max_text_bytes: int = DEFAULT_MAX_TEXT_KIB * 2**10,
+        observer: Observer = NO_OBSERVER,
     ) -> None:
         """Makes a model of its parts; `load` makes the parts.
 
         Args:
             bundle: The bundle.
-            precision: That it runs in.
+            precision: Of the variant that runs.
             device: Where it runs.
             tokenizer: Its tokenizer.
-            decoders: Runners of its decoder, a lane each.
-            encoder: Of translation, for all lanes.
+            decoders: Runners of its decoder, one for each lane.
+            encoder: Of an encoder-decoder, for all lanes.
             verifier: Runs drafts in the slots of the only lane.
             cores: What several lanes share.
             settings: Of its engines.
+            max_text_bytes: Largest text, in bytes of UTF-8.
+            observer: Is told of every run and of inputs that leave the queue.
 
         Raises:
             BundleError: The tokenizer, a special token or a default does not fit the model.
@@ -72,6 +78,7 @@ class DecodingModel:
             max_total_tokens=decoder.max_length,
             vocab_size=decoder.vocab_size,
         )
+        self._max_text_bytes = max_text_bytes
         self._tokenizer = tokenizer
         self._cores = cores
         self._num_lanes = len(decoders)
@@ -87,8 +94,10 @@ class DecodingModel:
                     max_encoder_tokens=settings.max_encoder_tokens,
                     stream_interval_ms=settings.stream_interval_ms,
                     verifier=verifier,
-                    seats=None if cores is None else cores.seats(),
+                    busy_lanes=None if cores is None else cores.busy_lanes(),
                     name=f"engine-{manifest.name}-{lane}",
+                    observer=observer,
+                    model=ModelId(name=manifest.name, version=manifest.version),
                 )
                 for lane, decoder in enumerate(decoders)
             ]
@@ -100,7 +109,7 @@ class DecodingModel:
 
     @property
     def is_alive(self) -> bool:
-        """Whether calls are answered: from `start` to `close`, unless an engine has stopped by itself."""
+        """True from `start` to `close`, unless an engine has stopped by itself."""
         return self._lanes.is_alive
 
     def stalled_s(self) -> float:
@@ -116,9 +125,9 @@ class DecodingModel:
         return self._lanes.close()
 
     def _check_runs(self, run_once: Callable[[], object]) -> None:
-        """Runs the graphs once, and once more on one core where there are several lanes.
+        """Runs the graphs once, and once more on one core if there are several lanes.
 
-        So the first call does not pay for it, and a bundle that cannot run is known now.
+        So a bundle that cannot run is found now, and the first call does not pay for the first run.
 
         Raises:
             BundleError: They do not run.
@@ -126,14 +135,14 @@ class DecodingModel:
         try:
             run_once()
             if self._cores is not None and self._num_lanes > 1:
-                with self._cores.all_taken():
+                with self._cores.all_busy():
                     run_once()
         except Exception as error:  # onnxruntime's own kinds, or a KeyError where there are other tensors
             raise BundleError(f"{self.bundle.path}: does not run ({error}); export the model again") from error
 
     @contextmanager
     def _admit(self, count: int) -> Iterator[None]:
-        """Holds a call's permit. A call that could never be admitted is told so, not that it should try again."""
+        """Holds a call's permit. A call that could never be admitted is refused as invalid, not as overloaded."""
         if count > self._capacity:
             raise InvalidInputError(
                 self._field,
@@ -145,10 +154,10 @@ class DecodingModel:
 
 
 def _check_fits(bundle: Bundle, largest_id: int, vocab_size: int) -> None:
-    """Checks that every id a call may bring to the model is one of its own.
+    """Checks that every token id that a call may bring is one of the model's.
 
     Raises:
-        BundleError: One is not; or more tokens are to be sampled among than there are.
+        BundleError: One is not, or the default top-k is more than there are tokens.
     """
     holds = f"the model has {vocab_size} tokens"
     if largest_id >= vocab_size:
@@ -173,16 +182,16 @@ def open_decoders(
 ) -> list[DecoderRunner]:
     """Opens a decoder with as many slots as were asked for, or as memory holds, and logs the arithmetic.
 
-    A translation's slots are shared out among the runtime's lanes, as far as that leaves each enough of them. A
-    generation has one lane: its time goes into reading prompts, for which two cores together are as good as two apart,
-    and the first token comes sooner (docs/lanes.md).
+    The slots of a translation model are shared out among the runtime's lanes, if each gets enough of them. A generation
+    model has one lane: it spends its time reading prompts, which two cores do as fast together as apart, and together
+    the first token comes sooner (docs/lanes.md).
 
     Args:
         runtime: Where it runs.
         bundle: The bundle.
         variant: One of its variants.
         settings: What was asked for.
-        sessions: How often the weights are held, lanes aside.
+        sessions: How many times the weights are held, apart from lanes.
 
     Raises:
         BundleError: The graph is not what the manifest says.
@@ -193,7 +202,7 @@ def open_decoders(
     num_lanes = runtime.cores.num_lanes if manifest.task is Task.TRANSLATION else 1
     if num_lanes > 1:
         sessions *= 2
-    weights = sessions * sum(  # with external data, which lies in files beside the graph's
+    weights = sessions * sum(  # with external data, which is in files beside the graph's
         file.size_bytes
         for path, file in manifest.files.items()
         if any(path.startswith(graph.file) for graph in variant.graphs.values())
@@ -226,5 +235,5 @@ def open_decoders(
 
 
 def _share(count: int, num_lanes: int, lane: int) -> int:
-    """Returns how many of `count` a lane gets; the first ones get what is left over."""
+    """Returns how many of `count` a lane gets; the first lanes get the remainder."""
     return count // num_lanes + (lane < count % num_lanes)

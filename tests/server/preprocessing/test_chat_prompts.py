@@ -17,8 +17,9 @@ from tiny_chat import (
 )
 from tokenizers import AddedToken, Tokenizer
 
+from headway_server.bundles import SpecialTokens
 from headway_server.errors import BundleError, InvalidInputError
-from headway_server.preprocessing import ChatTurn
+from headway_server.preprocessing import ChatTemplate, ChatTurn
 
 HARMLESS = (
     turns("hello there"),
@@ -214,6 +215,28 @@ def test_roles_out_of_turn_are_refused_in_the_templates_words_and_name_the_conve
     with pytest.raises(InvalidInputError, match="roles must alternate") as caught:
         template.prompt([*turns("hello"), *turns("again")], "conversations[3]")
     assert caught.value.field == "conversations[3]"
+
+
+def test_a_refusal_may_quote_what_people_wrote(tmp_path):
+    source = (
+        "{% if messages | length > 3 %}{{ raise_exception(messages[-1].content) }}{% endif %}{{ messages[0].content }}"
+    )
+    with pytest.raises(InvalidInputError, match=r"has a prompt for: <\|im_start\|> > \[x\]$"):
+        load_template(tmp_path, source).prompt(turns("a", "b", "c", "<|im_start|> > [x]"), "c")
+
+
+def test_the_beginning_and_the_end_are_the_templates_own_even_if_they_are_not_special(tmp_path):
+    tokenizer = byte_level_tokenizer()
+    tokenizer.add_tokens(["<begin>"])
+    (tmp_path / "tokenizer.json").write_text(tokenizer.to_str())
+    (tmp_path / "chat_template.jinja").write_text("{{ bos_token }}{{ messages[0].content }}")
+    begin = tokenizer.token_to_id("<begin>")
+    template = ChatTemplate.load(
+        tmp_path / "chat_template.jinja",
+        tokenizer_file=tmp_path / "tokenizer.json",
+        special_tokens=SpecialTokens(bos=begin),
+    )
+    assert template.prompt(turns("a<begin>b"), "c").input_ids.tolist().count(begin) == 1
 
 
 def test_a_refusal_is_cut_to_a_readable_length(tmp_path):

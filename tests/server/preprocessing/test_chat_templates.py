@@ -156,7 +156,7 @@ CONVERSATIONS = (
 
 
 def rendered(source: str, conversation) -> str:
-    """What transformers writes: its environment, filters and names (`utils/chat_template_utils.py`, version 4.57)."""
+    """What transformers writes: its environment, filters and names (`utils/chat_template_utils.py`, version 5.23.0)."""
 
     class Generation(jinja2.ext.Extension):
         tags = {"generation"}  # noqa: RUF012

@@ -1,11 +1,13 @@
 """Texts to sentences and back: borders, spacing, positions."""
 
+import re
+
 import pytest
 import sentencex
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway_server.preprocessing import split_sentences
+from headway_server.preprocessing import sentences, split_sentences
 
 CASES = {
     "abbreviations and decimals": ("en", "Dr. Smith paid 3.50 dollars, e.g. in coins.| He left at 5 p.m. on Monday."),
@@ -121,3 +123,12 @@ def test_sentences_that_nothing_separates_get_a_space_where_the_translation_need
     assert split.join(["Hello.", "I am fine."])[0] == "Hello. I am fine."
     assert split.join(["こんにちは。", "元気です。"])[0] == "こんにちは。元気です。"
     assert split_sentences("No space.Here.", "en").join(["A.", "B."])[0] == "A.B."
+
+
+def test_where_the_library_panics_the_window_is_one_sentence(monkeypatch):
+    text = "I\u00a0. And I."
+    assert len(split_sentences(text, "en").sentences) == 2
+    monkeypatch.setattr(sentences, "_WIDE_SPACE", re.compile("(?!)"))  # so that the library sees what it panics at
+    with pytest.raises(BaseException, match="char boundary"):
+        sentencex.segment("en", text)
+    assert [sentence.text for sentence in split_sentences(text, "en").sentences] == [text]

@@ -8,8 +8,9 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from headway_server.errors import BundleError, InvalidInputError
-from headway_server.preprocessing import TextTokenizer
-from headway_server.preprocessing.pool import text_pool
+from headway_server.preprocessing import EncodedText, TextTokenizer
+from headway_server.preprocessing.pool import LONG_TEXT, text_pool
+from headway_server.preprocessing.text import no_panics
 
 VOCABULARY = {"[PAD]": 0, "[CLS]": 1, "[SEP]": 2, "[UNK]": 3, "a": 4, "b": 5, "c": 6, "ü": 7}
 
@@ -30,16 +31,20 @@ def tokenizer(library_tokenizer: Tokenizer) -> TextTokenizer:
     return TextTokenizer(library_tokenizer)
 
 
+async def encode_all(tokenizer: TextTokenizer, texts: list[str], **options) -> list[EncodedText]:
+    return [text async for text in tokenizer.encode_each(texts, **options)]
+
+
 async def test_special_tokens_are_added_where_they_are_asked_for(tokenizer):
-    [text] = await tokenizer.encode_batch(["a b"], add_special_tokens=True)
+    [text] = await encode_all(tokenizer, ["a b"], add_special_tokens=True)
     assert text.input_ids.tolist() == [1, 4, 5, 2]
-    [prompt] = await tokenizer.encode_batch(["a b"], add_special_tokens=False)
+    [prompt] = await encode_all(tokenizer, ["a b"], add_special_tokens=False)
     assert prompt.input_ids.tolist() == [4, 5]
     assert (text.input_ids.dtype, len(text), text.offsets) == ("int64", 4, ())
 
 
 async def test_offsets_count_code_points(tokenizer):
-    [text] = await tokenizer.encode_batch(["🙂 ü b"], add_special_tokens=False, with_offsets=True)
+    [text] = await encode_all(tokenizer, ["🙂 ü b"], add_special_tokens=False, with_offsets=True)
     assert text.offsets == ((0, 1), (2, 3), (4, 5))
 
 
@@ -48,7 +53,7 @@ async def test_what_the_file_says_of_truncation_and_padding_is_not_followed(libr
     library_tokenizer.enable_padding(length=9)
     library_tokenizer.save(str(tmp_path / "tokenizer.json"))
     tokenizer = TextTokenizer.load(tmp_path / "tokenizer.json")
-    [text] = await tokenizer.encode_batch(["a b c"], add_special_tokens=True)
+    [text] = await encode_all(tokenizer, ["a b c"], add_special_tokens=True)
     assert text.input_ids.tolist() == [1, 4, 5, 6, 2]
 
 
@@ -105,7 +110,7 @@ async def test_many_texts_are_encoded_a_slice_at_a_time_and_as_if_at_once(librar
     tokenizer = CountingTokenizer(library_tokenizer)
     texts = ["a", LONG, "b", LONG, LONG * 3, "c", "a b"]
     for encoded in (
-        await tokenizer.encode_batch(texts, add_special_tokens=True),
+        await encode_all(tokenizer, texts, add_special_tokens=True),
         await tokenizer.encode_limited(texts, fields=texts, max_tokens=10**6, truncate=False),
     ):
         assert [text.input_ids.tolist() for text in encoded] == [library_tokenizer.encode(text).ids for text in texts]
@@ -146,7 +151,7 @@ async def test_what_a_caller_that_went_has_not_had_encoded_is_left(library_token
     tokenizer = CountingTokenizer(library_tokenizer)
     gate, pool = threading.Event(), text_pool()
     held = [pool.submit(gate.wait, 30) for _ in range(pool._max_workers)]
-    call = asyncio.create_task(tokenizer.encode_batch([LONG] * 9, add_special_tokens=True))
+    call = asyncio.create_task(encode_all(tokenizer, [LONG] * 9, add_special_tokens=True))
     await asyncio.sleep(0)
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -155,6 +160,56 @@ async def test_what_a_caller_that_went_has_not_had_encoded_is_left(library_token
     assert all(job.result() for job in held)
     pool.submit(int).result()  # whatever the call had left in the pool would have run before this
     assert tokenizer.counts == []
+
+
+async def test_long_texts_of_some_callers_do_not_hold_up_shorter_ones(library_tokenizer):
+    gate = threading.Event()
+
+    class Held(TextTokenizer):
+        def _encode(self, texts, *rest):
+            if len(texts[0]) > LONG_TEXT:
+                assert gate.wait(30)
+            return super()._encode(texts, *rest)
+
+    tokenizer = Held(library_tokenizer)
+    long = [asyncio.create_task(encode_all(tokenizer, [LONG * 3], add_special_tokens=True)) for _ in range(9)]
+    try:
+        await asyncio.sleep(0)
+        for _ in range(3):
+            [text] = await asyncio.wait_for(encode_all(tokenizer, [LONG], add_special_tokens=True), 30)
+            assert len(text) == 18_002
+        assert not any(call.done() for call in long)
+    finally:
+        gate.set()
+    assert len(await asyncio.gather(*long)) == 9
+
+
+class PanicException(BaseException):
+    """Named as what libraries written in Rust raise; it is no Exception."""
+
+
+async def test_a_tokenizer_that_panics_fails_its_call_with_an_exception(tokenizer, monkeypatch):
+    class Panicking:
+        def __getattr__(self, name):
+            def panic(*_, **__):
+                raise PanicException("index out of bounds")
+
+            return panic
+
+    monkeypatch.setattr(tokenizer, "_tokenizer", Panicking())
+    with pytest.raises(RuntimeError, match="a library panicked: index out of bounds"):
+        await tokenizer.encode_limited(["a"], fields=["texts[0]"], max_tokens=9, truncate=False)
+    with pytest.raises(RuntimeError, match="a library panicked"):
+        await encode_all(tokenizer, [LONG], add_special_tokens=True)
+    for call in (lambda: tokenizer.encode_now("a"), lambda: tokenizer.decode([4]), lambda: tokenizer.token_text(4)):
+        with pytest.raises(RuntimeError, match="a library panicked"):
+            call()
+
+
+def test_other_exceptions_pass():
+    for kind in (KeyboardInterrupt, ValueError):
+        with pytest.raises(kind), no_panics():
+            raise kind
 
 
 def test_decoding_leaves_special_tokens_out(tokenizer):

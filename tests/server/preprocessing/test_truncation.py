@@ -3,7 +3,7 @@
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from headway_server.preprocessing.truncation import truncated
+from headway_server.preprocessing.text import _truncated as truncated
 
 FIELDS = ("ids", "type_ids", "tokens", "word_ids", "offsets", "special_tokens_mask", "attention_mask")
 

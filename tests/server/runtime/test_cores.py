@@ -17,14 +17,14 @@ from headway_server.runtime import Cores, Runtime
 )
 def test_cores_are_shared_when_those_at_work_fill_most_of_them(count, num_busy, shared):
     cores = Cores(count, count)
-    seats = [cores.seats() for _ in range(num_busy)]
-    for seat in seats:
-        seat.take(1)
-        seat.take(1)  # it counts once
+    counters = [cores.busy_lanes() for _ in range(num_busy)]
+    for lane in counters:
+        lane.set(1)
+        lane.set(1)  # it counts once
     assert cores.is_shared is shared
-    for seat in seats:
-        seat.take(0)
-        seat.take(0)
+    for lane in counters:
+        lane.set(0)
+        lane.set(0)
     assert not cores.is_shared
     assert repr(cores) == f"Cores(0 busy on {count})"
 
@@ -65,11 +65,11 @@ def test_a_decoder_goes_on_where_it_was_whichever_session_takes_the_next_step(ti
         decoder.set_sources(
             EncoderRunner(runtime, bundle, variant).encode([EncoderInput.of_tokens(source) for source in sources])
         )
-        seats = [runtime.cores.seats() for _ in range(2)]
+        counters = [runtime.cores.busy_lanes() for _ in range(2)]
         steps = []
         for position, row in enumerate(token_ids):
-            for seat in seats:
-                seat.take(int(rng.random() < 0.7))
+            for lane in counters:
+                lane.set(int(rng.random() < 0.7))
             steps.append(decoder.decode(row, np.full(len(sources), position)).copy())
         logits.append(np.stack(steps))
     np.testing.assert_array_equal(*logits)

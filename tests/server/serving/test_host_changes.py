@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import tiny_bundles
-from tiny_family import FAMILY
+from tiny_family import FAMILY, MAY_GO_ON
 from waiting import until
 
 from headway_server.bundles import Task
@@ -70,16 +70,24 @@ async def test_a_bundle_that_was_added_is_loaded_and_found(host, calls, tmp_path
     assert [bundle.state for bundle in host.bundles] == [ModelState.READY, ModelState.READY]
 
 
-async def test_the_event_loop_goes_on_while_a_bundle_is_loaded(host, tmp_path):
+@pytest.fixture
+def slow_load():
+    """What lets a bundle that loads slowly go on."""
+    MAY_GO_ON.clear()
+    yield MAY_GO_ON
+    MAY_GO_ON.set()
+
+
+async def test_calls_are_answered_while_a_bundle_is_loaded(host, calls, tmp_path, slow_load):
     write(tmp_path, "slow", version="2")
     loading = asyncio.create_task(host.load("mirror", "2"))
-    ticks = 0
-    while not loading.done():
-        await asyncio.sleep(0.005)
-        ticks += 1
-        if not loading.done() and len(host.bundles) == 2:
-            assert host.bundles[1] == BundleStatus(path="mirror/2", state=ModelState.LOADING)
-    assert ticks > 10
+    await until(lambda: len(host.bundles) == 2)
+    assert host.bundles[1] == BundleStatus(path="mirror/2", state=ModelState.LOADING)
+    assert await ask(host, calls) == "ba by old"
+    assert not loading.done()
+    slow_load.set()
+    await loading
+    assert await ask(host, calls) == "ba by slow"
 
 
 async def test_a_call_keeps_the_model_it_found_and_the_old_one_is_closed_after_its_last_call(host, calls, tmp_path):
@@ -170,21 +178,23 @@ async def test_calls_that_take_longer_than_an_unload_waits_are_cut_off(host, cal
         await running
 
 
-async def test_a_change_is_made_though_its_caller_goes(host, tmp_path):
+async def test_a_change_is_made_though_its_caller_goes(host, tmp_path, slow_load):
     write(tmp_path, "slow", version="2")
     loading = asyncio.create_task(host.load("mirror", "2"))
     await until(lambda: len(host.bundles) == 2)
     loading.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await loading
+    slow_load.set()
     await until(lambda: len(host.models) == 2)
 
 
-async def test_what_is_loaded_when_the_host_closes_is_closed_too(host, tmp_path):
+async def test_what_is_loaded_when_the_host_closes_is_closed_too(host, tmp_path, slow_load):
     write(tmp_path, "slow", version="2")
     loading = asyncio.create_task(host.load("mirror", "2"))
     await until(lambda: len(host.bundles) == 2)
     assert host.close()
+    slow_load.set()
     with pytest.raises(DrainingError, match="nothing is loaded any more"):
         await loading
 
@@ -223,7 +233,7 @@ async def test_real_models_are_replaced_under_load(tmp_path, runtime):
         while not end.is_set():
             async with calls.answer("/classify"):
                 model = host.find(TASK, "", "")
-                inputs = TextInputs(texts=["goal team"], fields=["texts[0]"])
+                inputs = TextInputs(texts=["goal team"])
                 answer = await model.classify(inputs, top_k=1, deadline=None)
             assert answer.results[0].labels[0].label == "sports"
             num_answers += 1

@@ -1,6 +1,7 @@
 """Classifiers on real sessions: the same answer alone and in a batch, and bundles that do not fit."""
 
 import asyncio
+import threading
 from io import BytesIO
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from headway_server.bundles import Bundle, describe_files, open_bundle, write_ma
 from headway_server.errors import BundleError, InvalidInputError, OverloadedError, RuntimeUnavailableError
 from headway_server.runtime import Runtime
 from headway_server.tasks.images.classifier import ImageClassifier
+from headway_server.tasks.outputs import LabelReader
 from headway_server.tasks.text.classifier import TextClassifier
 from headway_server.tasks.text.model import TextInputs
 
@@ -41,8 +43,7 @@ async def colours(classifier_store, runtime):
 
 
 async def classify(model: TextClassifier, texts: list[str]):
-    fields = [f"texts[{index}]" for index in range(len(texts))]
-    return await model.classify(TextInputs(texts=texts, fields=fields), top_k=3, deadline=None)
+    return await model.classify(TextInputs(texts=texts), top_k=3, deadline=None)
 
 
 def random_texts(count: int) -> list[str]:
@@ -75,6 +76,22 @@ async def test_an_answer_is_the_same_alone_in_a_batch_and_by_definition(topics, 
             assert scored.probability == pytest.approx(expected[topics.labels.index(scored.label)], abs=1e-5)
 
 
+async def test_labels_of_large_classifiers_are_made_off_the_event_loop(tmp_path, runtime, monkeypatch):
+    model = TextClassifier.load(tiny_bundles.write_topic_bundle(tmp_path, num_labels=1000), runtime, loading())
+    threads: set[str] = set()
+    read = LabelReader.read
+    monkeypatch.setattr(
+        LabelReader, "read", lambda *inputs: (threads.add(threading.current_thread().name), read(*inputs))[1]
+    )
+    model.start()
+    try:
+        answer = await model.classify(TextInputs(texts=["goal"] * 20), top_k=1000, deadline=None)
+    finally:
+        model.close()
+    assert {len(result.labels) for result in answer.results} == {1000}
+    assert all(name.startswith("batcher-topics") for name in threads), threads
+
+
 async def test_an_image_is_the_same_alone_and_in_a_batch(colours):
     generator = np.random.default_rng(4)
     images = []
@@ -83,10 +100,9 @@ async def test_an_image_is_the_same_alone_and_in_a_batch(colours):
         width, height = generator.integers(8, 60, 2)
         Image.fromarray(generator.integers(0, 256, (height, width, 3), np.uint8)).save(buffer, "PNG")
         images.append(buffer.getvalue())
-    fields = [f"images[{index}]" for index in range(10)]
-    together = await colours.classify(images, fields=fields, top_k=3, deadline=None)
+    together = await colours.classify(images, top_k=3, deadline=None)
     for data, batched in zip(images, together.results, strict=True):
-        alone = await colours.classify([data], fields=["images[0]"], top_k=3, deadline=None)
+        alone = await colours.classify([data], top_k=3, deadline=None)
         assert alone.results[0].labels == batched.labels
     assert len({result.labels for result in together.results}) == 10, "the images must not all be answered alike"
 
@@ -100,13 +116,10 @@ def png(width: int, height: int, seed: int = 4) -> bytes:
 
 async def test_a_damaged_image_fails_its_call_and_no_other(colours):
     whole = png(40, 30)
-    calls = [
-        colours.classify([data], fields=[f"images[{i}]"], top_k=1, deadline=None)
-        for i, data in enumerate([whole, whole[:60], whole])
-    ]
+    calls = [colours.classify([data], top_k=1, deadline=None) for data in (whole, whole[:60], whole)]
     first, damaged, last = await asyncio.gather(*calls, return_exceptions=True)
     assert isinstance(damaged, InvalidInputError)
-    assert "images[1]: is a damaged or truncated PNG image" in str(damaged)
+    assert "images[0]: is a damaged or truncated PNG image" in str(damaged)
     assert first.results == last.results
     assert colours._admission._num_admitted == 0
 
@@ -142,7 +155,7 @@ async def test_waiting_bytes_are_bounded_beside_the_count(classifier_store, runt
     with model._admission.admit(1, 2**20 - 7), pytest.raises(OverloadedError, match="this call brings 8;"):
         await classify(model, ["gööl", "up"])
     with colours._admission.admit(1, 2**28), pytest.raises(OverloadedError, match="limit is 268435456 and this call"):
-        await colours.classify([b"x"], fields=["images[0]"], top_k=1, deadline=None)
+        await colours.classify([b"x"], top_k=1, deadline=None)
 
 
 async def test_a_cancelled_call_leaves_nothing_behind(topics):

@@ -24,10 +24,10 @@ from headway_server.errors import BundleError, DeadlineError, InvalidInputError,
 from headway_server.preprocessing import TextTokenizer
 from headway_server.serving.answers import Answer
 from headway_server.tasks.generation.model import GenerationModel
-from headway_server.tasks.parameters import SamplingRequest
+from headway_server.tasks.generation.request import GenerationRequest
 from headway_server.tasks.translation.request import TranslationParameters, TranslationRequest
 
-SEEDED = SamplingRequest(temperature=1.0, seed=5, max_new_tokens=12)
+SEEDED = {"temperature": 1.0, "seed": 5, "max_new_tokens": 12}
 
 
 @pytest.fixture
@@ -47,7 +47,8 @@ def make_endless_decoder():
 
 async def generate(model, *prompts, sampling=SEEDED, truncate=False, deadline=None):
     fields = [f"prompts[{i}]" for i in range(len(prompts))]
-    answer = await model.generate(prompts, fields=fields, sampling=sampling, truncate=truncate, deadline=deadline)
+    request = GenerationRequest(parameters=sampling, truncate=truncate, deadline=deadline)
+    answer = await model.generate(prompts, fields=fields, request=request)
     return answer.results
 
 
@@ -61,10 +62,10 @@ async def test_results_are_in_the_order_of_the_prompts(model):
 
 
 async def test_a_drawn_seed_is_answered_and_gives_the_same_text_again(model):
-    unseeded = SamplingRequest(temperature=1.5, max_new_tokens=20)
+    unseeded = {"temperature": 1.5, "max_new_tokens": 20}
     first, second = await generate(model, "the dog", "the dog", sampling=unseeded)
     assert first.seed != second.seed
-    again = SamplingRequest(temperature=1.5, max_new_tokens=20, seed=first.seed)
+    again = {"temperature": 1.5, "max_new_tokens": 20, "seed": first.seed}
     (repeated,) = await generate(model, "the dog", sampling=again)
     assert repeated.result.output == first.result.output
     assert repeated.seed == first.seed
@@ -73,7 +74,7 @@ async def test_a_drawn_seed_is_answered_and_gives_the_same_text_again(model):
 async def test_a_stream_ends_with_the_answer_of_the_unary_call(model):
     (expected,) = await generate(model, "the mat")
     parts = [
-        part async for part in model.stream("the mat", field="prompt", sampling=SEEDED, truncate=False, deadline=None)
+        part async for part in model.stream("the mat", field="prompt", request=GenerationRequest(parameters=SEEDED))
     ]
     assert all(isinstance(part, Delta) for part in parts[:-1])
     assert isinstance(parts[-1], Answer)
@@ -85,8 +86,8 @@ async def test_defaults_are_the_models_where_it_names_them():
     defaults = SamplingDefaults(max_new_tokens=3, temperature=1.0, top_k=1)
     model = make_generation_model(make_endless_decoder(), defaults=defaults)
     model.start()
-    (result,) = await generate(model, "the cat", sampling=SamplingRequest())
-    (greedy,) = await generate(model, "the cat", sampling=SamplingRequest(temperature=0.0))
+    (result,) = await generate(model, "the cat", sampling={})
+    (greedy,) = await generate(model, "the cat", sampling={"temperature": 0.0})
     model.close()
     assert result.result.num_new_tokens == 3
     assert result.result.output == greedy.result.output
@@ -95,7 +96,7 @@ async def test_defaults_are_the_models_where_it_names_them():
 async def test_without_defaults_a_continuation_fills_the_room():
     model = make_generation_model(make_endless_decoder())
     model.start()
-    (result,) = await generate(model, "the cat", sampling=SamplingRequest())
+    (result,) = await generate(model, "the cat", sampling={})
     model.close()
     assert result.result.finish_reason is FinishReason.LENGTH
     assert result.num_prompt_tokens + result.result.num_new_tokens == MAX_LENGTH
@@ -115,12 +116,12 @@ async def test_a_prompt_past_the_limit_is_refused_with_limit_and_value(model):
 
 async def test_a_prompt_that_leaves_too_little_room_is_refused_by_the_number_asked_for(model):
     with pytest.raises(InvalidInputError, match="at most 34 can follow") as caught:
-        await generate(model, text_of(30), sampling=SamplingRequest(max_new_tokens=40))
+        await generate(model, text_of(30), sampling={"max_new_tokens": 40})
     assert caught.value.field == "parameters.max_new_tokens"
 
 
 async def test_a_truncated_prompt_loses_its_beginning_and_says_so(model):
-    sampling = SamplingRequest(max_new_tokens=30, temperature=1.0, seed=1)
+    sampling = {"max_new_tokens": 30, "temperature": 1.0, "seed": 1}
     long, tail = "the mat " * 30 + text_of(34), text_of(34)
     cut, exact = await generate(model, long, tail, sampling=sampling, truncate=True)
     assert cut.truncated
@@ -130,9 +131,9 @@ async def test_a_truncated_prompt_loses_its_beginning_and_says_so(model):
 
 
 async def test_truncating_leaves_room_for_the_default_number_of_tokens(model):
-    (cut,) = await generate(model, text_of(60), sampling=SamplingRequest(), truncate=True)
+    (cut,) = await generate(model, text_of(60), sampling={}, truncate=True)
     assert cut.num_prompt_tokens == MAX_LENGTH // 2
-    (whole,) = await generate(model, text_of(40), sampling=SamplingRequest(), truncate=True)
+    (whole,) = await generate(model, text_of(40), sampling={}, truncate=True)
     assert whole.num_prompt_tokens == 40
     assert not whole.truncated
 
@@ -160,7 +161,7 @@ async def test_a_call_that_fails_gives_its_permits_back():
             await generate(model, text_of(50))
         with pytest.raises(DeadlineError):
             await generate(model, "the cat", deadline=0.0)
-        stream = model.stream("the cat", field="prompt", sampling=SEEDED, truncate=False, deadline=None)
+        stream = model.stream("the cat", field="prompt", request=GenerationRequest(parameters=SEEDED))
         await anext(stream)
         await stream.aclose()
     await generate(model, "the cat")
@@ -168,10 +169,9 @@ async def test_a_call_that_fails_gives_its_permits_back():
 
 
 async def translate(model, *texts, max_new_tokens=20, truncate=False):
-    fields = [f"texts[{i}]" for i in range(len(texts))]
     parameters = TranslationParameters(max_new_tokens=max_new_tokens)
     request = TranslationRequest(parameters=parameters, truncate=truncate)
-    return (await model.translate(texts, fields=fields, request=request)).results
+    return (await model.translate(texts, request=request)).results
 
 
 @pytest.fixture

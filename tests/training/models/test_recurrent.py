@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from headway_training.decoding import translate_greedily
+from headway_training.evaluation import translate_greedily
 from headway_training.models import (
     RecurrentConfig,
     RecurrentTranslator,

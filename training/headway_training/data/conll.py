@@ -1,8 +1,8 @@
 """Texts with labelled spans, from the column formats of the CoNLL shared tasks.
 
 CoNLL-U (a file whose name ends in `.conllu`; universaldependencies.org/format.html): ten columns a word; every word is
-a span, labelled by its universal part of speech. The text is the sentence's `# text`, so words stand in it as they were
-written; where the words of a contraction make it up ("do" and "n't"), each has its own part of it.
+a span, labelled by its universal part of speech. The text is the sentence's `# text`. If the words of a contraction
+spell it ("do" and "n't"), each word has its own part of it.
 
     # text = I don't know.
     1	I	I	PRON	...
@@ -10,14 +10,14 @@ written; where the words of a contraction make it up ("do" and "n't"), each has 
     2	do	do	AUX	...
     3	n't	not	PART	...
 
-CoNLL with IOB tags (any other file): word and tag on a line, apart by a tab or a space, and an empty line after a
-sentence. `B-x` begins a span of label x, `I-x` continues it, and begins one where there is none to continue.
+CoNLL with IOB tags (any other file): a word and its tag on each line, separated by a tab or a space, and an empty line
+after each sentence. `B-x` begins a span of label x; `I-x` continues it, or begins one if there is none to continue.
 
     Empire	B-location
     State	I-location
     .	O
 
-Such a file does not say how its words were written together; `join_words` puts the spaces where English has them.
+Such a file does not say where spaces were between its words; `join_words` puts them where English has them.
 """
 
 from __future__ import annotations
@@ -64,17 +64,17 @@ def read_span_labeled_texts(
         raise DataError(f"{path} holds no labelled words; expected CoNLL-U, or a word and its tag on each line")
     names = tuple(sorted(found) if labels is None else labels)
     if unknown := found - set(names):
-        raise DataError(f"{path}: the label {min(unknown)!r} is not among the training data's: {', '.join(names)}")
+        raise DataError(f"{path}: the label {min(unknown)!r} is not among those of the model: {', '.join(names)}")
     index = {name: i for i, name in enumerate(names)}
     spans = [tuple(Span(start, end, index[label]) for start, end, label in words) for _, words in sentences]
     return SpanLabeledTexts(texts=[text for text, _ in sentences], spans=spans, covering=covering), names
 
 
 def join_words(words: Sequence[str]) -> tuple[str, list[int]]:
-    """Writes words as a text, with no space before most punctuation and clitics nor after an opening bracket.
+    """Joins words to a text, without a space before most punctuation and clitics, or after an opening bracket.
 
     Returns:
-        The text, and where in it each word starts.
+        The text, and the start of each word in it.
     """
     text, starts = "", []
     for previous, word in zip(["", *words], words, strict=False):
@@ -91,11 +91,11 @@ class _Sentence:
 
     text: str | None = None
     surface: list[tuple[str, int, int]] = field(default_factory=list)
-    """What stands in the text, a word or a contraction: form, its words in `words`, the line."""
+    """What the text is made of, words and contractions: form, number of its words in `words`, line."""
     words: list[tuple[str, str]] = field(default_factory=list)
     """Form and label."""
     contracted: int = 0
-    """Words to come that belong to the last contraction."""
+    """Following words that belong to the last contraction."""
 
 
 def _read_conllu(path: Path) -> Iterator[tuple[str, Words]]:
@@ -117,7 +117,9 @@ def _read_conllu(path: Path) -> Iterator[tuple[str, Words]]:
 def _add_word(sentence: _Sentence, line: str, number: int, path: Path) -> None:
     columns = line.split("\t")
     if len(columns) != _CONLLU_COLUMNS:
-        raise DataError(f"{path}, line {number}: {len(columns)} columns; CoNLL-U has {_CONLLU_COLUMNS}, apart by tabs")
+        raise DataError(
+            f"{path}, line {number}: {len(columns)} columns; CoNLL-U has {_CONLLU_COLUMNS}, with tabs between"
+        )
     index, form, label = columns[0], columns[1], columns[3]
     if "." in index:  # an empty node stands for a word that is not written
         return
@@ -154,7 +156,7 @@ def _place_words(sentence: _Sentence, path: Path) -> tuple[str, Words]:
 
 
 def _place_parts(form: str, parts: Sequence[tuple[str, str]], start: int) -> Words:
-    """Places the words of a contraction; where they do not spell it, its first word stands for the whole."""
+    """Places the words of a contraction; if they do not spell it, its first word stands for the whole."""
     if "".join(part for part, _ in parts) != form:
         return [(start, start + len(form), parts[0][1])]
     placed: Words = []

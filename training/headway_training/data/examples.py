@@ -1,53 +1,62 @@
-"""What training data is, once it is read: one type a task, and the parts it is split into.
+"""Training data in memory: one type a task, and the parts it is split into.
 
 N examples.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Generic, NamedTuple, TypeVar
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from headway_training.data.files import cut_before_spaces, read_blocks, read_text
+
 HOLD_OUT_SEED = 20_260
-"""Which examples are held out does not depend on a run's seed, so that runs are compared on the same ones."""
+"""Runs of any seed hold out the same examples, so that they can be compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LabeledTexts:
-    """Texts with a class each."""
+class Rows:
+    """Examples with an entry in each of several columns."""
+
+    def __len__(self) -> int:
+        return len(getattr(self, fields(self)[0].name))
+
+    def take(self, indices: NDArray[np.int64]) -> Self:
+        """The examples at `indices`, in that order."""
+        taken: dict[str, Any] = {}
+        for field in fields(self):
+            column = getattr(self, field.name)
+            if isinstance(column, np.ndarray):
+                taken[field.name] = column[indices]
+            elif isinstance(column, list):
+                taken[field.name] = [column[i] for i in indices]
+        return replace(self, **taken)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabeledTexts(Rows):
+    """Texts with a label each."""
 
     texts: list[str]
     labels: list[int]
     text_pairs: list[str] | None = None
-    """The text that each is paired with, empty where there is none; None: no text has one."""
-
-    def __len__(self) -> int:
-        return len(self.texts)
-
-    def take(self, indices: NDArray[np.int64]) -> LabeledTexts:
-        """The examples at `indices`, in that order."""
-        return LabeledTexts(
-            texts=[self.texts[i] for i in indices],
-            labels=[self.labels[i] for i in indices],
-            text_pairs=None if self.text_pairs is None else [self.text_pairs[i] for i in indices],
-        )
+    """The text that each is paired with, empty if there is none; None: no text has one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MultiLabeledTexts:
+class MultiLabeledTexts(Rows):
     """Texts with any number of labels each."""
 
     texts: list[str]
     labels: list[tuple[int, ...]]
-    """Indices in ascending order; none where no label applies."""
+    """Indices in ascending order; none if no label applies."""
     text_pairs: list[str] | None = None
     """As in `LabeledTexts`."""
-
-    def __len__(self) -> int:
-        return len(self.texts)
 
 
 class Span(NamedTuple):
@@ -59,60 +68,65 @@ class Span(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SpanLabeledTexts:
-    """Texts, in the order of their source, with labelled spans."""
+class SpanLabeledTexts(Rows):
+    """Texts in their source's order, with labelled spans."""
 
     texts: list[str]
     spans: list[tuple[Span, ...]]
-    """Of each text: not empty, in its order and without overlap."""
+    """Of each text: in the order of the text, neither empty nor overlapping."""
     covering: bool
-    """Whether the spans are all the words there are, as for parts of speech, and not a few among them, as for names."""
-
-    def __len__(self) -> int:
-        return len(self.texts)
-
-    def take(self, indices: NDArray[np.int64]) -> SpanLabeledTexts:
-        """The examples at `indices`, in that order."""
-        texts, spans = [self.texts[i] for i in indices], [self.spans[i] for i in indices]
-        return SpanLabeledTexts(texts=texts, spans=spans, covering=self.covering)
+    """True if the spans are all the words of a text, as for parts of speech; False if some of them, as for names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ParallelTexts:
+class ParallelTexts(Rows):
     """Sentences with a translation each."""
 
     sources: list[str]
     targets: list[str]
 
-    def __len__(self) -> int:
-        return len(self.sources)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlainText:
-    """One text; its length is in characters."""
-
-    text: str
-
-    def __len__(self) -> int:
-        return len(self.text)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LabeledImages:
-    """Images of one size with a class each."""
+class LabeledImages(Rows):
+    """Images of one size with a label each."""
 
     images: NDArray[np.uint8]
     """(N, height, width, 3)."""
     labels: NDArray[np.int64]
     """(N,)."""
 
-    def __len__(self) -> int:
-        return len(self.images)
 
-    def take(self, indices: NDArray[np.int64]) -> LabeledImages:
-        """The examples at `indices`, in that order."""
-        return LabeledImages(images=self.images[indices], labels=self.labels[indices])
+class PlainText:
+    """A running text: a string, or a file that is read part by part and never held whole.
+
+    Args:
+        source: The text, or the file it is in.
+
+    Raises:
+        MissingDataError: There is no such file.
+        DataError: The file cannot be read, or is not UTF-8.
+    """
+
+    def __init__(self, source: str | Path) -> None:
+        self.source = source
+        self._length = len(source) if isinstance(source, str) else sum(map(len, read_blocks(source)))
+
+    def __repr__(self) -> str:
+        return f"PlainText({len(self):,} characters)"
+
+    def __len__(self) -> int:
+        """Its length in characters."""
+        return self._length
+
+    @property
+    def text(self) -> str:
+        """The whole text."""
+        return self.source if isinstance(self.source, str) else read_text(self.source)
+
+    def parts(self, size: int) -> Iterator[str]:
+        """Parts of about `size` characters, cut before white space, in order."""
+        blocks = iter([self.source]) if isinstance(self.source, str) else read_blocks(self.source)
+        return cut_before_spaces(blocks, size)
 
 
 Examples = TypeVar(
@@ -122,7 +136,7 @@ Examples = TypeVar(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Splits(Generic[Examples]):
-    """The parts of a data set, and what a model card says of it."""
+    """The parts of a data set, and how a model card names it."""
 
     train: Examples
     """What the weights are fitted to."""
@@ -139,11 +153,11 @@ class Splits(Generic[Examples]):
     home: str
     """Where the data comes from."""
     labels: tuple[str, ...] = ()
-    """Names of the classes, in the order of their indices."""
+    """Names of the labels, in the order of their indices."""
 
 
 def hold_out(count: int, fraction: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Splits `count` examples at random: the indices that stay, and those that are held out, both ascending."""
+    """Splits `count` examples at random: indices of those that stay and of those held out, both ascending."""
     order = np.random.default_rng(HOLD_OUT_SEED).permutation(count)
     held = max(1, round(count * fraction))
     return np.sort(order[held:]), np.sort(order[:held])

@@ -1,12 +1,19 @@
-"""Opening files of data: plain, gzip or xz, with errors that name file and line."""
+"""Reads files, plain, gzip or xz, whole or block by block; errors name the file, and the line where there is one."""
 
 from __future__ import annotations
 
+import codecs
 import gzip
+import io
 import lzma
+import zlib
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import IO, cast
 
 from headway_training.errors import DataError, MissingDataError
+
+_BLOCK_BYTES = 1 << 20
 
 
 def read_bytes(path: Path) -> bytes:
@@ -16,32 +23,50 @@ def read_bytes(path: Path) -> bytes:
         MissingDataError: There is no such file.
         DataError: It cannot be read or unpacked.
     """
-    if not path.is_file():
-        what = "is a folder, where a file is expected" if path.is_dir() else "does not exist"
-        raise MissingDataError(f"{path} {what}")
-    try:
-        content = path.read_bytes()
-        if path.suffix == ".gz":
-            return gzip.decompress(content)
-        return lzma.decompress(content) if path.suffix == ".xz" else content
-    except (OSError, EOFError, lzma.LZMAError) as error:
-        raise DataError(f"{path} cannot be read: {error}") from error
+    return b"".join(_read_byte_blocks(path))
 
 
-def read_text(path: Path) -> str:
-    """Reads a whole text of UTF-8, without its byte order mark; every line end becomes a line feed.
+def read_blocks(path: Path) -> Iterator[str]:
+    """Reads a text of UTF-8 block by block, without its byte order mark; every line end becomes a line feed.
 
     Raises:
         MissingDataError: There is no such file.
         DataError: It cannot be read, or is not UTF-8: names the line.
     """
-    content = read_bytes(path)
+    decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8-sig")(), translate=True)
+    line = 1
+    for block in _read_byte_blocks(path):
+        try:
+            yield decoder.decode(block, final=not block)
+        except UnicodeDecodeError as error:
+            line += error.object[: error.start].count(b"\n")
+            raise DataError(f"{path}, line {line}: the text is not UTF-8 ({error.reason}); save it as UTF-8") from error
+        line += block.count(b"\n")
+
+
+def _read_byte_blocks(path: Path) -> Iterator[bytes]:
+    """The blocks of a file, unpacked; the last one is empty."""
+    if not path.is_file():
+        what = "is a folder, where a file is expected" if path.is_dir() else "does not exist"
+        raise MissingDataError(f"{path} {what}")
     try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise DataError(f"{path}, line {line}: the text is not UTF-8 ({error.reason}); save it as UTF-8") from error
-    return text.replace("\r\n", "\n").replace("\r", "\n")
+        with _open(path) as content:
+            while block := content.read(_BLOCK_BYTES):
+                yield block
+    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
+        raise DataError(f"{path} cannot be read: {error}") from error
+    yield b""
+
+
+def _open(path: Path) -> IO[bytes]:
+    if path.suffix == ".gz":
+        return cast("IO[bytes]", gzip.open(path))
+    return lzma.open(path) if path.suffix == ".xz" else path.open("rb")
+
+
+def read_text(path: Path) -> str:
+    """Reads a whole text, as `read_blocks` does."""
+    return "".join(read_blocks(path))
 
 
 def read_lines(path: Path) -> list[str]:
@@ -50,3 +75,24 @@ def read_lines(path: Path) -> list[str]:
     while lines and not lines[-1].strip():
         lines.pop()
     return lines
+
+
+def cut_before_spaces(blocks: Iterable[str], size: int) -> Iterator[str]:
+    """Cuts a text into parts of about `size` characters, before white space that follows something else.
+
+    Byte-level tokenizers read the parts as they read the whole. If there is no such place in the second half of a part,
+    it is cut at `size` characters.
+    """
+    buffer = ""
+    for block in blocks:
+        buffer += block
+        start = 0
+        while len(buffer) - start > size:
+            end = start + size
+            places = range(end, start + size // 2, -1)
+            end = next((i for i in places if buffer[i].isspace() and not buffer[i - 1].isspace()), end)
+            yield buffer[start:end]
+            start = end
+        buffer = buffer[start:]
+    if buffer:
+        yield buffer

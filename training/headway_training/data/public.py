@@ -1,98 +1,169 @@
-"""Reads the public data sets from disk, whole as they come from their homes, or in the parts that lie there instead.
+"""The public data sets that recipes use: their homes, the checksums of their files, and how they are read and split.
 
-N images.
+A data set is read whole as it comes from its home, or in the parts of it that lie there instead. N images.
 """
 
 from __future__ import annotations
 
+import difflib
 import io
 import tarfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
+from headway_training.checkpoint import TaskName
 from headway_training.data.conll import read_span_labeled_texts
-from headway_training.data.datasets import Dataset, find_dataset
-from headway_training.data.examples import (
-    LabeledImages,
-    LabeledTexts,
-    ParallelTexts,
-    PlainText,
-    SpanLabeledTexts,
-    Splits,
-    hold_out,
-)
+from headway_training.data.examples import LabeledImages, ParallelTexts, PlainText, Splits, hold_out
 from headway_training.data.files import read_bytes, read_text
-from headway_training.data.labeled_text import read_labeled_texts
-from headway_training.data.parallel_text import read_parallel_texts
-from headway_training.data.plain_text import cut_text
+from headway_training.data.texts import read_labeled_texts, read_parallel_texts
 from headway_training.errors import DataError, MissingDataError
+from headway_training.recipes import DataSettings
 
 AG_NEWS_LABELS = ("World", "Sports", "Business", "Sci/Tech")
 CIFAR10_LABELS = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 _CIFAR10_ROW_BYTES = 1 + 3 * 32 * 32
+_GITHUB = "https://raw.githubusercontent.com"
 
 
-def read_ag_news(folder: Path, valid_fraction: float) -> Splits[LabeledTexts]:
-    """Reads AG News from the data folder; title and description are one text."""
-    dataset = find_dataset("ag-news")
-    train_file = _find(folder, dataset, ("train.csv", "train.csv.gz", "train_subset.csv.gz"))
-    test_file = _find(folder, dataset, ("test.csv", "test.csv.gz", "test_rows_0001-3800.csv.gz"))
-    numbers = [str(number) for number in range(1, 5)]
-    examples, _ = read_labeled_texts(train_file, numbers)
-    test, _ = read_labeled_texts(test_file, numbers)
-    kept, held = hold_out(len(examples), valid_fraction)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteFile:
+    """A file of a public data set."""
+
+    name: str
+    """Its name in the data set's folder."""
+    url: str
+    """Its public home."""
+    sha256: str
+    """Checksum of the file as it comes from there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dataset:
+    """A public data set."""
+
+    name: str
+    """As recipes and `headway-train data` name it."""
+    task: TaskName
+    """The task it is for."""
+    folder: str
+    """Its folder below the data folder."""
+    title: str
+    """Its name in words."""
+    files: tuple[RemoteFile, ...]
+    """What is downloaded."""
+    license: str
+    """What its source states."""
+    home: str
+    """Its public home."""
+    read: Callable[[Dataset, Path, DataSettings], Splits[Any]]
+    """Reads its parts from the data folder; raises `DataError`."""
+
+    def find(self, data_dir: Path, names: Sequence[str]) -> Path:
+        """The first of some files that is there.
+
+        Raises:
+            MissingDataError: None is; names the command that gets it.
+        """
+        for name in names:
+            if (data_dir / self.folder / name).is_file():
+                return data_dir / self.folder / name
+        raise MissingDataError(
+            f"{self.title} is not in {data_dir / self.folder}: there is no {' or '.join(names)}. "
+            f"Get it with `headway-train data {self.name}`, or name the folder that holds {self.folder}/ "
+            "with --data-dir or HEADWAY_DATA_DIR"
+        )
+
+
+def find_dataset(name: str) -> Dataset:
+    """Finds a data set by its name.
+
+    Raises:
+        DataError: There is none; the message names the nearest.
+    """
+    if name not in DATASETS:
+        nearest = difflib.get_close_matches(name, DATASETS, n=1, cutoff=0.0)[0]
+        raise DataError(f"there is no data set {name!r}; did you mean {nearest!r}? Known are {', '.join(DATASETS)}")
+    return DATASETS[name]
+
+
+def _hold_out(
+    dataset: Dataset,
+    train: Any,
+    test: Any,
+    settings: DataSettings,
+    *,
+    total: str,
+    test_name: str,
+    labels: Sequence[str],
+) -> Splits[Any]:
+    """Splits a validation part off the training part."""
+    kept, held = hold_out(len(train), settings.valid_fraction)
     return Splits(
-        train=examples.take(kept),
-        valid=examples.take(held),
+        train=train.take(kept),
+        valid=train.take(held),
         test=test,
-        train_name=f"AG News, {len(kept):,} of the 120,000 training rows",
-        test_name=f"AG News, {'all' if len(test) == 7600 else f'first {len(test):,} of the'} 7,600 test rows",
+        train_name=f"{dataset.title}, {len(kept):,} of the {total}",
+        test_name=f"{dataset.title}, {test_name}",
         license=dataset.license,
         home=dataset.home,
+        labels=tuple(labels),
+    )
+
+
+def _read_ag_news(dataset: Dataset, folder: Path, settings: DataSettings) -> Splits[Any]:
+    """Title and description of a news item are one text."""
+    train_file = dataset.find(folder, ("train.csv", "train.csv.gz", "train_subset.csv.gz"))
+    test_file = dataset.find(folder, ("test.csv", "test.csv.gz", "test_rows_0001-3800.csv.gz"))
+    numbers = [str(number) for number in range(1, 5)]
+    (train, _), (test, _) = (read_labeled_texts(file, numbers) for file in (train_file, test_file))
+    shown = "all" if len(test) == 7600 else f"first {len(test):,} of the"
+    return _hold_out(
+        dataset,
+        train,
+        test,
+        settings,
+        total="120,000 training rows",
+        test_name=f"{shown} 7,600 test rows",
         labels=AG_NEWS_LABELS,
     )
 
 
-def read_ud_english_ewt(folder: Path, valid_fraction: float) -> Splits[SpanLabeledTexts]:
-    """Reads UD English EWT from the data folder; its development part is the test part here."""
-    names = [(f"en_ewt-ud-{part}.conllu", f"en_ewt-ud-{part}.conllu.gz") for part in ("train", "dev")]
-    return _read_span_labeled(folder, find_dataset("ud-english-ewt"), names, valid_fraction, "UD English EWT 2.16")
-
-
-def read_wnut17(folder: Path, valid_fraction: float) -> Splits[SpanLabeledTexts]:
-    """Reads WNUT17 from the data folder; its development part is the test part here."""
-    names = [(name, f"{name}.gz") for name in ("wnut17train.conll", "emerging.dev.conll")]
-    return _read_span_labeled(folder, find_dataset("wnut17"), names, valid_fraction, "WNUT17")
-
-
-def _read_span_labeled(
-    folder: Path, dataset: Dataset, names: Sequence[Sequence[str]], valid_fraction: float, title: str
-) -> Splits[SpanLabeledTexts]:
-    """Reads a training and a development part."""
-    train_file, test_file = (_find(folder, dataset, forms) for forms in names)
-    examples, labels = read_span_labeled_texts(train_file)
+def _read_ud_english_ewt(dataset: Dataset, folder: Path, settings: DataSettings) -> Splits[Any]:
+    """The development part is the test part here."""
+    names = [f"en_ewt-ud-{part}.conllu" for part in ("train", "dev")]
+    train_file, test_file = (dataset.find(folder, (name, f"{name}.gz")) for name in names)
+    train, labels = read_span_labeled_texts(train_file)
     test, _ = read_span_labeled_texts(test_file, labels)
-    kept, held = hold_out(len(examples), valid_fraction)
-    return Splits(
-        train=examples.take(kept),
-        valid=examples.take(held),
-        test=test,
-        train_name=f"{title}, {len(kept):,} of the {len(examples):,} training sentences",
-        test_name=f"{title}, development part",
-        license=dataset.license,
-        home=dataset.home,
-        labels=labels,
+    total = f"{len(train):,} training sentences"
+    return _hold_out(dataset, train, test, settings, total=total, test_name="development part", labels=labels)
+
+
+def _read_cifar10(dataset: Dataset, folder: Path, settings: DataSettings) -> Splits[Any]:
+    """CIFAR-10 in its binary version: the archive, or its files, plain or packed by xz."""
+    train, test = _cifar10_parts(folder, dataset)
+    shown = "all" if len(test) == 10_000 else f"first {len(test):,} of the"
+    return _hold_out(
+        dataset,
+        train,
+        test,
+        settings,
+        total="50,000 training images",
+        test_name=f"{shown} 10,000 test images",
+        labels=CIFAR10_LABELS,
     )
 
 
-def read_multi30k(folder: Path, languages: tuple[str, str]) -> Splits[ParallelTexts]:
-    """Reads Multi30k (task 1) from the data folder, from the first language into the second."""
-    dataset = find_dataset("multi30k-" + "-".join(languages))
+def _read_multi30k(dataset: Dataset, folder: Path, settings: DataSettings) -> Splits[Any]:  # noqa: ARG001 (readers are called alike)
+    """The languages are those of the data set's name, source first."""
+    languages = dataset.name.split("-")[1:]
 
     def part(name: str) -> ParallelTexts:
-        files = [_find(folder, dataset, (f"{name}.{code}.gz", f"{name}.{code}")) for code in languages]
+        files = [dataset.find(folder, (f"{name}.{code}.gz", f"{name}.{code}")) for code in languages]
         return read_parallel_texts(",".join(map(str, files)))
 
     return Splits(
@@ -106,52 +177,24 @@ def read_multi30k(folder: Path, languages: tuple[str, str]) -> Splits[ParallelTe
     )
 
 
-def read_tiny_shakespeare(folder: Path, valid_fraction: float, test_fraction: float) -> Splits[PlainText]:
-    """Reads Tiny Shakespeare from the data folder; its beginning is the validation part, its end the test part."""
-    dataset = find_dataset("tiny-shakespeare")
-    text = read_text(_find(folder, dataset, ("input.txt",)))
-    train, valid, test = cut_text(text, valid_fraction, test_fraction)
+def _read_tiny_shakespeare(dataset: Dataset, folder: Path, settings: DataSettings) -> Splits[Any]:
+    """The text begins with the validation part and ends with the test part.
+
+    So the training part reaches up to the test part, as everything available would in use, and both held-out parts lie
+    beside text that the model has read: the same play, the same article.
+    """
+    text = read_text(dataset.find(folder, ("input.txt",)))
+    valid_end = round(len(text) * settings.valid_fraction)
+    test_start = len(text) - round(len(text) * settings.test_fraction)
+    train, valid, test = text[valid_end:test_start], text[:valid_end], text[test_start:]
     return Splits(
-        train=train,
-        valid=valid,
-        test=test,
+        train=PlainText(train),
+        valid=PlainText(valid),
+        test=PlainText(test),
         train_name=f"Tiny Shakespeare, {len(train):,} characters after the first {len(valid):,}",
         test_name=f"Tiny Shakespeare, last {len(test):,} characters",
         license=dataset.license,
         home=dataset.home,
-    )
-
-
-def read_cifar10(folder: Path, valid_fraction: float) -> Splits[LabeledImages]:
-    """Reads CIFAR-10 (binary version) from the data folder: the archive, or its files, plain or packed by xz."""
-    dataset = find_dataset("cifar10")
-    train, test = _cifar10_parts(folder, dataset)
-    kept, held = hold_out(len(train), valid_fraction)
-    return Splits(
-        train=train.take(kept),
-        valid=train.take(held),
-        test=test,
-        train_name=f"CIFAR-10, {len(kept):,} of the 50,000 training images",
-        test_name=f"CIFAR-10, {'all' if len(test) == 10_000 else f'first {len(test):,} of the'} 10,000 test images",
-        license=dataset.license,
-        home=dataset.home,
-        labels=CIFAR10_LABELS,
-    )
-
-
-def _find(folder: Path, dataset: Dataset, names: Sequence[str]) -> Path:
-    """The first of a data set's files that is there.
-
-    Raises:
-        MissingDataError: None is; names the command that gets it.
-    """
-    for name in names:
-        if (folder / dataset.folder / name).is_file():
-            return folder / dataset.folder / name
-    raise MissingDataError(
-        f"{dataset.title} is not in {folder / dataset.folder}: there is no {' or '.join(names)}. "
-        f"Get it with `headway-train data {dataset.name}`, or name the folder that holds {dataset.folder}/ "
-        "with --data-dir or HEADWAY_DATA_DIR"
     )
 
 
@@ -164,10 +207,10 @@ def _cifar10_parts(folder: Path, dataset: Dataset) -> tuple[LabeledImages, Label
     else:
         packed = ("{0}.bin.xz", "cifar-10-batches-bin/{0}.bin", "{0}.bin")
         names = [[form.format(f"data_batch_{i}") for form in packed] for i in range(1, 6)]
-        names[0].insert(0, archive.name)  # what the error names first: the file that is downloaded
-        train = [read_bytes(_find(folder, dataset, forms)) for forms in names]
+        names[0].insert(0, archive.name)  # the error names first the file that is downloaded
+        train = [read_bytes(dataset.find(folder, forms)) for forms in names]
         tests = [form.format(stem) for form in packed for stem in ("test_batch", "test_batch_0000-4999")]
-        test = read_bytes(_find(folder, dataset, tests))
+        test = read_bytes(dataset.find(folder, tests))
     return _cifar10_images(b"".join(train), archive.parent), _cifar10_images(test, archive.parent)
 
 
@@ -192,3 +235,102 @@ def _cifar10_images(content: bytes, folder: Path) -> LabeledImages:
     rows = np.frombuffer(content, dtype=np.uint8).reshape(-1, _CIFAR10_ROW_BYTES)
     images = rows[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)  # (N, 32, 32, 3)
     return LabeledImages(images=np.ascontiguousarray(images), labels=rows[:, 0].astype(np.int64))
+
+
+def _files(url: str, checksums: Mapping[str, str]) -> tuple[RemoteFile, ...]:
+    """Files below one address, with their checksums."""
+    return tuple(RemoteFile(name=name, url=url + name, sha256=sha256) for name, sha256 in checksums.items())
+
+
+_MULTI30K_FILES = _files(
+    f"{_GITHUB}/multi30k/dataset/master/data/task1/raw/",
+    {
+        "train.en.gz": "d79cfa999dd4c51d2cb42499b6796d5a882c3a8a961923c25a898c90f8bbd56f",
+        "train.de.gz": "726e39b2fa9eb9ffb6dc763fb35a179f80fae06ffc5d28b6ace5faa883de28a6",
+        "val.en.gz": "14f7d25ddd868909a9213e361768460edcacdd6ab9d1e77b92560dc10c10dc28",
+        "val.de.gz": "f0cba2f995189cf5770f29a8a9a537a3ad3f51657ad873405082ff6863a5e75a",
+        "test_2016_flickr.en.gz": "611d361c6334bc7246101d48097c13cf5c4413c5befc793cc629934359d532d9",
+        "test_2016_flickr.de.gz": "9204244e408ccb38d2a55cfcd344df15005fc42a07a6e55ca6c52b6ababb8cc8",
+    },
+)
+
+_ALL = (
+    Dataset(
+        name="ag-news",
+        task="text_classification",
+        folder="ag_news",
+        title="AG News",
+        files=_files(
+            f"{_GITHUB}/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/",
+            {
+                "train.csv": "76a0a2d2f92b286371fe4d4044640910a04a803fdd2538e0f3f29a5c6f6b672e",
+                "test.csv": "521465c2428ed7f02f8d6db6ffdd4b5447c1c701962353eb2c40d548c3c85699",
+                "classes.txt": "612dbfa932f07a6ed837295a7d5746ce7412e7bb4bc32ba919fdb3cda3a1b9b5",
+            },
+        ),
+        license="for research and any other non-commercial activity (the data set's readme.txt)",
+        home="http://www.di.unipi.it/~gulli/AG_corpus_of_news_articles.html",
+        read=_read_ag_news,
+    ),
+    Dataset(
+        name="tiny-shakespeare",
+        task="generation",
+        folder="tinyshakespeare",
+        title="Tiny Shakespeare",
+        files=_files(
+            f"{_GITHUB}/karpathy/char-rnn/master/data/tinyshakespeare/",
+            {"input.txt": "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"},
+        ),
+        license="public domain (the plays; no licence is stated for the file)",
+        home="https://github.com/karpathy/char-rnn",
+        read=_read_tiny_shakespeare,
+    ),
+    *(
+        Dataset(
+            name=f"multi30k-{pair}",
+            task="translation",
+            folder="multi30k",
+            title="Multi30k, task 1, English and German",
+            files=_MULTI30K_FILES,
+            license=(
+                "not stated for the text; derived from Flickr30K, provided for non-commercial research and education "
+                "(the data set's README)"
+            ),
+            home="https://github.com/multi30k/dataset",
+            read=_read_multi30k,
+        )
+        for pair in ("en-de", "de-en")
+    ),
+    Dataset(
+        name="ud-english-ewt",
+        task="token_classification",
+        folder="ud_english_ewt",
+        title="UD English EWT 2.16",
+        files=_files(
+            f"{_GITHUB}/UniversalDependencies/UD_English-EWT/r2.16/",
+            {
+                "en_ewt-ud-train.conllu": "3fb78e2b55482c8ee00caa653af436c88c9e5bc9a73ce26e4ae3ddc79d2b7e7b",
+                "en_ewt-ud-dev.conllu": "531a54ff90d6ab12201c5a50c3e78e6ddac4de69abc4bce5d275d3cd29efe2b6",
+            },
+        ),
+        license="CC BY-SA 4.0 (annotations); the texts are of various sources (the treebank's README)",
+        home="https://github.com/UniversalDependencies/UD_English-EWT",
+        read=_read_ud_english_ewt,
+    ),
+    Dataset(
+        name="cifar10",
+        task="image_classification",
+        folder="cifar10",
+        title="CIFAR-10",
+        files=_files(
+            "https://www.cs.toronto.edu/~kriz/",
+            {"cifar-10-binary.tar.gz": "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"},
+        ),
+        license="not stated by the source, which asks for citation of Krizhevsky (2009)",
+        home="https://www.cs.toronto.edu/~kriz/cifar.html",
+        read=_read_cifar10,
+    ),
+)
+
+DATASETS: Mapping[str, Dataset] = MappingProxyType({dataset.name: dataset for dataset in _ALL})
+"""The data sets by their names."""

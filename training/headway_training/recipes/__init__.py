@@ -1,13 +1,13 @@
-"""Recipes: files that say how a model is trained, each with its command and what was measured."""
+"""Recipes: files that say how a model is trained, each with its command and its measured result."""
 
-from headway_training.recipes.reader import list_recipes, read_recipe
+from headway_training.recipes.reader import list_recipes, make_recipe, parse_setting, read_recipe
 from headway_training.recipes.settings import (
     AugmentationSettings,
     ClassificationSettings,
     DataSettings,
+    InitSettings,
     OptimizationSettings,
     Recipe,
-    TaskName,
     TokenizerSettings,
 )
 
@@ -15,10 +15,12 @@ __all__ = [
     "AugmentationSettings",
     "ClassificationSettings",
     "DataSettings",
+    "InitSettings",
     "OptimizationSettings",
     "Recipe",
-    "TaskName",
     "TokenizerSettings",
     "list_recipes",
+    "make_recipe",
+    "parse_setting",
     "read_recipe",
 ]

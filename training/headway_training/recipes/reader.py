@@ -5,43 +5,17 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, ValidationError
 
-from headway_training.checkpoint import ImagePreprocessing, Languages, SamplingDefaults
 from headway_training.errors import RecipeError
 from headway_training.models import CONFIGURATIONS, NAMED_CONFIGURATIONS, named_configuration
-from headway_training.recipes.regularization import DistillationSettings, PretrainingSettings, RegularizationSettings
-from headway_training.recipes.results import Idea, Result
-from headway_training.recipes.settings import (
-    AugmentationSettings,
-    ClassificationSettings,
-    DataSettings,
-    OptimizationSettings,
-    Recipe,
-    TokenizerSettings,
-)
+from headway_training.recipes.settings import Recipe
 
 FOLDER = Path(__file__).parent
-
-_TOP_LEVEL = tuple(field.name for field in dataclasses.fields(Recipe))
-_SECTIONS: Mapping[str, tuple[str, ...]] = {
-    "data": tuple(field.name for field in dataclasses.fields(DataSettings)),
-    "classification": tuple(field.name for field in dataclasses.fields(ClassificationSettings)),
-    "tokenizer": tuple(field.name for field in dataclasses.fields(TokenizerSettings)),
-    "optimization": tuple(field.name for field in dataclasses.fields(OptimizationSettings)),
-    "regularization": tuple(field.name for field in dataclasses.fields(RegularizationSettings)),
-    "distillation": tuple(field.name for field in dataclasses.fields(DistillationSettings)),
-    "pretraining": tuple(field.name for field in dataclasses.fields(PretrainingSettings)),
-    "augmentation": tuple(field.name for field in dataclasses.fields(AugmentationSettings)),
-    "preprocessing": tuple(ImagePreprocessing.model_fields),
-    "languages": tuple(Languages.model_fields),
-    "sampling": tuple(SamplingDefaults.model_fields),
-}
-_ADAPTER = TypeAdapter(Recipe)
 
 
 def list_recipes() -> list[Path]:
@@ -78,20 +52,43 @@ def make_recipe(content: dict[str, Any], source: str = "recipe") -> Recipe:
     Raises:
         RecipeError: As `read_recipe`; the message begins with `source`.
     """
-    _check_keys(content, source)
     content = {**content, "model": _resolve_model(content.get("model", {}), source)}
     try:
-        return _ADAPTER.validate_python(content)
+        return Recipe.model_validate(content)
     except ValidationError as error:
-        findings = (f"{'.'.join(map(str, item['loc']))}: {_message(item)}" for item in error.errors())
-        raise RecipeError(f"{source}: {'; '.join(finding.removeprefix(': ') for finding in findings)}") from error
+        raise RecipeError(f"{source}: {'; '.join(_describe(item) for item in error.errors())}") from error
 
 
-def _message(item: Any) -> str:
-    """One finding of pydantic's, with the value where it is short."""
-    value = item.get("input")
+def parse_setting(setting: str) -> tuple[str, Any]:
+    """Parses `NAME=VALUE`: the value is written as in TOML, a bare word is a string. Without `=` the name is empty."""
+    name, separator, text = setting.partition("=")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()
+    return name.strip() if separator else "", value
+
+
+def _describe(finding: Any) -> str:
+    """One finding of pydantic's: the key, what is wrong, and the value where it is short."""
+    key = ".".join(map(str, finding["loc"]))
+    if finding["type"] == "extra_forbidden":
+        return f"unknown key {key!r}{_suggest(key, _keys_beside(finding['loc']))}"
+    value = finding.get("input")
     given = f" (given: {value!r})" if isinstance(value, str | int | float | bool) else ""
-    return str(item["msg"]).removeprefix("Value error, ") + given
+    message = str(finding["msg"]).removeprefix("Value error, ") + given
+    return f"{key}: {message}" if key else message
+
+
+def _keys_beside(path: Sequence[Any]) -> Iterator[str]:
+    """The keys that the section of a key has, each with its section's name."""
+    section: type[BaseModel] = Recipe
+    for name in path[:-1]:
+        annotation = section.model_fields[str(name)].annotation
+        kinds = (annotation, *get_args(annotation))
+        section = next(kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel))
+    for name in section.model_fields:
+        yield ".".join([*map(str, path[:-1]), name])
 
 
 def _find(name: str) -> Path:
@@ -108,48 +105,22 @@ def _find(name: str) -> Path:
 
 def _suggest(word: str, known: Iterable[str]) -> str:
     """`; did you mean ...?` with the nearest known word."""
-    names = list(known)
-    nearest = difflib.get_close_matches(word, names, n=1, cutoff=0.0)
+    nearest = difflib.get_close_matches(word, list(known), n=1, cutoff=0.0)
     return f"; did you mean {nearest[0]!r}?" if nearest else ""
 
 
 def _apply(content: dict[str, Any], setting: str) -> None:
     """Puts one `section.key=value` into a recipe's content."""
-    path, separator, text = setting.partition("=")
-    *sections, key = path.strip().split(".")
-    if not separator or not key or len(sections) > 1:
+    path, value = parse_setting(setting)
+    *sections, key = path.split(".")
+    if not key or len(sections) > 1:
         raise RecipeError(f"--set {setting}: expected section.key=value, such as optimization.learning_rate=0.001")
     target = content
     for section in sections:
         target = target.setdefault(section, {})
         if not isinstance(target, dict):
             raise RecipeError(f"--set {setting}: {section} is not a section")
-    try:
-        target[key] = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        target[key] = text.strip()
-
-
-def _check_keys(content: Mapping[str, Any], source: str) -> None:
-    """Checks every key but the model's, whose known ones depend on the architecture."""
-    _check_known(content, _TOP_LEVEL, "", source)
-    for section, known in _SECTIONS.items():
-        values = content.get(section, {})
-        if not isinstance(values, dict):
-            raise RecipeError(f"{source}: {section} must be a section, and is {values!r}")
-        _check_known(values, known, f"{section}.", source)
-    for name, kind in (("results", Result), ("ideas", Idea)):
-        for entry in content.get(name, ()):
-            if not isinstance(entry, dict):
-                raise RecipeError(f"{source}: {name} must be tables, written [[{name}]], and has {entry!r}")
-            _check_known(entry, [field.name for field in dataclasses.fields(kind)], f"{name}.", source)
-
-
-def _check_known(keys: Iterable[str], known: Sequence[str], prefix: str, source: str) -> None:
-    for key in keys:
-        if key not in known:
-            full = [f"{prefix}{name}" for name in known]
-            raise RecipeError(f"{source}: unknown key {prefix + key!r}{_suggest(prefix + key, full)}")
+    target[key] = value
 
 
 def _resolve_model(section: Any, source: str) -> dict[str, Any]:
@@ -170,6 +141,9 @@ def _resolve_model(section: Any, source: str) -> dict[str, Any]:
             f"{source}: model.architecture is {architecture!r}; it must be one of {', '.join(CONFIGURATIONS)}, "
             f"or model.configuration one of {', '.join(NAMED_CONFIGURATIONS)}"
         )
-    known = [field.name for field in dataclasses.fields(CONFIGURATIONS[architecture])]
-    _check_known(values, ["architecture", "configuration", *known], "model.", source)
+    fields = (field.name for field in dataclasses.fields(CONFIGURATIONS[architecture]))
+    known = [f"model.{name}" for name in ("architecture", "configuration", *fields)]
+    for key in (f"model.{name}" for name in values):
+        if key not in known:
+            raise RecipeError(f"{source}: unknown key {key!r}{_suggest(key, known)}")
     return values

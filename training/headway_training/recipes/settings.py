@@ -1,18 +1,23 @@
-"""The sections of a recipe, each checked when it is made; a message gives the limit and the value."""
+"""The sections of a recipe; ranges and choices are checked when one is read."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
-from headway_training.checkpoint import ImagePreprocessing, Languages, SamplingDefaults, TextPairUse
-from headway_training.recipes.ranges import check_range as _check_range
-from headway_training.recipes.regularization import DistillationSettings, PretrainingSettings, RegularizationSettings
-from headway_training.recipes.results import Idea, Result
+from pydantic import Field, field_validator, model_validator
 
-TaskName = Literal["generation", "translation", "text_classification", "token_classification", "image_classification"]
+from headway_training.checkpoint import (
+    ImagePreprocessing,
+    Languages,
+    Name,
+    Record,
+    SamplingDefaults,
+    TaskName,
+    TextPairUse,
+)
 
 ARCHITECTURES: Mapping[TaskName, tuple[str, ...]] = MappingProxyType(
     {
@@ -23,164 +28,139 @@ ARCHITECTURES: Mapping[TaskName, tuple[str, ...]] = MappingProxyType(
         "image_classification": ("vit",),
     }
 )
-"""The architectures that each task trains."""
+"""The architectures that can be trained for each task."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DataSettings:
-    """Which data set is used, and what is held out of it."""
+class DataSettings(Record):
+    """The data set, and what is held out of it."""
 
     dataset: str
     """Name of the data set, as `headway-train data` takes it."""
-    valid_fraction: float = 0.05
-    """Share of the training data held out for model selection, where the data set has no validation part."""
-    test_fraction: float = 0.1
+    valid_fraction: float = Field(default=0.05, ge=0.001, le=0.5)
+    """Share of the training data held out for validation, where the data set has no validation part."""
+    test_fraction: float = Field(default=0.1, ge=0.001, le=0.5)
     """Share of a plain text, from its end, that is test data, where the data set has no test part."""
 
-    def __post_init__(self) -> None:
-        _check_range("valid_fraction", self.valid_fraction, 0.001, 0.5)
-        _check_range("test_fraction", self.test_fraction, 0.001, 0.5)
+
+class InitSettings(Record):
+    """Where the weights start from."""
+
+    checkpoint: Path | None = None
+    """Folder of a checkpoint. Its weights are loaded by name, and its tokenizer is taken; None: fresh weights."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClassificationSettings:
+class ClassificationSettings(Record):
     """What a text classifier reads and answers."""
 
     multi_label: bool = False
-    """Whether a text may have several labels, or none; each is then a decision of its own."""
+    """Whether a text may have several labels, or none; each label is then a decision of its own."""
     label_separator: str = "|"
-    """What separates the labels of a text in its label column; with `multi_label` alone."""
+    """The character between the labels of a text in the label column; read with `multi_label` alone."""
     text_pairs: TextPairUse = "never"
     """Whether an input may be (`optional`) or always is (`required`) a pair of texts, read as one."""
 
-    def __post_init__(self) -> None:
-        if len(self.label_separator) != 1 or self.label_separator in '"\r\n' or self.label_separator.isalnum():
-            raise ValueError(
-                f"label_separator is {self.label_separator!r}; it must be one character, neither a letter, a digit, a "
-                "double quote nor a line break"
-            )
+    @field_validator("label_separator")
+    @classmethod
+    def _check_label_separator(cls, value: str) -> str:
+        if len(value) != 1 or value in '"\r\n' or value.isalnum():
+            raise ValueError("it must be one character, and no letter, digit, double quote or line break")
+        return value
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenizerSettings:
-    """How a tokenizer is trained on the training text."""
+class TokenizerSettings(Record):
+    """How a byte-level BPE tokenizer is trained on the training text."""
 
-    kind: Literal["bpe", "characters"] = "bpe"
-    """`bpe`: byte-level byte-pair encoding, which can spell any text. `characters`: one token a character."""
-    vocabulary_size: int = 8000
-    """Most tokens of a `bpe` tokenizer, the 256 bytes and special tokens included."""
-    lowercase: bool = False
-    """Whether text is lower-cased and put into Unicode form NFKC first."""
-    join_punctuation: bool = False
-    """Whether the spaces, brackets and quotes that the Penn treebank's tokenization sets apart are put back first, so
-    that its texts ("it is n't -lrb- so -rrb- .") and those people write ("it isn't (so).") read alike."""
-    min_frequency: int = 2
+    vocabulary_size: int = Field(default=8000, ge=260, le=1_000_000)
+    """Most subwords, the 256 bytes and the special tokens included."""
+    min_frequency: int = Field(default=2, ge=1, le=1_000_000)
     """Fewest occurrences of a pair that is merged."""
+    lowercase: bool = False
+    """Whether text is lower-cased, and brought to Unicode form NFKC, first."""
     treebank_words: bool = False
-    """Whether a `bpe` tokenizer cuts where treebanks of English do: "do|n't", "can|not", every punctuation mark."""
-
-    def __post_init__(self) -> None:
-        _check_range("vocabulary_size", self.vocabulary_size, 260, 1_000_000)
-        _check_range("min_frequency", self.min_frequency, 1, 1_000_000)
+    """Whether text is cut where treebanks of English cut words: "do|n't", "can|not", every punctuation mark."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OptimizationSettings:
+class OptimizationSettings(Record):
     """How the weights are found."""
 
-    epochs: float
+    epochs: float = Field(ge=0.001, le=100_000)
     """Passes over the training data."""
-    max_steps: int = 0
-    """Most optimizer steps; 0 means as many as `epochs` needs."""
-    batch_size: int = 64
+    max_steps: int = Field(default=0, ge=0, le=10**9)
+    """Most optimizer steps; 0: as many as `epochs` needs."""
+    batch_size: int = Field(default=64, ge=1, le=1_000_000)
     """Rows of a batch: windows of a text, or images."""
-    batch_tokens: int = 4096
-    """Most tokens of a batch of texts, padding included (longest x count); it bounds length-bucketed batches."""
+    batch_tokens: int = Field(default=4096, ge=1, le=10**8)
+    """Most tokens of a batch of texts of similar length, padding included (longest x count)."""
+    gradient_accumulation: int = Field(default=1, ge=1, le=100_000)
+    """Parts that a process works through a batch in, one after another: the memory of one part, the gradient of all."""
+    activation_checkpointing: bool = False
+    """Whether the backward pass computes each layer's activations anew: less memory, about a third more time."""
     optimizer: Literal["adamw", "muon"] = "adamw"
     """AdamW (Loshchilov and Hutter 2019), or Muon (Jordan et al. 2024) for the matrices of the layers and AdamW for the
-    rest; Muon's steps are scaled so that AdamW's learning rate and decay suit them (Liu et al. 2025, section 2.2)."""
-    learning_rate: float = 1e-3
-    """Highest learning rate, reached after the warm-up."""
-    final_learning_rate: float = 0.0
-    """What a cosine schedule ends with, as a share of the highest."""
-    schedule: Literal["cosine", "inverse_sqrt"] = "cosine"
-    """How the learning rate falls after the warm-up."""
-    warmup_fraction: float = 0.05
-    """Share of the steps in which the learning rate rises linearly."""
-    weight_decay: float = 0.01
-    """AdamW's decay; biases, gains of normalisations and position tables are left out."""
-    beta1: float = 0.9
+    rest. Muon's steps are scaled so that AdamW's learning rate and decay suit it (Liu et al. 2025, section 2.2)."""
+    learning_rate: float = Field(default=1e-3, ge=1e-9, le=10)
+    """Highest learning rate: reached after the warm-up, from where it falls to 0 like half a cosine."""
+    warmup_fraction: float = Field(default=0.05, ge=0, le=1)
+    """Share of the steps over which the learning rate rises linearly."""
+    weight_decay: float = Field(default=0.01, ge=0, le=10)
+    """Decoupled weight decay of matrices; vectors and position tables are not decayed."""
+    beta1: float = Field(default=0.9, ge=0, le=0.9999)
     """AdamW's decay of the mean gradient."""
-    beta2: float = 0.98
+    beta2: float = Field(default=0.98, ge=0, le=0.99999)
     """AdamW's decay of the mean squared gradient."""
-    epsilon: float = 1e-8
+    epsilon: float = Field(default=1e-8, ge=1e-12, le=1)
     """AdamW's term against division by zero."""
-    gradient_clip: float = 1.0
-    """Highest norm of the gradient; 0 turns clipping off."""
-    label_smoothing: float = 0.0
-    """Share of the target's probability spread over all classes (Szegedy et al. 2016)."""
-    average_decay: float = 0.0
-    """Decay of the exponential moving average of the weights, which is what is evaluated and kept; 0 turns it off."""
+    gradient_clip: float = Field(default=1.0, ge=0, le=1e6)
+    """Highest norm of the gradient; 0: no clipping."""
+    label_smoothing: float = Field(default=0.0, ge=0, le=0.9)
+    """Share of the target's probability that is spread over all classes (Szegedy et al. 2016)."""
+    average_decay: float = Field(default=0.0, ge=0, le=0.99999)
+    """Decay of the exponential moving average of the weights, which is then what is validated and kept; 0: none."""
     precision: Literal["bf16", "fp32"] = "bf16"
-    """Precision of matrix products; the weights are fp32 either way."""
-    evaluations: int = 10
-    """Validations of a run, evenly spaced; the best weights are kept."""
-    state_every_steps: int = 200
-    """Steps after which the state to resume from is written."""
-
-    def __post_init__(self) -> None:
-        _check_range("epochs", self.epochs, 0.001, 100_000)
-        _check_range("max_steps", self.max_steps, 0, 10**9)
-        _check_range("batch_size", self.batch_size, 1, 1_000_000)
-        _check_range("batch_tokens", self.batch_tokens, 1, 10**8)
-        _check_range("learning_rate", self.learning_rate, 1e-9, 10)
-        _check_range("final_learning_rate", self.final_learning_rate, 0, 1)
-        _check_range("warmup_fraction", self.warmup_fraction, 0, 1)
-        _check_range("weight_decay", self.weight_decay, 0, 10)
-        _check_range("beta1", self.beta1, 0, 0.9999)
-        _check_range("beta2", self.beta2, 0, 0.99999)
-        _check_range("epsilon", self.epsilon, 1e-12, 1)
-        _check_range("gradient_clip", self.gradient_clip, 0, 1e6)
-        _check_range("label_smoothing", self.label_smoothing, 0, 0.9)
-        _check_range("average_decay", self.average_decay, 0, 0.99999)
-        _check_range("evaluations", self.evaluations, 1, 100_000)
-        _check_range("state_every_steps", self.state_every_steps, 1, 10**9)
+    """Precision of matrix products; weights, moments and losses are fp32 either way."""
+    evaluations: int = Field(default=10, ge=1, le=100_000)
+    """Validations of a run, evenly spaced; the weights of the best one are kept."""
+    state_every_steps: int = Field(default=200, ge=1, le=10**9)
+    """Steps between two states to resume from."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AugmentationSettings:
+class AugmentationSettings(Record):
     """What is changed at random in training examples."""
 
     flip: bool = False
-    """Mirrors every second image."""
-    random_operations: int = 0
-    """Random changes of shape and colour that every image gets (`headway_training.image_augmentation`); 0 is none."""
-    random_strength: float = 0.3
-    """How strong they are, 0 to 1."""
-    crop_padding: int = 0
-    """Pixels an image is shifted by at most, in each direction; what comes in is the mean colour."""
-    token_dropout: float = 0.0
-    """Share of a text's tokens that a classifier does not get to see: they become the unknown token."""
-    piece_splitting: float = 0.0
-    """Probability that a piece of a text falls into the two it was merged from, and these again: to the end of
+    """Whether every second image, on average, is mirrored."""
+    crop_padding: int = Field(default=0, ge=0, le=1000)
+    """Pixels an image is shifted by at most, in each direction; the mean colour comes in at the edge."""
+    token_dropout: float = Field(default=0.0, ge=0, le=0.9)
+    """Share of a text's tokens that become the unknown token; for classifiers."""
+    subword_splitting: float = Field(default=0.0, ge=0, le=0.9)
+    """Probability that a subword is split into the two it was merged from, and each of these again, to the end of
     BPE-dropout (Provilkov et al. 2020). For translation, token classification, and half of the rows of generation."""
-    join_texts: int = 1
-    """Most neighbouring texts that are joined to one for a token classifier."""
-
-    def __post_init__(self) -> None:
-        _check_range("random_operations", self.random_operations, 0, 10)
-        _check_range("random_strength", self.random_strength, 0, 1)
-        _check_range("crop_padding", self.crop_padding, 0, 1000)
-        _check_range("token_dropout", self.token_dropout, 0, 0.9)
-        _check_range("piece_splitting", self.piece_splitting, 0, 0.9)
-        _check_range("join_texts", self.join_texts, 1, 100)
+    join_texts: int = Field(default=1, ge=1, le=100)
+    """Most neighbouring texts that are joined to one example; for token classification."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
-    """Everything a training is made of."""
+class Result(Record):
+    """What the recipe's command gave."""
 
-    name: str
+    command: str
+    """The command."""
+    hardware: str
+    """What it ran on, and what else ran there."""
+    wall_time_s: float
+    """How long it took."""
+    metric: str
+    """What was measured on the test data."""
+    value: float
+    """The figure."""
+    note: str = ""
+    """Test data, further figures, the baseline."""
+
+
+class Recipe(Record):
+    """Everything that decides a training run."""
+
+    name: Name
     """Name of the model in a store."""
     task: TaskName
     """What the model is for."""
@@ -188,36 +168,44 @@ class Recipe:
     """One sentence about the model."""
     license: str
     """Licence of the weights."""
+    tracker: str = "tensorboard"
+    """Where curves go: a tracker that `accelerate` knows, such as `tensorboard` or `wandb`, or `none`."""
     data: DataSettings
     """The data."""
     model: dict[str, Any]
     """`architecture`, and the fields of its configuration that the data does not decide."""
+    init: InitSettings = InitSettings()
+    """Where the weights start from."""
     optimization: OptimizationSettings
     """How the weights are found."""
-    regularization: RegularizationSettings = field(default_factory=RegularizationSettings)
-    """What else keeps the model from learning its data by heart."""
-    distillation: DistillationSettings = field(default_factory=DistillationSettings)
-    """A larger model to learn from."""
-    pretraining: PretrainingSettings = field(default_factory=PretrainingSettings)
-    """What an encoder learns first."""
-    classification: ClassificationSettings = field(default_factory=ClassificationSettings)
+    classification: ClassificationSettings = ClassificationSettings()
     """What a text classifier reads and answers; text_classification only."""
-    tokenizer: TokenizerSettings = field(default_factory=TokenizerSettings)
+    tokenizer: TokenizerSettings = TokenizerSettings()
     """How the tokenizer is trained; text only."""
-    augmentation: AugmentationSettings = field(default_factory=AugmentationSettings)
+    augmentation: AugmentationSettings = AugmentationSettings()
     """What is changed at random in training examples."""
     preprocessing: ImagePreprocessing | None = None
     """How an image becomes pixels; images only."""
     languages: Languages | None = None
     """Languages of a translation."""
     sampling: SamplingDefaults | None = None
-    """What a generation request takes for parameters it does not set."""
-    results: tuple[Result, ...] = ()
+    """Parameters of a generation request that sets none."""
+    result: Result | None = None
     """What the recipe gave; it decides nothing."""
-    ideas: tuple[Idea, ...] = ()
-    """What was tried; it decides nothing."""
 
-    def __post_init__(self) -> None:
+    @property
+    def architecture(self) -> str:
+        """`gpt`, `transformer`, `recurrent`, `encoder` or `vit`."""
+        return str(self.model["architecture"])
+
+    @property
+    def configuration(self) -> dict[str, Any]:
+        """The fields of the model's configuration that the data does not decide."""
+        return {name: value for name, value in self.model.items() if name != "architecture"}
+
+    @model_validator(mode="after")
+    def _check_task(self) -> Recipe:
+        """Checks that model and sections fit the task."""
         architecture, head = self.model.get("architecture"), self.model.get("head", "sequence")
         if architecture not in (known := ARCHITECTURES[self.task]):
             needed = " or ".join(map(repr, known))
@@ -234,3 +222,4 @@ class Recipe:
             )
         if self.task == "translation" and self.languages is None:
             raise ValueError("the section [languages] is missing; translation needs it")
+        return self

@@ -1,6 +1,89 @@
-"""Tasks: what each kind of training reads, minimises and measures."""
+"""Tasks: what each kind of training run reads, minimises and measures."""
 
-from headway_training.tasks.base import Task, TrainingBatch
-from headway_training.tasks.factory import make_task
+from __future__ import annotations
 
-__all__ = ["Task", "TrainingBatch", "make_task"]
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from headway_training.checkpoint import TOKENIZER_FILE
+from headway_training.data.examples import (
+    LabeledImages,
+    MultiLabeledTexts,
+    ParallelTexts,
+    PlainText,
+    SpanLabeledTexts,
+    Splits,
+)
+from headway_training.data.token_file import PART_CHARACTERS
+from headway_training.recipes import Recipe
+from headway_training.tasks.base import IGNORED, EvaluationData, Metrics, Task, TrainingBatch
+from headway_training.tasks.classification import (
+    ImageClassificationTask,
+    MultiLabelTask,
+    TextClassificationTask,
+)
+from headway_training.tasks.generation import GenerationTask
+from headway_training.tasks.token_classification import TokenClassificationTask
+from headway_training.tasks.translation import TranslationTask
+from headway_training.tokenizers import take_tokenizer, train_tokenizer
+
+__all__ = ["IGNORED", "EvaluationData", "Metrics", "Task", "TrainingBatch", "make_task"]
+
+TOKENS_FILE = "tokens.bin"
+"""Tokens of a running text, in the run's folder."""
+
+
+def make_task(recipe: Recipe, splits: Splits[Any], folder: Path) -> Task:
+    """Makes a recipe's task from its data.
+
+    Args:
+        recipe: The recipe.
+        splits: Its data.
+        folder: The run's folder. The tokenizer is read from it, or else trained or taken from the checkpoint that the
+            recipe starts from, and written there; so are the tokens of a running text.
+
+    Raises:
+        DataError: The data is too small.
+        CheckpointError: The checkpoint's tokenizer cannot be taken.
+    """
+    if isinstance(splits.train, LabeledImages):
+        return ImageClassificationTask(recipe, splits)
+    tokenizer = _make_tokenizer(recipe, splits, folder / TOKENIZER_FILE)
+    if isinstance(splits.train, PlainText):
+        return GenerationTask(recipe, splits, tokenizer, folder / TOKENS_FILE)
+    if isinstance(splits.train, ParallelTexts):
+        return TranslationTask(recipe, splits, tokenizer)
+    if isinstance(splits.train, SpanLabeledTexts):
+        return TokenClassificationTask(recipe, splits, tokenizer)
+    if isinstance(splits.train, MultiLabeledTexts):
+        return MultiLabelTask(recipe, splits, tokenizer)
+    return TextClassificationTask(recipe, splits, tokenizer)
+
+
+def _make_tokenizer(recipe: Recipe, splits: Splits[Any], file: Path) -> Tokenizer:
+    """Reads, takes or trains the tokenizer."""
+    if file.is_file():
+        return Tokenizer.from_file(str(file))
+    if recipe.init.checkpoint is not None:
+        tokenizer = take_tokenizer(recipe.init.checkpoint, recipe.task)
+    else:
+        tokenizer = train_tokenizer(_training_texts(splits.train), recipe.tokenizer, recipe.task)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    staging = file.with_suffix(".writing")
+    tokenizer.save(str(staging))
+    staging.replace(file)
+    return tokenizer
+
+
+def _training_texts(train: Any) -> Iterable[str]:
+    """Texts of the training part."""
+    if isinstance(train, PlainText):
+        return train.parts(PART_CHARACTERS)
+    if isinstance(train, ParallelTexts):
+        return [*train.sources, *train.targets]
+    if isinstance(train, SpanLabeledTexts):
+        return train.texts
+    return [*train.texts, *(train.text_pairs or ())]

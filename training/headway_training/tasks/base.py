@@ -1,6 +1,6 @@
 """What a trainer needs of a task.
 
-B rows.
+B rows, T tokens.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from torch.nn import functional as F  # noqa: N812 (torch's own convention)
 
 from headway_training.batches import Batch
 from headway_training.checkpoint import Baseline, Metric
+from headway_training.tokenizers import special_tokens
 
 Metrics = dict[str, float | str]
+Part = Literal["valid", "test"]
 IGNORED = -100
 """A target that is not predicted."""
 
@@ -32,7 +34,7 @@ class TrainingBatch:
     tensors: dict[str, Tensor]
     """By name; rows are the first axis of each. `targets` are int64, with `IGNORED` where nothing is predicted."""
     num_units: int
-    """Tokens or images, padding not counted, for the throughput."""
+    """Tokens or images, without padding, for the throughput."""
 
     @property
     def num_targets(self) -> int:
@@ -42,7 +44,7 @@ class TrainingBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationData:
-    """What the checkpoint carries to be measured again; one of the two is there."""
+    """Data in the checkpoint on which the model can be measured again: texts or images."""
 
     texts: Iterable[Mapping[str, Any]] | None = None
     """Objects of `evaluation.jsonl`."""
@@ -51,7 +53,7 @@ class EvaluationData:
 
 
 class Task(ABC):
-    """Data, loss and metrics of one training."""
+    """Data, loss and metrics of one training run."""
 
     unit: ClassVar[Literal["tokens", "images"]]
     """What the throughput counts."""
@@ -89,11 +91,11 @@ class Task(ABC):
         """Runs the model on a batch: (B, ..., classes), one prediction for each of its targets."""
 
     @abstractmethod
-    def evaluate(self, model: nn.Module, part: Literal["valid", "test"]) -> Metrics:
+    def evaluate(self, model: nn.Module, part: Part) -> Metrics:
         """Measures the model, in evaluation mode, on a part of the data; `metric` is among the names."""
 
     def calibrate(self, model: nn.Module) -> None:  # noqa: B027 (most tasks have nothing to fit)
-        """Fits what makes probabilities and decisions of logits, on the validation part.
+        """Fits, on the validation part, how logits become probabilities and decisions.
 
         Args:
             model: With its final weights, in evaluation mode.
@@ -124,3 +126,21 @@ class Task(ABC):
     def is_better(self, value: float, best: float | None) -> bool:
         """Whether a value of `metric` is better than the best so far."""
         return best is None or (value > best if self.higher_is_better else value < best)
+
+
+class SpecialIds:
+    """The ids of the special tokens of a tokenizer that has all four."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokens = special_tokens(tokenizer)
+        pad, unk, bos, eos = self.tokens.pad, self.tokens.unk, self.tokens.bos, self.tokens.eos
+        assert pad is not None and unk is not None and bos is not None and eos is not None  # noqa: PT018 (one fact)
+        self.pad, self.unk, self.bos, self.eos = pad, unk, bos, eos
+
+
+def hide_tokens(input_ids: Tensor, mask: Tensor, rate: float, unknown: int, generator: torch.Generator) -> Tensor:
+    """Replaces a share of the tokens, (B, T), by the unknown token."""
+    if not rate:
+        return input_ids
+    hidden = (torch.rand(input_ids.shape, generator=generator) < rate) & mask.bool()
+    return torch.where(hidden, unknown, input_ids)

@@ -6,11 +6,11 @@ B rows, L window, N tokens of the text, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
@@ -18,12 +18,12 @@ from headway_training.baselines import character_ngram_baseline
 from headway_training.batches import Batch, even_batches
 from headway_training.checkpoint import Baseline
 from headway_training.data.examples import PlainText, Splits
+from headway_training.data.token_file import map_tokens
 from headway_training.errors import DataError
 from headway_training.evaluation import nats_per_character
-from headway_training.recipes.settings import Recipe
-from headway_training.subwords import PieceSplitter
-from headway_training.tasks.base import EvaluationData, Metrics, Task, TrainingBatch
-from headway_training.tokenizers import special_tokens
+from headway_training.recipes import Recipe
+from headway_training.tasks.base import EvaluationData, Metrics, Part, Task, TrainingBatch
+from headway_training.tokenizers import SubwordSplitter, special_tokens
 
 
 class GenerationTask(Task):
@@ -33,13 +33,12 @@ class GenerationTask(Task):
     metric = "nats_per_character"
     higher_is_better = False
 
-    def __init__(self, recipe: Recipe, splits: Splits[PlainText], tokenizer: Tokenizer) -> None:
+    def __init__(self, recipe: Recipe, splits: Splits[PlainText], tokenizer: Tokenizer, tokens_file: Path) -> None:
         self.tokenizer: Tokenizer = tokenizer
         self._recipe = recipe
         self._splits = splits
-        self._splitter = PieceSplitter(tokenizer)
-        ids = tokenizer.encode(splits.train.text, add_special_tokens=False).ids
-        self._ids: NDArray[np.int64] = np.asarray(ids, dtype=np.int64)  # (N)
+        self._splitter = SubwordSplitter(tokenizer) if recipe.augmentation.subword_splitting else None
+        self._ids = map_tokens(splits.train, tokenizer, tokens_file)  # (N)
         if len(self._ids) < 3:
             raise DataError(f"the training text has {len(self._ids)} tokens; at least 3 are needed")
         self._window = min(int(recipe.model["max_length"]), (len(self._ids) - 1) // 2)
@@ -65,16 +64,16 @@ class GenerationTask(Task):
         return [offset + batch * self._window for batch in batches]
 
     def collate(self, batch: Batch, generator: torch.Generator) -> TrainingBatch:
-        """Inputs and targets (B, L): the targets are one token further on. In half of the rows pieces are split anew.
+        """Inputs and targets (B, L): the targets are one token further on. Half of the rows are split anew.
 
-        The other half stays as the tokenizer cuts it, so that the model knows that way of writing, which is the served
-        one, from the text before.
+        The other half stays as the tokenizer cuts it, since that is how text is served.
         """
-        rows = self._ids[batch[:, None] + np.arange(self._window + 1)]  # (B, L + 1)
-        if rate := self._recipe.augmentation.piece_splitting:
+        rows = self._ids[batch[:, None] + np.arange(self._window + 1)].astype(np.int64)  # (B, L + 1)
+        if self._splitter is not None:
             random = np.random.default_rng(int(torch.randint(2**62, (), generator=generator)))
             for row in rows[: (len(rows) + 1) // 2]:
-                row[:] = self._splitter.split_ids(row, rate, random)[: len(row)]
+                parts, _ = self._splitter.split(row, self._recipe.augmentation.subword_splitting, random)
+                row[:] = parts[: len(row)]
         tokens = torch.from_numpy(rows)
         tensors = {"input_ids": tokens[:, :-1], "targets": tokens[:, 1:]}
         return TrainingBatch(tensors=tensors, num_units=tensors["targets"].numel())
@@ -84,14 +83,14 @@ class GenerationTask(Task):
         logits: Tensor = model(tensors["input_ids"])
         return logits
 
-    def evaluate(self, model: nn.Module, part: Literal["valid", "test"]) -> Metrics:
-        """Nats per character, and the characters a token stands for."""
+    def evaluate(self, model: nn.Module, part: Part) -> Metrics:
+        """Nats per character."""
         text = (self._splits.valid if part == "valid" else self._splits.test).text
         return {"nats_per_character": nats_per_character(model, self.tokenizer, text)}
 
     def measure_baseline(self) -> Baseline:
         """An interpolated character n-gram."""
-        return character_ngram_baseline(self._splits.train.text, self._splits.test.text)
+        return character_ngram_baseline(self._splits.train, self._splits.test.text)
 
     def evaluation_data(self) -> EvaluationData:
         """The test text, whole."""

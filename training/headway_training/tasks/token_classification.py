@@ -1,4 +1,4 @@
-"""Token classification: tell the spans of a text, such as words with their parts of speech, or names.
+"""Token classification: predict the spans of a text, such as words with their parts of speech, or names.
 
 N examples, B rows, T tokens, C tags.
 """
@@ -6,7 +6,7 @@ N examples, B rows, T tokens, C tags.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,27 +14,42 @@ from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
 from torch import Tensor, nn
 
+from headway_training.baselines import known_words_baseline, seen_spans_baseline
 from headway_training.batches import Batch, bucketed_batches
 from headway_training.checkpoint import Baseline
 from headway_training.data.examples import SpanLabeledTexts, Splits
-from headway_training.evaluation import pad, tag_tokens, token_mask
+from headway_training.evaluation import pad, text_logits, token_mask
 from headway_training.metrics import accuracy, span_scores
-from headway_training.recipes.settings import Recipe
-from headway_training.span_baselines import known_words_baseline, seen_spans_baseline
-from headway_training.subwords import PieceSplitter
-from headway_training.tagging import TagScheme, find_pieces, labels_of_words, piece_tags, predict_spans
-from headway_training.tasks.base import IGNORED, EvaluationData, Metrics, Task, TrainingBatch
-from headway_training.tokenizers import encode_spans, special_tokens
+from headway_training.recipes import Recipe
+from headway_training.tagging import (
+    TagScheme,
+    find_subwords,
+    labels_of_words,
+    predict_spans,
+    split_tags,
+    subword_tags,
+)
+from headway_training.tasks.base import (
+    IGNORED,
+    EvaluationData,
+    Metrics,
+    Part,
+    SpecialIds,
+    Task,
+    TrainingBatch,
+    hide_tokens,
+)
+from headway_training.tokenizers import SubwordSplitter, encode_spans
 
 Row = tuple[NDArray[np.int64], NDArray[np.int64]]
 """Ids and tags of a text, (T,) each, without the special tokens around it."""
 
 
 class TokenClassificationTask(Task):
-    """Texts in batches of similar length; a tag for every piece (`headway_training.tagging`).
+    """Texts in batches of similar length; a tag for every subword (`headway_training.tagging`).
 
-    An example is a text, or, with `augmentation.join_texts`, a few neighbouring ones joined by spaces: in use a text
-    has any number of sentences, in a treebank it has one. Example `i + N * (k - 1)` is `k` texts from text `i` on.
+    An example is a text, or, with `augmentation.join_texts`, a few neighbouring ones joined by spaces: a caller's text
+    has any number of sentences, a treebank's has one. Example `i + N * (k - 1)` is `k` texts from text `i` on.
     """
 
     unit = "tokens"
@@ -46,9 +61,9 @@ class TokenClassificationTask(Task):
         self._recipe = recipe
         self._splits = splits
         self._scheme = TagScheme(splits.labels, splits.train.covering)
-        self._special = special_tokens(tokenizer)
+        self._special = SpecialIds(tokenizer)
         self._max_length = int(recipe.model["max_length"])
-        self._splitter = PieceSplitter(tokenizer)
+        self._splitter = SubwordSplitter(tokenizer) if recipe.augmentation.subword_splitting else None
         train = splits.train
         self._rows = self._encode(train.texts, train.spans)
         spaced = [" " + text for text in train.texts]
@@ -66,7 +81,7 @@ class TokenClassificationTask(Task):
 
     def checkpoint_fields(self) -> dict[str, Any]:
         """Special tokens and tags."""
-        return {"special_tokens": self._special, "labels": self._scheme.names}
+        return {"special_tokens": self._special.tokens, "labels": self._scheme.names}
 
     def epoch_batches(self, seed: int, epoch: int) -> list[Batch]:
         """Batches of examples of similar length; every text is in one example."""
@@ -82,18 +97,16 @@ class TokenClassificationTask(Task):
         return [examples[batch] for batch in batches]
 
     def collate(self, batch: Batch, generator: torch.Generator) -> TrainingBatch:
-        """Ids, their mask and targets, (B, T); some pieces are split anew, some tokens hidden."""
-        augmentation = self._recipe.augmentation
+        """Ids, their mask and targets, (B, T); some subwords are split, some tokens hidden."""
         random = np.random.default_rng(int(torch.randint(2**62, (), generator=generator)))
         rows = [self._frame(self._parts(int(example)), random) for example in batch]
-        assert self._special.pad is not None
-        assert self._special.unk is not None
         ids, tags = [ids.tolist() for ids, _ in rows], [tags.tolist() for _, tags in rows]
-        input_ids, mask, targets = pad(ids, self._special.pad), token_mask(ids), pad(tags, IGNORED)
-        if augmentation.token_dropout:
-            hidden = (torch.rand(input_ids.shape, generator=generator) < augmentation.token_dropout) & mask.bool()
-            input_ids = torch.where(hidden, self._special.unk, input_ids)
-        tensors = {"input_ids": input_ids, "attention_mask": mask, "targets": targets}
+        mask, rate = token_mask(ids), self._recipe.augmentation.token_dropout
+        tensors = {
+            "input_ids": hide_tokens(pad(ids, self._special.pad), mask, rate, self._special.unk, generator),
+            "attention_mask": mask,
+            "targets": pad(tags, IGNORED),
+        }
         return TrainingBatch(tensors=tensors, num_units=int(mask.sum()))
 
     def logits(self, model: nn.Module, tensors: Mapping[str, Tensor]) -> Tensor:
@@ -101,32 +114,32 @@ class TokenClassificationTask(Task):
         logits: Tensor = model(tensors["input_ids"], tensors["attention_mask"])
         return logits
 
-    def evaluate(self, model: nn.Module, part: Literal["valid", "test"]) -> Metrics:
-        """F1, precision and recall of spans; where spans cover, the accuracy on given words too: all in percent.
+    def evaluate(self, model: nn.Module, part: Part) -> Metrics:
+        """F1, precision and recall of spans; if spans cover, the accuracy on given words too: all in percent.
 
-        The spans are those that the model finds in the raw text. On given words it is only asked for their labels,
-        which is what the literature calls tagging accuracy.
+        The spans are those that the model finds in the raw text. On given words it only predicts their labels, which
+        is what the literature calls tagging accuracy.
         """
         examples = self._splits.valid if part == "valid" else self._splits.test
         encodings = encode_spans(self.tokenizer, examples.texts, self._max_length)
-        assert self._special.pad is not None
-        tagged = tag_tokens(model, [encoding.ids for encoding in encodings], self._special.pad)
-        pieces = [find_pieces(text, row.offsets) for text, row in zip(examples.texts, encodings, strict=True)]
-        found = [predict_spans(row, own, self._scheme) for row, own in zip(tagged, pieces, strict=True)]
+        logits = text_logits(model, [encoding.ids for encoding in encodings], self._special.pad)
+        scores = [torch.from_numpy(row).log_softmax(dim=-1).numpy() for row in logits]  # (T, C) each
+        subwords = [find_subwords(text, row.offsets) for text, row in zip(examples.texts, encodings, strict=True)]
+        found = [predict_spans(row, own, self._scheme) for row, own in zip(scores, subwords, strict=True)]
         predicted = [[(span.start, span.end, span.label) for span in spans] for spans in found]
         precision, recall, f1 = span_scores(predicted, examples.spans)
         metrics: Metrics = {"span_f1": f1, "span_precision": precision, "span_recall": recall}
         if examples.covering:
             labels = [
                 label
-                for row, own, words in zip(tagged, pieces, examples.spans, strict=True)
+                for row, own, words in zip(scores, subwords, examples.spans, strict=True)
                 for label in labels_of_words(row, own, words, self._scheme)
             ]
             metrics["word_accuracy"] = accuracy(labels, [word.label for words in examples.spans for word in words])
         return metrics
 
     def measure_baseline(self) -> Baseline:
-        """Each word's most frequent label, where spans cover; else the spans that were seen in training."""
+        """Each word's most frequent label if spans cover, else the spans that were seen in training."""
         baseline = known_words_baseline if self._scheme.covering else seen_spans_baseline
         return baseline(self._splits.train, self._splits.test)
 
@@ -147,8 +160,8 @@ class TokenClassificationTask(Task):
 
     def _row(self, text: str, encoding: Encoding, spans: Sequence[Any]) -> Row:
         tags = np.full(len(encoding.ids), IGNORED, np.int64)
-        pieces = find_pieces(text, encoding.offsets)
-        tags[[piece.token for piece in pieces]] = piece_tags(pieces, spans, self._scheme)
+        subwords = find_subwords(text, encoding.offsets)
+        tags[[subword.token for subword in subwords]] = subword_tags(subwords, spans, self._scheme)
         return np.asarray(encoding.ids, np.int64), tags
 
     def _parts(self, example: int) -> list[Row]:
@@ -157,12 +170,14 @@ class TokenClassificationTask(Task):
         return [self._rows[first], *self._spaced_rows[first + 1 : first + 1 + more]]
 
     def _frame(self, parts: Sequence[Row], random: np.random.Generator) -> Row:
-        """Joins texts, splits some of their pieces, and puts the special tokens around them."""
+        """Joins texts, splits some of their subwords, and puts the special tokens around them."""
         ids, tags = (np.concatenate(side) for side in zip(*parts, strict=True))
-        rate = self._recipe.augmentation.piece_splitting
-        if rate:
-            ids, tags = self._splitter.split(ids, tags, self._scheme, rate, random)
+        if self._splitter is not None:
+            ids, origins = self._splitter.split(ids, self._recipe.augmentation.subword_splitting, random)
+            tags = split_tags(tags, origins, self._splitter.is_blank[ids], self._scheme)
         room = self._max_length - 2
-        frame = np.array([self._special.bos]), np.array([self._special.eos])
-        ignored = np.array([IGNORED])
-        return np.concatenate([frame[0], ids[:room], frame[1]]), np.concatenate([ignored, tags[:room], ignored])
+        special, ignored = self._special, np.array([IGNORED])
+        return (
+            np.concatenate([np.array([special.bos]), ids[:room], np.array([special.eos])]),
+            np.concatenate([ignored, tags[:room], ignored]),
+        )

@@ -6,7 +6,7 @@ B rows, S source tokens, T target tokens, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -20,10 +20,9 @@ from headway_training.data.examples import ParallelTexts, Splits
 from headway_training.evaluation import pad, token_mask, translate
 from headway_training.metrics import corpus_bleu
 from headway_training.models import RecurrentTranslator, Transformer
-from headway_training.recipes.settings import Recipe
-from headway_training.subwords import PieceSplitter
-from headway_training.tasks.base import IGNORED, EvaluationData, Metrics, Task, TrainingBatch
-from headway_training.tokenizers import encode_texts, special_tokens
+from headway_training.recipes import Recipe
+from headway_training.tasks.base import IGNORED, EvaluationData, Metrics, Part, SpecialIds, Task, TrainingBatch
+from headway_training.tokenizers import SubwordSplitter, encode_texts
 
 
 class TranslationTask(Task):
@@ -37,18 +36,13 @@ class TranslationTask(Task):
         self.tokenizer: Tokenizer = tokenizer
         self._recipe = recipe
         self._splits = splits
-        special = special_tokens(tokenizer)
-        assert special.pad is not None
-        assert special.bos is not None
-        assert special.eos is not None
-        self._special = special
-        self._pad, self._bos, self._eos = special.pad, special.bos, special.eos
+        self._special = SpecialIds(tokenizer)
         self._max_source = int(recipe.model["max_source_length"])
         self._sources = encode_texts(tokenizer, splits.train.sources, self._max_source)
-        # The target has one token more than its text: `bos` before it as input, `eos` after it as target.
+        # A target has one token more than its text: `bos` before it as input, `eos` after it as target.
         self._max_target = int(recipe.model["max_target_length"]) - 1
-        self._targets = encode_texts(tokenizer, splits.train.targets, self._max_target, frame=False)
-        self._splitter = PieceSplitter(tokenizer)
+        self._targets = encode_texts(tokenizer, splits.train.targets, self._max_target, special=False)
+        self._splitter = SubwordSplitter(tokenizer) if recipe.augmentation.subword_splitting else None
         self._lengths = [max(len(s), len(t) + 1) for s, t in zip(self._sources, self._targets, strict=True)]
 
     @property
@@ -62,33 +56,36 @@ class TranslationTask(Task):
 
     def checkpoint_fields(self) -> dict[str, Any]:
         """Special tokens and languages."""
-        return {"special_tokens": self._special, "languages": self._recipe.languages}
+        return {"special_tokens": self._special.tokens, "languages": self._recipe.languages}
 
     def epoch_batches(self, seed: int, epoch: int) -> list[Batch]:
         """Batches of pairs whose longer side is of similar length."""
         return bucketed_batches(self._lengths, self._recipe.optimization.batch_tokens, seed=seed, epoch=epoch)
 
     def collate(self, batch: Batch, generator: torch.Generator) -> TrainingBatch:
-        """Sources and their mask (B, S), targets shifted right and targets (B, T); some pieces are split anew."""
+        """Sources and their mask (B, S), targets shifted right and targets (B, T); some subwords are split."""
         sources = [self._sources[i] for i in batch]
         targets = [self._targets[i] for i in batch]
-        if self._recipe.augmentation.piece_splitting:
+        if self._splitter is not None:
             random = np.random.default_rng(int(torch.randint(2**62, (), generator=generator)))
-            sources = self._split(sources, self._max_source, random)
-            targets = self._split(targets, self._max_target, random)
+            sources = self._split(self._splitter, sources, self._max_source, random)
+            targets = self._split(self._splitter, targets, self._max_target, random)
+        special = self._special
         tensors = {
-            "source_ids": pad(sources, self._pad),
+            "source_ids": pad(sources, special.pad),
             "source_mask": token_mask(sources),
-            "target_ids": pad([[self._bos, *target] for target in targets], self._pad),
-            "targets": pad([[*target, self._eos] for target in targets], IGNORED),
+            "target_ids": pad([[special.bos, *target] for target in targets], special.pad),
+            "targets": pad([[*target, special.eos] for target in targets], IGNORED),
         }
         num_units = sum(map(len, sources)) + sum(map(len, targets)) + len(targets)
         return TrainingBatch(tensors=tensors, num_units=num_units)
 
-    def _split(self, rows: list[list[int]], max_length: int, random: np.random.Generator) -> list[list[int]]:
-        """Rows with some pieces split; a row that is too long then stays as it is."""
-        rate = self._recipe.augmentation.piece_splitting
-        split = (self._splitter.split_ids(row, rate, random) for row in rows)
+    def _split(
+        self, splitter: SubwordSplitter, rows: list[list[int]], max_length: int, random: np.random.Generator
+    ) -> list[list[int]]:
+        """Rows with some subwords split; a row that becomes too long stays as it is."""
+        rate = self._recipe.augmentation.subword_splitting
+        split = (splitter.split(row, rate, random)[0].tolist() for row in rows)
         return [new if len(new) <= max_length else row for new, row in zip(split, rows, strict=True)]
 
     def logits(self, model: nn.Module, tensors: Mapping[str, Tensor]) -> Tensor:
@@ -96,12 +93,15 @@ class TranslationTask(Task):
         logits: Tensor = model(tensors["source_ids"], tensors["source_mask"], tensors["target_ids"])
         return logits
 
-    def evaluate(self, model: nn.Module, part: Literal["valid", "test"]) -> Metrics:
+    def evaluate(self, model: nn.Module, part: Part) -> Metrics:
         """Corpus BLEU of greedy translations, with sacreBLEU's signature."""
         pairs = self._splits.valid if part == "valid" else self._splits.test
         sources = encode_texts(self.tokenizer, pairs.sources, self._max_source)
         translator = cast("Transformer | RecurrentTranslator", model)
-        hypotheses = translate(translator, self.tokenizer, sources, pad_id=self._pad, bos=self._bos, eos=self._eos)
+        special = self._special
+        hypotheses = translate(
+            translator, self.tokenizer, sources, pad_id=special.pad, bos=special.bos, eos=special.eos
+        )
         score, signature = corpus_bleu(hypotheses, pairs.targets)
         return {"sacrebleu": score, "sacrebleu_signature": signature}
 

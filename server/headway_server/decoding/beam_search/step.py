@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from headway_server.decoding.beam_search.search import BeamBlock, BeamSearch, Continuation, Found
 from headway_server.decoding.interfaces import Decoder, SlotCopy
-from headway_server.decoding.sampling.likeliest import RankedRows, RowRanker
+from headway_server.decoding.sampling.softmax import RankedRows, RowRanker
 from headway_server.decoding.sequence import Hypothesis, Sequence, SequenceResult
 
 

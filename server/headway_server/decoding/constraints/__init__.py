@@ -1,13 +1,11 @@
 """Constraints: texts that follow a JSON schema, a regular expression, or are one of several choices.
 
-    request.py      what a call asks for, checked
-    grammar.py      the grammar of the texts it allows, and what is wrong with it
-    trial.py        whether a schema can be compiled at a reasonable cost
+    grammar.py      what a call asks for, checked; the grammar of the texts it allows, and what is wrong with it
     vocabulary.py   the bytes that every token adds to a text
-    compiler.py     both, made into a constraint that can be started for every sequence
-    state.py        how far one sequence is: the tokens that may follow
+    compiler.py     makes both a constraint that can be started for every sequence
+    state.py        how far one sequence has come: the tokens that may follow
 
-`docs/constraints.md` says what is supported, and why the library is the one it is.
+docs/constraints.md says what is supported, and why it is built on llguidance.
 """
 
 from headway_server.decoding.constraints.compiler import CompiledConstraint, ConstraintCompiler
@@ -18,7 +16,7 @@ from headway_server.decoding.constraints.grammar import (
     MAX_SCHEMA_BYTES,
     ConstraintRequest,
 )
-from headway_server.decoding.constraints.state import ConstraintState, fill_many
+from headway_server.decoding.constraints.state import ConstraintState
 
 __all__ = [
     "MAX_CHOICES",
@@ -29,5 +27,4 @@ __all__ = [
     "ConstraintCompiler",
     "ConstraintRequest",
     "ConstraintState",
-    "fill_many",
 ]

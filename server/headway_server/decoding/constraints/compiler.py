@@ -1,4 +1,4 @@
-"""Makes constraints of requests, for one model."""
+"""Compiles the constraints of calls, for one model."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from threading import Lock
 from types import SimpleNamespace
@@ -22,42 +24,56 @@ from headway_server.decoding.constraints.vocabulary import (
     Vocabulary,
     read_vocabulary,
 )
-from headway_server.errors import InvalidInputError, WrongTaskError
-from headway_server.preprocessing.pool import text_pool
+from headway_server.errors import InvalidInputError, OverloadedError, WrongTaskError
 
 MAX_CACHED = 128
-"""Grammars that are kept: what was checked once is not checked again."""
+"""Constraints whose grammar, or refusal, is remembered, so that it is checked once."""
+MAX_COMPILING_S = 10.0
+"""How long a call waits for its constraint, those of other calls before it included."""
+_NUM_THREADS = 2
+"""Threads that compile for all models. They are for constraints alone: a hostile one holds up no other texts."""
 
+_MAX_REMEMBERED_CHARACTERS = 512 * 1024
+"""Of a constraint that is remembered: the limits of a valid one allow no more, and an invalid one may be any size."""
 _MAX_SHARING = 8
-"""Sequences that share an automaton, where another costs little."""
+"""Sequences that share an automaton, if another one takes less than `_CHEAP_S`."""
 _CHEAP_S = 0.005
 
 _LIMITS = LLParserLimits(
     max_lexer_states=50_000,  # about 300 bytes each
-    step_lexer_fuel=1_000_000,  # up to some 30 ms a step; five times the library's own, which ends plain expressions
+    step_lexer_fuel=1_000_000,  # up to about 30 ms a step; five times the library's own, which ends plain expressions
     verbose_errors=False,
 )
-"""Beside the library's own on the work to build a grammar and on its size."""
+"""Beside the library's own limits on the work to build a grammar and on its size."""
 
 
 _IDENTIFIERS = "[a-zA-Z0-9]{1,10}"
-"""Tokens of this kind are marked all at once where all of them may follow; the library knows such kinds for JSON."""
+"""Tokens of this kind are marked together where all of them may follow; the library has other such kinds for JSON."""
 
 
 @dataclass(frozen=True, slots=True)
 class _ModelParts:
-    """What is made once for a model."""
+    """What is made once for each model."""
 
     vocabulary: Vocabulary
     tokenizer: LLTokenizer
     masks: ModelMasks
 
 
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    """Why a constraint was refused."""
+
+    path: str
+    """Of the field below the constraint, such as `.regex`."""
+    description: str
+
+
 class CompiledConstraint:
     """What the texts of a call may look like, ready to be started for any number of sequences.
 
-    Safe to use from several threads. The automaton is made as far as texts need it, and has a limit of its own; it is
-    shared by few sequences, and never by those of different calls, so that none comes to its limit by the others.
+    Safe to use from several threads. The automaton is built as far as texts need it, and its size is limited. Only a
+    few sequences share one, and never those of different calls, so that no call uses up the limit of another.
     """
 
     __slots__ = ("_build", "_end_ids", "_is_cheap", "_lock", "_masks", "_matcher", "_num_started")
@@ -74,16 +90,16 @@ class CompiledConstraint:
 
     @property
     def complaint(self) -> str | None:
-        """What the library has against the grammar, if anything."""
+        """What the library says is wrong with the grammar; None if nothing is."""
         return self._matcher.get_error() if self._matcher.is_error() else None
 
     def start(self, *, end_ids: frozenset[int] = frozenset(), follows_text: bool = True) -> ConstraintState:
-        """Makes the state of a new sequence; takes some microseconds, and now and then a few milliseconds.
+        """Makes the state of a new sequence; takes some microseconds, sometimes a few milliseconds.
 
         Args:
-            end_ids: Tokens that end the text beside the model's end-of-sequence token: the request's stop tokens. They
-                may follow only where the text may end.
-            follows_text: Whether the prompt has any text; False if it is nothing but special tokens.
+            end_ids: The request's stop tokens, which end the text as the end-of-sequence token does. They may follow
+                only where the text may end.
+            follows_text: True if the prompt has any text; False if it has only special tokens.
         """
         with self._lock:
             if self._is_cheap and self._num_started == _MAX_SHARING:
@@ -99,7 +115,7 @@ class CompiledConstraint:
 class ConstraintCompiler:
     """Compiles the constraints of one model. Safe to use from several threads.
 
-    What it needs of the vocabulary is made with the first constraint, not when it is made itself.
+    It reads the vocabulary when the first constraint comes.
     """
 
     def __init__(self, tokenizer: Tokenizer | Path, *, vocab_size: int, eos_id: int | None) -> None:
@@ -115,15 +131,26 @@ class ConstraintCompiler:
         self._eos_id = eos_id
         self._lock = Lock()
         self._parts: _ModelParts | None = None
-        self._grammars: OrderedDict[ConstraintRequest, str] = OrderedDict()
+        self._known: OrderedDict[ConstraintRequest, str | _Refusal] = OrderedDict()  # its grammar, or why not
 
     async def compile_off_loop(self, request: ConstraintRequest, *, field: str) -> CompiledConstraint:
-        """Does `compile` on a thread of its own kind, off the event loop."""
+        """Does `compile` on a thread for constraints; the caller waits at most `MAX_COMPILING_S`.
+
+        Raises:
+            OverloadedError: It took longer, most likely because of constraints of other calls.
+        """
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(text_pool(), lambda: self.compile(request, field=field))
+        compiling = loop.run_in_executor(_pool(), lambda: self.compile(request, field=field))
+        try:
+            return await asyncio.wait_for(compiling, MAX_COMPILING_S)
+        except TimeoutError:
+            raise OverloadedError(
+                f"compiling constraints is taking more than {MAX_COMPILING_S:g} s; try again, or use a simpler one",
+                MAX_COMPILING_S,
+            ) from None
 
     def compile(self, request: ConstraintRequest, *, field: str) -> CompiledConstraint:
-        """Makes the constraint of a call. Not for the event loop: it takes milliseconds, and a check may take a second.
+        """Compiles the constraint of a call. Takes milliseconds, and a check may take a second.
 
         Args:
             request: What the text must look like.
@@ -135,10 +162,23 @@ class ConstraintCompiler:
         """
         parts = self._load()
         with self._lock:
-            if (grammar := self._grammars.get(request)) is not None:
-                self._grammars.move_to_end(request)
-        if grammar is not None:
-            return self._constraint(parts, grammar)
+            known = self._known.get(request)
+            if known is not None:
+                self._known.move_to_end(request)
+        if isinstance(known, _Refusal):
+            raise InvalidInputError(field + known.path, known.description)
+        if known is not None:
+            return self._constraint(parts, known)
+        try:
+            grammar, constraint = self._check(parts, request, field)
+        except InvalidInputError as error:
+            self._remember(request, _Refusal(error.field.removeprefix(field), error.description))
+            raise
+        self._remember(request, grammar)
+        return constraint
+
+    def _check(self, parts: _ModelParts, request: ConstraintRequest, field: str) -> tuple[str, CompiledConstraint]:
+        """Compiles a constraint that is not known yet, and tries its first step."""
         request.check_size(field)
         field = f"{field}.{request.kind}"
         grammar = write_grammar(request, parts.vocabulary, field)
@@ -146,17 +186,22 @@ class ConstraintCompiler:
         if constraint.complaint is not None:
             raise InvalidInputError(field, explain(constraint.complaint, request))
         _check_beginning(constraint, parts.masks, field)
+        return grammar, constraint
+
+    def _remember(self, request: ConstraintRequest, outcome: str | _Refusal) -> None:
+        """Remembers what became of a request, unless it is too large to be kept."""
+        if request.num_characters > _MAX_REMEMBERED_CHARACTERS:
+            return
         with self._lock:
-            self._grammars[request] = grammar
-            if len(self._grammars) > MAX_CACHED:
-                self._grammars.popitem(last=False)
-        return constraint
+            self._known[request] = outcome
+            if len(self._known) > MAX_CACHED:
+                self._known.popitem(last=False)
 
     def _constraint(self, parts: _ModelParts, grammar: str) -> CompiledConstraint:
         def build() -> LLMatcher:
             matcher = LLMatcher(parts.tokenizer, grammar, log_level=0, limits=_LIMITS)
             if not matcher.is_error():
-                matcher.compute_bitmask()  # some mistakes show only here; and the first step finds it made
+                matcher.compute_bitmask()  # some errors show only here, and the first step finds it done
             return matcher
 
         return CompiledConstraint(build, parts.masks, self._eos_id)
@@ -168,7 +213,7 @@ class ConstraintCompiler:
             return self._parts
 
     def __repr__(self) -> str:
-        return f"ConstraintCompiler({self._vocab_size} tokens, {len(self._grammars)} of {MAX_CACHED} grammars kept)"
+        return f"ConstraintCompiler({self._vocab_size} tokens, {len(self._known)} of {MAX_CACHED} constraints known)"
 
 
 def _check_beginning(constraint: CompiledConstraint, masks: ModelMasks, field: str) -> None:
@@ -185,6 +230,12 @@ def _check_beginning(constraint: CompiledConstraint, masks: ModelMasks, field: s
         raise InvalidInputError(field, "allows no text but the empty one, which needs no model")
 
 
+@cache
+def _pool() -> ThreadPoolExecutor:
+    """Returns the process's threads for constraints."""
+    return ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="constraints")
+
+
 def _load_parts(tokenizer: Tokenizer | Path, vocab_size: int, eos_id: int | None) -> _ModelParts:
     if isinstance(tokenizer, Path):
         tokenizer = Tokenizer.from_file(str(tokenizer))
@@ -192,7 +243,7 @@ def _load_parts(tokenizer: Tokenizer | Path, vocab_size: int, eos_id: int | None
         vocabulary = read_vocabulary(tokenizer, vocab_size, eos_id)
     except UnsupportedTokenizerError as error:
         raise WrongTaskError(f"this model's texts cannot be constrained: {error}") from error
-    # The library wants one token that ends a text; a model has none or several, so it gets one past the model's.
+    # The library wants one token that ends a text. A model may have none or several, so it gets one past the model's.
     library_tokens = SimpleNamespace(
         tokens=(*vocabulary.tokens, b""), eos_token_id=vocab_size, bos_token_id=None, special_token_ids=[vocab_size]
     )

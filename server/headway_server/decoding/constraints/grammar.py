@@ -15,7 +15,7 @@ from typing import Any
 from llguidance import regex_to_lark
 
 from headway_server.decoding.constraints.vocabulary import Vocabulary
-from headway_server.errors import InvalidInputError
+from headway_server.errors import InvalidInputError, OverloadedError
 
 MAX_SCHEMA_BYTES = 64 * 1024
 MAX_REGEX_BYTES = 8 * 1024
@@ -27,10 +27,10 @@ _KINDS = ("json_schema", "regex", "choices")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConstraintRequest:
-    """What the text must look like: exactly one of these."""
+    """What the text must look like. Exactly one of these is set."""
 
     json_schema: str | None = None
-    """A JSON Schema, as JSON text: the text is a JSON value that it accepts."""
+    """A JSON Schema, as JSON text. The text is a JSON value that it accepts."""
     regex: str | None = None
     """A regular expression that the whole text matches."""
     choices: tuple[str, ...] | None = None
@@ -42,12 +42,17 @@ class ConstraintRequest:
             raise ValueError(f"a constraint is one of {', '.join(_KINDS)}; got {' and '.join(kinds) or 'none'}")
 
     @property
+    def num_characters(self) -> int:
+        """How long it is in all."""
+        return len(self.json_schema or "") + len(self.regex or "") + sum(map(len, self.choices or ()))
+
+    @property
     def kind(self) -> str:
-        """Which of them it is."""
+        """Name of the one that is set."""
         return next(kind for kind in _KINDS if getattr(self, kind) is not None)
 
     def check_size(self, field: str) -> None:
-        """Holds it to the limits; what it means is looked at when it is compiled.
+        """Checks the limits of size; what it means is checked when it is compiled.
 
         Args:
             field: What the request calls the constraint, such as `parameters.constraint`.
@@ -84,10 +89,10 @@ def _check_choices(field: str, choices: tuple[str, ...]) -> None:
 
 
 _HEAD = '%llguidance {"no_forcing": true}\nstart: '
-"""Every token that can lead to an allowed text may follow, not only those the tokenizer would have chosen."""
+"""Every token that can lead to an allowed text may follow, not only those that the tokenizer would choose."""
 
 _JSON_OPTIONS = {
-    # One space, or a new line with an indentation: white space without end is how a model fails to end.
+    # One space, or a new line with indentation: a model that may write white space without end does so.
     "whitespace_flexible": True,
     "whitespace_pattern": r" |\n[ \t]{0,20}",
     "item_separator": ",",
@@ -96,11 +101,11 @@ _JSON_OPTIONS = {
     "coerce_one_of": False,
     "lenient": False,
 }
-"""Set last, so that a schema cannot bring options of its own."""
+"""Set last, so that a schema cannot override them."""
 
 _MAX_MULTIPLE = 10_000
 _MAX_MULTIPLES = 100_000
-"""A multipleOf costs an automaton of as many states; the library has no limit on that."""
+"""A multipleOf takes an automaton of as many states, which the library does not limit."""
 
 _JSON_CHARACTERS = frozenset(map(chr, range(0x20, 0x7F)))
 
@@ -111,7 +116,7 @@ def write_grammar(request: ConstraintRequest, vocabulary: Vocabulary, field: str
     Args:
         request: Within its limits of size.
         vocabulary: The model's.
-        field: What is wrong, if anything is: the constraint's field with its kind.
+        field: What the request calls the constraint, with its kind, such as `parameters.constraint.regex`.
 
     Raises:
         InvalidInputError: The schema is not JSON or too costly, or the vocabulary cannot spell what was asked for.
@@ -166,7 +171,7 @@ def _refuse_constant(name: str) -> float:
 
 
 def _check_multiples(schema: dict[str, Any], field: str) -> None:
-    """Bounds what multipleOf costs: schemas may be combined, so the least common multiple of all counts."""
+    """Limits what multipleOf costs. Schemas may be combined, so the least common multiple of all counts."""
     multiples = [_multiple(value, field) for value in _values_of("multipleOf", schema)]
     least = math.lcm(*multiples) if multiples else 1
     if least > _MAX_MULTIPLE or least * len(multiples) > _MAX_MULTIPLES:
@@ -178,7 +183,7 @@ def _check_multiples(schema: dict[str, Any], field: str) -> None:
 
 
 def _multiple(value: float, field: str) -> int:
-    """Returns the digits of a number as an integer without its factors 2 and 5, which cost next to nothing."""
+    """Returns the digits of a number as an integer without its factors 2 and 5, which take few states."""
     sign, digits, _ = Decimal(repr(value)).as_tuple()
     number = int("".join(map(str, digits)))
     if sign or not number:
@@ -190,7 +195,7 @@ def _multiple(value: float, field: str) -> int:
 
 
 def _values_of(key: str, schema: object) -> Iterator[float]:
-    """Yields the numbers that `key` has anywhere in a schema."""
+    """Yields the numbers that are values of `key` anywhere in a schema."""
     waiting = [schema]
     while waiting:
         value = waiting.pop()
@@ -208,7 +213,7 @@ def _check_spelling(text: str, vocabulary: Vocabulary, field: str, what: str) ->
         raise InvalidInputError(field, f"cannot be met: the model's vocabulary lacks characters for {what}: {shown}")
 
 
-# What the library says, and what the caller is told: `{0}` is the first group, cut to one short line.
+# What the library says, and what the caller is told; `{0}` is the first group, cut to one short line.
 _SCHEMA_COMPLAINTS = (
     (r"Unimplemented keys: \[(.*?)\]", "has keywords that are not supported: {0}"),
     (r"Unknown format: (.*)", "has a format that is not supported: {0}"),
@@ -249,7 +254,7 @@ _MAX_QUOTED = 120
 
 
 def explain(complaint: str, request: ConstraintRequest) -> str:
-    """Says in the caller's terms why the library refuses a grammar."""
+    """Returns why the library refuses a grammar, in the caller's terms."""
     complaint = complaint.partition("\n   1 | ")[0]  # then it quotes the grammar
     known: list[tuple[str, str]] = [*_PATTERN_COMPLAINTS, *_COMPLAINTS]
     if request.json_schema is not None:
@@ -263,11 +268,11 @@ def explain(complaint: str, request: ConstraintRequest) -> str:
 
 
 CPU_LIMIT_S = 1
-"""Processor time of a trial, the start of the process included."""
+"""Processor time of a trial, including the start of the process."""
 MEMORY_LIMIT_BYTES = 32 * 2**20
-"""Memory that a compiled schema may take."""
-_WALL_LIMIT_S = 20
-"""A trial that gets no processor is given up, too."""
+"""Memory that compiling a schema may take."""
+_WALL_LIMIT_S = 5
+"""Time of a trial; on a busy machine it may get little of the processor."""
 
 # fmt: off
 _ANNOTATIONS = frozenset({
@@ -280,11 +285,11 @@ _USUAL = _ANNOTATIONS | {
 }
 # fmt: on
 _ALONE = frozenset(("$ref", "anyOf"))
-"""Usual without others beside them, with which they would be merged."""
+"""Usual as long as no others are beside them, with which they would be merged."""
 _NAMED = frozenset(("$defs", "definitions", "properties"))
-"""Their keys are names, their values schemas."""
+"""Their keys are names and their values schemas."""
 _VALUES = frozenset(("const", "default", "enum", "examples"))
-"""What they hold is no schema."""
+"""Their values are not schemas."""
 
 _CHILD = """
 import resource, sys
@@ -299,7 +304,7 @@ sys.exit(3 if peak() - before > {memory} else 0)
 
 
 def needs_trial(schema: object) -> bool:
-    """Whether a schema has keywords, or keywords beside each other, whose cost is not known to be small."""
+    """Returns True if a schema has keywords, or keywords beside each other, whose cost may be large."""
     for part in _subschemas(schema):
         keywords = part.keys()
         if not keywords <= _USUAL and not (keywords <= _ANNOTATIONS | _ALONE and len(keywords & _ALONE) == 1):
@@ -308,7 +313,7 @@ def needs_trial(schema: object) -> bool:
 
 
 def _subschemas(schema: object) -> Iterator[dict[str, Any]]:
-    """Yields a schema and all within it, as far as the usual keywords lead."""
+    """Yields a schema and all schemas within it that the usual keywords lead to."""
     waiting = [schema]
     while waiting:
         part = waiting.pop()
@@ -324,10 +329,13 @@ def _subschemas(schema: object) -> Iterator[dict[str, Any]]:
 
 
 def is_affordable(grammar: str) -> bool:
-    """Compiles a grammar in a process of its own, which may end as it will.
+    """Compiles a grammar in a process of its own, which may crash.
 
     Returns:
-        Whether that stayed within its limits; whether the grammar is right is not looked at.
+        True if that stayed within the limits, whether the grammar is right or not.
+
+    Raises:
+        OverloadedError: The process got too little of the processor to tell.
     """
     child = _CHILD.format(cpu=CPU_LIMIT_S, memory=MEMORY_LIMIT_BYTES)
     try:
@@ -340,5 +348,7 @@ def is_affordable(grammar: str) -> bool:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return False
+        raise OverloadedError(
+            f"the server is too busy to check a schema in {_WALL_LIMIT_S} s; try again later", _WALL_LIMIT_S
+        ) from None
     return done.returncode == 0

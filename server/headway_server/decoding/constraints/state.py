@@ -1,39 +1,35 @@
-"""How far one sequence is in its constraint.
+"""How far one sequence has come in its constraint.
 
-V is the number of the model's logits, W = ceil(V / 32) the words of a mask.
+Shapes: V logits of the model, W = ceil(V / 32) words of a mask.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
-from llguidance import LLExecutor, LLMatcher
+from llguidance import LLMatcher
 from numpy.typing import NDArray
 
-from headway_server.runtime import usable_cores
-
-_DEAD_END = "no token of the model leads to a text that fulfils the constraint"
+_DEAD_END = "no token of the model leads to a text that satisfies the constraint"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelMasks:
-    """What the masks of all constraints of a model have in common."""
+    """Masks that all constraints of a model need."""
 
     text: NDArray[np.int32]
-    """(W,) the tokens that are part of a text."""
+    """(W,) tokens that are part of a text."""
     first: NDArray[np.int32]
-    """(W,) those of them that read the same at the very beginning of a text."""
+    """(W,) those of them that have the same text at the very beginning of a text."""
     num_words: int
-    """Words of the library's mask: it has one token more than the model, its own end."""
+    """Words of the library's mask, which has one token more than the model: an end of its own."""
     spells_everything: bool
-    """Whether every text can be written with the vocabulary, so that none ends for want of a token."""
+    """True if the vocabulary can write every text, so that no text ends for lack of a token."""
 
 
 class ConstraintState:
-    """What may follow in one sequence. One thread at a time calls it.
+    """What may follow in one sequence; a `Constraint`. One thread at a time calls it.
 
     Attributes:
         failure: Why nothing may follow although the text is not complete; None as long as something may.
@@ -58,7 +54,7 @@ class ConstraintState:
         self._end_bits = _bits(end_ids, len(masks.text))
         self._allowed = masks.text & ~self._end_bits
         self._first = masks.first if is_at_beginning else None
-        # A stop token cannot be part of the text, so it may be the one that the text would need.
+        # A stop token cannot be part of the text, even if the text would need it.
         self._can_run_out = not masks.spells_everything or bool((masks.text & self._end_bits).any())
         self._only_end_follows = False
         self.failure: str | None = None
@@ -66,16 +62,27 @@ class ConstraintState:
     def fill(self, mask: NDArray[np.int32]) -> None:
         """Marks the tokens that may follow.
 
-        Where the text may end, the tokens that end it are among them. Where nothing may follow, none is marked: the
-        text is complete and the model has no token that ends it, or `failure` says what is wrong.
+        If the text may end here, the tokens that end it are among them. If nothing may follow, none is marked: the text
+        is complete and the model has no token that ends it, or `failure` says what is wrong.
 
         Args:
             mask: (W,) int32, overwritten: bit i % 32 of word i // 32 for token i.
         """
-        words = np.zeros(self._num_words, np.int32)  # (ceil((V + 1) / 32),)
         if self.failure is None:
+            words = np.zeros(self._num_words, np.int32)  # (ceil((V + 1) / 32),)
             self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
-        self._finish(words, mask)
+            if self._matcher.is_error():
+                self._fail()
+        if self.failure is not None:
+            mask[:] = 0
+            return
+        np.bitwise_and(words[: len(mask)], self._allowed, out=mask)
+        if self._first is not None:
+            mask &= self._first
+        if self._may_end:
+            mask |= self._end_bits
+        elif not mask.any():
+            self.failure = _DEAD_END
 
     def accept(self, token_id: int) -> None:
         """Takes the next token, one of those that may follow and not one that ends the text.
@@ -94,27 +101,12 @@ class ConstraintState:
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing but the end may follow."""
+        """True if nothing but the end may follow."""
         return self.failure is None and (self._only_end_follows or self._matcher.is_stopped())
 
     @property
     def _may_end(self) -> bool:
         return self._matcher.is_stopped() or self._matcher.is_accepting()
-
-    def _finish(self, words: NDArray[np.int32], mask: NDArray[np.int32]) -> None:
-        """Makes the model's mask (W,) of the library's (ceil((V + 1) / 32),)."""
-        if self.failure is None and self._matcher.is_error():
-            self._fail()
-        if self.failure is not None:
-            mask[:] = 0
-            return
-        np.bitwise_and(words[: len(mask)], self._allowed, out=mask)
-        if self._first is not None:
-            mask &= self._first
-        if self._may_end:
-            mask |= self._end_bits
-        elif not mask.any():
-            self.failure = _DEAD_END
 
     def _fail(self) -> None:
         complaint = self._matcher.get_error()
@@ -123,33 +115,10 @@ class ConstraintState:
         elif "too " in complaint or "max is" in complaint:
             self.failure = "the constraint became too complex; use smaller repetitions and fewer alternatives"
         else:
-            self.failure = "it does not fulfil the constraint"
+            self.failure = "it does not satisfy the constraint"
 
     def __repr__(self) -> str:
         return f"ConstraintState({'complete' if self.is_complete else self.failure or 'open'})"
-
-
-def fill_many(states: Sequence[ConstraintState], masks: NDArray[np.int32]) -> None:
-    """Does `fill` for many sequences at once, on several threads, without the interpreter's lock meanwhile.
-
-    Args:
-        states: (R,) states, all different, of one model.
-        masks: (R, W) int32, overwritten: a row for each state.
-    """
-    if not states:
-        return
-    words = np.zeros((len(states), states[0]._num_words), np.int32)  # noqa: SLF001 -- of this module
-    open_states = [(state._matcher, row) for row, state in enumerate(states) if state.failure is None]  # noqa: SLF001
-    if open_states:
-        _executor().unsafe_compute_mask_ptr(open_states, words.ctypes.data, words.strides[0], len(words))
-    for state, row, mask in zip(states, words, masks, strict=True):
-        state._finish(row, mask)  # noqa: SLF001
-
-
-@cache
-def _executor() -> LLExecutor:
-    """Returns the process's threads for masks."""
-    return LLExecutor(usable_cores())
 
 
 def _bits(token_ids: frozenset[int], num_words: int) -> NDArray[np.int32]:

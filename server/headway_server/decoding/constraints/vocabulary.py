@@ -2,8 +2,9 @@
 
 V is the number of the model's logits, which may be larger than the tokenizer's vocabulary.
 
-A constraint is about the text as it is handed out, decoded after its prompt. So a token counts with what it reads as
-within a text, its space included, and tokenizers where that depends on the next token are refused.
+A constraint is about the text that is handed out, decoded after its prompt. So a token counts with its text in the
+middle of a text, leading space included. Tokenizers whose tokens have other texts depending on the next token are
+refused.
 """
 
 from __future__ import annotations
@@ -21,33 +22,33 @@ from tokenizers import Tokenizer
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 _NOT_IN_TEXT = 0xFF
-"""A byte that no UTF-8 text has; the library gives it a meaning of its own."""
+"""A byte that no UTF-8 text has; the library uses it for something else."""
 _UTF8_BYTES = frozenset(bytes([byte]) for byte in (*range(0xC0), *range(0xC2, 0xF5)))
 _MAX_TRIED = 4096
-"""Tokens that are decoded to see whether they read as expected."""
+"""Most tokens that are decoded to see whether they have the expected text."""
 
 
 class UnsupportedTokenizerError(ValueError):
-    """What a token adds to a text depends on more than the token, or cannot be told."""
+    """What a token adds to a text depends on more than the token, or is not known."""
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What tokens add to a text that goes on."""
+    """What tokens add to a text."""
 
     tokens: tuple[bytes, ...]
-    """(V,) bytes of each token; empty where a token is no part of a text."""
+    """(V,) bytes of each token; empty for a token that is not part of a text."""
     drops_first_space: bool
-    """Whether the first token of a text loses its spaces."""
+    """True if the first token of a text loses its spaces."""
 
     @cached_property
     def spells_everything(self) -> bool:
-        """Whether every text can be written, so that none ends for want of a token."""
+        """True if every text can be written, so that none ends for lack of a token."""
         return set(self.tokens) >= _UTF8_BYTES
 
     @cached_property
     def characters(self) -> frozenset[str]:
-        """The characters that are tokens."""
+        """The characters that are tokens by themselves."""
         texts = (token.decode(errors="ignore") for token in set(self.tokens))
         return frozenset(text for text in texts if len(text) == 1)
 
@@ -59,15 +60,15 @@ class Vocabulary:
 
 
 def read_vocabulary(tokenizer: Tokenizer, vocab_size: int, eos_id: int | None) -> Vocabulary:
-    """Finds what every token adds to a text that goes on, and tries it on the tokenizer.
+    """Finds what every token adds to a text, and checks it against the tokenizer.
 
     Args:
         tokenizer: The tokenizer of the bundle.
-        vocab_size: V; ids past the tokenizer's own are no part of a text, nor are special tokens.
+        vocab_size: V; ids past the tokenizer's own are not part of a text, nor are special tokens.
         eos_id: Token that ends a text, which the tokenizer need not know as a special one.
 
     Raises:
-        UnsupportedTokenizerError: What a token reads as depends on its neighbours.
+        UnsupportedTokenizerError: The text of a token depends on its neighbours.
     """
     settings = json.loads(tokenizer.to_str())
     not_text = {token["id"] for token in settings["added_tokens"] if token["special"]}
@@ -87,10 +88,10 @@ def read_vocabulary(tokenizer: Tokenizer, vocab_size: int, eos_id: int | None) -
 
 
 def _try(tokenizer: Tokenizer, tokens: list[bytes]) -> None:
-    """Decodes tokens after a word and compares.
+    """Decodes tokens after a word and compares them with what is expected.
 
     Raises:
-        UnsupportedTokenizerError: One reads otherwise than expected.
+        UnsupportedTokenizerError: One has another text.
     """
     word = next((token_id for token_id, token in enumerate(tokens) if token.isalpha()), None)
     if word is None:
@@ -100,7 +101,9 @@ def _try(tokenizer: Tokenizer, tokens: list[bytes]) -> None:
     before = tokenizer.decode([word])
     for token_id, text in zip(tried, tokenizer.decode_batch([[word, token_id] for token_id in tried]), strict=True):
         if text != before + tokens[token_id].decode():
-            raise UnsupportedTokenizerError(f"token {token_id} does not read within a text as its decoder says")
+            raise UnsupportedTokenizerError(
+                f"token {token_id} has another text in the middle of a text than its decoder says"
+            )
 
 
 def _is_utf8(token: bytes) -> bool:
@@ -142,12 +145,12 @@ class _Decoder:
                 self.drops_first_space |= step["start"] > 0
             case _:
                 raise UnsupportedTokenizerError(
-                    f"its tokenizer's decoder has a step {step['type']}, by which what a token reads as depends on its "
+                    f"its tokenizer's decoder has a step {step['type']}, so that the text of a token depends on its "
                     "neighbours; byte-level, metaspace and byte-fallback tokenizers can be constrained"
                 )
 
     def decode(self, token: str) -> bytes:
-        """Returns what a token adds to a text that goes on."""
+        """Returns what a token adds to a text."""
         if self._is_byte_level:
             return b"".join(map(_BYTES.__getitem__, token)) if _BYTES.keys() >= set(token) else token.encode()
         for mark, content in self._replaced:

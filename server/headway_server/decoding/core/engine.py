@@ -17,7 +17,7 @@ from headway_server.decoding.interfaces import Decoder, DraftVerifier, Encoder
 from headway_server.decoding.sequence import Delta, Sequence, SequenceResult
 from headway_server.errors import DrainingError
 from headway_server.observers import NO_OBSERVER, ModelId, Observer
-from headway_server.runtime import Heartbeat, Seats, join_threads
+from headway_server.runtime import BusyLanes, Heartbeat, join_threads
 from headway_server.runtime.threads import CLOSE_TIMEOUT_S
 
 _DRAINING = "the server is shutting down; try another one"
@@ -39,7 +39,7 @@ class Engine:
         max_encoder_tokens: int = 4096,
         stream_interval_ms: float = 0.0,
         verifier: DraftVerifier | None = None,
-        seats: Seats | None = None,
+        busy_lanes: BusyLanes | None = None,
         name: str = "engine",
         observer: Observer = NO_OBSERVER,
         model: ModelId | None = None,
@@ -52,7 +52,7 @@ class Engine:
             max_encoder_tokens: Tokens of an encoder batch, padding included.
             stream_interval_ms: Least time between two deltas of a stream.
             verifier: Runs drafts in the decoder's slots; None drafts nothing.
-            seats: Counts the engine among the busy lanes that share the cores; None: it shares them with nobody.
+            busy_lanes: Counts the engine among the busy lanes that share the cores; None: it shares them with nobody.
             name: Of the thread.
             observer: Is told of every run and of sequences that leave the queue.
             model: Names the model in these events.
@@ -62,7 +62,7 @@ class Engine:
         self._max_encoder_tokens = max_encoder_tokens
         self._stream_interval_ms = stream_interval_ms
         self._verifier = verifier
-        self._seats = seats
+        self._busy_lanes = busy_lanes
         self._name = name
         self._observer = observer
         self._model = model or ModelId(name=name, version="")
@@ -203,12 +203,12 @@ class Engine:
         is_open = True
         if not scheduler.has_work:
             self._heartbeat.rest()
-            if self._seats is not None:
-                self._seats.take(0)
+            if self._busy_lanes is not None:
+                self._busy_lanes.set(0)
         try:
             message = self._inbox.get(block=not scheduler.has_work)
-            if self._seats is not None:
-                self._seats.take(1)
+            if self._busy_lanes is not None:
+                self._busy_lanes.set(1)
             while True:
                 if message is None:
                     is_open = False
@@ -221,8 +221,8 @@ class Engine:
     def _end(self, stepper: Stepper, outbox: Outbox, error: BaseException | None) -> None:
         """Refuses what comes from now on, and fails all that runs, waits or has been submitted."""
         self._heartbeat.rest()
-        if self._seats is not None:
-            self._seats.take(0)
+        if self._busy_lanes is not None:
+            self._busy_lanes.set(0)
         with self._gate:
             self._is_closed, self._is_broken = True, error is not None
         outbox.flush()

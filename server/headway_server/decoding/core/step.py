@@ -26,7 +26,7 @@ from headway_server.decoding.interfaces import Decoder, DraftVerifier, Encoder
 from headway_server.decoding.sampling.sampler import SampledTokens, Sampler
 from headway_server.decoding.sequence import Sequence, Stage
 from headway_server.decoding.speculation.drafting import Drafting, VerifiedDraft
-from headway_server.errors import InternalError, InvalidInputError
+from headway_server.errors import InvalidInputError, ModelRunError
 from headway_server.observers import NO_OBSERVER, ModelId, Observer, QueueEvent, StepEvent
 
 _log = structlog.get_logger(__name__)
@@ -41,7 +41,7 @@ _MASK_BUDGET_S: Final = 0.01
 this step and come first in the next one. Usual constraints take 0.01 to 0.2 ms a sequence (docs/constraints.md)."""
 
 
-class StepError(InternalError):
+class StepError(ModelRunError):
     """A step failed for a reason that is not the caller's: a bug, or a machine out of memory."""
 
 

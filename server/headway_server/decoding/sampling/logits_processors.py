@@ -1,4 +1,8 @@
-"""What a sequence's parameters and constraint do to its logits before a token is chosen.
+"""Logits processors: biases, penalties, minimum length and masks, applied before a token is chosen.
+
+Biases and penalties concern few tokens of a vocabulary. So each sequence has a list of its own, and those of a whole
+batch are gathered, changed and scattered at once. A mask is packed: bit i % 32 of word i // 32 is set if token i is
+allowed.
 
 Shapes: n rows, V vocabulary, N tokens concerned, M words of a mask.
 """
@@ -13,15 +17,15 @@ from numpy.typing import NDArray
 from headway_server.decoding.parameters import SamplingParameters
 
 _FIRST_ROOM = 64
-_BIAS, _COUNT, _IS_SEEN = range(3)  # columns of an entry: what is added; times in the text; in the prompt or the text
+_BIAS, _COUNT, _IS_SEEN = range(3)  # columns of an entry: bias; times in the text; 1 if it is in the prompt or the text
 _REPETITION, _PRESENCE, _FREQUENCY = range(3)  # columns of a sequence's penalties
 
 
 class LogitEdits:
-    """The tokens whose logits one sequence changes, and its text as far as that matters.
+    """The tokens whose logits one sequence changes, and what of its text matters for that.
 
     Attributes:
-        penalties: For repetition, presence and frequency.
+        penalties: Repetition, presence and frequency penalty.
         end_ids: (K,) tokens that end the text.
     """
 
@@ -40,11 +44,11 @@ class LogitEdits:
     def __init__(
         self, parameters: SamplingParameters, *, prompt_ids: NDArray[np.int64] | None, end_ids: Sequence[int]
     ) -> None:
-        """Begins with what is known before the first token.
+        """Starts before the first token.
 
         Args:
             parameters: Of the sequence.
-            prompt_ids: (T,) its prompt, for the repetition penalty; None where it has none.
+            prompt_ids: (T,) its prompt, for the repetition penalty; None if it has none.
             end_ids: Tokens that may not come before `min_new_tokens` others.
         """
         self.penalties = (parameters.repetition_penalty, parameters.presence_penalty, parameters.frequency_penalty)
@@ -68,7 +72,7 @@ class LogitEdits:
     def of(
         cls, parameters: SamplingParameters, *, prompt_ids: NDArray[np.int64] | None, end_ids: Sequence[int]
     ) -> LogitEdits | None:
-        """Returns what a sequence changes, None if it never changes anything."""
+        """Returns the edits of a sequence; None if it never changes a logit."""
         changes_nothing = (
             parameters.repetition_penalty == 1
             and parameters.presence_penalty == 0
@@ -83,7 +87,7 @@ class LogitEdits:
 
     @property
     def is_active(self) -> bool:
-        """Whether they change anything of the next draw."""
+        """True if they change any logit of the next draw."""
         return self._size > 0 or self.forbids_end
 
     @property
@@ -93,12 +97,12 @@ class LogitEdits:
 
     @property
     def entries(self) -> NDArray[np.float32]:
-        """What is known of each of them, (N, 3): bias, times in the text, whether in the prompt or the text."""
+        """(N, 3) for each of them: bias, times in the text, 1 if it is in the prompt or the text."""
         return self._all_entries[: self._size]
 
     @property
     def forbids_end(self) -> bool:
-        """Whether the text is too short to end with the next draw."""
+        """True if the text is too short to end with the next draw."""
         return self._num_new_tokens < self._min_new_tokens
 
     def record(self, token_id: int) -> None:
@@ -109,12 +113,12 @@ class LogitEdits:
         place = self._places.get(token_id)
         if place is None:
             place = self._add((token_id,))[0]
-        entry = self._all_entries[place]  # looked up after `_add`, which may make room anew
+        entry = self._all_entries[place]  # read after `_add`, which may allocate anew
         entry[_COUNT] += 1
         entry[_IS_SEEN] = 1
 
     def _add(self, token_ids: Sequence[int]) -> list[int]:
-        """Makes entries of tokens that may have none yet; returns their places."""
+        """Adds entries for tokens that have none; returns the places of all."""
         places = self._places
         found = [places.setdefault(token_id, len(places)) for token_id in token_ids]
         if (room := len(places)) > len(self._all_ids):
@@ -127,11 +131,11 @@ class LogitEdits:
 
 
 def apply_edits(edits: Sequence[LogitEdits], rows: NDArray[np.intp], logits: NDArray[np.float32]) -> None:
-    """Changes the logits of some rows as their sequences ask for, in float32 and in the order of `sampler.py`.
+    """Changes the logits of some rows as their sequences ask, in float32 and in the order of `sampler.py`.
 
     Args:
         edits: Of each of the rows.
-        rows: (n,) which rows of `logits` they are of.
+        rows: (n,) their rows in `logits`.
         logits: (R, V) float32, contiguous; changed in place.
     """
     flat = logits.reshape(-1)
@@ -151,7 +155,7 @@ def _changed(
     logits: NDArray[np.float32], entries: NDArray[np.float32], penalties: NDArray[np.float32]
 ) -> NDArray[np.float32]:
     """Returns the changed logits (N,) of tokens with `entries` (N, 3), under `penalties` (N, 3)."""
-    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite afterwards is reported with its row
+    with np.errstate(over="ignore", invalid="ignore"):  # a row that is not finite afterwards is reported
         logits = logits + entries[:, _BIAS]
         repetition = np.where(entries[:, _IS_SEEN] > 0, penalties[:, _REPETITION], np.float32(1))
         logits = np.where(logits > 0, logits / repetition, logits * repetition)
@@ -164,20 +168,20 @@ def _changed(
 _WORD_BITS = 32
 _BYTE_BITS = 8
 _BLOCK_TOKENS = 2**17
-"""Logits that are masked at a time, so that what is added to them stays in the processor's cache."""
+"""Logits that are masked at a time, so that what is added to them stays in a core's cache."""
 
 
 def _penalty_table() -> NDArray[np.float32]:
-    """Returns, for every byte of a mask, what is added to its 8 logits: 0, or minus infinity; (256, 8)."""
+    """Returns what each value of a mask's byte adds to its 8 logits, 0 or minus infinity, (256, 8)."""
     bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, np.newaxis], axis=1, bitorder="little")
     return np.where(bits, np.float32(0), np.float32(-np.inf))
 
 
 class TokenMasks:
-    """The mask of every slot, each for one draw."""
+    """The masks of all slots. A mask is for one draw."""
 
     def __init__(self, *, num_slots: int, vocab_size: int) -> None:
-        """Makes the masks when the first of them is needed.
+        """Allocates the masks when the first is needed.
 
         Args:
             num_slots: Slots there are.
@@ -187,7 +191,7 @@ class TokenMasks:
         self._words: NDArray[np.int32] | None = None  # (num_slots, M)
         self._table: NDArray[np.float32] = np.zeros((0, _BYTE_BITS), np.float32)
         self.is_set = np.zeros(num_slots, np.bool_)
-        """Which slots may choose only what their masks allow."""
+        """True for slots that may choose only what their masks allow."""
 
     def __repr__(self) -> str:
         return f"TokenMasks({np.count_nonzero(self.is_set)} of {len(self.is_set)} slots)"
@@ -201,18 +205,18 @@ class TokenMasks:
         return row
 
     def set(self, slot: int, mask: NDArray[np.int32]) -> None:
-        """Sets a slot's mask (M,); its own words may be that mask already."""
+        """Sets a slot's mask (M,), which may be its own words already."""
         row = self.row(slot)
         assert mask.shape == row.shape, "a mask has a bit for every token"
         row[:] = mask
         self.is_set[slot] = True
 
     def clear(self, slots: int | NDArray[np.intp]) -> None:
-        """Lets slots choose any token."""
+        """Allows slots every token."""
         self.is_set[slots] = False
 
     def move(self, source: int, target: int) -> None:
-        """Takes a slot's mask to another slot."""
+        """Moves a slot's mask to another slot."""
         self.is_set[target] = self.is_set[source]
         if self.is_set[source]:
             self.row(target)[:] = self.row(source)
@@ -223,7 +227,7 @@ class TokenMasks:
 
         Args:
             slots: (n,) slots, all of them with a mask.
-            rows: (n,) which rows of `logits` are theirs.
+            rows: (n,) their rows in `logits`.
             logits: (R, V) float32; changed in place.
         """
         assert self._words is not None, "a mask is set"
@@ -231,8 +235,8 @@ class TokenMasks:
         step = max(_BLOCK_TOKENS // width, 1)
         for start in range(0, len(slots), step):
             words = self._words[slots[start : start + step]].astype("<i4", copy=False)
-            # By bytes, because choosing one by one between a logit and minus infinity is many times slower.
+            # By bytes: choosing between logit and minus infinity one by one is many times slower.
             addends = np.empty((*words.view(np.uint8).shape, _BYTE_BITS), np.float32)
             self._table.take(words.view(np.uint8), axis=0, out=addends, mode="clip")
-            with np.errstate(invalid="ignore"):  # a row with an infinite logit is reported anyway
+            with np.errstate(invalid="ignore"):  # a row with an infinite logit is reported
                 logits[rows[start : start + step]] += addends.reshape(len(words), -1)[:, :width]

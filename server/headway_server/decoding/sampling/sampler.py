@@ -1,30 +1,31 @@
 """Chooses the next token of every row at once.
 
-Shapes: R rows of a step, n rows of one kind among them, V vocabulary, W V rounded up to groups, M words of a mask.
+Shapes: R rows of a step, n rows of one kind among them, V vocabulary, W = V rounded up to groups, M words of a mask.
 
 For a row with logits x:
 
-1. x is changed, token by token (`penalties.py`), in float32 and in this order: the token's logit bias is added; if it
-   is in the prompt or in the text so far, x > 0 is divided by the repetition penalty and x <= 0 multiplied with it
-   (Keskar et al. 2019, "CTRL", section 4.1, which divides whatever the sign); the frequency penalty times the number
+1. x is changed, token by token (`logits_processors.py`), in float32 and in this order: the token's logit bias is added;
+   if it is in the prompt or in the text so far, x > 0 is divided by the repetition penalty and x <= 0 multiplied with
+   it (Keskar et al. 2019, "CTRL", section 4.1, which divides whatever the sign); the frequency penalty times the number
    of times that it is in the text so far is subtracted; if it is there at all, the presence penalty is.
-2. What the row's mask does not allow is left out, and so are the tokens that end the text while it has fewer than
+2. Tokens that the row's mask does not allow are left out, and so are those that end the text while it has fewer than
    `min_new_tokens`: their x is minus infinity from now on. If nothing is left, the row is not valid.
 3. Temperature t = 0 (or k = 1): the token with the largest x; the lowest id among equals.
 4. Otherwise tokens have the weights w = exp((x - max x) / t), so that the likeliest has 1.
 5. Top-k, k > 0: only the k tokens with the largest x stay; among equals the lower id.
-6. Top-p, p < 1: of these only the smallest set, taken by falling weight, that holds at least p of their total weight.
-7. Min-p, m > 0: of these only tokens with w >= m, which is m times the probability of the likeliest one.
+6. Top-p, p < 1: of these only the nucleus stays, the smallest set, taken by falling weight, that has at least p of
+   their total weight.
+7. Min-p, m > 0: of these only tokens with w >= m stay, that is with m times the probability of the likeliest one.
 8. One token is drawn in proportion to the weights that are left, by one number u in [0, 1): with the tokens in a fixed
    order, the first at which the running sum of weights exceeds u times their total. The order is by falling x after
    5, by falling weight after 6 or 7 alone (among equals the lower id first), otherwise by (id mod G, id div G) with
    G = 256, in which sums over a large vocabulary are fast.
 
-Of the peers, vLLM, transformers and llama.cpp add biases before penalties, as here, and transformers has the order of 4
-to 7. vLLM has min-p before top-k and top-p, which only matters to what p is a share of.
+vLLM, transformers and llama.cpp add biases before penalties too, and transformers has the same order of 4 to 7. vLLM
+has min-p before top-k and top-p, which changes what p is a fraction of.
 
 A row's outcome depends on its own logits, parameters, text and random number alone, bit for bit: every operation is
-elementwise or reduces one row. A log-probability is that of the model itself, log softmax(x) before 1.
+elementwise or reduces one row. Log-probabilities are the model's own, log softmax(x) before 1.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway_server.decoding.parameters import SamplingParameters
-from headway_server.decoding.sampling.draws import Restriction, draw_likely, draw_top_k, stream_states, uniform
+from headway_server.decoding.sampling.draws import Nucleus, draw_likely, draw_top_k, stream_states, uniform
 from headway_server.decoding.sampling.logits_processors import LogitEdits, TokenMasks, apply_edits
 from headway_server.decoding.sampling.softmax import WeightScratch, likeliest
 
@@ -48,24 +49,24 @@ class SampledTokens:
     token_ids: NDArray[np.int64]
     """(R,)"""
     log_probabilities: NDArray[np.float64]
-    """(R,) zeros where they are not computed."""
+    """(R,) zero in rows where it is not computed."""
     is_valid: NDArray[np.bool_]
-    """(R,) False where the logits hold NaN, infinity, or nothing finite that is allowed; such a token means nothing."""
+    """(R,) False if the logits have NaN or infinity, or allow no token; the token means nothing then."""
     top_tokens: dict[int, list[tuple[int, float]]] = field(default_factory=dict)
-    """By row, where they were asked for: the likeliest tokens with their log-probabilities."""
+    """The likeliest tokens with their log-probabilities, by row, of rows that ask for them."""
 
 
 class Sampler:
     """The sampling parameters of every slot, and the draw."""
 
     def __init__(self, *, num_slots: int, vocab_size: int, with_log_probabilities: bool = False) -> None:
-        """Makes room for `num_slots` rows.
+        """Prepares for `num_slots` rows.
 
         Args:
             num_slots: Slots there are.
             vocab_size: V.
-            with_log_probabilities: Whether log-probabilities are computed for rows that do not ask for them too; they
-                cost a pass over all logits.
+            with_log_probabilities: True computes log-probabilities for rows that do not ask for them too, which takes a
+                pass over all logits.
         """
         self.vocab_size = vocab_size
         self._temperature = np.zeros(num_slots, np.float32)
@@ -75,12 +76,12 @@ class Sampler:
         self._stream = np.zeros(num_slots, np.uint64)
         self._step = np.zeros(num_slots, np.uint64)
         self._with_log_probabilities = with_log_probabilities
-        self._num_top = np.full(num_slots, -1, np.int64)  # -1: no log-probability is asked for
+        self._num_top = np.full(num_slots, -1, np.int64)  # -1: no log-probabilities are asked for
         self._edits: list[LogitEdits | None] = [None] * num_slots
         self._masks = TokenMasks(num_slots=num_slots, vocab_size=vocab_size)
         self._scratch = WeightScratch(num_rows=num_slots, vocab_size=vocab_size)
         self._edited: NDArray[np.float32] | None = None  # (num_slots, V), made when first needed
-        self._is_plain = np.zeros(num_slots, np.bool_)  # nothing but the likeliest token is ever wanted
+        self._is_plain = np.zeros(num_slots, np.bool_)  # nothing but the likeliest token that the mask allows matters
 
     def __repr__(self) -> str:
         return f"Sampler({len(self._temperature)} slots, {self.vocab_size} tokens)"
@@ -93,7 +94,7 @@ class Sampler:
         prompt_ids: NDArray[np.int64] | None = None,
         end_ids: Sequence[int] = (),
     ) -> None:
-        """Gives a slot the parameters of the sequence that begins in it.
+        """Gives a slot the parameters of a sequence that begins in it.
 
         Args:
             slot: The slot.
@@ -137,7 +138,7 @@ class Sampler:
             self._masks.set(slot, mask)
 
     def move(self, source: int, target: int) -> None:
-        """Takes what belongs to slot `source` to slot `target`; `source` is to be assigned before it is used again."""
+        """Moves what belongs to slot `source` to slot `target`; `source` must be assigned before it is used again."""
         if source == target:
             return
         for values in (
@@ -182,14 +183,14 @@ class Sampler:
         return SampledTokens(token_ids, log_probabilities, is_valid, top_tokens)
 
     def _is_edited(self, slot: int) -> bool:
-        """Whether the slot's next draw is not from the logits as they are."""
+        """Returns True if the logits of the slot's next draw are changed."""
         edits = self._edits[slot]
         return (edits is not None and edits.is_active) or bool(self._masks.is_set[slot])
 
     def _edit(
         self, logits: NDArray[np.float32], rows: NDArray[np.intp], slots: NDArray[np.intp]
     ) -> NDArray[np.float32]:
-        """Returns a copy of some rows (n, V), changed by biases, penalties and masks; it holds until the next call."""
+        """Returns a copy of some rows (n, V) changed by biases, penalties and masks; it holds until the next call."""
         if self._edited is None:
             self._edited = np.empty((len(self._temperature), self.vocab_size), np.float32)
         copy = self._edited[: len(rows)]
@@ -208,7 +209,7 @@ class Sampler:
         best: NDArray[np.int64],
         maximum: NDArray[np.float32],
     ) -> NDArray[np.int64]:
-        """Returns the tokens (n,) of rows whose likeliest tokens are `best`, drawn where the temperature is not 0."""
+        """Returns the tokens (n,) of rows whose likeliest tokens are `best`: drawn if the temperature is not 0."""
         random_rows = np.flatnonzero((self._temperature[slots] > 0) & np.isfinite(maximum))
         if not random_rows.size:
             return best
@@ -223,7 +224,7 @@ class Sampler:
     def _draw_top_k(
         self, logits: NDArray[np.float32], slots: NDArray[np.intp], maximum: NDArray[np.float32]
     ) -> NDArray[np.int64]:
-        return draw_top_k(logits, maximum, self._temperature[slots], self._top_k[slots], self._restriction(slots))
+        return draw_top_k(logits, maximum, self._temperature[slots], self._top_k[slots], self._nucleus(slots))
 
     def _draw_whole(
         self, logits: NDArray[np.float32], slots: NDArray[np.intp], maximum: NDArray[np.float32]
@@ -231,18 +232,18 @@ class Sampler:
         """Draws for rows without top-k."""
         weights = self._scratch.weights(logits, maximum, self._temperature[slots])  # (n, W)
         running = self._scratch.running_sums(weights)  # (n, G)
-        restriction = self._restriction(slots)
-        is_restricted = (restriction.top_p < 1) | (restriction.min_p > 0)
+        nucleus = self._nucleus(slots)
+        is_restricted = (nucleus.top_p < 1) | (nucleus.min_p > 0)
         if is_restricted.all():
-            return draw_likely(weights, running[:, -1], restriction)
-        token_ids = self._scratch.pick(weights, running, restriction.numbers)
+            return draw_likely(weights, running[:, -1], nucleus)
+        token_ids = self._scratch.pick(weights, running, nucleus.numbers)
         if (some := np.flatnonzero(is_restricted)).size:
-            token_ids[some] = draw_likely(_rows(weights, some), running[some, -1], restriction.take(some))
+            token_ids[some] = draw_likely(_rows(weights, some), running[some, -1], nucleus.take(some))
         return token_ids
 
-    def _restriction(self, slots: NDArray[np.intp]) -> Restriction:
+    def _nucleus(self, slots: NDArray[np.intp]) -> Nucleus:
         numbers = uniform(self._stream[slots], self._step[slots])
-        return Restriction(top_p=self._top_p[slots], min_p=self._min_p[slots], numbers=numbers)
+        return Nucleus(top_p=self._top_p[slots], min_p=self._min_p[slots], numbers=numbers)
 
     def _log_probabilities(
         self,
@@ -251,7 +252,7 @@ class Sampler:
         token_ids: NDArray[np.int64],
         slots: NDArray[np.intp],
     ) -> tuple[NDArray[np.float64], dict[int, list[tuple[int, float]]]]:
-        """Returns the log-probabilities (R,) of the tokens, and the likeliest ones by row, where they are asked for."""
+        """Returns the log-probabilities (R,) of the tokens, and by row the likeliest ones if they are asked for."""
         log_probabilities = np.zeros(len(logits))
         num_top = self._num_top[slots]
         wanted = np.arange(len(slots)) if self._with_log_probabilities else np.flatnonzero(num_top >= 0)
@@ -272,6 +273,6 @@ def _best(logits: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.fl
 
 
 def _rows(values: NDArray[np.float32], rows: NDArray[np.intp]) -> NDArray[np.float32]:
-    """Returns some rows, rising; without a copy where they are neighbours."""
+    """Returns some rows, in rising order; without a copy if they are neighbours."""
     first, last = int(rows[0]), int(rows[-1])
     return values[first : last + 1] if last - first + 1 == len(rows) else values[rows]

@@ -1,10 +1,17 @@
-"""Softmax of whole rows: weights, their sums, and log-probabilities.
+"""Softmax of whole rows: weights, their sums, log-probabilities, and the likeliest tokens with theirs.
 
-Shapes: n rows, T tokens of a prompt, V vocabulary, W = V rounded up to whole groups, G groups: token i is in group i
-mod G.
+Log-probabilities are the model's own, log softmax(logits), before anything is done to the logits. Every operation
+concerns one row, so a row gives the same in any company, to the last bit.
+
+Shapes: n rows, R rows of a step, T tokens of a prompt, V vocabulary, C candidates of a row, W = V rounded up to whole
+groups, G groups: token i is in group i mod G.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,15 +20,15 @@ from headway_server.decoding.sampling.likeliest import top_candidates
 
 MAX_GROUPS = 256
 
-_BLOCK_LOGITS = 2**20
-"""Logits that are worked on at a time, so that a long prompt takes no more memory than a short one."""
+_BLOCK_LOGITS = 2**18
+"""Logits of rows that are worked on at a time, so that they stay in a core's cache: 1 MiB, and as much of weights."""
 
 
 class WeightScratch:
-    """Room for the weights of some rows, used again and again."""
+    """Memory for the weights of some rows, used again and again."""
 
     def __init__(self, *, num_rows: int, vocab_size: int) -> None:
-        """Makes the room when it is first needed.
+        """Allocates the memory when it is first needed.
 
         Args:
             num_rows: Rows that it holds.
@@ -80,7 +87,7 @@ class WeightScratch:
 
         Args:
             weights: (n, W) float32.
-            running: (n, G) what `running_sums` says of them.
+            running: (n, G) their `running_sums`.
             numbers: (n,) in [0, 1).
         """
         rows = np.arange(len(weights))
@@ -88,7 +95,7 @@ class WeightScratch:
         group = (running <= target[:, np.newaxis]).sum(axis=1)
         before = np.where(group > 0, running[rows, group - 1], 0.0)
         within = np.cumsum(self._grouped(weights)[rows, :, group], axis=1, dtype=np.float64)  # (n, tokens a group)
-        # The group's sum was taken in float32, so what is left of the target may be a rounding past `within`.
+        # The group's sum was taken in float32, so what is left of the target may be a rounding error past `within`.
         left = below(target - before, within[:, -1])
         member = (within <= left[:, np.newaxis]).sum(axis=1)
         token_ids: NDArray[np.int64] = member * self.num_groups + group
@@ -100,9 +107,64 @@ class WeightScratch:
 
 
 def below(target: NDArray[np.float64], mass: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns `target`, made less than `mass`, so that some running sum that ends with `mass` exceeds it."""
+    """Returns `target`, made less than `mass`, so that a running sum that ends with `mass` exceeds it somewhere."""
     limited: NDArray[np.float64] = np.minimum(target, np.nextafter(mass, 0.0))
     return limited
+
+
+@dataclass(frozen=True, slots=True)
+class RankedRows:
+    """What may follow in each row."""
+
+    token_ids: NDArray[np.int64]
+    """(R, C), by falling log-probability; the lower id first among equals."""
+    log_probabilities: NDArray[np.float64]
+    """(R, C) of the model's own distribution; minus infinity for banned tokens."""
+    normalizers: NDArray[np.float64]
+    """(R,) log sum exp of the logits; not finite if the logits are not."""
+    logits: NDArray[np.float32]
+    """(R, V) that were ranked; minus infinity for banned tokens."""
+
+    def log_probability(self, row: int, token_id: int) -> float:
+        """Returns that of any token."""
+        return float(self.logits[row, token_id] - self.normalizers[row])
+
+
+class RowRanker:
+    """Finds the likeliest tokens of every row and their log-probabilities."""
+
+    def __init__(self, *, num_rows: int, vocab_size: int) -> None:
+        """Prepares for at most `num_rows` rows of `vocab_size` logits."""
+        self._scratch = WeightScratch(num_rows=_block_rows(num_rows, vocab_size), vocab_size=vocab_size)
+
+    def __repr__(self) -> str:
+        return f"RowRanker({self._scratch!r})"
+
+    def rank(self, logits: NDArray[np.float32], count: int, banned: Mapping[int, AbstractSet[int]]) -> RankedRows:
+        """Ranks the tokens of each row.
+
+        Args:
+            logits: (R, V) float32, contiguous; banned tokens become minus infinity there.
+            count: C, 1 to V.
+            banned: By row, the tokens that may not follow.
+        """
+        token_ids = np.empty((len(logits), count), np.int64)
+        values = np.empty((len(logits), count), np.float32)
+        normalizers = np.empty(len(logits))
+        with np.errstate(invalid="ignore", under="ignore"):
+            for start in range(0, len(logits), self._scratch.num_rows):
+                rows = slice(start, min(start + self._scratch.num_rows, len(logits)))
+                block = logits[rows]
+                maximum = block.max(axis=1)
+                normalizers[rows] = maximum + self._scratch.log_totals(block, maximum)
+                for row in range(rows.start, rows.stop) if banned else ():
+                    if row in banned:
+                        logits[row, list(banned[row])] = -np.inf
+                if not np.isfinite(normalizers[rows]).all():  # such a row may hold NaN, which cannot be ranked
+                    block = np.nan_to_num(block, nan=-np.inf, posinf=np.inf, neginf=-np.inf)
+                token_ids[rows], values[rows] = top_candidates(block, np.full(len(block), count))
+            log_probabilities = values - normalizers[:, np.newaxis]
+        return RankedRows(token_ids, log_probabilities, normalizers, logits)
 
 
 def token_log_probabilities(
@@ -113,7 +175,7 @@ def token_log_probabilities(
     Args:
         logits: (T, V) float32, contiguous.
         token_ids: (T,) int64, one of each row.
-        num_top: Likeliest tokens wanted of each row; of a smaller vocabulary, all.
+        num_top: Likeliest tokens wanted of each row; all of them if there are fewer.
 
     Returns:
         Natural logarithms of their probabilities (T,), NaN in rows that are not finite; and for each row the `num_top`
@@ -123,8 +185,8 @@ def token_log_probabilities(
     top_tokens: list[list[tuple[int, float]]] = []
     if not len(logits):
         return log_probabilities, top_tokens
-    step = max(_BLOCK_LOGITS // logits.shape[1], 1)
-    scratch = WeightScratch(num_rows=min(step, len(logits)), vocab_size=logits.shape[1])
+    step = _block_rows(len(logits), logits.shape[1])
+    scratch = WeightScratch(num_rows=step, vocab_size=logits.shape[1])
     for start in range(0, len(logits), step):
         rows = slice(start, start + step)
         maximum = logits[rows].max(axis=1)
@@ -142,7 +204,7 @@ def likeliest(
 
     Args:
         logits: (n, V) float32, contiguous.
-        normalizers: (n,) log sum exp of the logits; NaN in rows without a meaning, which get none.
+        normalizers: (n,) log sum exp of the logits; rows where it is not finite get no tokens.
         counts: (n,) at least 0; more than V is V.
     """
     counts = np.where(np.isfinite(normalizers), np.minimum(counts, logits.shape[1]), 0)
@@ -157,3 +219,7 @@ def likeliest(
     for row, (row_ids, row_values) in zip(wanted.tolist(), lists, strict=True):
         top_tokens[row] = list(zip(row_ids, row_values, strict=True))[: counts[row]]
     return top_tokens
+
+
+def _block_rows(num_rows: int, vocab_size: int) -> int:
+    return max(1, min(num_rows, _BLOCK_LOGITS // vocab_size))

@@ -1,4 +1,4 @@
-"""Generation as it is served."""
+"""A generation model as it is served."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from collections.abc import AsyncGenerator, Iterator
 from collections.abc import Sequence as Elements
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
-from typing import Self
+from typing import Final, Self
 
 import numpy as np
 
 from headway_server.bundles import CHAT_TEMPLATE_FILE, TOKENIZER_FILE, Bundle, Precision
-from headway_server.decoding.constraints import CompiledConstraint, ConstraintCompiler
+from headway_server.decoding.constraints import CompiledConstraint, ConstraintCompiler, ConstraintRequest
 from headway_server.decoding.interfaces import Decoder, DraftVerifier
+from headway_server.decoding.output.text import TextAssembly
 from headway_server.decoding.parameters import SamplingParameters
-from headway_server.decoding.sequence import Delta, SequenceResult
+from headway_server.decoding.sequence import Delta, Sequence, SequenceResult, share_prompt
 from headway_server.decoding.settings import EngineSettings
 from headway_server.decoding.speculation.verifier import can_verify, open_verifier
 from headway_server.errors import InvalidInputError
@@ -23,11 +24,20 @@ from headway_server.observers import NO_OBSERVER, Observer
 from headway_server.preprocessing import ChatTemplate, TextTokenizer
 from headway_server.runtime import Cores, Device, Runtime
 from headway_server.serving.answers import Answer, CallTimings
-from headway_server.settings import ServerSettings
+from headway_server.settings import DEFAULT_MAX_TEXT_KIB, ServerSettings
 from headway_server.tasks.decoding import DecodingModel, open_decoders
-from headway_server.tasks.generation.call import GenerationCall
-from headway_server.tasks.generation.prompt import FittedPrompt, Prompt, PromptReader
-from headway_server.tasks.parameters import LogProbabilityRequest, SamplingPlan, SamplingRequest, plan_sampling
+from headway_server.tasks.generation.request import (
+    FittedPrompt,
+    GenerationRequest,
+    Prompt,
+    PromptReader,
+    check_prompt,
+    check_prompts,
+)
+from headway_server.tasks.parameters import SamplingPlan, plan_sampling
+
+_CONTEXT_TOKENS: Final = 16
+"""Last tokens of a prompt that may matter for how its continuation reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +45,7 @@ class GeneratedText:
     """A continuation."""
 
     text: str
-    """What follows the prompt, after the prompt itself where it was to be repeated."""
+    """What follows the prompt; with `echo`, the prompt and what follows it."""
     result: SequenceResult
     num_prompt_tokens: int
     truncated: bool
@@ -62,6 +72,8 @@ class GenerationModel(DecodingModel):
         chat_template: ChatTemplate | None = None,
         verifier: DraftVerifier | None = None,
         cores: Cores | None = None,
+        max_text_bytes: int = DEFAULT_MAX_TEXT_KIB * 2**10,
+        observer: Observer = NO_OBSERVER,
     ) -> None:
         """Makes a model of its parts; `load` makes the parts.
 
@@ -77,6 +89,8 @@ class GenerationModel(DecodingModel):
             verifier=verifier,
             cores=cores,
             settings=settings,
+            max_text_bytes=max_text_bytes,
+            observer=observer,
         )
         self._constraints = ConstraintCompiler(
             tokenizer.library_tokenizer, vocab_size=self.limits.vocab_size, eos_id=self._eos_id
@@ -86,14 +100,8 @@ class GenerationModel(DecodingModel):
         )
 
     @classmethod
-    def load(
-        cls,
-        bundle: Bundle,
-        runtime: Runtime,
-        settings: ServerSettings,
-        observer: Observer = NO_OBSERVER,  # noqa: ARG003 (for what runs to report to)
-    ) -> Self:
-        """Loads the variant that was asked for, or the one that suits the runtime.
+    def load(cls, bundle: Bundle, runtime: Runtime, settings: ServerSettings, observer: Observer = NO_OBSERVER) -> Self:
+        """Loads the variant that was asked for, or the one that suits the runtime, and runs it once.
 
         Raises:
             BundleError: A graph or the tokenizer cannot be loaded, or does not fit the manifest.
@@ -116,6 +124,8 @@ class GenerationModel(DecodingModel):
             verifier=verifier,
             cores=runtime.cores,
             settings=settings.engine,
+            max_text_bytes=settings.max_text_bytes,
+            observer=observer,
         )
         model._check_runs(lambda: model._run_once(decoders[0]))
         return model
@@ -127,118 +137,79 @@ class GenerationModel(DecodingModel):
         decoder.decode(largest, np.ones(1, np.int64))
 
     def token_text(self, token_id: int) -> str:
-        """Returns a token by itself, as it reads within a text."""
+        """Returns the text of a token by itself."""
         return self._tokenizer.token_text(token_id)
 
     async def generate(
-        self,
-        prompts: Elements[Prompt],
-        *,
-        fields: Elements[str],
-        sampling: SamplingRequest,
-        truncate: bool,
-        deadline: float | None,
-        sample_count: int = 1,
-        echo: bool = False,
-        log_probabilities: LogProbabilityRequest | None = None,
-        priority: int = 0,
+        self, prompts: Elements[Prompt], *, fields: Elements[str], request: GenerationRequest
     ) -> Answer[GeneratedText]:
         """Continues prompts; all of them, or none.
 
         Args:
             prompts: Prompts of at least one character, or conversations of at least one turn.
             fields: What the request calls each of them, for messages.
-            sampling: How to choose tokens, for every prompt.
-            truncate: Whether a prompt past the limit is shortened at its beginning instead of refused.
-            deadline: When the caller stops waiting, by `time.monotonic`.
-            sample_count: Continuations of each prompt; those of one follow each other in the answer.
-            echo: Whether texts begin with their prompts.
-            log_probabilities: Which are wanted; None is none.
-            priority: Place in the queue: higher ones go first.
+            request: What is asked for every prompt.
 
         Raises:
             RequestError: A parameter or prompt is out of its range, the model continues no conversations, there is no
                 room, the deadline passed, the server is draining.
         """
-        call = GenerationCall(
-            plan=self._plan(sampling, log_probabilities),
-            constraint=sampling.constraint,
-            truncate=truncate,
-            deadline=deadline,
-            sample_count=sample_count,
-            echo=echo,
-            priority=priority,
-        )
+        plan = self._plan(request)
+        check_prompts(prompts, fields, self._max_text_bytes)
         self._reader.check_kind(prompts)
-        with self._admit_samples(fields, sample_count):
+        with self._admit_samples(fields, request.sample_count):
             began = time.monotonic()
-            constraint = await self._compile(call)
-            fitted = await self._reader.read(prompts, fields=fields, plan=call.plan, truncate=truncate)
+            constraint = await self._compile(plan.constraint)
+            fitted = await self._reader.read(prompts, fields=fields, plan=plan, truncate=request.truncate)
             preprocessing_s = time.monotonic() - began
             pairs = [
                 (prompt, sequence)
                 for prompt in fitted
-                for sequence in call.sequences(prompt, self._tokenizer, self._eos_id, constraint)
+                for sequence in self._sequences(prompt, request, plan, constraint)
             ]
             results = await self._lanes.run([sequence for _, sequence in pairs])
         texts = [
-            self._generated(prompt, sequence.parameters, result, call)
+            self._generated(prompt, sequence.parameters, result, request)
             for (prompt, sequence), result in zip(pairs, results, strict=True)
         ]
         return Answer(results=texts, timings=CallTimings.of(results, preprocessing_s=preprocessing_s))
 
     async def stream(
-        self,
-        prompt: Prompt,
-        *,
-        field: str,
-        sampling: SamplingRequest,
-        truncate: bool,
-        deadline: float | None,
-        echo: bool = False,
-        log_probabilities: LogProbabilityRequest | None = None,
-        priority: int = 0,
+        self, prompt: Prompt, *, field: str, request: GenerationRequest
     ) -> AsyncGenerator[Delta | Answer[GeneratedText], None]:
         """Continues a prompt: yields deltas of the text as they appear, and last the answer.
 
         With `echo` the first delta is the prompt. Args and errors are those of `generate`.
         """
-        call = GenerationCall(
-            plan=self._plan(sampling, log_probabilities),
-            constraint=sampling.constraint,
-            truncate=truncate,
-            deadline=deadline,
-            echo=echo,
-            priority=priority,
-            wants_deltas=True,
-        )
+        plan = self._plan(request)
+        check_prompt(prompt, field, self._max_text_bytes)
         self._reader.check_kind([prompt])
         with self._admit(1):
             began = time.monotonic()
-            constraint = await self._compile(call)
-            (fitted,) = await self._reader.read([prompt], fields=[field], plan=call.plan, truncate=truncate)
+            constraint = await self._compile(plan.constraint)
+            (fitted,) = await self._reader.read([prompt], fields=[field], plan=plan, truncate=request.truncate)
             preprocessing_s = time.monotonic() - began
-            (sequence,) = call.sequences(fitted, self._tokenizer, self._eos_id, constraint)
-            if echo:
+            (sequence,) = self._sequences(fitted, request, plan, constraint, is_stream=True)
+            if request.echo:
                 yield Delta(output=self._echo(fitted), num_new_tokens=0)
             async with aclosing(self._lanes.stream(sequence)) as deltas:
                 async for delta in deltas:
                     yield delta
             result = sequence.reply.result.result()
-            text = self._generated(fitted, sequence.parameters, result, call)
+            text = self._generated(fitted, sequence.parameters, result, request)
             yield Answer(results=[text], timings=CallTimings.of([result], preprocessing_s=preprocessing_s))
 
-    def _plan(self, sampling: SamplingRequest, log_probabilities: LogProbabilityRequest | None) -> SamplingPlan:
+    def _plan(self, request: GenerationRequest) -> SamplingPlan:
         return plan_sampling(
-            sampling,
+            request.parameters,
             defaults=self.bundle.manifest.sampling_defaults,
             limits=self.limits,
-            log_probabilities=log_probabilities,
+            log_probabilities=request.log_probabilities,
         )
 
     @contextmanager
     def _admit_samples(self, fields: Elements[str], sample_count: int) -> Iterator[None]:
-        """Holds a permit for every sample of every prompt; what is wrong with too many may be the samples."""
+        """Holds a permit for every sample of every prompt; too many may be the fault of the sample count."""
         count = len(fields) * sample_count
         if sample_count > 1 and count > self._capacity:
             raise InvalidInputError(
@@ -249,16 +220,52 @@ class GenerationModel(DecodingModel):
         with self._admit(count):
             yield
 
-    async def _compile(self, call: GenerationCall) -> CompiledConstraint | None:
-        if call.constraint is None:
+    async def _compile(self, constraint: ConstraintRequest | None) -> CompiledConstraint | None:
+        if constraint is None:
             return None
-        return await self._constraints.compile_off_loop(call.constraint, field="parameters.constraint")
+        return await self._constraints.compile_off_loop(constraint, field="parameters.constraint")
+
+    def _sequences(
+        self,
+        prompt: FittedPrompt,
+        request: GenerationRequest,
+        plan: SamplingPlan,
+        constraint: CompiledConstraint | None,
+        *,
+        is_stream: bool = False,
+    ) -> list[Sequence]:
+        """Makes the sequences of a prompt, one for each sample, which compute the prompt once."""
+        context_ids = prompt.input_ids[-_CONTEXT_TOKENS:].tolist()
+        follows_text = constraint is not None and bool(self._tokenizer.decode(context_ids))
+        sequences = [
+            Sequence(
+                prompt_ids=prompt.input_ids,
+                parameters=parameters,
+                output=TextAssembly(
+                    self._tokenizer.decode,
+                    context_ids=context_ids,
+                    stop_strings=parameters.stop_strings,
+                    eager=is_stream,
+                ),
+                eos_id=self._eos_id,
+                deadline=request.deadline,
+                wants_deltas=is_stream,
+                priority=request.priority,
+                constraint=None
+                if constraint is None
+                else constraint.start(end_ids=frozenset(parameters.stop_token_ids), follows_text=follows_text),
+            )
+            for parameters in plan.for_samples(prompt.max_new_tokens, 1 if is_stream else request.sample_count)
+        ]
+        if len(sequences) > 1:
+            share_prompt(sequences)
+        return sequences
 
     def _generated(
-        self, prompt: FittedPrompt, parameters: SamplingParameters, result: SequenceResult, call: GenerationCall
+        self, prompt: FittedPrompt, parameters: SamplingParameters, result: SequenceResult, request: GenerationRequest
     ) -> GeneratedText:
         return GeneratedText(
-            text=self._echo(prompt) + result.output if call.echo else result.output,
+            text=self._echo(prompt) + result.output if request.echo else result.output,
             result=result,
             num_prompt_tokens=len(prompt.input_ids),
             truncated=prompt.truncated,
@@ -267,7 +274,7 @@ class GenerationModel(DecodingModel):
         )
 
     def _echo(self, prompt: FittedPrompt) -> str:
-        """Returns the prompt as its text continues it: what was cut from it is not there."""
+        """Returns the prompt that the text continues, without what was cut from it."""
         return self._tokenizer.decode(prompt.input_ids.tolist()) if prompt.truncated else prompt.text
 
 

@@ -14,11 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway_server.batching import BatchGraph
+from headway_server.batching.settings import MAX_IMAGES
 from headway_server.bundles import Bundle, Precision
 from headway_server.observers import NO_OBSERVER, Observer
 from headway_server.preprocessing import ImagePreprocessor, PreparedImage
 from headway_server.runtime import Runtime
 from headway_server.serving.answers import Answer, CallTimings
+from headway_server.serving.limits import check_count, check_top_k
 from headway_server.settings import ServerSettings
 from headway_server.tasks.outputs import EMBEDDING, LOGITS, ScoredLabel, read_vector
 from headway_server.tasks.stateless import StatelessModel, expected_outputs
@@ -91,35 +93,31 @@ class ImageClassifier(StatelessModel):
         graph.warm_up({"pixel_values": blank}, 1, expected_outputs(manifest))
         return cls(bundle, precision, graph, preprocessor, settings, observer=observer)
 
-    async def classify(
-        self, images: Sequence[bytes], *, fields: Sequence[str], top_k: int, deadline: float | None
-    ) -> Answer[ClassifiedImage]:
+    async def classify(self, images: Sequence[bytes], *, top_k: int, deadline: float | None) -> Answer[ClassifiedImage]:
         """Labels encoded images.
 
         Args:
             images: 1 to `MAX_IMAGES` images.
-            fields: What the request calls each of them, for messages.
-            top_k: Labels to answer an image, 1 to the number of labels.
+            top_k: Labels to answer an image, 1 to the number of labels; 0: all of them.
             deadline: When the caller stops waiting, by `time.monotonic`.
 
         Raises:
-            RequestError: The images cannot be read, the queue is full, the deadline passed, the server is draining.
+            RequestError: An argument is out of its range, the images cannot be read, the queue is full, the deadline
+                passed, the server is draining.
         """
+        num_labels = check_top_k(top_k, len(self.labels))
 
         def read(logits: NDArray[Any], image: PreparedImage) -> ClassifiedImage:
-            labels = self._label_reader.read(logits, top_k)
+            labels = self._label_reader.read(logits, num_labels)
             return ClassifiedImage(labels=labels, width=image.width, height=image.height)
 
-        return await self._answer(images, fields, LOGITS, read, deadline)
+        return await self._answer(images, LOGITS, read, deadline)
 
-    async def embed(
-        self, images: Sequence[bytes], *, fields: Sequence[str], normalize: bool, deadline: float | None
-    ) -> Answer[EmbeddedImage]:
+    async def embed(self, images: Sequence[bytes], *, normalize: bool, deadline: float | None) -> Answer[EmbeddedImage]:
         """Turns encoded images into vectors; for bundles whose graphs give embeddings.
 
         Args:
             images: 1 to `MAX_IMAGES` images.
-            fields: What the request calls each of them, for messages.
             normalize: True to scale vectors to length 1.
             deadline: When the caller stops waiting, by `time.monotonic`.
 
@@ -131,17 +129,18 @@ class ImageClassifier(StatelessModel):
             values = read_vector(embedding, normalize=normalize)
             return EmbeddedImage(values=values, width=image.width, height=image.height)
 
-        return await self._answer(images, fields, EMBEDDING, read, deadline)
+        return await self._answer(images, EMBEDDING, read, deadline)
 
     async def _answer(
         self,
         images: Sequence[bytes],
-        fields: Sequence[str],
         output: str,
         read: Callable[[NDArray[Any], PreparedImage], Result],
         deadline: float | None,
     ) -> Answer[Result]:
         """Decodes images, runs them and reads one output of each, off the event loop."""
+        check_count("images", len(images), MAX_IMAGES)
+        fields = [f"images[{index}]" for index in range(len(images))]
         with self._admission.admit(len(images), sum(map(len, images))):
             began = time.monotonic()
             prepared = await self._preprocessor.prepare_batch(images, fields=fields)

@@ -14,11 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway_server.batching import BatchGraph, Tensors
+from headway_server.batching.settings import MAX_TEXTS
 from headway_server.bundles import TOKENIZER_FILE, Bundle, Precision, SpecialTokens
+from headway_server.errors import InvalidInputError
 from headway_server.observers import NO_OBSERVER, Observer
 from headway_server.preprocessing import EncodedText, TextTokenizer
 from headway_server.runtime import Runtime, Session
 from headway_server.serving.answers import Answer, CallTimings
+from headway_server.serving.limits import check_one_each, check_texts
 from headway_server.settings import ServerSettings
 from headway_server.tasks.outputs import EMBEDDING, read_vector
 from headway_server.tasks.stateless import StatelessModel, expected_outputs
@@ -32,12 +35,10 @@ _TYPES: Final = "token_type_ids"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextInputs:
-    """The checked texts of a call."""
+    """The texts of a call."""
 
     texts: Sequence[str]
     """1 to `MAX_TEXTS` texts of at least one character."""
-    fields: Sequence[str]
-    """What the request calls each of them, for messages."""
     text_pairs: Sequence[str] | None = None
     """What each is paired with; None: nothing."""
     truncate: bool = False
@@ -91,6 +92,7 @@ class TextModel(StatelessModel):
         )
         assert bundle.manifest.limits.max_input_tokens is not None, "the manifest's validator demands it"
         self.max_input_tokens: int = bundle.manifest.limits.max_input_tokens
+        self._max_text_bytes = settings.max_text_bytes
         self._tokenizer = tokenizer
         self._has_types = _TYPES in graph.input_names
 
@@ -150,11 +152,12 @@ class TextModel(StatelessModel):
             deadline: When the caller stops waiting, by `time.monotonic`.
             with_offsets: True if `read` needs the characters of each token.
         """
+        fields = self._check(inputs)
         with self._admission.admit(len(inputs.texts), inputs.num_bytes):
             began = time.monotonic()
             encoded = await self._tokenizer.encode_limited(
                 inputs.texts,
-                fields=inputs.fields,
+                fields=fields,
                 max_tokens=self.max_input_tokens,
                 truncate=inputs.truncate,
                 text_pairs=inputs.text_pairs,
@@ -170,6 +173,28 @@ class TextModel(StatelessModel):
             )
         timings = CallTimings.of(batched.runs, preprocessing_s=preprocessing_s)
         return Answer(results=batched.results, timings=timings)
+
+    def _check(self, inputs: TextInputs) -> list[str]:
+        """Checks the texts of a call, before any work is done for them, and returns their names for messages.
+
+        Raises:
+            InvalidInputError: There are too few or too many, one is empty or too large, or they are paired where the
+                model reads single texts, or the reverse.
+        """
+        manifest, pairs = self.bundle.manifest, inputs.text_pairs
+        fields = check_texts("texts", inputs.texts, MAX_TEXTS, self._max_text_bytes)
+        if not pairs and manifest.text_pairs == "required":
+            raise InvalidInputError(
+                "text_pairs", f"is empty, and model {manifest.name} reads pairs of texts; give one for every text"
+            )
+        if pairs:
+            if manifest.text_pairs == "never":
+                raise InvalidInputError(
+                    "text_pairs", f"is set, and model {manifest.name} reads single texts; leave it out"
+                )
+            check_one_each("text_pairs", len(pairs), len(inputs.texts))
+            check_texts("text_pairs", pairs, MAX_TEXTS, self._max_text_bytes)
+        return fields
 
 
 def text_graph(session: Session, special_tokens: SpecialTokens | None) -> BatchGraph:

@@ -24,21 +24,21 @@ _NO_TEXT = "holds no text; give it at least one word"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passage:
-    """What is translated by itself: a text, or a sentence of one."""
+    """What is translated by itself: a text, or a sentence of a text."""
 
     text: str
     field: str
-    """What the request calls the text that it is of."""
+    """What the request calls its text."""
     text_index: int
-    """Number of that text among those of the call."""
+    """Number of its text in the call."""
     sentence_index: int = 0
     place: str = ""
-    """Which part of the text it is, for messages; empty for all of it."""
+    """Which part of the text it is, for messages; empty for a whole text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A passage as tokens, with what its translation is held to."""
+    """A passage as tokens, with the limits and rules of its translation."""
 
     text: str
     encoded: EncodedText
@@ -60,11 +60,11 @@ class TranslationCall:
     first_id: int
     eos_id: int | None
     is_stream: bool = False
-    """Whether the translation is sent as it appears."""
+    """True if the translation is sent as it appears."""
 
     @property
-    def has_wishes(self) -> bool:
-        """Whether anything is said of what the translations say."""
+    def has_rules(self) -> bool:
+        """True if the call sets any prefix or phrase for its translations."""
         return bool(self.request.target_prefixes or self.request.phrases)
 
     def sentences(self, splits: Elements[SplitText], fields: Elements[str]) -> list[Passage]:
@@ -89,10 +89,10 @@ class TranslationCall:
         ]
 
     def sources(self, passages: Elements[Passage], encoded: Elements[EncodedText]) -> Iterator[Source]:
-        """Yields passages joined with their tokens and with what their translations are held to.
+        """Yields passages with their tokens and with the limits and rules of their translations.
 
         Raises:
-            InvalidInputError: A beginning or a phrase cannot be written by the model, or leaves no room.
+            InvalidInputError: The model cannot write a prefix or a phrase, or one leaves no room.
         """
         seeds = [self.plan.draw_seed() for _ in range(passages[-1].text_index + 1)]
         known: dict[PhraseRequest, EncodedPhrases] = {}  # the texts of a call often share a glossary
@@ -100,7 +100,7 @@ class TranslationCall:
             yield self._source(passage, text, seeds[passage.text_index], known)
 
     def forbid_spellings(self, sources: Elements[Source], results: Elements[SequenceResult]) -> dict[int, Source]:
-        """Forbids the tokens with which translations say what they must not.
+        """Finds translations that have a forbidden phrase in a spelling that is not forbidden yet.
 
         Returns:
             By its number, each source that has such a translation, with these tokens forbidden too.
@@ -167,10 +167,10 @@ class TranslationCall:
 
 
 def whole_texts(texts: Elements[str], fields: Elements[str]) -> list[Passage]:
-    """Returns texts that are not split.
+    """Returns whole texts as passages.
 
     Raises:
-        InvalidInputError: One is white space alone, of which a model would make something.
+        InvalidInputError: One is nothing but white space, which a model would translate to something.
     """
     for text, field in zip(texts, fields, strict=True):
         if text.isspace():
@@ -183,7 +183,7 @@ def whole_texts(texts: Elements[str], fields: Elements[str]) -> list[Passage]:
 
 @contextmanager
 def named_passages(passages: Elements[Passage]) -> Iterator[None]:
-    """Names in an error about a passage, which is called by its number, its text and its place there."""
+    """Replaces the number of a passage in an error by the field of its text and its place there."""
     try:
         yield
     except InvalidInputError as error:
@@ -192,7 +192,7 @@ def named_passages(passages: Elements[Passage]) -> Iterator[None]:
 
 
 def _check_room(field: str, phrases: EncodedPhrases, prefix_ids: Tokens, max_new_tokens: int) -> None:
-    """Checks that a translation with this beginning can have all phrases that it must, and none that it must not."""
+    """Checks that a translation with this prefix can have all required phrases and no forbidden one."""
     for index, forms in enumerate(phrases.forbidden_forms):
         if any(contains(prefix_ids, form) for form in forms):
             raise InvalidInputError(

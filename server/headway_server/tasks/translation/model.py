@@ -1,4 +1,4 @@
-"""Translation as it is served."""
+"""A translation model as it is served."""
 
 from __future__ import annotations
 
@@ -23,17 +23,18 @@ from headway_server.preprocessing import SplitText, TextTokenizer, split_sentenc
 from headway_server.preprocessing.pool import text_pool
 from headway_server.runtime import Cores, Device, Runtime
 from headway_server.serving.answers import Answer, CallTimings
-from headway_server.settings import ServerSettings
+from headway_server.serving.limits import check_size_of_call, check_text, check_texts, num_bytes
+from headway_server.settings import DEFAULT_MAX_TEXT_KIB, ServerSettings
 from headway_server.tasks.decoding import DecodingModel, open_decoders
 from headway_server.tasks.translation.answer import TranslatedText, read_result, regroup
 from headway_server.tasks.translation.call import Passage, Source, TranslationCall, named_passages, whole_texts
 from headway_server.tasks.translation.phrases import PhraseEncoder
-from headway_server.tasks.translation.request import TranslationRequest, plan_translation
+from headway_server.tasks.translation.request import MAX_TEXTS, TranslationRequest, plan_translation
 
 _MAX_REPEATED_SEARCHES = 4
-"""After so many the last translation is answered, whatever it says."""
+"""Most repetitions of a search; after these the last translation is returned, whatever phrases it has."""
 _SOURCES_AT_A_TIME = 4
-"""Glossaries that a thread encodes before others' texts have their turn: a large one takes some ten milliseconds."""
+"""Glossaries that a thread encodes before it takes other work: a large one takes some ten milliseconds."""
 
 
 class TranslationModel(DecodingModel):
@@ -50,11 +51,13 @@ class TranslationModel(DecodingModel):
         encoder: Encoder,
         cores: Cores | None = None,
         settings: EngineSettings,
+        max_text_bytes: int = DEFAULT_MAX_TEXT_KIB * 2**10,
+        observer: Observer = NO_OBSERVER,
     ) -> None:
         """Makes a model of its parts; `load` makes the parts.
 
         Raises:
-            BundleError: The manifest names no token that a translation begins with.
+            BundleError: The manifest names no token that a translation starts from.
         """
         super().__init__(
             bundle,
@@ -65,22 +68,18 @@ class TranslationModel(DecodingModel):
             encoder=encoder,
             cores=cores,
             settings=settings,
+            max_text_bytes=max_text_bytes,
+            observer=observer,
         )
         special_tokens = bundle.manifest.special_tokens
         if special_tokens is None or special_tokens.bos is None:
-            raise BundleError(f"{bundle.path}: special_tokens.bos is missing; a translation begins with it")
+            raise BundleError(f"{bundle.path}: special_tokens.bos is missing; a translation starts from it")
         self._bos_id: int = special_tokens.bos
         self._phrases = PhraseEncoder(tokenizer, unknown_id=special_tokens.unk, owner=bundle.manifest.name)
 
     @classmethod
-    def load(
-        cls,
-        bundle: Bundle,
-        runtime: Runtime,
-        settings: ServerSettings,
-        observer: Observer = NO_OBSERVER,  # noqa: ARG003 (for what runs to report to)
-    ) -> Self:
-        """Loads the variant that was asked for, or the one that suits the runtime.
+    def load(cls, bundle: Bundle, runtime: Runtime, settings: ServerSettings, observer: Observer = NO_OBSERVER) -> Self:
+        """Loads the variant that was asked for, or the one that suits the runtime, and runs it once.
 
         Raises:
             BundleError: A graph or the tokenizer cannot be loaded, or does not fit the manifest.
@@ -98,32 +97,35 @@ class TranslationModel(DecodingModel):
             encoder=encoder,
             cores=runtime.cores,
             settings=settings.engine,
+            max_text_bytes=settings.max_text_bytes,
+            observer=observer,
         )
         model._check_runs(lambda: model._run_once(decoders[0], encoder))
         return model
 
     def _run_once(self, decoder: Decoder, encoder: Encoder) -> None:
-        """Runs both graphs with the ids at the ends of what they must take: the first token, and the largest."""
+        """Runs both graphs with the first and the largest token id that they must take."""
         decoder.set_sources(encoder.encode([EncoderInput.of_tokens(np.array([self._tokenizer.largest_id]))]))
         for token_id in (self._bos_id, self._tokenizer.largest_id):
             decoder.decode(np.array([token_id]), np.zeros(1, np.int64))
         decoder.set_sources([])
 
-    async def translate(
-        self, texts: Elements[str], *, fields: Elements[str], request: TranslationRequest
-    ) -> Answer[TranslatedText]:
+    async def translate(self, texts: Elements[str], *, request: TranslationRequest) -> Answer[TranslatedText]:
         """Translates texts; all of them, or none.
 
         Args:
-            texts: Texts of at least one character.
-            fields: What the request calls each of them, for messages.
+            texts: 1 to `MAX_TEXTS` texts of at least one character.
             request: What is asked for beside them.
 
         Raises:
             RequestError: A parameter or text is out of its range, the bundle cannot align, there is no room, the
                 deadline passed, the server is draining.
         """
+        check_texts("texts", texts, MAX_TEXTS, self._max_text_bytes)
+        request.check_one_each(len(texts))
+        self._check_prefixes(request.target_prefixes, "target_prefixes[{}]")
         call = self._call(request, len(texts))
+        fields = [f"texts[{index}]" for index in range(len(texts))]
         with ExitStack() as permits:
             permits.enter_context(self._admit(len(texts)))
             began = time.monotonic()
@@ -147,8 +149,10 @@ class TranslationModel(DecodingModel):
     ) -> AsyncGenerator[Delta | Answer[TranslatedText], None]:
         """Translates a text: yields deltas of the translation as they appear, and last the answer.
 
-        What the translation was told to begin with is in the first delta. Args and errors are those of `translate`.
+        The first delta has the whole prefix. Args and errors are those of `translate`.
         """
+        check_text(field, text, self._max_text_bytes)
+        self._check_prefixes(request.target_prefixes, "target_prefix")
         call = self._call(request, 1, is_stream=True)
         with self._admit(1):
             began = time.monotonic()
@@ -165,8 +169,17 @@ class TranslationModel(DecodingModel):
                         held = []
             yield await self._answer(call, sources, [sequence.reply.result.result()], [], preprocessing_s)
 
+    def _check_prefixes(self, prefixes: Elements[str], field: str) -> None:
+        """Checks the sizes of prefixes, which the request calls `field` with their number."""
+        for index, prefix in enumerate(prefixes):
+            if (size := num_bytes(prefix)) > self._max_text_bytes:
+                raise InvalidInputError(
+                    field.format(index), f"has {size} bytes, the limit is {self._max_text_bytes}; shorten it"
+                )
+        check_size_of_call("target_prefixes", prefixes, self._max_text_bytes)
+
     def _call(self, request: TranslationRequest, num_texts: int, *, is_stream: bool = False) -> TranslationCall:
-        """Checks what a call asks for, before anything is done for it."""
+        """Checks what a call asks for, before any work is done for it."""
         manifest = self.bundle.manifest
         if request.wants_alignment and manifest.variants[self.precision].alignment_layer is None:
             raise NoAlignmentError(
@@ -192,7 +205,7 @@ class TranslationModel(DecodingModel):
         )
 
     async def _split(self, texts: Elements[str]) -> list[SplitText]:
-        """Splits texts into sentences, off the event loop, and stops where there are more than could be admitted."""
+        """Splits texts into sentences, off the event loop; stops at more than could be admitted."""
         languages = self.bundle.manifest.languages
         assert languages is not None, "the manifest's validator demands it"
         loop = asyncio.get_running_loop()
@@ -212,7 +225,7 @@ class TranslationModel(DecodingModel):
         return splits
 
     async def _read(self, call: TranslationCall, passages: Elements[Passage]) -> list[Source]:
-        """Makes tokens of what is to be translated, and of what is said of its translations."""
+        """Tokenizes passages, and the prefixes and phrases of their translations."""
         with named_passages(passages):
             encoded = await self._tokenizer.encode_limited(
                 [passage.text for passage in passages],
@@ -222,7 +235,7 @@ class TranslationModel(DecodingModel):
                 with_offsets=call.request.wants_alignment,
             )
         sources = call.sources(passages, encoded)
-        if not call.has_wishes:
+        if not call.has_rules:
             return list(sources)
         loop = asyncio.get_running_loop()
         read: list[Source] = []
@@ -233,7 +246,7 @@ class TranslationModel(DecodingModel):
     async def _search_again(
         self, call: TranslationCall, sources: Elements[Source], results: Elements[SequenceResult]
     ) -> tuple[list[Source], list[SequenceResult]]:
-        """Repeats searches whose translations say what they must not, with other tokens than were forbidden."""
+        """Repeats searches whose translations have a forbidden phrase in a spelling that was not forbidden."""
         sources, results = list(sources), list(results)
         loop = asyncio.get_running_loop()
         for _ in range(_MAX_REPEATED_SEARCHES):
@@ -260,7 +273,7 @@ class TranslationModel(DecodingModel):
             ]
             return regroup(texts, splits) if splits else texts
 
-        # To find the characters of every token takes a while.
+        # Finding the characters of every token takes a while.
         in_pool = call.request.wants_alignment
         texts = await asyncio.get_running_loop().run_in_executor(text_pool(), read) if in_pool else read()
         return Answer(results=texts, timings=CallTimings.of(results, preprocessing_s=preprocessing_s))

@@ -1,59 +1,58 @@
-"""A translation call's parameters, checked against the model: what passes here is not looked at again."""
+"""A translation call's parameters, checked against the model. Nothing is checked again after that."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
-import secrets
 from dataclasses import dataclass, replace
 from typing import Final
 
 from headway_server.decoding.parameters import MAX_BEAMS, EarlyStopping, SamplingParameters, SearchParameters
 from headway_server.errors import InvalidInputError
-from headway_server.tasks.parameters import DecodingLimits, check_range
+from headway_server.serving.limits import check_one_each
+from headway_server.tasks.parameters import (
+    DecodingLimits,
+    Given,
+    check_above,
+    check_drawing,
+    check_range,
+    draw_seed,
+)
 from headway_server.tasks.translation.phrases import EncodedPhrases, PhraseRequest, Tokens
 
+MAX_TEXTS: Final = 256
+"""Most texts of a call."""
 MAX_LENGTH_RATIO: Final = 100.0
 MAX_LENGTH_PENALTY: Final = 5.0
 MAX_NGRAM_SIZE: Final = 16
-MAX_TEMPERATURE: Final = 2.0
 MAX_ALIGNED_HYPOTHESES: Final = 1024
-"""Of a call, over all its texts: each has an attention of up to some 64 KiB, held until the answer has been sent."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TranslationSampling:
-    """How to draw tokens, as a call gives it."""
-
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    seed: int | None = None
-    """None draws one for every text."""
+"""Most hypotheses of a call with alignment: each has an attention matrix of up to 64 KiB, held until it is sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TranslationParameters:
-    """How to decode, as a call gives it."""
+    """How a call wants to decode."""
 
     max_new_tokens: int | None = None
-    """None takes as many as the model can hold."""
+    """None: as many as the model can hold."""
     max_length_ratio: float | None = None
+    """Most tokens for each token of the source; None: any number."""
     beam_size: int = 1
     num_hypotheses: int = 1
     length_penalty: float = 1.0
     early_stopping: EarlyStopping = EarlyStopping.HEURISTIC
     no_repeat_ngram_size: int = 0
-    sampling: TranslationSampling | None = None
+    sampling: Given = dataclasses.field(default_factory=dict)
+    """How to draw tokens; a temperature of 0, the default, draws none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TranslationRequest:
-    """What a call asks for beside its texts. Lists are empty, or have one element for every text."""
+    """What a call asks for beside its texts. Tuples are empty or have one element for every text."""
 
-    parameters: TranslationParameters = TranslationParameters()
+    parameters: TranslationParameters = dataclasses.field(default_factory=TranslationParameters)
     truncate: bool = False
-    """Whether a text past the limit is shortened at its end instead of refused."""
+    """True cuts the end off a text that is too long; False refuses it."""
     target_prefixes: tuple[str, ...] = ()
     """What translations begin with."""
     phrases: tuple[PhraseRequest, ...] = ()
@@ -61,6 +60,15 @@ class TranslationRequest:
     split_sentences: bool = False
     deadline: float | None = None
     """When the caller stops waiting, by `time.monotonic`."""
+
+    def check_one_each(self, num_texts: int) -> None:
+        """Checks that there are prefixes and phrases for every one of `num_texts` texts, or none.
+
+        Raises:
+            InvalidInputError: There are for some texts only.
+        """
+        check_one_each("target_prefixes", len(self.target_prefixes), num_texts)
+        check_one_each("phrase_constraints", len(self.phrases), num_texts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,28 +81,28 @@ class TranslationPlan:
     length_penalty: float
     num_hypotheses: int
     draws: bool
-    """Whether tokens are drawn at random."""
+    """True if tokens are drawn at random."""
     sampling: SamplingParameters
     """Those that do not depend on the text."""
     search: SearchParameters
-    """Those that do not depend on the text; for a call without a search, what it has of them."""
+    """Those that do not depend on the text; without a search, some of them count all the same."""
 
     def draw_seed(self) -> int:
         """Returns the caller's seed, or one for one text."""
-        return secrets.randbits(64) if self.seed is None else self.seed
+        return draw_seed(self.seed)
 
     def max_tokens(self, num_source_tokens: int) -> int:
-        """Returns the most tokens of a translation of so many: the smaller of both limits, at least 1."""
+        """Returns the most tokens of a translation of a source of so many: the smaller of both limits, at least 1."""
         if self.max_length_ratio is None:
             return self.max_new_tokens
         return max(1, min(self.max_new_tokens, math.ceil(self.max_length_ratio * num_source_tokens)))
 
-    def sampling_for(self, num_source_tokens: int, seed: int, sample: int) -> SamplingParameters:
+    def sampling_for(self, max_new_tokens: int, seed: int, sample: int) -> SamplingParameters:
         """Returns how to choose the tokens of one sentence, number `sample` of those that share a seed."""
-        return replace(self.sampling, max_new_tokens=self.max_tokens(num_source_tokens), seed=seed, sample=sample)
+        return replace(self.sampling, max_new_tokens=max_new_tokens, seed=seed, sample=sample)
 
     def search_for(self, prefix_ids: Tokens, phrases: EncodedPhrases) -> SearchParameters | None:
-        """Returns how to search for the translation of one text; None where no search is needed."""
+        """Returns how to search for the translation of one text; None if no search is needed."""
         if self.search.beam_size == 1 and not phrases.required and not phrases.forbidden:
             return None
         return replace(
@@ -105,7 +113,7 @@ class TranslationPlan:
         )
 
     def score(self, log_probability: float, num_tokens: int) -> float:
-        """Returns what a search would rank a translation of so many tokens by."""
+        """Returns the score by which a search ranks a translation of so many tokens."""
         return float(log_probability / max(num_tokens, 1) ** self.length_penalty)
 
 
@@ -118,18 +126,18 @@ def plan_translation(
     owner: str,
     is_stream: bool = False,
 ) -> TranslationPlan:
-    """Checks what a call asks for, as far as its texts do not matter.
+    """Checks what a call asks for, as far as that does not depend on its texts.
 
     Args:
-        request: What the call gives.
-        num_texts: Texts that it is asked for.
+        request: What the call asks for.
+        num_texts: Texts of the call.
         limits: The model's.
-        num_slots: Slots of the model, one of which each beam takes.
+        num_slots: Slots that one sequence can have; each beam takes one.
         owner: Name of the model.
-        is_stream: Whether the translation is sent as it appears.
+        is_stream: True if the translation is sent as it appears.
 
     Raises:
-        InvalidInputError: One is out of its range, or goes not with another.
+        InvalidInputError: A parameter is out of its range, or does not go with another.
     """
     given = request.parameters
     _check_ranges(given, limits)
@@ -147,17 +155,17 @@ def plan_translation(
             f"{MAX_ALIGNED_HYPOTHESES} hypotheses, all texts together; ask for fewer, or send fewer texts at once",
         )
     _check_combinations(request, is_stream=is_stream)
-    sampling = given.sampling
-    if sampling is not None:
-        _check_sampling(sampling, limits.vocab_size)
+    drawing = {name: value for name, value in given.sampling.items() if name != "seed"}
+    sampling = SamplingParameters(max_new_tokens=1, **drawing)  # the text decides the number of tokens
+    check_drawing(sampling, limits.vocab_size)
     return TranslationPlan(
         max_new_tokens=given.max_new_tokens or limits.max_total_tokens,
         max_length_ratio=given.max_length_ratio,
-        seed=None if sampling is None else sampling.seed,
+        seed=given.sampling.get("seed"),
         length_penalty=given.length_penalty,
         num_hypotheses=given.num_hypotheses,
-        draws=sampling is not None,
-        sampling=_sampling_parameters(sampling),
+        draws=sampling.temperature > 0,
+        sampling=sampling,
         search=SearchParameters(
             beam_size=given.beam_size,
             num_hypotheses=given.num_hypotheses,
@@ -173,7 +181,7 @@ def _check_ranges(given: TranslationParameters, limits: DecodingLimits) -> None:
     if given.max_new_tokens is not None:
         check_range("parameters.max_new_tokens", given.max_new_tokens, 1, limits.max_total_tokens)
     if given.max_length_ratio is not None:
-        _check_above("parameters.max_length_ratio", given.max_length_ratio, 0, MAX_LENGTH_RATIO)
+        check_above("parameters.max_length_ratio", given.max_length_ratio, 0, MAX_LENGTH_RATIO)
     check_range("parameters.length_penalty", given.length_penalty, 0, MAX_LENGTH_PENALTY)
     check_range("parameters.no_repeat_ngram_size", given.no_repeat_ngram_size, 0, MAX_NGRAM_SIZE)
 
@@ -190,7 +198,7 @@ def _check_beams(beam_size: int, num_slots: int, owner: str) -> None:
 
 def _check_combinations(request: TranslationRequest, *, is_stream: bool) -> None:
     given = request.parameters
-    if given.sampling is not None:
+    if given.sampling.get("temperature"):
         beside = "beside sampling, which draws one translation and does not search; leave out one of the two"
         if given.beam_size > 1:
             raise InvalidInputError("parameters.beam_size", f"is {given.beam_size} {beside}")
@@ -199,7 +207,7 @@ def _check_combinations(request: TranslationRequest, *, is_stream: bool) -> None
     if is_stream and given.beam_size > 1:
         raise InvalidInputError(
             "parameters.beam_size",
-            f"is {given.beam_size}; must be 1 in a stream, since a search changes its mind about what it has said; "
+            f"is {given.beam_size}; must be 1 in a stream, since a search may still replace what it has sent; "
             "ask for 1, or call TranslateText",
         )
     if not request.split_sentences:
@@ -211,28 +219,3 @@ def _check_combinations(request: TranslationRequest, *, is_stream: bool) -> None
         raise InvalidInputError("phrase_constraints", f"is given {alone}")
     if given.num_hypotheses > 1:
         raise InvalidInputError("parameters.hypothesis_count", f"is {given.num_hypotheses} {alone}")
-
-
-def _check_sampling(sampling: TranslationSampling, vocab_size: int) -> None:
-    _check_above("parameters.sampling.temperature", sampling.temperature, 0, MAX_TEMPERATURE)
-    check_range("parameters.sampling.top_k", sampling.top_k, 0, vocab_size)
-    _check_above("parameters.sampling.top_p", sampling.top_p, 0, 1)
-    check_range("parameters.sampling.min_p", sampling.min_p, 0, 1)
-
-
-def _check_above(field: str, value: float, low: float, high: float) -> None:
-    if not low < value <= high:
-        raise InvalidInputError(field, f"is {value:g}; must be above {low:g} and at most {high:g}")
-
-
-def _sampling_parameters(sampling: TranslationSampling | None) -> SamplingParameters:
-    """Returns how to choose tokens, with limits that the text decides left open."""
-    if sampling is None:
-        return SamplingParameters(max_new_tokens=1)
-    return SamplingParameters(
-        max_new_tokens=1,
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        min_p=sampling.min_p,
-    )

@@ -1,1 +1,5 @@
-"""gRPC: one servicer a file."""
+"""gRPC: the server, what happens at its edge, and one servicer a file."""
+
+from headway_server.transports.grpc.server import HeadwayServer, address_problem, format_address
+
+__all__ = ["HeadwayServer", "address_problem", "format_address"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from typing import Any
 
@@ -15,19 +15,12 @@ from headway.v1 import generation_service_pb2 as pb
 from headway.v1 import generation_service_pb2_grpc as pb_grpc
 from headway_server.bundles import Task
 from headway_server.decoding.sequence import Delta, FinishReason, TokenLogProbability
-from headway_server.errors import InvalidInputError
 from headway_server.preprocessing.pool import text_pool
 from headway_server.serving.answers import Answer
 from headway_server.serving.host import ModelHost
-from headway_server.serving.limits import check_text, check_texts
-from headway_server.settings import DEFAULT_MAX_TEXT_KIB
 from headway_server.tasks.generation.model import GeneratedText, GenerationModel
-from headway_server.tasks.generation.prompt import Prompt
-from headway_server.transports.grpc.conversations import read_conversation, read_conversations
+from headway_server.transports.grpc.generation_requests import parse_request, read_prompt, read_prompts
 from headway_server.transports.grpc.messages import deadline_of, model_reference, timings_of_call
-from headway_server.transports.grpc.sampling import parse_log_probabilities, parse_parameters
-
-MAX_PROMPTS = 256
 
 FINISH_REASONS = {
     FinishReason.END_OF_SEQUENCE: common_pb2.FINISH_REASON_END_OF_SEQUENCE,
@@ -40,10 +33,8 @@ FINISH_REASONS = {
 class GenerationService(pb_grpc.GenerationServiceServicer):
     """Answers from the host's decoder-only models."""
 
-    def __init__(self, host: ModelHost, *, max_text_bytes: int = DEFAULT_MAX_TEXT_KIB * 2**10) -> None:
-        """Answers from `host`; a text of more than `max_text_bytes` in UTF-8 is refused unread."""
+    def __init__(self, host: ModelHost) -> None:
         self._host = host
-        self._max_text_bytes = max_text_bytes
 
     async def GenerateText(  # noqa: N802 (the method's name in the protocol)
         self, request: pb.GenerateTextRequest, context: grpc.aio.ServicerContext[Any, Any]
@@ -51,17 +42,15 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
         """Continues every prompt, or every conversation."""
         arrived = time.monotonic()
         model = self._find(request)
-        prompts, fields = self._prompts(request)
+        prompts, fields = read_prompts(request)
         answer = await model.generate(
             prompts,
             fields=fields,
-            sampling=parse_parameters(request.parameters),
-            truncate=request.truncate,
-            deadline=deadline_of(context),
-            sample_count=request.sample_count if request.HasField("sample_count") else 1,
-            echo=request.echo,
-            log_probabilities=parse_log_probabilities(request),
-            priority=request.priority,
+            request=parse_request(
+                request,
+                sample_count=request.sample_count if request.HasField("sample_count") else 1,
+                deadline=deadline_of(context),
+            ),
         )
         if request.HasField("log_probabilities"):  # very many small messages, and texts of tokens to be found
             loop = asyncio.get_running_loop()
@@ -74,41 +63,11 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
         """Continues a prompt or a conversation and sends the text as it appears."""
         arrived = time.monotonic()
         model = self._find(request)
-        prompt, field = self._prompt(request)
-        parts = model.stream(
-            prompt,
-            field=field,
-            sampling=parse_parameters(request.parameters),
-            truncate=request.truncate,
-            deadline=deadline_of(context),
-            echo=request.echo,
-            log_probabilities=parse_log_probabilities(request),
-            priority=request.priority,
-        )
+        prompt, field = read_prompt(request)
+        parts = model.stream(prompt, field=field, request=parse_request(request, deadline=deadline_of(context)))
         async with aclosing(parts):
             async for part in parts:
                 yield _delta(part, model) if isinstance(part, Delta) else _last_message(part, model, arrived)
-
-    def _prompts(self, request: pb.GenerateTextRequest) -> tuple[Sequence[Prompt], list[str]]:
-        """Reads the prompts or the conversations of a call, and returns with them what to call each in messages."""
-        if request.prompts and request.conversations:
-            raise InvalidInputError("conversations", "is given beside prompts; give one of the two")
-        if request.conversations:
-            return read_conversations("conversations", request.conversations, self._max_text_bytes)
-        if not request.prompts:
-            raise InvalidInputError("prompts", f"is empty; give 1 to {MAX_PROMPTS}, or conversations instead")
-        prompts = list(request.prompts)
-        return prompts, check_texts("prompts", prompts, MAX_PROMPTS, self._max_text_bytes)
-
-    def _prompt(self, request: pb.StreamGenerateTextRequest) -> tuple[Prompt, str]:
-        """Reads the prompt or the conversation of a call, and returns with it what to call it in messages."""
-        if request.prompt and request.HasField("conversation"):
-            raise InvalidInputError("conversation", "is given beside prompt; give one of the two")
-        if request.HasField("conversation"):
-            return read_conversation("conversation", request.conversation, self._max_text_bytes), "conversation"
-        if not request.prompt:
-            raise InvalidInputError("prompt", "is empty; give at least one character, or a conversation instead")
-        return request.prompt, check_text("prompt", request.prompt, self._max_text_bytes)
 
     def _find(self, request: pb.GenerateTextRequest | pb.StreamGenerateTextRequest) -> GenerationModel:
         model = self._host.find(Task.GENERATION, request.model, request.model_version)

@@ -25,7 +25,7 @@ _TASKS: dict[Task, pb.Task.ValueType] = {
 
 
 class ModelService(pb_grpc.ModelServiceServicer):
-    """Tells what the host holds."""
+    """Describes the models of a host."""
 
     def __init__(self, host: ModelHost) -> None:
         self._host = host
@@ -47,7 +47,7 @@ class ModelService(pb_grpc.ModelServiceServicer):
     async def GetModel(  # noqa: N802 (the method's name in the protocol)
         self, request: pb.GetModelRequest, _context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.GetModelResponse:
-        """Tells everything about one model."""
+        """Describes one model, manifest included."""
         if not request.model:
             raise InvalidInputError("model", "is empty; name one of the models that ListModels lists")
         model = self._host.get(request.model, request.model_version)
@@ -79,7 +79,7 @@ def _model_message(model: ServedModel) -> pb.Model:
 
 
 def _labels(manifest: Manifest) -> tuple[str, ...]:
-    """What an answer may name: the labels of spans, where those of the manifest are tags."""
+    """Returns the labels that an answer may name; the manifest of a token classifier has tags in their place."""
     of_tokens = manifest.task is Task.TOKEN_CLASSIFICATION
     return TagSet.parse(manifest.labels).labels if of_tokens else manifest.labels
 

@@ -27,7 +27,7 @@ from headway.v1 import (
     translation_service_pb2_grpc,
 )
 from headway_server.bundles import Task
-from headway_server.errors import HeadwayError
+from headway_server.errors import ServerError
 from headway_server.observers import NO_OBSERVER, Observer
 from headway_server.runtime import available_bytes
 from headway_server.serving.calls import Calls
@@ -54,8 +54,10 @@ class _Service:
     descriptor: Any
     tasks: frozenset[Task]
     """It is healthy when a model for one of these is; when empty, always."""
-    add: Callable[[ModelHost, ServerSettings, grpc.aio.Server], None]
-    """Makes the servicer and adds it to a server."""
+    servicer: Callable[[ModelHost], Any]
+    """Makes what answers its calls."""
+    add: Callable[[Any, grpc.aio.Server], None]
+    """Adds that to a server."""
     reads_texts: bool = True
     """True if its requests are texts, which are held to a smaller size than images."""
 
@@ -69,42 +71,33 @@ _SERVICES = (
     _Service(
         descriptor=generation_service_pb2.DESCRIPTOR.services_by_name["GenerationService"],
         tasks=frozenset({Task.GENERATION}),
-        add=lambda host, settings, server: generation_service_pb2_grpc.add_GenerationServiceServicer_to_server(
-            GenerationService(host, max_text_bytes=settings.max_text_bytes), server
-        ),
+        servicer=GenerationService,
+        add=generation_service_pb2_grpc.add_GenerationServiceServicer_to_server,
     ),
     _Service(
         descriptor=translation_service_pb2.DESCRIPTOR.services_by_name["TranslationService"],
         tasks=frozenset({Task.TRANSLATION}),
-        add=lambda host, settings, server: translation_service_pb2_grpc.add_TranslationServiceServicer_to_server(
-            TranslationService(host, max_text_bytes=settings.max_text_bytes), server
-        ),
+        servicer=TranslationService,
+        add=translation_service_pb2_grpc.add_TranslationServiceServicer_to_server,
     ),
     _Service(
         descriptor=text_classification_service_pb2.DESCRIPTOR.services_by_name["TextClassificationService"],
         tasks=frozenset({Task.TEXT_CLASSIFICATION, Task.TOKEN_CLASSIFICATION}),
-        add=lambda host, settings, server: (
-            text_classification_service_pb2_grpc.add_TextClassificationServiceServicer_to_server(
-                TextClassificationService(host, max_text_bytes=settings.max_text_bytes), server
-            )
-        ),
+        servicer=TextClassificationService,
+        add=text_classification_service_pb2_grpc.add_TextClassificationServiceServicer_to_server,
     ),
     _Service(
         descriptor=image_classification_service_pb2.DESCRIPTOR.services_by_name["ImageClassificationService"],
         tasks=frozenset({Task.IMAGE_CLASSIFICATION}),
+        servicer=ImageClassificationService,
+        add=image_classification_service_pb2_grpc.add_ImageClassificationServiceServicer_to_server,
         reads_texts=False,
-        add=lambda host, _settings, server: (
-            image_classification_service_pb2_grpc.add_ImageClassificationServiceServicer_to_server(
-                ImageClassificationService(host), server
-            )
-        ),
     ),
     _Service(
         descriptor=model_service_pb2.DESCRIPTOR.services_by_name["ModelService"],
         tasks=frozenset(),
-        add=lambda host, _settings, server: model_service_pb2_grpc.add_ModelServiceServicer_to_server(
-            ModelService(host), server
-        ),
+        servicer=ModelService,
+        add=model_service_pb2_grpc.add_ModelServiceServicer_to_server,
     ),
 )
 
@@ -125,10 +118,10 @@ class HeadwayServer:
         self._health = health.aio.HealthServicer()
         self._watch: asyncio.Task[None] | None = None
         self._ailing: dict[str, str] = {}
-        max_inflight_bytes = settings.max_inflight_bytes(available_bytes("cpu"))
-        self.calls = Calls(max_calls=settings.max_calls, max_bytes=max_inflight_bytes, observer=observer)
+        max_calls, max_bytes = settings.call_limits(available_bytes("cpu"))
+        self.calls = Calls(max_calls=max_calls, max_bytes=max_bytes, observer=observer)
         """Those that are being answered."""
-        _log.info("requests", max_calls=settings.max_calls, max_inflight_mib=max_inflight_bytes >> 20)
+        _log.info("calls", max_calls=max_calls, max_inflight_mib=max_bytes >> 20)
         interceptor = CallInterceptor(
             self.calls,
             max_request_bytes={
@@ -138,7 +131,7 @@ class HeadwayServer:
         )
         self._server = grpc.aio.server(
             interceptors=[interceptor],
-            maximum_concurrent_rpcs=settings.max_calls,
+            maximum_concurrent_rpcs=max_calls,
             options=[
                 ("grpc.so_reuseport", 0),  # a second server at this port is a mistake, not a load balancer
                 ("grpc.max_receive_message_length", settings.max_message_bytes),
@@ -146,7 +139,7 @@ class HeadwayServer:
             ],
         )
         for service in _SERVICES:
-            service.add(host, settings, self._server)
+            service.add(service.servicer(host), self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = [service.name for service in _SERVICES]
         reflection.enable_server_reflection((*names, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
@@ -155,13 +148,13 @@ class HeadwayServer:
         """Starts the models and listens; returns the port.
 
         Raises:
-            HeadwayError: The address was taken since `address_problem` looked.
+            ServerError: The address was taken since `address_problem` looked.
         """
         address = format_address(self._settings.host, self._settings.port)
         try:
             port = self._server.add_insecure_port(address)
         except RuntimeError as error:
-            raise HeadwayError(f"cannot listen on {address}: {error}") from error
+            raise ServerError(f"cannot listen on {address}: {error}") from error
         self._host.start()
         await self._update_health()
         await self._server.start()

@@ -2,7 +2,7 @@
 
 Every status carries `google.rpc.ErrorInfo` with a reason that does not change between versions. A wrong field adds
 `BadRequest`, an overload `RetryInfo`. What is not a `RequestError` is a bug: the caller gets INTERNAL and the number of
-an incident, and the log the rest. An `InternalError` was logged where it was raised, once for all the calls it ended.
+an incident, and the log the rest. An `ModelRunError` was logged where it was raised, once for all the calls it ended.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from headway_server.errors import (
     CancelledError,
     DeadlineError,
     DrainingError,
-    InternalError,
     InvalidInputError,
     ModelNotFoundError,
+    ModelRunError,
     NoAlignmentError,
     NoChatTemplateError,
     OverloadedError,
@@ -58,7 +58,7 @@ def to_status(error: Exception, method: str) -> status_pb2.Status:
         if isinstance(error, kind):
             return _status(code, _clip(str(error)), [_error_info(reason), *_details(error)])
     incident = secrets.token_hex(6)
-    if isinstance(error, InternalError):
+    if isinstance(error, ModelRunError):
         _log.error("internal error", incident=incident, method=method, reason=str(error))
     else:
         _log.error("internal error", incident=incident, method=method, exc_info=error)

@@ -16,8 +16,6 @@ from headway_server.decoding.sequence import Delta
 from headway_server.preprocessing.pool import text_pool
 from headway_server.serving.answers import Answer
 from headway_server.serving.host import ModelHost
-from headway_server.serving.limits import check_text, check_texts
-from headway_server.settings import DEFAULT_MAX_TEXT_KIB
 from headway_server.tasks.translation.alignment import Alignment
 from headway_server.tasks.translation.answer import TranslatedText, TranslationHypothesis
 from headway_server.tasks.translation.model import TranslationModel
@@ -25,16 +23,12 @@ from headway_server.transports.grpc.generation import FINISH_REASONS
 from headway_server.transports.grpc.messages import deadline_of, model_reference, timings_of_call
 from headway_server.transports.grpc.translation_requests import parse_request, parse_stream_request
 
-MAX_TEXTS = 256
-
 
 class TranslationService(pb_grpc.TranslationServiceServicer):
     """Answers from the host's encoder-decoder models."""
 
-    def __init__(self, host: ModelHost, *, max_text_bytes: int = DEFAULT_MAX_TEXT_KIB * 2**10) -> None:
-        """Answers from `host`; a text of more than `max_text_bytes` in UTF-8 is refused unread."""
+    def __init__(self, host: ModelHost) -> None:
         self._host = host
-        self._max_text_bytes = max_text_bytes
 
     async def TranslateText(  # noqa: N802 (the method's name in the protocol)
         self, request: pb.TranslateTextRequest, context: grpc.aio.ServicerContext[Any, Any]
@@ -42,11 +36,8 @@ class TranslationService(pb_grpc.TranslationServiceServicer):
         """Translates every text."""
         arrived = time.monotonic()
         model = self._find(request)
-        texts = list(request.texts)
         answer = await model.translate(
-            texts,
-            fields=check_texts("texts", texts, MAX_TEXTS, self._max_text_bytes),
-            request=parse_request(request, max_text_bytes=self._max_text_bytes, deadline=deadline_of(context)),
+            list(request.texts), request=parse_request(request, deadline=deadline_of(context))
         )
         if request.include_alignment:  # very many small messages
             loop = asyncio.get_running_loop()
@@ -60,9 +51,7 @@ class TranslationService(pb_grpc.TranslationServiceServicer):
         arrived = time.monotonic()
         model = self._find(request)
         parts = model.stream(
-            request.text,
-            field=check_text("text", request.text, self._max_text_bytes),
-            request=parse_stream_request(request, max_text_bytes=self._max_text_bytes, deadline=deadline_of(context)),
+            request.text, field="text", request=parse_stream_request(request, deadline=deadline_of(context))
         )
         async with aclosing(parts):
             async for part in parts:

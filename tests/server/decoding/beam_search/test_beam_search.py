@@ -6,6 +6,7 @@ import random
 import numpy as np
 import pytest
 import torch
+from naive_beam_search import beam_search
 from numpy_decoder import NumpyDecoder, NumpyEncoder
 from random_searches import differences, is_close_call, random_search, reference_config
 from tiny_engine import BOS_ID, EOS_ID, make_sequence, running_engine
@@ -13,7 +14,6 @@ from tiny_engine import BOS_ID, EOS_ID, make_sequence, running_engine
 from headway_server.decoding.interfaces import EncoderInput
 from headway_server.decoding.parameters import EarlyStopping, SearchParameters
 from headway_server.decoding.sequence import FinishReason
-from headway_training.beam_search import beam_search
 
 VOCAB_SIZE = 40
 ENCODER = NumpyEncoder(vocab_size=VOCAB_SIZE)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from naive_beam_search import next_log_probabilities, translate_with_beams
 from random_searches import differences, is_close_call, random_search, reference_config
 from tiny_engine import make_sequence, running_engine
 from tiny_models import NUMBERS
@@ -16,7 +17,6 @@ from headway_server.decoding.parameters import SearchParameters
 from headway_server.decoding.runner.decoder import DecoderRunner
 from headway_server.decoding.runner.encoder import EncoderRunner
 from headway_server.runtime import Runtime
-from headway_training.beam_search import next_log_probabilities, translate_with_beams
 from headway_training.checkpoint import load_model
 
 BOS_ID, EOS_ID, MAX_LENGTH = 1, 2, 24

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import constraint_vocabularies as vocabularies
 import pytest
+from tiny_engine import make_decoder, make_generation_model
 from tokenizers import Tokenizer, decoders, models
 
 from headway_server.decoding.constraints import (
@@ -18,10 +20,13 @@ from headway_server.decoding.constraints import (
     MAX_SCHEMA_BYTES,
     ConstraintCompiler,
     ConstraintRequest,
+    grammar,
 )
+from headway_server.decoding.constraints import compiler as compiler_module
 from headway_server.decoding.constraints.compiler import MAX_CACHED
 from headway_server.decoding.constraints.grammar import needs_trial
-from headway_server.errors import InvalidInputError, WrongTaskError
+from headway_server.errors import InvalidInputError, OverloadedError, WrongTaskError
+from headway_server.tasks.generation.request import GenerationRequest
 
 FIELD = "parameters.constraint"
 
@@ -235,9 +240,57 @@ def test_what_was_checked_is_kept_up_to_a_number() -> None:
     for index in range(MAX_CACHED + 5):
         for _ in range(2):
             compiler.compile(ConstraintRequest(choices=(f"choice {index}",)), field=FIELD)
-        assert f"{min(index + 1, MAX_CACHED)} of {MAX_CACHED} grammars" in repr(compiler)
+        assert f"{min(index + 1, MAX_CACHED)} of {MAX_CACHED} constraints known" in repr(compiler)
     _refusal(compiler, regex="(")
-    assert f"{MAX_CACHED} of {MAX_CACHED} grammars" in repr(compiler)
+    assert f"{MAX_CACHED} of {MAX_CACHED} constraints known" in repr(compiler)
+
+
+def test_a_refusal_is_remembered_and_told_again_by_the_callers_field(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = ConstraintCompiler(vocabularies.byte_level(300), vocab_size=300, eos_id=None)
+    trials: list[str] = []
+    monkeypatch.setattr(grammar, "is_affordable", lambda text: bool(trials.append(text)))
+    request = ConstraintRequest(json_schema='{"allOf": [{"minLength": 1}]}')
+    for field in ("parameters.constraint", "options"):
+        with pytest.raises(InvalidInputError, match="takes more than") as caught:
+            compiler.compile(request, field=field)
+        assert caught.value.field == f"{field}.json_schema"
+    assert len(trials) == 1
+
+
+def test_a_schema_that_a_busy_machine_could_not_check_is_not_refused_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = ConstraintCompiler(vocabularies.byte_level(300), vocab_size=300, eos_id=None)
+    request = ConstraintRequest(json_schema='{"allOf": [{"type": "string", "minLength": 1}]}')
+    with monkeypatch.context() as busy:
+        busy.setattr(grammar, "_WALL_LIMIT_S", 0.0)
+        with pytest.raises(OverloadedError, match="try again later"):
+            compiler.compile(request, field=FIELD)
+    monkeypatch.setattr(grammar, "is_affordable", lambda _: True)
+    assert compiler.compile(request, field=FIELD).complaint is None
+
+
+async def test_hostile_constraints_hold_up_no_other_texts_and_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_generation_model(make_decoder())
+    model.start()
+    released = threading.Event()
+    monkeypatch.setattr(model._constraints, "compile", lambda *_, **__: released.wait(60))
+    monkeypatch.setattr(compiler_module, "MAX_COMPILING_S", 5.0)
+    hostile = {"constraint": ConstraintRequest(regex="a"), "max_new_tokens": 1}
+    held_up = [
+        asyncio.ensure_future(
+            model.generate(["a"], fields=["prompts[0]"], request=GenerationRequest(parameters=hostile))
+        )
+        for _ in range(4)
+    ]
+    await asyncio.sleep(0.05)
+    plain = GenerationRequest(parameters={"max_new_tokens": 1}, truncate=True)
+    answer = await model.generate(["the cat " * 20_000], fields=["prompts[0]"], request=plain)
+    assert answer.results[0].truncated
+    assert not any(call.done() for call in held_up)
+    with pytest.raises(OverloadedError, match="more than 5 s"):
+        await held_up[0]
+    await asyncio.gather(*held_up, return_exceptions=True)
+    released.set()
+    model.close()
 
 
 def test_a_sequence_that_comes_to_its_limit_leaves_other_calls_alone(compiler: ConstraintCompiler) -> None:

@@ -92,27 +92,27 @@ async def test_at_most_one_prefill_chunk_lies_between_two_decode_steps():
     assert "prefill prefill" not in " ".join(from_first_decode)
 
 
-async def test_a_stream_yields_the_pieces_of_the_result():
+async def test_a_stream_yields_the_deltas_of_the_result():
     rng = np.random.default_rng(3)
     async with running_engine(make_decoder()) as engine:
         for _ in range(10):
             sequence = make_sequence(random_prompt(rng), wants_deltas=True, max_new_tokens=25, temperature=1.5, seed=4)
-            pieces = [piece async for piece in engine.stream(sequence)]
+            deltas = [delta async for delta in engine.stream(sequence)]
             result = sequence.reply.result.result()
-            assert "".join(piece.output for piece in pieces) == result.output
-            assert pieces[-1].num_new_tokens == result.num_new_tokens
-            counts = [piece.num_new_tokens for piece in pieces]
+            assert "".join(delta.output for delta in deltas) == result.output
+            assert deltas[-1].num_new_tokens == result.num_new_tokens
+            counts = [delta.num_new_tokens for delta in deltas]
             assert counts == sorted(counts)
 
 
 async def test_tokens_that_come_faster_than_the_stream_interval_are_sent_together():
     async with running_engine(make_decoder(), stream_interval_ms=1000) as engine:
         sequence = make_sequence([5, 9, 30], eos_id=None, wants_deltas=True, max_new_tokens=25, num_top_tokens=0)
-        pieces = [piece async for piece in engine.stream(sequence)]
+        deltas = [delta async for delta in engine.stream(sequence)]
         result = sequence.reply.result.result()
-    assert [piece.num_new_tokens for piece in pieces] in ([1, 25], [25])  # a slow reader gets both at once
-    assert "".join(piece.output for piece in pieces) == result.output
-    assert [token for piece in pieces for token in piece.tokens] == list(result.tokens)
+    assert [delta.num_new_tokens for delta in deltas] in ([1, 25], [25])  # a slow reader gets both at once
+    assert "".join(delta.output for delta in deltas) == result.output
+    assert [token for delta in deltas for token in delta.tokens] == list(result.tokens)
 
 
 async def test_a_stop_string_ends_the_text_and_is_not_part_of_it():
@@ -123,9 +123,9 @@ async def test_a_stop_string_ends_the_text_and_is_not_part_of_it():
         stop = whole.output[6:9]
         end = whole.output.index(stop)
         sequence = make_sequence(prompt, stop_strings=("never there", stop), wants_deltas=True, **sampled)
-        pieces = [piece.output async for piece in engine.stream(sequence)]
+        deltas = [delta.output async for delta in engine.stream(sequence)]
         result = sequence.reply.result.result()
-    assert result.output == whole.output[:end] == "".join(pieces)
+    assert result.output == whole.output[:end] == "".join(deltas)
     assert result.finish_reason is FinishReason.STOP
     assert result.num_new_tokens < 30
 
@@ -299,7 +299,7 @@ async def random_caller(rng: np.random.Generator, engine):
 
 async def read(engine, sequence):
     """Reads a stream to its end."""
-    return [piece async for piece in engine.stream(sequence)]
+    return [delta async for delta in engine.stream(sequence)]
 
 
 async def test_translations_equal_the_naive_loop_in_any_company():

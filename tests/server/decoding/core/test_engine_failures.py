@@ -3,11 +3,13 @@
 import asyncio
 import io
 import threading
+import time
 from queue import SimpleQueue
 
 import pytest
 import structlog
 from numpy_decoder import NumpyEncoder
+from structlog.testing import capture_logs
 from tiny_engine import BOS_ID, VOCAB_SIZE, make_decoder, make_sequence, running_engine, slow_down
 
 from headway_server.decoding.core.engine import Engine
@@ -171,3 +173,71 @@ async def test_a_sequence_whose_text_cannot_be_made_ends_alone(eager):
         alone = await run(engine, *(make_sequence([5, n], eos_id=None, max_new_tokens=30) for n in (3, 4, 6)))
     assert isinstance(outcomes.pop(1), StepError)
     assert [outcome[0].output for outcome in outcomes] == [result.output for result in alone]
+
+
+async def test_a_hung_step_is_seen_and_closing_fails_its_callers_without_waiting_for_it():
+    decoder = make_decoder()
+    decode_step, hangs, goes_on = decoder.decode, threading.Event(), threading.Event()
+
+    def hang(*arguments):
+        hangs.set()
+        goes_on.wait(60)
+        return decode_step(*arguments)
+
+    decoder.decode = hang
+    engine = Engine(decoder)
+    engine.start()
+    assert engine.stalled_s() == 0
+    call = asyncio.ensure_future(engine.run([make_sequence([5], eos_id=None, max_new_tokens=9)]))
+    await asyncio.to_thread(hangs.wait, SECONDS)
+    await asyncio.sleep(0.2)
+    assert engine.is_alive
+    assert 0.1 < engine.stalled_s() < SECONDS
+    with capture_logs() as logs:
+        assert not await asyncio.to_thread(engine.close, 0.1)
+    assert any("hang" in entry.get("at", "") for entry in logs)
+    with pytest.raises(DrainingError):
+        await asyncio.wait_for(call, SECONDS)
+    goes_on.set()
+    engine._thread.join(SECONDS)
+    assert engine.stalled_s() == 0
+
+
+class CostlyConstraint:
+    """Allows every token, and takes a while to say so."""
+
+    failure = None
+    is_complete = False
+
+    def __init__(self) -> None:
+        self.num_fills = 0
+
+    def fill(self, mask) -> None:
+        self.num_fills += 1
+        began = time.thread_time()
+        while time.thread_time() - began < 0.02:
+            pass
+        mask[:] = -1
+
+    def accept(self, token_id) -> None:
+        """Every token may follow."""
+
+
+async def test_costly_constraints_hold_up_their_own_sequences_and_not_the_others():
+    decoder = make_decoder(num_slots=9)
+    plain = [make_sequence([5, n], eos_id=None, max_new_tokens=40, temperature=1.0, seed=n) for n in range(2)]
+    costly = [make_sequence([6, n], eos_id=None, max_new_tokens=4, temperature=1.0, seed=n) for n in range(7)]
+    for sequence in costly:
+        sequence.constraint = CostlyConstraint()
+    async with running_engine(decoder) as engine:
+        together = await engine.run([*plain, *costly])
+        sizes = decoder.decode_sizes.copy()
+        alone = [
+            (await engine.run([make_sequence([6, n], eos_id=None, max_new_tokens=4, temperature=1.0, seed=n)]))[0]
+            for n in range(7)
+        ]
+    assert [result.output for result in together[2:]] == [result.output for result in alone]
+    assert [sequence.constraint.num_fills for sequence in costly] == [4] * 7  # none is evaluated twice for a token
+    # Each of the 21 tokens after the first ones takes a step's budget, so they are spread over as many steps.
+    assert sum(size > 2 for size in sizes) >= 21
+    assert len(sizes) < 21 + 7 + 40, "the plain sequences get a token in every step"

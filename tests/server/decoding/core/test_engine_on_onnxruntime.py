@@ -15,7 +15,7 @@ from headway_server.decoding.runner.encoder import EncoderRunner
 from headway_server.decoding.settings import EngineSettings
 from headway_server.runtime import Runtime
 from headway_server.tasks.generation.model import GenerationModel
-from headway_server.tasks.parameters import SamplingRequest
+from headway_server.tasks.generation.request import GenerationRequest
 from headway_server.tasks.translation.model import TranslationModel
 from headway_server.tasks.translation.request import TranslationRequest
 
@@ -30,25 +30,26 @@ def runtime():
     return Runtime(device="cpu", num_threads=1)
 
 
-def random_calls(seed: int, count: int) -> list[tuple[str, SamplingRequest]]:
+def random_calls(seed: int, count: int) -> list[tuple[str, dict]]:
     rng = np.random.default_rng(seed)
     calls = []
     for index in range(count):
         start = int(rng.integers(60))
         prompt = PROVERBS[start : start + int(rng.integers(1, 45))]
-        sampling = SamplingRequest(
-            max_new_tokens=int(rng.integers(1, 40)),
-            temperature=float(rng.choice([0.0, 1.0, 1.8])),
-            top_k=int(rng.choice([0, 5])),
-            top_p=float(rng.choice([1.0, 0.9])),
-            seed=index,
-        )
+        sampling = {
+            "max_new_tokens": int(rng.integers(1, 40)),
+            "temperature": float(rng.choice([0.0, 1.0, 1.8])),
+            "top_k": int(rng.choice([0, 5])),
+            "top_p": float(rng.choice([1.0, 0.9])),
+            "seed": index,
+        }
         calls.append((prompt, sampling))
     return calls
 
 
 async def generate(model, prompt, sampling):
-    answer = await model.generate([prompt], fields=["prompts[0]"], sampling=sampling, truncate=False, deadline=None)
+    request = GenerationRequest(parameters=sampling)
+    answer = await model.generate([prompt], fields=["prompts[0]"], request=request)
     return answer.results[0].result
 
 
@@ -62,14 +63,8 @@ async def test_continuations_equal_the_naive_loop_whatever_runs_beside_them(tiny
     model.close()
     alone = DecoderRunner(runtime, bundle, bundle.manifest.variants[precision], num_slots=1)
     for (prompt, sampling), result in zip(calls, results, strict=True):
-        (encoded,) = await model._tokenizer.encode_batch([prompt], add_special_tokens=False)
-        parameters = SamplingParameters(
-            max_new_tokens=sampling.max_new_tokens,
-            temperature=sampling.temperature,
-            top_k=sampling.top_k,
-            top_p=sampling.top_p,
-            seed=sampling.seed,
-        )
+        (encoded,) = [text async for text in model._tokenizer.encode_each([prompt], add_special_tokens=False)]
+        parameters = SamplingParameters(**sampling)
         token_ids, _ = naive_decode(alone, encoded.input_ids, parameters, eos_id=None)
         assert result.output == model._tokenizer.decode(token_ids)
     assert len({result.output for result in results}) > 30
@@ -81,16 +76,15 @@ async def test_translations_equal_the_naive_loop_whatever_runs_beside_them(tiny_
     model = TranslationModel.load(bundle, runtime, loading(engine=SETTINGS, precision=precision))
     rng = np.random.default_rng(2)
     texts = [" ".join(rng.choice(NUMBERS, size=rng.integers(1, 12))) for _ in range(40)]
-    fields = [f"texts[{index}]" for index in range(len(texts))]
     model.start()
-    answer = await model.translate(texts, fields=fields, request=TranslationRequest())
+    answer = await model.translate(texts, request=TranslationRequest())
     model.close()
     variant = bundle.manifest.variants[precision]
     alone, encoder = DecoderRunner(runtime, bundle, variant, num_slots=1), EncoderRunner(runtime, bundle, variant)
     special_tokens = bundle.manifest.special_tokens
     parameters = SamplingParameters(max_new_tokens=model.limits.max_total_tokens)
     for text, result in zip(texts, answer.results, strict=True):
-        (encoded,) = await model._tokenizer.encode_batch([text], add_special_tokens=True)
+        (encoded,) = [text async for text in model._tokenizer.encode_each([text], add_special_tokens=True)]
         (source,) = encoder.encode([EncoderInput.of_tokens(encoded.input_ids)])
         token_ids, reason = naive_decode(
             alone,
@@ -100,6 +94,6 @@ async def test_translations_equal_the_naive_loop_whatever_runs_beside_them(tiny_
             source=source,
             start_ids=[special_tokens.bos],
         )
-        assert (result.output, result.finish_reason) == (model._tokenizer.decode(token_ids), reason)
+        assert (result.text, result.finish_reason) == (model._tokenizer.decode(token_ids), reason)
         assert -50 < result.log_probability < 0
-    assert len({result.output for result in answer.results}) > 30
+    assert len({result.text for result in answer.results}) > 30

@@ -106,12 +106,10 @@ async def test_a_model_translates_alike_in_two_lanes_and_in_one(tiny_store, prec
         )
         assert [engine.num_slots for engine in model._lanes._engines] == ([33] if num_lanes == 1 else [17, 16])
         model.start()
-        answered = await asyncio.gather(
-            *(model.translate(texts, fields=["texts"] * len(texts), request=TranslationRequest()) for texts in calls)
-        )
+        answered = await asyncio.gather(*(model.translate(texts, request=TranslationRequest()) for texts in calls))
         answers.append([result for call in answered for result in call.results])
         model.close()
-    assert [result.output for result in answers[0]] == [result.output for result in answers[1]]
+    assert [result.text for result in answers[0]] == [result.text for result in answers[1]]
     # Sentences are computed in other company, and a matrix product of another size adds in another order: float32 keeps
     # some seven digits of each step's logits.
     scores = [[result.log_probability for result in results] for results in answers]

@@ -18,8 +18,8 @@ async def scheduler():
     return Scheduler(num_slots=4, prefill_chunk=CHUNK)
 
 
-def sequence_of(length: int):
-    return make_sequence(np.arange(2, 2 + length))
+def sequence_of(length: int, start_ids=None):
+    return make_sequence(np.arange(2, 2 + length), start_ids=start_ids)
 
 
 def let_run(scheduler: Scheduler, count: int):
@@ -105,7 +105,7 @@ async def test_overdue_are_the_cancelled_and_those_past_their_deadline_wherever_
 
 
 async def test_sentences_are_admitted_up_to_a_budget_of_padded_tokens(scheduler):
-    sentences = [sequence_of(length) for length in (10, 4, 12, 2)]
+    sentences = [sequence_of(length, start_ids=[0]) for length in (10, 4, 12, 2)]
     scheduler.add(sentences)
     assert scheduler.admit_sources(now=0.0, max_padded_tokens=30) == sentences[:2]
     for sentence in sentences[:2]:
@@ -115,7 +115,7 @@ async def test_sentences_are_admitted_up_to_a_budget_of_padded_tokens(scheduler)
 
 async def test_sentences_are_admitted_up_to_the_free_slots(scheduler):
     let_run(scheduler, 3)
-    sentences = [sequence_of(2) for _ in range(3)]
+    sentences = [sequence_of(2, start_ids=[0]) for _ in range(3)]
     scheduler.add(sentences)
     assert scheduler.admit_sources(now=0.0, max_padded_tokens=1000) == sentences[:1]
 

@@ -11,7 +11,8 @@ from tiny_engine import VOCAB_SIZE, make_decoder, make_generation_model
 
 from headway_server.decoding.constraints import ConstraintRequest
 from headway_server.errors import CancelledError, DeadlineError, OverloadedError
-from headway_server.tasks.parameters import LogProbabilityRequest, SamplingRequest
+from headway_server.tasks.generation.request import GenerationRequest
+from headway_server.tasks.parameters import LogProbabilityRequest
 
 SEED = 20
 NUM_REQUESTS = 10_000
@@ -25,7 +26,7 @@ CONSTRAINTS = [
 ]
 
 
-def random_sampling(rng: random.Random) -> SamplingRequest:
+def random_sampling(rng: random.Random) -> dict:
     """Parameters of every kind, each of them seldom set."""
 
     def seldom(value, odds: float = 0.15):
@@ -33,22 +34,22 @@ def random_sampling(rng: random.Random) -> SamplingRequest:
 
     constraint = seldom(rng.choice(CONSTRAINTS), 0.03)
     max_new_tokens = rng.choice([1, 2, 3, 5, 8, 12])
-    return SamplingRequest(
-        max_new_tokens=max_new_tokens,
-        min_new_tokens=None if constraint else seldom(rng.randint(0, max_new_tokens)),
-        temperature=rng.choice([0.0, 0.7, 1.3]),
-        top_k=seldom(rng.choice([1, 4, 30])),
-        top_p=seldom(rng.choice([0.5, 0.9])),
-        min_p=seldom(0.1),
-        repetition_penalty=seldom(1.3),
-        presence_penalty=seldom(0.5),
-        frequency_penalty=seldom(-0.5),
-        logit_biases=((rng.randrange(VOCAB_SIZE), 3.0),) if rng.random() < 0.1 else (),
-        stop_strings=("at",) if rng.random() < 0.1 else (),
-        stop_token_ids=(rng.randrange(2, VOCAB_SIZE),) if rng.random() < 0.1 else (),
-        seed=rng.randrange(2**64),
-        constraint=constraint,
-    )
+    return {
+        "max_new_tokens": max_new_tokens,
+        "min_new_tokens": None if constraint else seldom(rng.randint(0, max_new_tokens)),
+        "temperature": rng.choice([0.0, 0.7, 1.3]),
+        "top_k": seldom(rng.choice([1, 4, 30])),
+        "top_p": seldom(rng.choice([0.5, 0.9])),
+        "min_p": seldom(0.1),
+        "repetition_penalty": seldom(1.3),
+        "presence_penalty": seldom(0.5),
+        "frequency_penalty": seldom(-0.5),
+        "logit_biases": ((rng.randrange(VOCAB_SIZE), 3.0),) if rng.random() < 0.1 else (),
+        "stop_strings": ("at",) if rng.random() < 0.1 else (),
+        "stop_token_ids": (rng.randrange(2, VOCAB_SIZE),) if rng.random() < 0.1 else (),
+        "seed": rng.randrange(2**64),
+        "constraint": constraint,
+    }
 
 
 def random_call(rng: random.Random) -> dict:
@@ -65,11 +66,14 @@ def random_call(rng: random.Random) -> dict:
 
 async def collect(model, *, prompt, deadline=None, streamed=False, sample_count=1, **options) -> str:
     """Returns the text of a call, of its first sample."""
-    options |= {"truncate": True, "deadline": deadline}
+    sampling = {name: value for name, value in options.pop("sampling").items() if value is not None}
+    request = GenerationRequest(
+        parameters=sampling, truncate=True, deadline=deadline, sample_count=sample_count, **options
+    )
     if not streamed:
-        answer = await model.generate([prompt], fields=["prompts[0]"], sample_count=sample_count, **options)
+        answer = await model.generate([prompt], fields=["prompts[0]"], request=request)
         return answer.results[0].text
-    async for part in model.stream(prompt, field="prompt", **options):
+    async for part in model.stream(prompt, field="prompt", request=request):
         last = part
     return last.results[0].text
 

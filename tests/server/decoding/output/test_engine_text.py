@@ -1,4 +1,4 @@
-"""Detokenizing in pieces and stop strings, against the whole text decoded at once."""
+"""Detokenizing in deltas and stop strings, against the whole text decoded at once."""
 
 import random
 
@@ -78,31 +78,31 @@ def without_unfinished(text: str) -> str:
     return text[: len(text) - min(num_broken, 3)]
 
 
-def pieces_of(tokenizer: Tokenizer, ids, context=()):
+def deltas_of(tokenizer: Tokenizer, ids, context=()):
     detokenizer = Detokenizer(decode_with(tokenizer), context)
     return [detokenizer.push((token,)) for token in ids]
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
-def test_pieces_of_real_text_join_to_it_and_hold_whole_characters(name):
+def test_deltas_of_real_text_join_to_it_and_hold_whole_characters(name):
     tokenizer = TOKENIZERS[name]
     rng = random.Random(1)
     for _ in range(300):
         begin = rng.randrange(len(TEXT) - 1)
         ids = tokenizer.encode((TEXT[begin:] + TEXT)[: rng.randrange(1, 90)]).ids
-        pieces = pieces_of(tokenizer, ids)
-        assert "".join(pieces) == tokenizer.decode(ids)
-        assert not any("\ufffd" in piece for piece in pieces)
+        deltas = deltas_of(tokenizer, ids)
+        assert "".join(deltas) == tokenizer.decode(ids)
+        assert not any("\ufffd" in delta for delta in deltas)
 
 
 @pytest.mark.parametrize("name", [name for name in TOKENIZERS if name != "byte_fallback"])
-def test_pieces_of_any_tokens_join_to_the_text_decoded_at_once(name):
+def test_deltas_of_any_tokens_join_to_the_text_decoded_at_once(name):
     tokenizer = TOKENIZERS[name]
     rng = random.Random(2)
     for _ in range(500):
         ids = [rng.randrange(tokenizer.get_vocab_size()) for _ in range(rng.randrange(1, 60))]
         whole = tokenizer.decode(ids)
-        assert "".join(pieces_of(tokenizer, ids)) == without_unfinished(whole)
+        assert "".join(deltas_of(tokenizer, ids)) == without_unfinished(whole)
 
 
 def test_bytes_that_form_no_character_raise_nothing():
@@ -110,7 +110,7 @@ def test_bytes_that_form_no_character_raise_nothing():
     rng = random.Random(3)
     for _ in range(500):
         ids = [rng.randrange(tokenizer.get_vocab_size()) for _ in range(rng.randrange(1, 60))]
-        "".join(pieces_of(tokenizer, ids)).encode("utf-8")
+        "".join(deltas_of(tokenizer, ids)).encode("utf-8")
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
@@ -123,7 +123,7 @@ def test_a_continuation_reads_on_from_its_prompt(name):
         prompt = tokenizer.decode(ids[:cut])
         if "\ufffd" in prompt:
             continue  # a prompt is whole characters
-        assert prompt + "".join(pieces_of(tokenizer, ids[cut:], ids[:cut])) == tokenizer.decode(ids)
+        assert prompt + "".join(deltas_of(tokenizer, ids[cut:], ids[:cut])) == tokenizer.decode(ids)
 
 
 def byte_ids(name: str, text: bytes) -> list[int]:
@@ -138,12 +138,12 @@ def byte_ids(name: str, text: bytes) -> list[int]:
     return [tokenizer.token_to_id(characters[byte]) for byte in text]
 
 
-def test_an_emoji_split_over_tokens_comes_in_one_piece():
+def test_an_emoji_split_over_tokens_comes_in_one_delta():
     tokenizer = TOKENIZERS["byte_fallback"]
     ids = tokenizer.encode("a😀f").ids
-    pieces = pieces_of(tokenizer, ids)
-    assert "😀" in pieces
-    assert pieces.count("") >= 3
+    deltas = deltas_of(tokenizer, ids)
+    assert "😀" in deltas
+    assert deltas.count("") >= 3
 
 
 @pytest.mark.parametrize("name", ["byte_level", "byte_fallback"])
@@ -173,12 +173,12 @@ def test_broken_and_whole_characters_come_in_the_order_of_their_bytes(seed):
     parts = ["日".encode(), "😀".encode(), "é".encode(), b"a", b"\x80", b"\xf0\x9f\x98", b"\xe6\x97", b"\xff"]
     for _ in range(300):
         whole = b"".join(rng.choices(parts, weights=[1, 1, 1, 1, 9, 2, 2, 9], k=rng.randrange(1, 70)))
-        pieces = pieces_of(tokenizer, byte_ids("byte_level", whole))
-        assert "".join(pieces) == without_unfinished(whole.decode("utf-8", "replace"))
+        deltas = deltas_of(tokenizer, byte_ids("byte_level", whole))
+        assert "".join(deltas) == without_unfinished(whole.decode("utf-8", "replace"))
 
 
 @pytest.mark.parametrize("name", ["byte_level", "byte_fallback"])
-def test_broken_text_made_at_the_end_equals_text_made_in_pieces(name):
+def test_broken_text_made_at_the_end_equals_text_made_in_deltas(name):
     tokenizer = TOKENIZERS[name]
     for end in (b"", b"\xf0", b"\xf0\x9f\x98", b"\x80" * 5, b"\x80" * 50):
         ids = byte_ids(name, (TEXT * 2).encode() + end)
@@ -201,7 +201,7 @@ def test_an_unfinished_character_at_the_end_is_no_text():
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
-def test_text_made_at_the_end_equals_text_made_in_pieces(name):
+def test_text_made_at_the_end_equals_text_made_in_deltas(name):
     tokenizer = TOKENIZERS[name]
     ids = tokenizer.encode(TEXT * 3).ids
     eager, lazy = (TextAssembly(decode_with(tokenizer), eager=eager) for eager in (True, False))
@@ -226,8 +226,8 @@ def test_stop_strings_end_the_text_wherever_it_is_cut():
         matcher, out, stopped, at = StopMatcher(stops), "", False, 0
         while at < len(text) and not stopped:
             size = rng.randrange(1, 5)
-            piece, stopped = matcher.push(text[at : at + size])
-            out += piece
+            delta, stopped = matcher.push(text[at : at + size])
+            out += delta
             assert expected.startswith(out)
             at += size
         assert stopped == bool(ends)

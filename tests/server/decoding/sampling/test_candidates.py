@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from headway_server.decoding.sampling.likeliest import top_candidates, true_positions
+from headway_server.decoding.sampling.likeliest import top_candidates
 
 
 def test_ties_at_the_border_of_top_k_keep_the_lower_id():
@@ -33,10 +33,3 @@ def test_candidates_of_a_row_that_is_mostly_forbidden_come_first(vocab_size):
     assert ids[:, :2].tolist() == [[29, 4], [29, 4]]
     assert values[:, :2].tolist() == [[2, 1], [2, 1]]
     assert np.isneginf(values[:, 2]).all()
-
-
-@pytest.mark.parametrize("shape", [(1, 1), (1, 7), (3, 8), (5, 333), (4, 4096)])
-@pytest.mark.parametrize("share", [0.0, 0.001, 0.5, 1.0])
-def test_positions_are_those_that_are_set(shape, share):
-    flags = np.random.default_rng(1).random(shape) < share
-    assert true_positions(flags).tolist() == np.flatnonzero(flags).tolist()

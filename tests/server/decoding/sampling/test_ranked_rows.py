@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from headway_server.decoding.sampling.likeliest import RowRanker
+from headway_server.decoding.sampling.softmax import RowRanker
 
 
 def naive_ranking(logits: np.ndarray, count: int, banned: set[int]) -> tuple[list[int], np.ndarray, float]:

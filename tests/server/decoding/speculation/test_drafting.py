@@ -2,7 +2,6 @@
 
 import asyncio
 from contextlib import suppress
-from dataclasses import replace
 
 import grpc
 import numpy as np
@@ -19,7 +18,8 @@ from headway_server.decoding.settings import EngineSettings
 from headway_server.decoding.speculation.drafting import MAX_ROWS, verifies_exactly
 from headway_server.runtime import Runtime
 from headway_server.tasks.generation.model import GenerationModel
-from headway_server.tasks.parameters import LogProbabilityRequest, SamplingRequest
+from headway_server.tasks.generation.request import GenerationRequest
+from headway_server.tasks.parameters import LogProbabilityRequest
 
 PROVERBS = "a bird in the hand is worth two in the bush. the early bird catches the worm. actions speak louder than "
 WIDTH = 6
@@ -56,28 +56,28 @@ async def plain_and_drafting(models):
         assert model._lanes._engines[0]._stepper.scheduler.num_free == model._lanes._engines[0].num_slots
 
 
-def random_sampling(rng: np.random.Generator) -> SamplingRequest:
+def random_sampling(rng: np.random.Generator) -> dict:
     """Everything that may be asked for, most of it now and then."""
 
     def now_and_then(value, otherwise):
         return value if rng.random() < 0.25 else otherwise
 
-    sampling = SamplingRequest(
-        max_new_tokens=int(rng.integers(1, 60)),
-        temperature=float(rng.choice([0.0, 0.0, 0.7, 1.5])),
-        top_k=now_and_then(4, 0),
-        top_p=now_and_then(0.8, 1.0),
-        min_p=now_and_then(0.1, 0.0),
-        repetition_penalty=now_and_then(1.2, 1.0),
-        presence_penalty=now_and_then(0.5, 0.0),
-        frequency_penalty=now_and_then(0.1, 0.0),
-        logit_biases=now_and_then(((3, 2.0), (5, -3.0)), ()),
-        seed=int(rng.integers(1000)),
-        stop_strings=now_and_then(("bush", "wor"), ()),
-        stop_token_ids=now_and_then((7,), ()),
-    )
+    sampling = {
+        "max_new_tokens": int(rng.integers(1, 60)),
+        "temperature": float(rng.choice([0.0, 0.0, 0.7, 1.5])),
+        "top_k": now_and_then(4, 0),
+        "top_p": now_and_then(0.8, 1.0),
+        "min_p": now_and_then(0.1, 0.0),
+        "repetition_penalty": now_and_then(1.2, 1.0),
+        "presence_penalty": now_and_then(0.5, 0.0),
+        "frequency_penalty": now_and_then(0.1, 0.0),
+        "logit_biases": now_and_then(((3, 2.0), (5, -3.0)), ()),
+        "seed": int(rng.integers(1000)),
+        "stop_strings": now_and_then(("bush", "wor"), ()),
+        "stop_token_ids": now_and_then((7,), ()),
+    }
     constraint = now_and_then(ConstraintRequest(regex=r"[a-z ]{5,40}\. ?(the early bird catches the worm\. )*"), None)
-    return replace(sampling, constraint=constraint)
+    return sampling if constraint is None else sampling | {"constraint": constraint}
 
 
 def random_call(seed: int):
@@ -93,11 +93,7 @@ async def answer(model, call, **options):
     decoded = await model.generate(
         [prompt],
         fields=["prompts[0]"],
-        sampling=sampling,
-        truncate=True,
-        deadline=None,
-        log_probabilities=log_probabilities,
-        **options,
+        request=GenerationRequest(parameters=sampling, truncate=True, log_probabilities=log_probabilities, **options),
     )
     result = decoded.results[0].result
     return result.output, result.finish_reason, result.num_new_tokens, result.tokens, result.prompt_tokens
@@ -130,21 +126,21 @@ async def test_answers_are_those_without_drafts_token_for_token(plain_and_drafti
 
 
 async def test_samples_of_a_prompt_and_a_stream_are_the_same(plain_and_drafting):
-    sampling = SamplingRequest(max_new_tokens=40, temperature=0.5, seed=3)
-    texts, pieces = [], []
+    sampling = {"max_new_tokens": 40, "temperature": 0.5, "seed": 3}
+    texts, deltas = [], []
     for model in plain_and_drafting:
         decoded = await model.generate(
-            [PROVERBS], fields=["prompts[0]"], sampling=sampling, truncate=False, deadline=None, sample_count=2
+            [PROVERBS], fields=["prompts[0]"], request=GenerationRequest(parameters=sampling, sample_count=2)
         )
         texts.append([result.text for result in decoded.results])
         parts = [
             part
-            async for part in model.stream(PROVERBS, field="prompt", sampling=sampling, truncate=False, deadline=None)
+            async for part in model.stream(PROVERBS, field="prompt", request=GenerationRequest(parameters=sampling))
         ]
-        pieces.append("".join(part.output for part in parts[:-1]))
-        assert pieces[-1] == parts[-1].results[0].text
+        deltas.append("".join(part.output for part in parts[:-1]))
+        assert deltas[-1] == parts[-1].results[0].text
     assert texts[0] == texts[1]
-    assert pieces[0] == pieces[1] == texts[0][0]
+    assert deltas[0] == deltas[1] == texts[0][0]
 
 
 async def test_callers_who_go_leave_the_others_answers_as_they_are(plain_and_drafting):
@@ -169,7 +165,7 @@ async def test_callers_who_go_leave_the_others_answers_as_they_are(plain_and_dra
 async def test_a_slot_that_ends_ends_the_drafts(plain_and_drafting):
     plain, drafting = plain_and_drafting
     longest = drafting.limits.max_total_tokens
-    sampling = SamplingRequest(max_new_tokens=longest - 3, temperature=0.0)
+    sampling = {"max_new_tokens": longest - 3, "temperature": 0.0}
     answers = [await answer(model, (PROVERBS[:3], sampling, None)) for model in (plain, drafting)]
     assert answers[0] == answers[1]
     assert answers[0][2] == longest - 3

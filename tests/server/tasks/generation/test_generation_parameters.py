@@ -19,10 +19,11 @@ from headway_server.decoding.constraints import ConstraintRequest
 from headway_server.decoding.sequence import Delta, FinishReason
 from headway_server.errors import InvalidInputError, NoChatTemplateError
 from headway_server.preprocessing import ChatTurn
-from headway_server.tasks.parameters import DecodingLimits, LogProbabilityRequest, SamplingRequest, plan_sampling
+from headway_server.tasks.generation.request import GenerationRequest
+from headway_server.tasks.parameters import DecodingLimits, LogProbabilityRequest, plan_sampling
 
 LIMITS = DecodingLimits(max_input_tokens=40, max_total_tokens=64, vocab_size=300)
-SEEDED = SamplingRequest(temperature=1.0, seed=5, max_new_tokens=12)
+SEEDED = {"temperature": 1.0, "seed": 5, "max_new_tokens": 12}
 LARGEST = 2**31 - 1
 LONG_TEXT = "!" * 70_000
 """More than is encoded at a time."""
@@ -45,9 +46,8 @@ async def model():
 
 async def generate(model, *prompts, sampling=SEEDED, truncate=False, **options):
     fields = [f"prompts[{i}]" for i in range(len(prompts))]
-    answer = await model.generate(
-        prompts, fields=fields, sampling=sampling, truncate=truncate, deadline=None, **options
-    )
+    request = GenerationRequest(parameters=sampling, truncate=truncate, **options)
+    answer = await model.generate(prompts, fields=fields, request=request)
     return answer.results
 
 
@@ -55,7 +55,7 @@ async def stream(model, prompt, *, field="prompt", sampling=SEEDED, truncate=Fal
     parts = [
         part
         async for part in model.stream(
-            prompt, field=field, sampling=sampling, truncate=truncate, deadline=None, **options
+            prompt, field=field, request=GenerationRequest(parameters=sampling, truncate=truncate, **options)
         )
     ]
     return parts[:-1], parts[-1].results[0]
@@ -114,7 +114,7 @@ async def stream(model, prompt, *, field="prompt", sampling=SEEDED, truncate=Fal
 )
 def test_a_sampling_parameter_out_of_its_range_is_named_with_limit_and_value(sampling, field, says):
     with pytest.raises(InvalidInputError) as caught:
-        plan_sampling(SamplingRequest(**sampling), defaults=None, limits=LIMITS)
+        plan_sampling(sampling, defaults=None, limits=LIMITS)
     path = "parameters.sampling" if field in ("temperature", "top_k", "top_p", "min_p") else "parameters"
     assert caught.value.field == f"{path}.{field}"
     assert caught.value.description == says
@@ -134,7 +134,7 @@ def test_a_sampling_parameter_out_of_its_range_is_named_with_limit_and_value(sam
     ],
 )
 def test_the_ends_of_the_ranges_belong_to_them(sampling):
-    plan = plan_sampling(SamplingRequest(**sampling), defaults=None, limits=LIMITS)
+    plan = plan_sampling(sampling, defaults=None, limits=LIMITS)
     for name in sampling.keys() & {"min_new_tokens", "temperature", "top_k", "top_p", "min_p", "logit_biases"}:
         assert getattr(plan.parameters, name) == sampling[name]
 
@@ -150,11 +150,11 @@ def test_what_a_call_does_not_set_is_the_models_default():
         "frequency_penalty": 0.125,
     }
     defaults = SamplingDefaults(max_new_tokens=9, **values)
-    plan = plan_sampling(SamplingRequest(), defaults=defaults, limits=LIMITS)
+    plan = plan_sampling({}, defaults=defaults, limits=LIMITS)
     assert plan.default_new_tokens == 9
     assert {name: getattr(plan.parameters, name) for name in values} == values
     for name in values:
-        given = plan_sampling(SamplingRequest(**{name: 1}), defaults=defaults, limits=LIMITS).parameters
+        given = plan_sampling(dict(**{name: 1}), defaults=defaults, limits=LIMITS).parameters
         assert {other: getattr(given, other) for other in values} == values | {name: 1}
 
 
@@ -162,15 +162,13 @@ def test_what_a_call_does_not_set_is_the_models_default():
 def test_a_number_of_top_tokens_out_of_its_range_is_named(count):
     wanted = LogProbabilityRequest(num_top_tokens=count)
     with pytest.raises(InvalidInputError, match=f"is {count}; must be from 0 to 20") as caught:
-        plan_sampling(SamplingRequest(), defaults=None, limits=LIMITS, log_probabilities=wanted)
+        plan_sampling({}, defaults=None, limits=LIMITS, log_probabilities=wanted)
     assert caught.value.field == "log_probabilities.top_token_count"
 
 
 def test_no_more_top_tokens_are_asked_of_the_engine_than_there_are_tokens():
     wanted = LogProbabilityRequest(num_top_tokens=20, include_prompt=True)
-    plan = plan_sampling(
-        SamplingRequest(), defaults=None, limits=replace(LIMITS, vocab_size=8), log_probabilities=wanted
-    )
+    plan = plan_sampling({}, defaults=None, limits=replace(LIMITS, vocab_size=8), log_probabilities=wanted)
     assert (plan.parameters.num_top_tokens, plan.parameters.wants_prompt_log_probabilities) == (8, True)
 
 
@@ -198,7 +196,7 @@ async def test_an_option_of_a_call_out_of_its_range_is_named(model, option, valu
 async def test_a_minimum_past_what_follows_a_prompt_is_refused_by_name(default, most, field):
     model = make_generation_model(make_decoder(), defaults=SamplingDefaults(max_new_tokens=default))
     with pytest.raises(InvalidInputError, match=rf"must be from 0 to {most}, .* follow {field}") as caught:
-        await generate(model, "the cat", "!" * 38, sampling=SamplingRequest(min_new_tokens=most + 1))
+        await generate(model, "the cat", "!" * 38, sampling={"min_new_tokens": most + 1})
     assert caught.value.field == "parameters.min_new_tokens"
 
 
@@ -219,13 +217,13 @@ async def test_a_prompt_of_white_space_is_continued(model):
 
 
 async def test_samples_follow_their_prompt_and_the_first_is_what_a_single_one_is(model):
-    sampling = SamplingRequest(temperature=1.5, max_new_tokens=12)
+    sampling = {"temperature": 1.5, "max_new_tokens": 12}
     together = await generate(model, "the cat", "the dog", sampling=sampling, sample_count=3)
     assert [result.sample for result in together] == [0, 1, 2, 0, 1, 2]
     assert len({result.result.output for result in together}) == 6
     first, second = {result.seed for result in together[:3]}, {result.seed for result in together[3:]}
     assert len(first) == len(second) == 1 != len(first | second)
-    again = replace(sampling, seed=first.pop())
+    again = sampling | {"seed": first.pop()}
     (alone,) = await generate(model, "the cat", sampling=again)
     assert alone.result.output == together[0].result.output
     repeated = await generate(model, "the cat", sampling=again, sample_count=2)
@@ -246,7 +244,7 @@ async def test_every_sample_of_every_prompt_takes_a_permit():
 
 async def test_an_echo_is_the_prompt_as_it_was_given_and_not_searched_for_stop_strings(model):
     plain, echoed = [
-        (await generate(model, "the  cat, ünd", echo=echo, sampling=replace(SEEDED, stop_strings=("cat",))))[0]
+        (await generate(model, "the  cat, ünd", echo=echo, sampling=SEEDED | {"stop_strings": ("cat",)}))[0]
         for echo in (False, True)
     ]
     assert echoed.text == "the  cat, ünd" + plain.text
@@ -259,19 +257,19 @@ async def test_an_echo_of_a_prompt_that_was_cut_is_what_the_model_read(model):
     assert cut.text == "!" * 40 + cut.result.output
 
 
-async def test_a_streamed_echo_comes_first_and_the_pieces_join_to_the_text(model):
-    pieces, result = await stream(model, "the cat", echo=True)
-    assert pieces[0] == Delta(text="the cat", num_new_tokens=0)
-    assert "".join(piece.output for piece in pieces) == result.text == "the cat" + result.result.output
+async def test_a_streamed_echo_comes_first_and_the_deltas_join_to_the_text(model):
+    deltas, result = await stream(model, "the cat", echo=True)
+    assert deltas[0] == Delta(output="the cat", num_new_tokens=0)
+    assert "".join(delta.output for delta in deltas) == result.text == "the cat" + result.result.output
 
 
 async def test_a_stop_token_ends_the_text_and_is_not_part_of_it(model):
-    greedy = replace(SEEDED, temperature=0.0)
+    greedy = SEEDED | {"temperature": 0.0}
     (whole,) = await generate(model, "the cat", sampling=greedy)
     ids = TOKENIZER.encode(whole.result.output, add_special_tokens=False).ids
     assert decode(ids) == whole.result.output
     for stop_id in set(ids):
-        (ended,) = await generate(model, "the cat", sampling=replace(greedy, stop_token_ids=(stop_id,)))
+        (ended,) = await generate(model, "the cat", sampling=greedy | {"stop_token_ids": (stop_id,)})
         if ended.result.finish_reason is FinishReason.STOP:
             assert whole.result.output.startswith(ended.result.output)
             assert ended.result.num_new_tokens <= whole.result.num_new_tokens
@@ -304,8 +302,8 @@ async def test_a_conversation_is_continued_by_its_template(chat_model):
     assert answered.text == text + answered.result.output
     said = TOKENIZER.encode("system: be <x", add_special_tokens=False).ids
     assert answered.num_prompt_tokens > len(said)  # what a person wrote is no special token
-    pieces, streamed = await stream(chat_model, TURNS, field="conversation")
-    assert "".join(piece.output for piece in pieces) == streamed.text == answered.result.output
+    deltas, streamed = await stream(chat_model, TURNS, field="conversation")
+    assert "".join(delta.output for delta in deltas) == streamed.text == answered.result.output
 
 
 async def test_conversations_are_answered_in_order_and_samples_with_them(chat_model):
@@ -334,7 +332,7 @@ async def test_a_model_without_a_template_continues_no_conversation_and_says_so(
 
 
 async def test_a_constraint_that_cannot_be_used_is_refused_and_the_permits_given_back(model):
-    sampling = replace(SEEDED, constraint=ConstraintRequest(regex="("))
+    sampling = SEEDED | {"constraint": ConstraintRequest(regex="(")}
     with pytest.raises(InvalidInputError) as caught:
         await generate(model, "the cat", sampling=sampling)
     assert caught.value.field.startswith("parameters.constraint")

@@ -5,7 +5,8 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_engine import VOCAB_SIZE
+from numpy_decoder import NumpyEncoder
+from tiny_engine import EOS_ID, VOCAB_SIZE, make_decoder, make_translation_model
 
 from headway_server.decoding.parameters import MAX_BEAMS, EarlyStopping
 from headway_server.errors import InvalidInputError
@@ -14,7 +15,6 @@ from headway_server.tasks.translation.phrases import PhraseRequest
 from headway_server.tasks.translation.request import (
     TranslationParameters,
     TranslationRequest,
-    TranslationSampling,
     plan_translation,
 )
 
@@ -48,10 +48,10 @@ WRONG = [
     ("length_penalty", math.inf, "length_penalty", "is inf; must be from 0 to 5"),
     ("no_repeat_ngram_size", 17, "no_repeat_ngram_size", "is 17; must be from 0 to 16"),
     ("no_repeat_ngram_size", -1, "no_repeat_ngram_size", "is -1; must be from 0 to 16"),
-    ("sampling", TranslationSampling(temperature=0.0), "sampling.temperature", "is 0; must be above 0 and at most 2"),
-    ("sampling", TranslationSampling(top_k=-1), "sampling.top_k", f"is -1; must be from 0 to {VOCAB_SIZE}"),
-    ("sampling", TranslationSampling(top_p=1.5), "sampling.top_p", "is 1.5; must be above 0 and at most 1"),
-    ("sampling", TranslationSampling(min_p=math.nan), "sampling.min_p", "is nan; must be from 0 to 1"),
+    ("sampling", {"temperature": 2.5}, "sampling.temperature", "is 2.5; must be from 0 to 2"),
+    ("sampling", {"top_k": -1}, "sampling.top_k", f"is -1; must be from 0 to {VOCAB_SIZE}"),
+    ("sampling", {"top_p": 1.5}, "sampling.top_p", "is 1.5; must be above 0 and at most 1"),
+    ("sampling", {"min_p": math.nan}, "sampling.min_p", "is nan; must be from 0 to 1"),
 ]
 
 
@@ -74,7 +74,7 @@ def test_what_an_answer_with_alignments_holds_is_bounded():
     assert plan(wants_alignment=True, **(many | {"num_texts": 204})).num_hypotheses == 5
 
 
-SAMPLING = {"sampling": TranslationSampling()}
+SAMPLING = {"sampling": {"temperature": 1.0}}
 PHRASES = (PhraseRequest(required=("cat",)),)
 
 
@@ -117,3 +117,17 @@ def test_whatever_is_within_its_range_is_taken_as_it_is(parameters, num_source_t
     most, ratio = made.max_tokens(num_source_tokens), parameters["max_length_ratio"]
     assert 1 <= most <= (parameters["max_new_tokens"] or 64)
     assert ratio is None or most == 1 or most - 1 < ratio * num_source_tokens
+
+
+async def test_a_length_ratio_counts_the_tokens_of_the_source_once():
+    decoder = make_decoder(likely_id=None, max_length=128)
+    decoder.output[:, EOS_ID] = 0  # greedy output never ends: some logit is always above 0
+    model = make_translation_model(decoder, NumpyEncoder(vocab_size=VOCAB_SIZE))
+    model.start()
+    text = "!" * 39  # 40 tokens with the end of the sentence
+    for ratio, expected in ((0.5, 20), (2.0, 80)):
+        request = TranslationRequest(parameters=TranslationParameters(max_length_ratio=ratio))
+        answer = await model.translate([text], request=request)
+        (result,) = answer.results
+        assert (result.num_source_tokens, result.num_new_tokens) == (40, expected)
+    model.close()

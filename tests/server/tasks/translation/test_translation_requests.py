@@ -25,7 +25,7 @@ from headway_server.preprocessing import TextTokenizer, split_sentences
 from headway_server.serving.answers import Answer
 from headway_server.tasks.parameters import DecodingLimits
 from headway_server.tasks.translation.phrases import PhraseEncoder, PhraseRequest
-from headway_server.tasks.translation.request import TranslationParameters, TranslationRequest, TranslationSampling
+from headway_server.tasks.translation.request import TranslationParameters, TranslationRequest
 
 PHRASE_ENCODER = PhraseEncoder(TextTokenizer(byte_tokenizer()), unknown_id=None, owner="tiny")
 LIMITS = DecodingLimits(max_input_tokens=40, max_total_tokens=64, vocab_size=VOCAB_SIZE)
@@ -55,8 +55,7 @@ async def model():
 async def translate(model, *texts, **wishes):
     parameters = TranslationParameters(**({"max_new_tokens": 16} | wishes.pop("parameters", {})))
     request = TranslationRequest(parameters=parameters, **wishes)
-    fields = [f"texts[{index}]" for index in range(len(texts))]
-    return (await model.translate(texts, fields=fields, request=request)).results
+    return (await model.translate(texts, request=request)).results
 
 
 async def stream(model, text, **wishes):
@@ -90,12 +89,12 @@ async def test_a_translation_begins_with_its_prefix(model, beam_size):
     assert begun[0] != plain[0]
 
 
-async def test_a_stream_has_its_prefix_in_the_first_piece_and_equals_the_unary_answer(model):
+async def test_a_stream_has_its_prefix_in_the_first_delta_and_equals_the_unary_answer(model):
     (expected,) = await translate(model, "the cat", target_prefixes=("the dog sat",))
-    pieces, result = await stream(model, "the cat", target_prefixes=("the dog sat",))
-    assert pieces[0].output.startswith("the dog sat")
+    deltas, result = await stream(model, "the cat", target_prefixes=("the dog sat",))
+    assert deltas[0].output.startswith("the dog sat")
     assert result == expected
-    assert "".join(piece.output for piece in pieces) == result.text
+    assert "".join(delta.output for delta in deltas) == result.text
 
 
 async def test_a_prefix_that_leaves_no_room_is_refused(model):
@@ -107,9 +106,7 @@ async def test_a_prefix_that_leaves_no_room_is_refused(model):
     assert fits.text.startswith("!" * 15)
 
 
-@pytest.mark.parametrize(
-    "parameters", [{}, {"beam_size": 4}, {"sampling": TranslationSampling(temperature=2.0, seed=3)}]
-)
+@pytest.mark.parametrize("parameters", [{}, {"beam_size": 4}, {"sampling": {"temperature": 2.0, "seed": 3}}])
 async def test_no_tokens_follow_each_other_twice_where_that_is_asked_for(model, parameters):
     model_parameters = {"max_new_tokens": 40, "no_repeat_ngram_size": 1, **parameters}
     decoder_output = model._lanes._engines[0]._decoder.output
@@ -117,17 +114,17 @@ async def test_no_tokens_follow_each_other_twice_where_that_is_asked_for(model, 
     results = await translate(model, *TEXTS, parameters=model_parameters, wants_alignment=True)
     for result in results:
         assert result.num_new_tokens > 20
-        pieces = [result.text[start:end] for start, end in result.alignments[0].target_spans]
-        assert len(pieces) >= 20
+        deltas = [result.text[start:end] for start, end in result.alignments[0].target_spans]
+        assert len(deltas) >= 20
     free = await translate(model, *TEXTS, parameters={**model_parameters, "no_repeat_ngram_size": 0})
     assert [result.text for result in free] != [result.text for result in results]
 
 
 async def test_a_seed_gives_the_same_translation_and_is_answered(model):
-    sampling = TranslationSampling(temperature=1.5, top_k=50, top_p=0.9, min_p=0.01)
+    sampling = {"temperature": 1.5, "top_k": 50, "top_p": 0.9, "min_p": 0.01}
     first, second = await translate(model, "the cat", "the cat", parameters={"sampling": sampling})
     assert first.seed != second.seed
-    again = replace(sampling, seed=first.seed)
+    again = sampling | {"seed": first.seed}
     (repeated,) = await translate(model, "the cat", parameters={"sampling": again})
     assert repeated == first
     _, streamed = await stream(model, "the cat", parameters={"sampling": again})
@@ -204,7 +201,7 @@ async def test_a_prefix_that_says_what_must_not_be_said_is_refused(model):
     assert caught.value.field == "phrase_constraints[0].forbidden[1]"
 
 
-@pytest.mark.parametrize("parameters", [{}, {"beam_size": 2}, {"sampling": TranslationSampling(seed=1)}])
+@pytest.mark.parametrize("parameters", [{}, {"beam_size": 2}, {"sampling": {"temperature": 1.0, "seed": 1}}])
 async def test_sentences_are_translated_by_themselves_and_joined_with_the_spacing_of_the_text(model, parameters):
     text = "\n the cat sat. the dog!\n\n- on the mat "
     (whole, other) = await translate(model, text, "the cat", split_sentences=True, parameters=parameters)

@@ -122,7 +122,7 @@ async def test_a_wide_search_gets_its_turn_among_ever_more_narrow_ones():
 
     async def narrow_ones():
         while not is_over:
-            options = {"max_new_tokens": 10, "eos_id": None, "first_id": BOS_ID}
+            options = {"max_new_tokens": 10, "eos_id": None, "start_ids": [BOS_ID]}
             await engine.run([make_sequence([rng.randrange(2, VOCAB_SIZE)], **options)])
 
     crowd = [asyncio.ensure_future(narrow_ones()) for _ in range(40)]

@@ -17,7 +17,7 @@ from headway.v1 import generation_service_pb2_grpc as generation_grpc
 from headway.v1 import image_classification_service_pb2 as images_pb
 from headway.v1 import model_service_pb2
 from headway.v1 import text_classification_service_pb2 as texts_pb
-from headway_server.errors import HeadwayError
+from headway_server.errors import ServerError
 from headway_server.serving.host import ModelHost
 from headway_server.settings import ServerSettings
 from headway_server.transports.grpc.server import HeadwayServer, address_problem
@@ -149,7 +149,7 @@ async def test_two_servers_do_not_share_a_port(serving, classifier_store):
     problem = address_problem("127.0.0.1", taken)
     assert problem == "Address already in use"
     second = HeadwayServer(serving.host, ServerSettings(store=classifier_store, port=taken))
-    with pytest.raises(HeadwayError, match=f"cannot listen on 127.0.0.1:{taken}"):
+    with pytest.raises(ServerError, match=f"cannot listen on 127.0.0.1:{taken}"):
         await second.start()
 
 

@@ -74,7 +74,7 @@ def test_a_bug_is_logged_with_an_incident_and_hidden_from_the_caller():
     assert isinstance(line["exc_info"], KeyError)
 
 
-@pytest.mark.parametrize("kind", [errors.InternalError, BatchError, StepError])
+@pytest.mark.parametrize("kind", [errors.ModelRunError, BatchError, StepError])
 def test_what_was_logged_where_it_was_raised_is_an_incident_without_a_traceback(kind):
     with structlog.testing.capture_logs() as lines:
         status = to_status(kind("the model could not be run"), "/headway.v1.X/Y")

@@ -1,6 +1,7 @@
 """TextClassificationService through a real channel."""
 
 import asyncio
+import threading
 
 import grpc
 import pytest
@@ -8,6 +9,7 @@ import tiny_bundles
 from rpc_failures import failure_of
 
 from headway.v1 import text_classification_service_pb2 as pb
+from headway_server.transports.grpc import text_classification
 
 
 async def test_texts_are_answered_in_order_with_probabilities_that_add_up(serving):
@@ -148,3 +150,21 @@ async def test_many_callers_at_once_get_their_own_answers(serving):
     for text, response in zip(texts, together, strict=True):
         assert response.results[0].labels[0].label == alone[text.split()[0]].results[0].labels[0].label
         assert response.results[1].labels[0].label == "business"
+
+
+async def test_an_answer_of_very_many_labels_is_built_off_the_event_loop(serve, tmp_path, monkeypatch):
+    tiny_bundles.write_topic_bundle(tmp_path, num_labels=1000)
+    threads: list[bool] = []
+    make = text_classification.label_scores
+    monkeypatch.setattr(
+        text_classification,
+        "label_scores",
+        lambda labels: (threads.append(threading.current_thread() is threading.main_thread()), make(labels))[1],
+    )
+    async with serve(tmp_path) as started:
+        for count, top_k in ((64, 0), (64, 1)):
+            request = pb.ClassifyTextRequest(texts=["goal match"] * count, top_k=top_k)
+            response = await started.texts.ClassifyText(request)
+            assert {len(result.labels) for result in response.results} == {top_k or 1000}
+            assert {result.labels[0].label for result in response.results} == {"sports"}
+    assert threads == [False] * 64 + [True] * 64

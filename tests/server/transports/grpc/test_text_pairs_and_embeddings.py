@@ -117,7 +117,7 @@ async def test_a_model_of_optional_pairs_reads_single_texts_too(serving):
     [
         ("single", ["goal"], "model single reads single texts; leave it out"),
         ("only-pairs", [], "model only-pairs reads pairs of texts; give one for every text"),
-        ("pairs", ["goal", "goal"], "has 2 elements and texts has 1; give one for every text, or none"),
+        ("pairs", ["goal", "goal"], "has 2 elements for 1 texts; give one for every text, or none"),
     ],
 )
 async def test_pairs_that_do_not_fit_the_model_are_refused(serving, model, pairs, message):
@@ -199,7 +199,7 @@ async def test_a_model_without_embeddings_names_those_that_have_them(serving):
     assert (failure.code, failure.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "WRONG_TASK")
     assert "cannot embed texts; ask only-pairs, pairs, several, single, tagger" in failure.message
     failure = await failure_of(serving.texts.EmbedText(pb.EmbedTextRequest(model="colours", texts=["goal"])))
-    assert "colours/1 cannot embed texts" in failure.message
+    assert "colours/1 is for image_classification and cannot embed texts" in failure.message
     failure = await failure_of(serving.texts.EmbedText(pb.EmbedTextRequest(texts=["goal"])))
     assert (failure.code, failure.field) == (grpc.StatusCode.INVALID_ARGUMENT, "model")
     failure = await failure_of(serving.images.EmbedImage(images_pb.EmbedImageRequest(model="single", images=[b"x"])))

@@ -23,6 +23,12 @@ CALLS = {
     "prompt": ("StreamGenerateText", generation.StreamGenerateTextRequest(prompt=LONG)),
     "texts[1]": ("TranslateText", translation.TranslateTextRequest(texts=["a", LONG])),
     "text": ("StreamTranslateText", translation.StreamTranslateTextRequest(text=LONG)),
+    "target_prefixes[0]": ("TranslateText", translation.TranslateTextRequest(texts=["a"], target_prefixes=[LONG])),
+    "target_prefix": ("StreamTranslateText", translation.StreamTranslateTextRequest(text="a", target_prefix=LONG)),
+    "conversations[0].messages[0].content": (
+        "GenerateText",
+        generation.GenerateTextRequest(conversations=[{"messages": [{"role": "ROLE_USER", "content": LONG}]}]),
+    ),
 }
 
 
@@ -30,15 +36,13 @@ CALLS = {
 async def serving(max_text_bytes: int):
     """Gives the methods of both services by name."""
     encoder = NumpyEncoder(vocab_size=VOCAB_SIZE)
-    host = ModelHost([make_generation_model(make_decoder()), make_translation_model(make_decoder(), encoder)])
+    size = {"max_text_bytes": max_text_bytes}
+    models = [make_generation_model(make_decoder(), **size), make_translation_model(make_decoder(), encoder, **size)]
+    host = ModelHost(models)
     host.start()
     server = grpc.aio.server(interceptors=[make_interceptor()])
-    generation_grpc.add_GenerationServiceServicer_to_server(
-        GenerationService(host, max_text_bytes=max_text_bytes), server
-    )
-    translation_grpc.add_TranslationServiceServicer_to_server(
-        TranslationService(host, max_text_bytes=max_text_bytes), server
-    )
+    generation_grpc.add_GenerationServiceServicer_to_server(GenerationService(host), server)
+    translation_grpc.add_TranslationServiceServicer_to_server(TranslationService(host), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:

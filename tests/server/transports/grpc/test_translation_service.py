@@ -31,11 +31,11 @@ def bundle(tiny_store: Path) -> Any:
 @pytest.fixture
 async def stub(bundle: Any, runtime: Runtime) -> AsyncIterator["pb_grpc.TranslationServiceAsyncStub"]:
     settings = EngineSettings(num_slots=8, max_waiting=40)
-    model = TranslationModel.load(bundle, runtime, loading(engine=settings, precision=Precision.FP32))
+    model = TranslationModel.load(bundle, runtime, loading(engine=settings, precision=Precision.FP32, max_text_kib=2))
     host = ModelHost([model])
     host.start()
     server = grpc.aio.server(interceptors=[make_interceptor()])
-    pb_grpc.add_TranslationServiceServicer_to_server(TranslationService(host, max_text_bytes=2000), server)
+    pb_grpc.add_TranslationServiceServicer_to_server(TranslationService(host), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
@@ -143,7 +143,7 @@ async def test_drawn_translations_come_with_their_seed(stub: Any) -> None:
         (request("a", parameters={"beam_size": 9}), "parameters.beam_size", "--num-slots 9"),
         (request("a", parameters={"early_stopping": 7}), "parameters.early_stopping", "is 7"),
         (request("a", "b", target_prefixes=["x"]), "target_prefixes", "has 1 elements for 2 texts"),
-        (request("a", target_prefixes=["x" * 2001]), "target_prefixes[0]", "the limit is 2000"),
+        (request("a", target_prefixes=["x" * 2049]), "target_prefixes[0]", "the limit is 2048"),
         (
             request("one", "two", phrase_constraints=[pb.PhraseConstraints()] * 3),
             "phrase_constraints",

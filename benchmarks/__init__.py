@@ -1,0 +1,1 @@
+"""Measures headway beside other libraries and servers: `python -m benchmarks --help`."""

@@ -1,0 +1,54 @@
+"""The Python environments of other libraries: made on demand, kept below `runs/benchmarks` and used again."""
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from benchmarks.worker import ROOT, ContestantError
+
+SCRATCH = ROOT / "runs" / "benchmarks"
+"""Holds environments, random models and what is converted from them."""
+_OWN = ("onnxruntime", "pillow", "tokenizers")
+REQUIREMENTS: dict[str, tuple[str, ...]] = {
+    "libraries": (*_OWN, "ctranslate2==4.8.5", "onnx", "onnx-ir", "onnxruntime-genai==0.18.0", "safetensors", "torch",
+                  "transformers==5.23.0"),
+    # Optimum needs an older transformers.
+    "optimum": ("onnx", "onnxruntime", "onnxscript", "optimum==2.1.0", "optimum-onnx==0.1.0", "safetensors",
+                "tokenizers==0.22.2", "torch", "transformers==4.57.6"),
+    "litserve": (*_OWN, "litserve==0.2.19"),
+    "bentoml": (*_OWN, "bentoml==1.4.39"),  # 1.4.40 asks for a certifi that the package index does not have
+    "triton": (*_OWN, "nvidia-pytriton==0.7.0"),
+    "openvino": ("openvino==2026.4.1", "pillow", "tokenizers"),
+}  # fmt: skip
+"""By environment. A name without a version gets the one that constraints.txt pins, so that it is headway's."""
+
+
+def python_of(name: str) -> Path:
+    """Returns the Python of an environment, which is made if it is missing.
+
+    Raises:
+        ContestantError: It cannot be made; the message holds the end of pip's.
+    """
+    pins = dict(re.findall(r"^(\S+)==(\S+)$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE))
+    wanted = [f"{one}=={pins[one]}" if one in pins else one for one in REQUIREMENTS[name]]
+    base = sys.executable
+    if name == "triton":
+        # Its wheel carries an interpreter that reads the environment's standard library. With that of CPython 3.11.7 it
+        # fails ("'_thread.RLock' object has no attribute '_recursion_count'"), with that of Debian's 3.11.2 it starts.
+        base = shutil.which(f"python{sys.version_info.major}.{sys.version_info.minor}", path=os.defpath) or base
+    key = hashlib.sha256("\n".join([*wanted, base, sys.version]).encode()).hexdigest()[:12]
+    folder = SCRATCH / "environments" / f"{name}-{key}"
+    python, is_whole = folder / "bin" / "python", folder / "installed"
+    if not is_whole.is_file():
+        shutil.rmtree(folder, ignore_errors=True)
+        pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]
+        for command in ([base, "-m", "venv", str(folder)], [*pip, *wanted]):
+            ended = subprocess.run(command, capture_output=True, text=True, check=False)
+            if ended.returncode:
+                raise ContestantError(f"cannot be installed: {' | '.join(ended.stderr.strip().splitlines()[-3:])}")
+        is_whole.touch()
+    return python

@@ -1,1 +1,0 @@
-"""Other libraries, each in a process and all in an environment of their own."""

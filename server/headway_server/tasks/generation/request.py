@@ -1,0 +1,253 @@
+"""What a generation call asks for, and its prompts as tokens that fit the model.
+
+Shapes: T tokens of a prompt.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway_server.errors import InvalidInputError, NoChatTemplateError
+from headway_server.preprocessing import ChatTemplate, ChatTurn, TextTokenizer
+from headway_server.serving.limits import check_count, check_size_of_call, check_text, num_bytes
+from headway_server.tasks.parameters import (
+    MAX_PRIORITY,
+    MAX_SAMPLES,
+    DecodingLimits,
+    Given,
+    LogProbabilityRequest,
+    SamplingPlan,
+    check_range,
+)
+
+MAX_PROMPTS: Final = 256
+"""Most prompts or conversations of a call."""
+MAX_TURNS: Final = 1024
+"""Most turns of a conversation."""
+
+Conversation: TypeAlias = tuple[ChatTurn, ...]
+Prompt: TypeAlias = str | Conversation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest:
+    """What a call asks for every prompt. A sample count or priority out of its range raises InvalidInputError."""
+
+    parameters: Given = dataclasses.field(default_factory=dict)
+    """How to choose tokens; what is left out is the model's default. Its ranges depend on the model."""
+    sample_count: int = 1
+    """Continuations of each prompt; those of one follow each other in the answer. A stream has one."""
+    truncate: bool = False
+    """True cuts the beginning off a prompt that is too long; False refuses it."""
+    echo: bool = False
+    """True repeats the prompt at the beginning of each text."""
+    log_probabilities: LogProbabilityRequest | None = None
+    """Which are wanted; None: none are."""
+    priority: int = 0
+    """In the queue, higher ones go first."""
+    deadline: float | None = None
+    """When the caller stops waiting, by `time.monotonic`."""
+
+    def __post_init__(self) -> None:
+        check_range("sample_count", self.sample_count, 1, MAX_SAMPLES)
+        check_range("priority", self.priority, -MAX_PRIORITY, MAX_PRIORITY)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FittedPrompt:
+    """A prompt that fits the model."""
+
+    text: str
+    """The caller's, or what the chat template made of a conversation."""
+    input_ids: NDArray[np.int64]
+    """(T,)"""
+    max_new_tokens: int
+    truncated: bool
+
+
+class PromptReader:
+    """Reads prompts for one model."""
+
+    def __init__(
+        self, tokenizer: TextTokenizer, *, limits: DecodingLimits, chat_template: ChatTemplate | None, owner: str
+    ) -> None:
+        """Reads with the tokenizer of the model `owner`, and conversations with its chat template too."""
+        self._tokenizer = tokenizer
+        self._limits = limits
+        self._chat_template = chat_template
+        self._owner = owner
+
+    def check_kind(self, prompts: Sequence[Prompt]) -> None:
+        """Checks, before any work is done for a call, that its prompts can be read at all.
+
+        Raises:
+            NoChatTemplateError: They are conversations, and the model has no chat template.
+        """
+        if self._chat_template is None and not all(isinstance(prompt, str) for prompt in prompts):
+            raise NoChatTemplateError(
+                f"{self._owner} has no chat template, so it continues prompts but no conversations; "
+                "write the conversation as a prompt, or ask a model that has one"
+            )
+
+    async def read(
+        self, prompts: Sequence[Prompt], *, fields: Sequence[str], plan: SamplingPlan, truncate: bool
+    ) -> list[FittedPrompt]:
+        """Tokenizes prompts and fits them to the model's limits; stops at the first prompt that is refused.
+
+        Args:
+            prompts: Texts or conversations, all of one kind, which `check_kind` has passed.
+            fields: What the request calls each of them, for messages.
+            plan: The call's parameters.
+            truncate: True cuts the beginning off a prompt that is too long; False refuses it.
+
+        Raises:
+            InvalidInputError: The chat template refuses a conversation, or `fit_prompt` a prompt.
+        """
+        fitted: list[FittedPrompt] = []
+        async with aclosing(self._encode(prompts, fields)) as encoded:
+            async for text, input_ids in encoded:
+                field = fields[len(fitted)]
+                fitted.append(
+                    fit_prompt(text, input_ids, field=field, plan=plan, limits=self._limits, truncate=truncate)
+                )
+        return fitted
+
+    async def _encode(
+        self, prompts: Sequence[Prompt], fields: Sequence[str]
+    ) -> AsyncGenerator[tuple[str, NDArray[np.int64]], None]:
+        """Yields the text and the tokens (T,) of each prompt.
+
+        The tokenizer's post-processor is left out: what it adds at the end of a text would end the prompt.
+        """
+        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+        conversations = [prompt for prompt in prompts if not isinstance(prompt, str)]
+        assert not texts or not conversations, "a call has one or the other"
+        async with aclosing(self._tokenizer.encode_each(texts, add_special_tokens=False)) as each:
+            index = 0
+            async for encoded in each:
+                yield texts[index], encoded.input_ids
+                index += 1
+        for conversation, field in zip(conversations, fields, strict=False):
+            assert self._chat_template is not None, "see check_kind"
+            (prompt,) = await self._chat_template.encode([conversation], fields=[field])
+            yield prompt.text, prompt.input_ids
+
+    def __repr__(self) -> str:
+        return f"PromptReader({self._owner}, {'no' if self._chat_template is None else 'a'} chat template)"
+
+
+def check_prompts(prompts: Sequence[Prompt], fields: Sequence[str], max_bytes: int) -> None:
+    """Checks the prompts or conversations of a call, before any work is done for them.
+
+    Args:
+        prompts: Texts or conversations.
+        fields: What the request calls each of them, such as `prompts[3]`.
+        max_bytes: Largest prompt, or conversation, in UTF-8.
+
+    Raises:
+        InvalidInputError: There are too few or too many, one is not right as `check_prompt` says, or together they
+            have more bytes than a call may.
+    """
+    if not prompts:
+        raise InvalidInputError("prompts", f"is empty; give 1 to {MAX_PROMPTS}, or conversations instead")
+    field = fields[0].partition("[")[0]
+    check_count(field, len(prompts), MAX_PROMPTS)
+    for prompt, name in zip(prompts, fields, strict=True):
+        check_prompt(prompt, name, max_bytes)
+    check_size_of_call(field, (text for prompt in prompts for text in _texts(prompt)), max_bytes)
+
+
+def check_prompt(prompt: Prompt, field: str, max_bytes: int) -> None:
+    """Checks one prompt or conversation, which the request calls `field`.
+
+    Raises:
+        InvalidInputError: A text is empty, a conversation has no turns or too many, or what is said has more than
+            `max_bytes` in UTF-8 in all.
+    """
+    if not prompt and isinstance(prompt, str):
+        raise InvalidInputError(field, "is empty; give at least one character, or a conversation instead")
+    if isinstance(prompt, str):
+        check_text(field, prompt, max_bytes)
+        return
+    check_count(f"{field}.messages", len(prompt), MAX_TURNS, "leave out the first ones")
+    for index, turn in enumerate(prompt):
+        if turn.content or turn.role != "assistant":  # a model may have said nothing
+            check_text(f"{field}.messages[{index}].content", turn.content, max_bytes)
+    if (size := sum(map(num_bytes, _texts(prompt)))) > max_bytes:
+        raise InvalidInputError(
+            field, f"has {size} bytes in all, the limit is {max_bytes}; leave out the first messages"
+        )
+
+
+def _texts(prompt: Prompt) -> list[str]:
+    return [prompt] if isinstance(prompt, str) else [turn.content for turn in prompt]
+
+
+def fit_prompt(
+    text: str,
+    input_ids: NDArray[np.int64],
+    *,
+    field: str,
+    plan: SamplingPlan,
+    limits: DecodingLimits,
+    truncate: bool,
+) -> FittedPrompt:
+    """Fits a prompt to the model's limits.
+
+    A prompt may have `max_input_tokens`, and must leave room for the tokens that were asked for, or for one if no
+    number was. A longer prompt is refused or cut: until it fits, and if no number was asked for, until the default
+    number fits too (at most half of the model's length).
+
+    Args:
+        text: The prompt.
+        input_ids: (T,) its tokens.
+        field: What the request calls it.
+        plan: The call's parameters.
+        limits: The model's.
+        truncate: True cuts a longer one.
+
+    Raises:
+        InvalidInputError: It has no tokens, is too long, or leaves no room for what was asked for.
+    """
+    total, requested = limits.max_total_tokens, plan.requested_new_tokens
+    if len(input_ids) == 0:
+        raise InvalidInputError(field, "has nothing the model reads; give it at least one word")
+    limit = min(limits.max_input_tokens, total - (requested or 1))
+    truncated = len(input_ids) > limit
+    if truncated and not truncate:
+        raise _too_long(len(input_ids), limit, field, requested, limits)
+    if truncated:
+        room = requested or min(plan.default_new_tokens, total // 2)
+        input_ids = input_ids[-min(limit, total - room) :]
+    max_new_tokens = requested or min(plan.default_new_tokens, total - len(input_ids))
+    if plan.parameters.min_new_tokens > max_new_tokens:
+        raise InvalidInputError(
+            "parameters.min_new_tokens",
+            f"is {plan.parameters.min_new_tokens}; must be from 0 to {max_new_tokens}, the most tokens that follow "
+            f"{field}; ask for fewer, or set max_new_tokens too",
+        )
+    return FittedPrompt(text=text, input_ids=input_ids, max_new_tokens=max_new_tokens, truncated=truncated)
+
+
+def _too_long(
+    length: int, limit: int, field: str, requested_new_tokens: int | None, limits: DecodingLimits
+) -> InvalidInputError:
+    total = limits.max_total_tokens
+    if length <= min(limits.max_input_tokens, total - 1):
+        return InvalidInputError(
+            "parameters.max_new_tokens",
+            f"is {requested_new_tokens}; {field} has {length} tokens and the model holds {total}, so at most "
+            f"{total - length} can follow; ask for fewer, shorten the prompt, or set truncate to have it cut",
+        )
+    return InvalidInputError(
+        field,
+        f"has {length} tokens; at most {limit} leave room in the {total} the model holds; "
+        "shorten it, or set truncate to have its beginning cut",
+    )

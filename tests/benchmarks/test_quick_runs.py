@@ -1,0 +1,146 @@
+"""Each benchmark runs on tiny models, and its last line holds what benchmarks/README.md says."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+KEYS = {
+    "schema_version",
+    "benchmark",
+    "started_at",
+    "command",
+    "git_commit",
+    "hardware",
+    "versions",
+    "settings",
+    "cases",
+    "rows",
+    "not_started",
+}
+LATENCIES = {"latency_p50_ms", "latency_p99_ms"}
+STREAM = {"first_token_p50_ms", "token_gap_p50_ms", "token_gap_p99_ms"}
+TASKS = {"generation", "translation", "text_classification", "token_classification", "image_classification"}
+RANDOM_ROWS = ["headway int8, served", "headway fp32, served", "headway int8, bare loop", "headway fp32, bare loop"]
+
+
+def run_benchmark(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("HEADWAY_")}
+    command = [sys.executable, "-m", "benchmarks", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=290, check=False, env=environment, cwd=ROOT)
+
+
+def report_of(output: Path, *arguments: str) -> dict:
+    ended = run_benchmark(*arguments, "--output", str(output))
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    last = json.loads(ended.stdout.splitlines()[-1])
+    assert json.loads(output.read_text(encoding="utf-8")) == last
+    assert set(last) >= KEYS
+    assert last["not_started"] == {}
+    assert [row["errors"] for row in last["rows"]] == [{}] * len(last["rows"])
+    return last
+
+
+@pytest.fixture(scope="module")
+def shipped(tiny_store: Path, tmp_path_factory: pytest.TempPathFactory) -> dict:
+    length = ["--rounds", "1", "--seconds", "0.4", "--new-tokens", "12"]
+    output = tmp_path_factory.mktemp("shipped") / "shipped.json"
+    return report_of(output, "shipped", "--store", str(tiny_store), "--against", str(ROOT), *length)
+
+
+@pytest.fixture(scope="module")
+def generation(tmp_path_factory: pytest.TempPathFactory) -> dict:
+    output = tmp_path_factory.mktemp("generation") / "generation.json"
+    return report_of(output, "generation", "--quick", "--new-tokens", "8")
+
+
+@pytest.fixture(scope="module")
+def translation(tmp_path_factory: pytest.TempPathFactory) -> dict:
+    return report_of(tmp_path_factory.mktemp("translation") / "translation.json", "translation", "--quick")
+
+
+@pytest.fixture(scope="module")
+def classification(tmp_path_factory: pytest.TempPathFactory) -> dict:
+    return report_of(tmp_path_factory.mktemp("classification") / "classification.json", "classification", "--quick")
+
+
+def loads(report: dict) -> list[tuple[str, str, int]]:
+    return [(row["name"], load["case"], load["callers"]) for row in report["rows"] for load in row["loads"]]
+
+
+def test_shipped_measures_every_model_served_from_two_trees_and_bare(shipped: dict) -> None:
+    tasks = {case["name"]: case["task"] for case in shipped["cases"]}
+    assert set(tasks.values()) == TASKS
+    ours, theirs, bare = (row["name"] for row in shipped["rows"])
+    assert (ours, bare) == ("headway, served", "bare loop")
+    assert loads(shipped) == [(row, case, n) for row in (ours, theirs, bare) for case in tasks for n in (1, 8, 32)]
+    for load in (load for row in shipped["rows"][:2] for load in row["loads"]):
+        assert (load["error_count"], load["call_count"] > 0) == (0, True), load
+        assert load["inputs_per_s"] > 0
+        assert set(load) >= LATENCIES
+        assert (set(load) >= STREAM) == (tasks[load["case"]] == "generation")
+        assert (load.get("tokens_per_s", 0) > 0) == (tasks[load["case"]] in ("generation", "translation"))
+        assert load["ours_times"]["least"] <= load["ours_times"]["median"] <= load["ours_times"]["greatest"]
+
+
+def test_shipped_tells_start_and_memory_of_each_server(shipped: dict) -> None:
+    for row in shipped["rows"][:2]:
+        server = shipped[row["name"]]
+        assert server["start_s"] > 0
+        assert server["loaded_memory"]["peak_resident_mib"] >= server["ready_memory"]["resident_mib"] > 0
+
+
+def test_generation_measures_both_precisions_served_and_bare(generation: dict) -> None:
+    prompts = ["prompts of 128 tokens", "prompts of 32 to 256 tokens"]
+    assert loads(generation) == [(row, case, n) for row in RANDOM_ROWS for case in prompts for n in (1, 8, 32)]
+    for row in generation["rows"]:
+        assert all(len(load["rounds"]) == 2 and load["tokens_per_s"] > 0 for load in row["loads"])
+    assert generation["int8 memory"]["peak_resident_mib"] > 0
+
+
+def test_generation_measures_newcomers_and_running_streams(generation: dict) -> None:
+    newcomers = generation["newcomers"]
+    assert newcomers["first_token_ms"]["count"] == newcomers["idle_first_token_ms"]["count"] == 2
+    assert newcomers["gap_ms"]["count"] > 0
+
+
+def test_translations_are_measured_greedy_and_with_beams_and_are_as_long_as_their_sources(translation: dict) -> None:
+    cases = ("greedy", "beam 4")
+    assert loads(translation) == [(row, case, n) for row in RANDOM_ROWS for case in cases for n in (1, 8, 32)]
+    for load in translation["rows"][0]["loads"]:
+        assert 13 < load["tokens_per_s"] / load["inputs_per_s"] < 20, "a sentence has 16 tokens on average"
+
+
+def test_classification_measures_every_model_beside_bare_and_echo(classification: dict) -> None:
+    texts, images = ["bert-base", "ag-news"], ["vit-b16", "cifar10"]
+    rows = dict.fromkeys(("headway, served", "gRPC echo", "bare, in order"), texts + images) | {"bare, sorted": texts}
+    assert set(loads(classification)) == {
+        (row, case, n) for row, cases in rows.items() for case in cases for n in (1, 8)
+    }
+    assert all(load["inputs_per_s"] > 0 for row in classification["rows"] for load in row["loads"])
+
+
+def test_a_picture_lies_beside_the_figures(generation: dict) -> None:
+    picture = ElementTree.parse(Path(generation["settings"]["output"]).with_suffix(".svg"))
+    assert len(list(picture.iter("{http://www.w3.org/2000/svg}rect"))) == 1 + 6 * 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["generation", "--quick", "--peers", "nobody"], "known are CTranslate2 int8"),
+        (["classification", "--quick", "--models", "nothing"], "known are bert-base"),
+        (["shipped", "--store", "absent"], "no such folder"),
+        (["shipped", "--base", "0" * 40], "no files of commit 0000"),
+    ],
+)
+def test_a_wrong_option_is_told_with_what_there_is(arguments: list[str], message: str) -> None:
+    ended = run_benchmark(*arguments)
+    assert ended.returncode == 1
+    assert message in ended.stderr
+    assert "Traceback" not in ended.stderr

@@ -1,0 +1,491 @@
+"""`headway-train evaluate`: measures a model that a server runs, through the client, and compares with its card.
+
+Needs the client: `headway-training[evaluate]`.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast, get_type_hints
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+from rich.console import Console
+from rich.progress import track
+
+from headway_client import Client, HeadwayError, Model, QualityFigure, Task
+from headway_client.options import (
+    ClassifyImageOptions,
+    ClassifyTextOptions,
+    ClassifyTokensOptions,
+    TranslateTextOptions,
+)
+from headway_training.checkpoint import TaskName
+from headway_training.data.examples import (
+    LabeledImages,
+    LabeledTexts,
+    MultiLabeledTexts,
+    ParallelTexts,
+    PlainText,
+    Rows,
+    SpanLabeledTexts,
+)
+from headway_training.data.files import cut_before_spaces
+from headway_training.data.images import find_images
+from headway_training.data.sources import data_folder, file_names, read_examples, read_splits
+from headway_training.errors import DataError, EvaluationError
+from headway_training.metrics import accuracy, corpus_bleu, macro_f1, multi_label_f1, span_scores
+from headway_training.recipes import ClassificationSettings, Recipe, list_recipes, parse_setting, read_recipe
+
+TOLERANCES = {"nats_per_character": 0.005}
+"""Largest difference from the card that still agrees; a text is not cut quite as for the card (`_score_text`)."""
+DEFAULT_TOLERANCE = 0.05
+"""Of other metrics, in points: what rounding to one decimal hides."""
+_CALL_OPTIONS: Mapping[Task, type] = {
+    Task.TRANSLATION: TranslateTextOptions,
+    Task.TEXT_CLASSIFICATION: ClassifyTextOptions,
+    Task.TOKEN_CLASSIFICATION: ClassifyTokensOptions,
+    Task.IMAGE_CLASSIFICATION: ClassifyImageOptions,
+}
+"""Options of the client's call; those of generation do not bear on how likely a text is."""
+_SET_BY_MEASUREMENT = {"model", "model_version", "top_k", "text_pairs"}
+_UNITS = {Task.TRANSLATION: "sentences", Task.IMAGE_CLASSIFICATION: "images", Task.GENERATION: "characters"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationOptions:
+    """Arguments of `headway-train evaluate`."""
+
+    model: str
+    """Name of the model."""
+    model_version: str = ""
+    """Its version; empty: the latest one loaded."""
+    server: str
+    """Host and port."""
+    dataset: str | None = None
+    """Data set whose test part is measured; None: that of the recipe named like the model."""
+    file: str | None = None
+    """The user's own data instead."""
+    data_dir: Path | None = None
+    """Folder of the public data sets."""
+    label_separator: str = "|"
+    """The character between the labels of a text in `file`, if several may apply."""
+    limit: int | None = None
+    """Most examples, or characters of a running text."""
+    batch_size: int = 16
+    """Inputs of a request."""
+    concurrency: int = 4
+    """Requests in flight at a time."""
+    settings: tuple[str, ...] = ()
+    """`NAME=VALUE`: options of the client's call."""
+    timeout_s: float = 300.0
+    """Longest time of a request."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """A measurement: of what, its figures, and how long it took."""
+
+    model: Model
+    dataset: str
+    is_whole: bool
+    """Whether all of the data was measured."""
+    metric: str
+    """Name of the task's metric, as model cards have it."""
+    figures: Mapping[str, float | str]
+    """The metric, and what else was measured with it; a metric's own signature is a string."""
+    example_count: int
+    wall_time_s: float
+
+    @property
+    def value(self) -> float:
+        """The metric's value."""
+        return float(self.figures[self.metric])
+
+    @property
+    def unit(self) -> str:
+        """What an example is."""
+        return _UNITS.get(self.model.task, "texts")
+
+    @property
+    def card(self) -> QualityFigure | None:
+        """The figure of the model's card for the same variant, metric and data; None if it has none."""
+        wanted = (self.model.variant, self.metric, self.dataset)
+        figures = self.model.quality if self.is_whole else ()
+        return next((one for one in figures if (one.variant, one.metric, one.dataset) == wanted), None)
+
+    @property
+    def agrees(self) -> bool | None:
+        """Whether the figure is the card's within the tolerance; None if the card has none."""
+        if self.card is None:
+            return None
+        return abs(self.value - self.card.value) <= TOLERANCES.get(self.metric, DEFAULT_TOLERANCE)
+
+    def lines(self) -> str:
+        """For people."""
+        model, rate = self.model, self.example_count / self.wall_time_s
+        head = (
+            f"{model.name} {model.version} ({model.variant}) on {self.dataset}: {self.example_count:,} "
+            f"{self.unit} in {self.wall_time_s:,.1f} s, {rate:,.1f} {self.unit}/s"
+        )
+        figures = [f"  {name}: {_shown(value)}" for name, value in self.figures.items()]
+        if self.card is None:
+            note = "  the model's card has no figure for this data"
+        else:
+            verdict = "agrees" if self.agrees else "DIFFERS"
+            note = f"  its card says {self.card.metric} {_shown(self.card.value)}: {verdict}"
+        return "\n".join((head, *figures, note))
+
+    def json(self) -> str:
+        """For programs."""
+        model = self.model
+        return json.dumps(
+            {
+                "model": model.name,
+                "version": model.version,
+                "variant": model.variant,
+                "device": model.device,
+                "task": model.task.value,
+                "dataset": self.dataset,
+                "example_count": self.example_count,
+                "unit": self.unit,
+                "wall_time_s": round(self.wall_time_s, 3),
+                "metric": self.metric,
+                "value": self.value,
+                "figures": dict(self.figures),
+                "card_value": self.card.value if self.card else None,
+                "agrees_with_card": self.agrees,
+            }
+        )
+
+
+def _shown(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:.4f}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodedImages(Rows):
+    """Image files with a label each."""
+
+    images: list[bytes]
+    labels: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class TestData:
+    """Data to measure on."""
+
+    name: str
+    """Its name in words."""
+    examples: Any
+    """The examples of the model's task."""
+    labels: tuple[str, ...] = ()
+    """Names of the labels, in the order of the examples' indices."""
+
+
+def evaluate_served(options: EvaluationOptions, console: Console) -> Report:
+    """Measures a model that a server runs.
+
+    Raises:
+        EvaluationError: A call fails, or the model cannot be measured so.
+        DataError: The data cannot be read, or has a label that the model does not know.
+    """
+    if options.dataset is not None and options.file is not None:
+        raise EvaluationError("--data and --file are both given; name one of them")
+    settings = dict(map(_parse_option, options.settings))
+    try:
+        with Client(options.server, timeout_s=options.timeout_s) as client:
+            details = client.get_model(options.model, model_version=options.model_version)
+            model = details.model
+            _check_settings(settings, model)
+            if options.file is not None:
+                data = read_file(model, options.file, json.loads(details.manifest_json), options.label_separator)
+            else:
+                data = read_dataset(model, options.dataset, data_folder(options.data_dir))
+            examples = _first(data.examples, options.limit)
+            start_s = time.perf_counter()
+            figures = _Measurement(client, model, settings, options, console).measure(examples, data.labels)
+    except HeadwayError as error:
+        raise EvaluationError(str(error)) from error
+    except (TypeError, ValueError) as error:  # of the client: an option's value has a wrong type or range
+        raise EvaluationError(f"the client's call cannot be made: {error}") from error
+    whole = len(examples) == len(data.examples)
+    return Report(
+        model=model,
+        dataset=data.name if whole else f"{data.name}, the first {len(examples):,}",
+        is_whole=whole,
+        metric=next(iter(figures)),
+        figures=figures,
+        example_count=len(examples),
+        wall_time_s=time.perf_counter() - start_s,
+    )
+
+
+def _parse_option(setting: str) -> tuple[str, Any]:
+    name, value = parse_setting(setting)
+    if not name.isidentifier():
+        raise EvaluationError(f"--option {setting}: expected NAME=VALUE, such as beam_size=4")
+    return name, value
+
+
+def _check_settings(settings: Mapping[str, Any], model: Model) -> None:
+    """Checks that the client's call takes the options."""
+    kind = _CALL_OPTIONS.get(model.task)
+    known = sorted(set(get_type_hints(kind)) - _SET_BY_MEASUREMENT) if kind else []
+    for name in settings:
+        if name not in known:
+            raise EvaluationError(
+                f"{name} is no option of measuring {model.task}; these are: {', '.join(known) or 'none'}"
+            )
+
+
+def read_dataset(model: Model, name: str | None, folder: Path) -> TestData:
+    """Reads the test part of a data set.
+
+    Args:
+        model: The model that is to be measured.
+        name: Name of the data set; None: that of the recipe that makes a model of this name.
+        folder: The folder of the public data sets.
+
+    Raises:
+        EvaluationError: No recipe has such data for the model's task and languages.
+        DataError: The data is missing or malformed, or has a label that the model does not know.
+    """
+    recipe = _find_recipe(model, name)
+    splits = read_splits(recipe, folder, None)
+    test = splits.test
+    if unknown := sorted(set(splits.labels) - set(model.labels)):
+        raise DataError(
+            f"{recipe.data.dataset}: the label {unknown[0]!r} is not one that {model.name} answers: "
+            f"{', '.join(model.labels[:20])}"
+        )
+    if isinstance(test, LabeledImages):
+        test = EncodedImages(images=[_encode_png(image) for image in test.images], labels=test.labels.tolist())
+    return TestData(splits.test_name, test, splits.labels)
+
+
+def _find_recipe(model: Model, name: str | None) -> Recipe:
+    """The recipe whose data is measured."""
+    languages = (model.source_language, model.target_language)
+    recipes = [recipe for recipe in (read_recipe(file.stem) for file in list_recipes()) if recipe.task == model.task]
+    recipes = [
+        one for one in recipes if one.languages is None or (one.languages.source, one.languages.target) == languages
+    ]
+    for recipe in recipes:
+        if (recipe.name == model.name) if name is None else (recipe.data.dataset == name):
+            return recipe
+    known = ", ".join(sorted({recipe.data.dataset for recipe in recipes})) or "none"
+    between = f" from {languages[0]} to {languages[1]}" if languages[0] else ""
+    what = f"{model.name} is the name of no recipe's model" if name is None else f"--data {name} is not for this model"
+    raise EvaluationError(
+        f"{what}; it is for {model.task}{between}, for which there are the data sets: {known}. "
+        "Name one with --data, or your own data with --file"
+    )
+
+
+def _encode_png(image: NDArray[np.uint8]) -> bytes:
+    """Encodes an image, (height, width, 3), without loss."""
+    buffer = io.BytesIO()
+    Image.fromarray(image).save(buffer, format="PNG")
+    return buffer.getvalue()
+
+
+def read_file(model: Model, file: str, manifest: Mapping[str, Any], label_separator: str) -> TestData:
+    """Reads the user's own data, in the form that `headway-train run --test` takes for the model's task.
+
+    Args:
+        model: The model that is to be measured.
+        file: The file, two files with a comma between them, or a folder of images.
+        manifest: Of the model's bundle.
+        label_separator: The character between the labels of a text, if several may apply.
+
+    Raises:
+        DataError: The data is missing or malformed, or has a label that the model does not know.
+    """
+    if model.task is Task.IMAGE_CLASSIFICATION:  # as they are: the server brings them to the model's size
+        found = find_images(Path(file))
+        labels = tuple(sorted({label for _, label in found}))
+        if unknown := sorted(set(labels) - set(model.labels)):
+            raise DataError(f"{file}: the label {unknown[0]!r} is not among those of the model")
+        images = EncodedImages(
+            images=[path.read_bytes() for path, _ in found], labels=[labels.index(label) for _, label in found]
+        )
+        return TestData(file_names(file), images, labels)
+    classification = ClassificationSettings(
+        multi_label=(manifest.get("classification") or {}).get("kind") == "multi_label",
+        text_pairs=manifest.get("text_pairs") or "never",
+        label_separator=label_separator,
+    )
+    task = cast("TaskName", model.task.value)
+    examples, labels = read_examples(task, file, model.labels, classification=classification)
+    return TestData(file_names(file), examples, labels)
+
+
+def _first(examples: Any, limit: int | None) -> Any:
+    """The first `limit` examples, or characters of a running text."""
+    if limit is None or limit >= len(examples):
+        return examples
+    if isinstance(examples, PlainText):
+        return PlainText(examples.text[:limit])
+    return examples.take(np.arange(limit))
+
+
+class _Measurement:
+    """Asks a served model, a few requests at a time, and measures its answers."""
+
+    def __init__(
+        self, client: Client, model: Model, settings: Mapping[str, Any], options: EvaluationOptions, console: Console
+    ) -> None:
+        self._client = client
+        self._model = model
+        self._batch_size = options.batch_size
+        self._concurrency = options.concurrency
+        self._console = console
+        self._named = {"model": model.name, "model_version": model.version}
+        self._options = {**settings, **self._named}
+        # A text past the model's limit is cut, as it is when a card is made.
+        self._text_options = {"truncate": True, **self._options}
+
+    def measure(self, examples: Any, labels: Sequence[str]) -> dict[str, float | str]:
+        """The figures of some examples; the first one is the metric of the model's task."""
+        if isinstance(examples, PlainText):
+            return self._score_text(examples.text)
+        if isinstance(examples, ParallelTexts):
+            texts = self._ask(
+                examples.sources,
+                lambda part: [result.text for result in self._client.translate_text(part, **self._text_options)],
+            )
+            score, signature = corpus_bleu(texts, examples.targets)
+            return {"sacrebleu": score, "sacrebleu_signature": signature}
+        if isinstance(examples, SpanLabeledTexts):
+            found = self._ask(examples.texts, self._find_spans)
+            expected = [[(start, end, labels[label]) for start, end, label in row] for row in examples.spans]
+            precision, recall, f1 = span_scores(found, expected)  # type: ignore[arg-type]  # labels are names on both sides
+            return {"span_f1": f1, "span_precision": precision, "span_recall": recall}
+        if isinstance(examples, MultiLabeledTexts):
+            selected = self._ask(_pairs(examples), lambda part: self._classify(part, labels))
+            truth = [[index in row for index in range(len(labels))] for row in examples.labels]
+            micro, macro = multi_label_f1(selected, truth)
+            return {"micro_f1": micro, "macro_f1": macro}
+        if isinstance(examples, LabeledTexts):
+            predicted = self._ask(_pairs(examples), lambda part: self._classify(part, None))
+        else:
+            predicted = self._ask(examples.images, self._label)
+        actual = [labels[index] for index in examples.labels]
+        return {"accuracy": accuracy(predicted, actual), "macro_f1": macro_f1(predicted, actual)}
+
+    def _ask(
+        self, inputs: Sequence[Any], call: Callable[[Sequence[Any]], Sequence[Any]], what: str = "measuring"
+    ) -> list[Any]:
+        """Answers every input, in order; the first error of a call ends it."""
+        parts = [inputs[start : start + self._batch_size] for start in range(0, len(inputs), self._batch_size)]
+        with ThreadPoolExecutor(max_workers=self._concurrency) as pool:
+            answers = track(
+                pool.map(call, parts),
+                what,
+                total=len(parts),
+                console=self._console,
+                disable=not self._console.is_terminal,
+            )
+            return [answer for part in answers for answer in part]
+
+    def _find_spans(self, texts: Sequence[str]) -> list[list[tuple[int, int, str]]]:
+        answer = self._client.classify_tokens(texts, **self._text_options)
+        return [[(span.start, span.end, span.label) for span in result.spans] for result in answer]
+
+    def _label(self, images: Sequence[bytes]) -> list[str]:
+        return [result.labels[0].label for result in self._client.classify_image(images, top_k=1, **self._options)]
+
+    def _classify(self, pairs: Sequence[tuple[str, str]], labels: Sequence[str] | None) -> list[Any]:
+        """The likeliest label of each text; or, given the labels, whether each of them applies.
+
+        Texts with a pair go in a call of their own, as a call has pairs or none.
+        """
+        answers: dict[int, Any] = {}
+        for has_pair in (False, True):
+            own = [index for index, (_, pair) in enumerate(pairs) if bool(pair) == has_pair]
+            if own:
+                more = {"text_pairs": [pairs[index][1] for index in own]} if has_pair else {}
+                options = {**self._text_options, **more, "top_k": 1 if labels is None else 0}
+                results = self._client.classify_text([pairs[index][0] for index in own], **options)
+                answers |= zip(own, results, strict=True)
+        scores = [answers[index].labels for index in range(len(pairs))]
+        if labels is None:
+            return [row[0].label for row in scores]
+        selected = [{score.label for score in row if score.selected} for row in scores]
+        return [[label in row for label in labels] for row in selected]
+
+    def _score_text(self, text: str) -> dict[str, float | str]:
+        """Nats per character of a running text, from the log-probabilities that the server answers of prompts.
+
+        The definition is that of docs/checkpoint.md, windows of the model's length at half a window's stride. A caller
+        has no tokenizer, so the text is cut before white space and not after a number of tokens, and a prompt has one
+        token less than a window, as it leaves room for an answer. The figures agree to a few thousandths.
+        """
+        limit = min(self._model.max_input_token_count, self._model.max_token_count - 1)
+        chunks, counts = self._cut(text, limit)
+        windows = []
+        for index in range(len(chunks)):
+            first, num_tokens = index, counts[index]
+            while first > 0 and num_tokens < limit:  # what is more than a window, the server cuts off
+                first -= 1
+                num_tokens += counts[first]
+            windows.append(("".join(chunks[first : index + 1]), counts[index]))
+
+        def score(part: Sequence[tuple[str, int]]) -> list[tuple[float, int]]:
+            answers = self._read_prompts([window for window, _ in part], score=True)
+            return [
+                (
+                    -sum(token.log_probability or 0.0 for token in answer.prompt_tokens[-count:]),
+                    len(answer.prompt_tokens[0].text),
+                )
+                for (_, count), answer in zip(part, answers, strict=True)
+            ]
+
+        scores = self._ask(windows, score)
+        num_tokens = sum(counts) - 1  # the text's first token has nothing before it
+        if num_tokens == 0:
+            raise EvaluationError("the text is a single token; nats per character need at least 2")
+        nats = sum(one for one, _ in scores)
+        return {"nats_per_character": nats / (len(text) - scores[0][1]), "nats_per_token": nats / num_tokens}
+
+    def _cut(self, text: str, limit: int) -> tuple[list[str], list[int]]:
+        """Cuts a text into chunks of about half a window, each shorter than `limit`, and counts their tokens."""
+        half = (limit + 1) // 2
+        (sample,) = self._read_prompts([text[:half]])
+        chunks = list(cut_before_spaces([text], max(1, round(half * min(len(text), half) / sample.prompt_token_count))))
+        while True:
+            counts = [answer.prompt_token_count for answer in self._ask(chunks, self._read_prompts, "counting tokens")]
+            is_long = [count >= limit and len(chunk) > 1 for count, chunk in zip(counts, chunks, strict=True)]
+            if not any(is_long):
+                return chunks, counts
+            chunks = [
+                part
+                for chunk, long in zip(chunks, is_long, strict=True)
+                for part in (cut_before_spaces([chunk], (len(chunk) + 1) // 2) if long else [chunk])
+            ]
+
+    def _read_prompts(self, prompts: Sequence[str], *, score: bool = False) -> Sequence[Any]:
+        """Has prompts read, with one token after them; longer ones lose their beginning."""
+        answer = self._client.generate_text(
+            prompts,
+            model=self._model.name,
+            model_version=self._model.version,
+            max_new_tokens=1,
+            temperature=0.0,
+            truncate=True,
+            prompt_log_probabilities=score,
+        )
+        return answer.results
+
+
+def _pairs(examples: LabeledTexts | MultiLabeledTexts) -> list[tuple[str, str]]:
+    """Texts with what they are paired with; empty if there is nothing."""
+    return list(zip(examples.texts, examples.text_pairs or [""] * len(examples), strict=True))
