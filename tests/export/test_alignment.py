@@ -48,7 +48,7 @@ def weights_in_pytorch(module, source, token_ids, layer):
     with torch.inference_mode():
         keys_values = module.cross_keys_values(module.encode(ids, torch.ones_like(ids)))
 
-        def attend_cross(query, *, layer):
+        def attend_cross(query, *, layer, **_):
             key, value = keys_values[layer]
             weights = torch.einsum("bthk,bshk->bhts", query, key).div(query.shape[-1] ** 0.5).softmax(-1)
             found[layer] = weights[0].mean(0).numpy()
