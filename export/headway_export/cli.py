@@ -1,4 +1,4 @@
-"""`headway-export`: a checkpoint, or a module of the user's own, becomes a bundle."""
+"""`headway-export`: makes a bundle of a checkpoint, or of a module of your own."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def main(
     ] = False,
     text_pairs: Annotated[
         Literal["never", "optional", "required"],
-        typer.Option(help="If two texts are read as one input; for text_classification."),
+        typer.Option(help="When two texts are read as one input; for text_classification."),
     ] = "never",
     languages: Annotated[str | None, typer.Option(help="Source and target, such as en-de; for translation.")] = None,
     preprocessing: Annotated[

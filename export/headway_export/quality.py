@@ -307,7 +307,7 @@ def weak_translations(
 
 
 def _nats_per_character(candidate: Candidate, data: EvaluationData) -> Quality:
-    """Reads each text in windows of the model's length with a stride of half of it, counting what is new in each."""
+    """Reads texts in windows of the model's length that overlap by half, counting each token once."""
     tokenizer = candidate.source.tokenizer
     assert tokenizer is not None, "a text model has its tokenizer"
     runner = candidate.open_decoder()

@@ -86,13 +86,13 @@ class EvaluationData:
     higher_is_better: bool
     texts: Sequence[str] = ()
     text_pairs: Sequence[str] | None = None
-    """What each text is paired with, empty where there is nothing; None: no text is."""
+    """The second text of each, empty where there is none; None: no text has one."""
     references: Sequence[str] = ()
     """Translations of the texts."""
     spans: Sequence[Collection[tuple[int, int, str]]] = ()
     """Start, end and label of the spans of each text."""
     labels: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
-    """(N,) the class of each; where several labels may apply, (N, C), 1 for those that do."""
+    """(N,), the class of each; where several labels may apply, (N, C), 1 for each that does."""
     images: NDArray[np.uint8] = field(default_factory=lambda: np.empty((0, 0, 0, 3), np.uint8))
     """(N, height, width, 3), already resized and cropped."""
 
@@ -121,7 +121,7 @@ class ExportSource:
     classification: ClassificationScheme | None = None
     """How logits become probabilities; None: single_label, and a temperature of 1."""
     text_pairs: TextPairUse = "never"
-    """Whether a text classifier reads two texts as one input: never, where a second one is given, or always."""
+    """When a text classifier reads two texts as one input: never, where a second one is given, or always."""
     image_preprocessing: ImagePreprocessing | None = None
     languages: Languages | None = None
     sampling_defaults: SamplingDefaults | None = None
@@ -129,7 +129,7 @@ class ExportSource:
     training: TrainingRecord | None = None
 
     def __post_init__(self) -> None:
-        if self.tokenizer is not None:  # how much is read, and what stands in the gaps, is not the tokenizer's to say
+        if self.tokenizer is not None:  # the caller decides on both
             self.tokenizer.no_padding()
             self.tokenizer.no_truncation()
 
@@ -232,8 +232,8 @@ def from_factory(
         special_tokens: Ids with a meaning of their own, for text.
         chat_template_file: Jinja, or a `tokenizer_config.json` that holds it, for generation.
         labels: Names in the order of the outputs, for classifiers.
-        multi_label: Whether several labels may apply to a text: those of a probability of 0.5 and more.
-        text_pairs: Whether two texts are read as one input, for text classification.
+        multi_label: True if several labels may apply to a text: those with a probability of at least 0.5.
+        text_pairs: When two texts are read as one input, for text classification.
         image_preprocessing: For images.
         languages: For translation.
         evaluation_file: Evaluation data in the format of docs/checkpoint.md.

@@ -311,10 +311,10 @@ def _spec_of(value: ir.Value) -> TensorSpec:
 
 @contextmanager
 def _following_the_protocol(module: nn.Module) -> Iterator[None]:
-    """Runs a module without gradients; what fails is that it does not follow the protocol of its task.
+    """Runs a module without gradients.
 
     Raises:
-        SourceError: It does not.
+        SourceError: The module raised something: it does not follow the protocol of its task.
     """
     try:
         with torch.inference_mode():
