@@ -1,4 +1,4 @@
-"""What prompts share, kept chunks and samples of one prompt, and who goes first: the text is that of the naive loop."""
+"""What prompts share, cached chunks and samples of one prompt, and who goes first: the text is that of the naive loop."""
 
 import asyncio
 
