@@ -1,4 +1,4 @@
-"""What prompts share, cached chunks and samples of one prompt, and who goes first: the text is that of the naive loop."""
+"""Prompts that share a beginning, samples of one prompt, and who goes first: the text is that of the naive loop."""
 
 import asyncio
 
