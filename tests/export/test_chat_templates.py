@@ -48,10 +48,20 @@ def test_of_several_templates_the_default_is_taken(folder):
     assert find_chat_template(folder) == MARKERS
 
 
-@pytest.mark.parametrize("template", [[], [{"name": "tools", "template": MARKERS}], {"default": 3}, 7, [1], [{}]])
-def test_templates_without_a_default_are_refused(folder, template):
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ([], "no template named default"),
+        ([{"name": "tools", "template": MARKERS}], "no template named default"),
+        ({"default": 3}, "neither a text nor a list of named templates"),
+        (7, "neither a text nor a list of named templates"),
+        ([1], "neither a text nor a list of named templates"),
+        ([{}], "neither a text nor a list of named templates"),
+    ],
+)
+def test_templates_without_a_default_are_refused(folder, template, reason):
     write_configuration(folder, template)
-    with pytest.raises(SourceError, match="no template named default"):
+    with pytest.raises(SourceError, match=reason):
         from_checkpoint(folder)
 
 
@@ -73,7 +83,7 @@ def test_the_bundle_holds_the_template_letter_for_letter_hashed_and_told_of(fold
     arguments = [str(folder), "--store", str(tmp_path / "store"), "--precision", "fp32"]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
-    assert "conversations can be given instead of prompts" in result.output
+    assert "a conversation instead of a prompt" in result.output
     bundle = open_bundle(tmp_path / "store" / "tiny-chat" / "1")
     assert bundle.file(CHAT_TEMPLATE_FILE).read_bytes() == (folder / CHAT_TEMPLATE_FILE).read_bytes()
     assert "Conversations" in bundle.file("README.md").read_text()

@@ -138,7 +138,7 @@ def test_several_rows_may_read_one_source(bundle, module, runtime):
 def test_alignments_are_pytorchs_attention_and_sum_to_one(bundle, module, runtime, precision):
     decoder, encoder = runners(runtime, bundle, precision)
     (source,) = random_sources(3, 9)
-    (encoded,) = encoder.encode([source])
+    (encoded,) = encoder.encode([EncoderInput.of_tokens(source)])
     token_ids = np.array([BOS, 15, 17, 20, 11])
     found = decoder.align(2, encoded, token_ids)
     np.testing.assert_allclose(found.sum(axis=-1), 1, atol=1e-6)
@@ -154,7 +154,7 @@ def test_alignments_are_pytorchs_attention_and_sum_to_one(bundle, module, runtim
 
 def test_aligning_leaves_the_running_sentences_alone(bundle, runtime):
     decoder, encoder = runners(runtime, bundle)
-    encoded = encoder.encode(random_sources(4, 6, 12))
+    encoded = encoder.encode([EncoderInput.of_tokens(source) for source in random_sources(4, 6, 12)])
     open_sources(decoder, encoded)
     decoder.decode(np.array([BOS, BOS]), np.zeros(2, np.int64))
     expected = decoder.decode(np.array([5, 6]), np.ones(2, np.int64)).copy()

@@ -149,7 +149,7 @@ def test_state_of_unknown_size_is_refused_with_its_name():
         ({"past": "nowhere"}, "nowhere is named as an input of the decoder"),
         ({"present": "nowhere"}, "nowhere is named as an output of the decoder"),
         ({"initial": "nowhere"}, "nowhere is named as an output of the encoder"),
-        ({"update": "in_place"}, "initial is for state that is replaced, and this is in_place"),
+        ({"update": "in_place"}, "initial is for update replace, and this one's is in_place"),
     ],
 )
 def test_a_manifest_names_tensors_that_there_are(change, message):
