@@ -11,7 +11,7 @@ from real_data import REAL
 from headway_server.bundles import ImagePreprocessing
 from headway_server.preprocessing.image import ImageLimits, ImagePreprocessor
 from headway_training.checkpoint import ImagePreprocessing as TrainingPreprocessing
-from headway_training.data.images import preprocess
+from headway_training.data.images import normalize, resize_and_crop
 
 SETTINGS = [
     {"height": 32, "width": 32, "resize": "stretch", "interpolation": "bicubic"},
@@ -63,7 +63,8 @@ def _largest_difference(data: bytes, settings: dict) -> float:
     limits = ImageLimits(max_bytes=2**24, max_pixels=2**26)
     served = ImagePreprocessor(ImagePreprocessing(**settings, **SCALE), limits).prepare(data).pixel_values
     with Image.open(io.BytesIO(data)) as image:
-        trained = preprocess(image, TrainingPreprocessing(**settings, **SCALE))
+        wanted = TrainingPreprocessing(**settings, **SCALE)
+        trained = normalize(resize_and_crop(image, wanted)[None], wanted)[0]
     assert served.shape == trained.shape
     return float(np.abs(served - trained).max())
 

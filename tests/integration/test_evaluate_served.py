@@ -5,11 +5,12 @@ import json
 import re
 
 import pytest
+from evaluation_files import read_image_evaluation, read_text_evaluation
 from PIL import Image
 from typer.testing import CliRunner
 
 from headway_client import Client
-from headway_training.checkpoint import load_model, load_tokenizer, read_image_evaluation, read_text_evaluation
+from headway_training.checkpoint import load_model, load_tokenizer
 from headway_training.cli import app
 from headway_training.evaluation import nats_per_character
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from evaluation_files import read_image_evaluation, read_text_evaluation
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
@@ -17,8 +18,6 @@ from headway_training.checkpoint import (
     load_model,
     load_tokenizer,
     read_checkpoint,
-    read_image_evaluation,
-    read_text_evaluation,
     write_checkpoint,
 )
 from headway_training.errors import CheckpointError

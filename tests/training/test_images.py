@@ -7,7 +7,7 @@ from PIL import Image
 from pydantic import ValidationError
 
 from headway_training.checkpoint import ImagePreprocessing
-from headway_training.data.images import augment, normalize, preprocess, resize_and_crop
+from headway_training.data.images import augment, normalize, resize_and_crop
 
 MEAN, STD = (0.5, 0.25, 0.0), (0.5, 0.25, 1.0)
 
@@ -54,7 +54,7 @@ def test_the_shorter_side_keeps_proportions_and_the_centre_is_cropped(height, wi
 
 def test_grey_and_transparent_images_become_rgb():
     for mode in ("L", "RGBA", "P"):
-        assert preprocess(gradient(8, 8).convert(mode), preprocessing()).shape == (3, 4, 4)
+        assert resize_and_crop(gradient(8, 8).convert(mode), preprocessing()).shape == (4, 4, 3)
 
 
 def test_a_crop_larger_than_the_image_is_refused():

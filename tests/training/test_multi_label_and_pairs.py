@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from evaluation_files import read_text_evaluation
 from rich.console import Console
 from tokenizers import Tokenizer
 
-from headway_training.checkpoint import load_model, load_tokenizer, read_checkpoint, read_text_evaluation
+from headway_training.checkpoint import load_model, load_tokenizer, read_checkpoint
 from headway_training.data.sources import OwnData
 from headway_training.data.texts import read_labeled_texts, read_multi_labeled_texts
 from headway_training.errors import DataError, RecipeError

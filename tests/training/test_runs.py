@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, register_tracker_class
+from evaluation_files import read_image_evaluation, read_text_evaluation
 from typer.testing import CliRunner
 
-from headway_training.checkpoint import load_model, load_tokenizer, read_image_evaluation, read_text_evaluation
+from headway_training.checkpoint import load_model, load_tokenizer
 from headway_training.cli import app
 
 

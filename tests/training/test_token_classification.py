@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from evaluation_files import read_text_evaluation
 from rich.console import Console
 
-from headway_training.checkpoint import load_model, load_tokenizer, read_text_evaluation
+from headway_training.checkpoint import load_model, load_tokenizer
 from headway_training.data.sources import OwnData, read_splits
 from headway_training.recipes import read_recipe
 from headway_training.run import RunOptions, run_training

@@ -386,15 +386,3 @@ def load_tokenizer(path: Path) -> Tokenizer:
         return Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises bare Exception
         raise CheckpointError(f"{file} cannot be read as a tokenizer: {error}") from error
-
-
-def read_text_evaluation(path: Path) -> list[dict[str, Any]]:
-    """Reads the objects of `evaluation.jsonl` in the folder `path`."""
-    with (path / TEXT_EVALUATION_FILE).open(encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines]
-
-
-def read_image_evaluation(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Reads `evaluation.npz` in the folder `path`: (N, height, width, 3) pixels and (N,) labels."""
-    with np.load(path / IMAGE_EVALUATION_FILE) as arrays:
-        return arrays["images"], arrays["labels"]

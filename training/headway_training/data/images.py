@@ -84,12 +84,6 @@ def _read_image(path: Path, preprocessing: ImagePreprocessing) -> NDArray[np.uin
         raise DataError(f"{path} cannot be read as an image: {error}") from error
 
 
-def preprocess(image: Image.Image, preprocessing: ImagePreprocessing) -> NDArray[np.float32]:
-    """Turns an image into `pixel_values`: float32 (3, H, W)."""
-    pixel_values: NDArray[np.float32] = normalize(resize_and_crop(image, preprocessing)[None], preprocessing)[0]
-    return pixel_values
-
-
 def resize_and_crop(image: Image.Image, preprocessing: ImagePreprocessing) -> NDArray[np.uint8]:
     """Turns an image upright (EXIF), makes it RGB, resizes it and crops its centre: uint8 (H, W, 3).
 
