@@ -37,6 +37,12 @@ def current_call() -> Call | None:
     return _current.get()
 
 
+def current_caller() -> str:
+    """Returns who makes the call that the present task answers; empty outside of every call, or where nobody knows."""
+    call = _current.get()
+    return "" if call is None else call.caller
+
+
 class Calls:
     """The calls that are being answered. Belongs to the event loop.
 

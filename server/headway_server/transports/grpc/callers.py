@@ -146,8 +146,6 @@ class Callers:
         """
         with self._arriving.wait():
             data = await context.read()
-        if self._gate is not None:
-            await self._gate.wait()
         if data is grpc.aio.EOF:
             raise InvalidInputError("request", "is missing; send one message")
         assert isinstance(data, bytes), "there is no deserializer"
@@ -191,6 +189,11 @@ class Callers:
             self._lasting_of[peer] -= 1
             if not self._lasting_of[peer]:
                 del self._lasting_of[peer]
+
+    async def pass_gate(self) -> None:
+        """Waits while calls are held."""
+        if self._gate is not None:
+            await self._gate.wait()
 
     def hold(self) -> None:
         """Keeps calls waiting whose request has been received, until `let_go`."""

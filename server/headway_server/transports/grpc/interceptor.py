@@ -88,6 +88,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             pairs, request_id = _open(context)
             try:
                 data = await self._callers.receive(context)
+                await self._callers.pass_gate()
                 async with self._answer(method, data, context, pairs, request_id):
                     return await behaviour(parse(data), context)
             except grpc.aio.AbortError:
@@ -102,6 +103,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             pairs, request_id = _open(context)
             try:
                 data = await self._callers.receive(context)
+                await self._callers.pass_gate()
                 async with (
                     self._answer(method, data, context, pairs, request_id),
                     aclosing(behaviour(parse(data), context)) as responses,
