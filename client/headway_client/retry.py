@@ -14,6 +14,7 @@ server's own has a reason, and a call that was never sent says that it could not
 from __future__ import annotations
 
 import random
+import re
 import time
 from dataclasses import dataclass
 from typing import Self
@@ -31,8 +32,11 @@ from headway_client.errors import (
 _READY_POLL_S = 0.05
 _MOST_GROWTH = 64
 """Attempts after which the delay grows no more, so that its power stays a number."""
-_NEVER_SENT = ("failed to connect", "dns resolution failed", "name resolution")
-"""How gRPC begins to say that there was no connection to send a call on."""
+_NEVER_SENT = re.compile(
+    r"failed to connect|connection refused|connection failure|no healthy upstream|dns resolution|name resolution",
+    re.IGNORECASE,
+)
+"""How gRPC, and the proxies between, say that there was no connection to send a call on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +128,7 @@ def _is_broken(error: CallError) -> bool:
     """Returns whether the connection broke after the call was sent, as far as gRPC tells."""
     if isinstance(error, CallCancelledError):  # by a server that stops; `CANCELLED` is all that gRPC itself says then
         return not error.reason and error.message == "CANCELLED"
-    return isinstance(error, UnavailableError) and not (error.reason or error.message.lower().startswith(_NEVER_SENT))
+    return isinstance(error, UnavailableError) and not (error.reason or _NEVER_SENT.search(error.message))
 
 
 class Readiness(Deadline):

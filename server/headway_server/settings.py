@@ -125,6 +125,9 @@ class ServerSettings(BaseSettings):
     """Seconds that running calls have to finish after SIGTERM or Ctrl-C."""
     stall_timeout: Annotated[float, Field(ge=0, le=86400)] = 60
     """Seconds that a step or a batch may take before the server says that it is unhealthy; 0: any time."""
+    stall_exit: bool = False
+    """End the process, with exit code 70, when a step, a batch or the event loop has made no progress for
+    `stall_timeout`; for servers that a supervisor starts again."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Lowest level that is logged."""
     log_format: Literal["text", "json"] = "text"

@@ -33,6 +33,7 @@ from headway_server.observers import NO_OBSERVER, Observer
 from headway_server.runtime import CLOSE_TIMEOUT_S, available_bytes
 from headway_server.serving.calls import Calls
 from headway_server.serving.host import ModelHost
+from headway_server.serving.watchdog import Watchdog
 from headway_server.settings import ServerSettings
 from headway_server.transports.grpc.callers import Callers, WaitLimits
 from headway_server.transports.grpc.generation import GenerationService
@@ -130,6 +131,7 @@ class HeadwayServer:
         self._health = health.aio.HealthServicer()
         self._watch: asyncio.Task[None] | None = None
         self._sweep: asyncio.Task[None] | None = None
+        self._watchdog: Watchdog | None = None
         self._ailing: dict[str, str] = {}
         self._callers = Callers(
             requests=WaitLimits(
@@ -185,6 +187,8 @@ class HeadwayServer:
     async def _watch_health(self) -> None:
         while True:
             await asyncio.sleep(_HEALTH_INTERVAL_S)
+            if self._watchdog is not None:
+                self._watchdog.beat()
             await self._update_health()
 
     async def _update_health(self) -> None:
@@ -269,7 +273,12 @@ class HeadwayServer:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, on_signal)
         announce(await self.start())
+        if limit_s := self._settings.stall_timeout:
+            self._watchdog = Watchdog(self._host.stalled, limit_s=limit_s, ends=self._settings.stall_exit)
+            self._watchdog.start()
         await stop.wait()
+        if self._watchdog is not None:
+            self._watchdog.stop()
         return await self.stop(hurry)
 
     def __repr__(self) -> str:
