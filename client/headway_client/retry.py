@@ -33,8 +33,7 @@ _READY_POLL_S = 0.05
 _MOST_GROWTH = 64
 """Attempts after which the delay grows no more, so that its power stays a number."""
 _NEVER_SENT = re.compile(
-    r"failed to connect|connection refused|connection failure|no healthy upstream|dns resolution|name resolution",
-    re.IGNORECASE,
+    r"failed to connect|connection (refused|failure)|no healthy upstream|dns resolution|name resolution", re.IGNORECASE
 )
 """How gRPC, and the proxies between, say that there was no connection to send a call on."""
 

@@ -494,7 +494,7 @@ class ModelHost:
         return found | (self.stalled(stall_timeout_s) if stall_timeout_s else {})
 
     def stalled(self, limit_s: float) -> dict[str, str]:
-        """Returns which models have made no progress for longer than `limit_s`, by path. May be called by any thread."""
+        """Returns which models have made no progress for longer than `limit_s`, by path; any thread may ask."""
         return {
             _path(model): f"has made no progress for {stalled_s:.0f} s"
             for model in self.models

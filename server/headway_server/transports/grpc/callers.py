@@ -78,7 +78,9 @@ class _Waits:
         """
         waits, most = self._waits, self._limits.max_waits
         if most is not None and len(waits) >= most:
-            next(iter(waits)).cut(self._overload())
+            oldest = next(iter(waits))
+            del waits[oldest]
+            oldest.cut(self._overload())
         wait = _Wait()
         waits[wait] = None
         try:
@@ -89,7 +91,7 @@ class _Waits:
             wait.task.uncancel()
             raise wait.error from None
         finally:
-            del waits[wait]
+            waits.pop(wait, None)
 
     def sweep(self, now: float) -> None:
         """Ends the waits that take too long, and the longest ones where too many are slow."""
@@ -97,7 +99,8 @@ class _Waits:
         for wait in self._waits:
             if now - wait.since < _SLOW_S:
                 break
-            slow.append(wait)
+            if wait.error is None:
+                slow.append(wait)
         limits = self._limits
         for number, wait in enumerate(slow):
             if limits.timeout_s and now - wait.since > limits.timeout_s:
