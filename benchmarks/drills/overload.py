@@ -5,6 +5,7 @@ with the same deadline; then again at half of it, until answers are as quick as 
 """
 
 import asyncio
+import io
 import math
 import random
 import time
@@ -13,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
+from PIL import Image
 
 from benchmarks.drills.server import Server, running
 from headway.v1 import generation_service_pb2 as generation_pb
@@ -51,10 +53,6 @@ def _calls(service: str, channel: grpc.aio.Channel) -> Send:
 
 
 def _picture() -> bytes:
-    import io
-
-    from PIL import Image
-
     data = io.BytesIO()
     Image.effect_noise((256, 256), 60).convert("RGB").save(data, "PNG")
     return data.getvalue()
@@ -96,7 +94,7 @@ async def _closed(calls: list[Send], seconds: float) -> tuple[float, _Recorder]:
 
 async def _open(calls: list[Send], rate: float, seconds: float, deadline_s: float) -> tuple[float, _Recorder]:
     """Begins calls at a rate, by a Poisson process; returns the rate of answers in time."""
-    recorder, generator = _Recorder(), random.Random(7)
+    recorder, generator = _Recorder(), random.Random(7)  # noqa: S311 (when calls begin is no secret)
     tasks: set[asyncio.Task[None]] = set()
     began = due = time.monotonic()
     while (due := due + generator.expovariate(rate)) < began + seconds:
