@@ -30,11 +30,13 @@ class Caller:
         self.events: list[h2.events.Event] = []
         self._flush()
 
-    def begin(self, path: str) -> int:
+    def begin(self, path: str, *metadata: tuple[str, str]) -> int:
         """Begins a call with its headers alone; returns the number of its stream."""
         stream = self.connection.get_next_available_stream_id()
         headers = [(":method", "POST"), (":scheme", "http"), (":path", path), (":authority", "test")]
-        self.connection.send_headers(stream, [*headers, ("content-type", "application/grpc"), ("te", "trailers")])
+        self.connection.send_headers(
+            stream, [*headers, ("content-type", "application/grpc"), ("te", "trailers"), *metadata]
+        )
         self._flush()
         return stream
 
@@ -64,6 +66,14 @@ class Caller:
     def was_sent_away(self) -> bool:
         """True if the server has sent GOAWAY."""
         return self.connection.state_machine.state is h2.connection.ConnectionState.CLOSED
+
+    def header(self, stream: int, name: bytes) -> str | None:
+        """Returns a header of a call's answer."""
+        for event in self.events:
+            if isinstance(event, h2.events.ResponseReceived) and event.stream_id == stream:
+                value = dict(event.headers or ()).get(name)
+                return None if value is None else value.decode()
+        return None
 
     def status(self, stream: int, timeout_s: float) -> str | None:
         """Waits for the status of a call; returns its number."""

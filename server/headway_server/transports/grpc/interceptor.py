@@ -85,7 +85,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
     def _wrap_unary(self, behaviour: UnaryMethod, parse: Deserializer, method: str) -> Behaviour:
         async def call(_: object, context: Context) -> Any:
-            pairs, request_id = _open(context)
+            pairs, request_id = await _open(context)
             try:
                 data = await self._callers.receive(context)
                 await self._callers.pass_gate()
@@ -100,7 +100,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
     def _wrap_stream(self, behaviour: StreamMethod, parse: Deserializer, method: str) -> Behaviour:
         async def call(_: object, context: Context) -> None:
-            pairs, request_id = _open(context)
+            pairs, request_id = await _open(context)
             try:
                 data = await self._callers.receive(context)
                 await self._callers.pass_gate()
@@ -163,15 +163,18 @@ def _method(behaviour: Behaviour, handler: Handler) -> Handler:
     return method
 
 
-def _open(context: Context) -> tuple[Pairs, str]:
+async def _open(context: Context) -> tuple[Pairs, str]:
     """Reads what came with a call, and sets what goes with its answer: returns the metadata and the request's id."""
     pairs = [(key, value) for key, value in context.invocation_metadata() or () if isinstance(value, str)]
-    request_id = ""
+    request_id, wants_gzip = "", False
     for key, value in pairs:
         if key == REQUEST_ID and _IS_REQUEST_ID(value):
             request_id = value
         elif key == _ACCEPTS and "gzip" in value:
-            context.set_compression(grpc.Compression.Gzip)
+            wants_gzip = True
+    if wants_gzip:
+        context.set_compression(grpc.Compression.Gzip)
+        await context.send_initial_metadata(())  # with a unary answer's own, gRPC would leave the encoding out
     request_id = request_id or secrets.token_hex(8)
     context.set_trailing_metadata(((REQUEST_ID, request_id),))
     return pairs, request_id

@@ -226,13 +226,14 @@ class HeadwayServer:
         if self._watch is not None:
             self._watch.cancel()
         timeout_s = self._settings.drain_timeout
+        hold_s = 0.0 if hurry is not None and hurry.is_set() else _HOLD_S
         await self._health.enter_graceful_shutdown()
         _log.info("draining", running_calls=self.calls.num_running, timeout_s=timeout_s)
         self._callers.hold()
         self.calls.refuse_new()
-        await asyncio.sleep(_HOLD_S)
+        await asyncio.sleep(hold_s)
         going = asyncio.create_task(self._server.stop(timeout_s + CLOSE_TIMEOUT_S + _LAST_WORDS_S))
-        await asyncio.sleep(_HOLD_S)
+        await asyncio.sleep(hold_s)
         self._callers.let_go()
         await self._wait_for_calls(hurry)
         has_ended = await asyncio.to_thread(self._host.close)  # it waits for what is running
@@ -304,6 +305,7 @@ def _options(settings: ServerSettings) -> list[tuple[str, int]]:
         ("grpc.keepalive_time_ms", _milliseconds(connection.keepalive_time)),
         ("grpc.keepalive_timeout_ms", 20_000),
         ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.server_handshake_timeout_ms", 20_000),
         ("grpc.http2.min_ping_interval_without_data_ms", round(connection.min_ping_interval * 1e3)),
     ]
 

@@ -145,3 +145,14 @@ async def test_request_ids_are_taken_or_made_and_given_back(serving):
     assert failure.code is grpc.StatusCode.INVALID_ARGUMENT
     call = serving.texts.ClassifyText(texts_pb.ClassifyTextRequest(), metadata=[("x-request-id", "abc-2")])
     assert dict(await call.trailing_metadata())["x-request-id"] == "abc-2"
+
+
+async def test_an_answer_is_compressed_for_who_asks(serving):
+    with Caller(serving.port) as caller:
+        encodings = []
+        for metadata in ([], [("accept-encoding", "br, gzip")]):
+            stream = caller.begin(CLASSIFY, ("grpc-accept-encoding", "identity,gzip"), *metadata)
+            caller.send(stream, frame(TEXT.SerializeToString()))
+            assert await asyncio.to_thread(caller.status, stream, 10) == "0"
+            encodings.append(caller.header(stream, b"grpc-encoding"))
+    assert encodings == [None, "gzip"]
