@@ -19,8 +19,12 @@ _current: ContextVar[Call | None] = ContextVar("current_call", default=None)
 class Call:
     """A call that is being answered."""
 
-    def __init__(self, event: CallEvent) -> None:
+    def __init__(self, event: CallEvent, *, caller: str = "", request_id: str = "") -> None:
         self.event = event
+        self.caller = caller
+        """Who makes it: calls of one caller wait behind each other rather than behind those of others."""
+        self.request_id = request_id
+        """What the caller, or the transport, names it in logs."""
         self.callbacks: list[Callable[[], None]] = []
         """What is called on the event loop when the call has ended, however it ends."""
 
@@ -31,6 +35,12 @@ class Call:
 def current_call() -> Call | None:
     """Returns the call that the present task answers; None outside of every call."""
     return _current.get()
+
+
+def current_caller() -> str:
+    """Returns who makes the call that the present task answers; empty outside of every call, or where nobody knows."""
+    call = _current.get()
+    return "" if call is None else call.caller
 
 
 class Calls:
@@ -76,6 +86,8 @@ class Calls:
         metadata: Sequence[tuple[str, str]] = (),
         num_bytes: int = 0,
         timeout_s: float | None = None,
+        caller: str = "",
+        request_id: str = "",
     ) -> AsyncIterator[Call]:
         """Surrounds all work that is done for a call, from the moment its bytes are there.
 
@@ -85,6 +97,8 @@ class Calls:
             num_bytes: Size of the request as it was received.
             timeout_s: Seconds after which the call is ended; None where there is no limit, or where the transport
                 itself ends a call whose deadline has passed.
+            caller: Who makes it, such as host and port of its connection; empty where the transport cannot tell.
+            request_id: Names it in logs.
 
         Raises:
             DrainingError: The server is shutting down.
@@ -92,7 +106,7 @@ class Calls:
             DeadlineError: The time is over.
         """
         event = CallEvent(call_id=next(self._ids), method=method, metadata=tuple(metadata), started_at=time.monotonic())
-        call, outer = Call(event), _current.get()
+        call, outer = Call(event, caller=caller, request_id=request_id), _current.get()
         self._num_running += 1
         self._idle.clear()
         self._observer.call_started(event)

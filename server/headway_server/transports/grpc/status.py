@@ -52,16 +52,16 @@ _MAX_MESSAGE_BYTES = 1000
 _log = structlog.get_logger(__name__)
 
 
-def to_status(error: Exception, method: str) -> status_pb2.Status:
+def to_status(error: Exception, method: str, request_id: str = "") -> status_pb2.Status:
     """Describes an error to the caller of `method`; what is not the caller's business is logged and left out."""
     for kind, (code, reason) in STATUS.items():
         if isinstance(error, kind):
             return _status(code, _clip(str(error)), [_error_info(reason), *_details(error)])
     incident = secrets.token_hex(6)
     if isinstance(error, ModelRunError):
-        _log.error("internal error", incident=incident, method=method, reason=str(error))
+        _log.error("internal error", incident=incident, method=method, request_id=request_id, reason=str(error))
     else:
-        _log.error("internal error", incident=incident, method=method, exc_info=error)
+        _log.error("internal error", incident=incident, method=method, request_id=request_id, exc_info=error)
     message = f"internal error; the server's log has it as incident {incident}"
     return _status(grpc.StatusCode.INTERNAL, message, [_error_info(INTERNAL_REASON, incident=incident)])
 
