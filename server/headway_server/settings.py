@@ -1,19 +1,27 @@
-"""Settings of the server: flags of the command line win over the environment (`HEADWAY_*`), which wins over defaults.
+"""Settings of the server: flags win over the environment (`HEADWAY_*`), over a TOML file, over defaults.
 
 A setting of a group is `HEADWAY_<GROUP>__<NAME>` in the environment, such as `HEADWAY_ENGINE__NUM_SLOTS`. The docstring
-of the class and of each field is what `--help` shows.
+of the class and of each field is what `--help` shows. In the file it stands in the table of its group.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import BaseModel, BeforeValidator, Field, model_validator
+from pydantic_settings import (
+    BaseSettings,
+    CliSuppress,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
 
 from headway_server.batching.settings import BatchingSettings
 from headway_server.bundles import Precision
+from headway_server.configuration import ConfigFile, without_mappings
 from headway_server.decoding.settings import EngineSettings
 from headway_server.preprocessing import ImageLimits
 
@@ -42,8 +50,21 @@ def _short_flags(**groups: type[BaseModel]) -> dict[str, str]:
     return {f"{group}.{flag}": flag for group, flag in flags}
 
 
+class ModelSettings(EngineSettings, BatchingSettings):
+    """Settings of one model, in place of the server's: the table `[models.NAME]` of the configuration file."""
+
+    precision: Precision | None = None
+    """Variant to run."""
+    lanes: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """Most runs of the model at a time; no more than the server's."""
+
+
 class ServerSettings(BaseSettings):
-    """Serves the bundles of a store over gRPC."""
+    """Serves the bundles of a store over gRPC.
+
+    Other commands: `headway-server config` prints the settings and where each was taken from, and `headway-server keys`
+    makes API keys.
+    """
 
     model_config = SettingsConfigDict(
         env_prefix="HEADWAY_",
@@ -56,10 +77,14 @@ class ServerSettings(BaseSettings):
         cli_avoid_json=True,
         cli_hide_none_type=True,
         cli_kebab_case=True,
+        cli_implicit_flags=True,
+        cli_exit_on_error=False,
         cli_shortcuts=_short_flags(engine=EngineSettings, batching=BatchingSettings),
         cli_show_env_vars=True,
     )
 
+    config: Path | None = None
+    """TOML file of settings; flags and the environment win over it."""
     store: Path
     """Folder that holds the bundles, `<store>/<model>/<version>/`."""
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
@@ -75,6 +100,18 @@ class ServerSettings(BaseSettings):
     lanes: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Most runs of a model at a time, a core each; left out, as many as there are threads. With more than one, weights
     are held twice. On CUDA there is one."""
+    tls_cert_file: Path | None = None
+    """PEM file of the server's certificate and those between it and its authority. With it every connection is
+    encrypted. It is read again when it changes, as the other files of certificates are."""
+    tls_key_file: Path | None = None
+    """PEM file of the certificate's private key, without a password."""
+    tls_client_ca_file: Path | None = None
+    """PEM file of the authorities whose clients are let in; every client must show a certificate of theirs."""
+    access_file: Path | None = None
+    """TOML file of who may call: API keys and certificates, their scopes and budgets (`headway-server keys`). Left out,
+    everyone may call, and only this machine may change the server."""
+    reflection: bool = True
+    """Tells every caller which services and messages there are, as grpcurl asks."""
     max_message_mib: Annotated[int, Field(ge=1, le=1024)] = 64
     """Largest request, in MiB; what is larger is refused before it is read. Requests of texts are held to 8 MiB, or to
     32 times `max_text_kib` if that is more."""
@@ -105,6 +142,50 @@ class ServerSettings(BaseSettings):
     """Generation and translation models."""
     batching: BatchingSettings = BatchingSettings()
     """Classifiers and embeddings."""
+    models: CliSuppress[Mapping[str, ModelSettings]] = Field(default_factory=dict)
+    """Settings of models by their names, from the configuration file."""
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Puts the configuration file behind the environment; see `BaseSettings`."""
+        assert isinstance(env_settings, EnvSettingsSource)
+        return init_settings, without_mappings(env_settings), ConfigFile(settings_cls)
+
+    @model_validator(mode="after")
+    def _check_tls(self) -> Self:
+        if (self.tls_cert_file is None) != (self.tls_key_file is None):
+            raise ValueError("tls_cert_file and tls_key_file go together; give both, or neither")
+        if self.tls_client_ca_file is not None and self.tls_cert_file is None:
+            raise ValueError("tls_client_ca_file needs tls_cert_file and tls_key_file; give them too")
+        return self
+
+    def for_model(self, name: str) -> ServerSettings:
+        """Returns the settings of a model: its own where it has any, else the server's."""
+        own = self.models.get(name)
+        if own is None:
+            return self
+        given = {field: getattr(own, field) for field in own.model_fields_set}
+        groups = {
+            group: getattr(self, group).model_copy(
+                update={field: given.pop(field) for field in kind.model_fields if field in given}
+            )
+            for group, kind in (("engine", EngineSettings), ("batching", BatchingSettings))
+        }
+        return self.model_copy(update=groups | given)
+
+    @property
+    def tls_files(self) -> tuple[Path, Path, Path | None] | None:
+        """Files of the server's certificate, of its key and of the clients' authorities; None without encryption."""
+        if self.tls_cert_file is None or self.tls_key_file is None:
+            return None
+        return self.tls_cert_file, self.tls_key_file, self.tls_client_ca_file
 
     @property
     def max_text_bytes(self) -> int:

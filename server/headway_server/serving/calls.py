@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 
 from headway_server.errors import DeadlineError, DrainingError
 from headway_server.observers import NO_OBSERVER, CallEvent, Observer
+from headway_server.serving.access import SECRET_METADATA, Access, Caller, check_local
 from headway_server.serving.permits import Admission
 
 _current: ContextVar[Call | None] = ContextVar("current_call", default=None)
@@ -19,13 +20,37 @@ _current: ContextVar[Call | None] = ContextVar("current_call", default=None)
 class Call:
     """A call that is being answered."""
 
-    def __init__(self, event: CallEvent) -> None:
+    def __init__(self, event: CallEvent, caller: str = "") -> None:
         self.event = event
+        self.caller = caller
+        """Who calls: the name of the API key or of the certificate, else the peer."""
+        self.rights: Caller | None = None
+        """What the caller may do; None: everything, where there is no access control."""
         self.callbacks: list[Callable[[], None]] = []
         """What is called on the event loop when the call has ended, however it ends."""
 
     def __repr__(self) -> str:
         return f"Call({self.event.method}, {time.monotonic() - self.event.started_at:.3f} s)"
+
+
+@contextmanager
+def counted_tokens(num_read: int, num_generated: Callable[[], int] = lambda: 0) -> Iterator[None]:
+    """Takes the tokens of the present call from its caller's budget, however the call ends.
+
+    Args:
+        num_read: Tokens of its inputs.
+        num_generated: Returns the tokens of its outputs, when the context ends.
+    """
+    call = current_call()
+    rights = None if call is None else call.rights
+    if rights is None or not rights.counts_tokens:
+        yield
+        return
+    rights.count_tokens(num_read)
+    try:
+        yield
+    finally:
+        rights.count_tokens(num_generated())
 
 
 def current_call() -> Call | None:
@@ -40,7 +65,12 @@ class Calls:
     """
 
     def __init__(
-        self, *, max_calls: int | None = None, max_bytes: int | None = None, observer: Observer = NO_OBSERVER
+        self,
+        *,
+        max_calls: int | None = None,
+        max_bytes: int | None = None,
+        access: Access | None = None,
+        observer: Observer = NO_OBSERVER,
     ) -> None:
         """Starts with no call.
 
@@ -48,8 +78,10 @@ class Calls:
             max_calls: Calls that are answered at a time; None: any number.
             max_bytes: Bytes that the requests of these have together; None: any number. A request of more bytes than
                 that is answered when there is no other.
+            access: Who may call; None: everyone, and only this machine may change the server.
             observer: Learns of every call.
         """
+        self._access = access
         self._admission = Admission(limit=max_calls, noun="calls", owner="the server", max_bytes=max_bytes)
         self._observer = observer
         self._ids = itertools.count(1)
@@ -76,6 +108,9 @@ class Calls:
         metadata: Sequence[tuple[str, str]] = (),
         num_bytes: int = 0,
         timeout_s: float | None = None,
+        caller: str = "",
+        certificate_names: Sequence[str] = (),
+        is_admin: bool = False,
     ) -> AsyncIterator[Call]:
         """Surrounds all work that is done for a call, from the moment its bytes are there.
 
@@ -85,14 +120,25 @@ class Calls:
             num_bytes: Size of the request as it was received.
             timeout_s: Seconds after which the call is ended; None where there is no limit, or where the transport
                 itself ends a call whose deadline has passed.
+            caller: Address of the peer, without its port; empty inside the process.
+            certificate_names: Names in the peer's certificate, if the transport has verified one.
+            is_admin: True for a call that changes the server.
 
         Raises:
+            UnknownCallerError: The caller is not known.
+            ForbiddenError: The caller may not do this.
+            BudgetError: The caller has used up what it may ask.
             DrainingError: The server is shutting down.
             OverloadedError: There are too many calls, or too many bytes of them.
             DeadlineError: The time is over.
         """
-        event = CallEvent(call_id=next(self._ids), method=method, metadata=tuple(metadata), started_at=time.monotonic())
-        call, outer = Call(event), _current.get()
+        event = CallEvent(
+            call_id=next(self._ids),
+            method=method,
+            metadata=tuple(pair for pair in metadata if pair[0] not in SECRET_METADATA),
+            started_at=time.monotonic(),
+        )
+        call, outer = Call(event, certificate_names[0] if certificate_names else caller), _current.get()
         self._num_running += 1
         self._idle.clear()
         self._observer.call_started(event)
@@ -102,6 +148,7 @@ class Calls:
         try:
             if self._is_draining:
                 raise DrainingError("the server is shutting down; call another one, or this one when it is back")
+            self._check_caller(call, metadata, certificate_names, is_admin=is_admin)
             with self._admission.admit(1, num_bytes):
                 if timeout_s is None:
                     yield call
@@ -130,6 +177,22 @@ class Calls:
                 callback()
             self._observer.call_finished(event, error=failure, duration_s=time.monotonic() - event.started_at)
             failure = None  # its traceback holds this frame
+
+    def _check_caller(
+        self, call: Call, metadata: Sequence[tuple[str, str]], certificate_names: Sequence[str], *, is_admin: bool
+    ) -> None:
+        """Finds out who calls, checks the right to change the server, and begins to use the caller's budget."""
+        if self._access is None:
+            if is_admin:
+                check_local(call.caller)
+            return
+        rights = self._access.identify(metadata, certificate_names)
+        call.caller = rights.name or call.caller
+        if is_admin:
+            rights.check_admin()
+        began_at = rights.begin()
+        call.rights = rights
+        call.callbacks.append(lambda: rights.end(began_at))
 
     def refuse_new(self) -> None:
         """Refuses every further call with DrainingError; those that run go on."""

@@ -107,8 +107,9 @@ class BundleLoader:
         family = self.families.get(manifest.task)
         if family is None:
             raise BundleError(f"{bundle.path}: is for {manifest.task}, which this server does not serve")
-        runtime = self.runtime.suiting(manifest, self.settings.precision)
-        return family.load(bundle, runtime, self.settings, observer)
+        settings = self.settings.for_model(manifest.name)
+        runtime = self.runtime.suiting(manifest, settings.precision).with_lanes(settings.lanes)
+        return family.load(bundle, runtime, settings, observer)
 
 
 class ModelHost:
@@ -306,8 +307,10 @@ class ModelHost:
         raise ModelNotFoundError(f"model {name} has no version {_quoted(version)}; loaded are {have}")
 
     def _note_use(self, model: ServedModel) -> None:
-        """Keeps a model open until the call that has found it ends."""
+        """Checks that the present call may use a model, and keeps it open until that call ends."""
         call, hosted = current_call(), self._entries[_path(model)].hosted
+        if call is not None and call.rights is not None:
+            call.rights.check_model(_task(model), model.bundle.manifest.name)
         if call is not None and hosted is not None:
             hosted.take()
             call.callbacks.append(hosted.leave)

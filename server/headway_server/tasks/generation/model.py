@@ -20,7 +20,7 @@ from headway_server.decoding.sequence import Delta, Sequence, SequenceResult, sh
 from headway_server.errors import InvalidInputError
 from headway_server.preprocessing import ChatTemplate
 from headway_server.serving.answers import Answer, CallTimings
-from headway_server.tasks.decoding import DecodingModel, ModelParts
+from headway_server.tasks.decoding import DecodingModel, ModelParts, counted
 from headway_server.tasks.generation.request import (
     FittedPrompt,
     GenerationRequest,
@@ -110,7 +110,9 @@ class GenerationModel(DecodingModel):
                 for prompt in fitted
                 for sequence in self._sequences(prompt, request, plan, constraint)
             ]
-            results = await self._lanes.run([sequence for _, sequence in pairs])
+            sequences = [sequence for _, sequence in pairs]
+            with counted(sum(len(prompt.input_ids) for prompt in fitted), sequences):
+                results = await self._lanes.run(sequences)
         texts = [
             self._generated(prompt, sequence.parameters, result, request)
             for (prompt, sequence), result in zip(pairs, results, strict=True)
@@ -135,9 +137,10 @@ class GenerationModel(DecodingModel):
             (sequence,) = self._sequences(fitted, request, plan, constraint, is_stream=True)
             if request.echo:
                 yield Delta(output=self._echo(fitted), num_new_tokens=0)
-            async with aclosing(self._lanes.stream(sequence)) as deltas:
-                async for delta in deltas:
-                    yield delta
+            with counted(len(fitted.input_ids), [sequence]):
+                async with aclosing(self._lanes.stream(sequence)) as deltas:
+                    async for delta in deltas:
+                        yield delta
             result = sequence.reply.result.result()
             text = self._generated(fitted, sequence.parameters, result, request)
             yield Answer(results=[text], timings=CallTimings.of([result], preprocessing_s=preprocessing_s))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -21,19 +21,25 @@ UnaryMethod: TypeAlias = Callable[[Any, Context], Awaitable[Any]]
 StreamMethod: TypeAlias = Callable[[Any, Context], AsyncGenerator[Any, None]]
 
 
+ADMIN_METHODS: Final[frozenset[str]] = frozenset()
+"""Full names, `/package.Service/Method`, of the calls that change the server: they need the scope `admin`."""
+
+
 class CallInterceptor(grpc.aio.ServerInterceptor):
     """Wraps the methods of the project's own services.
 
     Health and reflection are left alone: they answer while the server drains, and count as no calls.
     """
 
-    def __init__(self, calls: Calls, *, max_request_bytes: Mapping[str, int]) -> None:
+    def __init__(self, calls: Calls, *, max_request_bytes: Mapping[str, int], verifies_clients: bool = False) -> None:
         """Prepares to wrap methods.
 
         Args:
             calls: What every call is held to.
             max_request_bytes: Largest request of each service, by its full name; no other service is wrapped.
+            verifies_clients: True if every client has shown a certificate that the server trusts.
         """
+        self._verifies_clients = verifies_clients
         self._calls = calls
         self._max_request_bytes = dict(max_request_bytes)
         self._handlers: dict[str, Handler] = {}
@@ -105,8 +111,14 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
     def _answer(self, method: str, data: bytes, context: Context) -> AbstractAsyncContextManager[Call]:
         """Begins a call. gRPC itself ends one whose deadline has passed."""
-        metadata = [(key, value) for key, value in context.invocation_metadata() or () if isinstance(value, str)]
-        return self._calls.answer(method, metadata=metadata, num_bytes=len(data))
+        return self._calls.answer(
+            method,
+            metadata=[(key, value) for key, value in context.invocation_metadata() or () if isinstance(value, str)],
+            num_bytes=len(data),
+            caller=_peer_address(context.peer()),
+            certificate_names=_certificate_names(context) if self._verifies_clients else (),
+            is_admin=method in ADMIN_METHODS,
+        )
 
     def __repr__(self) -> str:
         return f"CallInterceptor({self._calls!r})"
@@ -128,3 +140,16 @@ def _parse(data: bytes, deserialize: Deserializer, max_bytes: int) -> Any:
         raise InvalidInputError(
             "request", "is not a message of this method; send what its .proto file says, with strings in UTF-8"
         ) from error
+
+
+def _peer_address(peer: str) -> str:
+    """Returns the address of gRPC's name of a peer, such as `ipv4:127.0.0.1:4711`, without its port."""
+    kind, _, place = peer.partition(":")
+    if kind not in ("ipv4", "ipv6"):
+        return peer
+    return place.rpartition(":")[0].removeprefix("%5B").removesuffix("%5D").strip("[]")
+
+
+def _certificate_names(context: Context) -> tuple[str, ...]:
+    """Returns the subject alternative names of the client's certificate, or its common name where it has none."""
+    return tuple(name.decode(errors="replace") for name in context.peer_identities() or ())

@@ -33,6 +33,7 @@ from headway_server.runtime import available_bytes
 from headway_server.serving.calls import Calls
 from headway_server.serving.host import ModelHost
 from headway_server.settings import ServerSettings
+from headway_server.transports.grpc.doors import Doors
 from headway_server.transports.grpc.generation import GenerationService
 from headway_server.transports.grpc.image_classification import ImageClassificationService
 from headway_server.transports.grpc.interceptor import CallInterceptor
@@ -119,7 +120,8 @@ class HeadwayServer:
         self._watch: asyncio.Task[None] | None = None
         self._ailing: dict[str, str] = {}
         max_calls, max_bytes = settings.call_limits(available_bytes("cpu"))
-        self.calls = Calls(max_calls=max_calls, max_bytes=max_bytes, observer=observer)
+        self._doors = Doors(settings)
+        self.calls = Calls(max_calls=max_calls, max_bytes=max_bytes, access=self._doors.access, observer=observer)
         """Those that are being answered."""
         _log.info("calls", max_calls=max_calls, max_inflight_mib=max_bytes >> 20)
         interceptor = CallInterceptor(
@@ -128,6 +130,7 @@ class HeadwayServer:
                 service.name: settings.max_text_request_bytes if service.reads_texts else settings.max_message_bytes
                 for service in _SERVICES
             },
+            verifies_clients=settings.tls_client_ca_file is not None,
         )
         self._server = grpc.aio.server(
             interceptors=[interceptor],
@@ -141,8 +144,9 @@ class HeadwayServer:
         for service in _SERVICES:
             service.add(service.servicer(host), self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        names = [service.name for service in _SERVICES]
-        reflection.enable_server_reflection((*names, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
+        if settings.reflection:
+            names = [service.name for service in _SERVICES]
+            reflection.enable_server_reflection((*names, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
 
     async def start(self) -> int:
         """Starts the models and listens; returns the port.
@@ -152,13 +156,14 @@ class HeadwayServer:
         """
         address = format_address(self._settings.host, self._settings.port)
         try:
-            port = self._server.add_insecure_port(address)
+            port = self._doors.listen(self._server, address)
         except RuntimeError as error:
             raise ServerError(f"cannot listen on {address}: {error}") from error
         self._host.start()
         await self._update_health()
         await self._server.start()
         self._watch = asyncio.create_task(self._watch_health())
+        self._doors.open()
         return port
 
     async def _watch_health(self) -> None:
@@ -198,6 +203,7 @@ class HeadwayServer:
         """
         if self._watch is not None:
             self._watch.cancel()
+        self._doors.close()
         await self._health.enter_graceful_shutdown()
         self.calls.refuse_new()
         _log.info("draining", running_calls=self.calls.num_running, timeout_s=self._settings.drain_timeout)

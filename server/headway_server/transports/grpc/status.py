@@ -17,9 +17,11 @@ from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
 from headway_server.errors import (
+    BudgetError,
     CancelledError,
     DeadlineError,
     DrainingError,
+    ForbiddenError,
     InvalidInputError,
     ModelNotFoundError,
     ModelRunError,
@@ -27,6 +29,7 @@ from headway_server.errors import (
     NoChatTemplateError,
     OverloadedError,
     RequestError,
+    UnknownCallerError,
     WrongTaskError,
 )
 
@@ -38,6 +41,9 @@ STATUS: Final[dict[type[RequestError], tuple[grpc.StatusCode, str]]] = {
     WrongTaskError: (grpc.StatusCode.FAILED_PRECONDITION, "WRONG_TASK"),
     NoChatTemplateError: (grpc.StatusCode.FAILED_PRECONDITION, "NO_CHAT_TEMPLATE"),
     NoAlignmentError: (grpc.StatusCode.FAILED_PRECONDITION, "NO_ALIGNMENT"),
+    UnknownCallerError: (grpc.StatusCode.UNAUTHENTICATED, "UNKNOWN_CALLER"),
+    ForbiddenError: (grpc.StatusCode.PERMISSION_DENIED, "FORBIDDEN"),
+    BudgetError: (grpc.StatusCode.RESOURCE_EXHAUSTED, "BUDGET_USED_UP"),  # before its base
     OverloadedError: (grpc.StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED"),
     DrainingError: (grpc.StatusCode.UNAVAILABLE, "DRAINING"),
     DeadlineError: (grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED"),
