@@ -26,7 +26,7 @@ from headway_server.log import configure_logging
 from headway_server.runtime import Runtime, describe_cores
 from headway_server.serving.host import ModelHost
 from headway_server.settings import ServerSettings
-from headway_server.transports.grpc import HeadwayServer, address_problem, format_address
+from headway_server.transports.grpc import Doors, HeadwayServer, address_problem, format_address
 
 _log = structlog.get_logger(__name__)
 _USAGE_ERROR = 2
@@ -39,9 +39,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
         case ["keys", *rest]:
             keys.main(rest)
         case ["config", *rest]:
-            sys.stdout.write(format_settings(_read_settings(rest), Sources(ServerSettings, rest)))
+            _print_settings(rest)
         case rest:
             _serve(_read_settings(rest))
+
+
+def _print_settings(arguments: Sequence[str]) -> None:
+    """Prints the settings that a server would have, and where each was taken from, if it could start with them."""
+    settings = _read_settings(arguments)
+    try:
+        Doors(settings)
+    except ServerError as error:
+        _fail(str(error))
+    sys.stdout.write(format_settings(settings, Sources(ServerSettings, arguments)))
 
 
 def _serve(settings: ServerSettings) -> None:
@@ -51,6 +61,7 @@ def _serve(settings: ServerSettings) -> None:
         address = format_address(settings.host, settings.port)
         _fail(f"cannot listen on {address}: {problem}; stop what listens there or choose another --host or --port")
     try:
+        Doors(settings)  # whose files may be wrong, which is better known before models are loaded
         runtime = Runtime(device=settings.device, num_threads=settings.threads, num_lanes=settings.lanes)
         host = ModelHost.open(runtime, settings)
         _warn_of_absent_models(host, settings)

@@ -110,6 +110,9 @@ class ServerSettings(BaseSettings):
     access_file: Path | None = None
     """TOML file of who may call: API keys and certificates, their scopes and budgets (`headway-server keys`). Left out,
     everyone may call, and only this machine may change the server."""
+    health_port: Annotated[int, Field(ge=0, le=65535)] | None = None
+    """Port that answers health checks alone and is not encrypted, for probes that know no certificates; 0 takes a free
+    one, which the log names. Left out, health is answered with everything else, and there alone."""
     reflection: bool = True
     """Tells every caller which services and messages there are, as grpcurl asks."""
     max_message_mib: Annotated[int, Field(ge=1, le=1024)] = 64

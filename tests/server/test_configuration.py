@@ -121,7 +121,7 @@ def test_misspelt_flags_and_variables_are_refused_with_the_nearest_name(refusal,
 def test_variables_of_the_client_of_compose_and_of_kubernetes_are_no_mistakes(printed, monkeypatch):
     names = (
         "SERVER CA_FILE CLIENT_CERT_FILE CLIENT_KEY_FILE API_KEY TLS TLS_SERVER_NAME LOAD_BALANCING PROFILE "
-        "MODELS BIND CPUS MEMORY GPU_PORT GPU_MEMORY SERVICE_HOST SERVICE_PORT SERVICE_PORT_GRPC PORT_50051_TCP DATA_DIR"
+        "MODELS BIND CPUS MEMORY GPU_PORT GPU_MEMORY SERVICE_HOST SERVICE_PORT SERVICE_PORT_GRPC PORT_50051_TCP"
     )
     for name in names.split():
         monkeypatch.setenv(f"HEADWAY_{name}", "something")

@@ -357,20 +357,21 @@ def check_local(address: str) -> None:
     Raises:
         ForbiddenError: It does not.
     """
-    if not _is_local(address):
+    if not is_local(address):
         raise ForbiddenError(
             "only callers on the server's own machine may change it; start it with --access-file, and call it with a "
             f"key that has the scope {ADMIN}"
         )
 
 
-def _is_local(address: str) -> bool:
+def is_local(address: str) -> bool:
+    """Returns True for an address of this machine that others cannot reach."""
     if not address or address.startswith("unix"):  # of a transport inside the process, or a socket of this machine
         return True
     try:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:
-        return False
+        return address == "localhost"
 
 
 def new_key() -> str:

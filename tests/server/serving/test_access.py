@@ -103,7 +103,7 @@ def test_a_certificate_is_known_by_any_of_its_names_or_by_a_pattern():
     one, two = (access.identify([], (f"{name}.batch.example.org",)) for name in ("one", "two"))
     assert (one.name, one is two) == ("one.batch.example.org", False)  # each has a budget of its own
     assert access.identify([], ("one.batch.example.org",)) is one
-    with pytest.raises(ForbiddenError, match="does not list the certificate of 'else.example.org'"):
+    with pytest.raises(ForbiddenError, match="does not list the certificate of 'else"):
         access.identify([], ("else.example.org",))
 
 
@@ -133,7 +133,7 @@ def test_calls_a_second_are_held_to_on_average_with_a_burst(clock):
     caller = Caller("mine", Grant(scopes=[], calls_per_s=2, burst=3))
     for _ in range(3):
         caller.begin()
-    with pytest.raises(BudgetError, match="key mine has used up its 2 calls a second; try again in 0.50 s") as caught:
+    with pytest.raises(BudgetError, match=r"key mine has used up its 2 calls a second; try again in 0\.50 s") as caught:
         caller.begin()
     assert caught.value.retry_after_s == pytest.approx(0.5)
     clock.now += 0.5
@@ -215,7 +215,7 @@ def test_a_changed_file_keeps_what_was_used_up_and_forgets_who_is_gone(clock, ke
     ],
 )
 def test_a_wrong_file_is_refused_with_place_and_advice_and_without_values(text, message):
-    with pytest.raises(AccessError, match=message.replace("?", r"\?").replace("did you", "did you")) as caught:
+    with pytest.raises(AccessError, match=message.replace("?", r"\?")) as caught:
         AccessFile.parse(text, "access.toml")
     assert "secret" not in str(caught.value)
 
@@ -228,6 +228,7 @@ class Recorder(Observer):
         self.seen: list[tuple[tuple[tuple[str, str], ...], str]] = []
 
     def call_finished(self, call, *, error, duration_s) -> None:
+        assert duration_s >= 0
         self.seen.append((call.metadata, type(error).__name__))
 
 

@@ -33,7 +33,7 @@ from headway_server.runtime import available_bytes
 from headway_server.serving.calls import Calls
 from headway_server.serving.host import ModelHost
 from headway_server.settings import ServerSettings
-from headway_server.transports.grpc.doors import Doors
+from headway_server.transports.grpc.doors import Doors, format_address
 from headway_server.transports.grpc.generation import GenerationService
 from headway_server.transports.grpc.image_classification import ImageClassificationService
 from headway_server.transports.grpc.interceptor import CallInterceptor
@@ -163,7 +163,7 @@ class HeadwayServer:
         await self._update_health()
         await self._server.start()
         self._watch = asyncio.create_task(self._watch_health())
-        self._doors.open()
+        await self._doors.open(self._health)
         return port
 
     async def _watch_health(self) -> None:
@@ -203,13 +203,13 @@ class HeadwayServer:
         """
         if self._watch is not None:
             self._watch.cancel()
-        self._doors.close()
         await self._health.enter_graceful_shutdown()
         self.calls.refuse_new()
         _log.info("draining", running_calls=self.calls.num_running, timeout_s=self._settings.drain_timeout)
         await self._wait_for_calls(hurry)
         has_ended = await asyncio.to_thread(self._host.close)  # it waits for what is running
         await self._server.stop(_LAST_WORDS_S)
+        await self._doors.close()
         _log.info("stopped")
         return has_ended
 
@@ -252,11 +252,6 @@ class HeadwayServer:
 def _status(*, is_serving: bool) -> int:
     status = health_pb2.HealthCheckResponse
     return int(status.SERVING if is_serving else status.NOT_SERVING)
-
-
-def format_address(host: str, port: int) -> str:
-    """Joins host and port; an IPv6 address goes into brackets."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def address_problem(host: str, port: int) -> str | None:

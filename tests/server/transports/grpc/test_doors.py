@@ -17,6 +17,7 @@ from headway.v1 import text_classification_service_pb2_grpc as pb_grpc
 from headway_server import keys
 from headway_server.errors import AccessError
 from headway_server.serving import files as files_module
+from headway_server.serving.files import Certificates
 from headway_server.transports.grpc import interceptor
 
 
@@ -93,7 +94,7 @@ async def test_a_changed_access_file_is_read_and_a_broken_one_is_not_used(
         keys.main(["revoke", "first", "--access-file", str(access_file)])
         async with asyncio.timeout(20):
             while (await _code(classify(serving.channel, first))) is not grpc.StatusCode.UNAUTHENTICATED:
-                await asyncio.sleep(0.02)
+                pass
         await classify(serving.channel, second)
 
 
@@ -195,22 +196,29 @@ async def test_clients_are_known_by_their_certificates(serve, classifier_store, 
                 assert await _code(classify(channel)) is grpc.StatusCode.UNAVAILABLE
 
 
-@pytest.mark.parametrize(
-    ("spoil", "message"),
-    [
-        (lambda folder: (folder / "key.pem").unlink(), "key.pem: No such file"),
-        (lambda folder: (folder / "cert.pem").write_bytes(b""), "are not a certificate and its key"),
-        (lambda folder: write_certificate(trustme.CA(), folder / "other"), "KEY_VALUES_MISMATCH"),
-    ],
-)
-async def test_certificates_that_cannot_be_used_are_refused_at_start(
-    serve, classifier_store, authority, tmp_path, spoil, message
+async def test_health_has_a_port_of_its_own_for_probes_without_certificates(
+    serve, classifier_store, authority, tmp_path
 ):
+    settings = write_certificate(authority, tmp_path) | {"health_port": 0}
+    async with serve(classifier_store, **settings) as serving:
+        port = serving.server._doors.health_port
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            assert await health(channel) == health_pb2.HealthCheckResponse.SERVING
+            assert await _code(classify(channel)) is grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_certificates_that_cannot_be_used_are_refused(authority, tmp_path):
+    cert, key = write_certificate(authority, tmp_path).values()
     (tmp_path / "other").mkdir()
-    settings = write_certificate(authority, tmp_path)
-    spoil(tmp_path)
-    if message == "KEY_VALUES_MISMATCH":
-        settings["tls_key_file"] = tmp_path / "other" / "key.pem"
-    with pytest.raises(AccessError, match=message):
-        async with serve(classifier_store, **settings):
-            pass
+    other_cert, _ = write_certificate(trustme.CA(), tmp_path / "other").values()
+    empty = tmp_path / "empty.pem"
+    empty.touch()
+    assert Certificates.read(cert, key, other_cert).chain == cert.read_bytes()
+    for files, message in (
+        ((cert, tmp_path / "absent.pem", None), r"absent\.pem: No such file"),
+        ((empty, key, None), r"empty\.pem, .*key\.pem: are not a certificate and its key"),
+        ((other_cert, key, None), "KEY_VALUES_MISMATCH"),
+        ((cert, key, empty), r"empty\.pem: holds no certificate in PEM"),
+    ):
+        with pytest.raises(AccessError, match=message):
+            Certificates.read(*files)
