@@ -57,6 +57,9 @@ class ModelSettings(EngineSettings, BatchingSettings):
     """Variant to run."""
     lanes: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Most runs of the model at a time; no more than the server's."""
+    priority: Annotated[int, Field(ge=-19, le=0)] = 0
+    """How the model shares cores with others that have work: below 0 its threads give way, and at -10 they get about a
+    tenth of what those at 0 get. Heeded on Linux."""
 
 
 class ServerSettings(BaseSettings):
@@ -181,7 +184,7 @@ class ServerSettings(BaseSettings):
             )
             for group, kind in (("engine", EngineSettings), ("batching", BatchingSettings))
         }
-        return self.model_copy(update=groups | given)
+        return self.model_copy(update=groups | {name: given[name] for name in ("precision", "lanes") if name in given})
 
     @property
     def tls_files(self) -> tuple[Path, Path, Path | None] | None:

@@ -1,5 +1,9 @@
 """The configuration file: what wins over it, what is refused, and how settings and their origins are printed."""
 
+import asyncio
+import os
+import sys
+import threading
 import tomllib
 from pathlib import Path
 
@@ -15,8 +19,6 @@ from headway_server.settings import ServerSettings
 
 @pytest.fixture(autouse=True)
 def empty_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    import os
-
     for name in [name for name in os.environ if name.startswith("HEADWAY_")]:
         monkeypatch.delenv(name)
 
@@ -160,3 +162,25 @@ def test_a_model_is_loaded_with_its_settings(tmp_path, write):
     assert "has no int8 variant" in two.reason
     assert runtime.num_lanes == 2
     host.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have a niceness of their own on Linux alone")
+def test_the_threads_of_a_model_of_low_priority_give_way_and_no_others_do(tmp_path, write):
+    tiny_bundles.write_topic_bundle(tmp_path / "store", name="bulk")
+    tiny_bundles.write_topic_bundle(tmp_path / "store", name="urgent")
+    settings = ServerSettings(store=tmp_path / "store", config=write("[models.bulk]\npriority = -7"))
+    before = set(threading.enumerate())
+    host = ModelHost.open(Runtime(device="cpu", num_threads=1), settings)
+
+    async def niceness() -> dict[str, int]:
+        host.start()
+        await asyncio.sleep(0.1)  # for the threads to begin
+        threads = set(threading.enumerate()) - before
+        return {thread.name: os.getpriority(os.PRIO_PROCESS, thread.native_id or 0) for thread in threads}
+
+    found = asyncio.run(niceness())
+    host.close()
+    own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    assert {name: value for name, value in found.items() if name.startswith("batcher")} == {
+        f"batcher-{model}-{number}": value for model, value in (("bulk", 7), ("urgent", own)) for number in (0, 1)
+    }

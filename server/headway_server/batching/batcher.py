@@ -25,7 +25,15 @@ from headway_server.batching.graph import Tensors
 from headway_server.batching.queue import BatchQueue, Entry
 from headway_server.errors import DeadlineError, DrainingError, ModelRunError
 from headway_server.observers import NO_OBSERVER, BatchEvent, ModelId, Observer, QueueEvent
-from headway_server.runtime import CLOSE_TIMEOUT_S, Cores, Heartbeat, Session, join_threads
+from headway_server.runtime import (
+    CLOSE_TIMEOUT_S,
+    Cores,
+    Heartbeat,
+    Session,
+    join_threads,
+    own_niceness,
+    set_own_niceness,
+)
 
 Result = TypeVar("Result")
 Reader = Callable[[Tensors, int], Result]
@@ -132,6 +140,7 @@ class Batcher:
         self._is_closed = False
         self._failure: BaseException | None = None
         self._heartbeat = Heartbeat()
+        self._niceness = own_niceness()  # of the thread that loads the model
         self._num_lanes = 1 if session is None else session.num_lanes
         self._lanes = threading.Semaphore(self._num_lanes)
         self._busy_lanes = (Cores(1) if session is None else session.cores).busy_lanes()
@@ -229,6 +238,7 @@ class Batcher:
             raise _batch_error()
 
     def _work(self) -> None:
+        set_own_niceness(self._niceness)
         try:
             while (batch := self._next_batch()) is not None:
                 self._run(batch)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias, TypeVar
@@ -24,7 +25,7 @@ from headway_server.errors import (
     WrongTaskError,
 )
 from headway_server.observers import NO_OBSERVER, ModelEvent, ModelId, Observer
-from headway_server.runtime import Runtime
+from headway_server.runtime import Runtime, run_nicely
 from headway_server.serving.calls import current_call
 from headway_server.serving.families import FAMILIES, Family, ServedModel
 from headway_server.settings import ServerSettings
@@ -109,7 +110,9 @@ class BundleLoader:
             raise BundleError(f"{bundle.path}: is for {manifest.task}, which this server does not serve")
         settings = self.settings.for_model(manifest.name)
         runtime = self.runtime.suiting(manifest, settings.precision).with_lanes(settings.lanes)
-        return family.load(bundle, runtime, settings, observer)
+        own = self.settings.models.get(manifest.name)
+        niceness = 0 if own is None else -own.priority
+        return run_nicely(niceness, partial(family.load, bundle, runtime, settings, observer))
 
 
 class ModelHost:

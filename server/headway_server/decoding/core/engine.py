@@ -17,7 +17,7 @@ from headway_server.decoding.interfaces import Decoder, DraftVerifier, Encoder
 from headway_server.decoding.sequence import Delta, Sequence, SequenceResult
 from headway_server.errors import DrainingError
 from headway_server.observers import NO_OBSERVER, ModelId, Observer
-from headway_server.runtime import BusyLanes, Heartbeat, join_threads
+from headway_server.runtime import BusyLanes, Heartbeat, join_threads, own_niceness, set_own_niceness
 from headway_server.runtime.threads import CLOSE_TIMEOUT_S
 
 _DRAINING = "the server is shutting down; try another one"
@@ -67,6 +67,7 @@ class Engine:
         self._observer = observer
         self._model = model or ModelId(name=name, version="")
         self._heartbeat = Heartbeat()
+        self._niceness = own_niceness()  # of the thread that loads the model
         self._inbox: SimpleQueue[list[Sequence] | None] = SimpleQueue()
         self._open: set[Sequence] = set()  # submitted and not answered; the event loop's
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -188,6 +189,7 @@ class Engine:
         return False
 
     def _loop_forever(self, stepper: Stepper, outbox: Outbox) -> None:
+        set_own_niceness(self._niceness)
         ending: BaseException | None = None
         try:
             while self._receive(stepper.scheduler):
