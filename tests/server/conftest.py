@@ -17,6 +17,7 @@ import tiny_bundles
 from headway.v1 import image_classification_service_pb2_grpc as images_grpc
 from headway.v1 import model_service_pb2_grpc as models_grpc
 from headway.v1 import text_classification_service_pb2_grpc as texts_grpc
+from headway_server.observers import NO_OBSERVER, Observer
 from headway_server.runtime import Runtime
 from headway_server.serving.host import ModelHost
 from headway_server.settings import ServerSettings
@@ -67,10 +68,10 @@ def serve(runtime: Runtime) -> Serve:
     """Serves a store with some settings: `async with serve(store, max_message_mib=1) as serving`."""
 
     @asynccontextmanager
-    async def start(store: Path, **settings: object) -> AsyncIterator[Serving]:
+    async def start(store: Path, *, observer: Observer = NO_OBSERVER, **settings: object) -> AsyncIterator[Serving]:
         checked = ServerSettings(store=store, port=0, **settings)
-        host = ModelHost.open(runtime, checked)
-        server = HeadwayServer(host, checked)
+        host = ModelHost.open(runtime, checked, observer=observer)
+        server = HeadwayServer(host, checked, observer=observer)
         port = await server.start()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             try:

@@ -38,6 +38,7 @@ from headway_server.observers import (
 )
 from headway_server.runtime import Cores
 from headway_server.serving.calls import Calls
+from headway_server.serving.families import ServedModel
 from headway_server.serving.host import ModelHost, ModelState
 from headway_server.transports.grpc.status import outcome_of
 
@@ -58,88 +59,131 @@ _READ_TIMEOUT_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Family:
-    """One metric and its labels. What its events add to is a cell for each value of these."""
+class Family:
+    """One metric: its name, its meaning and its labels. Events add to a cell for each value of these."""
 
     name: str
+    """Without the `_total` that Prometheus' format adds to a counter's."""
     help: str
     labels: tuple[str, ...] = _MODEL
     bounds: tuple[float, ...] | None = None
-    """Upper bounds of a histogram's buckets; None for a counter."""
+    """Upper bounds of a histogram's buckets; None for a counter or a gauge."""
+    is_gauge: bool = False
+    """True for what is asked when the metrics are read."""
+
+    @property
+    def kind(self) -> str:
+        """Its type in Prometheus' terms."""
+        return "gauge" if self.is_gauge else "counter" if self.bounds is None else "histogram"
 
     def new_cell(self) -> list[float]:
         """Returns counts by bucket and then the sum; of a counter, the sum alone."""
         return [0.0] * (1 if self.bounds is None else len(self.bounds) + 2)
 
 
-_DURATION = _Family(
+_DURATION = Family(
     "headway_call_duration_seconds",
     "From the moment a call's request is there to its answer or error.",
     ("method", *_MODEL, "code"),
     _SECONDS,
 )
-_CALLS = _Family(
+_CALLS = Family(
     "headway_calls", "Calls that have ended, by how: OK or an error's code and reason.", (*_DURATION.labels, "reason")
 )
-_QUEUE = _Family(
-    "headway_queue_duration_seconds", "How long inputs waited before they were computed.", _MODEL, _SECONDS
-)
-_DROPPED = _Family(
+_QUEUE = Family("headway_queue_duration_seconds", "How long inputs waited before they were computed.", _MODEL, _SECONDS)
+_DROPPED = Family(
     "headway_inputs_dropped",
     "Inputs that left the queue uncomputed: expired or cancelled.",
     (*_MODEL, "reason"),
 )
-_BATCH_ITEMS = _Family("headway_batch_items", "Inputs of a batch of a model without state.", _MODEL, _COUNTS)
-_BATCH = _Family(
+_BATCH_ITEMS = Family("headway_batch_items", "Inputs of a batch of a model without state.", _MODEL, _COUNTS)
+_BATCH = Family(
     "headway_batch_duration_seconds", "How long a batch of a model without state ran.", _MODEL, _SHORT_SECONDS
 )
-_COMPUTED = _Family(
+_COMPUTED = Family(
     "headway_computed_tokens",
     "Tokens that runs computed, padding excluded: of batches, encoders, prefills and decode steps; an image is one.",
 )
-_PADDING = _Family("headway_padding_tokens", "Tokens of padding that batches and encoders computed beside these.")
-_STEP = _Family(
+_PADDING = Family("headway_padding_tokens", "Tokens of padding that batches and encoders computed beside these.")
+_STEP = Family(
     "headway_step_duration_seconds",
     "How long a run of a decoder or encoder took, by kind: prefill, decode, verify, encode.",
     (*_MODEL, "kind"),
     _SHORT_SECONDS,
 )
-_STEP_ROWS = _Family("headway_step_rows", "Sequences or beams of a run, by kind.", (*_MODEL, "kind"), _COUNTS)
-_FIRST_TOKEN = _Family(
+_STEP_ROWS = Family("headway_step_rows", "Sequences or beams of a run, by kind.", (*_MODEL, "kind"), _COUNTS)
+_FIRST_TOKEN = Family(
     "headway_first_token_seconds",
     "From a call's arrival to the first token of each of its sequences, beam searches excluded.",
     _MODEL,
     _SECONDS,
 )
-_GAP = _Family(
+_GAP = Family(
     "headway_token_gap_seconds", "Between two tokens of a sequence, beam searches excluded.", _MODEL, _SHORT_SECONDS
 )
-_INPUT_TOKENS = _Family("headway_input_tokens", "Tokens of prompts and sources of sequences that have ended.")
-_CACHED_TOKENS = _Family(
+_INPUT_TOKENS = Family("headway_input_tokens", "Tokens of prompts and sources of sequences that have ended.")
+_CACHED_TOKENS = Family(
     "headway_prefix_cache_hit_tokens",
     "Tokens of these prompts that were not computed: the prefix cache or another sample had them.",
 )
-_OUTPUT_TOKENS = _Family("headway_output_tokens", "Tokens that sequences that have ended produced.")
-_SEQUENCES = _Family(
+_OUTPUT_TOKENS = Family("headway_output_tokens", "Tokens that sequences that have ended produced.")
+_SEQUENCES = Family(
     "headway_sequences",
     "Sequences that have ended, by finish reason, or expired, cancelled or failed.",
     (*_MODEL, "outcome"),
 )
-_LOADS = _Family("headway_model_loads", "Bundles that were loaded, or could not be.", (*_MODEL, "result"))
-_LOAD = _Family("headway_model_load_duration_seconds", "How long loading a model took.", _MODEL, _SECONDS)
-_LAG = _Family(
+_LOADS = Family("headway_model_loads", "Bundles that were loaded, or could not be.", (*_MODEL, "result"))
+_LOAD = Family("headway_model_load_duration_seconds", "How long loading a model took.", _MODEL, _SECONDS)
+_LAG = Family(
     "headway_event_loop_lag_seconds",
     "How late the event loop got to a timer, ten times a second.",
     (),
     (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5),
 )
+_BUILD = Family("headway_build_info", "Version of the server; always 1.", ("version",), is_gauge=True)
+_THREADS = Family("headway_threads", "Threads of the process, those of libraries included.", (), is_gauge=True)
+_RUNNING = Family("headway_calls_running", "Calls that are being answered.", (), is_gauge=True)
+_CORES = Family("headway_cores", "Cores that all models together keep busy.", (), is_gauge=True)
+_BUSY = Family("headway_busy_lanes", "Lanes of all models that have work.", (), is_gauge=True)
+_INFO = Family(
+    "headway_model_info",
+    "Loaded models: task, precision and device; always 1.",
+    (*_MODEL, "task", "precision", "device"),
+    is_gauge=True,
+)
+_STATE = Family(
+    "headway_model_state",
+    "1 for the state that a bundle is in (loading, ready, unloading, failed, rejected), 0 for the others.",
+    (*_MODEL, "state"),
+    is_gauge=True,
+)
+_STALLED = Family(
+    "headway_model_stalled_seconds",
+    "For how long what a model runs has made no progress; 0 where nothing runs.",
+    is_gauge=True,
+)
+_WAITING = Family("headway_inputs_waiting", "Inputs that wait to be computed.", is_gauge=True)
+_SLOTS = Family("headway_slots", "Slots of a model that decodes.", is_gauge=True)
+_USED_SLOTS = Family("headway_slots_used", "Slots that hold a sequence.", is_gauge=True)
+_POSITIONS = Family(
+    "headway_kv_cache_positions", "Tokens that the keys and values of all slots have room for.", is_gauge=True
+)
+_USED_POSITIONS = Family(
+    "headway_kv_cache_positions_used", "Tokens whose keys and values the slots hold.", is_gauge=True
+)
+
 # In the order in which they are read. `_CALLS` is counted by the cells of `_DURATION`.
-_FAMILIES: Final = (
+_COUNTED: Final = (
     *(_DURATION, _QUEUE, _DROPPED, _BATCH_ITEMS, _BATCH, _COMPUTED, _PADDING, _STEP, _STEP_ROWS, _FIRST_TOKEN, _GAP),
     *(_INPUT_TOKENS, _CACHED_TOKENS, _OUTPUT_TOKENS, _SEQUENCES, _LOADS, _LOAD, _LAG),
 )
+FAMILIES: Final = (
+    *(_CALLS, *_COUNTED, _BUILD, _THREADS, _RUNNING, _CORES, _BUSY, _INFO, _STATE, _STALLED),
+    *(_WAITING, _SLOTS, _USED_SLOTS, _POSITIONS, _USED_POSITIONS),
+)
+"""Every metric of this server. `process_*` come from the library."""
 
-_Cells = dict[tuple[_Family, tuple[Any, ...]], list[float]]
+_Cells = dict[tuple[Family, tuple[Any, ...]], list[float]]
 
 
 class Metrics(Observer, Collector):
@@ -212,16 +256,16 @@ class Metrics(Observer, Collector):
         if event.seconds is not None:
             self._observe(_LOAD, event.model, event.seconds)
 
-    def _observe(self, family: _Family, labels: tuple[Any, ...], value: float) -> None:
+    def _observe(self, family: Family, labels: tuple[Any, ...], value: float) -> None:
         assert family.bounds is not None, family.name
         cell = self._cell(family, labels)
         cell[bisect_left(family.bounds, value)] += 1
         cell[-1] += value
 
-    def _count(self, family: _Family, labels: tuple[Any, ...], value: float = 1) -> None:
+    def _count(self, family: Family, labels: tuple[Any, ...], value: float = 1) -> None:
         self._cell(family, labels)[-1] += value
 
-    def _cell(self, family: _Family, labels: tuple[Any, ...]) -> list[float]:
+    def _cell(self, family: Family, labels: tuple[Any, ...]) -> list[float]:
         try:
             cells: _Cells = self._local.cells
         except AttributeError:  # the thread's first event
@@ -239,7 +283,7 @@ class Metrics(Observer, Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yields every metric with its present values."""
-        by_family: dict[_Family, dict[tuple[Any, ...], list[float]]] = {family: {} for family in _FAMILIES}
+        by_family: dict[Family, dict[tuple[Any, ...], list[float]]] = {family: {} for family in _COUNTED}
         for (family, labels), cell in self._sum().items():
             by_family[family][labels] = cell
         yield from _call_metrics(by_family.pop(_DURATION))
@@ -264,14 +308,13 @@ class Metrics(Observer, Collector):
 
     def _look(self) -> Iterator[Metric]:
         """Yields what is asked of the server now."""
-        yield _gauge("headway_build_info", "Version of the server.", ("version",), [((version("headway-server"),), 1)])
-        num_threads = self._process.num_threads()
-        yield _gauge("headway_threads", "Threads of the process, those of libraries included.", (), [((), num_threads)])
+        yield _gauge(_BUILD, [((version("headway-server"),), 1)])
+        yield _gauge(_THREADS, [((), self._process.num_threads())])
         if self._host is None or self._calls is None or self._cores is None:
             return
-        yield _gauge("headway_calls_running", "Calls that are being answered.", (), [((), self._calls.num_running)])
-        yield _gauge("headway_cores", "Cores that all models together keep busy.", (), [((), self._cores.count)])
-        yield _gauge("headway_busy_lanes", "Lanes of all models that have work.", (), [((), self._cores.num_busy)])
+        yield _gauge(_RUNNING, [((), self._calls.num_running)])
+        yield _gauge(_CORES, [((), self._cores.count)])
+        yield _gauge(_BUSY, [((), self._cores.num_busy)])
         yield from _model_gauges(self._host)
 
     # Running
@@ -343,7 +386,7 @@ def _add(total: _Cells, cells: _Cells) -> None:
         total[key] = values if before is None else [a + b for a, b in zip(before, values, strict=True)]
 
 
-def _metric(family: _Family, cells: dict[tuple[Any, ...], list[float]]) -> Metric:
+def _metric(family: Family, cells: dict[tuple[Any, ...], list[float]]) -> Metric:
     if family.bounds is None:
         counter = CounterMetricFamily(family.name, family.help, labels=family.labels)
         for labels, cell in cells.items():
@@ -379,65 +422,41 @@ def _call_metrics(cells: dict[tuple[Any, ...], list[float]]) -> Iterator[Metric]
     yield _metric(_DURATION, durations)
 
 
-def _gauge(
-    name: str, help_text: str, labels: tuple[str, ...], values: Iterable[tuple[tuple[str, ...], float]]
-) -> GaugeMetricFamily:
-    gauge = GaugeMetricFamily(name, help_text, labels=labels)
-    for label_values, value in values:
-        gauge.add_metric(label_values, value)
+def _gauge(family: Family, values: Iterable[tuple[tuple[str, ...], float]]) -> GaugeMetricFamily:
+    gauge = GaugeMetricFamily(family.name, family.help, labels=family.labels)
+    for labels, value in values:
+        gauge.add_metric(labels, value)
     return gauge
 
 
 def _model_gauges(host: ModelHost) -> Iterator[Metric]:
     """Yields what is known of every model."""
-    models = host.models
-    ids = [(model.bundle.manifest.name, model.bundle.manifest.version) for model in models]
-    usages = [model.usage() for model in models]
-
-    def by_model(name: str, help_text: str, values: Iterable[float]) -> GaugeMetricFamily:
-        return _gauge(name, help_text, _MODEL, zip(ids, values, strict=True))
-
+    models = [(_model_id(model), model) for model in host.models]
+    usages = [(model_id, model.usage()) for model_id, model in models]
+    decoding = [(model_id, usage) for model_id, usage in usages if usage.num_slots]
     yield _gauge(
-        "headway_model_info",
-        "Loaded models: task, precision and device.",
-        (*_MODEL, "task", "precision", "device"),
+        _INFO,
         (
             ((*model_id, model.bundle.manifest.task.value, model.precision.value, model.device), 1)
-            for model_id, model in zip(ids, models, strict=True)
+            for model_id, model in models
         ),
     )
     yield _gauge(
-        "headway_model_state",
-        "1 for the state that a bundle is in, 0 for the others.",
-        (*_MODEL, "state"),
+        _STATE,
         (
-            ((*_name_and_version(bundle.path), state.value), float(bundle.state is state))
+            ((name, number, state.value), float(bundle.state is state))
             for bundle in host.bundles
+            for name, _, number in [bundle.path.partition("/")]
             for state in ModelState
         ),
     )
-    yield by_model(
-        "headway_model_stalled_seconds",
-        "For how long what a model runs has made no progress; 0 where nothing runs.",
-        (model.stalled_s() for model in models),
-    )
-    yield by_model(
-        "headway_inputs_waiting", "Inputs that wait to be computed.", (usage.num_waiting for usage in usages)
-    )
-    yield by_model("headway_slots", "Slots of a decoder.", (usage.num_slots for usage in usages))
-    yield by_model("headway_slots_used", "Slots that hold a sequence.", (usage.num_used_slots for usage in usages))
-    yield by_model(
-        "headway_kv_cache_positions",
-        "Tokens that the state of all slots has room for.",
-        (usage.num_positions for usage in usages),
-    )
-    yield by_model(
-        "headway_kv_cache_positions_used",
-        "Tokens whose keys and values the slots hold.",
-        (usage.num_used_positions for usage in usages),
-    )
+    yield _gauge(_STALLED, ((model_id, model.stalled_s()) for model_id, model in models))
+    yield _gauge(_WAITING, ((model_id, usage.num_waiting) for model_id, usage in usages))
+    yield _gauge(_SLOTS, ((model_id, usage.num_slots) for model_id, usage in decoding))
+    yield _gauge(_USED_SLOTS, ((model_id, usage.num_used_slots) for model_id, usage in decoding))
+    yield _gauge(_POSITIONS, ((model_id, usage.num_positions) for model_id, usage in decoding))
+    yield _gauge(_USED_POSITIONS, ((model_id, usage.num_used_positions) for model_id, usage in decoding))
 
 
-def _name_and_version(path: str) -> tuple[str, str]:
-    name, _, version = path.partition("/")
-    return name, version
+def _model_id(model: ServedModel) -> ModelId:
+    return ModelId(model.bundle.manifest.name, model.bundle.manifest.version)
