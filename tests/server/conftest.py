@@ -1,6 +1,7 @@
 """A store of tiny classifiers, and servers on it: in this process, and in one of their own."""
 
 import asyncio
+import logging
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+import structlog
 import tiny_bundles
 
 from headway.v1 import image_classification_service_pb2_grpc as images_grpc
@@ -36,6 +38,19 @@ def classifier_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def runtime() -> Runtime:
     return Runtime(device="cpu", num_threads=1)
+
+
+@pytest.fixture
+def logging_as_it_was() -> Iterator[None]:
+    """Takes the configuration of the log back after the test."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    structlog.reset_defaults()
+    logging.captureWarnings(False)
+    logging.getLogger("grpc._cython.cygrpc").filters.clear()
+    root.handlers[:] = handlers
+    root.setLevel(level)
 
 
 @dataclass(frozen=True, kw_only=True)

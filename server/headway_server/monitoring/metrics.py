@@ -253,6 +253,7 @@ class Metrics(Observer, Collector):
         """See `Observer`."""
         if event.state in {"ready", "failed"}:
             self._count(_LOADS, (*event.model, event.state))
+            self._count(_LOADS, (*event.model, "failed"), 0)  # a series that begins at 1 is no increase to Prometheus
         if event.seconds is not None:
             self._observe(_LOAD, event.model, event.seconds)
 
@@ -416,8 +417,8 @@ def _call_metrics(cells: dict[tuple[Any, ...], list[float]]) -> Iterator[Metric]
         labels = (method.lstrip("/"), *(model or _NO_MODEL), code)
         before = durations.get(labels)
         durations[labels] = cell if before is None else [a + b for a, b in zip(before, cell, strict=True)]
-        number = numbers.setdefault((*labels, reason), [0.0])
-        number[0] += sum(cell[:-1])
+        numbers.setdefault((*labels, reason), [0.0])[0] += sum(cell[:-1])
+        numbers.setdefault((*labels[:-1], *outcome_of(Exception)), [0.0])  # 0, so that the first bug is an increase
     yield _metric(_CALLS, numbers)
     yield _metric(_DURATION, durations)
 

@@ -42,12 +42,17 @@ caller's."""
 class _CallSpan:
     """The span of a call that is traced and has not ended."""
 
-    __slots__ = ("context", "num_children", "span")
+    __slots__ = ("context", "num_children", "offset_ns", "span")
 
-    def __init__(self, span: Span) -> None:
+    def __init__(self, span: Span, offset_ns: int) -> None:
         self.span = span
         self.context = set_span_in_context(span, Context())
         self.num_children = 0
+        self.offset_ns = offset_ns
+
+    def wall_ns(self, monotonic_s: float) -> int:
+        """Returns when a time by `time.monotonic` was, by the clock as it went when the call began."""
+        return int(monotonic_s * 1e9) + self.offset_ns
 
 
 class Tracing(Observer):
@@ -85,6 +90,7 @@ class Tracing(Observer):
         parent = call.parent_trace
         if not (random.random() < self._sample_ratio if parent is None else parent[1]):  # noqa: S311 (no secret)
             return
+        offset_ns = time.time_ns() - time.monotonic_ns()
         service, _, method = call.method.strip("/").rpartition("/")
         attributes: Attributes = {
             "rpc.system": "grpc",
@@ -97,10 +103,10 @@ class Tracing(Observer):
             self._propagator.extract(dict(call.metadata)),
             kind=SpanKind.SERVER,
             attributes=attributes,
-            start_time=_wall_ns(call.started_at),
+            start_time=int(call.started_at * 1e9) + offset_ns,
         )
         call.span_trace_id = format_trace_id(span.get_span_context().trace_id)
-        self._spans[call.call_id] = _CallSpan(span)
+        self._spans[call.call_id] = _CallSpan(span, offset_ns)
 
     def call_finished(self, call: Call, *, error: BaseException | None, duration_s: float) -> None:
         """See `Observer`."""
@@ -120,7 +126,7 @@ class Tracing(Observer):
                 span.set_status(Status(StatusCode.ERROR))
         if recorded.num_children > _MAX_CHILDREN:
             span.set_attribute("headway.left_out_spans", recorded.num_children - _MAX_CHILDREN)
-        span.end(_wall_ns(call.started_at + duration_s))
+        span.end(recorded.wall_ns(call.started_at + duration_s))
 
     def batch_finished(self, event: BatchEvent) -> None:
         """See `Observer`. The first traced call's span of the batch links the other calls, theirs link that span."""
@@ -177,9 +183,9 @@ class Tracing(Observer):
         if recorded.num_children > _MAX_CHILDREN:
             return None
         span = self._tracer.start_span(
-            name, recorded.context, attributes=attributes, links=links, start_time=_wall_ns(began)
+            name, recorded.context, attributes=attributes, links=links, start_time=recorded.wall_ns(began)
         )
-        span.end(_wall_ns(ended))
+        span.end(recorded.wall_ns(ended))
         return span
 
     def close(self) -> None:
@@ -190,8 +196,3 @@ class Tracing(Observer):
 
     def __repr__(self) -> str:
         return f"Tracing({len(self._spans)} open spans)"
-
-
-def _wall_ns(monotonic_s: float) -> int:
-    """Returns when a time by `time.monotonic` was, in nanoseconds since 1970, by what the clock says now."""
-    return time.time_ns() - int((time.monotonic() - monotonic_s) * 1e9)

@@ -64,6 +64,7 @@ async def test_calls_are_counted_by_method_model_code_and_reason(serve, classifi
     assert 0 < found[f"headway_call_duration_seconds_sum{{{ok},version=1}}"] < 30
     wrong = f"code=INVALID_ARGUMENT,method={CLASSIFY},model=topics,reason=INVALID_INPUT,version=1"
     assert found[f"headway_calls_total{{{wrong}}}"] == 1
+    assert found[f"headway_calls_total{{code=INTERNAL,method={CLASSIFY},model=topics,reason=INTERNAL,version=1}}"] == 0
     absent = f"code=NOT_FOUND,method={CLASSIFY},model=,reason=MODEL_NOT_FOUND,version="
     assert found[f"headway_calls_total{{{absent}}}"] == 1
     topics = "model=topics,version=1"
