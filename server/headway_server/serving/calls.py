@@ -5,32 +5,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from contextvars import ContextVar
 
 from headway_server.errors import DeadlineError, DrainingError
-from headway_server.observers import NO_OBSERVER, CallEvent, Observer
-from headway_server.serving.access import SECRET_METADATA, Access, Caller, check_local
+from headway_server.observers import NO_OBSERVER, Call, Observer, current_call, set_current_call
+from headway_server.serving.access import Access, check_local
 from headway_server.serving.permits import Admission
-
-_current: ContextVar[Call | None] = ContextVar("current_call", default=None)
-
-
-class Call:
-    """A call that is being answered."""
-
-    def __init__(self, event: CallEvent, caller: str = "") -> None:
-        self.event = event
-        self.caller = caller
-        """Who calls: the name of the API key or of the certificate, else the peer."""
-        self.rights: Caller | None = None
-        """What the caller may do; None: everything, where there is no access control."""
-        self.callbacks: list[Callable[[], None]] = []
-        """What is called on the event loop when the call has ended, however it ends."""
-
-    def __repr__(self) -> str:
-        return f"Call({self.event.method}, {time.monotonic() - self.event.started_at:.3f} s)"
 
 
 @contextmanager
@@ -51,11 +32,6 @@ def counted_tokens(num_read: int, num_generated: Callable[[], int] = lambda: 0) 
         yield
     finally:
         rights.count_tokens(num_generated())
-
-
-def current_call() -> Call | None:
-    """Returns the call that the present task answers; None outside of every call."""
-    return _current.get()
 
 
 class Calls:
@@ -105,12 +81,13 @@ class Calls:
         self,
         method: str,
         *,
-        metadata: Sequence[tuple[str, str]] = (),
+        metadata: Iterable[tuple[str, str | bytes]] = (),
         num_bytes: int = 0,
         timeout_s: float | None = None,
         caller: str = "",
         certificate_names: Sequence[str] = (),
         is_admin: bool = False,
+        request_id: str = "",
     ) -> AsyncIterator[Call]:
         """Surrounds all work that is done for a call, from the moment its bytes are there.
 
@@ -123,6 +100,7 @@ class Calls:
             caller: Address of the peer, without its port; empty inside the process.
             certificate_names: Names in the peer's certificate, if the transport has verified one.
             is_admin: True for a call that changes the server.
+            request_id: By which the caller or its proxy knows the call; empty where it was given none.
 
         Raises:
             UnknownCallerError: The caller is not known.
@@ -132,17 +110,19 @@ class Calls:
             OverloadedError: There are too many calls, or too many bytes of them.
             DeadlineError: The time is over.
         """
-        event = CallEvent(
+        call = Call(
             call_id=next(self._ids),
             method=method,
-            metadata=tuple(pair for pair in metadata if pair[0] not in SECRET_METADATA),
+            raw_metadata=metadata,
             started_at=time.monotonic(),
+            request_id=request_id,
+            caller=certificate_names[0] if certificate_names else caller,
         )
-        call, outer = Call(event, certificate_names[0] if certificate_names else caller), _current.get()
+        outer = current_call()
         self._num_running += 1
         self._idle.clear()
-        self._observer.call_started(event)
-        _current.set(call)
+        set_current_call(call)
+        self._observer.call_started(call)
         failure: BaseException | None = None
         limit: asyncio.Timeout | None = None
         try:
@@ -169,17 +149,22 @@ class Calls:
             raise
         finally:
             # A stream may be closed in another context than it was begun in, where a token could not be reset.
-            _current.set(outer)
+            set_current_call(outer)
             self._num_running -= 1
             if not self._num_running:
                 self._idle.set()
             for callback in call.callbacks:
                 callback()
-            self._observer.call_finished(event, error=failure, duration_s=time.monotonic() - event.started_at)
+            self._observer.call_finished(call, error=failure, duration_s=time.monotonic() - call.started_at)
             failure = None  # its traceback holds this frame
 
     def _check_caller(
-        self, call: Call, metadata: Sequence[tuple[str, str]], certificate_names: Sequence[str], *, is_admin: bool
+        self,
+        call: Call,
+        metadata: Iterable[tuple[str, str | bytes]],
+        certificate_names: Sequence[str],
+        *,
+        is_admin: bool,
     ) -> None:
         """Finds out who calls, checks the right to change the server, and begins to use the caller's budget."""
         if self._access is None:

@@ -24,9 +24,8 @@ from headway_server.errors import (
     StoreError,
     WrongTaskError,
 )
-from headway_server.observers import NO_OBSERVER, ModelEvent, ModelId, Observer
+from headway_server.observers import NO_OBSERVER, ModelEvent, ModelId, Observer, current_call
 from headway_server.runtime import Runtime, run_nicely
-from headway_server.serving.calls import current_call
 from headway_server.serving.families import FAMILIES, Family, ServedModel
 from headway_server.settings import ServerSettings
 
@@ -315,6 +314,8 @@ class ModelHost:
         if call is not None and call.rights is not None:
             call.rights.check_model(_task(model), model.bundle.manifest.name)
         if call is not None and hosted is not None:
+            manifest = model.bundle.manifest
+            call.model = ModelId(manifest.name, manifest.version)
             hosted.take()
             call.callbacks.append(hosted.leave)
 
