@@ -179,6 +179,7 @@ class Batcher:
         outputs: Sequence[str],
         read: Reader[Result] | None = None,
         deadline: float | None,
+        caller: str = "",
     ) -> BatchedResults[Result]:
         """Waits for the results of a call's items. If the caller goes, what has not run is dropped.
 
@@ -188,6 +189,7 @@ class Batcher:
             outputs: Which outputs of the graph are wanted.
             read: Makes each item's result from its outputs, off the event loop; None: the outputs are the result.
             deadline: When the caller stops waiting, by `time.monotonic`.
+            caller: Who waits: the calls of one caller wait behind each other.
 
         Raises:
             BatchError: The model could not be run, or its outputs could not be read.
@@ -203,7 +205,7 @@ class Batcher:
         try:
             with self._changed:
                 self._check_open()
-                self._queue.add(entries)
+                self._queue.add(entries, caller)
                 self._count_busy()
                 self._changed.notify()
             await call.future

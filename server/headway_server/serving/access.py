@@ -351,19 +351,6 @@ class Access:
         return f"Access({len(self._keys)} keys, {len(self._certificates)} certificates)"
 
 
-def check_local(address: str) -> None:
-    """Checks an admin call to a server without access control: it must come from the machine itself.
-
-    Raises:
-        ForbiddenError: It does not.
-    """
-    if not is_local(address):
-        raise ForbiddenError(
-            "only callers on the server's own machine may change it; start it with --access-file, and call it with a "
-            f"key that has the scope {ADMIN}"
-        )
-
-
 def is_local(address: str) -> bool:
     """Returns True for an address of this machine that others cannot reach."""
     if not address or address.startswith("unix"):  # of a transport inside the process, or a socket of this machine

@@ -8,9 +8,9 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 
-from headway_server.errors import DeadlineError, DrainingError
+from headway_server.errors import DeadlineError, DrainingError, ForbiddenError, RequestError
 from headway_server.observers import NO_OBSERVER, Call, Observer, current_call, set_current_call
-from headway_server.serving.access import Access, check_local
+from headway_server.serving.access import ADMIN, Access, Caller
 from headway_server.serving.permits import Admission
 
 
@@ -32,6 +32,12 @@ def counted_tokens(num_read: int, num_generated: Callable[[], int] = lambda: 0) 
         yield
     finally:
         rights.count_tokens(num_generated())
+
+
+def current_caller() -> str:
+    """Returns who makes the call that the present task answers; empty outside of every call, or where nobody knows."""
+    call = current_call()
+    return "" if call is None else call.caller
 
 
 class Calls:
@@ -85,8 +91,7 @@ class Calls:
         num_bytes: int = 0,
         timeout_s: float | None = None,
         caller: str = "",
-        certificate_names: Sequence[str] = (),
-        is_admin: bool = False,
+        rights: Caller | None = None,
         request_id: str = "",
     ) -> AsyncIterator[Call]:
         """Surrounds all work that is done for a call, from the moment its bytes are there.
@@ -97,14 +102,12 @@ class Calls:
             num_bytes: Size of the request as it was received.
             timeout_s: Seconds after which the call is ended; None where there is no limit, or where the transport
                 itself ends a call whose deadline has passed.
-            caller: Address of the peer, without its port; empty inside the process.
-            certificate_names: Names in the peer's certificate, if the transport has verified one.
-            is_admin: True for a call that changes the server.
+            caller: Who makes it, such as host and port of its connection; empty where the transport cannot tell.
+            rights: What `identify` has returned; None: the metadata say who calls.
             request_id: By which the caller or its proxy knows the call; empty where it was given none.
 
         Raises:
             UnknownCallerError: The caller is not known.
-            ForbiddenError: The caller may not do this.
             BudgetError: The caller has used up what it may ask.
             DrainingError: The server is shutting down.
             OverloadedError: There are too many calls, or too many bytes of them.
@@ -116,7 +119,7 @@ class Calls:
             raw_metadata=metadata,
             started_at=time.monotonic(),
             request_id=request_id,
-            caller=certificate_names[0] if certificate_names else caller,
+            caller=caller,
         )
         outer = current_call()
         self._num_running += 1
@@ -128,7 +131,7 @@ class Calls:
         try:
             if self._is_draining:
                 raise DrainingError("the server is shutting down; call another one, or this one when it is back")
-            self._check_caller(call, metadata, certificate_names, is_admin=is_admin)
+            self._begin(call, rights)
             with self._admission.admit(1, num_bytes):
                 if timeout_s is None:
                     yield call
@@ -158,23 +161,61 @@ class Calls:
             self._observer.call_finished(call, error=failure, duration_s=time.monotonic() - call.started_at)
             failure = None  # its traceback holds this frame
 
-    def _check_caller(
+    def identify(
         self,
-        call: Call,
-        metadata: Iterable[tuple[str, str | bytes]],
-        certificate_names: Sequence[str],
+        method: str,
         *,
-        is_admin: bool,
-    ) -> None:
-        """Finds out who calls, checks the right to change the server, and begins to use the caller's budget."""
-        if self._access is None:
+        metadata: Iterable[tuple[str, str | bytes]] = (),
+        certificate_names: Sequence[str] = (),
+        is_admin: bool = False,
+        is_local: bool = False,
+        request_id: str = "",
+    ) -> Caller | None:
+        """Finds out who calls, before anything is taken from them; None where everyone may call.
+
+        Args:
+            method: Full name of the RPC or path of the route.
+            metadata: What the caller sent beside the request; keys in lower case.
+            certificate_names: Names in the peer's certificate, if the transport has verified one.
+            is_admin: True for a call that changes the server.
+            is_local: True if the peer is on this machine, which may change a server without access control.
+            request_id: By which the caller or its proxy knows the call.
+
+        Raises:
+            UnknownCallerError: The caller is not known.
+            ForbiddenError: The caller may not change the server.
+        """
+        try:
+            if self._access is None:
+                if is_admin and not is_local:
+                    raise ForbiddenError(
+                        "only callers on the server's own machine may change it; start it with --access-file, and call "
+                        f"it with a key that has the scope {ADMIN}"
+                    )
+                return None
+            found = self._access.identify(metadata, certificate_names)
             if is_admin:
-                check_local(call.caller)
-            return
-        rights = self._access.identify(metadata, certificate_names)
+                found.check_admin()
+        except RequestError as error:
+            call = Call(
+                call_id=next(self._ids),
+                method=method,
+                raw_metadata=metadata,
+                started_at=time.monotonic(),
+                request_id=request_id,
+            )
+            self._observer.call_started(call)
+            self._observer.call_finished(call, error=error, duration_s=0.0)
+            raise
+        return found
+
+    def _begin(self, call: Call, rights: Caller | None) -> None:
+        """Begins to use the budget of a call's caller."""
+        if rights is None:
+            if self._access is None:
+                return
+            rights = self._access.identify(call.raw_metadata)
         call.caller = rights.name or call.caller
-        if is_admin:
-            rights.check_admin()
         began_at = rights.begin()
         call.rights = rights
         call.callbacks.append(lambda: rights.end(began_at))

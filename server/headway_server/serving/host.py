@@ -497,13 +497,16 @@ class ModelHost:
         These have ended by themselves, or their work has made no progress for longer than `stall_timeout_s` (0: any
         time is fine). A model that was closed on purpose is not among them.
         """
-        found = {}
-        for model in self.models:
-            if not model.is_alive:
-                found[_path(model)] = "has ended"
-            elif stall_timeout_s and (stalled_s := model.stalled_s()) > stall_timeout_s:
-                found[_path(model)] = f"has made no progress for {stalled_s:.0f} s"
-        return found
+        found = {_path(model): "has ended" for model in self.models if not model.is_alive}
+        return found | (self.stalled(stall_timeout_s) if stall_timeout_s else {})
+
+    def stalled(self, limit_s: float) -> dict[str, str]:
+        """Returns which models have made no progress for longer than `limit_s`, by path; any thread may ask."""
+        return {
+            _path(model): f"has made no progress for {stalled_s:.0f} s"
+            for model in self.models
+            if model.is_alive and (stalled_s := model.stalled_s()) > limit_s
+        }
 
     def __repr__(self) -> str:
         return f"ModelHost({_names(self.models)}; {len(self.rejected)} rejected)"

@@ -60,19 +60,21 @@ _MAX_MESSAGE_BYTES = 1000
 _log = structlog.get_logger(__name__)
 
 
-def to_status(error: Exception, method: str, call: Call | None = None) -> status_pb2.Status:
+def to_status(error: Exception, method: str, call: Call | None = None, *, request_id: str = "") -> status_pb2.Status:
     """Describes an error to the caller of `method`; what is not the caller's business is logged and left out.
 
     Args:
         error: What ended the call.
         method: Full name of the RPC.
         call: The call, for the log; None where it was refused before it began.
+        request_id: Its name in logs, where there is no `call`.
     """
     for kind, (code, reason) in STATUS.items():
         if isinstance(error, kind):
             return _status(code, _clip(str(error)), [_error_info(reason), *_details(error)])
     incident = secrets.token_hex(6)
-    log = _log.bind(incident=incident, method=method, **({} if call is None else call.ids))
+    ids = {"request_id": request_id} if call is None else call.ids
+    log = _log.bind(incident=incident, method=method, **ids)
     if isinstance(error, ModelRunError):
         log.error("internal error", reason=str(error))
     else:
