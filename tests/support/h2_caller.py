@@ -8,6 +8,7 @@ from typing import Self
 import h2.config
 import h2.connection
 import h2.events
+import h2.exceptions
 import h2.settings
 
 
@@ -53,8 +54,16 @@ class Caller:
                 return
             if not data:
                 return
-            self.events += self.connection.receive_data(data)
+            try:
+                self.events += self.connection.receive_data(data)
+            except h2.exceptions.ProtocolError:  # the library takes nothing after a GOAWAY
+                return
             self._flush()
+
+    @property
+    def was_sent_away(self) -> bool:
+        """True if the server has sent GOAWAY."""
+        return self.connection.state_machine.state is h2.connection.ConnectionState.CLOSED
 
     def status(self, stream: int, timeout_s: float) -> str | None:
         """Waits for the status of a call; returns its number."""

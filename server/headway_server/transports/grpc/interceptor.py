@@ -96,9 +96,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         def parse(data: bytes) -> Any:
             return _parse(data, deserialize, max_bytes)
 
-        if handler.response_streaming:
-            return _method(self._wrap_stream(handler.unary_stream, parse, method), handler)  # type: ignore[arg-type]
-        return _method(self._wrap_unary(handler.unary_unary, parse, method), handler)  # type: ignore[arg-type]
+        behaviour: Any = handler.unary_stream or handler.unary_unary  # typed for the synchronous API
+        wrap = self._wrap_stream if handler.response_streaming else self._wrap_unary
+        return _method(wrap(behaviour, parse, method), handler)
 
     def _wrap_unary(self, behaviour: UnaryMethod, parse: Deserializer, method: str) -> Behaviour:
         async def call(_: object, context: Context) -> Any:

@@ -4,7 +4,6 @@ import asyncio
 from types import SimpleNamespace
 
 import grpc
-import h2.events
 import pytest
 import tiny_bundles
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -277,7 +276,7 @@ async def test_a_drain_sends_connections_away_while_their_calls_go_on(serving, b
         await until(lambda: calls.num_running == 1)
         stopping = asyncio.create_task(serving.server.stop())
         await asyncio.to_thread(caller.read, 1)
-        assert any(isinstance(event, h2.events.ConnectionTerminated) for event in caller.events)
+        assert caller.was_sent_away
         assert not stopping.done()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{serving.port}") as channel:
             stub = texts_grpc.TextClassificationServiceStub(channel)
