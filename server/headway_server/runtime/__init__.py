@@ -4,7 +4,14 @@ from headway_server.runtime.binding import Binding
 from headway_server.runtime.cores import BusyLanes, Cores
 from headway_server.runtime.machine import Device, available_bytes, describe_cores, has_exact_int8, usable_cores
 from headway_server.runtime.session import Runtime, Session
-from headway_server.runtime.threads import CLOSE_TIMEOUT_S, Heartbeat, join_threads
+from headway_server.runtime.threads import (
+    CLOSE_TIMEOUT_S,
+    Heartbeat,
+    join_threads,
+    own_niceness,
+    run_nicely,
+    set_own_niceness,
+)
 
 __all__ = [
     "CLOSE_TIMEOUT_S",
@@ -19,5 +26,8 @@ __all__ = [
     "describe_cores",
     "has_exact_int8",
     "join_threads",
+    "own_niceness",
+    "run_nicely",
+    "set_own_niceness",
     "usable_cores",
 ]

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias, TypeVar
@@ -23,9 +24,8 @@ from headway_server.errors import (
     StoreError,
     WrongTaskError,
 )
-from headway_server.observers import NO_OBSERVER, ModelEvent, ModelId, Observer
-from headway_server.runtime import Runtime
-from headway_server.serving.calls import current_call
+from headway_server.observers import NO_OBSERVER, ModelEvent, ModelId, Observer, current_call
+from headway_server.runtime import Runtime, run_nicely
 from headway_server.serving.families import FAMILIES, Family, ServedModel
 from headway_server.settings import ServerSettings
 
@@ -107,8 +107,11 @@ class BundleLoader:
         family = self.families.get(manifest.task)
         if family is None:
             raise BundleError(f"{bundle.path}: is for {manifest.task}, which this server does not serve")
-        runtime = self.runtime.suiting(manifest, self.settings.precision)
-        return family.load(bundle, runtime, self.settings, observer)
+        settings = self.settings.for_model(manifest.name)
+        runtime = self.runtime.suiting(manifest, settings.precision).with_lanes(settings.lanes)
+        own = self.settings.models.get(manifest.name)
+        niceness = 0 if own is None else -own.priority
+        return run_nicely(niceness, partial(family.load, bundle, runtime, settings, observer))
 
 
 class ModelHost:
@@ -306,9 +309,13 @@ class ModelHost:
         raise ModelNotFoundError(f"model {name} has no version {_quoted(version)}; loaded are {have}")
 
     def _note_use(self, model: ServedModel) -> None:
-        """Keeps a model open until the call that has found it ends."""
+        """Checks that the present call may use a model, and keeps it open until that call ends."""
         call, hosted = current_call(), self._entries[_path(model)].hosted
+        if call is not None and call.rights is not None:
+            call.rights.check_model(_task(model), model.bundle.manifest.name)
         if call is not None and hosted is not None:
+            manifest = model.bundle.manifest
+            call.model = ModelId(manifest.name, manifest.version)
             hosted.take()
             call.callbacks.append(hosted.leave)
 
