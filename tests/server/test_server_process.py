@@ -77,9 +77,10 @@ def test_sighup_has_it_look_at_its_store(start_process, tmp_path):
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_store_that_cannot_be_written_is_served_and_watched(start_process, tmp_path):
-    tiny_bundles.write_topic_bundle(tmp_path)
-    tmp_path.chmod(0o555)
-    server = start_process("--store", tmp_path, "--port", 0)
+    store = tmp_path / "store"
+    tiny_bundles.write_topic_bundle(store)
+    store.chmod(0o555)
+    server = start_process("--store", store, "--port", 0)
     port = port_of(server.wait_ready())
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         models = model_service_pb2_grpc.ModelServiceStub(channel)
