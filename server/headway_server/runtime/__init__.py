@@ -11,7 +11,7 @@ from headway_server.runtime.machine import (
     usable_cores,
 )
 from headway_server.runtime.session import Runtime, Session
-from headway_server.runtime.threads import CLOSE_TIMEOUT_S, Heartbeat, join_threads, run_apart
+from headway_server.runtime.threads import CLOSE_TIMEOUT_S, Heartbeat, join_threads
 
 __all__ = [
     "CLOSE_TIMEOUT_S",
@@ -27,6 +27,5 @@ __all__ = [
     "give_back_memory",
     "has_exact_int8",
     "join_threads",
-    "run_apart",
     "usable_cores",
 ]

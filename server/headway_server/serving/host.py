@@ -38,7 +38,8 @@ from headway_server.errors import (
     WrongTaskError,
 )
 from headway_server.observers import NO_OBSERVER, ModelEvent, ModelId, Observer
-from headway_server.runtime import Runtime, give_back_memory, run_apart
+from headway_server.runtime import Runtime, give_back_memory
+from headway_server.serving.apart import run_apart
 from headway_server.serving.calls import current_call
 from headway_server.serving.families import FAMILIES, Family, ServedModel
 from headway_server.serving.routes import Alias, Route, Routes, read_routes, write_routes
@@ -542,8 +543,7 @@ class ModelHost:
 
     async def _replace(self, path: str) -> ServedModel:
         async with self._changing:
-            if self._is_closed:
-                raise DrainingError(_NOTHING_IS_LOADED)
+            self._check_open()
             entry = self._entries.setdefault(path, _Entry(ModelState.AVAILABLE))
             if entry.hosted is None:
                 entry.state, entry.reason = ModelState.LOADING, None
@@ -565,6 +565,10 @@ class ModelHost:
         if old is not None:
             self._spawn(self._close_when_idle(old, path, self._drain_timeout_s))
         return model
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise DrainingError(_NOTHING_IS_LOADED)
 
     async def _load_in_time(self, path: str) -> ServedModel:
         """Loads a bundle in a thread of its own; one that takes too long is left to that thread."""
@@ -801,7 +805,7 @@ class ModelHost:
         """Takes out a version whose folder has gone, unless somebody has said that it is to be served."""
         entry = self._entries[path]
         if entry.hosted is None:
-            if entry.state is not ModelState.UNLOADING:
+            if entry.state not in (ModelState.LOADING, ModelState.UNLOADING):
                 del self._entries[path]
         elif entry.is_asked_for or self.routes.names(path):
             entry.reason = "its folder has gone; it is served on because a route names it or a call has loaded it"
