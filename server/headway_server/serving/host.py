@@ -21,6 +21,7 @@ from headway_server.bundles import (
     Fingerprint,
     ListedBundle,
     Task,
+    TrustedKeys,
     find_bundles,
     fingerprint_of,
     open_bundle,
@@ -162,7 +163,9 @@ class BundleLoader:
 
     def load(self, path: str, observer: Observer) -> ServedModel:
         """Loads the bundle in the folder `path` below the store; errors are those of its family's loader."""
-        bundle = open_bundle(self.settings.store / path)
+        key_file = self.settings.versions.require_signed
+        trusted = None if key_file is None else TrustedKeys.read(key_file)  # each time, so that keys can be changed
+        bundle = open_bundle(self.settings.store / path, trusted)
         manifest = bundle.manifest
         family = self.families.get(manifest.task)
         if family is None:
@@ -231,9 +234,12 @@ class ModelHost:
         One that cannot be loaded is rejected and the others are served.
 
         Raises:
-            StoreError: The store is missing, none of its bundles can be loaded, or the file of the routes is wrong.
+            StoreError: The store is missing, none of its bundles can be loaded, or the file of the routes or of the
+                trusted keys is wrong.
         """
         loader = BundleLoader(runtime=runtime, settings=settings, families=families)
+        if settings.versions.require_signed is not None:
+            TrustedKeys.read(settings.versions.require_signed)
         host = cls(loader=loader, observer=observer)
         host.routes = host._routes_in_file = read_routes(loader.routes_file)
         folders = find_bundles(settings.store)
