@@ -1,7 +1,7 @@
-"""Signatures of bundles: Ed25519 (RFC 8032) over the bytes of the manifest, which names the SHA-256 of every other file.
+"""Signatures of bundles: Ed25519 (RFC 8032) over the bytes of the manifest, which names the SHA-256 of every file.
 
-A signature is 64 bytes in `bundle.json.sig` beside the manifest, as `openssl pkeyutl -sign -rawin` writes it too. Keys are
-PEM files: `openssl genpkey -algorithm ed25519` makes one, `openssl pkey -pubout` gives its public half.
+A signature is 64 bytes in `bundle.json.sig` beside the manifest, as `openssl pkeyutl -sign -rawin` writes it too. Keys
+are PEM files: `openssl genpkey -algorithm ed25519` makes one, `openssl pkey -pubout` gives its public half.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class TrustedKeys:
                 continue
             return
         raise BundleError(
-            f"{folder}: {SIGNATURE_FILE} is not a signature of this manifest by a key that is trusted here"
+            f"{folder}: {SIGNATURE_FILE} is not a signature of the manifest by a key that is trusted here"
         )
 
     def __repr__(self) -> str:

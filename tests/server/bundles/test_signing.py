@@ -70,10 +70,10 @@ def change_a_space(folder: Path) -> None:
     ("damage", "problem"),
     [
         (lambda folder: (folder / SIGNATURE_FILE).unlink(), "bundle.json.sig is missing, and this server takes signed"),
-        (lambda folder: (folder / SIGNATURE_FILE).write_bytes(b""), "not a signature of this manifest"),
-        (lambda folder: (folder / SIGNATURE_FILE).write_bytes(b"x" * 64), "not a signature of this manifest"),
-        (lambda folder: (folder / SIGNATURE_FILE).write_bytes(b"x" * 10**6), "not a signature of this manifest"),
-        (change_a_space, "not a signature of this manifest"),
+        (lambda folder: (folder / SIGNATURE_FILE).write_bytes(b""), "not a signature of the manifest"),
+        (lambda folder: (folder / SIGNATURE_FILE).write_bytes(b"x" * 64), "not a signature of the manifest"),
+        (lambda folder: (folder / SIGNATURE_FILE).write_bytes(b"x" * 10**6), "not a signature of the manifest"),
+        (change_a_space, "not a signature of the manifest"),
         (lambda folder: (folder / "model.onnx").write_bytes(b"x"), "model.onnx has 1 bytes, the manifest says"),
     ],
 )
