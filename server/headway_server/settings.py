@@ -20,7 +20,7 @@ from pydantic_settings import (
 )
 
 from headway_server.batching.settings import BatchingSettings
-from headway_server.bundles import Precision
+from headway_server.bundles import Precision, VersionSettings
 from headway_server.configuration import ConfigFile, without_mappings
 from headway_server.decoding.settings import EngineSettings
 from headway_server.preprocessing import ImageLimits
@@ -109,7 +109,9 @@ class ServerSettings(BaseSettings):
         cli_kebab_case=True,
         cli_implicit_flags=True,
         cli_exit_on_error=False,
-        cli_shortcuts=_short_flags(engine=EngineSettings, batching=BatchingSettings, connection=ConnectionSettings),
+        cli_shortcuts=_short_flags(
+            engine=EngineSettings, batching=BatchingSettings, connection=ConnectionSettings, versions=VersionSettings
+        ),
         cli_show_env_vars=True,
     )
 
@@ -192,6 +194,8 @@ class ServerSettings(BaseSettings):
     """Generation and translation models."""
     batching: BatchingSettings = BatchingSettings()
     """Classifiers and embeddings."""
+    versions: VersionSettings = VersionSettings()
+    """New versions in the store, and which of them are served."""
     connection: ConnectionSettings = ConnectionSettings()
     """Connections and the calls on them."""
     models: CliSuppress[Mapping[str, ModelSettings]] = Field(default_factory=dict)

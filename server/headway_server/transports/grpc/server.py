@@ -279,6 +279,8 @@ class HeadwayServer:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, on_signal)
+        if hasattr(signal, "SIGHUP"):
+            loop.add_signal_handler(signal.SIGHUP, self._host.scan_soon)
         announce(await self.start())
         if limit_s := self._settings.stall_timeout:
             self._watchdog = Watchdog(self._host.stalled, limit_s=limit_s, ends=self._settings.stall_exit)
