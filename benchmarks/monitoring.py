@@ -44,7 +44,7 @@ def main(
     """Measures and prints a table, and one JSON object as the last line."""
     with ExitStack() as stack:
         sink = grpc.server(ThreadPoolExecutor(1))
-        trace_service_pb2_grpc.add_TraceServiceServicer_to_server(_Sink(), sink)
+        trace_service_pb2_grpc.add_TraceServiceServicer_to_server(_Sink(), sink)  # type: ignore[no-untyped-call]  # generated
         collector = f"http://127.0.0.1:{sink.add_insecure_port('127.0.0.1:0')}"
         sink.start()
         stack.callback(sink.stop, None)

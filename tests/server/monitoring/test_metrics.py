@@ -1,8 +1,11 @@
 """What the metrics tell of real calls, and how they are read."""
 
 import asyncio
+import json
 import re
 import socket
+import subprocess
+import sys
 import threading
 import time
 import urllib.request
@@ -164,6 +167,25 @@ def test_loads_that_fail_are_counted(metrics):
     found = samples(metrics)
     assert found["headway_model_loads_total{model=tiny,result=failed,version=1}"] == 1
     assert found["headway_model_load_duration_seconds_sum{model=tiny,version=1}"] == 0.3
+
+
+def test_a_server_tells_its_metrics_from_its_first_moment_to_its_end(start_process, classifier_store):
+    server = start_process("--store", classifier_store, "--port", 0, "--metrics-port", 0, "--log-format", "json")
+    server.wait_ready()
+    lines = map(json.loads, server.log.read_text().splitlines())
+    [port] = [line["port"] for line in lines if line["event"] == "metrics"]
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:
+        told = response.read().decode()
+    assert 'headway_model_state{model="colours",state="ready",version="1"} 1.0' in told
+    assert 'headway_model_loads_total{model="topics",result="ready",version="1"} 1.0' in told
+    ended = subprocess.run(
+        [sys.executable, "-m", "headway_server", "--store", str(classifier_store), "--metrics-port", str(port)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 2
+    assert f"cannot listen for metrics on 127.0.0.1:{port}" in ended.stderr
+    server.process.terminate()
+    assert server.wait_end() == 0
 
 
 def test_a_taken_port_is_told_with_what_to_do(metrics):
