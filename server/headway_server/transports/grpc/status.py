@@ -31,8 +31,8 @@ from headway_server.errors import (
     NoChatTemplateError,
     OverloadedError,
     RequestError,
-    UnknownCallerError,
     StoreUnavailableError,
+    UnknownCallerError,
     WrongTaskError,
 )
 from headway_server.observers import Call
