@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Container, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from typing import Any, Final, TypeAlias
 
@@ -35,10 +35,6 @@ _IS_REQUEST_ID: Final = re.compile(r"[!-~]{1,128}").fullmatch
 _ACCEPTS: Final = "accept-encoding"
 
 
-ADMIN_METHODS: Final[frozenset[str]] = frozenset()
-"""Full names, `/package.Service/Method`, of the calls that change the server: they need the scope `admin`."""
-
-
 class CallInterceptor(grpc.aio.ServerInterceptor):
     """Wraps the methods of the project's own services, and limits those of others.
 
@@ -55,6 +51,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         callers: Callers,
         *,
         max_request_bytes: Mapping[str, int],
+        admin_methods: Container[str] = frozenset(),
         verifies_clients: bool = False,
     ) -> None:
         """Prepares to wrap methods.
@@ -63,8 +60,11 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             calls: What every call is held to.
             callers: What waits for callers.
             max_request_bytes: Largest request of each service, by its full name; no other service is a call.
+            admin_methods: Full names, `/package.Service/Method`, of the calls that change the server: they need the
+                scope `admin`.
             verifies_clients: True if every client has shown a certificate that the server trusts.
         """
+        self._admin_methods = admin_methods
         self._verifies_clients = verifies_clients
         self._calls = calls
         self._callers = callers
@@ -142,7 +142,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         """Finds out who calls before the request is received: of those who may not call, nothing is held."""
         peer = context.peer()
         names = _certificate_names(context) if self._verifies_clients else ()
-        is_admin = method in ADMIN_METHODS
+        is_admin = method in self._admin_methods
         rights = self._calls.identify(
             method,
             metadata=pairs,

@@ -40,7 +40,7 @@ from headway_server.transports.grpc.doors import Doors, format_address
 from headway_server.transports.grpc.generation import GenerationService
 from headway_server.transports.grpc.image_classification import ImageClassificationService
 from headway_server.transports.grpc.interceptor import CallInterceptor
-from headway_server.transports.grpc.models import ModelService
+from headway_server.transports.grpc.models import ADMIN_METHODS, ModelService
 from headway_server.transports.grpc.text_classification import TextClassificationService
 from headway_server.transports.grpc.translation import TranslationService
 
@@ -157,6 +157,7 @@ class HeadwayServer:
                 service.name: settings.max_text_request_bytes if service.reads_texts else settings.max_message_bytes
                 for service in _SERVICES
             },
+            admin_methods=ADMIN_METHODS,
             verifies_clients=settings.tls_client_ca_file is not None,
         )
         self._server = grpc.aio.server(
