@@ -30,18 +30,32 @@ from headway_client.load import (
     Recorder,
     Sender,
     TimeHistogram,
+    Workload,
     encode_png,
-    poisson_arrivals,
+    make_workload,
+    read_inputs,
     sample_images,
-    sample_inputs,
 )
 from headway_client.retry import NO_RETRIES
+
+
+def plan_of(task: LoadTask, **values: Any) -> LoadPlan:
+    """A plan of one workload with built-in inputs."""
+    of_workload = {name: values.pop(name) for name in ("stream", "batch_size", "options") if name in values}
+    workload = make_workload(task, read_inputs(task, None), **{"stream": False} | of_workload)
+    return LoadPlan(workloads=(workload,), **values)
+
+
+def due_times(rate_per_s: float, duration_s: float, **values: Any) -> list[float]:
+    """When the calls of a plan are due, from the beginning of its measured phase."""
+    plan = plan_of(LoadTask.CLASSIFY_TEXT, rate_per_s=rate_per_s, duration_s=duration_s, **{"warmup_s": 0.0} | values)
+    return [due_s for due_s, _ in plan.schedule(0.0)]
 
 
 async def run_plan(address: str, plan: LoadPlan, before: Any = None) -> LoadRunner:
     async with AsyncClient(address, retry=NO_RETRIES) as client:
         await client.wait_ready()
-        runner = LoadRunner(plan, Sender(client, plan, sample_inputs(plan.task)))
+        runner = LoadRunner(plan, Sender(client, plan))
         if before is not None:
             before(runner)
         await runner.run()
@@ -49,11 +63,11 @@ async def run_plan(address: str, plan: LoadPlan, before: Any = None) -> LoadRunn
 
 
 def test_arrivals_are_a_poisson_process_that_its_seed_repeats() -> None:
-    times = list(poisson_arrivals(100.0, 5.0, 105.0, seed=11))
-    assert times == list(poisson_arrivals(100.0, 5.0, 105.0, seed=11))
-    assert times != list(poisson_arrivals(100.0, 5.0, 105.0, seed=12))
+    times = due_times(100.0, 100.0, seed=11)
+    assert times == due_times(100.0, 100.0, seed=11)
+    assert times != due_times(100.0, 100.0, seed=12)
     assert times == sorted(times)
-    assert 5.0 < times[0] < times[-1] < 105.0
+    assert 0.0 < times[0] < times[-1] < 100.0
     gaps = [later - earlier for earlier, later in pairwise(times)]
     # Ten thousand exponential gaps: mean and deviation both 10 ms, to a few percent.
     assert statistics.fmean(gaps) == pytest.approx(0.01, rel=0.05)
@@ -66,7 +80,7 @@ def test_percentiles_are_right_to_three_digits() -> None:
         times.record(milliseconds / 1e3)
     summary = times.summary_ms()
     assert summary is not None
-    expected = {"p50": 500, "p90": 900, "p99": 990, "p99_9": 999, "max": 1000, "mean": 500.5}
+    expected = {"p50": 500, "p90": 900, "p95": 950, "p99": 990, "p99_9": 999, "max": 1000, "mean": 500.5}
     for name, value in expected.items():
         assert summary[name] == pytest.approx(value, rel=2e-3), name
     assert TimeHistogram().summary_ms() is None
@@ -118,21 +132,21 @@ def test_built_in_pictures_open_in_an_imaging_library() -> None:
 @pytest.mark.parametrize("task", list(LoadTask))
 async def test_every_task_runs_closed_with_as_many_callers_as_asked(server: Any, task: LoadTask) -> None:
     server.rules.delay_s = 0.01
-    plan = LoadPlan(task=task, concurrency=3, duration_s=0.3, warmup_s=0.05, batch_size=2)
+    plan = plan_of(task, concurrency=3, duration_s=0.3, warmup_s=0.05, batch_size=2)
     runner = await run_plan(server.address, plan)
     assert server.rules.most_running == 3
     assert runner.recorder.ok_count > 0
     assert runner.recorder.input_count == 2 * runner.recorder.completed_count > 0
     assert runner.recorder.error_counts == {}
-    assert runner.recorder.outstanding_count == 0
+    assert runner.outstanding_count == 0
     assert len(server.rules.requests) > runner.recorder.ok_count  # those of the warm-up are not measured
 
 
 async def test_an_open_loop_begins_every_call_of_its_schedule(server: Any) -> None:
-    plan = LoadPlan(task=LoadTask.CLASSIFY_TEXT, rate_per_s=100, duration_s=0.5, warmup_s=0.1, seed=5)
+    plan = plan_of(LoadTask.CLASSIFY_TEXT, rate_per_s=100, duration_s=0.5, warmup_s=0.1, seed=5)
     runner = await run_plan(server.address, plan)
     # The schedule depends on its seed and length alone, up to rounding of the clock's start.
-    planned = list(poisson_arrivals(100, -0.1, 0.5, seed=5))
+    planned = due_times(100, 0.5, warmup_s=0.1, seed=5)
     assert len(server.rules.requests) == len(planned)
     assert runner.recorder.ok_count == sum(due_s >= 0 for due_s in planned)
 
@@ -140,7 +154,7 @@ async def test_an_open_loop_begins_every_call_of_its_schedule(server: Any) -> No
 @pytest.mark.parametrize("task", [LoadTask.GENERATE_TEXT, LoadTask.TRANSLATE_TEXT])
 async def test_streams_measure_the_first_token_and_the_gaps(server: Any, task: LoadTask) -> None:
     server.rules.delta_delay_s = 0.002
-    plan = LoadPlan(task=task, concurrency=2, duration_s=0.3, warmup_s=0.0, stream=True)
+    plan = plan_of(task, concurrency=2, duration_s=0.3, warmup_s=0.0, stream=True)
     recorder = (await run_plan(server.address, plan)).recorder
     assert len(recorder.first_token) == recorder.ok_count > 0
     assert len(recorder.token_gap) > 0
@@ -149,7 +163,7 @@ async def test_streams_measure_the_first_token_and_the_gaps(server: Any, task: L
 
 
 async def test_translations_are_asked_for_with_beams(server: Any) -> None:
-    plan = LoadPlan(task=LoadTask.TRANSLATE_TEXT, concurrency=1, duration_s=0.1, warmup_s=0.0, beam_size=4)
+    plan = plan_of(LoadTask.TRANSLATE_TEXT, concurrency=1, duration_s=0.1, warmup_s=0.0, options={"beam_size": 4})
     await run_plan(server.address, plan)
     assert {request.parameters.beam_size for request in server.rules.requests} == {4}
 
@@ -159,16 +173,14 @@ async def test_a_stall_counts_for_every_call_that_was_due_in_it(server: Any) -> 
 
     Counted from the sending, a single latency would be long (coordinated omission).
     """
-    plan = LoadPlan(
-        task=LoadTask.CLASSIFY_TEXT, rate_per_s=100, duration_s=2.0, warmup_s=0.0, max_outstanding=1, seed=3
-    )
+    plan = plan_of(LoadTask.CLASSIFY_TEXT, rate_per_s=100, duration_s=2.0, warmup_s=0.0, max_outstanding=1, seed=3)
 
     def stall(_: LoadRunner) -> None:
         now_s = time.monotonic()
         server.rules.stall = (now_s + 0.5, now_s + 1.5)
 
     recorder = (await run_plan(server.address, plan, stall)).recorder
-    due_in_stall = sum(0.55 <= due_s <= 1.4 for due_s in poisson_arrivals(100, 0.0, 2.0, seed=3))
+    due_in_stall = sum(0.55 <= due_s <= 1.4 for due_s in due_times(100, 2.0, seed=3))
     assert due_in_stall > 60
     # Two fifths of the calls were due more than 100 ms before the stall ended.
     assert recorder.latency.percentile_ms(75) >= 100
@@ -180,27 +192,25 @@ async def test_a_stall_counts_for_every_call_that_was_due_in_it(server: Any) -> 
 
 async def test_a_server_that_is_too_slow_does_not_keep_the_test_from_ending(server: Any) -> None:
     server.rules.delay_s = 0.2
-    plan = LoadPlan(
-        task=LoadTask.CLASSIFY_TEXT, rate_per_s=200, duration_s=0.5, warmup_s=0.0, max_outstanding=4, seed=3
-    )
+    plan = plan_of(LoadTask.CLASSIFY_TEXT, rate_per_s=200, duration_s=0.5, warmup_s=0.0, max_outstanding=4, seed=3)
     recorder = (await run_plan(server.address, plan)).recorder
     assert server.rules.most_running == 4
     assert recorder.not_sent_count > 0
-    planned = list(poisson_arrivals(200, 0.0, 0.5, seed=3))
+    planned = due_times(200, 0.5, seed=3)
     assert recorder.ok_count + recorder.not_sent_count == len(planned)
 
 
 async def test_failures_are_counted_by_code_and_not_tried_again(server: Any, fault: Any) -> None:
     server.rules.faults.extend([fault(grpc.StatusCode.RESOURCE_EXHAUSTED, retry_delay_s=0.01)] * 3)
     server.rules.faults.extend([fault(grpc.StatusCode.UNAVAILABLE)] * 2)
-    plan = LoadPlan(task=LoadTask.CLASSIFY_TEXT, rate_per_s=100, duration_s=0.3, warmup_s=0.0, seed=3)
+    plan = plan_of(LoadTask.CLASSIFY_TEXT, rate_per_s=100, duration_s=0.3, warmup_s=0.0, seed=3)
     recorder = (await run_plan(server.address, plan)).recorder
     assert recorder.error_counts == {"RESOURCE_EXHAUSTED": 3, "UNAVAILABLE": 2}
     assert len(recorder.latency) == recorder.ok_count
 
 
 async def test_a_test_that_is_stopped_reports_what_it_measured(server: Any) -> None:
-    plan = LoadPlan(task=LoadTask.CLASSIFY_TEXT, concurrency=1, duration_s=3600, warmup_s=0.0)
+    plan = plan_of(LoadTask.CLASSIFY_TEXT, concurrency=1, duration_s=3600, warmup_s=0.0)
 
     def stop_soon(runner: LoadRunner) -> None:
         asyncio.get_running_loop().call_later(0.3, runner.stop)
@@ -211,9 +221,10 @@ async def test_a_test_that_is_stopped_reports_what_it_measured(server: Any) -> N
 
 
 async def test_a_fault_of_the_tester_is_raised(server: Any) -> None:
-    plan = LoadPlan(task=LoadTask.CLASSIFY_TEXT, concurrency=2, duration_s=3600, warmup_s=0.0)
+    workload = Workload(task=LoadTask.CLASSIFY_TEXT, inputs=[b"no text"])
+    plan = LoadPlan(workloads=(workload,), concurrency=2, duration_s=3600, warmup_s=0.0)
     async with AsyncClient(server.address) as client:
-        runner = LoadRunner(plan, Sender(client, plan, [b"no text"]))
+        runner = LoadRunner(plan, Sender(client, plan))
         with pytest.raises(TypeError, match=r"texts\[0\]"):
             await runner.run()
 
@@ -221,17 +232,19 @@ async def test_a_fault_of_the_tester_is_raised(server: Any) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({}, "either a rate"),
+        ({}, "give one of a rate, a replay"),
+        ({"rate_per_s": 1, "concurrency": 1}, "give one of a rate, a replay"),
         ({"rate_per_s": 0}, "rate is 0; must be above 0"),
         ({"rate_per_s": 1, "duration_s": 1e6}, r"duration is 1e\+06; must be above 0 and at most 3600"),
         ({"concurrency": 9999}, "concurrency"),
+        ({"concurrency": 1, "ramp_to_per_s": 5}, "a ramp begins at a rate"),
         ({"concurrency": 1, "stream": True, "batch_size": 2}, "batch size is 2; a streaming call takes one input"),
-        ({"concurrency": 1, "beam_size": 4}, "beam size is for translate-text"),
+        ({"concurrency": 1, "options": {"beam_size": 4}}, "generate_text has no option 'beam_size'; it has choices"),
     ],
 )
 def test_a_plan_is_bounded(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        LoadPlan(task=LoadTask.GENERATE_TEXT, **changes)
+        plan_of(LoadTask.GENERATE_TEXT, **changes)
 
 
 def test_the_command_writes_a_report_and_ends_stdout_with_it(server: Any, tmp_path: Path) -> None:
@@ -243,10 +256,11 @@ def test_the_command_writes_a_report_and_ends_stdout_with_it(server: Any, tmp_pa
     assert "open loop, 50 calls/s (Poisson, seed 9)" in ended.stderr
     report = json.loads(ended.stdout.splitlines()[-1])
     assert report == json.loads(file.read_text(encoding="utf-8"))
-    assert report["plan"]["stream"] is True
+    assert report["plan"]["workloads"][0]["stream"] is True
+    assert report["latency_counts_from"] == "the time a call was due"
     assert report["model"]["name"] == "rule"
     assert report["call_count"] == report["ok_count"] > 0
-    assert set(report["latency_ms"]) == {"mean", "p50", "p90", "p99", "p99_9", "max"}
+    assert set(report["latency_ms"]) == {"mean", "p50", "p90", "p95", "p99", "p99_9", "max"}
     assert report["token_gap_ms"]["p50"] > 0
     assert report["tokens_per_s"] > 0
 
