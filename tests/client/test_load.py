@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import statistics
 import struct
@@ -15,20 +16,25 @@ import zlib
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import grpc
 import pytest
 from typer.testing import CliRunner
 
+from headway.v1 import text_classification_service_pb2
 from headway_client import AsyncClient
 from headway_client.cli import app
 from headway_client.load import (
+    Arrivals,
     CallRecord,
     LoadPlan,
+    LoadProcesses,
     LoadRunner,
     LoadTask,
     Recorder,
     Sender,
+    Snapshot,
     TimeHistogram,
     Workload,
     encode_png,
@@ -296,3 +302,182 @@ def test_an_interrupt_ends_the_command_with_its_report(server: Any) -> None:
         stdout, stderr = process.communicate(timeout=30)
     assert process.returncode == 0, stderr
     assert json.loads(stdout)["ok_count"] > 0
+
+
+async def test_a_mix_calls_each_workload_by_its_weight_with_its_own_inputs_and_options(server: Any) -> None:
+    texts = Workload(task=LoadTask.CLASSIFY_TEXT, name="texts", weight=3, inputs=["a", "b", "c"])
+    own = [{"max_new_tokens": 3}, {"max_new_tokens": 4}]
+    chat = Workload(
+        task=LoadTask.CHAT,
+        stream=True,
+        inputs=["hi", [("user", "hi"), ("assistant", "oh"), ("user", "bye")]],
+        options={"seed": 5},
+        input_options=own,
+    )
+    plan = LoadPlan(workloads=(texts, chat), rate_per_s=200, duration_s=1.0, warmup_s=0.0, seed=8)
+    runner = await run_plan(server.address, plan)
+    sent = [request for request in server.rules.requests if hasattr(request, "texts")]
+    talked = [request for request in server.rules.requests if not hasattr(request, "texts")]
+    drawn = [number for _, number in plan.schedule(0.0)]
+    assert (len(sent), len(talked)) == (drawn.count(0), drawn.count(1))
+    assert len(sent) > 2 * len(talked) > 0
+    assert {request.texts[0] for request in sent} == {"a", "b", "c"}
+    for request in talked:
+        assert request.parameters.max_new_tokens == (4 if len(request.conversation.messages) == 3 else 3)
+        assert request.parameters.sampling.seed == 5
+    assert [recorder.ok_count for recorder in runner.recorders] == [len(sent), len(talked)]
+    assert len(runner.recorders[1].first_token) == len(talked)
+    assert runner.recorder.ok_count == len(drawn)
+
+
+def test_processes_share_one_schedule_and_add_up_what_they_measured(server: Any) -> None:
+    workload = Workload(task=LoadTask.CLASSIFY_TEXT, inputs=[str(number) for number in range(1000)])
+    plan = LoadPlan(workloads=(workload,), rate_per_s=150, duration_s=1.0, warmup_s=0.2, seed=2)
+    snapshots: list[Snapshot] = []
+    with LoadProcesses({"server": server.address}, 2) as processes:
+        outcome = processes.run(plan, snapshots.append)
+        asked = [int(request.texts[0]) for request in server.rules.requests[2:]]
+        again = processes.run(plan)
+    due = [due_s for due_s, _ in plan.schedule(0.0)]
+    assert sorted(asked) == list(range(len(due)))  # each input once, as if it were one process
+    assert outcome.recorder.ok_count == again.recorder.ok_count == sum(due_s >= 0 for due_s in due)
+    assert outcome.recorder.model is not None
+    assert len(outcome.recorder.latency) == outcome.recorder.ok_count
+    assert sum(each.due_count for each in outcome.recorder.intervals.values()) == outcome.recorder.ok_count
+    assert outcome.elapsed_s == pytest.approx(1.0, abs=0.05)
+    assert snapshots
+    assert 0 < snapshots[-1].progress <= 1
+
+
+def test_a_closed_loop_is_shared_by_processes(server: Any) -> None:
+    server.rules.delay_s = 0.05
+    plan = plan_of(LoadTask.CLASSIFY_TEXT, concurrency=5, duration_s=0.5, warmup_s=0.0)
+    with LoadProcesses({"server": server.address}, 2) as processes:
+        assert processes.run(plan).recorder.ok_count > 20
+        assert server.rules.most_running == 5
+        with pytest.raises(ValueError, match="1 callers cannot be shared by 2 processes"):
+            processes.run(plan_of(LoadTask.CLASSIFY_TEXT, concurrency=1))
+
+
+@pytest.mark.parametrize("arrivals", [{"concurrency": 4}, {"rate_per_s": 120.0, "arrivals": Arrivals.CONSTANT}])
+async def test_figures_agree_with_those_of_an_independent_client(server: Any, arrivals: dict[str, Any]) -> None:
+    """Raw gRPC and a clock, at the same time against the same server, which answers after 20 ms."""
+    server.rules.delay_s = 0.02
+    workload = Workload(task=LoadTask.CLASSIFY_TEXT, inputs=["a text"])
+    plan = LoadPlan(workloads=(workload,), duration_s=2.0, warmup_s=0.0, **arrivals)
+    request = text_classification_service_pb2.ClassifyTextRequest(texts=["a text"]).SerializeToString()
+    latencies_s: list[float] = []
+
+    async def call_by_hand() -> None:
+        begin_s = time.perf_counter()
+        await rpc(request)
+        latencies_s.append(time.perf_counter() - begin_s)
+
+    async def keep_calling() -> None:
+        while time.perf_counter() < end_s:
+            await call_by_hand()
+
+    async def call_at_times() -> None:
+        calls = []
+        for number in range(240):
+            await asyncio.sleep(max(0.0, begin_s + number / 120 - time.perf_counter()))
+            calls.append(asyncio.create_task(call_by_hand()))
+        await asyncio.gather(*calls)
+
+    async with grpc.aio.insecure_channel(server.address) as channel:
+        rpc: Any = channel.unary_unary("/headway.v1.TextClassificationService/ClassifyText")
+        await rpc(request)
+        begin_s = time.perf_counter()
+        end_s = begin_s + plan.duration_s
+        by_hand = call_at_times() if plan.is_open else asyncio.gather(*(keep_calling() for _ in range(4)))
+        runner, _ = await asyncio.gather(run_plan(server.address, plan), by_hand)
+    by_hand_per_s = len(latencies_s) / plan.duration_s
+    assert runner.recorder.completed_count / runner.elapsed_s == pytest.approx(by_hand_per_s, rel=0.1)
+    for percentile in (50, 90):
+        by_hand_ms = 1e3 * statistics.quantiles(latencies_s, n=100)[percentile - 1]
+        assert runner.recorder.latency.percentile_ms(percentile) == pytest.approx(by_hand_ms, rel=0.15)
+
+
+def test_without_its_extra_the_command_says_what_to_install(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headway_client.load.recorder.HdrHistogram", None)
+    ended = CliRunner().invoke(app, ["load", "classify-text", "--rate", "5", "--server", server.address])
+    assert ended.exit_code == 2
+    assert "pip install 'headway-client[load]'" in ended.stderr
+
+
+def test_a_missed_objective_is_the_exit_code_and_in_the_report(server: Any, tmp_path: Path) -> None:
+    server.rules.delay_s = 0.03
+    arguments = [
+        "load",
+        "classify-text",
+        "--rate",
+        "50",
+        "--arrivals",
+        "constant",
+        "--duration",
+        "0.5",
+        "--warmup",
+        "0",
+    ]
+    arguments += ["--server", server.address, "--slo", "errors<1%", "--slo", "p50<20ms", "--slo", "p50<2s"]
+    ended = CliRunner().invoke(app, [*arguments, "--json"])
+    assert ended.exit_code == 3, ended.stderr
+    objectives = json.loads(ended.stdout)["objectives"]
+    assert [(each["objective"], each["unit"], each["met"]) for each in objectives] == [
+        ("errors<1%", "%", True),
+        ("p50<20ms", "ms", False),
+        ("p50<2s", "s", True),
+    ]
+    assert 30 <= objectives[1]["value"] < 200
+    ended = CliRunner().invoke(app, arguments)
+    assert "ms, MISSED" in next(line for line in ended.stdout.splitlines() if "p50<20ms" in line)
+
+
+def test_the_highest_rate_is_searched_within_a_number_of_probes(server: Any, tmp_path: Path) -> None:
+    file = tmp_path / "report.json"
+    arguments = ["load", "classify-text", "--find-max", "--slo", "p50<5s", "--rate", "10", "--max-probes", "3"]
+    arguments += ["--duration", "0.5", "--warmup", "0", "--server", server.address, "--report", str(file)]
+    ended = CliRunner().invoke(app, arguments)
+    assert ended.exit_code == 0, ended.stderr
+    assert [line for line in ended.stderr.splitlines() if line.endswith("met")] == [
+        "10 calls/s: met",
+        "20 calls/s: met",
+        "40 calls/s: met",
+    ]
+    assert ended.stdout.splitlines()[-1] == "highest rate   40 calls/s"
+    report = json.loads(file.read_text(encoding="utf-8"))
+    assert report["search"]["max_rate_per_s"] == report["plan"]["rate_per_s"] == 40
+    assert CliRunner().invoke(app, ["load", "classify-text", "--find-max"]).exit_code == 2
+
+
+def test_a_page_and_a_comparison_hold_everything_themselves(server: Any, tmp_path: Path) -> None:
+    scenario = tmp_path / "<mix>.toml"
+    scenario.write_text(
+        'concurrency = 2\nduration_s = 0.7\nwarmup_s = 0.1\nobjectives = ["verse & prose:ttft.p95<10s"]\n'
+        '[[workloads]]\ntask = "classify-text"\n[[workloads]]\ntask = "generate-text"\nname = "verse & prose"\n'
+    )
+    files = [tmp_path / name for name in ("before.json", "after.json", "page.html", "both.html")]
+    for report, more in ((files[0], []), (files[1], ["--html", str(files[2]), "--concurrency", "4"])):
+        arguments = ["load", "--scenario", str(scenario), "--server", server.address, "--report", str(report), *more]
+        ended = CliRunner().invoke(app, arguments)
+        assert ended.exit_code == 0, ended.stderr
+    assert json.loads(files[1].read_text(encoding="utf-8"))["plan"]["concurrency"] == 4
+    ended = CliRunner().invoke(app, ["load-compare", str(files[0]), str(files[1]), "--html", str(files[3])])
+    assert ended.exit_code == 0, ended.stderr
+    heading, *rows = ended.stdout.splitlines()
+    assert heading.split() == ["figure", "before.json", "after.json", "change"]
+    assert any(row.startswith("verse & prose: first_token_p95_ms") for row in rows)
+    for page in files[2:]:
+        text = page.read_text(encoding="utf-8")
+        root = ElementTree.fromstring(
+            text.removeprefix("<!DOCTYPE html>")
+            .replace('<meta charset="utf-8">', "")
+            .replace('<meta name="viewport" content="width=device-width">', "")
+        )
+        assert "verse & prose" in {element.text for element in root.iter("td")}
+        assert not re.search(r"https?:|src=|@import|url\(|<script", text)
+        drawings = list(root.iter("svg"))
+        assert len(drawings) == 5  # latency, first token, token gap; calls and latency over time
+        for number in re.findall(r' (?:x|y|cx|cy|x1|x2|y1|y2)="([^"]*)"', text):
+            assert 0 <= float(number) <= 620
+    assert CliRunner().invoke(app, ["load-compare", str(files[0]), str(scenario)]).exit_code == 2

@@ -241,6 +241,8 @@ class LoadPlan:
 
 
 def _check(name: str, value: float | None, limit: float) -> None:
+    if not isinstance(value, int | float | None):
+        raise ValueError(f"{name} is {value!r}; must be a number")
     if value is not None and not 0 < value <= limit:
         bound = "" if math.isinf(limit) else f" and at most {limit:g}"
         raise ValueError(f"{name} is {value:g}; must be above 0{bound}")

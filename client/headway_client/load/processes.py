@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import selectors
 import signal
 import threading
 import time
@@ -212,8 +213,10 @@ class LoadProcesses:
 def _work(pipe: Connection, connection: dict[str, Any], share: Share) -> None:
     """Runs plans in a process of their own until the pipe is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent tells what it means
-    with suppress(asyncio.CancelledError):
-        asyncio.run(_Worker(pipe, connection, share).serve())
+    # The selectors that asyncio prefers wait in whole milliseconds, so that calls would be sent up to one late.
+    precise = asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selectors.SelectSelector()))
+    with suppress(asyncio.CancelledError), precise as runner:
+        runner.run(_Worker(pipe, connection, share).serve())
 
 
 class _Worker:

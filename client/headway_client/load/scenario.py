@@ -166,5 +166,5 @@ def _read_images(files: Sequence[Path]) -> list[bytes]:
 def _check_names(given: dict[str, Any], kind: type) -> None:
     known = {each.name for each in fields(kind)} - {"input_options"}
     for name in given.keys() - known:
-        near = get_close_matches(name, known, n=1)
+        near = get_close_matches(name, known, n=1, cutoff=0.5)
         raise ValueError(f"there is no {name!r}; " + (f"is it {near[0]!r}?" if near else f"there are {sorted(known)}"))
