@@ -207,18 +207,23 @@ class Caller:
             "gap_ms": _spread(np.concatenate([np.diff(np.unique(stream)) for stream in times]), 99),
         }
 
-    def _plan(self, case: str, callers: int, duration_s: float, warmup_s: float) -> LoadPlan:
+    def _plan(self, case: str, callers: int, duration_s: float, warmup_s: float) -> Any:
         data = self._read(case)
         task = next((task for task in LoadTask if task.value in _TASKS[data["task"]]), None)
         if task is None:
             raise ValueError(f"the load tester of this tree has no task for {data['task']}")
-        length = {"concurrency": callers, "duration_s": duration_s, "warmup_s": warmup_s, "timeout_s": _TIMEOUT_S}
+        length: dict[str, Any] = {
+            "concurrency": callers,
+            "duration_s": duration_s,
+            "warmup_s": warmup_s,
+            "timeout_s": _TIMEOUT_S,
+        }
         stream = data["task"] == "generation"
         options = {"model": data["model"], "model_version": data["version"], "max_new_tokens": data["max_new_tokens"]}
         if data["beam_size"] > 1:
             options["beam_size"] = data["beam_size"]
         if Workload is None:
-            return LoadPlan(task=task, stream=stream, **options, **length)
+            return LoadPlan(task=task, stream=stream, **options, **length)  # type: ignore[call-arg]
         options = {name: value for name, value in options.items() if value is not None} | data["parameters"]
         workload = Workload(task=task, inputs=self._inputs(case), stream=stream, options=options)
         return LoadPlan(workloads=(workload,), **length)
@@ -244,7 +249,8 @@ class Caller:
             async with AsyncClient(address, timeout_s=_TIMEOUT_S, retry=NO_RETRIES) as client:
                 plan = self._plan(case, 1, 1, 0)
                 if Workload is None:
-                    yield Sender(_WithParameters(client, data["parameters"]), plan, self._inputs(case))
+                    prepared: Any = _WithParameters(client, data["parameters"])
+                    yield Sender(prepared, plan, self._inputs(case))  # type: ignore[arg-type]
                 else:
                     yield Sender(client, plan)
         elif protocol == "echo":

@@ -142,8 +142,8 @@ class LoadProcesses:
         ended: dict[Connection, tuple[list[Recorder], float, float]] = {}
         with self._stopped_by_interrupt() as stops:
             while len(ended) < count:
-                for pipe in wait([pipe for pipe in self._pipes if pipe not in ended]):
-                    assert isinstance(pipe, Connection)
+                ready = wait(pipe for pipe in self._pipes if pipe not in ended)
+                for pipe in (pipe for pipe in self._pipes if pipe in ready):
                     message = self._receive(pipe)
                     if isinstance(message, Snapshot):
                         snapshots[pipe] = message
@@ -235,6 +235,7 @@ class _Worker:
         async with AsyncClient(**self._connection, retry=NO_RETRIES) as client:
             while True:
                 plan = await self._inbox.get()
+                result: object
                 try:
                     result = await self._run(Sender(client, plan, self._share), plan)
                 except Exception as error:  # the parent raises it

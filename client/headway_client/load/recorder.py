@@ -25,6 +25,7 @@ OK = "OK"
 _MAX_US = int((2 * MAX_DURATION_S + MAX_TIMEOUT_S) * 1e6)
 _COUNTS = ("good_count", "completed_count", "input_count", "token_count", "limit_count", "not_sent_count")
 _TIMES = ("latency", "send_delay", "first_token", "token_gap")
+_NO_LIMITS = TimeLimits()
 _NUM_INTERVALS = 100
 _MIN_INTERVAL_S = 0.5
 
@@ -142,7 +143,7 @@ class Recorder:
         self,
         start_s: float = 0.0,
         end_s: float = math.inf,
-        limits: TimeLimits = TimeLimits(),  # noqa: B008
+        limits: TimeLimits = _NO_LIMITS,
     ) -> None:
         """Measures from `start_s` to `end_s`, in seconds on the event loop's clock.
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 from headway_client.async_client import AsyncClient
 from headway_client.errors import CallError, ProtocolError
@@ -23,7 +24,8 @@ from headway_client.results import Answer
 _PAUSE_AFTER_FAILURE_S = 0.01
 
 
-class Share(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Share:
     """The part of a plan that one of several processes does: every `count`-th call or caller, from number `index`."""
 
     index: int = 0
@@ -34,10 +36,13 @@ class Share(NamedTuple):
         return len(range(self.index, number, self.count))
 
 
+_ALL = Share()
+
+
 class Sender:
     """Makes the calls of a plan and notes what comes back."""
 
-    def __init__(self, client: AsyncClient, plan: LoadPlan, share: Share = Share()) -> None:  # noqa: B008 (immutable)
+    def __init__(self, client: AsyncClient, plan: LoadPlan, share: Share = _ALL) -> None:
         """Calls by `client`, with the inputs of each workload in turn."""
         self._workloads = plan.workloads
         self._stride = share.count
@@ -103,7 +108,7 @@ class LoadRunner:
     It ends by itself after warm-up, duration and at most one timeout of a call.
     """
 
-    def __init__(self, plan: LoadPlan, sender: Sender, share: Share = Share()) -> None:  # noqa: B008 (immutable)
+    def __init__(self, plan: LoadPlan, sender: Sender, share: Share = _ALL) -> None:
         """Prepares the test."""
         self.plan = plan
         self.recorders: list[Recorder] = []
