@@ -128,8 +128,7 @@ def _charts(reports: Mapping[str, Report]) -> Iterable[str]:
     yield from _distributions(reports)
     over_time = [("due_per_s", "due"), ("calls_per_s", "answered"), ("failed_per_s", "failed")]
     yield _chart("Calls a second", _over_time(reports, over_time), x_title="seconds", y_title="calls/s")
-    latencies = [("p50_ms", "p50"), ("p99_ms", "p99"), ("max_ms", "max")]
-    yield _chart("Latency over time", _over_time(reports, latencies), x_title="seconds", y_title="ms")
+    yield _chart("Latency over time", _latency_over_time(reports), x_title="seconds", y_title="ms")
     for name, report in reports.items():
         if search := report["search"]:
             lines = [
@@ -166,18 +165,28 @@ def _distributions(reports: Mapping[str, Report]) -> Iterable[str]:
 
 
 def _over_time(reports: Mapping[str, Report], names: Sequence[tuple[str, str]]) -> list[Line]:
-    lines = []
-    for report_name, report in reports.items():
-        series = report["series"]
-        for key, name in names:
-            points = [
-                ((number + 0.5) * series["interval_s"], value)
-                for number, value in enumerate(series[key])
-                if value is not None
-            ]
-            if any(value for _, value in points):
-                lines.append(Line(name if len(reports) == 1 else f"{report_name}: {name}", points))
-    return lines
+    return [
+        Line(name if len(reports) == 1 else f"{report_name}: {name}", _points(report["series"], key))
+        for report_name, report in reports.items()
+        for key, name in names
+        if any(report["series"][key])
+    ]
+
+
+def _latency_over_time(reports: Mapping[str, Report]) -> list[Line]:
+    """Returns the percentiles of the only workload, or the 99th of each."""
+    if all(len(report["workloads"]) == 1 for report in reports.values()):
+        return _over_time(reports, [("p50_ms", "p50"), ("p99_ms", "p99"), ("max_ms", "max")])
+    return [
+        Line(": ".join([name] * (len(reports) > 1) + [workload["name"], "p99"]), _points(workload["series"], "p99_ms"))
+        for name, report in reports.items()
+        for workload in report["workloads"]
+    ]
+
+
+def _points(series: dict[str, Any], key: str) -> list[Point]:
+    places = enumerate(series[key])
+    return [((number + 0.5) * series["interval_s"], value) for number, value in places if value is not None]
 
 
 def _chart(

@@ -169,7 +169,7 @@ class LoadProcesses:
         """Returns what a process says; raises what it raised."""
         try:
             message = pipe.recv()
-        except EOFError:
+        except (EOFError, OSError):
             raise HeadwayError("a process of the load test was ended from outside") from None
         if isinstance(message, BaseException):
             raise message

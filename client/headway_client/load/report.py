@@ -57,7 +57,6 @@ def make_report(
         ],
         "objectives": [result._asdict() for result in judge(outcome)],
         "search": _search(probes) if probes else None,
-        "series": _series(outcome.recorder),
         "client": {
             "version": version("headway-client"),
             "python": platform.python_version(),
@@ -87,6 +86,7 @@ def _figures(recorder: Recorder, elapsed_s: float) -> dict[str, Any]:
         "inputs_per_s": _rate(recorder.input_count, elapsed_s),
         "tokens_per_s": _rate(recorder.token_count, elapsed_s),
         **{f"{name}_ms": getattr(recorder, name).summary_ms() for name in _TIMES},
+        "series": _series(recorder),
         # In HdrHistogram's own format, in microseconds, so that reports can be drawn and added up.
         "histograms": {name: times.encode() for name in _TIMES if len(times := getattr(recorder, name))},
     }
