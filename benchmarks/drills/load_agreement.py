@@ -1,9 +1,9 @@
-"""Holds the load tester against an independent client: raw gRPC, a clock and NumPy.
+"""Holds the load tester against an independent one: a loop, a clock and NumPy, on raw gRPC and on headway's client.
 
     python -m benchmarks.drills.load_agreement [--rounds 5] [--seconds 5]
 
-Both call the shipped `ag-news` in a closed loop and at a fixed rate, each from a process of its own, in turn, round
-after round. The independent client sends prepared bytes and reads none, so it takes less time of its own for a call.
+All three call the shipped `ag-news` in a closed loop and at a fixed rate, each from a process of its own, in turn,
+round after round. Raw gRPC sends prepared bytes and reads none: what it is faster by is what the client takes for a call.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from benchmarks.contestants.headway import running_server
 from benchmarks.worker import ROOT
 
 from headway.v1.text_classification_service_pb2 import ClassifyTextRequest
+from headway_client import AsyncClient
 from headway_client.load import Arrivals, LoadPlan, LoadProcesses, LoadTask, make_workload, read_inputs
 
 _METHOD = "/headway.v1.TextClassificationService/ClassifyText"
@@ -32,13 +34,17 @@ _PERCENTILES = (50, 90, 99)
 Figures = dict[str, float]
 
 
-async def _call_by_hand(address: str, seconds: float, callers: int | None, rate_per_s: float | None) -> Figures:
+async def _call_by_hand(
+    address: str, seconds: float, callers: int | None, rate_per_s: float | None, *, raw: bool
+) -> Figures:
     """Calls with as many callers, or at a rate; latency counts from the time a call was due."""
-    inputs = read_inputs(LoadTask.CLASSIFY_TEXT, None).inputs
-    payloads = [ClassifyTextRequest(texts=[str(text)]).SerializeToString() for text in inputs]
+    payloads: list[Any] = list(read_inputs(LoadTask.CLASSIFY_TEXT, None).inputs)
     calls: list[tuple[float, float]] = []  # when they were due, and answered
-    async with grpc.aio.insecure_channel(address) as channel:
-        rpc: Any = channel.unary_unary(_METHOD)
+    async with grpc.aio.insecure_channel(address) as channel, AsyncClient(address) as client:
+        rpc: Any = client.classify_text
+        if raw:
+            rpc = channel.unary_unary(_METHOD)
+            payloads = [ClassifyTextRequest(texts=[text]).SerializeToString() for text in payloads]
         await rpc(payloads[0])
         start_s = time.perf_counter() + _WARMUP_S
         end_s = start_s + seconds
@@ -70,14 +76,14 @@ async def _call_by_hand(address: str, seconds: float, callers: int | None, rate_
     return {"calls_per_s": sum(start_s <= ended_s < end_s for _, ended_s in calls) / seconds, **figures}
 
 
-def _by_hand(address: str, seconds: float, callers: int | None, rate_per_s: float | None) -> Figures:
+def _by_hand(raw: bool, *how: Any) -> Figures:
     """The same in a process of its own."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(_run_by_hand, (address, seconds, callers, rate_per_s))
+        return pool.apply(_run_by_hand, (raw, *how))
 
 
-def _run_by_hand(*arguments: Any) -> Figures:
-    return asyncio.run(_call_by_hand(*arguments))
+def _run_by_hand(raw: bool, *how: Any) -> Figures:
+    return asyncio.run(_call_by_hand(*how, raw=raw))
 
 
 def _by_load_tester(address: str, seconds: float, callers: int | None, rate_per_s: float | None) -> Figures:
@@ -97,21 +103,25 @@ def _by_load_tester(address: str, seconds: float, callers: int | None, rate_per_
 
 
 def compare(address: str, rounds: int, seconds: float, **how: Any) -> dict[str, Any]:
-    """Measures in turn, and returns for each figure both medians, and the median of the rounds' ratios."""
-    clients: dict[str, Callable[..., Figures]] = {"by_hand": _by_hand, "load_tester": _by_load_tester}
+    """Measures in turn; returns of each figure the medians, and how many times the others' the load tester's was."""
+    clients: dict[str, Callable[..., Figures]] = {
+        "raw": partial(_by_hand, True),
+        "client": partial(_by_hand, False),
+        "load_tester": _by_load_tester,
+    }
     measured: dict[str, list[Figures]] = {name: [] for name in clients}
     for number in range(rounds):
         for name in list(clients)[:: 1 if number % 2 else -1]:
             measured[name].append(clients[name](address, seconds, how.get("callers"), how.get("rate_per_s")))
+    ours = measured.pop("load_tester")
     return {
-        figure: {name: round(statistics.median(each[figure] for each in measured[name]), 3) for name in clients}
+        figure: {name: round(statistics.median(each[figure] for each in rows), 2) for name, rows in measured.items()}
+        | {"load_tester": round(statistics.median(each[figure] for each in ours), 2)}
         | {
-            "ratios": sorted(
-                round(ours[figure] / theirs[figure], 3)
-                for ours, theirs in zip(measured["load_tester"], measured["by_hand"], strict=True)
-            )
+            f"times_{name}": sorted(round(a[figure] / b[figure], 2) for a, b in zip(ours, rows, strict=True))
+            for name, rows in measured.items()
         }
-        for figure in measured["by_hand"][0]
+        for figure in ours[0]
     }
 
 
