@@ -3,7 +3,7 @@
     python -m benchmarks.drills.load_agreement [--rounds 5] [--seconds 5]
 
 All three call the shipped `ag-news` in a closed loop and at a fixed rate, each from a process of its own, in turn,
-round after round. Raw gRPC sends prepared bytes and reads none: what it is faster by is what the client takes for a call.
+round after round. Raw gRPC sends prepared bytes and reads no answers: what it is faster by is what the client takes.
 """
 
 import argparse
