@@ -398,6 +398,15 @@ async def test_figures_agree_with_those_of_an_independent_client(server: Any, ar
         assert runner.recorder.latency.percentile_ms(percentile) == pytest.approx(by_hand_ms, rel=0.15)
 
 
+def test_progress_is_drawn_on_a_terminal(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    arguments = ["load", "generate-text", "--concurrency", "2", "--duration", "1.2", "--warmup", "0"]
+    ended = CliRunner().invoke(app, [*arguments, "--server", server.address])
+    assert ended.exit_code == 0, ended.stderr
+    for shown in ("workload", "p99, ms", "first token p95, ms", "generate-text", "outstanding"):
+        assert shown in ended.stderr, shown
+
+
 def test_without_its_extra_the_command_says_what_to_install(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headway_client.load.recorder.HdrHistogram", None)
     ended = CliRunner().invoke(app, ["load", "classify-text", "--rate", "5", "--server", server.address])

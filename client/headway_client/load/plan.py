@@ -6,7 +6,7 @@ import inspect
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from itertools import count, takewhile
 from typing import Any
@@ -107,6 +107,11 @@ class Workload:
         """Name of the client's method."""
         name = self.task.replace("-", "_")
         return f"stream_{name}" if self.stream else name
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the workload for a report: inputs are counted, not shown."""
+        shown = {name: value for name, value in _values(self).items() if name not in ("inputs", "input_options")}
+        return shown | {"input_count": len(self.inputs)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,11 +220,8 @@ class LoadPlan:
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the plan for a report: inputs and replayed times are counted, not shown."""
-        plan = asdict(self) | {"replay_s": len(self.replay_s), "objectives": [str(each) for each in self.objectives]}
-        for workload in plan["workloads"]:
-            workload["input_count"] = len(workload.pop("inputs"))
-            del workload["input_options"]
-        return plan
+        counted = {"replay_s": len(self.replay_s), "objectives": [str(each) for each in self.objectives]}
+        return _values(self) | counted | {"workloads": [each.as_dict() for each in self.workloads]}
 
     def describe(self) -> str:
         """Returns the plan in one line."""
@@ -238,6 +240,10 @@ class LoadPlan:
             for workload in self.workloads
         ]
         return f"{', '.join(names)}: {mode}, {self.warmup_s:g} s of warm-up, {self.duration_s:g} s measured"
+
+
+def _values(kind: LoadPlan | Workload) -> dict[str, Any]:
+    return {each.name: getattr(kind, each.name) for each in fields(kind)}
 
 
 def _check(name: str, value: float | None, limit: float) -> None:
