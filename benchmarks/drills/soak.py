@@ -3,7 +3,7 @@
     python -m benchmarks.drills.soak small --seconds 300     # callers that classify short texts, as fast as answered
     python -m benchmarks.drills.soak mixed --seconds 300     # every task at a rate, with streams and batches
 
-A server on the shipped models is started for it. The last line is one JSON object; exit code 1 says that something grew.
+A server on the shipped models is started for it. The last line is one JSON object; the exit code is 1 if anything grew.
 """
 
 import json

@@ -205,6 +205,8 @@ def load_compare(
     """Compare two reports of the load tester."""
     with reported_failures({}):
         reports = {_name(before, after): read_report(before), _name(after, before): read_report(after)}
+        if len(reports) == 1:
+            raise ValueError(f"{before} is given twice; name two reports")
         rows = list(compare(*reports.values()))
         if html is not None:
             html.write_text(make_page(reports), encoding="utf-8")
