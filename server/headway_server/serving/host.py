@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -39,7 +40,7 @@ from headway_server.errors import (
     WrongTaskError,
 )
 from headway_server.observers import NO_OBSERVER, ModelEvent, ModelId, Observer
-from headway_server.runtime import Runtime, give_back_memory
+from headway_server.runtime import Runtime, give_back_memory, join_threads
 from headway_server.serving.apart import run_apart
 from headway_server.serving.calls import current_call
 from headway_server.serving.families import FAMILIES, Family, ServedModel
@@ -208,6 +209,7 @@ class ModelHost:
             else StoreWatch(loader.settings.store, loader.routes_file, loader.settings.versions.scan_timeout)
         )
         self._polling: asyncio.Task[None] | None = None
+        self._loading: set[threading.Thread] = set()
         self._num_settling = 0
         self.routes = Routes()
         """Which version answers a call that names none."""
@@ -627,6 +629,7 @@ class ModelHost:
         assert self._loader is not None
         self._report(path, "loading")
         began = time.monotonic()
+        self._loading.add(threading.current_thread())
         try:
             # Nobody else changes this of an entry that is being loaded.
             self._entries[path].tried = fingerprint = self._loader.fingerprint(path)
@@ -640,6 +643,8 @@ class ModelHost:
             raise
         except BaseException as error:  # a panic of a library that is written in Rust
             raise BundleError("cannot be loaded; the server's log says why") from error
+        finally:
+            self._loading.discard(threading.current_thread())
         seconds = time.monotonic() - began
         self._report(path, "ready", seconds=seconds)
         manifest = model.bundle.manifest
@@ -839,7 +844,9 @@ class ModelHost:
             with suppress(RuntimeError):  # the loop has ended, and the task with it
                 self._polling.get_loop().call_soon_threadsafe(self._polling.cancel)
         models = [*self.models, *(hosted.model for hosted in list(self._leaving))]
-        return not [model for model in models if not model.close()]
+        stuck = [model for model in models if not model.close()]
+        # The interpreter must not end under a thread that is in the midst of ONNX Runtime.
+        return join_threads(list(self._loading), owner="store") and not stuck
 
     def serving(self, *, stall_timeout_s: float) -> set[Task]:
         """Returns the tasks that a healthy model is ready for."""

@@ -215,8 +215,11 @@ async def test_what_is_loaded_when_the_host_closes_is_closed_too(host, tmp_path,
     write(tmp_path, "slow", version="2")
     loading = asyncio.create_task(host.load("mirror", "2"))
     await until(lambda: len(host.bundles) == 2)
-    assert host.close()
+    closing = asyncio.create_task(asyncio.to_thread(host.close))
+    await asyncio.sleep(0.02)
+    assert not closing.done()
     slow_load.set()
+    assert await closing
     with pytest.raises(DrainingError, match="nothing is loaded any more"):
         await loading
 
