@@ -216,6 +216,7 @@ class ModelHost:
         self._routes_in_file = self.routes
         self._routes_problem: str | None = None
         self._num_route_changes = 0
+        self._writing: asyncio.Future[None] | None = None
         self._is_started = self._is_closed = False
         self.models: tuple[ServedModel, ...] = ()
         """Those that calls can find, by name and version."""
@@ -492,6 +493,7 @@ class ModelHost:
 
         Raises:
             ModelNotFoundError: There is no such model, or a version is not loaded.
+            StoreUnavailableError: An earlier change is still being written.
         """
         if route != Route() or name not in self.routes.models:
             self._check_versions(name, route.default_version, route.canary_version)
@@ -507,6 +509,7 @@ class ModelHost:
         Raises:
             InvalidInputError: That is no name.
             ModelNotFoundError: There is no such model, its version is not loaded, or the alias is not there.
+            StoreUnavailableError: An earlier change is still being written.
         """
         _check_name("alias", name)
         if alias is not None:
@@ -523,6 +526,8 @@ class ModelHost:
 
     async def _change_routes(self, change: Callable[[Routes], Routes]) -> str | None:
         async with self._routing:
+            if self._writing is not None and not self._writing.done():
+                raise StoreUnavailableError("an earlier change of the routes is still being written; try again later")
             routes = change(self.routes)
             self._num_route_changes += 1
             self.routes = routes
@@ -530,17 +535,21 @@ class ModelHost:
             if self._loader is None:
                 return "this server was started without a store to keep it in"
             versions = self._loader.settings.versions
-            writing = run_apart(partial(write_routes, self._loader.routes_file, routes), name="write routes")
-            done, _ = await asyncio.wait({writing}, timeout=versions.scan_timeout)
-            try:
-                if not done:
-                    raise StoreError(f"the store has not answered for {versions.scan_timeout:g} s")
-                writing.result()
-            except StoreError as error:
-                _log.warning("routes last until the server stops", reason=str(error))
-                return str(error)
+            self._writing = run_apart(partial(write_routes, self._loader.routes_file, routes), name="write routes")
+            self._writing.add_done_callback(partial(self._note_written, routes))
+            done, _ = await asyncio.wait({self._writing}, timeout=versions.scan_timeout)
+            if not done:
+                reason = f"the store has not answered for {versions.scan_timeout:g} s"
+            elif (error := self._writing.exception()) is None:
+                return None
+            else:
+                reason = str(error)
+            _log.warning("routes last until the server stops", reason=reason)
+            return reason
+
+    def _note_written(self, routes: Routes, writing: asyncio.Future[None]) -> None:
+        if not writing.cancelled() and writing.exception() is None:
             self._routes_in_file = routes
-            return None
 
     async def _load_asked(self, path: str) -> ServedModel:
         if (entry := self._entries.get(path)) is not None:
