@@ -156,7 +156,10 @@ def _percentile(values: list[float], percent: float) -> float | None:
 
 
 def overload(service: str, seconds: float, *, factor: float = 3.0, deadline_s: float = 5.0) -> dict[str, Any]:
-    """Overloads a server on the shipped models with calls of one service; returns the figures."""
-    with running() as server:
-        os.nice(10)  # callers would be on other machines: the server's threads go first
+    """Overloads a server on the shipped models with calls of one service; returns the figures.
+
+    Callers would be on other machines: the server computes on one core, and its threads go before those of the callers.
+    """
+    with running("--threads", "1") as server:
+        os.nice(10)
         return asyncio.run(_run(server, service, seconds, factor, deadline_s))
