@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import secrets
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Container, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from typing import Any, Final, TypeAlias
@@ -13,7 +14,7 @@ import grpc
 from google.protobuf.message import DecodeError
 from grpc_status import rpc_status
 
-from headway_server.errors import InvalidInputError
+from headway_server.errors import InvalidInputError, RequestError
 from headway_server.observers import Call
 from headway_server.serving.access import Caller, is_local
 from headway_server.serving.calls import Calls
@@ -106,8 +107,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             answered: Call | None = None
             try:
                 who = self._identify(method, context, pairs, request_id)
-                data = await self._callers.receive(context)
-                await self._callers.pass_gate()
+                data = await self._receive(method, context, pairs, request_id)
                 async with self._answer(method, data, who, pairs, request_id) as answered:
                     return await behaviour(parse(data), context)
             except grpc.aio.AbortError:
@@ -123,8 +123,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             answered: Call | None = None
             try:
                 who = self._identify(method, context, pairs, request_id)
-                data = await self._callers.receive(context)
-                await self._callers.pass_gate()
+                data = await self._receive(method, context, pairs, request_id)
                 async with (
                     self._answer(method, data, who, pairs, request_id) as answered,
                     aclosing(behaviour(parse(data), context)) as responses,
@@ -137,6 +136,18 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 await _abort(context, error, method, request_id, answered)
 
         return call
+
+    async def _receive(self, method: str, context: Context, pairs: Pairs, request_id: str) -> bytes:
+        """Receives the request of a call; one that does not come is a call that was refused."""
+        began = time.monotonic()
+        try:
+            data = await self._callers.receive(context)
+        except RequestError as error:
+            waited_s = time.monotonic() - began
+            self._calls.note_refusal(method, error, metadata=pairs, request_id=request_id, waited_s=waited_s)
+            raise
+        await self._callers.pass_gate()
+        return data
 
     def _identify(self, method: str, context: Context, pairs: Pairs, request_id: str) -> Who:
         """Finds out who calls before the request is received: of those who may not call, nothing is held."""
