@@ -23,6 +23,7 @@ from headway_server.configuration import (
 )
 from headway_server.errors import ServerError
 from headway_server.log import configure_logging
+from headway_server.monitoring import Monitoring
 from headway_server.runtime import Runtime, describe_cores
 from headway_server.serving.host import ModelHost
 from headway_server.settings import ServerSettings
@@ -56,16 +57,18 @@ def _print_settings(arguments: Sequence[str]) -> None:
 
 def _serve(settings: ServerSettings) -> None:
     """Loads the models and serves them until a signal comes."""
-    configure_logging(level=settings.log_level, line_format=settings.log_format)
+    configure_logging(level=settings.log_level, line_format=settings.log_format, texts=settings.log_texts)
     if problem := address_problem(settings.host, settings.port):
         address = format_address(settings.host, settings.port)
         _fail(f"cannot listen on {address}: {problem}; stop what listens there or choose another --host or --port")
     try:
         Doors(settings)  # whose files may be wrong, which is better known before models are loaded
+        monitoring = Monitoring.open(settings)
         runtime = Runtime(device=settings.device, num_threads=settings.threads, num_lanes=settings.lanes)
-        host = ModelHost.open(runtime, settings)
+        host = ModelHost.open(runtime, settings, observer=monitoring.observer)
         _warn_of_absent_models(host, settings)
-        has_ended = asyncio.run(_run(host, runtime, settings))
+        has_ended = asyncio.run(_run(host, runtime, settings, monitoring))
+        monitoring.close()
     except ServerError as error:
         _fail(str(error))
     if not has_ended:  # the interpreter might wait for the thread that hangs
@@ -80,7 +83,7 @@ def _warn_of_absent_models(host: ModelHost, settings: ServerSettings) -> None:
         _log.warning("settings of a model that the store does not have" + nearest_name(name, names), model=name)
 
 
-async def _run(host: ModelHost, runtime: Runtime, settings: ServerSettings) -> bool:
+async def _run(host: ModelHost, runtime: Runtime, settings: ServerSettings, monitoring: Monitoring) -> bool:
     """Serves until a signal comes; returns True if every thread has ended."""
 
     def announce(port: int) -> None:
@@ -92,7 +95,9 @@ async def _run(host: ModelHost, runtime: Runtime, settings: ServerSettings) -> b
         sys.stdout.flush()
         _log.info("serving", store=str(settings.store), runtime=repr(runtime), cores=describe_cores())
 
-    return await HeadwayServer(host, settings).run(announce)
+    server = HeadwayServer(host, settings, observer=monitoring.observer)
+    monitoring.start(host, server.calls, runtime.cores)
+    return await server.run(announce)
 
 
 def _read_settings(arguments: Sequence[str]) -> ServerSettings:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Final, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_settings import (
     BaseSettings,
     CliSuppress,
@@ -20,7 +20,7 @@ from pydantic_settings import (
 )
 
 from headway_server.batching.settings import BatchingSettings
-from headway_server.bundles import Precision
+from headway_server.bundles import Precision, VersionSettings
 from headway_server.configuration import ConfigFile, without_mappings
 from headway_server.decoding.settings import EngineSettings
 from headway_server.preprocessing import ImageLimits
@@ -62,6 +62,33 @@ class ModelSettings(EngineSettings, BatchingSettings):
     tenth of what those at 0 get. Heeded on Linux."""
 
 
+class ConnectionSettings(BaseModel):
+    """What a connection may hold, and for how long calls wait for their callers."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    max_connections: Annotated[int, Field(ge=1)] | None = None
+    """Connections that are open at a time; further ones are closed at once. Left out: as many as three quarters of the
+    file descriptors that this process may open, 10,000 at most."""
+    max_streams: Annotated[int, Field(ge=1)] = 1024
+    """Calls that a connection may have open at a time; a client keeps further ones back until others have ended."""
+    max_connection_age: Annotated[float, Field(ge=0)] = 3600
+    """Seconds, give or take a tenth, after which a connection is told to go away, so that its caller is balanced anew;
+    0: never."""
+    max_connection_age_grace: Annotated[float, Field(ge=0)] = 600
+    """Seconds that calls have to end on a connection that was told to go away for its age; then they are cut off."""
+    max_connection_idle: Annotated[float, Field(ge=0)] = 1800
+    """Seconds without a call after which a connection is closed; 0: never."""
+    keepalive_time: Annotated[float, Field(ge=1)] = 60
+    """Seconds of silence after which a peer is asked whether it is still there; 20 seconds later it is given up."""
+    min_ping_interval: Annotated[float, Field(ge=0)] = 10
+    """Seconds between two pings of a client; one that pings more often is told to calm down, and cut off."""
+    request_timeout: Annotated[float, Field(ge=0)] = 20
+    """Seconds that a caller has to send its request once it has begun a call; 0: any time."""
+    unread_timeout: Annotated[float, Field(ge=0)] = 60
+    """Seconds that a message of a stream may wait for its reader before the call is ended; 0: any time."""
+
+
 class ServerSettings(BaseSettings):
     """Serves the bundles of a store over gRPC.
 
@@ -82,7 +109,9 @@ class ServerSettings(BaseSettings):
         cli_kebab_case=True,
         cli_implicit_flags=True,
         cli_exit_on_error=False,
-        cli_shortcuts=_short_flags(engine=EngineSettings, batching=BatchingSettings),
+        cli_shortcuts=_short_flags(
+            engine=EngineSettings, batching=BatchingSettings, connection=ConnectionSettings, versions=VersionSettings
+        ),
         cli_show_env_vars=True,
     )
 
@@ -130,8 +159,9 @@ class ServerSettings(BaseSettings):
     """Most pixels of an image, in millions, by its header and after it is resized. Decoding takes up to 16 bytes a
     pixel, and at most this many pixels are decoded at a time."""
     max_calls: Annotated[int, Field(ge=1)] | None = None
-    """Calls that run at a time, whatever they ask for; further ones are refused before they are read. Left out, as many
-    as half of the memory there is holds requests of texts, 256 at least and 4096 at most."""
+    """Calls that run at a time, whatever they ask for; further ones are refused before they are parsed. Health checks
+    are none of them. Left out, as many as half of the memory there is holds requests of texts, 256 at least and 4096 at
+    most."""
     max_inflight_mib: Annotated[int, Field(ge=1)] | None = None
     """MiB that the requests of running calls may have together; further calls are refused when they have been received
     and before they are parsed. Left out, an eighth of the memory there is once the models are loaded, or twice the
@@ -140,14 +170,34 @@ class ServerSettings(BaseSettings):
     """Seconds that running calls have to finish after SIGTERM or Ctrl-C."""
     stall_timeout: Annotated[float, Field(ge=0, le=86400)] = 60
     """Seconds that a step or a batch may take before the server says that it is unhealthy; 0: any time."""
+    stall_exit: bool = False
+    """End the process, with exit code 70, when a step, a batch or the event loop has made no progress for
+    `stall_timeout`; for servers that a supervisor starts again."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Lowest level that is logged."""
     log_format: Literal["text", "json"] = "text"
     """Lines for people or for programs."""
+    log_texts: bool = False
+    """Log also what may quote the texts of callers: the messages of errors."""
+    access_log: bool = False
+    """Log one line a call, when it has ended."""
+    metrics_port: Annotated[int, Field(ge=0, le=65535)] | None = None
+    """Port of the metrics in Prometheus' format; 0 takes a free one, which the log names. Left out, there are none."""
+    metrics_host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
+    """Address that the metrics are read at."""
+    trace_endpoint: Annotated[str, Field(pattern=r"^https?://\S+$")] | None = None
+    """Where traces are sent by OTLP over gRPC, such as http://collector:4317. Left out, there are none. Needs the extra
+    `tracing`."""
+    trace_sample_ratio: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Share of the calls to trace, where the caller's own trace does not say."""
     engine: EngineSettings = EngineSettings()
     """Generation and translation models."""
     batching: BatchingSettings = BatchingSettings()
     """Classifiers and embeddings."""
+    versions: VersionSettings = VersionSettings()
+    """New versions in the store, and which of them are served."""
+    connection: ConnectionSettings = ConnectionSettings()
+    """Connections and the calls on them."""
     models: CliSuppress[Mapping[str, ModelSettings]] = Field(default_factory=dict)
     """Settings of models by their names, from the configuration file."""
 

@@ -200,7 +200,7 @@ def reported_failures(connection: ConnectionFlags) -> Iterator[None]:
         fail(f"{error.filename}: {error.strerror}" if error.filename else str(error), 2)
     except UnicodeDecodeError as error:
         fail(f"the input is not UTF-8 text: {error.reason} at byte {error.start}", 2)
-    except ValueError as error:  # a number that its field cannot hold
+    except (ValueError, ImportError) as error:  # a number that its field cannot hold; an extra that is not installed
         fail(str(error), 2)
 
 

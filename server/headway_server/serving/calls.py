@@ -5,32 +5,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from contextvars import ContextVar
 
-from headway_server.errors import DeadlineError, DrainingError
-from headway_server.observers import NO_OBSERVER, CallEvent, Observer
-from headway_server.serving.access import SECRET_METADATA, Access, Caller, check_local
+from headway_server.errors import DeadlineError, DrainingError, ForbiddenError, RequestError
+from headway_server.observers import NO_OBSERVER, Call, Observer, current_call, set_current_call
+from headway_server.serving.access import ADMIN, Access, Caller
 from headway_server.serving.permits import Admission
-
-_current: ContextVar[Call | None] = ContextVar("current_call", default=None)
-
-
-class Call:
-    """A call that is being answered."""
-
-    def __init__(self, event: CallEvent, caller: str = "") -> None:
-        self.event = event
-        self.caller = caller
-        """Who calls: the name of the API key or of the certificate, else the peer."""
-        self.rights: Caller | None = None
-        """What the caller may do; None: everything, where there is no access control."""
-        self.callbacks: list[Callable[[], None]] = []
-        """What is called on the event loop when the call has ended, however it ends."""
-
-    def __repr__(self) -> str:
-        return f"Call({self.event.method}, {time.monotonic() - self.event.started_at:.3f} s)"
 
 
 @contextmanager
@@ -53,9 +34,10 @@ def counted_tokens(num_read: int, num_generated: Callable[[], int] = lambda: 0) 
         rights.count_tokens(num_generated())
 
 
-def current_call() -> Call | None:
-    """Returns the call that the present task answers; None outside of every call."""
-    return _current.get()
+def current_caller() -> str:
+    """Returns who makes the call that the present task answers; empty outside of every call, or where nobody knows."""
+    call = current_call()
+    return "" if call is None else call.caller
 
 
 class Calls:
@@ -105,12 +87,12 @@ class Calls:
         self,
         method: str,
         *,
-        metadata: Sequence[tuple[str, str]] = (),
+        metadata: Iterable[tuple[str, str | bytes]] = (),
         num_bytes: int = 0,
         timeout_s: float | None = None,
         caller: str = "",
-        certificate_names: Sequence[str] = (),
-        is_admin: bool = False,
+        rights: Caller | None = None,
+        request_id: str = "",
     ) -> AsyncIterator[Call]:
         """Surrounds all work that is done for a call, from the moment its bytes are there.
 
@@ -120,35 +102,36 @@ class Calls:
             num_bytes: Size of the request as it was received.
             timeout_s: Seconds after which the call is ended; None where there is no limit, or where the transport
                 itself ends a call whose deadline has passed.
-            caller: Address of the peer, without its port; empty inside the process.
-            certificate_names: Names in the peer's certificate, if the transport has verified one.
-            is_admin: True for a call that changes the server.
+            caller: Who makes it, such as host and port of its connection; empty where the transport cannot tell.
+            rights: What `identify` has returned; None: the metadata say who calls.
+            request_id: By which the caller or its proxy knows the call; empty where it was given none.
 
         Raises:
             UnknownCallerError: The caller is not known.
-            ForbiddenError: The caller may not do this.
             BudgetError: The caller has used up what it may ask.
             DrainingError: The server is shutting down.
             OverloadedError: There are too many calls, or too many bytes of them.
             DeadlineError: The time is over.
         """
-        event = CallEvent(
+        call = Call(
             call_id=next(self._ids),
             method=method,
-            metadata=tuple(pair for pair in metadata if pair[0] not in SECRET_METADATA),
+            raw_metadata=metadata,
             started_at=time.monotonic(),
+            request_id=request_id,
+            caller=caller,
         )
-        call, outer = Call(event, certificate_names[0] if certificate_names else caller), _current.get()
+        outer = current_call()
         self._num_running += 1
         self._idle.clear()
-        self._observer.call_started(event)
-        _current.set(call)
+        set_current_call(call)
+        self._observer.call_started(call)
         failure: BaseException | None = None
         limit: asyncio.Timeout | None = None
         try:
             if self._is_draining:
                 raise DrainingError("the server is shutting down; call another one, or this one when it is back")
-            self._check_caller(call, metadata, certificate_names, is_admin=is_admin)
+            self._begin(call, rights)
             with self._admission.admit(1, num_bytes):
                 if timeout_s is None:
                     yield call
@@ -169,27 +152,70 @@ class Calls:
             raise
         finally:
             # A stream may be closed in another context than it was begun in, where a token could not be reset.
-            _current.set(outer)
+            set_current_call(outer)
             self._num_running -= 1
             if not self._num_running:
                 self._idle.set()
             for callback in call.callbacks:
                 callback()
-            self._observer.call_finished(event, error=failure, duration_s=time.monotonic() - event.started_at)
+            self._observer.call_finished(call, error=failure, duration_s=time.monotonic() - call.started_at)
             failure = None  # its traceback holds this frame
 
-    def _check_caller(
-        self, call: Call, metadata: Sequence[tuple[str, str]], certificate_names: Sequence[str], *, is_admin: bool
-    ) -> None:
-        """Finds out who calls, checks the right to change the server, and begins to use the caller's budget."""
-        if self._access is None:
+    def identify(
+        self,
+        method: str,
+        *,
+        metadata: Iterable[tuple[str, str | bytes]] = (),
+        certificate_names: Sequence[str] = (),
+        is_admin: bool = False,
+        is_local: bool = False,
+        request_id: str = "",
+    ) -> Caller | None:
+        """Finds out who calls, before anything is taken from them; None where everyone may call.
+
+        Args:
+            method: Full name of the RPC or path of the route.
+            metadata: What the caller sent beside the request; keys in lower case.
+            certificate_names: Names in the peer's certificate, if the transport has verified one.
+            is_admin: True for a call that changes the server.
+            is_local: True if the peer is on this machine, which may change a server without access control.
+            request_id: By which the caller or its proxy knows the call.
+
+        Raises:
+            UnknownCallerError: The caller is not known.
+            ForbiddenError: The caller may not change the server.
+        """
+        try:
+            if self._access is None:
+                if is_admin and not is_local:
+                    raise ForbiddenError(
+                        "only callers on the server's own machine may change it; start it with --access-file, and call "
+                        f"it with a key that has the scope {ADMIN}"
+                    )
+                return None
+            found = self._access.identify(metadata, certificate_names)
             if is_admin:
-                check_local(call.caller)
-            return
-        rights = self._access.identify(metadata, certificate_names)
+                found.check_admin()
+        except RequestError as error:
+            call = Call(
+                call_id=next(self._ids),
+                method=method,
+                raw_metadata=metadata,
+                started_at=time.monotonic(),
+                request_id=request_id,
+            )
+            self._observer.call_started(call)
+            self._observer.call_finished(call, error=error, duration_s=0.0)
+            raise
+        return found
+
+    def _begin(self, call: Call, rights: Caller | None) -> None:
+        """Begins to use the budget of a call's caller."""
+        if rights is None:
+            if self._access is None:
+                return
+            rights = self._access.identify(call.raw_metadata)
         call.caller = rights.name or call.caller
-        if is_admin:
-            rights.check_admin()
         began_at = rights.begin()
         call.rights = rights
         call.callbacks.append(lambda: rights.end(began_at))

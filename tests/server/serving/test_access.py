@@ -8,7 +8,7 @@ from headway_server.bundles import Task
 from headway_server.errors import AccessError, BudgetError, ForbiddenError, UnknownCallerError
 from headway_server.observers import Observer
 from headway_server.serving import access as access_module
-from headway_server.serving.access import Access, AccessFile, Caller, Grant, format_grant, new_key
+from headway_server.serving.access import Access, AccessFile, Caller, Grant, format_grant, is_local, new_key
 from headway_server.serving.calls import Calls, counted_tokens
 
 TEXTS, IMAGES = Task.TEXT_CLASSIFICATION, Task.IMAGE_CLASSIFICATION
@@ -253,23 +253,30 @@ async def test_calls_are_held_to_the_rights_of_their_caller_and_observers_never_
     assert recorder.seen[0][0] == (("user-agent", "test"),)
 
 
-async def test_a_call_that_changes_the_server_needs_the_scope_admin(key, entry):
-    calls = Calls(access=access_of(entry()))
+def test_a_call_that_changes_the_server_needs_the_scope_admin(key, entry):
+    recorder = Recorder()
     with pytest.raises(ForbiddenError, match="scope admin"):
-        async with calls.answer("/load", metadata=bearer(key), is_admin=True):
-            pass
+        Calls(access=access_of(entry()), observer=recorder).identify("/load", metadata=bearer(key), is_admin=True)
+    assert [error for _, error in recorder.seen] == ["ForbiddenError"]
     calls = Calls(access=access_of(entry(scopes=["admin"])))
-    async with calls.answer("/load", metadata=bearer(key), is_admin=True):
-        pass
+    assert calls.identify("/load", metadata=bearer(key), is_admin=True).name == "mine"
 
 
 async def test_without_access_control_everyone_calls_and_this_machine_alone_changes_the_server():
     calls = Calls()
     async with calls.answer("/one", caller="192.0.2.1") as call:
         assert (call.caller, call.rights) == ("192.0.2.1", None)
-    for address in ("127.0.0.1", "::1", "unix:", ""):
-        async with calls.answer("/load", caller=address, is_admin=True):
-            pass
+    assert calls.identify("/load", is_admin=True, is_local=True) is None
     with pytest.raises(ForbiddenError, match="only callers on the server's own machine"):
-        async with calls.answer("/load", caller="192.0.2.1", is_admin=True):
-            pass
+        calls.identify("/load", is_admin=True)
+
+
+@pytest.mark.parametrize(
+    ("address", "local"),
+    [
+        *((address, True) for address in ("127.0.0.1", "127.9.9.9", "::1", "localhost", "unix:", "")),
+        *((address, False) for address in ("192.0.2.1", "::", "0.0.0.0", "example.org", "::ffff:192.0.2.1")),
+    ],
+)
+def test_an_address_of_this_machine_alone_is_known(address, local):
+    assert is_local(address) is local

@@ -73,7 +73,7 @@ class TranslationModel(DecodingModel):
         call = self._call(request, len(texts))
         fields = [f"texts[{index}]" for index in range(len(texts))]
         with ExitStack() as permits:
-            permits.enter_context(self._admit(len(texts)))
+            permits.enter_context(self._admit(len(texts), num_tokens=call.plan.num_tokens, deadline=request.deadline))
             began = time.monotonic()
             splits: list[SplitText] = []
             passages = whole_texts(texts, fields)
@@ -81,7 +81,8 @@ class TranslationModel(DecodingModel):
                 splits = await self._split(texts)
                 passages = call.sentences(splits, fields)
                 # Each text has the permit of one sentence already.
-                permits.enter_context(self._admission.admit(len(passages) - len(texts)))
+                more = len(passages) - len(texts)
+                permits.enter_context(self._admit(more, num_tokens=call.plan.num_tokens, deadline=request.deadline))
             sources = await self._read(call, passages)
             sequences = [call.sequence(source) for source in sources]
             preprocessing_s = time.monotonic() - began
@@ -101,10 +102,11 @@ class TranslationModel(DecodingModel):
         check_text(field, text, self._max_text_bytes)
         self._check_prefixes(request.target_prefixes, "target_prefix")
         call = self._call(request, 1, is_stream=True)
-        with self._admit(1):
+        with self._admit(1, num_tokens=call.plan.num_tokens, deadline=request.deadline) as permit:
             began = time.monotonic()
             sources = await self._read(call, whole_texts([text], [field]))
             sequence = call.sequence(sources[0])
+            self._release_with(permit, [sequence])
             preprocessing_s = time.monotonic() - began
             num_given = len(sources[0].prefix_ids)
             held: list[str] = []

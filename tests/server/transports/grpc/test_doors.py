@@ -18,7 +18,6 @@ from headway_server import keys
 from headway_server.errors import AccessError
 from headway_server.serving import files as files_module
 from headway_server.serving.files import Certificates
-from headway_server.transports.grpc import interceptor
 
 
 @pytest.fixture(autouse=True)
@@ -106,16 +105,15 @@ async def _code(call) -> grpc.StatusCode:
     return grpc.StatusCode.OK
 
 
-async def test_admin_methods_need_the_scope(serve, classifier_store, access_file, make_key, monkeypatch):
-    monkeypatch.setattr(interceptor, "ADMIN_METHODS", frozenset({"/headway.v1.ModelService/ListModels"}))
+async def test_calls_that_change_the_server_need_the_scope(serve, classifier_store, access_file, make_key):
     user, admin = make_key("user", "model:*"), make_key("admin", "admin")
-    request = model_service_pb2.ListModelsRequest()
+    request = model_service_pb2.ScanStoreRequest()
     async with serve(classifier_store, access_file=access_file) as serving:
-        refused = await failure_of(serving.models.ListModels(request, metadata=[("x-api-key", user)]))
+        refused = await failure_of(serving.models.ScanStore(request, metadata=[("x-api-key", user)]))
         assert (refused.code, refused.reason) == (grpc.StatusCode.PERMISSION_DENIED, "FORBIDDEN")
-        await serving.models.ListModels(request, metadata=[("x-api-key", admin)])
+        await serving.models.ScanStore(request, metadata=[("x-api-key", admin)])
     async with serve(classifier_store) as serving:
-        await serving.models.ListModels(request)  # without access control: from this machine
+        await serving.models.ScanStore(request)  # without access control: from this machine
 
 
 @pytest.mark.parametrize("offered", [True, False])
