@@ -101,6 +101,19 @@ class ServerSettings(BaseSettings):
     """Lowest level that is logged."""
     log_format: Literal["text", "json"] = "text"
     """Lines for people or for programs."""
+    log_texts: bool = False
+    """Log also what may quote the texts of callers: the messages of errors."""
+    access_log: bool = False
+    """Log one line a call, when it has ended."""
+    metrics_port: Annotated[int, Field(ge=0, le=65535)] | None = None
+    """Port of the metrics in Prometheus' format; 0 takes a free one, which the log names. Left out, there are none."""
+    metrics_host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
+    """Address that the metrics are read at."""
+    trace_endpoint: Annotated[str, Field(pattern=r"^https?://\S+$")] | None = None
+    """Where traces are sent by OTLP over gRPC, such as http://collector:4317. Left out, there are none. Needs the extra
+    `tracing`."""
+    trace_sample_ratio: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Share of the calls to trace, where the caller's own trace does not say."""
     engine: EngineSettings = EngineSettings()
     """Generation and translation models."""
     batching: BatchingSettings = BatchingSettings()

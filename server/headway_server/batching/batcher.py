@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar, cast
@@ -24,7 +25,7 @@ import structlog
 from headway_server.batching.graph import Tensors
 from headway_server.batching.queue import BatchQueue, Entry
 from headway_server.errors import DeadlineError, DrainingError, ModelRunError
-from headway_server.observers import NO_OBSERVER, BatchEvent, ModelId, Observer, QueueEvent
+from headway_server.observers import NO_OBSERVER, BatchEvent, BatchMember, ModelId, Observer, QueueEvent, current_call
 from headway_server.runtime import CLOSE_TIMEOUT_S, Cores, Heartbeat, Session, join_threads
 
 Result = TypeVar("Result")
@@ -77,6 +78,7 @@ class PendingCall:
         self.outputs = outputs
         self.read = read
         self.arrived_at = time.monotonic()
+        self.call = current_call()
         self.results: list[Any] = [None] * num_items
         self.runs: list[ItemTimes | None] = [None] * num_items
         self._num_missing = num_items
@@ -154,6 +156,11 @@ class Batcher:
     def stalled_s(self) -> float:
         """Returns for how many seconds the oldest batch at work has been at it; 0.0 where none is. Takes no lock."""
         return self._heartbeat.stalled_s()
+
+    @property
+    def num_waiting(self) -> int:
+        """Items in the queue."""
+        return len(self._queue)
 
     async def submit(
         self,
@@ -312,7 +319,7 @@ class Batcher:
                 self._num_taken -= 1
                 self._count_busy()
                 self._changed.notify()
-        self._report_batch(wanted, finished - started)
+        self._report_batch(wanted, started, finished)
         return wanted, outputs, started, finished
 
     def _still_wanted(self, batch: list[Entry], now: float) -> list[Entry]:
@@ -350,17 +357,24 @@ class Batcher:
                 )
             )
 
-    def _report_batch(self, entries: Sequence[Entry], run_s: float) -> None:
+    def _report_batch(self, entries: Sequence[Entry], started: float, finished: float) -> None:
         if self._observer is NO_OBSERVER:
             return
         lengths = [entry.length for entry in entries]
+        counts = Counter(map(_call_of, entries))
         self._observer.batch_finished(
             BatchEvent(
                 model=self._model,
                 num_items=len(entries),
                 length=max(lengths),
                 num_padded=max(lengths) * len(lengths) - sum(lengths),
-                run_s=run_s,
+                started_at=started,
+                run_s=finished - started,
+                members=[
+                    BatchMember(pending.call, pending.arrived_at, count)
+                    for pending, count in counts.items()
+                    if pending.call is not None
+                ],
             )
         )
 

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from headway_server.decoding.interfaces import Constraint, EncoderInput, OutputAssembler
 from headway_server.decoding.parameters import SamplingParameters, SearchParameters
 from headway_server.errors import CancelledError, DeadlineError
+from headway_server.observers import current_call
 
 
 class FinishReason(Enum):
@@ -209,12 +210,14 @@ class Sequence:
 
     __slots__ = (
         "arrived_at",
+        "call",
         "cancelled",
         "constraint",
         "cross",
         "deadline",
         "delta_at",
         "eos_id",
+        "first_token_at",
         "log_probability",
         "masked_at",
         "num_cached_tokens",
@@ -237,6 +240,7 @@ class Sequence:
         "stage",
         "started_at",
         "stop_ids",
+        "token_at",
         "token_ids",
         "tokens",
         "wants_alignment",
@@ -309,6 +313,9 @@ class Sequence:
         self.cross: Any = None  # the `EncodedSource` that the encoder made of `source`
         self.arrived_at = 0.0
         self.started_at = 0.0
+        self.call = current_call()  # the next two are written where there is an observer
+        self.first_token_at = 0.0
+        self.token_at = 0.0  # when it got its newest one
 
     def __repr__(self) -> str:
         return (

@@ -5,32 +5,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from contextvars import ContextVar
 
 from headway_server.errors import DeadlineError, DrainingError
-from headway_server.observers import NO_OBSERVER, CallEvent, Observer
+from headway_server.observers import NO_OBSERVER, Call, Observer, current_call, set_current_call
 from headway_server.serving.permits import Admission
-
-_current: ContextVar[Call | None] = ContextVar("current_call", default=None)
-
-
-class Call:
-    """A call that is being answered."""
-
-    def __init__(self, event: CallEvent) -> None:
-        self.event = event
-        self.callbacks: list[Callable[[], None]] = []
-        """What is called on the event loop when the call has ended, however it ends."""
-
-    def __repr__(self) -> str:
-        return f"Call({self.event.method}, {time.monotonic() - self.event.started_at:.3f} s)"
-
-
-def current_call() -> Call | None:
-    """Returns the call that the present task answers; None outside of every call."""
-    return _current.get()
 
 
 class Calls:
@@ -73,9 +53,10 @@ class Calls:
         self,
         method: str,
         *,
-        metadata: Sequence[tuple[str, str]] = (),
+        metadata: Iterable[tuple[str, str | bytes]] = (),
         num_bytes: int = 0,
         timeout_s: float | None = None,
+        request_id: str = "",
     ) -> AsyncIterator[Call]:
         """Surrounds all work that is done for a call, from the moment its bytes are there.
 
@@ -85,18 +66,25 @@ class Calls:
             num_bytes: Size of the request as it was received.
             timeout_s: Seconds after which the call is ended; None where there is no limit, or where the transport
                 itself ends a call whose deadline has passed.
+            request_id: By which the caller or its proxy knows the call; empty where it was given none.
 
         Raises:
             DrainingError: The server is shutting down.
             OverloadedError: There are too many calls, or too many bytes of them.
             DeadlineError: The time is over.
         """
-        event = CallEvent(call_id=next(self._ids), method=method, metadata=tuple(metadata), started_at=time.monotonic())
-        call, outer = Call(event), _current.get()
+        call = Call(
+            call_id=next(self._ids),
+            method=method,
+            raw_metadata=metadata,
+            started_at=time.monotonic(),
+            request_id=request_id,
+        )
+        outer = current_call()
         self._num_running += 1
         self._idle.clear()
-        self._observer.call_started(event)
-        _current.set(call)
+        set_current_call(call)
+        self._observer.call_started(call)
         failure: BaseException | None = None
         limit: asyncio.Timeout | None = None
         try:
@@ -122,13 +110,13 @@ class Calls:
             raise
         finally:
             # A stream may be closed in another context than it was begun in, where a token could not be reset.
-            _current.set(outer)
+            set_current_call(outer)
             self._num_running -= 1
             if not self._num_running:
                 self._idle.set()
             for callback in call.callbacks:
                 callback()
-            self._observer.call_finished(event, error=failure, duration_s=time.monotonic() - event.started_at)
+            self._observer.call_finished(call, error=failure, duration_s=time.monotonic() - call.started_at)
             failure = None  # its traceback holds this frame
 
     def refuse_new(self) -> None:

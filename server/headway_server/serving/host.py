@@ -23,9 +23,8 @@ from headway_server.errors import (
     StoreError,
     WrongTaskError,
 )
-from headway_server.observers import NO_OBSERVER, ModelEvent, ModelId, Observer
+from headway_server.observers import NO_OBSERVER, ModelEvent, ModelId, Observer, current_call
 from headway_server.runtime import Runtime
-from headway_server.serving.calls import current_call
 from headway_server.serving.families import FAMILIES, Family, ServedModel
 from headway_server.settings import ServerSettings
 
@@ -309,6 +308,8 @@ class ModelHost:
         """Keeps a model open until the call that has found it ends."""
         call, hosted = current_call(), self._entries[_path(model)].hosted
         if call is not None and hosted is not None:
+            manifest = model.bundle.manifest
+            call.model = ModelId(manifest.name, manifest.version)
             hosted.take()
             call.callbacks.append(hosted.leave)
 

@@ -20,7 +20,7 @@ from headway_server.decoding.runner.memory_plan import format_size, plan_memory
 from headway_server.decoding.settings import EngineSettings
 from headway_server.decoding.speculation.verifier import can_verify, open_verifier
 from headway_server.errors import BundleError, InvalidInputError
-from headway_server.observers import NO_OBSERVER, ModelId, Observer
+from headway_server.observers import NO_OBSERVER, ModelId, ModelUsage, Observer
 from headway_server.preprocessing import TextTokenizer
 from headway_server.runtime import Cores, Device, Runtime, available_bytes
 from headway_server.serving.permits import Admission
@@ -145,6 +145,10 @@ class DecodingModel:
     def stalled_s(self) -> float:
         """Returns for how many seconds the present step of an engine has been running; 0.0 if there is none."""
         return self._lanes.stalled_s()
+
+    def usage(self) -> ModelUsage:
+        """Returns how many sequences wait, and how much of the slots is in use."""
+        return self._lanes.usage()
 
     def start(self) -> None:
         """Starts the engines; called with the event loop running."""

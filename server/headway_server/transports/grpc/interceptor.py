@@ -11,7 +11,8 @@ from google.protobuf.message import DecodeError
 from grpc_status import rpc_status
 
 from headway_server.errors import InvalidInputError
-from headway_server.serving.calls import Call, Calls
+from headway_server.observers import Call
+from headway_server.serving.calls import Calls
 from headway_server.transports.grpc.status import to_status
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
@@ -77,21 +78,23 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
     def _wrap_unary(self, behaviour: UnaryMethod, parse: Deserializer, method: str) -> UnaryMethod:
         async def call(data: bytes, context: Context) -> Any:
+            answered: Call | None = None
             try:
-                async with self._answer(method, data, context):
+                async with self._answer(method, data, context) as answered:
                     return await behaviour(parse(data), context)
             except grpc.aio.AbortError:
                 raise
             except Exception as error:  # the one place where every error becomes a status
-                await context.abort_with_status(rpc_status.to_status(to_status(error, method)))
+                await context.abort_with_status(rpc_status.to_status(to_status(error, method, answered)))
 
         return call
 
     def _wrap_stream(self, behaviour: StreamMethod, parse: Deserializer, method: str) -> StreamMethod:
         async def call(data: bytes, context: Context) -> AsyncGenerator[Any, None]:
+            answered: Call | None = None
             try:
                 async with (
-                    self._answer(method, data, context),
+                    self._answer(method, data, context) as answered,
                     aclosing(behaviour(parse(data), context)) as responses,
                 ):
                     async for response in responses:
@@ -99,14 +102,13 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             except grpc.aio.AbortError:
                 raise
             except Exception as error:  # as above
-                await context.abort_with_status(rpc_status.to_status(to_status(error, method)))
+                await context.abort_with_status(rpc_status.to_status(to_status(error, method, answered)))
 
         return call
 
     def _answer(self, method: str, data: bytes, context: Context) -> AbstractAsyncContextManager[Call]:
         """Begins a call. gRPC itself ends one whose deadline has passed."""
-        metadata = [(key, value) for key, value in context.invocation_metadata() or () if isinstance(value, str)]
-        return self._calls.answer(method, metadata=metadata, num_bytes=len(data))
+        return self._calls.answer(method, metadata=context.invocation_metadata() or (), num_bytes=len(data))
 
     def __repr__(self) -> str:
         return f"CallInterceptor({self._calls!r})"

@@ -29,6 +29,7 @@ from headway_server.errors import (
     RequestError,
     WrongTaskError,
 )
+from headway_server.observers import Call
 
 DOMAIN: Final = "headway"
 INTERNAL_REASON: Final = "INTERNAL"
@@ -52,16 +53,23 @@ _MAX_MESSAGE_BYTES = 1000
 _log = structlog.get_logger(__name__)
 
 
-def to_status(error: Exception, method: str) -> status_pb2.Status:
-    """Describes an error to the caller of `method`; what is not the caller's business is logged and left out."""
+def to_status(error: Exception, method: str, call: Call | None = None) -> status_pb2.Status:
+    """Describes an error to the caller of `method`; what is not the caller's business is logged and left out.
+
+    Args:
+        error: What ended the call.
+        method: Full name of the RPC.
+        call: The call, for the log; None where it was refused before it began.
+    """
     for kind, (code, reason) in STATUS.items():
         if isinstance(error, kind):
             return _status(code, _clip(str(error)), [_error_info(reason), *_details(error)])
     incident = secrets.token_hex(6)
+    log = _log.bind(incident=incident, method=method, **({} if call is None else call.ids))
     if isinstance(error, ModelRunError):
-        _log.error("internal error", incident=incident, method=method, reason=str(error))
+        log.error("internal error", reason=str(error))
     else:
-        _log.error("internal error", incident=incident, method=method, exc_info=error)
+        log.error("internal error", exc_info=error)
     message = f"internal error; the server's log has it as incident {incident}"
     return _status(grpc.StatusCode.INTERNAL, message, [_error_info(INTERNAL_REASON, incident=incident)])
 
