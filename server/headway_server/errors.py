@@ -9,6 +9,8 @@ ServerError                   what this package raises
 └── RequestError              a call cannot be answered; each transport has one table from these to its codes
     ├── InvalidInputError     a field of the request is wrong; names the field
     ├── ModelNotFoundError    there is no such model or version
+    ├── BundleRejectedError   a bundle cannot be loaded, and the caller has asked for that
+    ├── StoreUnavailableError the store cannot be looked at now
     ├── WrongTaskError        the model cannot do what was asked
     ├── NoChatTemplateError   the model cannot continue conversations
     ├── NoAlignmentError      the model cannot align words
@@ -64,6 +66,14 @@ class InvalidInputError(RequestError):
 
 class ModelNotFoundError(RequestError):
     """No such model or version is loaded."""
+
+
+class BundleRejectedError(RequestError):
+    """A bundle cannot be loaded, and the caller has asked for that; what was loaded before is served on."""
+
+
+class StoreUnavailableError(RequestError):
+    """The store cannot be looked at now, or there is none; what was loaded before is served on."""
 
 
 class WrongTaskError(RequestError):

@@ -13,7 +13,7 @@ from pydantic import BaseModel, BeforeValidator, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from headway_server.batching.settings import BatchingSettings
-from headway_server.bundles import Precision
+from headway_server.bundles import Precision, VersionSettings
 from headway_server.decoding.settings import EngineSettings
 from headway_server.preprocessing import ImageLimits
 
@@ -56,7 +56,7 @@ class ServerSettings(BaseSettings):
         cli_avoid_json=True,
         cli_hide_none_type=True,
         cli_kebab_case=True,
-        cli_shortcuts=_short_flags(engine=EngineSettings, batching=BatchingSettings),
+        cli_shortcuts=_short_flags(engine=EngineSettings, batching=BatchingSettings, versions=VersionSettings),
         cli_show_env_vars=True,
     )
 
@@ -118,6 +118,8 @@ class ServerSettings(BaseSettings):
     """Generation and translation models."""
     batching: BatchingSettings = BatchingSettings()
     """Classifiers and embeddings."""
+    versions: VersionSettings = VersionSettings()
+    """New versions in the store, and which of them are served."""
 
     @property
     def max_text_bytes(self) -> int:

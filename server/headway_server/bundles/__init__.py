@@ -1,5 +1,6 @@
 """Bundles: a model with everything it needs to be served, in one folder."""
 
+from headway_server.bundles.listing import Fingerprint, ListedBundle, fingerprint_of, list_store
 from headway_server.bundles.manifest import (
     ALIGNMENT,
     CARD_FILE,
@@ -27,7 +28,8 @@ from headway_server.bundles.manifest import (
     TensorSpec,
     Variant,
 )
-from headway_server.bundles.reader import Bundle, find_bundles, open_bundle, read_manifest, version_key
+from headway_server.bundles.reader import NAME, Bundle, find_bundles, open_bundle, read_manifest, version_key
+from headway_server.bundles.settings import ROUTES_FILE, VersionSettings
 from headway_server.bundles.writer import describe_files, publish, staging_folder, write_manifest
 
 __all__ = [
@@ -35,6 +37,8 @@ __all__ = [
     "CARD_FILE",
     "CHAT_TEMPLATE_FILE",
     "MANIFEST_FILE",
+    "NAME",
+    "ROUTES_FILE",
     "SCHEMA_VERSION",
     "TOKENIZER_FILE",
     "Architecture",
@@ -43,10 +47,12 @@ __all__ = [
     "CalibrationFigures",
     "ClassificationScheme",
     "Embedding",
+    "Fingerprint",
     "Graph",
     "ImagePreprocessing",
     "Languages",
     "Limits",
+    "ListedBundle",
     "Manifest",
     "ParityFigures",
     "Precision",
@@ -57,8 +63,11 @@ __all__ = [
     "Task",
     "TensorSpec",
     "Variant",
+    "VersionSettings",
     "describe_files",
     "find_bundles",
+    "fingerprint_of",
+    "list_store",
     "open_bundle",
     "publish",
     "read_manifest",

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from pydantic import ValidationError
 
@@ -15,7 +16,8 @@ from headway_server.bundles.manifest import MANIFEST_FILE, NAME_PATTERN, SCHEMA_
 from headway_server.errors import BundleError, StoreError
 
 _BLOCK_BYTES = 1 << 20
-_NAME = re.compile(NAME_PATTERN)
+NAME: Final = re.compile(NAME_PATTERN)
+"""What a model or a version may be called."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +44,7 @@ def find_bundles(store: Path) -> list[Path]:
     if not store.is_dir():
         raise StoreError(f"store {store}: no such folder; make one with headway-export CHECKPOINT --store {store}")
     try:
-        models = [model for model in store.iterdir() if model.is_dir() and _NAME.match(model.name)]
+        models = subfolders(store)
     except OSError as error:
         raise StoreError(f"store {store}: cannot be read ({error.strerror}); check its permissions") from error
     folders = sorted(folder for model in models for folder in _versions(model))
@@ -57,9 +59,18 @@ def find_bundles(store: Path) -> list[Path]:
 def _versions(model: Path) -> list[Path]:
     """Returns the folders of a model's versions, or the model's own if it cannot be read: opening that says why."""
     try:
-        return [version for version in model.iterdir() if version.is_dir() and _NAME.match(version.name)]
+        return subfolders(model)
     except OSError:
         return [model]
+
+
+def subfolders(folder: Path) -> list[Path]:
+    """Returns the folders in `folder` that have the name of a model or a version.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    return [below for below in folder.iterdir() if NAME.match(below.name) and below.is_dir()]
 
 
 def version_key(version: str) -> tuple[tuple[int, int, str], ...]:
@@ -99,6 +110,8 @@ def read_manifest(path: Path) -> Manifest:
         BundleError: It is missing, is not JSON, or does not follow the schema.
     """
     file = path / MANIFEST_FILE
+    if file.exists() and not file.is_file():  # opening a pipe would wait for whoever writes to it
+        raise BundleError(f"{file}: is not a file; export the model again")
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -142,7 +155,18 @@ def _check_files(path: Path, manifest: Manifest) -> None:
 
 
 def _files_below(path: Path) -> Iterator[Path]:
-    return (file for file in path.rglob("*") if file.is_file())
+    """Yields every file below a folder; a link that leads out of it is an error.
+
+    Raises:
+        BundleError: There is such a link.
+    """
+    home = path.resolve()
+    for file in path.rglob("*"):
+        if file.is_symlink() and not file.resolve().is_relative_to(home):
+            name = file.relative_to(path).as_posix()
+            raise BundleError(f"{path}: {name} is a link that leads out of the bundle; copy the file there")
+        if file.is_file():
+            yield file
 
 
 def sha256_of(file: Path) -> str:

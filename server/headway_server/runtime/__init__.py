@@ -2,9 +2,16 @@
 
 from headway_server.runtime.binding import Binding
 from headway_server.runtime.cores import BusyLanes, Cores
-from headway_server.runtime.machine import Device, available_bytes, describe_cores, has_exact_int8, usable_cores
+from headway_server.runtime.machine import (
+    Device,
+    available_bytes,
+    describe_cores,
+    give_back_memory,
+    has_exact_int8,
+    usable_cores,
+)
 from headway_server.runtime.session import Runtime, Session
-from headway_server.runtime.threads import CLOSE_TIMEOUT_S, Heartbeat, join_threads
+from headway_server.runtime.threads import CLOSE_TIMEOUT_S, Heartbeat, join_threads, run_apart
 
 __all__ = [
     "CLOSE_TIMEOUT_S",
@@ -17,7 +24,9 @@ __all__ = [
     "Session",
     "available_bytes",
     "describe_cores",
+    "give_back_memory",
     "has_exact_int8",
     "join_threads",
+    "run_apart",
     "usable_cores",
 ]

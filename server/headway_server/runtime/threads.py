@@ -1,14 +1,15 @@
-"""Threads that run models: whether they make progress, and how they end."""
+"""Threads that run and load models: whether they make progress, and how they end."""
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, Final, TypeVar
 
 import structlog
 
@@ -16,6 +17,7 @@ CLOSE_TIMEOUT_S: Final = 10.0
 """How long closing a model waits for what its threads are running."""
 
 _STACK_DEPTH: Final = 4
+_Result = TypeVar("_Result")
 
 _log = structlog.get_logger(__name__)
 
@@ -81,6 +83,40 @@ def join_threads(threads: Iterable[threading.Thread], *, owner: str, timeout_s: 
     for thread in stuck:
         _log.error("a thread does not end and is left behind", owner=owner, thread=thread.name, at=_place(thread.ident))
     return not stuck
+
+
+def run_apart(function: Callable[[], _Result], *, name: str) -> asyncio.Future[_Result]:
+    """Runs a function that may hang, such as one that reads a file of a network mount, in a thread of its own.
+
+    Unlike the threads of an executor, one that hangs keeps neither other work nor the end of the process waiting.
+
+    Args:
+        function: What to run.
+        name: Of the thread, for the log.
+
+    Returns:
+        What will have its result or its error, whatever that is: a panic of a library too. Cancelling it leaves the
+        thread running.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[_Result] = loop.create_future()
+
+    def finish(settle: Callable[[Any], None], outcome: object) -> None:
+        if not future.done():
+            settle(outcome)
+
+    def run() -> None:
+        settle: Callable[[Any], None] = future.set_result
+        outcome: object
+        try:
+            outcome = function()
+        except BaseException as error:
+            settle, outcome = future.set_exception, error
+        with suppress(RuntimeError):  # the loop has ended meanwhile, and nobody waits
+            loop.call_soon_threadsafe(finish, settle, outcome)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return future
 
 
 def _place(ident: int | None) -> str:

@@ -17,6 +17,7 @@ from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
 from headway_server.errors import (
+    BundleRejectedError,
     CancelledError,
     DeadlineError,
     DrainingError,
@@ -27,6 +28,7 @@ from headway_server.errors import (
     NoChatTemplateError,
     OverloadedError,
     RequestError,
+    StoreUnavailableError,
     WrongTaskError,
 )
 from headway_server.observers import Call
@@ -36,6 +38,8 @@ INTERNAL_REASON: Final = "INTERNAL"
 STATUS: Final[dict[type[RequestError], tuple[grpc.StatusCode, str]]] = {
     InvalidInputError: (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_INPUT"),
     ModelNotFoundError: (grpc.StatusCode.NOT_FOUND, "MODEL_NOT_FOUND"),
+    BundleRejectedError: (grpc.StatusCode.FAILED_PRECONDITION, "BUNDLE_REJECTED"),
+    StoreUnavailableError: (grpc.StatusCode.FAILED_PRECONDITION, "STORE_UNAVAILABLE"),
     WrongTaskError: (grpc.StatusCode.FAILED_PRECONDITION, "WRONG_TASK"),
     NoChatTemplateError: (grpc.StatusCode.FAILED_PRECONDITION, "NO_CHAT_TEMPLATE"),
     NoAlignmentError: (grpc.StatusCode.FAILED_PRECONDITION, "NO_ALIGNMENT"),
