@@ -17,7 +17,7 @@ from headway_server.log import configure_logging
 from headway_server.runtime import Runtime, describe_cores
 from headway_server.serving.host import ModelHost
 from headway_server.settings import ServerSettings
-from headway_server.transports.grpc import HeadwayServer, address_problem, format_address
+from headway_server.transports.grpc import HeadwayServer, Statistics, address_problem, format_address
 
 _log = structlog.get_logger(__name__)
 _USAGE_ERROR = 2
@@ -37,8 +37,9 @@ def _serve(settings: ServerSettings) -> None:
         _fail(f"cannot listen on {address}: {problem}; stop what listens there or choose another --host or --port")
     try:
         runtime = Runtime(device=settings.device, num_threads=settings.threads, num_lanes=settings.lanes)
-        host = ModelHost.open(runtime, settings)
-        has_ended = asyncio.run(_run(host, runtime, settings))
+        statistics = Statistics()
+        host = ModelHost.open(runtime, settings, observer=statistics)
+        has_ended = asyncio.run(_run(host, runtime, settings, statistics))
     except ServerError as error:
         _fail(str(error))
     if not has_ended:  # the interpreter might wait for the thread that hangs
@@ -46,7 +47,7 @@ def _serve(settings: ServerSettings) -> None:
         os._exit(_STUCK)
 
 
-async def _run(host: ModelHost, runtime: Runtime, settings: ServerSettings) -> bool:
+async def _run(host: ModelHost, runtime: Runtime, settings: ServerSettings, statistics: Statistics) -> bool:
     """Serves until a signal comes; returns True if every thread has ended."""
 
     def announce(port: int) -> None:
@@ -58,7 +59,7 @@ async def _run(host: ModelHost, runtime: Runtime, settings: ServerSettings) -> b
         sys.stdout.flush()
         _log.info("serving", store=str(settings.store), runtime=repr(runtime), cores=describe_cores())
 
-    return await HeadwayServer(host, settings).run(announce)
+    return await HeadwayServer(host, settings, observer=statistics, statistics=statistics).run(announce)
 
 
 def _read_settings(arguments: Sequence[str] | None) -> ServerSettings:

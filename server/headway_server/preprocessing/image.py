@@ -168,7 +168,7 @@ class ImagePreprocessor:
         return [prepared[index] for index in range(len(images))]
 
     async def take_pixels(self, pixel_values: NDArray[np.float32]) -> list[PreparedImage]:
-        """Takes images that the caller has prepared, (N, 3, height, width) of the model; checks them off the event loop.
+        """Takes images that the caller has prepared, (N, 3, height, width); checks them off the event loop.
 
         Raises:
             InvalidInputError: They have another shape, or values that no image has.

@@ -34,7 +34,7 @@ class Calls:
         self._observer = observer
         self._ids = itertools.count(1)
         self._num_running = 0
-        self._is_draining = False
+        self._draining = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -46,7 +46,7 @@ class Calls:
     @property
     def is_draining(self) -> bool:
         """True once new calls are refused."""
-        return self._is_draining
+        return self._draining.is_set()
 
     @asynccontextmanager
     async def answer(
@@ -88,7 +88,7 @@ class Calls:
         failure: BaseException | None = None
         limit: asyncio.Timeout | None = None
         try:
-            if self._is_draining:
+            if self._draining.is_set():
                 raise DrainingError("the server is shutting down; call another one, or this one when it is back")
             with self._admission.admit(1, num_bytes):
                 if timeout_s is None:
@@ -121,11 +121,15 @@ class Calls:
 
     def refuse_new(self) -> None:
         """Refuses every further call with DrainingError; those that run go on."""
-        self._is_draining = True
+        self._draining.set()
+
+    async def wait_draining(self) -> None:
+        """Waits until new calls are refused."""
+        await self._draining.wait()
 
     async def wait_idle(self) -> None:
         """Waits until no call is running."""
         await self._idle.wait()
 
     def __repr__(self) -> str:
-        return f"Calls({self._num_running} running{', draining' if self._is_draining else ''})"
+        return f"Calls({self._num_running} running{', draining' if self.is_draining else ''})"

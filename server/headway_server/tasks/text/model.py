@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Self, TypeVar
+from typing import Final, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -189,7 +189,7 @@ class TextModel(StatelessModel):
                     with_offsets=with_offsets,
                 )
             else:
-                types = inputs.type_ids or [None] * len(inputs.input_ids)
+                types: Sequence[NDArray[np.int64] | None] = inputs.type_ids or [None] * len(inputs.input_ids)
                 encoded = [
                     EncodedText(input_ids=ids, type_ids=of_ids)
                     for ids, of_ids in zip(inputs.input_ids, types, strict=True)

@@ -14,6 +14,7 @@ import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from headway.oip import grpc_predict_v2_pb2_grpc
 from headway.v1 import (
     generation_service_pb2,
     generation_service_pb2_grpc,
@@ -28,7 +29,7 @@ from headway.v1 import (
 )
 from headway_server.bundles import Task
 from headway_server.errors import ServerError
-from headway_server.observers import NO_OBSERVER, Observer
+from headway_server.observers import NO_OBSERVER, Observer, joined
 from headway_server.runtime import available_bytes
 from headway_server.serving.calls import Calls
 from headway_server.serving.host import ModelHost
@@ -37,6 +38,8 @@ from headway_server.transports.grpc.generation import GenerationService
 from headway_server.transports.grpc.image_classification import ImageClassificationService
 from headway_server.transports.grpc.interceptor import CallInterceptor
 from headway_server.transports.grpc.models import ModelService
+from headway_server.transports.grpc.oip.service import PROBES, SERVICE, OpenInferenceService
+from headway_server.transports.grpc.oip.statistics import Statistics
 from headway_server.transports.grpc.text_classification import TextClassificationService
 from headway_server.transports.grpc.translation import TranslationService
 
@@ -105,14 +108,26 @@ _SERVICES = (
 class HeadwayServer:
     """Serves the models of a host at one address."""
 
-    def __init__(self, host: ModelHost, settings: ServerSettings, *, observer: Observer = NO_OBSERVER) -> None:
+    def __init__(
+        self,
+        host: ModelHost,
+        settings: ServerSettings,
+        *,
+        observer: Observer = NO_OBSERVER,
+        statistics: Statistics | None = None,
+    ) -> None:
         """Makes a server that does not listen yet.
 
         Args:
             host: Its models, loaded and not started.
             settings: Of the server.
             observer: Learns of every call.
+            statistics: What the Open Inference Protocol says that models have computed, an observer of host and calls;
+                None: of these calls alone.
         """
+        if statistics is None:
+            statistics = Statistics()
+            observer = joined((observer, statistics))
         self._host = host
         self._settings = settings
         self._health = health.aio.HealthServicer()
@@ -122,12 +137,14 @@ class HeadwayServer:
         self.calls = Calls(max_calls=max_calls, max_bytes=max_bytes, observer=observer)
         """Those that are being answered."""
         _log.info("calls", max_calls=max_calls, max_inflight_mib=max_bytes >> 20)
+        max_request_bytes = {
+            service.name: settings.max_text_request_bytes if service.reads_texts else settings.max_message_bytes
+            for service in _SERVICES
+        }
         interceptor = CallInterceptor(
             self.calls,
-            max_request_bytes={
-                service.name: settings.max_text_request_bytes if service.reads_texts else settings.max_message_bytes
-                for service in _SERVICES
-            },
+            max_request_bytes=max_request_bytes | {SERVICE.full_name: settings.max_message_bytes},
+            probes=PROBES,
         )
         self._server = grpc.aio.server(
             interceptors=[interceptor],
@@ -140,8 +157,16 @@ class HeadwayServer:
         )
         for service in _SERVICES:
             service.add(service.servicer(host), self._server)
+        open_inference = OpenInferenceService(
+            host,
+            statistics=statistics,
+            is_draining=lambda: self.calls.is_draining,
+            stall_timeout_s=settings.stall_timeout,
+            max_text_request_bytes=settings.max_text_request_bytes,
+        )
+        grpc_predict_v2_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(open_inference, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        names = [service.name for service in _SERVICES]
+        names = [*(service.name for service in _SERVICES), SERVICE.full_name]
         reflection.enable_server_reflection((*names, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
 
     async def start(self) -> int:
