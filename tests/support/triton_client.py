@@ -1,4 +1,4 @@
-"""The real Triton client, in a process of its own: its messages have the names of the server's, which one process holds once.
+"""The real Triton client, in a process of its own: its messages have the names of the server's, and clash with them.
 
     with triton_process() as triton:
         answer = triton(port, "infer", "topics", {"text": np.array([b"goal"], object)})

@@ -39,7 +39,7 @@ class Recorder(Observer):
     def __init__(self) -> None:
         self.finished: list[tuple[str, str, str]] = []
 
-    def call_finished(self, call, *, error, duration_s):
+    def call_finished(self, call, *, error, duration_s):  # noqa: ARG002 (the observer's)
         name = "" if call.model is None else call.model.name
         self.finished.append((call.method.rpartition("/")[2], name, type(error).__name__))
 
@@ -108,7 +108,9 @@ def serve_in_thread() -> Iterator[Callable[..., Served]]:
 
 
 @pytest.fixture(scope="package")
-def served(serve_in_thread: Callable[..., Served], runtime: Runtime, tmp_path_factory: pytest.TempPathFactory) -> Served:
+def served(
+    serve_in_thread: Callable[..., Served], runtime: Runtime, tmp_path_factory: pytest.TempPathFactory
+) -> Served:
     """A server of one model or more of each task."""
     store = tmp_path_factory.mktemp("oip")
     tiny_bundles.write_topic_bundle(store)
