@@ -128,6 +128,7 @@ async def test_reflection_lists_every_service(serving):
         "headway.v1.ModelService",
         "headway.v1.TextClassificationService",
         "headway.v1.TranslationService",
+        "inference.GRPCInferenceService",
     }
 
 

@@ -73,7 +73,7 @@ def _make_chat_model(template: Any) -> GenerationModel:
     return GenerationModel(bundle, make_parts([_endless(make_decoder())]), chat_template=template)
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def serve_in_thread() -> Iterator[Callable[..., Served]]:
     """Starts servers, each in a thread with an event loop, and stops them at the end."""
     started: list[Served] = []
@@ -107,7 +107,7 @@ def serve_in_thread() -> Iterator[Callable[..., Served]]:
         served.loop.call_soon_threadsafe(served.loop.stop)
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def served(
     serve_in_thread: Callable[..., Served], runtime: Runtime, tmp_path_factory: pytest.TempPathFactory
 ) -> Served:
