@@ -225,7 +225,9 @@ class AsyncClient(BaseClient):
         while True:
             self._check_open()
             try:
-                response = await rpc(call.request, timeout=attempts.remaining_s(), metadata=self._connection.metadata)
+                response = await rpc(
+                    call.request, timeout=attempts.remaining_s(), metadata=self._connection.call_metadata
+                )
             except grpc.RpcError as error:
                 failure = from_rpc_error(error)
                 delay_s = attempts.delay_s(failure)
@@ -276,7 +278,7 @@ class AsyncClient(BaseClient):
 
         def open_rpc(remaining_s: float) -> Any:
             self._check_open()
-            return rpc(call.request, timeout=remaining_s, metadata=self._connection.metadata)
+            return rpc(call.request, timeout=remaining_s, metadata=self._connection.call_metadata)
 
         return AsyncTextStream(call, self._attempts(timeout_s), open_rpc)
 

@@ -217,7 +217,7 @@ class Client(BaseClient):
         while True:
             self._check_open()
             try:
-                response = rpc(call.request, timeout=attempts.remaining_s(), metadata=self._connection.metadata)
+                response = rpc(call.request, timeout=attempts.remaining_s(), metadata=self._connection.call_metadata)
             except grpc.RpcError as error:
                 failure = from_rpc_error(error)
                 delay_s = attempts.delay_s(failure)
@@ -236,6 +236,6 @@ class Client(BaseClient):
 
         def open_rpc(remaining_s: float) -> Any:
             self._check_open()
-            return rpc(call.request, timeout=remaining_s, metadata=self._connection.metadata)
+            return rpc(call.request, timeout=remaining_s, metadata=self._connection.call_metadata)
 
         return TextStream(call, self._attempts(timeout_s), open_rpc)

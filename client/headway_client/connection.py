@@ -2,12 +2,15 @@
 
 What a caller does not give is taken from the environment: HEADWAY_SERVER, HEADWAY_TLS, HEADWAY_CA_FILE,
 HEADWAY_CLIENT_CERT_FILE, HEADWAY_CLIENT_KEY_FILE, HEADWAY_API_KEY.
+
+A call is part of the caller's trace: where the program uses OpenTelemetry, the present span's context goes with it.
 """
 
 from __future__ import annotations
 
 import ipaddress
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Final, TypedDict, Unpack
@@ -75,6 +78,17 @@ class Connection:
         # A key that was read from a file ends with a newline.
         if api_key := (options.get("api_key") or os.environ.get("HEADWAY_API_KEY", "")).strip():
             self.metadata += (("authorization", f"Bearer {api_key}"),)
+
+    @property
+    def call_metadata(self) -> tuple[tuple[str, str], ...]:
+        """What is sent with a call now: `metadata`, and the caller's span where it uses OpenTelemetry."""
+        if "opentelemetry.trace" not in sys.modules:  # nobody has made a span
+            return self.metadata
+        from opentelemetry import propagate  # noqa: PLC0415 (an optional library, which is here then)
+
+        carrier: dict[str, str] = {}
+        propagate.inject(carrier)
+        return (*self.metadata, *carrier.items())
 
     def open(self) -> grpc.Channel:
         """Opens a channel for blocking calls."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NoReturn
 
 import structlog
@@ -14,6 +15,8 @@ from pydantic_settings import CliApp, SettingsError
 
 from headway_server.errors import ServerError
 from headway_server.log import configure_logging
+from headway_server.monitoring import Monitoring
+from headway_server.observers import joined
 from headway_server.runtime import Runtime, describe_cores
 from headway_server.serving.host import ModelHost
 from headway_server.settings import ServerSettings
@@ -31,15 +34,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _serve(settings: ServerSettings) -> None:
     """Loads the models and serves them until a signal comes."""
-    configure_logging(level=settings.log_level, line_format=settings.log_format)
+    configure_logging(level=settings.log_level, line_format=settings.log_format, texts=settings.log_texts)
     if problem := address_problem(settings.host, settings.port):
         address = format_address(settings.host, settings.port)
         _fail(f"cannot listen on {address}: {problem}; stop what listens there or choose another --host or --port")
     try:
+        monitoring = Monitoring.open(settings)
         runtime = Runtime(device=settings.device, num_threads=settings.threads, num_lanes=settings.lanes)
         statistics = Statistics()
-        host = ModelHost.open(runtime, settings, observer=statistics)
-        has_ended = asyncio.run(_run(host, runtime, settings, statistics))
+        observer = joined((monitoring.observer, statistics))
+        host = ModelHost.open(runtime, settings, observer=observer)
+        server = partial(HeadwayServer, host, settings, observer=observer, statistics=statistics)
+        has_ended = asyncio.run(_run(server, host, runtime, settings, monitoring))
+        monitoring.close()
     except ServerError as error:
         _fail(str(error))
     if not has_ended:  # the interpreter might wait for the thread that hangs
@@ -47,7 +54,13 @@ def _serve(settings: ServerSettings) -> None:
         os._exit(_STUCK)
 
 
-async def _run(host: ModelHost, runtime: Runtime, settings: ServerSettings, statistics: Statistics) -> bool:
+async def _run(
+    make_server: Callable[[], HeadwayServer],
+    host: ModelHost,
+    runtime: Runtime,
+    settings: ServerSettings,
+    monitoring: Monitoring,
+) -> bool:
     """Serves until a signal comes; returns True if every thread has ended."""
 
     def announce(port: int) -> None:
@@ -59,7 +72,9 @@ async def _run(host: ModelHost, runtime: Runtime, settings: ServerSettings, stat
         sys.stdout.flush()
         _log.info("serving", store=str(settings.store), runtime=repr(runtime), cores=describe_cores())
 
-    return await HeadwayServer(host, settings, observer=statistics, statistics=statistics).run(announce)
+    server = make_server()
+    monitoring.start(host, server.calls, runtime.cores)
+    return await server.run(announce)
 
 
 def _read_settings(arguments: Sequence[str] | None) -> ServerSettings:

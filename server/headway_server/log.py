@@ -1,8 +1,8 @@
 """Structured log lines on stderr; stdout is for the ready line alone.
 
 An error is logged with its traceback, without the values of variables: those are what callers sent. A line that is
-written while a call is answered has the call's ids, and no message of an exception unless texts are asked for: libraries
-quote in it what they were given.
+written while a call is answered has the call's ids, and no message of an exception unless texts are asked for:
+libraries quote in it what they were given.
 """
 
 from __future__ import annotations
@@ -124,7 +124,8 @@ def _format_without_messages(_logger: WrappedLogger, _name: str, event: EventDic
         parts.insert(0, "".join(lines))
         cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
     del event["exc_info"]
-    return event | {"exception": "\n\n".join(parts)}
+    event["exception"] = "\n\n".join(parts)
+    return event
 
 
 def _is_about_the_server(record: logging.LogRecord) -> bool:

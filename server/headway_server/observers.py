@@ -16,8 +16,12 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
-_TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?")
-"""W3C Trace Context, section 3.2; the group is the trace's id."""
+_TRACEPARENT: Final = re.compile(
+    r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-([0-9a-f]{2})(?:-.*)?"
+)
+"""W3C Trace Context, section 3.2; the groups are the trace's id and its flags."""
+_SAMPLED: Final = 1
+"""The flag of a trace that the caller records."""
 
 
 class ModelId(NamedTuple):
@@ -54,13 +58,20 @@ class Call:
         return tuple((key, value) for key, value in self.raw_metadata if isinstance(value, str))
 
     @property
+    def parent_trace(self) -> tuple[str, bool] | None:
+        """Id of the trace that its caller names, and True if the caller records it; None if it names none."""
+        for key, value in self.raw_metadata:
+            if key == "traceparent" and isinstance(value, str) and (match := _TRACEPARENT.fullmatch(value)):
+                return match[1], bool(int(match[2], 16) & _SAMPLED)
+        return None
+
+    @property
     def trace_id(self) -> str:
         """Id of its trace, 32 hexadecimal digits: the server's own, or the caller's; empty where there is none."""
         if self.span_trace_id:
             return self.span_trace_id
-        given = next((value for key, value in self.metadata if key == "traceparent"), "")
-        match = _TRACEPARENT.fullmatch(given)
-        return match[1] if match else ""
+        parent = self.parent_trace
+        return "" if parent is None else parent[0]
 
     @property
     def ids(self) -> dict[str, str | int]:

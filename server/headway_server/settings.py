@@ -55,6 +55,7 @@ class ServerSettings(BaseSettings):
         cli_prog_name="headway-server",
         cli_avoid_json=True,
         cli_hide_none_type=True,
+        cli_implicit_flags=True,
         cli_kebab_case=True,
         cli_shortcuts=_short_flags(engine=EngineSettings, batching=BatchingSettings, versions=VersionSettings),
         cli_show_env_vars=True,

@@ -30,6 +30,11 @@ class Cores:
         return f"Cores({self._num_busy} busy on {self.count})"
 
     @property
+    def num_busy(self) -> int:
+        """Lanes that have work."""
+        return self._num_busy
+
+    @property
     def is_shared(self) -> bool:
         """True if each run shall keep to one core: several lanes have work, and they fill most of the cores."""
         return self._num_busy > 1 and 2 * self._num_busy > self.count

@@ -7,6 +7,7 @@ an incident, and the log the rest. An `ModelRunError` was logged where it was ra
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from typing import Final
 
@@ -76,6 +77,23 @@ def to_status(error: Exception, method: str, call: Call | None = None) -> status
         log.error("internal error", exc_info=error)
     message = f"internal error; the server's log has it as incident {incident}"
     return _status(grpc.StatusCode.INTERNAL, message, [_error_info(INTERNAL_REASON, incident=incident)])
+
+
+def outcome_of(error: type[BaseException] | None) -> tuple[str, str]:
+    """Returns the name of the code that a call ends with, and the reason, which is empty for OK.
+
+    Args:
+        error: Kind of the error that ended it; None if it was answered. `asyncio.CancelledError` ends a call whose
+            caller has gone, and one whose deadline gRPC has ended.
+    """
+    if error is None:
+        return grpc.StatusCode.OK.name, ""
+    if issubclass(error, asyncio.CancelledError):
+        return grpc.StatusCode.CANCELLED.name, grpc.StatusCode.CANCELLED.name
+    for kind, (code, reason) in STATUS.items():
+        if issubclass(error, kind):
+            return code.name, reason
+    return grpc.StatusCode.INTERNAL.name, INTERNAL_REASON
 
 
 def _details(error: Exception) -> list[Message]:
