@@ -25,8 +25,12 @@ from headway_client.errors import (
 from headway_client.options import EarlyStopping, PhraseConstraints
 from headway_client.requests import ChatMessage, Role
 from headway_client.results import (
+    Alias,
     Alignment,
     Answer,
+    BundleList,
+    BundleState,
+    BundleStatus,
     EmbeddingAnswer,
     FinishReason,
     GeneratedText,
@@ -42,6 +46,7 @@ from headway_client.results import (
     ModelReference,
     QualityFigure,
     RejectedBundle,
+    Route,
     SamplingParameters,
     Task,
     TextClassification,
@@ -62,10 +67,14 @@ from headway_client.streams import AsyncTextStream, TextStream
 
 __all__ = [
     "NO_RETRIES",
+    "Alias",
     "Alignment",
     "Answer",
     "AsyncClient",
     "AsyncTextStream",
+    "BundleList",
+    "BundleState",
+    "BundleStatus",
     "CallCancelledError",
     "CallError",
     "ChatMessage",
@@ -101,6 +110,7 @@ __all__ = [
     "ResourceExhaustedError",
     "RetryPolicy",
     "Role",
+    "Route",
     "SamplingParameters",
     "StreamNotFinishedError",
     "Task",

@@ -31,6 +31,12 @@ for command in (
     classification.embed_image,
     models.list_models,
     models.get_model,
+    models.list_bundles,
+    models.load_model,
+    models.unload_model,
+    models.scan_store,
+    models.set_route,
+    models.set_alias,
     models.health,
     load.load,
 ):

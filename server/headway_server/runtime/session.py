@@ -7,6 +7,7 @@ the caller's thread alone, for as many runs at a time as there are cores (`cores
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -175,6 +176,8 @@ class Runtime:
         for axis, size in sizes.items():
             options.add_free_dimension_override_by_name(axis, size)
         try:
+            if weights := _weights_beside(file):
+                options.add_external_initializers_from_files_in_memory(*weights)
             return self._onnxruntime.InferenceSession(str(file), options, providers=_PROVIDERS[self.device])
         except Exception as error:
             raise BundleError(f"{file}: ONNX Runtime {self.version} cannot load it ({error})") from error
@@ -241,6 +244,20 @@ class Session:
     def _choose(self) -> int:
         """Returns the index of the session to run now."""
         return int(len(self._sessions) > 1 and self.cores.is_shared)
+
+
+def _weights_beside(file: Path) -> tuple[list[str], list[mmap.mmap], list[int]] | None:
+    """Returns name, content and size of the file that holds the weights of a large graph; None where there is none.
+
+    Given these, ONNX Runtime copies what it needs. By itself it would map the file for as long as the session lives,
+    and whoever overwrites the file then would end the process.
+    """
+    beside = file.with_name(f"{file.name}.data")
+    if not beside.is_file():
+        return None
+    with beside.open("rb") as stream:
+        content = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+    return [beside.name], [content], [len(content)]
 
 
 def _choose_device(onnxruntime: Any, device: Literal["auto", "cpu", "cuda"]) -> Device:

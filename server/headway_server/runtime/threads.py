@@ -100,6 +100,8 @@ def run_apart(function: Callable[[], _Result], *, name: str) -> asyncio.Future[_
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[_Result] = loop.create_future()
+    job = [function]
+    del function  # whoever waits may count on it that nothing here holds what the function belongs to
 
     def finish(settle: Callable[[Any], None], outcome: object) -> None:
         if not future.done():
@@ -109,7 +111,7 @@ def run_apart(function: Callable[[], _Result], *, name: str) -> asyncio.Future[_
         settle: Callable[[Any], None] = future.set_result
         outcome: object
         try:
-            outcome = function()
+            outcome = job.pop()()
         except BaseException as error:
             settle, outcome = future.set_exception, error
         with suppress(RuntimeError):  # the loop has ended meanwhile, and nobody waits

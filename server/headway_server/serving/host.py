@@ -480,6 +480,16 @@ class ModelHost:
         """
         return await self._run(self._scan(is_asked_for=True))
 
+    def scan_soon(self) -> None:
+        """Does what `scan` does, by and by; the log says what has come of it. Called on the event loop."""
+        _log.info("looking at the store")
+        self._spawn(self._scan_by_request())
+
+    async def _scan_by_request(self) -> None:
+        with suppress(StoreUnavailableError):  # logged where it was found
+            changed = await self._scan(is_asked_for=True)
+            _log.info("looked at the store", changed=[f"{bundle.path} {bundle.state}" for bundle in changed])
+
     async def set_route(self, name: str, route: Route) -> str | None:
         """Changes which versions of a model answer calls that name none.
 

@@ -260,6 +260,8 @@ class HeadwayServer:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, on_signal)
+        if hasattr(signal, "SIGHUP"):
+            loop.add_signal_handler(signal.SIGHUP, self._host.scan_soon)
         announce(await self.start())
         await stop.wait()
         return await self.stop(hurry)
