@@ -13,7 +13,7 @@ from typing import Literal, Self, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from headway_server.batching import BatchGraph, Tensors
+from headway_server.batching import BatchGraph, RunCosts, Tensors
 from headway_server.batching.settings import MAX_IMAGES
 from headway_server.bundles import Bundle, Precision
 from headway_server.observers import NO_OBSERVER, Observer
@@ -22,7 +22,14 @@ from headway_server.runtime import Runtime
 from headway_server.serving.answers import Answer, CallTimings
 from headway_server.serving.limits import check_count, check_top_k
 from headway_server.settings import ServerSettings
-from headway_server.tasks.outputs import EMBEDDING, LOGITS, ScoredLabel, read_embedding, read_vector
+from headway_server.tasks.outputs import (
+    EMBEDDING,
+    LOGITS,
+    ScoredLabel,
+    label_postprocess,
+    read_embedding,
+    read_vector,
+)
 from headway_server.tasks.stateless import StatelessModel, expected_outputs
 
 Result = TypeVar("Result")
@@ -64,6 +71,7 @@ class ImageClassifier(StatelessModel):
         preprocessor: ImagePreprocessor,
         settings: ServerSettings,
         *,
+        costs: RunCosts,
         observer: Observer,
     ) -> None:
         """Makes a model of its parts; `load` makes the parts."""
@@ -73,7 +81,7 @@ class ImageClassifier(StatelessModel):
             precision,
             graph,
             budget=batching.batch_images(graph.device, preprocessor.num_pixels),
-            max_padding=None,
+            costs=costs,
             max_waiting=batching.max_waiting_images,
             max_waiting_mib=batching.max_waiting_mib,
             observer=observer,
@@ -92,10 +100,10 @@ class ImageClassifier(StatelessModel):
         assert manifest.image_preprocessing is not None, "the manifest's validator demands it"
         preprocessor = ImagePreprocessor(manifest.image_preprocessing, settings.image_limits)
         precision, variant = runtime.choose_variant(manifest, settings.precision)
-        graph = BatchGraph(runtime.open(bundle, variant.graphs["model"]))
+        graph = BatchGraph(runtime.open(bundle, variant.graphs["model"]), postprocess=label_postprocess(manifest))
         blank = np.zeros((3, manifest.image_preprocessing.height, manifest.image_preprocessing.width), np.float32)
-        graph.warm_up({"pixel_values": blank}, 1, expected_outputs(manifest))
-        return cls(bundle, precision, graph, preprocessor, settings, observer=observer)
+        costs = graph.warm_up({"pixel_values": blank}, 1, expected_outputs(manifest))
+        return cls(bundle, precision, graph, preprocessor, settings, costs=costs, observer=observer)
 
     async def classify(
         self,
