@@ -23,7 +23,7 @@ Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"  # generic in the stubs a
 Deserializer: TypeAlias = Callable[[bytes], Any]
 UnaryMethod: TypeAlias = Callable[[Any, Context], Awaitable[Any]]
 StreamMethod: TypeAlias = Callable[[Any, Context], AsyncGenerator[Any, None]]
-StreamedCallsMethod: TypeAlias = "Callable[[AsyncIterator[StreamedCall[Any]], Context], Awaitable[None]]"
+StreamedCallsMethod: TypeAlias = "Callable[[StreamedCalls[Any], Context], Awaitable[None]]"
 Request = TypeVar("Request")
 
 
@@ -134,7 +134,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
             try:
                 async with aclosing(calls()) as incoming:
-                    await behaviour(incoming, context)
+                    await behaviour(StreamedCalls(incoming, context), context)
                 if not is_whole.is_set():
                     raise cut_off
             except grpc.aio.AbortError:
@@ -176,6 +176,23 @@ class StreamedCall(Generic[Request]):
     def status_of(self, error: Exception) -> status_pb2.Status:
         """Describes an error that has ended the call to its caller; logs it if it is the server's own."""
         return to_status(error, self._method, self._call)
+
+
+class StreamedCalls(Generic[Request]):
+    """The calls of a stream, as they arrive, and their answers."""
+
+    def __init__(self, calls: AsyncIterator[StreamedCall[Request]], context: Context) -> None:
+        self._calls = calls
+        self._context = context
+        self._writing = asyncio.Lock()  # gRPC takes one message at a time
+
+    def __aiter__(self) -> AsyncIterator[StreamedCall[Request]]:
+        return self._calls
+
+    async def send(self, response: object) -> None:
+        """Sends a message; may be called by several tasks at a time."""
+        async with self._writing:
+            await self._context.write(response)
 
 
 async def _until(

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
-from typing import Any, Final
+from typing import Final
 
 from headway.oip import grpc_predict_v2_pb2 as pb
 from headway.oip import grpc_predict_v2_pb2_grpc as pb_grpc
@@ -18,7 +18,7 @@ from headway_server.errors import InvalidInputError, ModelNotFoundError, WrongTa
 from headway_server.preprocessing.pool import text_pool
 from headway_server.serving.families import ServedModel
 from headway_server.serving.host import ModelHost, ModelState
-from headway_server.transports.grpc.interceptor import Context, StreamedCall
+from headway_server.transports.grpc.interceptor import Context, StreamedCall, StreamedCalls
 from headway_server.transports.grpc.messages import deadline_of
 from headway_server.transports.grpc.oip.parameters import read_parameters
 from headway_server.transports.grpc.oip.statistics import Statistics
@@ -196,7 +196,7 @@ class OpenInferenceService(pb_grpc.GRPCInferenceServiceServicer):
 
     # The interceptor makes a call of each message.
     async def ModelStreamInfer(  # type: ignore[override]
-        self, calls: AsyncIterator[StreamedCall[pb.ModelInferRequest]], context: Context
+        self, calls: StreamedCalls[pb.ModelInferRequest], context: Context
     ) -> None:
         """Answers every message of a stream by itself, many at a time, in the order in which they are done.
 
@@ -205,11 +205,7 @@ class OpenInferenceService(pb_grpc.GRPCInferenceServiceServicer):
         """
         metadata = dict(context.invocation_metadata() or ())
         errors_end_it = str(metadata.get("triton_grpc_error", "")).lower() == "true"
-        writing, room = asyncio.Lock(), asyncio.Semaphore(_MAX_RUNNING)
-
-        async def send(**fields: Any) -> None:
-            async with writing:
-                await context.write(pb.ModelStreamInferResponse(**fields))
+        room = asyncio.Semaphore(_MAX_RUNNING)
 
         async def answer(call: StreamedCall[pb.ModelInferRequest]) -> None:
             request_id = ""
@@ -219,12 +215,13 @@ class OpenInferenceService(pb_grpc.GRPCInferenceServiceServicer):
                     read = await self._read(request, deadline_of(context))
                     async with aclosing(read.stream()) as responses:
                         async for response in responses:
-                            await send(infer_response=response)
+                            await calls.send(pb.ModelStreamInferResponse(infer_response=response))
             except Exception as error:
                 if errors_end_it:
                     raise
                 message = call.status_of(error).message
-                await send(error_message=message, infer_response=pb.ModelInferResponse(id=request_id))
+                failed = pb.ModelInferResponse(id=request_id)
+                await calls.send(pb.ModelStreamInferResponse(error_message=message, infer_response=failed))
             finally:
                 room.release()
 
