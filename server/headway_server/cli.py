@@ -16,7 +16,7 @@ from pydantic_settings import CliApp, SettingsError
 from headway_server.errors import ServerError
 from headway_server.log import configure_logging
 from headway_server.monitoring import Monitoring
-from headway_server.observers import joined
+from headway_server.observers import NO_OBSERVER, joined
 from headway_server.runtime import Runtime, describe_cores
 from headway_server.serving.host import ModelHost
 from headway_server.settings import ServerSettings
@@ -41,8 +41,8 @@ def _serve(settings: ServerSettings) -> None:
     try:
         monitoring = Monitoring.open(settings)
         runtime = Runtime(device=settings.device, num_threads=settings.threads, num_lanes=settings.lanes)
-        statistics = Statistics()
-        observer = joined((monitoring.observer, statistics))
+        statistics = Statistics() if settings.open_inference else None
+        observer = joined((monitoring.observer, statistics or NO_OBSERVER))
         host = ModelHost.open(runtime, settings, observer=observer)
         server = partial(HeadwayServer, host, settings, observer=observer, statistics=statistics)
         has_ended = asyncio.run(_run(server, host, runtime, settings, monitoring))

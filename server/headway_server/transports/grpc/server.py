@@ -29,7 +29,7 @@ from headway.v1 import (
 )
 from headway_server.bundles import Task
 from headway_server.errors import ServerError
-from headway_server.observers import NO_OBSERVER, Observer, joined
+from headway_server.observers import NO_OBSERVER, Observer
 from headway_server.runtime import available_bytes
 from headway_server.serving.calls import Calls
 from headway_server.serving.host import ModelHost
@@ -123,11 +123,8 @@ class HeadwayServer:
             settings: Of the server.
             observer: Learns of every call.
             statistics: What the Open Inference Protocol says that models have computed, an observer of host and calls;
-                None: of these calls alone.
+                None: nothing.
         """
-        if statistics is None:
-            statistics = Statistics()
-            observer = joined((observer, statistics))
         self._host = host
         self._settings = settings
         self._health = health.aio.HealthServicer()
@@ -157,16 +154,18 @@ class HeadwayServer:
         )
         for service in _SERVICES:
             service.add(service.servicer(host), self._server)
-        open_inference = OpenInferenceService(
-            host,
-            statistics=statistics,
-            is_draining=lambda: self.calls.is_draining,
-            stall_timeout_s=settings.stall_timeout,
-            max_text_request_bytes=settings.max_text_request_bytes,
-        )
-        grpc_predict_v2_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(open_inference, self._server)
+        names = [service.name for service in _SERVICES]
+        if settings.open_inference:
+            names.append(SERVICE.full_name)
+            open_inference = OpenInferenceService(
+                host,
+                statistics=statistics or Statistics(),
+                is_draining=lambda: self.calls.is_draining,
+                stall_timeout_s=settings.stall_timeout,
+                max_text_request_bytes=settings.max_text_request_bytes,
+            )
+            grpc_predict_v2_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(open_inference, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        names = [*(service.name for service in _SERVICES), SERVICE.full_name]
         reflection.enable_server_reflection((*names, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
 
     async def start(self) -> int:
