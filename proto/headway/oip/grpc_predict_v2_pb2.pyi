@@ -1103,7 +1103,9 @@ class InferStatistics(_message.Message):
     SUCCESS_FIELD_NUMBER: _builtins.int
     FAIL_FIELD_NUMBER: _builtins.int
     QUEUE_FIELD_NUMBER: _builtins.int
+    COMPUTE_INPUT_FIELD_NUMBER: _builtins.int
     COMPUTE_INFER_FIELD_NUMBER: _builtins.int
+    COMPUTE_OUTPUT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def success(self) -> Global___StatisticDuration:
         """Calls that were answered."""
@@ -1117,8 +1119,16 @@ class InferStatistics(_message.Message):
         """Inputs, from their arrival in the queue to their first run."""
 
     @_builtins.property
+    def compute_input(self) -> Global___StatisticDuration:
+        """The same inputs; their time is part of compute_infer."""
+
+    @_builtins.property
     def compute_infer(self) -> Global___StatisticDuration:
-        """Runs of the model."""
+        """The same inputs, for as long as the runs took that each was part of."""
+
+    @_builtins.property
+    def compute_output(self) -> Global___StatisticDuration:
+        """As compute_input."""
 
     def __init__(
         self,
@@ -1126,11 +1136,13 @@ class InferStatistics(_message.Message):
         success: Global___StatisticDuration | None = ...,
         fail: Global___StatisticDuration | None = ...,
         queue: Global___StatisticDuration | None = ...,
+        compute_input: Global___StatisticDuration | None = ...,
         compute_infer: Global___StatisticDuration | None = ...,
+        compute_output: Global___StatisticDuration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["compute_infer", b"compute_infer", "fail", b"fail", "queue", b"queue", "success", b"success"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["compute_infer", b"compute_infer", "compute_input", b"compute_input", "compute_output", b"compute_output", "fail", b"fail", "queue", b"queue", "success", b"success"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_infer", b"compute_infer", "fail", b"fail", "queue", b"queue", "success", b"success"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_infer", b"compute_infer", "compute_input", b"compute_input", "compute_output", b"compute_output", "fail", b"fail", "queue", b"queue", "success", b"success"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1143,22 +1155,34 @@ class InferBatchStatistics(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     BATCH_SIZE_FIELD_NUMBER: _builtins.int
+    COMPUTE_INPUT_FIELD_NUMBER: _builtins.int
     COMPUTE_INFER_FIELD_NUMBER: _builtins.int
+    COMPUTE_OUTPUT_FIELD_NUMBER: _builtins.int
     batch_size: _builtins.int
     """How many."""
     @_builtins.property
+    def compute_input(self) -> Global___StatisticDuration:
+        """The runs; their time is part of compute_infer."""
+
+    @_builtins.property
     def compute_infer(self) -> Global___StatisticDuration:
         """The runs."""
+
+    @_builtins.property
+    def compute_output(self) -> Global___StatisticDuration:
+        """As compute_input."""
 
     def __init__(
         self,
         *,
         batch_size: _builtins.int = ...,
+        compute_input: Global___StatisticDuration | None = ...,
         compute_infer: Global___StatisticDuration | None = ...,
+        compute_output: Global___StatisticDuration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["compute_infer", b"compute_infer"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["compute_infer", b"compute_infer", "compute_input", b"compute_input", "compute_output", b"compute_output"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "compute_infer", b"compute_infer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "compute_infer", b"compute_infer", "compute_input", b"compute_input", "compute_output", b"compute_output"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -27,7 +27,17 @@ class _Times:
         self.seconds += seconds
 
     def message(self) -> pb.StatisticDuration:
-        return pb.StatisticDuration(count=self.count, ns=round(self.seconds * 1e9))
+        return _duration(self.count, self.seconds)
+
+
+def _duration(count: int, seconds: float) -> pb.StatisticDuration:
+    return pb.StatisticDuration(count=count, ns=round(seconds * 1e9))
+
+
+def _compute(count: int, seconds: float) -> dict[str, pb.StatisticDuration]:
+    """Returns the three parts of computing, which Triton's load tester wants to be of one count."""
+    nothing = _duration(count, 0.0)
+    return {"compute_input": nothing, "compute_infer": _duration(count, seconds), "compute_output": nothing}
 
 
 @dataclass(slots=True)
@@ -37,7 +47,9 @@ class _Counts:
     answered: _Times = field(default_factory=_Times)
     failed: _Times = field(default_factory=_Times)
     queued: _Times = field(default_factory=_Times)
-    runs: _Times = field(default_factory=_Times)
+    num_runs: int = 0
+    inputs_s: float = 0.0
+    """The seconds of each run, times its inputs."""
     runs_by_size: dict[int, _Times] = field(default_factory=dict)
     last_inference_s: float = 0.0
     """Since 1970."""
@@ -85,15 +97,15 @@ class Statistics(Observer):
                 version=manifest.version,
                 last_inference=round(counts.last_inference_s * 1000),
                 inference_count=counts.queued.count,
-                execution_count=counts.runs.count,
+                execution_count=counts.num_runs,
                 inference_stats=pb.InferStatistics(
                     success=counts.answered.message(),
                     fail=counts.failed.message(),
                     queue=counts.queued.message(),
-                    compute_infer=counts.runs.message(),
+                    **_compute(counts.queued.count, counts.inputs_s),
                 ),
                 batch_stats=[
-                    pb.InferBatchStatistics(batch_size=size, compute_infer=times.message())
+                    pb.InferBatchStatistics(batch_size=size, **_compute(times.count, times.seconds))
                     for size, times in sorted(counts.runs_by_size.items())
                 ],
             )
@@ -101,7 +113,8 @@ class Statistics(Observer):
     def _add_run(self, model: ModelId, size: int, seconds: float) -> None:
         with self._lock:
             counts = self._of(model)
-            counts.runs.add(seconds)
+            counts.num_runs += 1
+            counts.inputs_s += size * seconds
             counts.runs_by_size.setdefault(size, _Times()).add(seconds)
 
     def _of(self, model: ModelId) -> _Counts:

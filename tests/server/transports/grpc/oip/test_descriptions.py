@@ -83,6 +83,9 @@ def test_statistics_count_calls_inputs_and_runs(triton):
     parts = after["inference_stats"]
     for part in ("success", "queue", "compute_infer"):
         assert int(parts[part]["ns"]) > int(before["inference_stats"][part]["ns"]) > 0
+    assert {int(parts[part]["count"]) for part in ("queue", "compute_input", "compute_infer", "compute_output")} == {
+        int(after["inference_count"])
+    }
     assert int(parts["success"]["count"]) == int(before["inference_stats"]["success"]["count"]) + 1
     assert int(parts["fail"]["count"]) >= 1
     assert sum(int(batch["compute_infer"]["count"]) for batch in after["batch_stats"]) == int(after["execution_count"])
