@@ -38,7 +38,7 @@ case "$target" in
     server-cpu) wheels=("$proto_wheel" "${own_wheel}[cpu,tracing]") ;;
     # The second extra brings the CUDA and cuDNN libraries that ONNX Runtime loads.
     server-gpu) wheels=("$proto_wheel" "${own_wheel}[gpu,tracing]" "onnxruntime-gpu[cuda,cudnn]") ;;
-    client) wheels=("$proto_wheel" "$own_wheel") ;;
+    client) wheels=("$proto_wheel" "${own_wheel}[load]") ;;
 esac
 "$python" -m venv --without-pip "$folder"
 # Only wheels: an image has no compiler, and a source build would not be what was tested.

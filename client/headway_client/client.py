@@ -72,7 +72,7 @@ class Client(BaseClient):
     ) -> None:
         """Prepares a client. It connects with its first call.
 
-        What is not given is taken from the environment, see `headway_client.connection`.
+        What is not given is taken from a profile or the environment, see `headway_client.connection`.
 
         Args:
             server: Host and port, or another target that gRPC knows. Default: HEADWAY_SERVER, or 127.0.0.1:50051.

@@ -8,6 +8,9 @@ libraries quote in it what they were given.
 from __future__ import annotations
 
 import logging
+import os
+import select
+import stat
 import sys
 import traceback
 from contextlib import suppress
@@ -20,21 +23,35 @@ from headway_server.observers import current_call
 
 _MAX_FRAMES: Final = 20
 """Most frames of a traceback in a JSON line; the middle ones are left out."""
+_PIECE_CHARACTERS: Final = 1024
+"""In UTF-8 no more than the 4 KiB that a pipe has room for when it says that it has any."""
 _GRPC_LOGGER: Final = "grpc._cython.cygrpc"
 _CALL_ID: Final = "call_id"
 _LEFT_OUT: Final = "left out; --log-texts shows it"
 
 
 class _LossyStream:
-    """A text stream that drops what cannot be written, so that a closed log does not fail a call."""
+    """A text stream that drops what cannot be written at once, so that a log that is closed or full delays no call."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
+        self._poll: select.poll | None = None
+        with suppress(OSError, ValueError):  # a stream without a file has room
+            if stat.S_ISFIFO(os.fstat(stream.fileno()).st_mode) or stat.S_ISSOCK(os.fstat(stream.fileno()).st_mode):
+                self._poll = select.poll()
+                self._poll.register(stream.fileno(), select.POLLOUT)
 
     def write(self, text: str) -> int:
-        """Writes `text`, or drops it."""
+        """Writes `text`, or drops it, or the rest of it."""
         with suppress(OSError):
-            self._stream.write(text)
+            if self._poll is None:
+                self._stream.write(text)
+            else:
+                for start in range(0, len(text), _PIECE_CHARACTERS):
+                    if not self._poll.poll(0):
+                        break
+                    self._stream.write(text[start : start + _PIECE_CHARACTERS])
+                    self._stream.flush()
         return len(text)
 
     def flush(self) -> None:

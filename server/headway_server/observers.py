@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, Protocol
 
 _TRACEPARENT: Final = re.compile(
     r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-([0-9a-f]{2})(?:-.*)?"
@@ -29,6 +29,20 @@ class ModelId(NamedTuple):
 
     name: str
     version: str
+
+
+class Rights(Protocol):
+    """What the caller of a call may do (`serving/access.py`)."""
+
+    @property
+    def counts_tokens(self) -> bool:
+        """True if tokens are limited."""
+
+    def check_model(self, task: str, model: str) -> None:
+        """Raises ForbiddenError if the caller may not use a model."""
+
+    def count_tokens(self, count: int) -> None:
+        """Takes tokens from the caller's budget."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -49,13 +63,21 @@ class Call:
     """Which model it is for, once that is found."""
     span_trace_id: str = ""
     """Id of the trace that the server records it in; empty where it records none."""
+    caller: str = ""
+    """Who makes it: the name of the API key or of the certificate, else the peer."""
+    rights: Rights | None = None
+    """What the caller may do; None: everything, where there is no access control."""
     callbacks: list[Callable[[], None]] = field(default_factory=list)
     """What is called on the event loop when the call has ended, however it ends."""
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """What the caller sent beside the request, without binary values."""
-        return tuple((key, value) for key, value in self.raw_metadata if isinstance(value, str))
+        """What the caller sent beside the request, without binary values and API keys."""
+        return tuple(
+            (key, value)
+            for key, value in self.raw_metadata
+            if isinstance(value, str) and key not in ("authorization", "x-api-key")
+        )
 
     @property
     def parent_trace(self) -> tuple[str, bool] | None:

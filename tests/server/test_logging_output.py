@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import sys
 from io import StringIO
 
@@ -80,3 +81,14 @@ def test_a_caller_that_goes_while_it_is_written_to_is_not_an_error_of_the_server
     assert capsys.readouterr().err == ""
     library.error("Unexpected error", exc_info=KeyError("bug"))
     assert "bug" in capsys.readouterr().err
+
+
+def test_a_log_that_nobody_reads_delays_nobody(monkeypatch):
+    reader, writer = os.pipe()
+    with os.fdopen(reader, "rb") as read, os.fdopen(writer, "w", encoding="utf-8") as written:
+        monkeypatch.setattr(sys, "stderr", written)
+        configure_logging(level="info", line_format="json")
+        for number in range(2000):
+            structlog.get_logger().info("a line", number=number, text="x" * 3000)
+        written.close()
+        assert read.read().startswith(b'{"number": 0')

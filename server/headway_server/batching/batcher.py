@@ -27,7 +27,15 @@ from headway_server.batching.graph import NO_COSTS, RunCosts, Tensors
 from headway_server.batching.queue import BatchQueue, Entry
 from headway_server.errors import DeadlineError, DrainingError, ModelRunError
 from headway_server.observers import NO_OBSERVER, BatchEvent, BatchMember, ModelId, Observer, QueueEvent, current_call
-from headway_server.runtime import CLOSE_TIMEOUT_S, Cores, Heartbeat, Session, join_threads
+from headway_server.runtime import (
+    CLOSE_TIMEOUT_S,
+    Cores,
+    Heartbeat,
+    Session,
+    join_threads,
+    own_niceness,
+    set_own_niceness,
+)
 
 Result = TypeVar("Result")
 Reader = Callable[[Tensors, int], Result]
@@ -176,6 +184,7 @@ class Batcher:
         self._is_closed = False
         self._failure: BaseException | None = None
         self._heartbeat = Heartbeat()
+        self._niceness = own_niceness()  # of the thread that loads the model
         self._num_lanes = 1 if session is None else session.num_lanes
         self._lanes = threading.Semaphore(self._num_lanes)
         self._busy_lanes = (Cores(1) if session is None else session.cores).busy_lanes()
@@ -212,6 +221,7 @@ class Batcher:
         outputs: Sequence[str],
         read: Reader[Result] | None = None,
         deadline: float | None,
+        caller: str = "",
     ) -> BatchedResults[Result]:
         """Waits for the results of a call's items. If the caller goes, what has not run is dropped.
 
@@ -221,6 +231,7 @@ class Batcher:
             outputs: Which outputs of the graph are wanted.
             read: Makes each item's result from its outputs, off the event loop; None: the outputs are the result.
             deadline: When the caller stops waiting, by `time.monotonic`.
+            caller: Who waits: the calls of one caller wait behind each other.
 
         Raises:
             BatchError: The model could not be run, or its outputs could not be read.
@@ -238,7 +249,7 @@ class Batcher:
         try:
             with self._changed:
                 self._check_open()
-                self._queue.add(entries)
+                self._queue.add(entries, caller)
                 self._count_busy()
                 self._changed.notify()
             await call.future
@@ -323,6 +334,7 @@ class Batcher:
             raise _batch_error()
 
     def _work(self) -> None:
+        set_own_niceness(self._niceness)
         try:
             while (batch := self._next_batch()) is not None:
                 self._run(batch)

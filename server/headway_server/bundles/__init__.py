@@ -7,6 +7,7 @@ from headway_server.bundles.manifest import (
     CHAT_TEMPLATE_FILE,
     MANIFEST_FILE,
     SCHEMA_VERSION,
+    SIGNATURE_FILE,
     TOKENIZER_FILE,
     Architecture,
     BundleFile,
@@ -30,6 +31,7 @@ from headway_server.bundles.manifest import (
 )
 from headway_server.bundles.reader import NAME, Bundle, find_bundles, open_bundle, read_manifest, version_key
 from headway_server.bundles.settings import ROUTES_FILE, VersionSettings
+from headway_server.bundles.signing import TrustedKeys, sign_bundle
 from headway_server.bundles.writer import describe_files, publish, staging_folder, write_manifest
 
 __all__ = [
@@ -40,6 +42,7 @@ __all__ = [
     "NAME",
     "ROUTES_FILE",
     "SCHEMA_VERSION",
+    "SIGNATURE_FILE",
     "TOKENIZER_FILE",
     "Architecture",
     "Bundle",
@@ -62,6 +65,7 @@ __all__ = [
     "StateTensor",
     "Task",
     "TensorSpec",
+    "TrustedKeys",
     "Variant",
     "VersionSettings",
     "describe_files",
@@ -71,6 +75,7 @@ __all__ = [
     "open_bundle",
     "publish",
     "read_manifest",
+    "sign_bundle",
     "staging_folder",
     "version_key",
     "write_manifest",

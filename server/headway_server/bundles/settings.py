@@ -27,3 +27,6 @@ class VersionSettings(BaseModel):
     """Seconds that loading a bundle may take while the server serves."""
     routes_file: Path | None = None
     """File that keeps default versions, aliases and canaries over a restart; left out, `routes.json` in the store."""
+    require_signed: Path | None = None
+    """File with public keys (Ed25519, PEM) of which one must have signed a bundle; left out, none need be signed. Needs
+    `headway-server[signing]`."""

@@ -16,13 +16,11 @@ class Cores:
 
     Attributes:
         count: Number of cores.
-        num_lanes: Most runs of a model that are worth having at a time.
     """
 
-    def __init__(self, count: int, num_lanes: int = 1) -> None:
+    def __init__(self, count: int) -> None:
         """Starts with no busy lane."""
         self.count = count
-        self.num_lanes = num_lanes
         self._num_busy = 0
         self._lock = threading.Lock()
 

@@ -1,15 +1,16 @@
-"""Threads that run and load models: whether they make progress, and how they end."""
+"""Threads that run models: whether they make progress, and how they end."""
 
 from __future__ import annotations
 
-import asyncio
+import os
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
-from typing import Any, Final, TypeVar
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Final, TypeVar
 
 import structlog
 
@@ -17,7 +18,10 @@ CLOSE_TIMEOUT_S: Final = 10.0
 """How long closing a model waits for what its threads are running."""
 
 _STACK_DEPTH: Final = 4
-_Result = TypeVar("_Result")
+_HAS_NICENESS: Final = sys.platform == "linux"
+"""Elsewhere niceness is that of the process."""
+
+Result = TypeVar("Result")
 
 _log = structlog.get_logger(__name__)
 
@@ -59,6 +63,25 @@ class Heartbeat:
         return f"Heartbeat({len(self._began)} threads at work, stalled for {self.stalled_s():.1f} s)"
 
 
+def own_niceness() -> int:
+    """Returns how much this thread gives way to others, 0 to 19; 0 where threads have no niceness of their own."""
+    return os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) if _HAS_NICENESS else 0
+
+
+def set_own_niceness(niceness: int) -> None:
+    """Makes this thread, and those that it starts from now on, give way to others; it cannot be taken back."""
+    if _HAS_NICENESS and niceness > own_niceness():
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
+
+
+def run_nicely(niceness: int, function: Callable[[], Result]) -> Result:
+    """Runs a function; with a niceness above 0 in a thread that has it, as those have that the function makes."""
+    if not niceness:
+        return function()
+    with ThreadPoolExecutor(1, initializer=set_own_niceness, initargs=(niceness,)) as pool:
+        return pool.submit(function).result()
+
+
 def join_threads(threads: Iterable[threading.Thread], *, owner: str, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:
     """Waits for threads to end, `timeout_s` for all of them together.
 
@@ -83,42 +106,6 @@ def join_threads(threads: Iterable[threading.Thread], *, owner: str, timeout_s: 
     for thread in stuck:
         _log.error("a thread does not end and is left behind", owner=owner, thread=thread.name, at=_place(thread.ident))
     return not stuck
-
-
-def run_apart(function: Callable[[], _Result], *, name: str) -> asyncio.Future[_Result]:
-    """Runs a function that may hang, such as one that reads a file of a network mount, in a thread of its own.
-
-    Unlike the threads of an executor, one that hangs keeps neither other work nor the end of the process waiting.
-
-    Args:
-        function: What to run.
-        name: Of the thread, for the log.
-
-    Returns:
-        What will have its result or its error, whatever that is: a panic of a library too. Cancelling it leaves the
-        thread running.
-    """
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[_Result] = loop.create_future()
-    job = [function]
-    del function  # whoever waits may count on it that nothing here holds what the function belongs to
-
-    def finish(settle: Callable[[Any], None], outcome: object) -> None:
-        if not future.done():
-            settle(outcome)
-
-    def run() -> None:
-        settle: Callable[[Any], None] = future.set_result
-        outcome: object
-        try:
-            outcome = job.pop()()
-        except BaseException as error:
-            settle, outcome = future.set_exception, error
-        with suppress(RuntimeError):  # the loop has ended meanwhile, and nobody waits
-            loop.call_soon_threadsafe(finish, settle, outcome)
-
-    threading.Thread(target=run, name=name, daemon=True).start()
-    return future
 
 
 def _place(ident: int | None) -> str:

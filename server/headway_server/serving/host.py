@@ -21,6 +21,7 @@ from headway_server.bundles import (
     Fingerprint,
     ListedBundle,
     Task,
+    TrustedKeys,
     find_bundles,
     fingerprint_of,
     open_bundle,
@@ -38,7 +39,8 @@ from headway_server.errors import (
     WrongTaskError,
 )
 from headway_server.observers import NO_OBSERVER, ModelEvent, ModelId, Observer, current_call
-from headway_server.runtime import Runtime, give_back_memory, run_apart
+from headway_server.runtime import Runtime, give_back_memory, run_nicely
+from headway_server.serving.apart import run_apart
 from headway_server.serving.families import FAMILIES, Family, ServedModel
 from headway_server.serving.routes import Alias, Route, Routes, read_routes, write_routes
 from headway_server.serving.watch import Look, StoreWatch
@@ -160,13 +162,18 @@ class BundleLoader:
 
     def load(self, path: str, observer: Observer) -> ServedModel:
         """Loads the bundle in the folder `path` below the store; errors are those of its family's loader."""
-        bundle = open_bundle(self.settings.store / path)
+        key_file = self.settings.versions.require_signed
+        trusted = None if key_file is None else TrustedKeys.read(key_file)  # each time, so that keys can be changed
+        bundle = open_bundle(self.settings.store / path, trusted)
         manifest = bundle.manifest
         family = self.families.get(manifest.task)
         if family is None:
             raise BundleError(f"{bundle.path}: is for {manifest.task}, which this server does not serve")
-        runtime = self.runtime.suiting(manifest, self.settings.precision)
-        return family.load(bundle, runtime, self.settings, observer)
+        settings = self.settings.for_model(manifest.name)
+        runtime = self.runtime.suiting(manifest, settings.precision).with_lanes(settings.lanes)
+        own = self.settings.models.get(manifest.name)
+        niceness = 0 if own is None else -own.priority
+        return run_nicely(niceness, partial(family.load, bundle, runtime, settings, observer))
 
 
 class ModelHost:
@@ -229,9 +236,12 @@ class ModelHost:
         One that cannot be loaded is rejected and the others are served.
 
         Raises:
-            StoreError: The store is missing, none of its bundles can be loaded, or the file of the routes is wrong.
+            StoreError: The store is missing, none of its bundles can be loaded, or the file of the routes or of the
+                trusted keys is wrong.
         """
         loader = BundleLoader(runtime=runtime, settings=settings, families=families)
+        if settings.versions.require_signed is not None:
+            TrustedKeys.read(settings.versions.require_signed)
         host = cls(loader=loader, observer=observer)
         host.routes = host._routes_in_file = read_routes(loader.routes_file)
         folders = find_bundles(settings.store)
@@ -412,8 +422,10 @@ class ModelHost:
         raise ModelNotFoundError(f"model {name} has no version {_quoted(version)}; loaded are {have}")
 
     def _note_use(self, model: ServedModel) -> None:
-        """Keeps a model open until the call that has found it ends."""
+        """Checks that the present call may use a model, and keeps it open until that call ends."""
         call, hosted = current_call(), self._entries[_path(model)].hosted
+        if call is not None and call.rights is not None:
+            call.rights.check_model(_task(model), model.bundle.manifest.name)
         if call is not None and hosted is not None:
             manifest = model.bundle.manifest
             call.model = ModelId(manifest.name, manifest.version)
@@ -561,8 +573,7 @@ class ModelHost:
 
     async def _replace(self, path: str) -> ServedModel:
         async with self._changing:
-            if self._is_closed:
-                raise DrainingError(_NOTHING_IS_LOADED)
+            self._check_open()
             entry = self._entries.setdefault(path, _Entry(ModelState.AVAILABLE))
             if entry.hosted is None:
                 entry.state, entry.reason = ModelState.LOADING, None
@@ -584,6 +595,10 @@ class ModelHost:
         if old is not None:
             self._spawn(self._close_when_idle(old, path, self._drain_timeout_s))
         return model
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise DrainingError(_NOTHING_IS_LOADED)
 
     async def _load_in_time(self, path: str) -> ServedModel:
         """Loads a bundle in a thread of its own; one that takes too long is left to that thread."""
@@ -820,7 +835,7 @@ class ModelHost:
         """Takes out a version whose folder has gone, unless somebody has said that it is to be served."""
         entry = self._entries[path]
         if entry.hosted is None:
-            if entry.state is not ModelState.UNLOADING:
+            if entry.state not in (ModelState.LOADING, ModelState.UNLOADING):
                 del self._entries[path]
         elif entry.is_asked_for or self.routes.names(path):
             entry.reason = "its folder has gone; it is served on because a route names it or a call has loaded it"
@@ -864,13 +879,16 @@ class ModelHost:
         These have ended by themselves, or their work has made no progress for longer than `stall_timeout_s` (0: any
         time is fine). A model that was closed on purpose is not among them.
         """
-        found = {}
-        for model in self.models:
-            if not model.is_alive:
-                found[_path(model)] = "has ended"
-            elif stall_timeout_s and (stalled_s := model.stalled_s()) > stall_timeout_s:
-                found[_path(model)] = f"has made no progress for {stalled_s:.0f} s"
-        return found
+        found = {_path(model): "has ended" for model in self.models if not model.is_alive}
+        return found | (self.stalled(stall_timeout_s) if stall_timeout_s else {})
+
+    def stalled(self, limit_s: float) -> dict[str, str]:
+        """Returns which models have made no progress for longer than `limit_s`, by path; any thread may ask."""
+        return {
+            _path(model): f"has made no progress for {stalled_s:.0f} s"
+            for model in self.models
+            if model.is_alive and (stalled_s := model.stalled_s()) > limit_s
+        }
 
     def __repr__(self) -> str:
         return f"ModelHost({_names(self.models)}; {len(self.rejected)} rejected)"

@@ -12,7 +12,7 @@ import structlog
 
 from headway_server.bundles import Fingerprint, ListedBundle, list_store
 from headway_server.errors import StoreError, StoreUnavailableError
-from headway_server.runtime import run_apart
+from headway_server.serving.apart import run_apart
 from headway_server.serving.routes import Routes, read_routes
 
 _LOOKS_UNTIL_GONE = 2

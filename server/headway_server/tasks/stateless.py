@@ -8,7 +8,7 @@ from headway_server.batching import Batcher, BatchGraph, RunCosts
 from headway_server.bundles import Bundle, ClassificationScheme, Manifest, Precision
 from headway_server.observers import ModelId, ModelUsage, Observer
 from headway_server.runtime import Device
-from headway_server.serving.permits import Admission
+from headway_server.serving.permits import Admission, MeasuredPace
 from headway_server.tasks.outputs import EMBEDDING, LOGITS, LabelReader
 
 _MIB = 2**20
@@ -60,7 +60,11 @@ class StatelessModel:
             observer=observer,
         )
         self._admission = Admission(
-            limit=max_waiting, noun=self._noun, owner=manifest.name, max_bytes=max_waiting_mib * _MIB
+            limit=max_waiting,
+            noun=self._noun,
+            owner=manifest.name,
+            max_bytes=max_waiting_mib * _MIB,
+            pace=MeasuredPace(),
         )
 
     @property

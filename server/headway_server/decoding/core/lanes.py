@@ -9,6 +9,7 @@ from collections.abc import Sequence as Elements
 from contextlib import aclosing, contextmanager
 
 from headway_server.decoding.core.engine import Engine, cancel
+from headway_server.decoding.core.pace import LanesPace
 from headway_server.decoding.parameters import MAX_BEAMS
 from headway_server.decoding.sequence import Delta, Sequence, SequenceResult
 from headway_server.observers import ModelUsage
@@ -28,6 +29,8 @@ class Lanes:
     def __init__(self, engines: Elements[Engine]) -> None:
         """Takes one engine or more; `start` lets them run."""
         self._engines = engines
+        self.pace = LanesPace([engine.pace for engine in engines], sum(engine.num_slots for engine in engines))
+        """How fast they go together."""
         self._loads = [0] * len(engines)  # slots of the sequences that were sent and are not done
 
     def __repr__(self) -> str:

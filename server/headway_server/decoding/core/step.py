@@ -20,8 +20,10 @@ from numpy.typing import NDArray
 from headway_server.decoding.beam_search.step import SearchStep, align
 from headway_server.decoding.core.block_layout import Group, Move
 from headway_server.decoding.core.outbox import Outbox
+from headway_server.decoding.core.pace import EnginePace
 from headway_server.decoding.core.prefill import PrefillStep
 from headway_server.decoding.core.scheduler import Chunk, Scheduler
+from headway_server.decoding.core.waiting import PriorityScope
 from headway_server.decoding.interfaces import Decoder, DraftVerifier, Encoder
 from headway_server.decoding.sampling.sampler import SampledTokens, Sampler
 from headway_server.decoding.sequence import Sequence, Stage
@@ -71,6 +73,8 @@ class Stepper:
         name: str,
         outbox: Outbox,
         verifier: DraftVerifier | None = None,
+        priority_scope: PriorityScope = "caller",
+        pace: EnginePace | None = None,
         observer: Observer = NO_OBSERVER,
         model: ModelId | None = None,
     ) -> None:
@@ -83,6 +87,8 @@ class Stepper:
             name: Of the engine, for the log.
             outbox: Takes what is handed out.
             verifier: Runs drafts in the decoder's slots; None drafts nothing.
+            priority_scope: Whose sequences one of higher priority passes.
+            pace: Is told what steps take and how long texts get.
             observer: Is told of every run and of sequences that leave the queue.
             model: Names the model in these events.
         """
@@ -93,7 +99,11 @@ class Stepper:
         self._outbox = outbox
         self._observer = None if observer is NO_OBSERVER else observer
         self._model = model or ModelId(name=name, version="")
-        self.scheduler = Scheduler(num_slots=decoder.num_slots, prefill_chunk=decoder.prefill_chunk)
+        self.scheduler = Scheduler(
+            num_slots=decoder.num_slots, prefill_chunk=decoder.prefill_chunk, priority_scope=priority_scope
+        )
+        self._pace = pace or EnginePace()
+        self._step_began = 0.0  # of the last step, if there was anything to decode
         self._prefill_step = PrefillStep(decoder)
         self.prefix_cache = self._prefill_step.prefix_cache
         self._sampler = Sampler(
@@ -118,11 +128,15 @@ class Stepper:
         self._num_steps += 1
         try:
             now = time.monotonic()
+            if self._step_began:
+                self._pace.note_step(now - self._step_began)
             self._drop_overdue(now)
+            self._drop_hopeless(now)
             if self._encoder is None:
                 self._read_prompts(now)
             else:
                 self._admit_sources(self._encoder, now)
+            self._step_began = now if self.scheduler.groups else 0.0
             self._decode()
         except Exception as error:  # after a step broke off, nobody knows what the slots hold
             self.prefix_cache.clear()
@@ -138,6 +152,27 @@ class Stepper:
                     self._report_left(sequence, now, reason)
                 self._report_end(sequence, reason)
             self._retire(overdue)
+
+    def _drop_hopeless(self, now: float) -> None:
+        """Refuses sequences that could not finish in time any more, so that others get the slots they would take.
+
+        Only where there are such others: a text may end sooner than texts do in the mean.
+        """
+        scheduler = self.scheduler
+        if len(scheduler.waiting) <= scheduler.num_free:
+            return
+        hopeless = [
+            sequence
+            for sequence in scheduler.waiting
+            if sequence.deadline < now + self._pace.service_s(sequence.parameters.max_new_tokens)
+        ]
+        if not hopeless or len(hopeless) == len(scheduler.waiting):
+            return
+        for sequence in hopeless:
+            takes_s = self._pace.service_s(sequence.parameters.max_new_tokens)
+            self._outbox.add_end(sequence.reply, sequence.hopeless_error(takes_s, sequence.deadline - now))
+            self._report_left(sequence, now, "expired")
+        self._retire(hopeless)
 
     def _read_prompts(self, now: float) -> None:
         """Prefills as much as a whole chunk takes: one chunk, or several short prompts."""
@@ -380,6 +415,8 @@ class Stepper:
     def _leave(self, finished: list[Sequence], broken: list[tuple[Sequence, Exception]]) -> None:
         """Retires sequences whose results were handed out, and fails those that cannot go on."""
         if finished:
+            for sequence in finished:
+                self._pace.note_end(sequence.num_new_tokens, sequence.parameters.max_new_tokens)
             self._retire(finished)
         for sequence, reason in broken:
             self._fail_row(sequence, reason)

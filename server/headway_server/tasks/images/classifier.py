@@ -20,6 +20,7 @@ from headway_server.observers import NO_OBSERVER, Observer
 from headway_server.preprocessing import ImagePreprocessor, PreparedImage
 from headway_server.runtime import Runtime
 from headway_server.serving.answers import Answer, CallTimings
+from headway_server.serving.calls import current_caller
 from headway_server.serving.limits import check_count, check_top_k
 from headway_server.settings import ServerSettings
 from headway_server.tasks.outputs import (
@@ -166,7 +167,8 @@ class ImageClassifier(StatelessModel):
         """Prepares images, runs them and reads outputs of each, off the event loop."""
         num_bytes = images.nbytes if isinstance(images, np.ndarray) else sum(map(len, images))
         check_count("images", len(images), MAX_IMAGES)
-        with self._admission.admit(len(images), num_bytes):
+        caller = current_caller()
+        with self._admission.admit(len(images), num_bytes, deadline=deadline, caller=caller):
             began = time.monotonic()
             if isinstance(images, np.ndarray):
                 prepared = await self._preprocessor.take_pixels(images)
@@ -180,6 +182,7 @@ class ImageClassifier(StatelessModel):
                 outputs=outputs,
                 read=lambda row, index: read(row, prepared[index]),
                 deadline=deadline,
+                caller=caller,
             )
         timings = CallTimings.of(batched.runs, preprocessing_s=preprocessing_s)
         return Answer(results=batched.results, timings=timings)

@@ -18,10 +18,12 @@ from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
 from headway_server.errors import (
+    BudgetError,
     BundleRejectedError,
     CancelledError,
     DeadlineError,
     DrainingError,
+    ForbiddenError,
     InvalidInputError,
     ModelNotFoundError,
     ModelRunError,
@@ -30,6 +32,7 @@ from headway_server.errors import (
     OverloadedError,
     RequestError,
     StoreUnavailableError,
+    UnknownCallerError,
     WrongTaskError,
 )
 from headway_server.observers import Call
@@ -44,6 +47,9 @@ STATUS: Final[dict[type[RequestError], tuple[grpc.StatusCode, str]]] = {
     WrongTaskError: (grpc.StatusCode.FAILED_PRECONDITION, "WRONG_TASK"),
     NoChatTemplateError: (grpc.StatusCode.FAILED_PRECONDITION, "NO_CHAT_TEMPLATE"),
     NoAlignmentError: (grpc.StatusCode.FAILED_PRECONDITION, "NO_ALIGNMENT"),
+    UnknownCallerError: (grpc.StatusCode.UNAUTHENTICATED, "UNKNOWN_CALLER"),
+    ForbiddenError: (grpc.StatusCode.PERMISSION_DENIED, "FORBIDDEN"),
+    BudgetError: (grpc.StatusCode.RESOURCE_EXHAUSTED, "BUDGET_USED_UP"),  # before its base
     OverloadedError: (grpc.StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED"),
     DrainingError: (grpc.StatusCode.UNAVAILABLE, "DRAINING"),
     DeadlineError: (grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED"),
@@ -58,19 +64,21 @@ _MAX_MESSAGE_BYTES = 1000
 _log = structlog.get_logger(__name__)
 
 
-def to_status(error: Exception, method: str, call: Call | None = None) -> status_pb2.Status:
+def to_status(error: Exception, method: str, call: Call | None = None, *, request_id: str = "") -> status_pb2.Status:
     """Describes an error to the caller of `method`; what is not the caller's business is logged and left out.
 
     Args:
         error: What ended the call.
         method: Full name of the RPC.
         call: The call, for the log; None where it was refused before it began.
+        request_id: Its name in logs, where there is no `call`.
     """
     for kind, (code, reason) in STATUS.items():
         if isinstance(error, kind):
             return _status(code, _clip(str(error)), [_error_info(reason), *_details(error)])
     incident = secrets.token_hex(6)
-    log = _log.bind(incident=incident, method=method, **({} if call is None else call.ids))
+    ids = {"request_id": request_id} if call is None else call.ids
+    log = _log.bind(incident=incident, method=method, **ids)
     if isinstance(error, ModelRunError):
         log.error("internal error", reason=str(error))
     else:

@@ -28,6 +28,10 @@ from headway_server.transports.grpc.oip.tensors import Arrays, TensorSpec, add_o
 SERVICE: Final = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
 PROBES: Final = frozenset(f"/{SERVICE.full_name}/{method}" for method in ("ServerLive", "ServerReady", "ModelReady"))
 """Methods that answer while the server drains, as health does, and count as no calls."""
+ADMIN_METHODS: Final = frozenset(
+    f"/{SERVICE.full_name}/{method}" for method in ("RepositoryModelLoad", "RepositoryModelUnload")
+)
+"""Methods that change the server."""
 
 _EXTENSIONS: Final = ("model_repository", "model_configuration", "statistics", "parameters", "binary_tensor_data")
 _PLATFORM: Final = "onnxruntime_onnx"
@@ -217,7 +221,7 @@ class OpenInferenceService(pb_grpc.GRPCInferenceServiceServicer):
                         async for response in responses:
                             await calls.send(pb.ModelStreamInferResponse(infer_response=response))
             except Exception as error:
-                if errors_end_it:
+                if errors_end_it or calls.is_unread:
                     raise
                 message = call.status_of(error).message
                 failed = pb.ModelInferResponse(id=request_id)
