@@ -153,15 +153,17 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
         async def stream(messages: AsyncIterator[bytes], context: Context) -> None:
             pairs, request_id = await _open(context)
+
+            def begin(data: bytes) -> AbstractAsyncContextManager[Call]:
+                who = self._identify(method, context, pairs, request_id)  # who may have lost the right meanwhile
+                return self._answer(method, data, who, pairs, request_id)
+
+            async def calls() -> AsyncGenerator[StreamedCall[Any], None]:
+                async for data in messages:
+                    yield StreamedCall(partial(begin, data), partial(parse, data), method)
+
             try:
-                who = self._identify(method, context, pairs, request_id)
-
-                async def calls() -> AsyncGenerator[StreamedCall[Any], None]:
-                    async for data in messages:
-                        yield StreamedCall(
-                            partial(self._answer, method, data, who, pairs, request_id), partial(parse, data), method
-                        )
-
+                self._identify(method, context, pairs, request_id)
                 with self._callers.lasting(context.peer()):
                     await behaviour(StreamedCalls(calls(), partial(self._callers.send, context)), context)
             except grpc.aio.AbortError:
