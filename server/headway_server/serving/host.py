@@ -344,9 +344,27 @@ class ModelHost:
         Raises:
             ModelNotFoundError: There is no such model or version.
         """
-        model = self._named(*self.routes.resolve(name, version))
+        model = self.peek(name, version)
         self._note_use(model)
         return model
+
+    def find_named(self, name: str, version: str) -> ServedModel:
+        """Finds the model for a call that names it, whatever its task; without a version, as its route says.
+
+        Raises:
+            ModelNotFoundError: There is no such model or version.
+        """
+        model = self._named(*self.routes.resolve(name, version), self.models)
+        self._note_use(model)
+        return model
+
+    def peek(self, name: str, version: str) -> ServedModel:
+        """Returns what `get` finds, for a look that is no call of the model.
+
+        Raises:
+            ModelNotFoundError: There is no such model or version.
+        """
+        return self._named(*self.routes.resolve(name, version))
 
     def _find(
         self,
