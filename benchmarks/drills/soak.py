@@ -16,9 +16,9 @@ from typing import Annotated, Any, NamedTuple
 
 import psutil
 import typer
+
 from benchmarks.contestants.headway import running_server
 from benchmarks.worker import ROOT
-
 from headway_client.load import (
     LoadPlan,
     LoadProcesses,
