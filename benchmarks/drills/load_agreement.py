@@ -17,12 +17,7 @@ from typing import Any
 import grpc.aio
 import numpy as np
 
-<<<<<<< HEAD
-from benchmarks.contestants.headway import running_server
-from benchmarks.worker import ROOT
-=======
 from benchmarks.drills.server import ROOT, running
->>>>>>> load
 from headway.v1.text_classification_service_pb2 import ClassifyTextRequest
 from headway_client import AsyncClient
 from headway_client.load import Arrivals, LoadPlan, LoadProcesses, LoadTask, make_workload, read_inputs

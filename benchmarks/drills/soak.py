@@ -7,15 +7,8 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 import psutil
-<<<<<<< HEAD
-import typer
-
-from benchmarks.contestants.headway import running_server
-from benchmarks.worker import ROOT
-=======
 
 from benchmarks.drills.server import check, running
->>>>>>> load
 from headway_client.load import (
     LoadPlan,
     LoadProcesses,
