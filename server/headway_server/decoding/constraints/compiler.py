@@ -14,11 +14,19 @@ from threading import Lock
 from types import SimpleNamespace
 
 import numpy as np
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from tokenizers import Tokenizer
 
 from headway_server.decoding.constraints.grammar import ConstraintRequest, explain, write_grammar
 from headway_server.decoding.constraints.state import ConstraintState, ModelMasks
+from headway_server.decoding.constraints.trial import (
+    CPU_LIMIT_S,
+    LIMITS,
+    MEMORY_LIMIT_BYTES,
+    WALL_LIMIT_S,
+    BusyError,
+    passes_trial,
+)
 from headway_server.decoding.constraints.vocabulary import (
     UnsupportedTokenizerError,
     Vocabulary,
@@ -38,14 +46,6 @@ _MAX_REMEMBERED_CHARACTERS = 512 * 1024
 _MAX_SHARING = 8
 """Sequences that share an automaton, if another one takes less than `_CHEAP_S`."""
 _CHEAP_S = 0.005
-
-_LIMITS = LLParserLimits(
-    max_lexer_states=50_000,  # about 300 bytes each
-    step_lexer_fuel=1_000_000,  # up to about 30 ms a step; five times the library's own, which ends plain expressions
-    verbose_errors=False,
-)
-"""Beside the library's own limits on the work to build a grammar and on its size."""
-
 
 _IDENTIFIERS = "[a-zA-Z0-9]{1,10}"
 """Tokens of this kind are marked together where all of them may follow; the library has other such kinds for JSON."""
@@ -182,6 +182,7 @@ class ConstraintCompiler:
         request.check_size(field)
         field = f"{field}.{request.kind}"
         grammar = write_grammar(request, parts.vocabulary, field)
+        _check_cost(grammar, field)
         constraint = self._constraint(parts, grammar)
         if constraint.complaint is not None:
             raise InvalidInputError(field, explain(constraint.complaint, request))
@@ -199,7 +200,7 @@ class ConstraintCompiler:
 
     def _constraint(self, parts: _ModelParts, grammar: str) -> CompiledConstraint:
         def build() -> LLMatcher:
-            matcher = LLMatcher(parts.tokenizer, grammar, log_level=0, limits=_LIMITS)
+            matcher = LLMatcher(parts.tokenizer, grammar, log_level=0, limits=LIMITS)
             if not matcher.is_error():
                 matcher.compute_bitmask()  # some errors show only here, and the first step finds it done
             return matcher
@@ -214,6 +215,27 @@ class ConstraintCompiler:
 
     def __repr__(self) -> str:
         return f"ConstraintCompiler({self._vocab_size} tokens, {len(self._known)} of {MAX_CACHED} constraints known)"
+
+
+def _check_cost(grammar: str, field: str) -> None:
+    """Compiles a grammar where it may crash, before the server does.
+
+    Raises:
+        InvalidInputError: It took too much.
+        OverloadedError: The machine is too busy to tell.
+    """
+    try:
+        if passes_trial(grammar):
+            return
+    except BusyError:
+        raise OverloadedError(
+            f"the server is too busy to check a constraint in {WALL_LIMIT_S:g} s; try again later", WALL_LIMIT_S
+        ) from None
+    raise InvalidInputError(
+        field,
+        f"takes more than {CPU_LIMIT_S:g} s or {MEMORY_LIMIT_BYTES >> 20} MiB to be compiled; use a simpler one, with "
+        "fewer allOf, oneOf, patternProperties and patterns that are combined with each other",
+    )
 
 
 def _check_beginning(constraint: CompiledConstraint, masks: ModelMasks, field: str) -> None:
