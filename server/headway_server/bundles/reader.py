@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from stat import S_ISREG
 
 from pydantic import ValidationError
 
@@ -16,6 +17,8 @@ from headway_server.errors import BundleError, StoreError
 
 _BLOCK_BYTES = 1 << 20
 _NAME = re.compile(NAME_PATTERN)
+_MAX_MANIFEST_BYTES = 16 * 2**20
+"""A hundred thousand labels of a hundred characters fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +45,7 @@ def find_bundles(store: Path) -> list[Path]:
     if not store.is_dir():
         raise StoreError(f"store {store}: no such folder; make one with headway-export CHECKPOINT --store {store}")
     try:
-        models = [model for model in store.iterdir() if model.is_dir() and _NAME.match(model.name)]
+        models = [model for model in store.iterdir() if model.is_dir() and _NAME.fullmatch(model.name)]
     except OSError as error:
         raise StoreError(f"store {store}: cannot be read ({error.strerror}); check its permissions") from error
     folders = sorted(folder for model in models for folder in _versions(model))
@@ -57,7 +60,7 @@ def find_bundles(store: Path) -> list[Path]:
 def _versions(model: Path) -> list[Path]:
     """Returns the folders of a model's versions, or the model's own if it cannot be read: opening that says why."""
     try:
-        return [version for version in model.iterdir() if version.is_dir() and _NAME.match(version.name)]
+        return [version for version in model.iterdir() if version.is_dir() and _NAME.fullmatch(version.name)]
     except OSError:
         return [model]
 
@@ -100,10 +103,11 @@ def read_manifest(path: Path) -> Manifest:
     """
     file = path / MANIFEST_FILE
     try:
+        _check_manifest_file(file)
         content = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise BundleError(f"{path}: {MANIFEST_FILE} is missing; export the model again") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # what is not UTF-8, no JSON, or nested too deeply
         raise BundleError(f"{file}: cannot be read as JSON ({error}); export the model again") from error
     schema_version = content.get("schema_version") if isinstance(content, dict) else None
     if schema_version != SCHEMA_VERSION:
@@ -119,8 +123,24 @@ def read_manifest(path: Path) -> Manifest:
         raise BundleError(f"{file}: {where}: {first['msg']}; export the model again") from error
 
 
+def _check_manifest_file(file: Path) -> None:
+    """Checks what is read as a whole, before it is read.
+
+    Raises:
+        BundleError: It is no file, so that reading it may never end, or too large.
+        OSError: There is none, or it cannot be looked at.
+    """
+    status = file.stat()
+    if not S_ISREG(status.st_mode):
+        raise BundleError(f"{file}: is no regular file; export the model again")
+    if status.st_size > _MAX_MANIFEST_BYTES:
+        raise BundleError(f"{file}: has {status.st_size:,} bytes, a manifest at most {_MAX_MANIFEST_BYTES:,}")
+
+
 def _check_files(path: Path, manifest: Manifest) -> None:
     listed = set(manifest.files)
+    if odd := sorted(entry.name for entry in path.rglob("*") if not entry.is_file() and not entry.is_dir()):
+        raise BundleError(f"{path}: {odd[0]} is neither a file nor a folder; remove it")
     found = {file.relative_to(path).as_posix() for file in _files_below(path)} - {MANIFEST_FILE}
     if missing := sorted(listed - found):
         raise BundleError(f"{path}: {missing[0]} is missing; export the model again")

@@ -31,9 +31,9 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from headway_server.bundles.manifest import SpecialTokens
-from headway_server.errors import BundleError, InvalidInputError
+from headway_server.errors import BundleError, InvalidInputError, no_panics
 from headway_server.preprocessing.pool import text_pool
-from headway_server.preprocessing.text import no_panics, open_tokenizer
+from headway_server.preprocessing.text import open_tokenizer
 
 Role: TypeAlias = Literal["system", "user", "assistant"]
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
 
-from headway_server.errors import BundleError, InvalidInputError
+from headway_server.errors import BundleError, InvalidInputError, no_panics
 from headway_server.preprocessing.pool import LONG_TEXT, text_pool
 
 _SLICE_LENGTH: Final = LONG_TEXT
@@ -46,21 +46,6 @@ class EncodedText:
 
     def __len__(self) -> int:
         return len(self.input_ids)
-
-
-@contextmanager
-def no_panics() -> Iterator[None]:
-    """Turns a panic of a library that is written in Rust, which is no `Exception`, into one.
-
-    Raises:
-        RuntimeError: The library panicked.
-    """
-    try:
-        yield
-    except BaseException as error:
-        if type(error).__name__ != "PanicException":  # of a module that cannot be imported
-            raise
-        raise RuntimeError(f"a library panicked: {error}") from error
 
 
 def open_tokenizer(file: Path) -> Tokenizer:

@@ -22,6 +22,7 @@ from headway_server.errors import (
     ServerError,
     StoreError,
     WrongTaskError,
+    no_panics,
 )
 from headway_server.observers import NO_OBSERVER, ModelEvent, ModelId, Observer
 from headway_server.runtime import Runtime
@@ -163,7 +164,8 @@ class ModelHost:
             path = folder.relative_to(settings.store).as_posix()
             host._entries[path] = _Entry(ModelState.LOADING)
             try:
-                model = host._load(path)
+                with no_panics():
+                    model = host._load(path)
             except Exception as error:  # one bad bundle must not keep the others from being served
                 host._note_failure(path, error)
             else:
@@ -348,7 +350,8 @@ class ModelHost:
             if entry is None or entry.hosted is None:
                 self._entries[path] = _Entry(ModelState.LOADING)
             try:
-                model = await asyncio.to_thread(self._load, path)
+                with no_panics():
+                    model = await asyncio.to_thread(self._load, path)
             except Exception as error:
                 reason = self._note_failure(path, error)
                 if isinstance(error, ServerError):

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
-from headway_server.errors import BundleError, InvalidInputError
+from headway_server.errors import BundleError, InvalidInputError, no_panics
 from headway_server.preprocessing import EncodedText, TextTokenizer
 from headway_server.preprocessing.pool import LONG_TEXT, text_pool
-from headway_server.preprocessing.text import no_panics
 
 VOCABULARY = {"[PAD]": 0, "[CLS]": 1, "[SEP]": 2, "[UNK]": 3, "a": 4, "b": 5, "c": 6, "ü": 7}
 

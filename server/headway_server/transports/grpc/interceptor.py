@@ -10,7 +10,7 @@ import grpc
 from google.protobuf.message import DecodeError
 from grpc_status import rpc_status
 
-from headway_server.errors import InvalidInputError
+from headway_server.errors import InvalidInputError, is_failure
 from headway_server.serving.calls import Call, Calls
 from headway_server.transports.grpc.status import to_status
 
@@ -82,7 +82,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                     return await behaviour(parse(data), context)
             except grpc.aio.AbortError:
                 raise
-            except Exception as error:  # the one place where every error becomes a status
+            except BaseException as error:  # the one place where every error becomes a status
+                if not is_failure(error):
+                    raise
                 await context.abort_with_status(rpc_status.to_status(to_status(error, method)))
 
         return call
@@ -98,7 +100,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                         yield response
             except grpc.aio.AbortError:
                 raise
-            except Exception as error:  # as above
+            except BaseException as error:  # as above
+                if not is_failure(error):
+                    raise
                 await context.abort_with_status(rpc_status.to_status(to_status(error, method)))
 
         return call

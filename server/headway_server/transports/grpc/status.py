@@ -52,7 +52,7 @@ _MAX_MESSAGE_BYTES = 1000
 _log = structlog.get_logger(__name__)
 
 
-def to_status(error: Exception, method: str) -> status_pb2.Status:
+def to_status(error: BaseException, method: str) -> status_pb2.Status:
     """Describes an error to the caller of `method`; what is not the caller's business is logged and left out."""
     for kind, (code, reason) in STATUS.items():
         if isinstance(error, kind):
@@ -66,7 +66,7 @@ def to_status(error: Exception, method: str) -> status_pb2.Status:
     return _status(grpc.StatusCode.INTERNAL, message, [_error_info(INTERNAL_REASON, incident=incident)])
 
 
-def _details(error: Exception) -> list[Message]:
+def _details(error: BaseException) -> list[Message]:
     """Returns the details that are particular to a kind of error."""
     if isinstance(error, InvalidInputError):
         violation = error_details_pb2.BadRequest.FieldViolation(
