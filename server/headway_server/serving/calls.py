@@ -11,6 +11,7 @@ from contextvars import ContextVar
 
 from headway_server.errors import DeadlineError, DrainingError
 from headway_server.observers import NO_OBSERVER, CallEvent, Observer
+from headway_server.preprocessing.pool import current_caller
 from headway_server.serving.permits import Admission
 
 _current: ContextVar[Call | None] = ContextVar("current_call", default=None)
@@ -75,6 +76,7 @@ class Calls:
         *,
         metadata: Sequence[tuple[str, str]] = (),
         num_bytes: int = 0,
+        caller: str = "",
         timeout_s: float | None = None,
     ) -> AsyncIterator[Call]:
         """Surrounds all work that is done for a call, from the moment its bytes are there.
@@ -83,6 +85,8 @@ class Calls:
             method: Full name of the RPC or path of the route.
             metadata: What the caller sent beside the request; keys in lower case.
             num_bytes: Size of the request as it was received.
+            caller: Whom it is from: a key's name, or the address of the caller's machine. Callers share the threads for
+                texts, images and constraints equally.
             timeout_s: Seconds after which the call is ended; None where there is no limit, or where the transport
                 itself ends a call whose deadline has passed.
 
@@ -93,6 +97,7 @@ class Calls:
         """
         event = CallEvent(call_id=next(self._ids), method=method, metadata=tuple(metadata), started_at=time.monotonic())
         call, outer = Call(event), _current.get()
+        current_caller.set(caller)
         self._num_running += 1
         self._idle.clear()
         self._observer.call_started(event)

@@ -149,7 +149,7 @@ async def test_nothing_is_encoded_after_the_first_refusal(library_tokenizer):
 async def test_what_a_caller_that_went_has_not_had_encoded_is_left(library_tokenizer):
     tokenizer = CountingTokenizer(library_tokenizer)
     gate, pool = threading.Event(), text_pool()
-    held = [pool.submit(gate.wait, 30) for _ in range(pool._max_workers)]
+    held = [pool.submit(gate.wait, 30) for _ in range(pool.num_threads)]
     call = asyncio.create_task(encode_all(tokenizer, [LONG] * 9, add_special_tokens=True))
     await asyncio.sleep(0)
     call.cancel()

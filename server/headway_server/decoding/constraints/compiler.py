@@ -6,9 +6,7 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from threading import Lock
 from types import SimpleNamespace
@@ -33,13 +31,12 @@ from headway_server.decoding.constraints.vocabulary import (
     read_vocabulary,
 )
 from headway_server.errors import InvalidInputError, OverloadedError, WrongTaskError
+from headway_server.preprocessing.pool import constraint_pool
 
 MAX_CACHED = 128
 """Constraints whose grammar, or refusal, is remembered, so that it is checked once."""
 MAX_COMPILING_S = 10.0
 """How long a call waits for its constraint, those of other calls before it included."""
-_NUM_THREADS = 2
-"""Threads that compile for all models. They are for constraints alone: a hostile one holds up no other texts."""
 
 _MAX_REMEMBERED_CHARACTERS = 512 * 1024
 """Of a constraint that is remembered: the limits of a valid one allow no more, and an invalid one may be any size."""
@@ -140,7 +137,7 @@ class ConstraintCompiler:
             OverloadedError: It took longer, most likely because of constraints of other calls.
         """
         loop = asyncio.get_running_loop()
-        compiling = loop.run_in_executor(_pool(), lambda: self.compile(request, field=field))
+        compiling = loop.run_in_executor(constraint_pool(), lambda: self.compile(request, field=field))
         try:
             return await asyncio.wait_for(compiling, MAX_COMPILING_S)
         except TimeoutError:
@@ -250,12 +247,6 @@ def _check_beginning(constraint: CompiledConstraint, masks: ModelMasks, field: s
         raise InvalidInputError(field, f"cannot be met: {state.failure}")
     if not (mask & masks.text).any():
         raise InvalidInputError(field, "allows no text but the empty one, which needs no model")
-
-
-@cache
-def _pool() -> ThreadPoolExecutor:
-    """Returns the process's threads for constraints."""
-    return ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="constraints")
 
 
 def _load_parts(tokenizer: Tokenizer | Path, vocab_size: int, eos_id: int | None) -> _ModelParts:

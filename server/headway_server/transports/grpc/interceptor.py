@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import grpc
+from google.protobuf import descriptor_pool
+from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError
 from grpc_status import rpc_status
 
 from headway_server.errors import InvalidInputError, is_failure
+from headway_server.preprocessing.pool import request_pool
 from headway_server.serving.calls import Call, Calls
 from headway_server.transports.grpc.status import to_status
+from headway_server.transports.grpc.wire import check_fields, no_message
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"  # generic in the stubs alone
 Deserializer: TypeAlias = Callable[[bytes], Any]
 UnaryMethod: TypeAlias = Callable[[Any, Context], Awaitable[Any]]
 StreamMethod: TypeAlias = Callable[[Any, Context], AsyncGenerator[Any, None]]
+Parser: TypeAlias = Callable[[bytes], Awaitable[Any]]
+
+_PARSED_ON_LOOP_BYTES: Final = 64 * 2**10
+"""A request of so few bytes is parsed on the event loop, in 3 ms at most; 64 MiB of images take 31 ms."""
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
@@ -58,9 +67,16 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         assert not handler.request_streaming, method
         assert handler.request_deserializer is not None, method
         deserialize = handler.request_deserializer
+        message = descriptor_pool.Default().FindMethodByName(method.strip("/").replace("/", ".")).input_type
 
-        def parse(data: bytes) -> Any:
-            return _parse(data, deserialize, max_bytes)
+        def read(data: bytes) -> Any:
+            return _parse(data, deserialize, message)
+
+        async def parse(data: bytes) -> Any:
+            if len(data) <= _PARSED_ON_LOOP_BYTES:
+                return read(data)
+            _check_size(data, max_bytes)
+            return await asyncio.get_running_loop().run_in_executor(request_pool(), read, data)
 
         behaviour: Any = handler.unary_stream or handler.unary_unary  # typed for the synchronous API
         if handler.response_streaming:
@@ -75,11 +91,11 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         )
         return handler_with_status
 
-    def _wrap_unary(self, behaviour: UnaryMethod, parse: Deserializer, method: str) -> UnaryMethod:
+    def _wrap_unary(self, behaviour: UnaryMethod, parse: Parser, method: str) -> UnaryMethod:
         async def call(data: bytes, context: Context) -> Any:
             try:
                 async with self._answer(method, data, context):
-                    return await behaviour(parse(data), context)
+                    return await behaviour(await parse(data), context)
             except grpc.aio.AbortError:
                 raise
             except BaseException as error:  # the one place where every error becomes a status
@@ -89,12 +105,12 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
         return call
 
-    def _wrap_stream(self, behaviour: StreamMethod, parse: Deserializer, method: str) -> StreamMethod:
+    def _wrap_stream(self, behaviour: StreamMethod, parse: Parser, method: str) -> StreamMethod:
         async def call(data: bytes, context: Context) -> AsyncGenerator[Any, None]:
             try:
                 async with (
                     self._answer(method, data, context),
-                    aclosing(behaviour(parse(data), context)) as responses,
+                    aclosing(behaviour(await parse(data), context)) as responses,
                 ):
                     async for response in responses:
                         yield response
@@ -110,25 +126,37 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     def _answer(self, method: str, data: bytes, context: Context) -> AbstractAsyncContextManager[Call]:
         """Begins a call. gRPC itself ends one whose deadline has passed."""
         metadata = [(key, value) for key, value in context.invocation_metadata() or () if isinstance(value, str)]
-        return self._calls.answer(method, metadata=metadata, num_bytes=len(data))
+        return self._calls.answer(method, metadata=metadata, num_bytes=len(data), caller=_machine_of(context.peer()))
 
     def __repr__(self) -> str:
         return f"CallInterceptor({self._calls!r})"
 
 
-def _parse(data: bytes, deserialize: Deserializer, max_bytes: int) -> Any:
-    """Makes a message of the bytes of a call.
+def _machine_of(peer: str) -> str:
+    """Returns the address of a caller without the port, which is another one for each connection."""
+    return peer.rpartition(":")[0] if peer.startswith("ip") else peer
+
+
+def _check_size(data: bytes, max_bytes: int) -> None:
+    """Checks the size of a request, as it is after decompression.
 
     Raises:
-        InvalidInputError: There are too many, or they are no such message.
+        InvalidInputError: It has more bytes than the service takes.
     """
     if len(data) > max_bytes:
         raise InvalidInputError(
             "request", f"has {len(data)} bytes, the limit of this service is {max_bytes}; send it in several calls"
         )
+
+
+def _parse(data: bytes, deserialize: Deserializer, message: Descriptor) -> Any:
+    """Makes a message of the bytes of a call.
+
+    Raises:
+        InvalidInputError: There are too many fields, or the bytes are no such message.
+    """
+    check_fields(data, message)
     try:
         return deserialize(data)
     except DecodeError as error:
-        raise InvalidInputError(
-            "request", "is not a message of this method; send what its .proto file says, with strings in UTF-8"
-        ) from error
+        raise no_message() from error
