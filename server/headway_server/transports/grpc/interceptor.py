@@ -101,7 +101,10 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             except BaseException as error:  # the one place where every error becomes a status
                 if not is_failure(error):
                     raise
-                await context.abort_with_status(rpc_status.to_status(to_status(error, method)))
+                status = to_status(error, method)
+            # gRPC keeps the frames of an aborted call, and an error that is being handled, until garbage is collected.
+            del data
+            return await context.abort_with_status(rpc_status.to_status(status))
 
         return call
 
@@ -119,7 +122,11 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             except BaseException as error:  # as above
                 if not is_failure(error):
                     raise
-                await context.abort_with_status(rpc_status.to_status(to_status(error, method)))
+                status = to_status(error, method)
+            else:
+                return
+            del data  # as above
+            await context.abort_with_status(rpc_status.to_status(status))
 
         return call
 
