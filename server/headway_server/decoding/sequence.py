@@ -209,6 +209,7 @@ class Sequence:
 
     __slots__ = (
         "arrived_at",
+        "cache_salt",
         "cancelled",
         "constraint",
         "cross",
@@ -254,6 +255,7 @@ class Sequence:
         deadline: float | None = None,
         wants_deltas: bool = False,
         priority: int = 0,
+        cache_salt: str = "",
         constraint: Constraint | None = None,
         search: SearchParameters | None = None,
         wants_alignment: bool = False,
@@ -270,6 +272,7 @@ class Sequence:
             deadline: When the caller stops waiting, in seconds of `time.monotonic`.
             wants_deltas: True hands the output out as it appears.
             priority: In the queue, higher ones go first.
+            cache_salt: The prefix cache gives it what it has of sequences with the same one.
             constraint: What the text must look like; it belongs to the engine from now on.
             search: How to search with beams, for a sequence with a source: it takes `search.beam_size` slots, and of
                 `parameters` only `max_new_tokens` counts. None: tokens are chosen as `parameters` says.
@@ -286,6 +289,7 @@ class Sequence:
         self.deadline = float("inf") if deadline is None else deadline
         self.wants_deltas = wants_deltas
         self.priority = priority
+        self.cache_salt = cache_salt
         self.constraint = constraint
         self.search = search
         self.wants_alignment = wants_alignment or (search is not None and search.wants_alignment)

@@ -194,6 +194,7 @@ class GenerationModel(DecodingModel):
                 deadline=request.deadline,
                 wants_deltas=is_stream,
                 priority=request.priority,
+                cache_salt=request.cache_salt,
                 constraint=None
                 if constraint is None
                 else constraint.start(end_ids=frozenset(parameters.stop_token_ids), follows_text=follows_text),
