@@ -1,7 +1,9 @@
 """When a failed call is tried again.
 
 Only two failures are retried: UNAVAILABLE, and RESOURCE_EXHAUSTED if the server named a delay. They mean that the
-server did not accept the call or could not finish it; every RPC is free of side effects, so a retry is safe. The delay
+server did not accept the call or could not finish it; every RPC is free of side effects, so a retry is safe. A call
+that was sent and whose connection then broke is repeated once: it may be what ended the server, and would end the next
+one behind a balancer, and the next. The delay
 is random, up to a bound that grows with every attempt ("full jitter"), so that callers that failed together do not
 return together. It is never shorter than the server asked for, and never longer than the time that is left.
 """
@@ -77,11 +79,13 @@ class Attempts(Deadline):
         super().__init__(timeout_s)
         self._policy = policy
         self._failed_count = 0
+        self._broken_count = 0
 
     def delay_s(self, error: CallError) -> float | None:
         """Counts a failed attempt; returns the seconds to wait before the next one, or None if `error` is final."""
         self._failed_count += 1
-        if self._failed_count >= self._policy.max_attempts or not is_retryable(error):
+        self._broken_count += was_sent_and_broken(error)
+        if self._failed_count >= self._policy.max_attempts or not is_retryable(error) or self._broken_count > 1:
             return None
         jitter_s = random.uniform(0.0, self._policy.backoff_s(self._failed_count))  # noqa: S311 (not for secrets)
         delay_s = jitter_s + (error.retry_delay_s or 0.0)
@@ -93,6 +97,15 @@ def is_retryable(error: CallError) -> bool:
     if isinstance(error, ResourceExhaustedError):
         return error.retry_delay_s is not None
     return isinstance(error, UnavailableError)
+
+
+def was_sent_and_broken(error: CallError) -> bool:
+    """Returns whether a call may have been read by a server that did not answer it.
+
+    A server that refuses names a reason; of a connection that there never was gRPC says so.
+    """
+    never_sent = error.message.startswith(("failed to connect", "DNS resolution failed", "Failed to pick"))
+    return isinstance(error, UnavailableError) and not error.reason and not never_sent
 
 
 class Readiness(Deadline):
