@@ -1,6 +1,7 @@
 """Structured log lines on stderr; stdout is for the ready line alone.
 
-An error is logged with its traceback, without the values of variables: those are what callers sent.
+An error is logged with its traceback, without the values of variables: those are what callers sent. Where a value or a
+message holds what callers sent all the same, it stays within its line: no caller writes lines of his own.
 """
 
 from __future__ import annotations
@@ -8,10 +9,11 @@ from __future__ import annotations
 import logging
 import sys
 from contextlib import suppress
+from io import StringIO
 from typing import Final, Literal, TextIO, cast
 
 import structlog
-from structlog.typing import Processor
+from structlog.typing import EventDict, ExcInfo, Processor
 
 _MAX_FRAMES: Final = 20
 """Most frames of a traceback in a JSON line; the middle ones are left out."""
@@ -77,8 +79,29 @@ def _renderers(line_format: Literal["text", "json"]) -> list[Processor]:
         transformer = structlog.tracebacks.ExceptionDictTransformer(show_locals=False, max_frames=_MAX_FRAMES)
         return [structlog.processors.ExceptionRenderer(transformer), structlog.processors.JSONRenderer()]
     return [
-        structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback)
+        _escape_values,
+        structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=_write_traceback),
     ]
+
+
+def _escape_values(_: object, __: str, line: EventDict) -> EventDict:
+    """Escapes what would begin a new line or steer a terminal; JSON does so by itself."""
+    for key, value in line.items():
+        if isinstance(value, str) and not value.isprintable():
+            line[key] = _escape(value)
+    return line
+
+
+def _write_traceback(stream: TextIO, error: ExcInfo) -> None:
+    """Writes a traceback, each of its lines behind a mark, so that none reads as a line of the log."""
+    text = StringIO()
+    structlog.dev.plain_traceback(text, error)
+    stream.write("".join(f"\n | {_escape(part)}" for part in text.getvalue().splitlines()))
+
+
+def _escape(text: str) -> str:
+    """Writes characters that are not printed as Python writes them in a string."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def _is_about_the_server(record: logging.LogRecord) -> bool:
