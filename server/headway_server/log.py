@@ -96,7 +96,7 @@ def _write_traceback(stream: TextIO, error: ExcInfo) -> None:
     """Writes a traceback, each of its lines behind a mark, so that none reads as a line of the log."""
     text = StringIO()
     structlog.dev.plain_traceback(text, error)
-    stream.write("".join(f"\n | {_escape(part)}" for part in text.getvalue().splitlines()))
+    stream.write("".join(f"\n | {_escape(part)}" for part in text.getvalue().strip("\n").split("\n")))
 
 
 def _escape(text: str) -> str:
