@@ -352,6 +352,8 @@ def _long_requests() -> list[bytes]:
 
 # Texts
 
+_TEXT = "Dr. No said: \u201cIt is.\u201d\u2003He\u00a0did.\n\n\u3042\u3002 \N{MAN}\N{ZERO WIDTH JOINER}\N{WOMAN} \ufdfa"
+
 
 @cache
 def _tokenizers() -> tuple[TextTokenizer, ...]:
@@ -396,18 +398,12 @@ TARGETS = {
         words=(b"{1,50}", b".*", b"(?", b"|", b"[^", b"\\p{L}", b"\\d", b")", b"&&"),
         limit_s=3.0,
     ),
-    "generation": Target(
-        parse=_read_generation, samples=_generation_requests, refusals=(RequestError, DecodeError, ValueError)
-    ),
-    "translation": Target(
-        parse=_read_translation, samples=_translation_requests, refusals=(RequestError, DecodeError, ValueError)
-    ),
+    "generation": Target(parse=_read_generation, samples=_generation_requests, refusals=(RequestError, DecodeError)),
+    "translation": Target(parse=_read_translation, samples=_translation_requests, refusals=(RequestError, DecodeError)),
     "wire": Target(parse=_wire, samples=_long_requests, refusals=(RequestError,)),
     "texts": Target(
         parse=_text,
-        samples=lambda: [
-            "Dr. No said: \u201cIt is.\u201d\u2003He\u00a0did.\n\n\u3042\u3002 \U0001f468\u200d\U0001f469 \ufdfa".encode()
-        ],
+        samples=lambda: [_TEXT.encode()],
         words=("\ufdfa".encode() * 400, "\u0301".encode() * 400, b". " * 400, b'"' * 400, b"<eos>", b"</s>"),
     ),
 }
