@@ -92,8 +92,9 @@ class _Program:
             _write(pipes.stdin.fileno(), len(grammar).to_bytes(4) + grammar)
         except OSError:
             return b""
-        ready, _, _ = select.select([pipes.stdout], [], [], _ANSWER_LIMIT_S)
-        return os.read(pipes.stdout.fileno(), 1) if ready else b""
+        answers = select.poll()  # a server has more open files than `select` can wait for
+        answers.register(pipes.stdout, select.POLLIN)
+        return os.read(pipes.stdout.fileno(), 1) if answers.poll(_ANSWER_LIMIT_S * 1000) else b""
 
     def close(self) -> None:
         """Ends the program and what it has forked."""
