@@ -14,8 +14,8 @@ from __future__ import annotations
 import argparse
 import io
 import json
-import os
 import random
+import resource
 import sys
 import tempfile
 import time
@@ -78,6 +78,7 @@ class Outcome:
     """Refusals by error."""
 
 
+_MEMORY_BYTES = 4 * 2**30
 _NUMBERS = (b"0", b"-1", b"1e999", b"-9223372036854775808", b"9223372036854775807", b"1" * 400, b"NaN", b"0.1")
 _BYTES = (b"\0", b"\xff", b"\x80\x80\x80\x80\x80\x01", b"\n", b'"', b"\\", b"\xed\xa0\x80", b"\xef\xb7\xba", b"{", b"[")
 
@@ -432,7 +433,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--guided", action="store_true", help="by coverage, with atheris; one target")
     arguments = parser.parse_args()
-    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))  # what takes more is a finding
     if arguments.guided:
         _guided(TARGETS[arguments.target], arguments.seconds)
     for name in TARGETS if arguments.target == "all" else [arguments.target]:
