@@ -404,7 +404,7 @@ TARGETS = {
     "wire": Target(parse=_wire, samples=_long_requests, refusals=(RequestError,)),
     "texts": Target(
         parse=_text,
-        samples=lambda: [_TEXT.encode()],
+        samples=lambda: [_TEXT.encode(), "\ufdfa".encode() * 2000],
         words=("\ufdfa".encode() * 400, "\u0301".encode() * 400, b". " * 400, b'"' * 400, b"<eos>", b"</s>"),
     ),
 }
