@@ -251,8 +251,11 @@ class TextTokenizer:
         """Encodes a text anew, cutting before the special tokens are added so that they stay."""
         direction: Literal["left", "right"] = "right" if keep == "start" else "left"
         with no_panics():
-            first = self._tokenizer.encode(text, add_special_tokens=False)
-            second = None if pair is None else self._tokenizer.encode(pair, add_special_tokens=False)
+            # Of one text alone the library keeps the GIL: a long one would stop the event loop for 0.2 s.
+            first, *rest = self._tokenizer.encode_batch(
+                [text, *([] if pair is None else [pair])], add_special_tokens=False
+            )
+            second = rest[0] if rest else None
             room = max(max_tokens - (self._num_special(is_pair=second is not None) if add_special_tokens else 0), 0)
             lengths = (room, 0) if second is None else _shares(len(first), len(second), room)
             first = _truncated(first, lengths[0], direction=direction)

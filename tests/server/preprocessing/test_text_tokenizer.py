@@ -2,9 +2,11 @@
 
 import asyncio
 import threading
+import time
 from pathlib import Path
 
 import pytest
+import tiny_engine
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from headway_server.errors import BundleError, InvalidInputError, no_panics
@@ -267,3 +269,26 @@ def test_a_token_by_itself_reads_as_it_does_within_a_text(model, decoder, texts)
 def test_a_special_token_by_itself_reads_as_its_name_and_an_unknown_one_as_nothing(tokenizer):
     assert tokenizer.token_text(1).strip() == "[CLS]"
     assert tokenizer.token_text(999) == ""
+
+
+async def test_a_long_text_that_is_cut_leaves_the_event_loop_alone():
+    """The library keeps the interpreter's lock where it is asked for one text, and lets go of it for several."""
+    long, gaps = TextTokenizer(tiny_engine.TOKENIZER), []
+
+    async def tick():
+        while True:
+            began = time.monotonic()
+            await asyncio.sleep(0)
+            gaps.append(time.monotonic() - began)
+
+    ticking = asyncio.ensure_future(tick())
+    held = []
+    for _ in range(3):  # the least counts: a busy machine stops the loop too
+        await asyncio.sleep(0)
+        gaps.clear()
+        began = time.monotonic()
+        [text] = await long.encode_limited(["the cat sat " * 20_000], fields=["a"], max_tokens=9, truncate=True)
+        held.append(max(gaps) / (time.monotonic() - began))
+    ticking.cancel()
+    assert text.truncated
+    assert min(held) < 0.2, "the share of the time for which the loop stood"
