@@ -39,7 +39,9 @@ async def test_the_asyncio_client_sends_the_calls_of_many_texts_at_the_same_time
     assert server.rules.most_running == MAX_CALLS_AT_ONCE == 4
 
 
-def test_a_call_that_fails_ends_the_others(server: Any, connect: Any, fault: Any) -> None:
+def test_a_call_that_fails_ends_the_others(new_server: Any, connect: Any, fault: Any) -> None:
+    server = new_server  # of its own: calls that were ended may still arrive when the next test begins
+    server.start()
     server.rules.faults.append(fault(grpc.StatusCode.FAILED_PRECONDITION))
     server.rules.delay_s = 0.2
     with pytest.raises(headway_client.FailedPreconditionError):

@@ -10,8 +10,8 @@ B is the number of items of a batch.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import structlog
@@ -23,6 +23,10 @@ from headway_server.runtime import Device, Session
 Tensors: TypeAlias = Mapping[str, NDArray[Any]]
 """Arrays by name: of one item without the batch axis, of a batch with it."""
 
+Postprocess: TypeAlias = Mapping[str, Callable[[NDArray[Any]], NDArray[Any]]]
+"""By output, what turns that of a whole batch into another of the same shape, before it is taken apart: an operation on
+the array of a batch takes hardly longer than on that of one item."""
+
 BATCH_AXIS: Final = "batch"
 
 _RUN_OVERHEAD_S: Final = 2e-3
@@ -30,20 +34,47 @@ _RUN_OVERHEAD_S: Final = 2e-3
 _SMALL_RUN_S: Final = 2e-3
 """A graph that one core runs in less is small. What a call costs beside it is more than that, so its runs keep to one
 core each and leave one to the calls (docs/lanes.md)."""
+_LONGEST_INLINE_RUN_S: Final = 1e-3
+"""A run on the event loop that takes no longer keeps nobody else waiting for long."""
 _NUM_TIMED_RUNS: Final = 3
 
 _log = structlog.get_logger(__name__)
 
 
+class RunCosts(NamedTuple):
+    """What follows for batches from the time that a run takes; lengths as they count towards a batch's budget."""
+
+    max_padding: int | None = None
+    """Most padding that an item may bring to a batch, since more takes longer than a run of its own; None: any."""
+    max_inline: int = 0
+    """Longest item that may be run on the event loop where its caller is alone."""
+
+    @classmethod
+    def of(cls, run_s: float, length: int) -> RunCosts:
+        """Derives them from the seconds that an item of some length takes by itself on the CPU."""
+        return cls(round(_RUN_OVERHEAD_S * length / run_s), int(_LONGEST_INLINE_RUN_S * length / run_s))
+
+
+NO_COSTS = RunCosts()
+"""Any padding, and nothing on the event loop."""
+
+
 class BatchGraph:
     """Pads items, runs them together and takes the outputs apart again. Safe to use from several threads."""
 
-    def __init__(self, session: Session, *, padding: Mapping[str, float] | None = None) -> None:
+    def __init__(
+        self,
+        session: Session,
+        *,
+        padding: Mapping[str, float] | None = None,
+        postprocess: Postprocess | None = None,
+    ) -> None:
         """Reads the axes of a graph.
 
         Args:
             session: The graph.
             padding: What stands behind the end of an item, by input; 0 where nothing is said.
+            postprocess: What is made of outputs.
 
         Raises:
             BundleError: The first axis of a tensor is not `batch`, or another one is.
@@ -57,6 +88,7 @@ class BatchGraph:
                 )
         self._session = session
         self._padding = dict(padding or {})
+        self._postprocess = dict(postprocess or {})
         self._dtypes = {spec.name: np.dtype(spec.dtype) for spec in graph.inputs}
         self._axes = {spec.name: spec.shape[1:] for spec in (*graph.inputs, *graph.outputs)}
         padded = {axis for spec in graph.inputs for axis in spec.shape[1:] if isinstance(axis, str)}
@@ -98,6 +130,10 @@ class BatchGraph:
         for name, tensor in outputs.items():
             if len(tensor) != len(items):
                 raise ValueError(f"{name} has {len(tensor)} rows of {len(items)} items")
+        outputs = {
+            name: self._postprocess[name](tensor) if name in self._postprocess else tensor
+            for name, tensor in outputs.items()
+        }
         rows = [{name: tensor[index] for name, tensor in outputs.items()} for index in range(len(items))]
         for name in outputs.keys() & self._ragged:
             for row, item in zip(rows, items, strict=True):
@@ -105,7 +141,7 @@ class BatchGraph:
                 row[name] = row[name][tuple(slice(sizes.get(axis)) for axis in self._axes[name])]
         return rows
 
-    def warm_up(self, item: Tensors, length: int, expected: Mapping[str, tuple[int, ...]]) -> int | None:
+    def warm_up(self, item: Tensors, length: int, expected: Mapping[str, tuple[int, ...]]) -> RunCosts:
         """Runs one item, so that the first call does not pay for it and a bundle that cannot run is known now.
 
         A small graph on the CPU keeps to one core a run from then on.
@@ -114,10 +150,6 @@ class BatchGraph:
             item: Of a usual size.
             length: What it takes of a batch's budget.
             expected: The shapes of an item's outputs, without the batch axis.
-
-        Returns:
-            The most padding, counted like `length`, that costs less than a run of its own; None where any does, since a
-            run hardly takes longer for it.
 
         Raises:
             BundleError: The graph does not run, or has other outputs.
@@ -136,20 +168,22 @@ class BatchGraph:
                     f"{file}: {name} {has} of one input, by the manifest it is {shape}; export the model again"
                 )
         if run_s is None:
-            return None
+            return NO_COSTS
         if session.num_lanes > 1 and run_s < _SMALL_RUN_S:
             session.keep_to_one_core()
         _log.info("lanes", file=file, run_ms=round(1e3 * run_s, 2), lanes=session.num_lanes)
-        return padding_worth_a_run(run_s, length)
+        return RunCosts.of(run_s, length)
 
     def _stack(self, name: str, arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
         dtype = self._dtypes[name]
+        if len(arrays) == 1:
+            return arrays[0][np.newaxis].astype(dtype, copy=False)
         if name not in self._ragged:
             return np.stack(arrays).astype(dtype, copy=False)
-        shape = np.max([array.shape for array in arrays], axis=0)
-        stacked = np.full((len(arrays), *shape), self._padding.get(name, 0), dtype)
-        for row, array in zip(stacked, arrays, strict=True):
-            row[tuple(map(slice, array.shape))] = array
+        longest = map(max, zip(*(array.shape for array in arrays), strict=True))
+        stacked = np.full((len(arrays), *longest), self._padding.get(name, 0), dtype)
+        for index, array in enumerate(arrays):
+            stacked[(index, *map(slice, array.shape))] = array
         return stacked
 
     def _sizes(self, item: Tensors) -> dict[int | str, int]:
@@ -163,11 +197,6 @@ class BatchGraph:
 
     def __repr__(self) -> str:
         return f"BatchGraph({self._session!r})"
-
-
-def padding_worth_a_run(run_s: float, length: int) -> int:
-    """Returns how much padding takes as long as a run costs beside its items, by a run of `length` in `run_s`."""
-    return round(_RUN_OVERHEAD_S * length / run_s)
 
 
 def _time_on_one_core(session: Session, inputs: Tensors) -> float:

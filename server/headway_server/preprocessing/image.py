@@ -58,6 +58,11 @@ would wait for each, since some of Pillow's conversions keep the interpreter's l
 _LEVEL_SCALES = {"L;2": 85, "L;4": 17}
 """What a level of a grey PNG of so many bits is multiplied by, by Pillow's name for its rows."""
 _RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
+_SMALL_FILE_BYTES: Final = 4096
+_SMALL_SIDES: Final = range(16, 129)
+"""An image of so few bytes and pixels, for a model of as few, is prepared on the event loop, where a hostile one takes
+some milliseconds at most: handing it to a thread takes longer than decoding it (docs/decisions/small-images.md). A
+thinner one may grow to millions of pixels where its shorter side is resized."""
 _MAX_IN_POOL = 2
 """Images of a call that are in the pool at a time, so that one picture does not wait for a call of 64."""
 
@@ -137,6 +142,7 @@ class ImagePreprocessor:
             )
         self._settings = settings
         self._limits = limits
+        self._is_small = max(settings.height, settings.width, settings.resize_size or 0) < _SMALL_SIDES.stop
 
     @property
     def num_pixels(self) -> int:
@@ -144,7 +150,7 @@ class ImagePreprocessor:
         return self._settings.height * self._settings.width
 
     async def prepare_batch(self, images: Sequence[bytes], *, fields: Sequence[str]) -> list[PreparedImage]:
-        """Prepares images off the event loop; what has not begun when the caller goes is not done.
+        """Prepares images, large ones off the event loop; what has not begun when the caller goes is not done.
 
         Args:
             images: Encoded images.
@@ -153,6 +159,10 @@ class ImagePreprocessor:
         Raises:
             InvalidInputError: An image is empty, too large, damaged, or none.
         """
+        if len(images) == 1 and self._is_small and len(images[0]) <= _SMALL_FILE_BYTES:
+            header = _open_header(images[0], fields[0], self._limits)
+            if header.width in _SMALL_SIDES and header.height in _SMALL_SIDES:
+                return [self._prepare(header, fields[0])]
         loop, pool = asyncio.get_running_loop(), image_pool()
         if len(images) == 1:
             return [await loop.run_in_executor(pool, self.prepare, images[0], fields[0])]
@@ -181,14 +191,18 @@ class ImagePreprocessor:
         """
         header = _open_header(data, field, self._limits)
         with _DECODING.hold(header.width * header.height, self._limits.max_pixels):
-            image = _decode(header, field)
-            resized, transform = self._resize(image, field)
-            return PreparedImage(
-                pixel_values=normalize(resized, self._settings),
-                width=image.width,
-                height=image.height,
-                transform=transform,
-            )
+            return self._prepare(header, field)
+
+    def _prepare(self, header: ImageFile.ImageFile, field: str) -> PreparedImage:
+        """Decodes and prepares an image whose header was read and checked."""
+        image = _decode(header, field)
+        resized, transform = self._resize(image, field)
+        return PreparedImage(
+            pixel_values=normalize(resized, self._settings),
+            width=image.width,
+            height=image.height,
+            transform=transform,
+        )
 
     def _check_headers(self, images: Sequence[bytes], fields: Sequence[str]) -> None:
         """Checks what images announce; the headers are not kept, since some come with buffers for the pixels."""

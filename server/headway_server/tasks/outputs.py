@@ -5,13 +5,16 @@ C is the number of labels, D the width of an embedding.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headway_server.bundles import ClassificationScheme
+from headway_server.batching import Postprocess
+from headway_server.bundles import ClassificationScheme, Manifest
 
 LOGITS: Final = "logits"
 EMBEDDING: Final = "embedding"
@@ -27,19 +30,22 @@ class ScoredLabel(NamedTuple):
 
 
 class LabelReader:
-    """Turns the logits of one item into labels. Safe to use from several threads."""
+    """Turns the probabilities of one item into labels. Safe to use from several threads."""
 
     def __init__(self, labels: Sequence[str], scheme: ClassificationScheme) -> None:
-        """Takes the names of the C outputs, and how logits become probabilities."""
+        """Takes the names of the C outputs, and which of them apply."""
         self._labels = tuple(labels)
         self._scheme = scheme
-        self._thresholds = np.asarray(scheme.thresholds or (0.0,) * len(self._labels), np.float32)  # (C,)
+        # As float32, like the probabilities they are compared with.
+        self._thresholds = np.asarray(scheme.thresholds or (0.0,) * len(self._labels), np.float32).tolist()
 
-    def read(self, logits: NDArray[np.float32], top_k: int, threshold: float | None = None) -> tuple[ScoredLabel, ...]:
+    def read(
+        self, probabilities: NDArray[np.float32], top_k: int, threshold: float | None = None
+    ) -> tuple[ScoredLabel, ...]:
         """Returns the most likely labels, the likeliest first, ties in the order of the outputs.
 
         Args:
-            logits: (C,)
+            probabilities: By `to_probabilities`, (C,).
             top_k: Labels to return, 1 to C.
             threshold: Probability from which a label applies, in place of the model's; only the likeliest label of a
                 single-label model may apply.
@@ -47,20 +53,24 @@ class LabelReader:
         Raises:
             FloatingPointError: A probability is not a number.
         """
-        with np.errstate(invalid="ignore"):
-            probabilities = to_probabilities(logits, self._scheme)  # (C,)
-        if not np.isfinite(probabilities).all():
+        values: list[float] = probabilities.tolist()
+        if not math.isfinite(sum(values)):
             raise FloatingPointError("the model's logits make probabilities that are not numbers")
-        order = np.argsort(-probabilities, kind="stable")[:top_k]
-        chosen = probabilities[order]  # (top_k,)
-        selected = chosen >= (self._thresholds[order] if threshold is None else np.float32(threshold))
-        if self._scheme.kind == "single_label":
-            selected[1:] = False
-        names = map(self._labels.__getitem__, order.tolist())
-        return tuple(map(ScoredLabel, names, chosen.tolist(), selected.tolist()))
+        thresholds = self._thresholds if threshold is None else [float(np.float32(threshold))] * len(values)
+        order = sorted(range(len(values)), key=values.__getitem__, reverse=True)[:top_k]
+        may_apply = len(order) if self._scheme.kind == "multi_label" else 1
+        return tuple(
+            ScoredLabel(self._labels[label], values[label], place < may_apply and values[label] >= thresholds[label])
+            for place, label in enumerate(order)
+        )
 
     def __repr__(self) -> str:
         return f"LabelReader({len(self._labels)} labels, {self._scheme.kind})"
+
+
+def label_postprocess(manifest: Manifest) -> Postprocess:
+    """Returns what makes a graph's logits probabilities, a batch at a time, for `LabelReader`; see `BatchGraph`."""
+    return {LOGITS: partial(to_probabilities, scheme=manifest.classification or ClassificationScheme())}
 
 
 def read_vector(embedding: NDArray[np.float32], *, normalize: bool) -> NDArray[np.float32]:
@@ -79,9 +89,10 @@ def read_vector(embedding: NDArray[np.float32], *, normalize: bool) -> NDArray[n
 
 
 def to_probabilities(logits: NDArray[np.float32], scheme: ClassificationScheme) -> NDArray[np.float32]:
-    """Divides logits, (..., C), by the temperature and makes float32 probabilities of them."""
-    scaled = logits.astype(np.float32, copy=False) / np.float32(scheme.temperature)
-    return sigmoid(scaled) if scheme.kind == "multi_label" else softmax(scaled)
+    """Divides logits, (..., C), by the temperature and makes float32 probabilities of them; not numbers stay such."""
+    with np.errstate(invalid="ignore"):
+        scaled = logits.astype(np.float32, copy=False) / np.float32(scheme.temperature)
+        return sigmoid(scaled) if scheme.kind == "multi_label" else softmax(scaled)
 
 
 def softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from headway_server.batching import Batcher, BatchGraph
+from headway_server.batching import Batcher, BatchGraph, RunCosts
 from headway_server.bundles import Bundle, ClassificationScheme, Manifest, Precision
 from headway_server.observers import ModelId, Observer
 from headway_server.runtime import Device
@@ -27,7 +27,7 @@ class StatelessModel:
         graph: BatchGraph,
         *,
         budget: int,
-        max_padding: int | None,
+        costs: RunCosts,
         max_waiting: int,
         max_waiting_mib: int,
         observer: Observer,
@@ -38,8 +38,8 @@ class StatelessModel:
             bundle: The bundle.
             precision: Of the variant that runs.
             graph: Of that variant, warmed up.
-            budget: Of the batcher, as `max_padding` and `observer` are.
-            max_padding: See `Batcher`.
+            budget: Of the batcher, as `costs` and `observer` are.
+            costs: See `Batcher`.
             max_waiting: Most inputs that are admitted and not yet answered.
             max_waiting_mib: Likewise, most MiB of them.
             observer: See `Batcher`.
@@ -56,7 +56,7 @@ class StatelessModel:
             budget=budget,
             model=ModelId(name=manifest.name, version=manifest.version),
             session=graph.session,
-            max_padding=max_padding,
+            costs=costs,
             observer=observer,
         )
         self._admission = Admission(

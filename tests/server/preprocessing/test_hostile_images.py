@@ -11,8 +11,9 @@ import pytest
 from decoding_images import decode_image
 from PIL import Image
 
+from headway_server.bundles import ImagePreprocessing
 from headway_server.errors import InvalidInputError
-from headway_server.preprocessing import ImageLimits
+from headway_server.preprocessing import ImageLimits, ImagePreprocessor
 from headway_server.preprocessing.image import MAX_READS, MAX_SCANS, _Gate, check_scans
 
 LIMITS = ImageLimits(max_bytes=16_000_000, max_pixels=1_000_000)
@@ -163,3 +164,46 @@ def test_images_wait_for_their_turn_while_others_hold_the_limit_and_a_larger_one
         raise ZeroDivisionError
     with gate.hold(10, 10):
         pass
+
+
+async def test_small_files_that_are_read_on_the_event_loop_keep_it_for_less_than_50_ms():
+    settings = ImagePreprocessing(
+        height=128,
+        width=128,
+        resize="shorter_side",
+        resize_size=128,
+        interpolation="bicubic",
+        mean=(0.5,) * 3,
+        std=(0.5,) * 3,
+    )
+    preprocessor = ImagePreprocessor(settings, LIMITS)
+    texts = b"".join(png_chunk(b"zTXt", b"k%d\0\0" % index + zlib.compress(bytes(2**20 - 10), 9)) for index in range(3))
+    buffer = BytesIO()
+    Image.new("RGB", (128, 128)).save(buffer, "JPEG", progressive=True)
+    jpeg = buffer.getvalue()
+    scan = jpeg[jpeg.rindex(START_OF_SCAN) : -2]
+    files = {
+        "texts": small_png(16, 16, texts),
+        "chunks": small_png(16, 16, png_chunk(b"teSt", b"") * 330),
+        "strip": small_png(16, 128),
+        "scans": jpeg[:-2] + scan * min(90, (4000 - len(jpeg)) // len(scan)) + jpeg[-2:],
+    }
+    for name, data in files.items():
+        assert len(data) <= 4096, name
+        times_s = []
+        for _ in range(3):
+            began = time.thread_time()  # of the event loop alone: what other threads do is not counted
+            [prepared] = await preprocessor.prepare_batch([data], fields=["images[0]"])
+            times_s.append(time.thread_time() - began)
+        assert prepared.pixel_values.shape == (3, 128, 128)
+        assert min(times_s) < 0.05, name
+
+
+def png_chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def small_png(width: int, height: int, chunks: bytes = b"") -> bytes:
+    rows = (b"\0" + bytes(3 * width)) * height
+    header = png_chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + header + chunks + png_chunk(b"IDAT", zlib.compress(rows, 9)) + png_chunk(b"IEND", b"")

@@ -90,6 +90,22 @@ async def test_a_batch_is_prepared_in_order():
         np.testing.assert_array_equal(image.pixel_values, preprocessor.prepare(data).pixel_values)
 
 
+async def test_a_small_image_is_prepared_on_the_event_loop_as_in_a_thread(monkeypatch):
+    preprocessor, threads = ImagePreprocessor(STRETCH, LIMITS), []
+    load = ImageFile.ImageFile.load
+    monkeypatch.setattr(
+        ImageFile.ImageFile, "load", lambda image: (threads.append(threading.current_thread().name), load(image))[1]
+    )
+    for size, is_small in (((32, 24), True), ((32, 8), False), ((200, 100), False)):
+        data = encoded(Image.new("RGB", size, (10, 200, 90)))
+        expected = preprocessor.prepare(data)
+        threads.clear()
+        [prepared] = await preprocessor.prepare_batch([data], fields=["images[0]"])
+        np.testing.assert_array_equal(prepared.pixel_values, expected.pixel_values)
+        assert (prepared.width, prepared.height, prepared.transform) == (*size, expected.transform)
+        assert (threads[0] == threading.current_thread().name) == is_small
+
+
 def test_a_crop_larger_than_the_resized_image_is_a_bad_bundle():
     for size in (None, 5):
         with pytest.raises(BundleError, match="needs at least the crop's 6"):

@@ -4,10 +4,15 @@ import numpy as np
 import pytest
 
 from headway_server.bundles import ClassificationScheme
-from headway_server.tasks.outputs import LabelReader, log_softmax, read_vector, sigmoid, softmax
+from headway_server.tasks.outputs import LabelReader, log_softmax, read_vector, sigmoid, softmax, to_probabilities
 
 ANY = ClassificationScheme()
 SEVERAL = ClassificationScheme(kind="multi_label", thresholds=(0.5, 0.9, 0.1), temperature=2.0)
+
+
+def read(labels, scheme, logits, top_k, threshold=None):
+    probabilities = to_probabilities(np.array(logits, np.float32), scheme)
+    return LabelReader(labels, scheme).read(probabilities, top_k, threshold)
 
 
 def test_probabilities_equal_the_formula_in_double_precision():
@@ -29,10 +34,10 @@ def test_large_logits_do_not_overflow_and_the_input_is_left_alone():
 
 
 def test_labels_come_largest_first_and_ties_in_the_order_of_the_outputs():
-    labels = LabelReader("abcd", ANY).read(np.array([1, 3, 3, 1], np.float32), 3)
+    labels = read("abcd", ANY, [1, 3, 3, 1], 3)
     assert [scored.label for scored in labels] == ["b", "c", "a"]
     assert [scored.is_selected for scored in labels] == [True, False, False]
-    assert sum(scored.probability for scored in LabelReader("abcd", ANY).read(np.zeros(4, np.float32), 4)) == 1
+    assert sum(scored.probability for scored in read("abcd", ANY, [0, 0, 0, 0], 4)) == 1
 
 
 @pytest.mark.parametrize(
@@ -40,7 +45,7 @@ def test_labels_come_largest_first_and_ties_in_the_order_of_the_outputs():
 )
 def test_of_several_labels_those_apply_that_reach_their_threshold(threshold, selected):
     logits = np.array([4.0, 2.0, -1.0], np.float32)  # halved: 0.88, 0.73, 0.38
-    labels = LabelReader("abc", SEVERAL).read(logits, 3, threshold)
+    labels = read("abc", SEVERAL, logits, 3, threshold)
     assert {scored.label: scored.is_selected for scored in labels} == selected
     np.testing.assert_allclose([scored.probability for scored in labels], 1 / (1 + np.exp(-logits / 2)), rtol=1e-5)
 
@@ -49,7 +54,7 @@ def test_of_several_labels_those_apply_that_reach_their_threshold(threshold, sel
     ("threshold", "selected"), [(None, [True, False]), (0.7, [True, False]), (0.75, [False, False])]
 )
 def test_of_exclusive_labels_the_likeliest_applies_if_it_reaches_the_threshold(threshold, selected):
-    labels = LabelReader("ab", ANY).read(np.array([0, 1], np.float32), 2, threshold)  # 0.27, 0.73
+    labels = read("ab", ANY, [0, 1], 2, threshold)  # 0.27, 0.73
     assert [scored.is_selected for scored in labels] == selected
 
 
@@ -64,6 +69,6 @@ def test_a_vector_is_scaled_to_length_one_if_asked_and_a_vector_of_zeros_stays_o
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_what_is_not_a_number_is_an_error(value):
     with pytest.raises(FloatingPointError):
-        LabelReader("ab", ANY).read(np.array([1, value], np.float32), 1)
+        read("ab", ANY, [1, value], 1)
     with pytest.raises(FloatingPointError):
         read_vector(np.array([1, value], np.float32), normalize=False)

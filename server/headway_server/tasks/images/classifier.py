@@ -13,7 +13,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from headway_server.batching import BatchGraph
+from headway_server.batching import BatchGraph, RunCosts
 from headway_server.batching.settings import MAX_IMAGES
 from headway_server.bundles import Bundle, Precision
 from headway_server.observers import NO_OBSERVER, Observer
@@ -22,7 +22,7 @@ from headway_server.runtime import Runtime
 from headway_server.serving.answers import Answer, CallTimings
 from headway_server.serving.limits import check_count, check_top_k
 from headway_server.settings import ServerSettings
-from headway_server.tasks.outputs import EMBEDDING, LOGITS, ScoredLabel, read_vector
+from headway_server.tasks.outputs import EMBEDDING, LOGITS, ScoredLabel, label_postprocess, read_vector
 from headway_server.tasks.stateless import StatelessModel, expected_outputs
 
 Result = TypeVar("Result")
@@ -60,6 +60,7 @@ class ImageClassifier(StatelessModel):
         preprocessor: ImagePreprocessor,
         settings: ServerSettings,
         *,
+        costs: RunCosts,
         observer: Observer,
     ) -> None:
         """Makes a model of its parts; `load` makes the parts."""
@@ -69,7 +70,7 @@ class ImageClassifier(StatelessModel):
             precision,
             graph,
             budget=batching.batch_images(graph.device, preprocessor.num_pixels),
-            max_padding=None,
+            costs=costs,
             max_waiting=batching.max_waiting_images,
             max_waiting_mib=batching.max_waiting_mib,
             observer=observer,
@@ -88,10 +89,10 @@ class ImageClassifier(StatelessModel):
         assert manifest.image_preprocessing is not None, "the manifest's validator demands it"
         preprocessor = ImagePreprocessor(manifest.image_preprocessing, settings.image_limits)
         precision, variant = runtime.choose_variant(manifest, settings.precision)
-        graph = BatchGraph(runtime.open(bundle, variant.graphs["model"]))
+        graph = BatchGraph(runtime.open(bundle, variant.graphs["model"]), postprocess=label_postprocess(manifest))
         blank = np.zeros((3, manifest.image_preprocessing.height, manifest.image_preprocessing.width), np.float32)
-        graph.warm_up({"pixel_values": blank}, 1, expected_outputs(manifest))
-        return cls(bundle, precision, graph, preprocessor, settings, observer=observer)
+        costs = graph.warm_up({"pixel_values": blank}, 1, expected_outputs(manifest))
+        return cls(bundle, precision, graph, preprocessor, settings, costs=costs, observer=observer)
 
     async def classify(self, images: Sequence[bytes], *, top_k: int, deadline: float | None) -> Answer[ClassifiedImage]:
         """Labels encoded images.
@@ -107,8 +108,8 @@ class ImageClassifier(StatelessModel):
         """
         num_labels = check_top_k(top_k, len(self.labels))
 
-        def read(logits: NDArray[Any], image: PreparedImage) -> ClassifiedImage:
-            labels = self._label_reader.read(logits, num_labels)
+        def read(probabilities: NDArray[Any], image: PreparedImage) -> ClassifiedImage:
+            labels = self._label_reader.read(probabilities, num_labels)
             return ClassifiedImage(labels=labels, width=image.width, height=image.height)
 
         return await self._answer(images, LOGITS, read, deadline)

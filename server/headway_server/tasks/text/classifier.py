@@ -45,8 +45,8 @@ class TextClassifier(TextModel):
         if threshold is not None:
             check_probability("threshold", threshold)
 
-        def read(logits: NDArray[Any], _: str, encoded: EncodedText) -> ClassifiedText:
-            labels = self._label_reader.read(logits, num_labels, threshold)
+        def read(probabilities: NDArray[Any], _: str, encoded: EncodedText) -> ClassifiedText:
+            labels = self._label_reader.read(probabilities, num_labels, threshold)
             return ClassifiedText(labels=labels, num_tokens=len(encoded), truncated=encoded.truncated)
 
         return await self._answer(inputs, LOGITS, read, deadline=deadline)

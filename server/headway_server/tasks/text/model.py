@@ -13,7 +13,7 @@ from typing import Any, Final, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from headway_server.batching import BatchGraph, Tensors
+from headway_server.batching import BatchGraph, Postprocess, RunCosts, Tensors
 from headway_server.batching.settings import MAX_TEXTS
 from headway_server.bundles import TOKENIZER_FILE, Bundle, Precision, SpecialTokens
 from headway_server.errors import InvalidInputError
@@ -23,7 +23,7 @@ from headway_server.runtime import Runtime, Session
 from headway_server.serving.answers import Answer, CallTimings
 from headway_server.serving.limits import check_one_each, check_texts, num_bytes
 from headway_server.settings import ServerSettings
-from headway_server.tasks.outputs import EMBEDDING, read_vector
+from headway_server.tasks.outputs import EMBEDDING, label_postprocess, read_vector
 from headway_server.tasks.stateless import StatelessModel, expected_outputs
 
 Result = TypeVar("Result")
@@ -75,7 +75,7 @@ class TextModel(StatelessModel):
         tokenizer: TextTokenizer,
         settings: ServerSettings,
         *,
-        max_padding: int | None,
+        costs: RunCosts,
         observer: Observer,
     ) -> None:
         """Makes a model of its parts; `load` makes the parts."""
@@ -84,7 +84,7 @@ class TextModel(StatelessModel):
             precision,
             graph,
             budget=settings.batching.batch_tokens(graph.device),
-            max_padding=max_padding,
+            costs=costs,
             max_waiting=settings.batching.max_waiting_texts,
             max_waiting_mib=settings.batching.max_waiting_mib,
             observer=observer,
@@ -106,14 +106,17 @@ class TextModel(StatelessModel):
         manifest = bundle.manifest
         precision, variant = runtime.choose_variant(manifest, settings.precision)
         tokenizer = TextTokenizer.load(bundle.file(TOKENIZER_FILE))
-        graph = text_graph(runtime.open(bundle, variant.graphs["model"]), manifest.special_tokens)
+        session = runtime.open(bundle, variant.graphs["model"])
+        graph = text_graph(
+            session, manifest.special_tokens, None if cls._labels_tokens else label_postprocess(manifest)
+        )
         length = min(_WARM_UP_LENGTH, manifest.limits.max_input_tokens or 1)
-        max_padding = graph.warm_up(
+        costs = graph.warm_up(
             text_tensors(np.zeros(length, np.int64), has_types=_TYPES in graph.input_names),
             length,
             expected_outputs(manifest, *((length,) if cls._labels_tokens else ())),
         )
-        return cls(bundle, precision, graph, tokenizer, settings, max_padding=max_padding, observer=observer)
+        return cls(bundle, precision, graph, tokenizer, settings, costs=costs, observer=observer)
 
     async def embed(self, inputs: TextInputs, *, normalize: bool, deadline: float | None) -> Answer[EmbeddedText]:
         """Turns texts into vectors; for bundles whose graphs give embeddings.
@@ -196,10 +199,18 @@ class TextModel(StatelessModel):
         return fields
 
 
-def text_graph(session: Session, special_tokens: SpecialTokens | None) -> BatchGraph:
-    """Returns a graph of texts, whose shorter texts are padded with the pad token."""
+def text_graph(
+    session: Session, special_tokens: SpecialTokens | None, postprocess: Postprocess | None = None
+) -> BatchGraph:
+    """Returns a graph of texts, whose shorter texts are padded with the pad token.
+
+    Args:
+        session: The graph.
+        special_tokens: Of its tokenizer.
+        postprocess: See `BatchGraph`.
+    """
     pad_id = special_tokens.pad if special_tokens is not None else None
-    return BatchGraph(session, padding={"input_ids": pad_id or 0})
+    return BatchGraph(session, padding={"input_ids": pad_id or 0}, postprocess=postprocess)
 
 
 def text_tensors(
