@@ -26,7 +26,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 CPU_LIMIT_S = 1.0
 """Processor time of a trial."""
-MEMORY_LIMIT_BYTES = 64 * 2**20
+MEMORY_LIMIT_BYTES = 32 * 2**20
 """What a trial may add to the address space of its process."""
 STACK_LIMIT_BYTES = 2**20
 """Stack of a trial; half of what the thread of a server has where it has least (2 MiB, by glibc)."""

@@ -262,7 +262,7 @@ def test_a_program_for_trials_that_was_killed_is_replaced() -> None:
 )
 def test_a_schema_that_would_take_minutes_is_given_up(compiler: ConstraintCompiler, schema: dict[str, Any]) -> None:
     refusal = _refusal(compiler, json_schema=json.dumps(schema))
-    assert "takes more than 1 s or 64 MiB to be compiled" in refusal.description
+    assert "takes more than 1 s or 32 MiB to be compiled" in refusal.description
 
 
 def test_what_was_checked_is_kept_up_to_a_number() -> None:
