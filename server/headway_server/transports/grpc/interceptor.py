@@ -73,9 +73,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             return _parse(data, deserialize, message)
 
         async def parse(data: bytes) -> Any:
+            _check_size(data, max_bytes)
             if len(data) <= _PARSED_ON_LOOP_BYTES:
                 return read(data)
-            _check_size(data, max_bytes)
             return await asyncio.get_running_loop().run_in_executor(request_pool(), read, data)
 
         behaviour: Any = handler.unary_stream or handler.unary_unary  # typed for the synchronous API
