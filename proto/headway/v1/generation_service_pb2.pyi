@@ -333,7 +333,7 @@ class GenerateTextRequest(_message.Message):
     echo: _builtins.bool
     """True repeats the prompt at the beginning of each text."""
     priority: _builtins.int
-    """Priority in the queue: higher goes first, equal priorities go in order of arrival. Range -100 to 100. Default 0."""
+    """Priority among the texts of its caller: higher goes first. Range -100 to 100. Default 0."""
     cache_salt: _builtins.str
     """Beginnings of prompts that were computed are kept and used again for later prompts with the same salt alone. Give
     each of your users one, so that cached_prompt_token_count, or the time of an answer, tells none of them what another
@@ -573,7 +573,7 @@ class StreamGenerateTextRequest(_message.Message):
     echo: _builtins.bool
     """True repeats the prompt at the beginning of the text."""
     priority: _builtins.int
-    """Priority in the queue: higher goes first, equal priorities go in order of arrival. Range -100 to 100. Default 0."""
+    """Priority among the texts of its caller: higher goes first. Range -100 to 100. Default 0."""
     cache_salt: _builtins.str
     """Beginnings of prompts that were computed are kept and used again for later prompts with the same salt alone. Give
     each of your users one, so that cached_prompt_token_count, or the time of an answer, tells none of them what another

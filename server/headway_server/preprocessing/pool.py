@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextvars import ContextVar
 from functools import cache, partial
 from threading import Lock
 from typing import Any, Final, ParamSpec, TypeVar
 
+from headway_server.observers import current_call
 from headway_server.runtime import usable_cores
 
 LONG_TEXT: Final = 2**16
@@ -24,9 +24,6 @@ _MAX_THREADS: Final = 2
 
 Result = TypeVar("Result")
 Arguments = ParamSpec("Arguments")
-
-current_caller: ContextVar[str] = ContextVar("current_caller", default="")
-"""Whom the present task works for; set where a call begins."""
 
 
 class FairPool(Executor):
@@ -48,10 +45,12 @@ class FairPool(Executor):
     def submit(
         self, function: Callable[Arguments, Result], /, *args: Arguments.args, **kwargs: Arguments.kwargs
     ) -> Future[Result]:
-        """Has a function called when it is the turn of `current_caller`."""
+        """Has a function called when it is the turn of the caller whose call the present task answers."""
         future: Future[Result] = Future()
+        call = current_call()
+        caller = "" if call is None else call.caller
         with self._lock:
-            self._waiting.setdefault(current_caller.get(), deque()).append((future, partial(function, *args, **kwargs)))
+            self._waiting.setdefault(caller, deque()).append((future, partial(function, *args, **kwargs)))
         self._threads.submit(self._work)  # one for each piece of work; which piece it does is decided when it runs
         return future
 

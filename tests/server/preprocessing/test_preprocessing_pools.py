@@ -4,7 +4,8 @@ import threading
 
 import pytest
 
-from headway_server.preprocessing.pool import FairPool, current_caller, image_pool, text_pool
+from headway_server.observers import Call, set_current_call
+from headway_server.preprocessing.pool import FairPool, image_pool, text_pool
 
 
 def test_a_text_does_not_wait_for_images():
@@ -21,9 +22,9 @@ def test_callers_take_turns():
     pool, gate, order = FairPool("turns", 1), threading.Event(), []
     jobs = [pool.submit(gate.wait, 30)]
     for caller, count in (("much", 5), ("little", 2), ("last", 1)):
-        current_caller.set(caller)
+        set_current_call(Call(call_id=1, method="m", started_at=0.0, caller=caller))
         jobs += [pool.submit(order.append, f"{caller} {number}") for number in range(count)]
-    current_caller.set("")
+    set_current_call(None)
     assert "'much': 5, 'little': 2, 'last': 1" in repr(pool)
     gate.set()
     for job in jobs:

@@ -51,7 +51,7 @@ def test_every_bundle_is_loaded_and_the_latest_version_is_last(tmp_path, load):
         (lambda folder: (folder / "bundle.json").write_text("[" * 100_000), "cannot be read as JSON"),
         (lambda folder: (folder / "bundle.json").write_text("1" * 5_000), "cannot be read as JSON"),
         (lambda folder: (folder / "bundle.json").write_text(" " * (16 * 2**20 + 1)), "has 16,777,217 bytes"),
-        (lambda folder: replace_by_fifo(folder / "bundle.json"), "is no regular file"),
+        (lambda folder: replace_by_fifo(folder / "bundle.json"), "is not a file"),
         (lambda folder: replace_by_fifo(folder / "tokenizer.json"), "tokenizer.json is neither a file nor a folder"),
         (lambda folder: os.mkfifo(folder / "extra"), "extra is neither a file nor a folder"),
         (lambda folder: set_limit(folder, 10**12), "limits.max_input_tokens: Input should be less than"),

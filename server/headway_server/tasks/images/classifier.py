@@ -20,6 +20,7 @@ from headway_server.observers import NO_OBSERVER, Observer
 from headway_server.preprocessing import ImagePreprocessor, PreparedImage
 from headway_server.runtime import Runtime
 from headway_server.serving.answers import Answer, CallTimings
+from headway_server.serving.calls import current_caller
 from headway_server.serving.limits import check_count, check_top_k
 from headway_server.settings import ServerSettings
 from headway_server.tasks.outputs import EMBEDDING, LOGITS, ScoredLabel, label_postprocess, read_vector
@@ -142,7 +143,8 @@ class ImageClassifier(StatelessModel):
         """Decodes images, runs them and reads one output of each, off the event loop."""
         check_count("images", len(images), MAX_IMAGES)
         fields = [f"images[{index}]" for index in range(len(images))]
-        with self._admission.admit(len(images), sum(map(len, images))):
+        caller = current_caller()
+        with self._admission.admit(len(images), sum(map(len, images)), deadline=deadline, caller=caller):
             began = time.monotonic()
             prepared = await self._preprocessor.prepare_batch(images, fields=fields)
             preprocessing_s = time.monotonic() - began
@@ -152,6 +154,7 @@ class ImageClassifier(StatelessModel):
                 outputs=(output,),
                 read=lambda row, index: read(row[output], prepared[index]),
                 deadline=deadline,
+                caller=caller,
             )
         timings = CallTimings.of(batched.runs, preprocessing_s=preprocessing_s)
         return Answer(results=batched.results, timings=timings)

@@ -21,6 +21,7 @@ from headway_server.observers import NO_OBSERVER, Observer
 from headway_server.preprocessing import EncodedText, TextTokenizer
 from headway_server.runtime import Runtime, Session
 from headway_server.serving.answers import Answer, CallTimings
+from headway_server.serving.calls import counted_tokens, current_caller
 from headway_server.serving.limits import check_one_each, check_texts, num_bytes
 from headway_server.settings import ServerSettings
 from headway_server.tasks.outputs import EMBEDDING, label_postprocess, read_vector
@@ -28,6 +29,8 @@ from headway_server.tasks.stateless import StatelessModel, expected_outputs
 
 Result = TypeVar("Result")
 
+_WORK_OF_TEXT: Final = 64
+"""Bytes of text that the least of texts is worth of work."""
 _WARM_UP_LENGTH: Final = 32
 """Tokens of the text that a graph is run with when it is loaded, where it reads as many."""
 _TYPES: Final = "token_type_ids"
@@ -155,7 +158,9 @@ class TextModel(StatelessModel):
             with_offsets: True if `read` needs the characters of each token.
         """
         fields = self._check(inputs)
-        with self._admission.admit(len(inputs.texts), inputs.num_bytes):
+        caller, num_texts = current_caller(), len(inputs.texts)
+        work = float(num_texts * _WORK_OF_TEXT + inputs.num_bytes)
+        with self._admission.admit(num_texts, inputs.num_bytes, work=work, deadline=deadline, caller=caller):
             began = time.monotonic()
             encoded = await self._tokenizer.encode_limited(
                 inputs.texts,
@@ -166,13 +171,16 @@ class TextModel(StatelessModel):
                 with_offsets=with_offsets,
             )
             preprocessing_s = time.monotonic() - began
-            batched = await self._batcher.submit(
-                [text_tensors(text.input_ids, text.type_ids, has_types=self._has_types) for text in encoded],
-                [len(text) for text in encoded],
-                outputs=(output,),
-                read=lambda row, index: read(row[output], inputs.texts[index], encoded[index]),
-                deadline=deadline,
-            )
+            lengths = [len(text) for text in encoded]
+            with counted_tokens(sum(lengths)):
+                batched = await self._batcher.submit(
+                    [text_tensors(text.input_ids, text.type_ids, has_types=self._has_types) for text in encoded],
+                    lengths,
+                    outputs=(output,),
+                    read=lambda row, index: read(row[output], inputs.texts[index], encoded[index]),
+                    deadline=deadline,
+                    caller=caller,
+                )
         timings = CallTimings.of(batched.runs, preprocessing_s=preprocessing_s)
         return Answer(results=batched.results, timings=timings)
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, aclosing
-from typing import Any, Final, TypeAlias
+import inspect
+import re
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Container, Mapping
+from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
+from typing import Any, Final, NoReturn, TypeAlias
 
 import grpc
 from google.protobuf import descriptor_pool
@@ -14,8 +17,11 @@ from google.protobuf.message import DecodeError
 from grpc_status import rpc_status
 
 from headway_server.errors import InvalidInputError, is_failure
+from headway_server.observers import Call
 from headway_server.preprocessing.pool import request_pool
-from headway_server.serving.calls import Call, Calls
+from headway_server.serving.access import Caller, is_local
+from headway_server.serving.calls import Calls
+from headway_server.transports.grpc.callers import Callers
 from headway_server.transports.grpc.status import to_status
 from headway_server.transports.grpc.wire import check_fields, no_message
 
@@ -24,26 +30,52 @@ Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"  # generic in the stubs a
 Deserializer: TypeAlias = Callable[[bytes], Any]
 UnaryMethod: TypeAlias = Callable[[Any, Context], Awaitable[Any]]
 StreamMethod: TypeAlias = Callable[[Any, Context], AsyncGenerator[Any, None]]
+Behaviour: TypeAlias = Callable[[Any, Context], Awaitable[Any]]
 Parser: TypeAlias = Callable[[bytes], Awaitable[Any]]
+Pairs: TypeAlias = list[tuple[str, str]]
+Who: TypeAlias = tuple[str, Caller | None]
+"""Who calls, by name and with rights, where not everyone has all of them."""
 
 _PARSED_ON_LOOP_BYTES: Final = 64 * 2**10
 """A request of so few bytes is parsed on the event loop, in 3 ms at most; 64 MiB of images take 31 ms."""
+REQUEST_ID: Final = "x-request-id"
+_IS_REQUEST_ID: Final = re.compile(r"[!-~]{1,128}").fullmatch
+_ACCEPTS: Final = "accept-encoding"
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
-    """Wraps the methods of the project's own services.
+    """Wraps the methods of the project's own services, and limits those of others.
 
-    Health and reflection are left alone: they answer while the server drains, and count as no calls.
+    Health and reflection answer while the server drains, and count as no calls. Their streams, which last for as long
+    as a caller likes, have places of their own.
+
+    A method with one request is registered as one with a stream of requests, of which it reads the first: so it
+    runs before the request is there, and decides how long to wait for it.
     """
 
-    def __init__(self, calls: Calls, *, max_request_bytes: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        calls: Calls,
+        callers: Callers,
+        *,
+        max_request_bytes: Mapping[str, int],
+        admin_methods: Container[str] = frozenset(),
+        verifies_clients: bool = False,
+    ) -> None:
         """Prepares to wrap methods.
 
         Args:
             calls: What every call is held to.
-            max_request_bytes: Largest request of each service, by its full name; no other service is wrapped.
+            callers: What waits for callers.
+            max_request_bytes: Largest request of each service, by its full name; no other service is a call.
+            admin_methods: Full names, `/package.Service/Method`, of the calls that change the server: they need the
+                scope `admin`.
+            verifies_clients: True if every client has shown a certificate that the server trusts.
         """
+        self._admin_methods = admin_methods
+        self._verifies_clients = verifies_clients
         self._calls = calls
+        self._callers = callers
         self._max_request_bytes = dict(max_request_bytes)
         self._handlers: dict[str, Handler] = {}
 
@@ -57,13 +89,14 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         if (wrapped := self._handlers.get(method)) is not None:
             return wrapped
         handler = await continuation(handler_call_details)
-        max_bytes = self._max_request_bytes.get(method.strip("/").partition("/")[0])
-        if handler is None or max_bytes is None:
-            return handler
-        self._handlers[method] = wrapped = self._wrap(handler, method, max_bytes)
+        if handler is not None:
+            max_bytes = self._max_request_bytes.get(method.strip("/").partition("/")[0])
+            wrapped = self._limit(handler, method) if max_bytes is None else self._wrap(handler, method, max_bytes)
+            self._handlers[method] = wrapped
         return wrapped
 
     def _wrap(self, handler: Handler, method: str, max_bytes: int) -> Handler:
+        """Wraps a method that is a call."""
         assert not handler.request_streaming, method
         assert handler.request_deserializer is not None, method
         deserialize = handler.request_deserializer
@@ -79,69 +112,150 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             return await asyncio.get_running_loop().run_in_executor(request_pool(), read, data)
 
         behaviour: Any = handler.unary_stream or handler.unary_unary  # typed for the synchronous API
-        if handler.response_streaming:
-            make: Any = grpc.unary_stream_rpc_method_handler
-            wrapped: Any = self._wrap_stream(behaviour, parse, method)
-        else:
-            make = grpc.unary_unary_rpc_method_handler
-            wrapped = self._wrap_unary(behaviour, parse, method)
-        # Without a deserializer gRPC hands on the bytes; with one, bytes that are no request would become UNKNOWN.
-        handler_with_status: Handler = make(
-            wrapped, request_deserializer=None, response_serializer=handler.response_serializer
-        )
-        return handler_with_status
+        wrap = self._wrap_stream if handler.response_streaming else self._wrap_unary
+        return _method(wrap(behaviour, parse, method), handler)
 
-    def _wrap_unary(self, behaviour: UnaryMethod, parse: Parser, method: str) -> UnaryMethod:
-        async def call(data: bytes, context: Context) -> Any:
+    def _wrap_unary(self, behaviour: UnaryMethod, parse: Parser, method: str) -> Behaviour:
+        async def call(_: object, context: Context) -> Any:
+            pairs, request_id = await _open(context)
+            answered: Call | None = None
             try:
-                async with self._answer(method, data, context):
+                who = self._identify(method, context, pairs, request_id)
+                data = await self._callers.receive(context)
+                await self._callers.pass_gate()
+                async with self._answer(method, data, who, pairs, request_id) as answered:
                     return await behaviour(await parse(data), context)
             except grpc.aio.AbortError:
                 raise
             except BaseException as error:  # the one place where every error becomes a status
-                if not is_failure(error):
-                    raise
-                status = to_status(error, method)
+                status = _status_of(error, method, answered, request_id)
             # gRPC keeps the frames of an aborted call, and an error that is being handled, until garbage is collected.
-            del data
-            return await context.abort_with_status(rpc_status.to_status(status))
+            data = b""
+            return await _abort(context, status, request_id)
 
         return call
 
-    def _wrap_stream(self, behaviour: StreamMethod, parse: Parser, method: str) -> StreamMethod:
-        async def call(data: bytes, context: Context) -> AsyncGenerator[Any, None]:
+    def _wrap_stream(self, behaviour: StreamMethod, parse: Parser, method: str) -> Behaviour:
+        async def call(_: object, context: Context) -> None:
+            pairs, request_id = await _open(context)
+            answered: Call | None = None
             try:
+                who = self._identify(method, context, pairs, request_id)
+                data = await self._callers.receive(context)
+                await self._callers.pass_gate()
                 async with (
-                    self._answer(method, data, context),
+                    self._answer(method, data, who, pairs, request_id) as answered,
                     aclosing(behaviour(await parse(data), context)) as responses,
                 ):
                     async for response in responses:
-                        yield response
+                        await self._callers.send(context, response)
+                return
             except grpc.aio.AbortError:
                 raise
             except BaseException as error:  # as above
-                if not is_failure(error):
-                    raise
-                status = to_status(error, method)
-            else:
-                return
-            del data  # as above
-            await context.abort_with_status(rpc_status.to_status(status))
+                status = _status_of(error, method, answered, request_id)
+            data = b""
+            await _abort(context, status, request_id)
 
         return call
 
-    def _answer(self, method: str, data: bytes, context: Context) -> AbstractAsyncContextManager[Call]:
+    def _identify(self, method: str, context: Context, pairs: Pairs, request_id: str) -> Who:
+        """Finds out who calls before the request is received: of those who may not call, nothing is held."""
+        peer = context.peer()
+        names = _certificate_names(context) if self._verifies_clients else ()
+        is_admin = method in self._admin_methods
+        rights = self._calls.identify(
+            method,
+            metadata=pairs,
+            certificate_names=names,
+            is_admin=is_admin,
+            is_local=is_admin and is_local(_address(peer)),
+            request_id=request_id,
+        )
+        return names[0] if names else peer, rights
+
+    def _answer(
+        self, method: str, data: bytes, who: Who, pairs: Pairs, request_id: str
+    ) -> AbstractAsyncContextManager[Call]:
         """Begins a call. gRPC itself ends one whose deadline has passed."""
-        metadata = [(key, value) for key, value in context.invocation_metadata() or () if isinstance(value, str)]
-        return self._calls.answer(method, metadata=metadata, num_bytes=len(data), caller=_machine_of(context.peer()))
+        caller, rights = who
+        return self._calls.answer(
+            method, metadata=pairs, num_bytes=len(data), caller=caller, rights=rights, request_id=request_id
+        )
+
+    def _limit(self, handler: Handler, method: str) -> Handler:
+        """Wraps a method that is no call."""
+        parse: Deserializer = handler.request_deserializer or bytes
+        streams = handler.request_streaming
+        behaviour: Any = handler.unary_unary or handler.unary_stream or handler.stream_stream
+
+        async def call(requests: Any, context: Context) -> Any:
+            lasting = self._callers.lasting(context.peer()) if handler.response_streaming else nullcontext()
+            try:
+                with lasting:
+                    request = _parsed(requests, parse) if streams else parse(await self._callers.receive(context))
+                    if not handler.response_streaming:
+                        return await behaviour(request, context)
+                    if inspect.iscoroutinefunction(behaviour):  # it writes to the context
+                        return await behaviour(request, context)
+                    async for response in behaviour(request, context):
+                        await self._callers.send(context, response)
+                    return None
+            except grpc.aio.AbortError:
+                raise
+            except BaseException as error:
+                status = _status_of(error, method)
+            return await _abort(context, status)
+
+        return _method(call, handler)
 
     def __repr__(self) -> str:
-        return f"CallInterceptor({self._calls!r})"
+        return f"CallInterceptor({self._calls!r}, {self._callers!r})"
 
 
-def _machine_of(peer: str) -> str:
-    """Returns the address of a caller without the port, which is another one for each connection."""
-    return peer.rpartition(":")[0] if peer.startswith("ip") else peer
+def _method(behaviour: Behaviour, handler: Handler) -> Handler:
+    """Makes a method that reads bytes from its context and answers as `handler` does."""
+    make: Any = grpc.stream_unary_rpc_method_handler  # typed for the synchronous API
+    if handler.response_streaming:
+        make = grpc.stream_stream_rpc_method_handler
+    # Without a deserializer gRPC hands on the bytes; with one, bytes that are no request would become UNKNOWN.
+    method: Handler = make(behaviour, request_deserializer=None, response_serializer=handler.response_serializer)
+    return method
+
+
+async def _open(context: Context) -> tuple[Pairs, str]:
+    """Reads what came with a call, and sets what goes with its answer: returns the metadata and the request's id."""
+    pairs = [(key, value) for key, value in context.invocation_metadata() or () if isinstance(value, str)]
+    request_id, wants_gzip = "", False
+    for key, value in pairs:
+        if key == REQUEST_ID and _IS_REQUEST_ID(value):
+            request_id = value
+        elif key == _ACCEPTS and "gzip" in value:
+            wants_gzip = True
+    if wants_gzip:
+        context.set_compression(grpc.Compression.Gzip)
+        await context.send_initial_metadata(())  # with a unary answer's own, gRPC would leave the encoding out
+    request_id = request_id or secrets.token_hex(8)
+    context.set_trailing_metadata(((REQUEST_ID, request_id),))
+    return pairs, request_id
+
+
+def _status_of(error: BaseException, method: str, answered: Call | None = None, request_id: str = "") -> Any:
+    """Returns the status of an error, or of a panic; what is neither goes on."""
+    if not is_failure(error):
+        raise error
+    return rpc_status.to_status(to_status(error, method, answered, request_id=request_id))
+
+
+async def _abort(context: Context, status: Any, request_id: str = "") -> NoReturn:
+    """Ends a call with a status."""
+    trailers = (*status.trailing_metadata, (REQUEST_ID, request_id)) if request_id else status.trailing_metadata
+    return await context.abort(status.code, status.details, trailers)
+
+
+async def _parsed(requests: AsyncIterator[bytes], parse: Deserializer) -> AsyncGenerator[Any, None]:
+    async for request in requests:
+        yield parse(request)
 
 
 def _check_size(data: bytes, max_bytes: int) -> None:
@@ -167,3 +281,16 @@ def _parse(data: bytes, deserialize: Deserializer, message: Descriptor) -> Any:
         return deserialize(data)
     except DecodeError as error:
         raise no_message() from error
+
+
+def _address(peer: str) -> str:
+    """Returns the address of gRPC's name of a peer, such as `ipv4:127.0.0.1:4711`, without its port."""
+    kind, _, place = peer.partition(":")
+    if kind not in ("ipv4", "ipv6"):
+        return peer
+    return place.rpartition(":")[0].removeprefix("%5B").removesuffix("%5D").strip("[]")
+
+
+def _certificate_names(context: Context) -> tuple[str, ...]:
+    """Returns the subject alternative names of the client's certificate, or its common name where it has none."""
+    return tuple(name.decode(errors="replace") for name in context.peer_identities() or ())
