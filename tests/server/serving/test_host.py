@@ -10,7 +10,7 @@ import structlog
 import tiny_bundles
 
 from headway_server.bundles import Languages, Manifest, Precision, Task, open_bundle
-from headway_server.errors import BundleError, InvalidInputError, ModelNotFoundError, StoreError, WrongTaskError
+from headway_server.errors import BundleRejectedError, InvalidInputError, ModelNotFoundError, StoreError, WrongTaskError
 from headway_server.runtime import Runtime
 from headway_server.serving.families import FAMILIES
 from headway_server.serving.host import ModelHost
@@ -103,7 +103,7 @@ async def test_a_library_that_panics_or_runs_out_of_memory_rejects_one_bundle(tm
         host = load(tmp_path)
         assert names(host) == ["colours/1"]
         assert [bundle.reason for bundle in host.rejected] == ["cannot be loaded; the server's log says why"]
-        with pytest.raises(BundleError, match="the server's log says why"):
+        with pytest.raises(BundleRejectedError, match="the server's log says why"):
             await host.load("topics", "1")
     await host.load("topics", "1")
     assert names(host) == ["colours/1", "topics/1"]
