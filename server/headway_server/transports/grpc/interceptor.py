@@ -250,7 +250,7 @@ def _status_of(error: BaseException, method: str, answered: Call | None = None, 
 async def _abort(context: Context, status: Any, request_id: str = "") -> NoReturn:
     """Ends a call with a status."""
     trailers = (*status.trailing_metadata, (REQUEST_ID, request_id)) if request_id else status.trailing_metadata
-    return await context.abort(status.code, status.details, trailers)
+    await context.abort(status.code, status.details, trailers)
 
 
 async def _parsed(requests: AsyncIterator[bytes], parse: Deserializer) -> AsyncGenerator[Any, None]:
