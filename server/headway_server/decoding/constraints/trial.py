@@ -60,8 +60,8 @@ def passes_trial(grammar: str) -> bool:
         BusyError: The process got too little of the processor to tell.
     """
     frame = grammar.encode(errors="surrogatepass")
-    for _ in range(2):  # the second one in case that the program itself was killed, by lack of memory for one
-        program = _TRIALS.take()
+    for make in (_TRIALS.take, _Program):  # a new one in case that the first was killed, by lack of memory for one
+        program = make()
         answer = program.ask(frame)
         if answer:
             _TRIALS.give_back(program)
