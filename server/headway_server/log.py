@@ -2,7 +2,7 @@
 
 An error is logged with its traceback, without the values of variables: those are what callers sent. A line that is
 written while a call is answered has the call's ids, and no message of an exception unless texts are asked for:
-libraries quote in it what they were given.
+libraries quote in it what they were given. Where a line holds what callers sent all the same, that stays within it.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ import stat
 import sys
 import traceback
 from contextlib import suppress
+from io import StringIO
 from typing import Any, Final, Literal, TextIO, cast
 
 import structlog
-from structlog.typing import EventDict, Processor, WrappedLogger
+from structlog.typing import EventDict, ExcInfo, Processor, WrappedLogger
 
 from headway_server.observers import current_call
 
@@ -107,8 +108,33 @@ def _renderers(line_format: Literal["text", "json"], *, texts: bool) -> list[Pro
         return [rendered, *hide, structlog.processors.JSONRenderer()]
     return [
         *([] if texts else [_format_without_messages]),
-        structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback),
+        _escape_values,
+        structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=_write_traceback),
     ]
+
+
+def _escape_values(_logger: WrappedLogger, _name: str, event: EventDict) -> EventDict:
+    """Escapes what would begin a new line or steer a terminal; JSON does so by itself."""
+    for key, value in event.items():
+        if isinstance(value, str) and not value.isprintable():
+            event[key] = _mark(value) if key == "exception" else _escape(value)
+    return event
+
+
+def _write_traceback(stream: TextIO, error: ExcInfo) -> None:
+    text = StringIO()
+    structlog.dev.plain_traceback(text, error)
+    stream.write("\n" + _mark(text.getvalue()))
+
+
+def _mark(traceback_text: str) -> str:
+    """Puts a mark before each line of a traceback, so that none reads as a line of the log."""
+    return "\n".join(f" | {_escape(part)}" for part in traceback_text.strip("\n").split("\n"))
+
+
+def _escape(text: str) -> str:
+    """Writes characters that are not printed as Python writes them in a string."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def _add_call_ids(_logger: WrappedLogger, _name: str, event: EventDict) -> EventDict:

@@ -125,7 +125,8 @@ class ImagePreprocessor:
         """Checks that `settings` can be followed.
 
         Raises:
-            BundleError: A resize of the shorter side without a size that covers the crop.
+            BundleError: A resize of the shorter side without a size that covers the crop, or more pixels than an image
+                may have.
         """
         if settings.resize == "shorter_side":
             crop = max(settings.height, settings.width)
@@ -134,6 +135,13 @@ class ImagePreprocessor:
                     f"image_preprocessing.resize_size is {settings.resize_size}; shorter_side needs at least the "
                     f"crop's {crop}: export the model again"
                 )
+        largest = max(settings.resize_size or 0, settings.height, settings.width)
+        if largest > limits.max_side or settings.height * settings.width > limits.max_pixels:
+            raise BundleError(
+                f"image_preprocessing has {settings.width} x {settings.height} pixels and a side of {largest}; the "
+                f"limits are {limits.max_pixels} and {limits.max_side}: raise --max-image-megapixels, or export the "
+                "model again"
+            )
         self._settings = settings
         self._limits = limits
         self._is_small = max(settings.height, settings.width, settings.resize_size or 0) < _SMALL_SIDES.stop

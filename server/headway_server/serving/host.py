@@ -38,6 +38,7 @@ from headway_server.errors import (
     StoreError,
     StoreUnavailableError,
     WrongTaskError,
+    no_panics,
 )
 from headway_server.observers import NO_OBSERVER, ModelEvent, ModelId, Observer, current_call
 from headway_server.runtime import Runtime, give_back_memory, join_threads, run_nicely
@@ -255,7 +256,8 @@ class ModelHost:
                 if host._is_wanted(path, entry, num_ready):
                     entry.state = ModelState.LOADING
                     try:
-                        host._put(path, host._load(path))
+                        with no_panics():
+                            host._put(path, host._load(path))
                     except Exception as error:  # one bad bundle must not keep the others from being served
                         host._note_failure(path, error)
                     else:
@@ -589,7 +591,8 @@ class ModelHost:
             if entry.hosted is None:
                 entry.state, entry.reason = ModelState.LOADING, None
             try:
-                model = await self._load_in_time(path)
+                with no_panics():
+                    model = await self._load_in_time(path)
             except (ModelNotFoundError, StoreUnavailableError) as error:
                 if entry.hosted is None:
                     del self._entries[path]

@@ -10,6 +10,12 @@ from numpy.typing import NDArray
 from headway_server.errors import InvalidInputError
 from headway_server.settings import TEXTS_OF_A_CALL
 
+_LONG = {"\ufdfa": 18, "\ufdfb": 8}
+"""Characters of three bytes that normalization (NFKC or NFKD) makes so many of. Of every other one it makes at most
+seven characters for three bytes of UTF-8, so a text has at most five times as many as it has bytes."""
+_FEW_CHARACTERS = 1000
+"""A text of so few may grow as it likes."""
+
 
 def check_count(field: str, count: int, maximum: int, advice: str = "send them in several calls") -> None:
     """Checks how many elements a repeated field has; `advice` is for callers who give more than `maximum`.
@@ -29,12 +35,19 @@ def check_text(field: str, text: str, max_bytes: int) -> str:
     The size is checked before the text is tokenized, which takes a thousand times as long.
 
     Raises:
-        InvalidInputError: It is empty, or has more than `max_bytes` in UTF-8.
+        InvalidInputError: It is empty, has more than `max_bytes` in UTF-8, or grows to many times its size when a
+            tokenizer normalizes it, as no ordinary text does.
     """
     if not text:
         raise InvalidInputError(field, "is empty; give at least one character")
     if (size := num_bytes(text)) > max_bytes:
         raise InvalidInputError(field, f"has {size} bytes, the limit is {max_bytes}; split or shorten it")
+    if len(text) > _FEW_CHARACTERS and (growth := sum(n * text.count(long) for long, n in _LONG.items())) > 2 * size:
+        raise InvalidInputError(
+            field,
+            f"has {size} bytes, and {growth} characters when its ligatures U+FDFA and U+FDFB are written out, as a "
+            "tokenizer may do; write them out and send that",
+        )
     return field
 
 

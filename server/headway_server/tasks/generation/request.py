@@ -29,6 +29,7 @@ from headway_server.tasks.parameters import (
 
 MAX_PROMPTS: Final = 256
 """Most prompts or conversations of a call."""
+MAX_SALT_LENGTH: Final = 256
 MAX_TURNS: Final = 1024
 """Most turns of a conversation."""
 
@@ -39,7 +40,7 @@ Prompt: TypeAlias = str | Conversation | NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """What a call asks for every prompt. A sample count or priority out of its range raises InvalidInputError."""
+    """What a call asks for every prompt. What is out of its range raises InvalidInputError."""
 
     parameters: Given = dataclasses.field(default_factory=dict)
     """How to choose tokens; what is left out is the model's default. Its ranges depend on the model."""
@@ -53,12 +54,18 @@ class GenerationRequest:
     """Which are wanted; None: none are."""
     priority: int = 0
     """In the queue, higher ones go first."""
+    cache_salt: str = ""
+    """Prompts share what is cached of their beginnings with those of the same salt alone."""
     deadline: float | None = None
     """When the caller stops waiting, by `time.monotonic`."""
 
     def __post_init__(self) -> None:
         check_range("sample_count", self.sample_count, 1, MAX_SAMPLES)
         check_range("priority", self.priority, -MAX_PRIORITY, MAX_PRIORITY)
+        if len(self.cache_salt) > MAX_SALT_LENGTH:
+            raise InvalidInputError(
+                "cache_salt", f"has {len(self.cache_salt)} characters; at most {MAX_SALT_LENGTH}, such as a hash"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
