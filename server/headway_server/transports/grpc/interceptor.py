@@ -6,7 +6,7 @@ import inspect
 import re
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, aclosing, nullcontext
 from typing import Any, Final, TypeAlias
 
 import grpc
@@ -132,7 +132,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         behaviour: Any = handler.unary_unary or handler.unary_stream or handler.stream_stream
 
         async def call(requests: Any, context: Context) -> Any:
-            lasting = self._callers.lasting(context.peer()) if handler.response_streaming else nullcontext()
+            lasting: AbstractContextManager[None] = nullcontext()
+            if handler.response_streaming:
+                lasting = self._callers.lasting(context.peer())
             try:
                 with lasting:
                     request = _parsed(requests, parse) if streams else parse(await self._callers.receive(context))
