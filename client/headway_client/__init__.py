@@ -2,6 +2,7 @@
 
 from headway_client.async_client import AsyncClient
 from headway_client.client import Client
+from headway_client.connection import LoadBalancing
 from headway_client.errors import (
     CallCancelledError,
     CallError,
@@ -25,8 +26,12 @@ from headway_client.errors import (
 from headway_client.options import EarlyStopping, PhraseConstraints
 from headway_client.requests import ChatMessage, Role
 from headway_client.results import (
+    Alias,
     Alignment,
     Answer,
+    BundleList,
+    BundleState,
+    BundleStatus,
     EmbeddingAnswer,
     FinishReason,
     GeneratedText,
@@ -42,6 +47,7 @@ from headway_client.results import (
     ModelReference,
     QualityFigure,
     RejectedBundle,
+    Route,
     SamplingParameters,
     Task,
     TextClassification,
@@ -62,10 +68,14 @@ from headway_client.streams import AsyncTextStream, TextStream
 
 __all__ = [
     "NO_RETRIES",
+    "Alias",
     "Alignment",
     "Answer",
     "AsyncClient",
     "AsyncTextStream",
+    "BundleList",
+    "BundleState",
+    "BundleStatus",
     "CallCancelledError",
     "CallError",
     "ChatMessage",
@@ -88,6 +98,7 @@ __all__ = [
     "InvalidArgumentError",
     "LabelScore",
     "LabeledSpan",
+    "LoadBalancing",
     "Model",
     "ModelDetails",
     "ModelList",
@@ -101,6 +112,7 @@ __all__ = [
     "ResourceExhaustedError",
     "RetryPolicy",
     "Role",
+    "Route",
     "SamplingParameters",
     "StreamNotFinishedError",
     "Task",

@@ -27,11 +27,14 @@ from headway_client.options import (
 from headway_client.requests import Call, Conversation, Conversations, Images
 from headway_client.results import (
     Answer,
+    BundleList,
+    BundleStatus,
     EmbeddingAnswer,
     GeneratedText,
     HealthStatus,
     ImageClassification,
     ImageEmbedding,
+    Model,
     ModelDetails,
     ModelList,
     Task,
@@ -69,7 +72,7 @@ class Client(BaseClient):
     ) -> None:
         """Prepares a client. It connects with its first call.
 
-        What is not given is taken from the environment, see `headway_client.connection`.
+        What is not given is taken from a profile or the environment, see `headway_client.connection`.
 
         Args:
             server: Host and port, or another target that gRPC knows. Default: HEADWAY_SERVER, or 127.0.0.1:50051.
@@ -176,6 +179,61 @@ class Client(BaseClient):
         """Describes one model."""
         return self._send(requests.get_model(model, model_version=model_version), timeout_s)
 
+    def list_bundles(self, *, timeout_s: float | None = None) -> BundleList:
+        """Lists the bundles of the store, loaded or not, and how calls that name no version are routed."""
+        return self._send(requests.list_bundles(), timeout_s)
+
+    def load_model(self, model: str, *, model_version: str | None = None, timeout_s: float | None = None) -> Model:
+        """Loads a version from the store, the latest by default; one that is loaded is replaced and no call fails.
+
+        The server goes on though `timeout_s` is over.
+        """
+        return self._send(requests.load_model(model, model_version=model_version), timeout_s)
+
+    def unload_model(self, model: str, *, model_version: str | None = None, timeout_s: float | None = None) -> None:
+        """Unloads one version, or all, when the calls that use it are finished."""
+        self._send(requests.unload_model(model, model_version=model_version), timeout_s)
+
+    def scan_store(self, *, timeout_s: float | None = None) -> tuple[BundleStatus, ...]:
+        """Has the server look at its store now; returns the bundles that are different."""
+        return self._send(requests.scan_store(), timeout_s)
+
+    def set_route(
+        self,
+        model: str,
+        *,
+        default_version: str | None = None,
+        canary_version: str | None = None,
+        canary_share: float | None = None,
+        timeout_s: float | None = None,
+    ) -> str | None:
+        """Sets which versions of a model answer calls that name none.
+
+        Args:
+            model: Name of the model.
+            default_version: Version that answers. Default: the latest that is loaded, the canary left out.
+            canary_version: Version that answers a share of the calls. Default: none.
+            canary_share: That share, 0 to 1. Default: 0.
+            timeout_s: Longest time of the call.
+
+        Returns:
+            Why the route will not outlast the server; None where it will.
+        """
+        call = requests.set_route(
+            model, default_version=default_version, canary_version=canary_version, canary_share=canary_share
+        )
+        return self._send(call, timeout_s)
+
+    def set_alias(
+        self, alias: str, *, model: str | None = None, model_version: str | None = None, timeout_s: float | None = None
+    ) -> str | None:
+        """Has a name stand for a model, or for one version of it; without a model the alias is removed.
+
+        Returns:
+            Why the alias will not outlast the server; None where it will.
+        """
+        return self._send(requests.set_alias(alias, model=model, model_version=model_version), timeout_s)
+
     def health(self, service: str = "", *, timeout_s: float | None = None) -> HealthStatus:
         """Returns the health of the server, or of one service by its full name."""
         return self._send(requests.health(service), timeout_s)
@@ -217,7 +275,7 @@ class Client(BaseClient):
         while True:
             self._check_open()
             try:
-                response = rpc(call.request, timeout=attempts.remaining_s(), metadata=self._connection.metadata)
+                response = rpc(call.request, timeout=attempts.remaining_s(), metadata=self._connection.call_metadata)
             except grpc.RpcError as error:
                 failure = from_rpc_error(error)
                 delay_s = attempts.delay_s(failure)
@@ -236,6 +294,6 @@ class Client(BaseClient):
 
         def open_rpc(remaining_s: float) -> Any:
             self._check_open()
-            return rpc(call.request, timeout=remaining_s, metadata=self._connection.metadata)
+            return rpc(call.request, timeout=remaining_s, metadata=self._connection.call_metadata)
 
         return TextStream(call, self._attempts(timeout_s), open_rpc)

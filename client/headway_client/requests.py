@@ -41,12 +41,15 @@ from headway_client.options import (
 )
 from headway_client.results import (
     Answer,
+    BundleList,
+    BundleStatus,
     EmbeddingAnswer,
     EmbeddingT_co,
     GeneratedText,
     HealthStatus,
     ImageClassification,
     ImageEmbedding,
+    Model,
     ModelDetails,
     ModelList,
     ModelReference,
@@ -233,21 +236,100 @@ def list_models(task: Task | str | None = None) -> Call[ModelList]:
         ValueError: There is no such task.
     """
     number = models_pb2.Task.Value(f"TASK_{Task('unspecified' if task is None else task).name}")
-    return Call(
-        path="/headway.v1.ModelService/ListModels",
-        request=models_pb2.ListModelsRequest(task=number),
-        response_type=models_pb2.ListModelsResponse,
-        read=lambda response: read(ModelList, response),
+    return _model_call(
+        "ListModels",
+        models_pb2.ListModelsRequest(task=number),
+        models_pb2.ListModelsResponse,
+        lambda response: read(ModelList, response),
     )
 
 
 def get_model(model: str, *, model_version: str | None = None) -> Call[ModelDetails]:
     """GetModel."""
+    return _model_call(
+        "GetModel",
+        models_pb2.GetModelRequest(model=as_text("model", model), model_version=model_version or ""),
+        models_pb2.GetModelResponse,
+        lambda response: read(ModelDetails, response),
+    )
+
+
+def list_bundles() -> Call[BundleList]:
+    """ListBundles."""
+    return _model_call(
+        "ListBundles",
+        models_pb2.ListBundlesRequest(),
+        models_pb2.ListBundlesResponse,
+        lambda response: read(BundleList, response),
+    )
+
+
+def load_model(model: str, *, model_version: str | None = None) -> Call[Model]:
+    """LoadModel."""
+    return _model_call(
+        "LoadModel",
+        models_pb2.LoadModelRequest(model=as_text("model", model), model_version=model_version or ""),
+        models_pb2.LoadModelResponse,
+        lambda response: read(Model, response.model),
+    )
+
+
+def unload_model(model: str, *, model_version: str | None = None) -> Call[None]:
+    """UnloadModel."""
+    return _model_call(
+        "UnloadModel",
+        models_pb2.UnloadModelRequest(model=as_text("model", model), model_version=model_version or ""),
+        models_pb2.UnloadModelResponse,
+        lambda _: None,
+    )
+
+
+def scan_store() -> Call[tuple[BundleStatus, ...]]:
+    """ScanStore."""
+    return _model_call(
+        "ScanStore",
+        models_pb2.ScanStoreRequest(),
+        models_pb2.ScanStoreResponse,
+        lambda response: tuple(read(BundleStatus, bundle) for bundle in response.bundles),
+    )
+
+
+def set_route(
+    model: str,
+    *,
+    default_version: str | None = None,
+    canary_version: str | None = None,
+    canary_share: float | None = None,
+) -> Call[str | None]:
+    """SetRoute."""
+    return _model_call(
+        "SetRoute",
+        models_pb2.SetRouteRequest(
+            model=as_text("model", model),
+            default_version=default_version or "",
+            canary_version=canary_version or "",
+            canary_share=canary_share or 0.0,
+        ),
+        models_pb2.SetRouteResponse,
+        lambda response: response.not_kept_reason or None,
+    )
+
+
+def set_alias(alias: str, *, model: str | None = None, model_version: str | None = None) -> Call[str | None]:
+    """SetAlias."""
+    return _model_call(
+        "SetAlias",
+        models_pb2.SetAliasRequest(alias=as_text("alias", alias), model=model or "", model_version=model_version or ""),
+        models_pb2.SetAliasResponse,
+        lambda response: response.not_kept_reason or None,
+    )
+
+
+def _model_call(
+    name: str, request: Message, response_type: type[Message], read_response: Callable[[Any], ResultT]
+) -> Call[ResultT]:
     return Call(
-        path="/headway.v1.ModelService/GetModel",
-        request=models_pb2.GetModelRequest(model=as_text("model", model), model_version=model_version or ""),
-        response_type=models_pb2.GetModelResponse,
-        read=lambda response: read(ModelDetails, response),
+        path=f"/headway.v1.ModelService/{name}", request=request, response_type=response_type, read=read_response
     )
 
 

@@ -432,6 +432,76 @@ class ModelList:
         return len(self.models)
 
 
+class BundleState(StrEnum):
+    """What a bundle of the store is to the server."""
+
+    UNSPECIFIED = "unspecified"
+    """Not known."""
+    LOADING = "loading"
+    """It is being loaded."""
+    READY = "ready"
+    """It answers calls."""
+    UNLOADING = "unloading"
+    """New calls do not find it, and running ones are finished."""
+    FAILED = "failed"
+    """It was ready and has ended by itself."""
+    REJECTED = "rejected"
+    """It could not be loaded."""
+    INCOMPLETE = "incomplete"
+    """It is not whole: it may be half copied."""
+    AVAILABLE = "available"
+    """It is not loaded: it was unloaded, or enough newer versions are."""
+
+
+@dataclass(frozen=True, slots=True)
+class BundleStatus:
+    """A bundle of the store."""
+
+    name: str
+    version: str
+    state: BundleState
+    reason: str
+    """Why it is so, where it is not ready, or why a newer copy of it could not be loaded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Which versions of a model answer calls that name none."""
+
+    model: str
+    default_version: str
+    """Empty: the latest that is loaded, the canary left out."""
+    canary_version: str
+    canary_share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Alias:
+    """Another name for a model."""
+
+    alias: str
+    model: str
+    model_version: str
+    """Empty: as the model's route says."""
+
+
+@dataclass(frozen=True, slots=True)
+class BundleList:
+    """The bundles of the store, loaded or not, and how calls that name no version are routed."""
+
+    bundles: tuple[BundleStatus, ...]
+    routes: tuple[Route, ...]
+    aliases: tuple[Alias, ...]
+    store_problem: str
+    """Why the store or the file of the routes could not be read. Empty: they could."""
+
+    def __iter__(self) -> Iterator[BundleStatus]:
+        return iter(self.bundles)
+
+    def __len__(self) -> int:
+        return len(self.bundles)
+
+
 @dataclass(frozen=True, slots=True)
 class ModelDetails:
     """A model and its bundle's manifest as JSON."""
@@ -452,7 +522,11 @@ def read_timings(message: common_pb2.Timings) -> Timings:
     return Timings(*map(_seconds, parts))
 
 
-_NUMBERED: dict[type[StrEnum], Any] = {FinishReason: common_pb2.FinishReason, Task: model_service_pb2.Task}
+_NUMBERED: dict[type[StrEnum], Any] = {
+    FinishReason: common_pb2.FinishReason,
+    Task: model_service_pb2.Task,
+    BundleState: model_service_pb2.BundleState,
+}
 """The protocol's enum of each of ours."""
 
 

@@ -236,6 +236,32 @@ def test_models_and_model(server: Any, connect: Connect) -> None:
         caller.call("list_models", "juggling")
 
 
+def test_bundles_are_listed_with_their_states_and_the_routes(server: Any, connect: Connect) -> None:
+    listing = connect(server.address).call("list_bundles")
+    assert [(bundle.name, bundle.version, bundle.state, bundle.reason) for bundle in listing] == [
+        ("rule", "1", results.BundleState.READY, ""),
+        ("rule", "2", results.BundleState.INCOMPLETE, "x is missing"),
+    ]
+    assert listing.routes == (results.Route("rule", "", "2", 0.125),)
+    assert listing.aliases == (results.Alias("old", "rule", "1"),)
+    assert listing.store_problem == "the store has not answered for 10 s"
+
+
+def test_models_are_loaded_unloaded_and_routed(server: Any, connect: Connect) -> None:
+    caller = connect(server.address)
+    assert caller.call("load_model", "rule", model_version="1").name == "rule"
+    assert caller.call("unload_model", "rule") is None
+    assert [bundle.version for bundle in caller.call("scan_store")] == ["1", "2"]
+    reason = caller.call("set_route", "rule", default_version="1", canary_version="2", canary_share=0.5)
+    assert reason == "routes.json cannot be written"
+    assert caller.call("set_alias", "old", model="rule") is None
+    assert caller.call("set_alias", "old") is None
+    load, unload, *_, route, alias, no_alias = server.rules.requests
+    assert (load.model, load.model_version, unload.model, unload.model_version) == ("rule", "1", "rule", "")
+    assert (route.default_version, route.canary_version, route.canary_share) == ("1", "2", 0.5)
+    assert (alias.alias, alias.model, no_alias.model) == ("old", "rule", "")
+
+
 def test_health_and_readiness(server: Any, connect: Connect) -> None:
     caller = connect(server.address)
     assert caller.call("health") is results.HealthStatus.SERVING

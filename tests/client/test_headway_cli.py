@@ -287,6 +287,38 @@ def test_model_shows_one(run: Run) -> None:
     assert objects(run("get-model", "rule", "--json").stdout)[0]["manifest"] == {"schema_version": 1}
 
 
+def test_bundles_are_listed_with_routes_aliases_and_problems(run: Run) -> None:
+    ended = run("list-bundles")
+    assert [line.split() for line in ended.stdout.splitlines()] == [
+        ["NAME", "VERSION", "STATE", "REASON"],
+        ["rule", "1", "ready"],
+        ["rule", "2", "incomplete", "x", "is", "missing"],
+        [],
+        ["MODEL", "DEFAULT", "CANARY", "SHARE"],
+        ["rule", "latest", "2", "0.125"],
+        [],
+        ["ALIAS", "MODEL", "VERSION"],
+        ["old", "rule", "1"],
+    ]
+    assert ended.stderr == "headway: the store: the store has not answered for 10 s\n"
+    assert objects(run("list-bundles", "--json").stdout)[0]["routes"][0]["canary_share"] == 0.125
+
+
+def test_models_are_loaded_unloaded_and_routed(run: Run, server: Any) -> None:
+    assert run("load-model", "rule", "--model-version", "1").stdout == "rule 1 (fp32) is ready\n"
+    assert objects(run("load-model", "rule", "--json").stdout)[0]["name"] == "rule"
+    assert (run("unload-model", "rule").exit_code, run("unload-model", "rule").stdout) == (0, "")
+    assert len(run("scan-store").stdout.splitlines()) == 3
+    assert objects(run("scan-store", "--json").stdout)[1]["state"] == "incomplete"
+    ended = run("set-route", "rule", "--default-version", "1", "--canary-version", "2", "--canary-share", "0.1")
+    assert ended.stderr == "headway: this lasts until the server stops: routes.json cannot be written\n"
+    assert server.rules.requests[-1].canary_share == 0.1
+    assert run("set-route", "rule", "--canary-version", "2", "--canary-share", "1.5").exit_code == 2
+    assert run("set-alias", "old", "rule").exit_code == 0
+    assert run("set-alias", "old").exit_code == 0
+    assert [request.model for request in server.rules.requests[-2:]] == ["rule", ""]
+
+
 def test_health_tells_by_its_exit_code(run: Run, server: Any) -> None:
     assert (run("health", "--wait", "5").exit_code, run("health").stdout) == (0, "serving\n")
     server.rules.serving = False

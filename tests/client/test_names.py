@@ -48,6 +48,10 @@ FLATTENED = {"json_schema", "regex", "choices", "prompt_log_probabilities"}
 """Options that stand for a part of a field: of `constraint`, and of `log_probabilities`."""
 
 
+def is_about_models(method: MethodDescriptor) -> bool:
+    return method.containing_service.name == "ModelService"
+
+
 def snake_case(name: str) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
 
@@ -81,11 +85,12 @@ def test_a_unary_rpc_has_a_command_of_its_name(method: str) -> None:
 
 def test_no_command_is_without_an_rpc_except_the_tools() -> None:
     rpcs = {snake_case(method).replace("_", "-") for method in METHODS}
-    assert COMMANDS - rpcs == {"chat", "health", "load"}
+    assert COMMANDS - rpcs == {"chat", "health", "load", "load-compare"}
 
 
 def test_the_load_tester_knows_every_command_that_runs_a_model() -> None:
-    assert set(LoadTask) == COMMANDS - {"chat", "health", "load", "list-models", "get-model"}
+    of_models = {snake_case(method.name).replace("_", "-") for method in METHODS.values() if is_about_models(method)}
+    assert set(LoadTask) == COMMANDS - {"health", "load", "load-compare"} - of_models
 
 
 def test_a_result_has_the_fields_of_its_message() -> None:
@@ -114,6 +119,7 @@ def test_every_result_of_an_rpc_has_a_class() -> None:
     [
         (results.FinishReason, common_pb2.FinishReason),
         (results.Task, model_service_pb2.Task),
+        (results.BundleState, model_service_pb2.BundleState),
         (EarlyStopping, translation_service_pb2.EarlyStopping),
         (Role, generation_service_pb2.Role),
     ],

@@ -4,7 +4,6 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterator
 from io import StringIO
 
 import pytest
@@ -16,17 +15,7 @@ from headway_server.log import configure_logging
 SECRET = "what a caller wrote"
 
 
-@pytest.fixture(autouse=True)
-def logging_as_it_was() -> Iterator[None]:
-    """Takes the configuration back after each test."""
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    structlog.reset_defaults()
-    logging.captureWarnings(False)
-    logging.getLogger("grpc._cython.cygrpc").filters.clear()
-    root.handlers[:] = handlers
-    root.setLevel(level)
+pytestmark = pytest.mark.usefixtures("logging_as_it_was")
 
 
 def fail_with_a_local_value() -> Exception:

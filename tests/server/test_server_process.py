@@ -65,6 +65,37 @@ def test_a_running_call_is_finished_after_sigterm(start_process, tmp_path):
     assert server.wait_end() == 0
 
 
+def test_sighup_has_it_look_at_its_store(start_process, tmp_path):
+    tiny_bundles.write_topic_bundle(tmp_path)
+    server = start_process("--store", tmp_path, "--port", 0, "--poll-interval", 0, "--max-versions", 1)
+    port = port_of(server.wait_ready())
+    tiny_bundles.write_topic_bundle(tmp_path, version="2")
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        texts = pb_grpc.TextClassificationServiceStub(channel)
+        assert texts.ClassifyText(pb.ClassifyTextRequest(texts=["star"])).model.version == "1"
+        server.process.send_signal(signal.SIGHUP)
+        deadline = time.monotonic() + 30
+        while texts.ClassifyText(pb.ClassifyTextRequest(texts=["star"])).model.version != "2":
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    server.process.send_signal(signal.SIGTERM)
+    assert server.wait_end() == 0
+    assert "topics/2 ready" in server.log.read_text()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_store_that_cannot_be_written_is_served_and_watched(start_process, tmp_path):
+    store = tmp_path / "store"
+    tiny_bundles.write_topic_bundle(store)
+    store.chmod(0o555)
+    server = start_process("--store", store, "--port", 0)
+    port = port_of(server.wait_ready())
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        models = model_service_pb2_grpc.ModelServiceStub(channel)
+        kept = models.SetRoute(model_service_pb2.SetRouteRequest(model="topics", default_version="1"))
+    assert kept.not_kept_reason == "routes.json cannot be written (Permission denied)"
+
+
 def test_bad_bundles_are_logged_and_the_others_are_served(start_process, tmp_path):
     tiny_bundles.write_colour_bundle(tmp_path)
     (tiny_bundles.write_topic_bundle(tmp_path).path / "tokenizer.json").write_text("tampered")

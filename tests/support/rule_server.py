@@ -339,6 +339,39 @@ class Models(model_service_pb2_grpc.ModelServiceServicer):
         await self.rules.admit(request, context)
         return model_service_pb2.GetModelResponse(model=self.model, manifest_json='{"schema_version": 1}')
 
+    async def ListBundles(self, request: Any, context: Any) -> Any:
+        await self.rules.admit(request, context)
+        ready, incomplete = model_service_pb2.BUNDLE_STATE_READY, model_service_pb2.BUNDLE_STATE_INCOMPLETE
+        return model_service_pb2.ListBundlesResponse(
+            bundles=[
+                model_service_pb2.BundleStatus(name="rule", version="1", state=ready),
+                model_service_pb2.BundleStatus(name="rule", version="2", state=incomplete, reason="x is missing"),
+            ],
+            routes=[model_service_pb2.Route(model="rule", canary_version="2", canary_share=0.125)],
+            aliases=[model_service_pb2.Alias(alias="old", model="rule", model_version="1")],
+            store_problem="the store has not answered for 10 s",
+        )
+
+    async def LoadModel(self, request: Any, context: Any) -> Any:
+        await self.rules.admit(request, context)
+        return model_service_pb2.LoadModelResponse(model=self.model)
+
+    async def UnloadModel(self, request: Any, context: Any) -> Any:
+        await self.rules.admit(request, context)
+        return model_service_pb2.UnloadModelResponse()
+
+    async def ScanStore(self, request: Any, context: Any) -> Any:
+        await self.rules.admit(request, context)
+        return model_service_pb2.ScanStoreResponse(bundles=(await self.ListBundles(request, context)).bundles)
+
+    async def SetRoute(self, request: Any, context: Any) -> Any:
+        await self.rules.admit(request, context)
+        return model_service_pb2.SetRouteResponse(not_kept_reason="routes.json cannot be written")
+
+    async def SetAlias(self, request: Any, context: Any) -> Any:
+        await self.rules.admit(request, context)
+        return model_service_pb2.SetAliasResponse()
+
 
 class Health(health_pb2_grpc.HealthServicer):
     def __init__(self, rules: Rules) -> None:

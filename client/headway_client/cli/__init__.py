@@ -14,7 +14,8 @@ __all__ = ["app"]
 app = typer.Typer(
     name="headway",
     help="Calls a headway server.",
-    epilog="Exit codes: 0 all went well, 1 a call failed, 2 the command line or an input file is wrong.",
+    epilog="Exit codes: 0 all went well, 1 a call failed, 2 the command line or an input file is wrong, "
+    "3 a load test missed an objective.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -31,8 +32,15 @@ for command in (
     classification.embed_image,
     models.list_models,
     models.get_model,
+    models.list_bundles,
+    models.load_model,
+    models.unload_model,
+    models.scan_store,
+    models.set_route,
+    models.set_alias,
     models.health,
     load.load,
+    load.load_compare,
 ):
     app.command()(command)
 

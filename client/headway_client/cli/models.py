@@ -1,8 +1,9 @@
-"""The commands about a server and its models: list-models, get-model, health."""
+"""The commands about a server and its models."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Annotated
 
 import typer
@@ -10,6 +11,8 @@ import typer
 from headway_client import results
 from headway_client.cli.flags import AsJson, ConnectionFlags, connected, fail, takes_options
 from headway_client.cli.output import as_dict, print_json, print_table
+
+ModelArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the model.")]
 
 
 @takes_options
@@ -37,10 +40,10 @@ def list_models(
 
 @takes_options
 def get_model(
-    model: Annotated[str, typer.Argument(metavar="NAME", help="Name of the model.")],
+    model: ModelArgument,
     *,
     model_version: Annotated[
-        str | None, typer.Option("--model-version", help="Version of the model. Default: the latest loaded version.")
+        str | None, typer.Option("--model-version", help="Version of the model. Default: the one that answers calls.")
     ] = None,
     as_json: AsJson = False,
     connection: ConnectionFlags,
@@ -58,6 +61,122 @@ def get_model(
     quality = fields.pop("quality")
     rows = [(name.replace("_", " "), _value(value)) for name, value in fields.items() if value not in ("", (), None)]
     print_table([*rows, *(("quality", _value(figure)) for figure in quality)])
+
+
+@takes_options
+def list_bundles(*, as_json: AsJson = False, connection: ConnectionFlags) -> None:
+    """List the bundles of the store, loaded or not, and the routes of calls that name no version."""
+    with connected(connection) as client:
+        listing = client.list_bundles()
+    if as_json:
+        print_json(as_dict(listing))
+        return
+    _print_bundles(listing)
+    if listing.routes:
+        typer.echo()
+        head = ("MODEL", "DEFAULT", "CANARY", "SHARE")
+        rows = [
+            (route.model, route.default_version or "latest", route.canary_version or "-", f"{route.canary_share:.4g}")
+            for route in listing.routes
+        ]
+        print_table([head, *rows])
+    if listing.aliases:
+        typer.echo()
+        aliases = [(alias.alias, alias.model, alias.model_version or "as routed") for alias in listing.aliases]
+        print_table([("ALIAS", "MODEL", "VERSION"), *aliases])
+    if listing.store_problem:
+        typer.echo(f"headway: the store: {listing.store_problem}", err=True)
+
+
+@takes_options
+def load_model(
+    model: ModelArgument,
+    *,
+    model_version: Annotated[
+        str | None, typer.Option("--model-version", help="Version to load. Default: the latest in the store.")
+    ] = None,
+    as_json: AsJson = False,
+    connection: ConnectionFlags,
+) -> None:
+    """Load a version from the store, or replace a loaded one by what is in the store now; no call fails."""
+    with connected(connection) as client:
+        loaded = client.load_model(model, model_version=model_version)
+    if as_json:
+        print_json(as_dict(loaded))
+    else:
+        typer.echo(f"{loaded.name} {loaded.version} ({loaded.variant}) is ready")
+
+
+@takes_options
+def unload_model(
+    model: ModelArgument,
+    *,
+    model_version: Annotated[
+        str | None, typer.Option("--model-version", help="Version to unload. Default: every version.")
+    ] = None,
+    connection: ConnectionFlags,
+) -> None:
+    """Unload a model when the calls that use it are finished."""
+    with connected(connection) as client:
+        client.unload_model(model, model_version=model_version)
+
+
+@takes_options
+def scan_store(*, as_json: AsJson = False, connection: ConnectionFlags) -> None:
+    """Have the server look at its store now, and list the bundles that are different."""
+    with connected(connection) as client:
+        changed = client.scan_store()
+    if as_json:
+        for bundle in changed:
+            print_json(as_dict(bundle))
+    else:
+        _print_bundles(changed)
+
+
+@takes_options
+def set_route(
+    model: ModelArgument,
+    *,
+    default_version: Annotated[
+        str | None,
+        typer.Option("--default-version", metavar="VERSION", help="Version that answers. Default: the latest."),
+    ] = None,
+    canary_version: Annotated[
+        str | None,
+        typer.Option("--canary-version", metavar="VERSION", help="Version that answers a share. Default: none."),
+    ] = None,
+    canary_share: Annotated[
+        float | None, typer.Option("--canary-share", min=0, max=1, help="Share of the canary, such as 0.05.")
+    ] = None,
+    connection: ConnectionFlags,
+) -> None:
+    """Set which versions of a model answer calls that name none.
+
+    What is not given is reset: without any flag the latest version answers.
+    """
+    with connected(connection) as client:
+        reason = client.set_route(
+            model, default_version=default_version, canary_version=canary_version, canary_share=canary_share
+        )
+    _print_not_kept(reason)
+
+
+@takes_options
+def set_alias(
+    alias: Annotated[str, typer.Argument(metavar="ALIAS", help="Name that callers give.")],
+    model: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="Model that it stands for. Default: none; removes the alias.")
+    ] = None,
+    *,
+    model_version: Annotated[
+        str | None, typer.Option("--model-version", help="Version that it stands for. Default: as routed.")
+    ] = None,
+    connection: ConnectionFlags,
+) -> None:
+    """Have another name stand for a model, or remove it."""
+    with connected(connection) as client:
+        reason = client.set_alias(alias, model=model, model_version=model_version)
+    _print_not_kept(reason)
 
 
 @takes_options
@@ -84,6 +203,16 @@ def health(
         typer.echo(status.value)
     if status is not results.HealthStatus.SERVING:
         fail(f"{service or client.server} is not serving: {status.value}", 1)
+
+
+def _print_bundles(bundles: Iterable[results.BundleStatus]) -> None:
+    rows = [(bundle.name, bundle.version, bundle.state.value, bundle.reason) for bundle in bundles]
+    print_table([("NAME", "VERSION", "STATE", "REASON"), *rows])
+
+
+def _print_not_kept(reason: str | None) -> None:
+    if reason is not None:
+        typer.echo(f"headway: this lasts until the server stops: {reason}", err=True)
 
 
 def _row(model: results.Model) -> tuple[str, ...]:

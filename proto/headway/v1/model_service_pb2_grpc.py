@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class ModelServiceStub:
-    """Describes the loaded models.
+    """Describes the loaded models, and changes which they are while calls are answered.
     """
 
     def __init__(self, channel):
@@ -45,10 +45,40 @@ class ModelServiceStub:
                 request_serializer=headway_dot_v1_dot_model__service__pb2.GetModelRequest.SerializeToString,
                 response_deserializer=headway_dot_v1_dot_model__service__pb2.GetModelResponse.FromString,
                 _registered_method=True)
+        self.ListBundles = channel.unary_unary(
+                '/headway.v1.ModelService/ListBundles',
+                request_serializer=headway_dot_v1_dot_model__service__pb2.ListBundlesRequest.SerializeToString,
+                response_deserializer=headway_dot_v1_dot_model__service__pb2.ListBundlesResponse.FromString,
+                _registered_method=True)
+        self.LoadModel = channel.unary_unary(
+                '/headway.v1.ModelService/LoadModel',
+                request_serializer=headway_dot_v1_dot_model__service__pb2.LoadModelRequest.SerializeToString,
+                response_deserializer=headway_dot_v1_dot_model__service__pb2.LoadModelResponse.FromString,
+                _registered_method=True)
+        self.UnloadModel = channel.unary_unary(
+                '/headway.v1.ModelService/UnloadModel',
+                request_serializer=headway_dot_v1_dot_model__service__pb2.UnloadModelRequest.SerializeToString,
+                response_deserializer=headway_dot_v1_dot_model__service__pb2.UnloadModelResponse.FromString,
+                _registered_method=True)
+        self.ScanStore = channel.unary_unary(
+                '/headway.v1.ModelService/ScanStore',
+                request_serializer=headway_dot_v1_dot_model__service__pb2.ScanStoreRequest.SerializeToString,
+                response_deserializer=headway_dot_v1_dot_model__service__pb2.ScanStoreResponse.FromString,
+                _registered_method=True)
+        self.SetRoute = channel.unary_unary(
+                '/headway.v1.ModelService/SetRoute',
+                request_serializer=headway_dot_v1_dot_model__service__pb2.SetRouteRequest.SerializeToString,
+                response_deserializer=headway_dot_v1_dot_model__service__pb2.SetRouteResponse.FromString,
+                _registered_method=True)
+        self.SetAlias = channel.unary_unary(
+                '/headway.v1.ModelService/SetAlias',
+                request_serializer=headway_dot_v1_dot_model__service__pb2.SetAliasRequest.SerializeToString,
+                response_deserializer=headway_dot_v1_dot_model__service__pb2.SetAliasResponse.FromString,
+                _registered_method=True)
 
 
 class ModelServiceServicer:
-    """Describes the loaded models.
+    """Describes the loaded models, and changes which they are while calls are answered.
     """
 
     def ListModels(self, request, context):
@@ -60,6 +90,49 @@ class ModelServiceServicer:
 
     def GetModel(self, request, context):
         """Describes one model, with the manifest of its bundle.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListBundles(self, request, context):
+        """Lists the bundles of the store, loaded or not, each with its state, and how calls that name no version are routed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def LoadModel(self, request, context):
+        """Loads a version from the store and returns when it answers calls. Where it is loaded already it is replaced by what
+        is in the store now: running calls keep the old one, and no call fails. Goes on though the caller has gone.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnloadModel(self, request, context):
+        """Unloads a model and returns when its memory is given back: new calls do not find it, running calls are finished.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ScanStore(self, request, context):
+        """Looks at the store now: loads what is new or has changed, and unloads what has gone.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetRoute(self, request, context):
+        """Sets which versions of a model answer calls that name none.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetAlias(self, request, context):
+        """Sets or removes another name for a model.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -78,6 +151,36 @@ def add_ModelServiceServicer_to_server(servicer, server):
                     request_deserializer=headway_dot_v1_dot_model__service__pb2.GetModelRequest.FromString,
                     response_serializer=headway_dot_v1_dot_model__service__pb2.GetModelResponse.SerializeToString,
             ),
+            'ListBundles': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListBundles,
+                    request_deserializer=headway_dot_v1_dot_model__service__pb2.ListBundlesRequest.FromString,
+                    response_serializer=headway_dot_v1_dot_model__service__pb2.ListBundlesResponse.SerializeToString,
+            ),
+            'LoadModel': grpc.unary_unary_rpc_method_handler(
+                    servicer.LoadModel,
+                    request_deserializer=headway_dot_v1_dot_model__service__pb2.LoadModelRequest.FromString,
+                    response_serializer=headway_dot_v1_dot_model__service__pb2.LoadModelResponse.SerializeToString,
+            ),
+            'UnloadModel': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnloadModel,
+                    request_deserializer=headway_dot_v1_dot_model__service__pb2.UnloadModelRequest.FromString,
+                    response_serializer=headway_dot_v1_dot_model__service__pb2.UnloadModelResponse.SerializeToString,
+            ),
+            'ScanStore': grpc.unary_unary_rpc_method_handler(
+                    servicer.ScanStore,
+                    request_deserializer=headway_dot_v1_dot_model__service__pb2.ScanStoreRequest.FromString,
+                    response_serializer=headway_dot_v1_dot_model__service__pb2.ScanStoreResponse.SerializeToString,
+            ),
+            'SetRoute': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetRoute,
+                    request_deserializer=headway_dot_v1_dot_model__service__pb2.SetRouteRequest.FromString,
+                    response_serializer=headway_dot_v1_dot_model__service__pb2.SetRouteResponse.SerializeToString,
+            ),
+            'SetAlias': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetAlias,
+                    request_deserializer=headway_dot_v1_dot_model__service__pb2.SetAliasRequest.FromString,
+                    response_serializer=headway_dot_v1_dot_model__service__pb2.SetAliasResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'headway.v1.ModelService', rpc_method_handlers)
@@ -87,7 +190,7 @@ def add_ModelServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ModelService:
-    """Describes the loaded models.
+    """Describes the loaded models, and changes which they are while calls are answered.
     """
 
     @staticmethod
@@ -134,6 +237,168 @@ class ModelService:
             '/headway.v1.ModelService/GetModel',
             headway_dot_v1_dot_model__service__pb2.GetModelRequest.SerializeToString,
             headway_dot_v1_dot_model__service__pb2.GetModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListBundles(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headway.v1.ModelService/ListBundles',
+            headway_dot_v1_dot_model__service__pb2.ListBundlesRequest.SerializeToString,
+            headway_dot_v1_dot_model__service__pb2.ListBundlesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headway.v1.ModelService/LoadModel',
+            headway_dot_v1_dot_model__service__pb2.LoadModelRequest.SerializeToString,
+            headway_dot_v1_dot_model__service__pb2.LoadModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnloadModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headway.v1.ModelService/UnloadModel',
+            headway_dot_v1_dot_model__service__pb2.UnloadModelRequest.SerializeToString,
+            headway_dot_v1_dot_model__service__pb2.UnloadModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ScanStore(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headway.v1.ModelService/ScanStore',
+            headway_dot_v1_dot_model__service__pb2.ScanStoreRequest.SerializeToString,
+            headway_dot_v1_dot_model__service__pb2.ScanStoreResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetRoute(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headway.v1.ModelService/SetRoute',
+            headway_dot_v1_dot_model__service__pb2.SetRouteRequest.SerializeToString,
+            headway_dot_v1_dot_model__service__pb2.SetRouteResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetAlias(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headway.v1.ModelService/SetAlias',
+            headway_dot_v1_dot_model__service__pb2.SetAliasRequest.SerializeToString,
+            headway_dot_v1_dot_model__service__pb2.SetAliasResponse.FromString,
             options,
             channel_credentials,
             insecure,

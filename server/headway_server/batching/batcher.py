@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, Literal, NamedTuple, Protocol, TypeVar, cast
@@ -25,8 +26,16 @@ import structlog
 from headway_server.batching.graph import NO_COSTS, RunCosts, Tensors
 from headway_server.batching.queue import BatchQueue, Entry
 from headway_server.errors import DeadlineError, DrainingError, ModelRunError
-from headway_server.observers import NO_OBSERVER, BatchEvent, ModelId, Observer, QueueEvent
-from headway_server.runtime import CLOSE_TIMEOUT_S, Cores, Heartbeat, Session, join_threads
+from headway_server.observers import NO_OBSERVER, BatchEvent, BatchMember, ModelId, Observer, QueueEvent, current_call
+from headway_server.runtime import (
+    CLOSE_TIMEOUT_S,
+    Cores,
+    Heartbeat,
+    Session,
+    join_threads,
+    own_niceness,
+    set_own_niceness,
+)
 
 Result = TypeVar("Result")
 Reader = Callable[[Tensors, int], Result]
@@ -83,6 +92,7 @@ class PendingCall:
         self.outputs = outputs
         self.read = read
         self.arrived_at = time.monotonic()
+        self.call = current_call()
         self.results: list[Any] = [None] * num_items
         self.runs: list[ItemTimes | None] = [None] * num_items
         self._num_missing = num_items
@@ -174,6 +184,7 @@ class Batcher:
         self._is_closed = False
         self._failure: BaseException | None = None
         self._heartbeat = Heartbeat()
+        self._niceness = own_niceness()  # of the thread that loads the model
         self._num_lanes = 1 if session is None else session.num_lanes
         self._lanes = threading.Semaphore(self._num_lanes)
         self._busy_lanes = (Cores(1) if session is None else session.cores).busy_lanes()
@@ -196,6 +207,11 @@ class Batcher:
     def stalled_s(self) -> float:
         """Returns for how many seconds the oldest batch at work has been at it; 0.0 where none is. Takes no lock."""
         return self._heartbeat.stalled_s()
+
+    @property
+    def num_waiting(self) -> int:
+        """Items in the queue."""
+        return len(self._queue)
 
     async def submit(
         self,
@@ -287,7 +303,7 @@ class Batcher:
                     self._changed.notify()
             self._lone_caller.answered()
         self._report_left([entry], "started", started)
-        self._report_batch([entry], finished - started)
+        self._report_batch([entry], started, finished)
         return BatchedResults(results=[result], runs=[ItemTimes(arrived, started, finished)])
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:
@@ -318,6 +334,7 @@ class Batcher:
             raise _batch_error()
 
     def _work(self) -> None:
+        set_own_niceness(self._niceness)
         try:
             while (batch := self._next_batch()) is not None:
                 self._run(batch)
@@ -402,7 +419,7 @@ class Batcher:
                 self._count_busy()
                 if self._can_take():
                     self._changed.notify()
-        self._report_batch(wanted, finished - started)
+        self._report_batch(wanted, started, finished)
         return wanted, outputs, started, finished
 
     def _still_wanted(self, batch: list[Entry], now: float) -> list[Entry]:
@@ -440,17 +457,24 @@ class Batcher:
                 )
             )
 
-    def _report_batch(self, entries: Sequence[Entry], run_s: float) -> None:
+    def _report_batch(self, entries: Sequence[Entry], started: float, finished: float) -> None:
         if self._observer is NO_OBSERVER:
             return
         lengths = [entry.length for entry in entries]
+        counts = Counter(map(_call_of, entries))
         self._observer.batch_finished(
             BatchEvent(
                 model=self._model,
                 num_items=len(entries),
                 length=max(lengths),
                 num_padded=max(lengths) * len(lengths) - sum(lengths),
-                run_s=run_s,
+                started_at=started,
+                run_s=finished - started,
+                members=[
+                    BatchMember(pending.call, pending.arrived_at, count)
+                    for pending, count in counts.items()
+                    if pending.call is not None
+                ],
             )
         )
 

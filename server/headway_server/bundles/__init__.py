@@ -1,11 +1,13 @@
 """Bundles: a model with everything it needs to be served, in one folder."""
 
+from headway_server.bundles.listing import Fingerprint, ListedBundle, fingerprint_of, list_store
 from headway_server.bundles.manifest import (
     ALIGNMENT,
     CARD_FILE,
     CHAT_TEMPLATE_FILE,
     MANIFEST_FILE,
     SCHEMA_VERSION,
+    SIGNATURE_FILE,
     TOKENIZER_FILE,
     Architecture,
     BundleFile,
@@ -27,7 +29,9 @@ from headway_server.bundles.manifest import (
     TensorSpec,
     Variant,
 )
-from headway_server.bundles.reader import Bundle, find_bundles, open_bundle, read_manifest, version_key
+from headway_server.bundles.reader import NAME, Bundle, find_bundles, open_bundle, read_manifest, version_key
+from headway_server.bundles.settings import ROUTES_FILE, VersionSettings
+from headway_server.bundles.signing import TrustedKeys, sign_bundle
 from headway_server.bundles.writer import describe_files, publish, staging_folder, write_manifest
 
 __all__ = [
@@ -35,7 +39,10 @@ __all__ = [
     "CARD_FILE",
     "CHAT_TEMPLATE_FILE",
     "MANIFEST_FILE",
+    "NAME",
+    "ROUTES_FILE",
     "SCHEMA_VERSION",
+    "SIGNATURE_FILE",
     "TOKENIZER_FILE",
     "Architecture",
     "Bundle",
@@ -43,10 +50,12 @@ __all__ = [
     "CalibrationFigures",
     "ClassificationScheme",
     "Embedding",
+    "Fingerprint",
     "Graph",
     "ImagePreprocessing",
     "Languages",
     "Limits",
+    "ListedBundle",
     "Manifest",
     "ParityFigures",
     "Precision",
@@ -56,12 +65,17 @@ __all__ = [
     "StateTensor",
     "Task",
     "TensorSpec",
+    "TrustedKeys",
     "Variant",
+    "VersionSettings",
     "describe_files",
     "find_bundles",
+    "fingerprint_of",
+    "list_store",
     "open_bundle",
     "publish",
     "read_manifest",
+    "sign_bundle",
     "staging_folder",
     "version_key",
     "write_manifest",

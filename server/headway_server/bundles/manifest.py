@@ -24,6 +24,8 @@ from headway_server.bundles.tags import TagSet
 
 SCHEMA_VERSION = 1
 MANIFEST_FILE = "bundle.json"
+SIGNATURE_FILE = "bundle.json.sig"
+"""Signature of the manifest, for servers that ask for one."""
 TOKENIZER_FILE = "tokenizer.json"
 CHAT_TEMPLATE_FILE = "chat_template.jinja"
 """Of a generation model that can continue conversations."""

@@ -8,14 +8,17 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from pydantic import ValidationError
 
-from headway_server.bundles.manifest import MANIFEST_FILE, NAME_PATTERN, SCHEMA_VERSION, Manifest
+from headway_server.bundles.manifest import MANIFEST_FILE, NAME_PATTERN, SCHEMA_VERSION, SIGNATURE_FILE, Manifest
+from headway_server.bundles.signing import TrustedKeys
 from headway_server.errors import BundleError, StoreError
 
 _BLOCK_BYTES = 1 << 20
-_NAME = re.compile(NAME_PATTERN)
+NAME: Final = re.compile(NAME_PATTERN)
+"""What a model or a version may be called."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +45,7 @@ def find_bundles(store: Path) -> list[Path]:
     if not store.is_dir():
         raise StoreError(f"store {store}: no such folder; make one with headway-export CHECKPOINT --store {store}")
     try:
-        models = [model for model in store.iterdir() if model.is_dir() and _NAME.match(model.name)]
+        models = subfolders(store)
     except OSError as error:
         raise StoreError(f"store {store}: cannot be read ({error.strerror}); check its permissions") from error
     folders = sorted(folder for model in models for folder in _versions(model))
@@ -57,9 +60,18 @@ def find_bundles(store: Path) -> list[Path]:
 def _versions(model: Path) -> list[Path]:
     """Returns the folders of a model's versions, or the model's own if it cannot be read: opening that says why."""
     try:
-        return [version for version in model.iterdir() if version.is_dir() and _NAME.match(version.name)]
+        return subfolders(model)
     except OSError:
         return [model]
+
+
+def subfolders(folder: Path) -> list[Path]:
+    """Returns the folders in `folder` that have the name of a model or a version.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    return [below for below in folder.iterdir() if NAME.match(below.name) and below.is_dir()]
 
 
 def version_key(version: str) -> tuple[tuple[int, int, str], ...]:
@@ -67,13 +79,18 @@ def version_key(version: str) -> tuple[tuple[int, int, str], ...]:
     return tuple((1, int(part), "") if part.isdigit() else (0, 0, part) for part in re.split(r"[._-]", version))
 
 
-def open_bundle(path: Path) -> Bundle:
+def open_bundle(path: Path, trusted: TrustedKeys | None = None) -> Bundle:
     """Opens the bundle in the folder `path` and checks all of it.
 
+    Args:
+        path: Folder of the bundle.
+        trusted: Keys of which one must have signed it; None: it need not be signed.
+
     Raises:
-        BundleError: The manifest is missing or wrong, or a file is missing, unlisted or changed.
+        BundleError: The manifest is missing or wrong, a file is missing, unlisted or changed, or nobody who is trusted
+            has signed it.
     """
-    manifest = check_bundle(path)
+    manifest = check_bundle(path, trusted)
     if (path.parent.name, path.name) != (manifest.name, manifest.version):
         raise BundleError(
             f"{path}: the manifest is of {manifest.name}/{manifest.version}; name the folders so or export it again"
@@ -81,26 +98,31 @@ def open_bundle(path: Path) -> Bundle:
     return Bundle(path=path, manifest=manifest)
 
 
-def check_bundle(path: Path) -> Manifest:
+def check_bundle(path: Path, trusted: TrustedKeys | None = None) -> Manifest:
     """Checks all of the bundle in the folder `path`, whatever that is called, and returns its manifest.
 
     Raises:
         BundleError: As `open_bundle`, except for the names of the folders.
     """
-    manifest = read_manifest(path)
+    manifest = read_manifest(path, trusted)
     _check_files(path, manifest)
     return manifest
 
 
-def read_manifest(path: Path) -> Manifest:
+def read_manifest(path: Path, trusted: TrustedKeys | None = None) -> Manifest:
     """Reads the manifest of the bundle in the folder `path`.
 
     Raises:
-        BundleError: It is missing, is not JSON, or does not follow the schema.
+        BundleError: It is missing, is not JSON, does not follow the schema, or nobody who is trusted has signed it.
     """
     file = path / MANIFEST_FILE
+    if file.exists() and not file.is_file():  # opening a pipe would wait for whoever writes to it
+        raise BundleError(f"{file}: is not a file; export the model again")
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        data = file.read_bytes()
+        if trusted is not None:
+            trusted.check(path, data)
+        content = json.loads(data.decode("utf-8"))
     except FileNotFoundError:
         raise BundleError(f"{path}: {MANIFEST_FILE} is missing; export the model again") from None
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
@@ -121,7 +143,7 @@ def read_manifest(path: Path) -> Manifest:
 
 def _check_files(path: Path, manifest: Manifest) -> None:
     listed = set(manifest.files)
-    found = {file.relative_to(path).as_posix() for file in _files_below(path)} - {MANIFEST_FILE}
+    found = {file.relative_to(path).as_posix() for file in _files_below(path)} - {MANIFEST_FILE, SIGNATURE_FILE}
     if missing := sorted(listed - found):
         raise BundleError(f"{path}: {missing[0]} is missing; export the model again")
     if unlisted := sorted(found - listed):
@@ -142,7 +164,18 @@ def _check_files(path: Path, manifest: Manifest) -> None:
 
 
 def _files_below(path: Path) -> Iterator[Path]:
-    return (file for file in path.rglob("*") if file.is_file())
+    """Yields every file below a folder; a link that leads out of it is an error.
+
+    Raises:
+        BundleError: There is such a link.
+    """
+    home = path.resolve()
+    for file in path.rglob("*"):
+        if file.is_symlink() and not file.resolve().is_relative_to(home):
+            name = file.relative_to(path).as_posix()
+            raise BundleError(f"{path}: {name} is a link that leads out of the bundle; copy the file there")
+        if file.is_file():
+            yield file
 
 
 def sha256_of(file: Path) -> str:

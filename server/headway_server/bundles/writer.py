@@ -9,17 +9,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from headway_server.bundles.manifest import MANIFEST_FILE, BundleFile, Manifest
+from headway_server.bundles.manifest import MANIFEST_FILE, SIGNATURE_FILE, BundleFile, Manifest
 from headway_server.bundles.reader import Bundle, check_bundle, sha256_of
 from headway_server.errors import BundleError
 
 
 def describe_files(folder: Path) -> dict[str, BundleFile]:
-    """Returns sizes and hashes of every file below `folder` but the manifest."""
+    """Returns sizes and hashes of every file below `folder` but the manifest and its signature."""
     return {
         file.relative_to(folder).as_posix(): BundleFile(sha256=sha256_of(file), size_bytes=file.stat().st_size)
         for file in sorted(folder.rglob("*"))
-        if file.is_file() and file != folder / MANIFEST_FILE
+        if file.is_file() and file not in (folder / MANIFEST_FILE, folder / SIGNATURE_FILE)
     }
 
 

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from headway_server.decoding.interfaces import Constraint, EncoderInput, OutputAssembler
 from headway_server.decoding.parameters import SamplingParameters, SearchParameters
 from headway_server.errors import CancelledError, DeadlineError, OverloadedError
+from headway_server.observers import current_call
 
 
 class FinishReason(Enum):
@@ -209,6 +210,7 @@ class Sequence:
 
     __slots__ = (
         "arrived_at",
+        "call",
         "caller",
         "cancelled",
         "constraint",
@@ -216,6 +218,7 @@ class Sequence:
         "deadline",
         "delta_at",
         "eos_id",
+        "first_token_at",
         "log_probability",
         "masked_at",
         "num_cached_tokens",
@@ -238,6 +241,7 @@ class Sequence:
         "stage",
         "started_at",
         "stop_ids",
+        "token_at",
         "token_ids",
         "tokens",
         "wants_alignment",
@@ -313,6 +317,9 @@ class Sequence:
         self.cross: Any = None  # the `EncodedSource` that the encoder made of `source`
         self.arrived_at = 0.0
         self.started_at = 0.0
+        self.call = current_call()  # the next two are written where there is an observer
+        self.first_token_at = 0.0
+        self.token_at = 0.0  # when it got its newest one
 
     def __repr__(self) -> str:
         return (

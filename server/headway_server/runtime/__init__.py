@@ -2,9 +2,23 @@
 
 from headway_server.runtime.binding import Binding
 from headway_server.runtime.cores import BusyLanes, Cores
-from headway_server.runtime.machine import Device, available_bytes, describe_cores, has_exact_int8, usable_cores
+from headway_server.runtime.machine import (
+    Device,
+    available_bytes,
+    describe_cores,
+    give_back_memory,
+    has_exact_int8,
+    usable_cores,
+)
 from headway_server.runtime.session import Runtime, Session
-from headway_server.runtime.threads import CLOSE_TIMEOUT_S, Heartbeat, join_threads
+from headway_server.runtime.threads import (
+    CLOSE_TIMEOUT_S,
+    Heartbeat,
+    join_threads,
+    own_niceness,
+    run_nicely,
+    set_own_niceness,
+)
 
 __all__ = [
     "CLOSE_TIMEOUT_S",
@@ -17,7 +31,11 @@ __all__ = [
     "Session",
     "available_bytes",
     "describe_cores",
+    "give_back_memory",
     "has_exact_int8",
     "join_threads",
+    "own_niceness",
+    "run_nicely",
+    "set_own_niceness",
     "usable_cores",
 ]

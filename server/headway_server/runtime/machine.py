@@ -96,6 +96,13 @@ def available_bytes(device: Device) -> int | None:
     return max(0, min([int(psutil.virtual_memory().available), *_left_in_cgroups()]))
 
 
+def give_back_memory() -> None:
+    """Returns to the system what the C library keeps of memory that was freed, where it has a call for that (glibc)."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
+    if trim is not None:
+        trim(0)
+
+
 def _left_in_cgroups() -> Iterator[int]:
     """Yields what each limit of the process's control groups leaves to it, in bytes."""
     for folder in _cgroup_folders("", _CGROUP):

@@ -5,32 +5,53 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, Self, TypeAlias, TypeVar
+from typing import Any, Final, Literal, Self, TypeAlias, TypeVar
 
 import structlog
 
-from headway_server.bundles import Task, find_bundles, open_bundle, version_key
+from headway_server.bundles import (
+    NAME,
+    ROUTES_FILE,
+    Fingerprint,
+    ListedBundle,
+    Task,
+    TrustedKeys,
+    find_bundles,
+    fingerprint_of,
+    open_bundle,
+    version_key,
+)
 from headway_server.errors import (
     BundleError,
+    BundleRejectedError,
     DrainingError,
     InvalidInputError,
     ModelNotFoundError,
     ServerError,
     StoreError,
+    StoreUnavailableError,
     WrongTaskError,
 )
-from headway_server.observers import NO_OBSERVER, ModelEvent, ModelId, Observer
-from headway_server.runtime import Runtime
-from headway_server.serving.calls import current_call
+from headway_server.observers import NO_OBSERVER, ModelEvent, ModelId, Observer, current_call
+from headway_server.runtime import Runtime, give_back_memory, run_nicely
+from headway_server.serving.apart import run_apart
 from headway_server.serving.families import FAMILIES, Family, ServedModel
+from headway_server.serving.routes import Alias, Route, Routes, read_routes, write_routes
+from headway_server.serving.watch import Look, StoreWatch
 from headway_server.settings import ServerSettings
 
 _Result = TypeVar("_Result")
 _Event: TypeAlias = Literal["loading", "ready", "unloading", "unloaded", "failed"]
+
+_NOTHING_IS_LOADED: Final = "the server is shutting down; nothing is loaded any more"
+_SETTLING_S: Final = 1.0
+"""Longest wait for the second look at a bundle that is new."""
 
 _log = structlog.get_logger(__name__)
 
@@ -48,6 +69,10 @@ class ModelState(StrEnum):
     """It was ready and has ended by itself: a bug or a broken machine."""
     REJECTED = "rejected"
     """It could not be loaded."""
+    INCOMPLETE = "incomplete"
+    """It is not whole: it may be half copied. It is loaded when it is whole and at rest."""
+    AVAILABLE = "available"
+    """It is in the store and not loaded: it was unloaded, or enough newer versions are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +83,17 @@ class BundleStatus:
     """Below the store: `<model>/<version>`."""
     state: ModelState
     reason: str | None = None
-    """Why it was rejected or has failed, or why a newer copy of it could not be loaded."""
+    """Why it is rejected, incomplete or has failed, or why a newer copy of it could not be loaded."""
+
+    @property
+    def name(self) -> str:
+        """Of the model."""
+        return self.path.partition("/")[0]
+
+    @property
+    def version(self) -> str:
+        """Of the model."""
+        return _version_of(self.path)
 
 
 @dataclass(slots=True, eq=False)
@@ -66,6 +101,8 @@ class _Hosted:
     """A loaded model and the calls that use it."""
 
     model: ServedModel
+    manifest: str = ""
+    """SHA-256 of its manifest."""
     num_calls: int = 0
     idle: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -90,6 +127,10 @@ class _Entry:
     hosted: _Hosted | None = None
     """Where it is ready."""
     reason: str | None = None
+    tried: Fingerprint | None = None
+    """Of its files when it was last loaded, or could not be."""
+    is_asked_for: bool | None = None
+    """True if a call has loaded it, False if one has unloaded it; None where the settings decide."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,15 +141,39 @@ class BundleLoader:
     settings: ServerSettings
     families: Mapping[Task, Family] = field(default_factory=lambda: FAMILIES)
 
+    @property
+    def routes_file(self) -> Path:
+        """File that keeps the routes."""
+        return self.settings.versions.routes_file or self.settings.store / ROUTES_FILE
+
+    def fingerprint(self, path: str) -> Fingerprint:
+        """Returns the fingerprint of the bundle in the folder `path` below the store.
+
+        Raises:
+            BundleError: The folder cannot be read.
+            ModelNotFoundError: There is none.
+        """
+        try:
+            return fingerprint_of(self.settings.store / path)
+        except (FileNotFoundError, NotADirectoryError):
+            raise ModelNotFoundError(f"the store has no bundle {path}") from None
+        except OSError as error:
+            raise BundleError(f"cannot be read ({error.strerror})") from error
+
     def load(self, path: str, observer: Observer) -> ServedModel:
         """Loads the bundle in the folder `path` below the store; errors are those of its family's loader."""
-        bundle = open_bundle(self.settings.store / path)
+        key_file = self.settings.versions.require_signed
+        trusted = None if key_file is None else TrustedKeys.read(key_file)  # each time, so that keys can be changed
+        bundle = open_bundle(self.settings.store / path, trusted)
         manifest = bundle.manifest
         family = self.families.get(manifest.task)
         if family is None:
             raise BundleError(f"{bundle.path}: is for {manifest.task}, which this server does not serve")
-        runtime = self.runtime.suiting(manifest, self.settings.precision)
-        return family.load(bundle, runtime, self.settings, observer)
+        settings = self.settings.for_model(manifest.name)
+        runtime = self.runtime.suiting(manifest, settings.precision).with_lanes(settings.lanes)
+        own = self.settings.models.get(manifest.name)
+        niceness = 0 if own is None else -own.priority
+        return run_nicely(niceness, partial(family.load, bundle, runtime, settings, observer))
 
 
 class ModelHost:
@@ -138,6 +203,19 @@ class ModelHost:
         self._leaving: set[_Hosted] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._changing = asyncio.Lock()  # one at a time: each looks at how much memory there is
+        self._looking, self._scanning, self._routing = asyncio.Lock(), asyncio.Lock(), asyncio.Lock()
+        self._watch = (
+            None
+            if loader is None
+            else StoreWatch(loader.settings.store, loader.routes_file, loader.settings.versions.scan_timeout)
+        )
+        self._polling: asyncio.Task[None] | None = None
+        self._num_settling = 0
+        self.routes = Routes()
+        """Which version answers a call that names none."""
+        self._routes_in_file = self.routes
+        self._routes_problem: str | None = None
+        self._num_route_changes = 0
         self._is_started = self._is_closed = False
         self.models: tuple[ServedModel, ...] = ()
         """Those that calls can find, by name and version."""
@@ -153,21 +231,32 @@ class ModelHost:
         families: Mapping[Task, Family] = FAMILIES,
         observer: Observer = NO_OBSERVER,
     ) -> Self:
-        """Loads every bundle of the settings' store; one that cannot be loaded is rejected and the others are served.
+        """Loads the bundles of the settings' store, as many versions of each model as the settings say.
+
+        One that cannot be loaded is rejected and the others are served.
 
         Raises:
-            StoreError: The store is missing, or none of its bundles can be loaded.
+            StoreError: The store is missing, none of its bundles can be loaded, or the file of the routes or of the
+                trusted keys is wrong.
         """
-        host = cls(loader=BundleLoader(runtime=runtime, settings=settings, families=families), observer=observer)
-        for folder in find_bundles(settings.store):
-            path = folder.relative_to(settings.store).as_posix()
-            host._entries[path] = _Entry(ModelState.LOADING)
-            try:
-                model = host._load(path)
-            except Exception as error:  # one bad bundle must not keep the others from being served
-                host._note_failure(path, error)
-            else:
-                host._put(path, model)
+        loader = BundleLoader(runtime=runtime, settings=settings, families=families)
+        if settings.versions.require_signed is not None:
+            TrustedKeys.read(settings.versions.require_signed)
+        host = cls(loader=loader, observer=observer)
+        host.routes = host._routes_in_file = read_routes(loader.routes_file)
+        folders = find_bundles(settings.store)
+        for paths in _by_model(folder.relative_to(settings.store).as_posix() for folder in folders):
+            num_ready = 0
+            for path in paths:
+                entry = host._entries[path] = _Entry(ModelState.AVAILABLE)
+                if host._is_wanted(path, entry, num_ready):
+                    entry.state = ModelState.LOADING
+                    try:
+                        host._put(path, host._load(path))
+                    except Exception as error:  # one bad bundle must not keep the others from being served
+                        host._note_failure(path, error)
+                    else:
+                        num_ready += 1
         if not host.models:
             reasons = "; ".join(f"{bundle.path}: {bundle.reason}" for bundle in host.rejected)
             raise StoreError(f"store {settings.store}: none of its bundles can be served: {reasons}")
@@ -247,12 +336,12 @@ class ModelHost:
         )
 
     def get(self, name: str, version: str) -> ServedModel:
-        """Finds a model by its name, whatever its task; without a version, the latest one.
+        """Finds a model by its name or alias, whatever its task; without a version, the default one.
 
         Raises:
             ModelNotFoundError: There is no such model or version.
         """
-        model = self._get(name, version)
+        model = self._named(*self.routes.resolve(name, version))
         self._note_use(model)
         return model
 
@@ -275,6 +364,7 @@ class ModelHost:
             prefers: Says of a model that can whether it is one to take where none is named.
         """
         capable = [model for model in self.models if can(model)]
+        name, version = self.routes.resolve(name, version)
         if not name:
             names = list(dict.fromkeys(model.bundle.manifest.name for model in filter(prefers, capable)))
             if not names:
@@ -284,21 +374,29 @@ class ModelHost:
                     "model", f"is empty and several models can {ability}; name one of {_names(capable)}"
                 )
             [name] = names
-        model = self._get(name, version)
-        if not version:  # an older version may do what the latest was not made for
-            model = next((other for other in reversed(capable) if other.bundle.manifest.name == name), model)
+        model = self._named(name, version, capable)
         if model not in capable:
             advice = f"ask {_names(capable)}" if capable else "no loaded model can"
             raise WrongTaskError(f"model {_path(model)} is for {_task(model)} and cannot {ability}; {advice}")
         self._note_use(model)
         return model
 
-    def _get(self, name: str, version: str) -> ServedModel:
+    def _named(self, name: str, version: str, capable: Sequence[ServedModel] | None = None) -> ServedModel:
+        """Returns a version of a model.
+
+        Args:
+            name: Of the model, not an alias.
+            version: Of the model; empty for one that its route chooses.
+            capable: Models to choose from where no version is named, if some of these versions are among them: an older
+                version may do what the latest was not made for. None: nobody calls it, and the canary is not chosen.
+        """
         versions = [model for model in self.models if model.bundle.manifest.name == name]
         if not versions:
             raise ModelNotFoundError(f"model {_quoted(name)} is not loaded; loaded are {_names(self.models)}")
         if not version:
-            return versions[-1]
+            choices = [model for model in versions if capable is None or model in capable] or versions
+            names = [model.bundle.manifest.version for model in choices]
+            return choices[names.index(self.routes.choose(name, names, with_canary=capable is not None))]
         for model in versions:
             if model.bundle.manifest.version == version:
                 return model
@@ -306,100 +404,248 @@ class ModelHost:
         raise ModelNotFoundError(f"model {name} has no version {_quoted(version)}; loaded are {have}")
 
     def _note_use(self, model: ServedModel) -> None:
-        """Keeps a model open until the call that has found it ends."""
+        """Checks that the present call may use a model, and keeps it open until that call ends."""
         call, hosted = current_call(), self._entries[_path(model)].hosted
+        if call is not None and call.rights is not None:
+            call.rights.check_model(_task(model), model.bundle.manifest.name)
         if call is not None and hosted is not None:
+            manifest = model.bundle.manifest
+            call.model = ModelId(manifest.name, manifest.version)
             hosted.take()
             call.callbacks.append(hosted.leave)
 
     # Changing
 
-    async def load(self, name: str, version: str) -> ServedModel:
+    async def load(self, name: str, version: str = "") -> ServedModel:
         """Loads a bundle of the store, in a thread, while others are served; returns it ready.
 
         Where the model is loaded already it is replaced by what is in the store now: calls that have found the old one
         keep it, new calls find the new one, and no call fails. Both are in memory until the old one is closed. Goes on
-        to its end even if the caller stops waiting.
-
-        Raises:
-            BundleError: It cannot be loaded. What was loaded before goes on; `bundles` keeps the reason.
-            DrainingError: The host was closed meanwhile.
-            RuntimeUnavailableError: There is no variant that can be run here, or it does not fit into memory.
-            StoreError: This host has no store.
-        """
-        return await self._run(self._replace(f"{name}/{version}"))
-
-    async def unload(self, name: str, version: str, *, timeout_s: float | None = None) -> None:
-        """Takes a model out, and closes it when the calls that use it have ended. A rejected bundle is forgotten.
+        to its end even if the caller stops waiting. What was loaded so is kept, however many versions are newer.
 
         Args:
             name: Of the model.
-            version: Of the model.
+            version: Of the model; empty for the latest one in the store.
+
+        Raises:
+            BundleRejectedError: It cannot be loaded. What was loaded before goes on; `bundles` keeps the reason.
+            DrainingError: The host was closed meanwhile.
+            InvalidInputError: That is no name or no version.
+            ModelNotFoundError: The store has no such bundle.
+            StoreUnavailableError: This host has no store, or it does not answer.
+        """
+        _check_name("model", name)
+        if version:
+            _check_name("model_version", version)
+        else:
+            version = _latest(name, (await self._look()).bundles)
+        return await self._run(self._load_asked(f"{name}/{version}"))
+
+    async def unload(self, name: str, version: str = "", *, timeout_s: float | None = None) -> None:
+        """Takes a model out, and closes it when the calls that use it have ended.
+
+        It is not loaded again before it is asked for by `load`, or the server starts anew. To unload what is not loaded
+        changes nothing else.
+
+        Args:
+            name: Of the model.
+            version: Of the model; empty for all that are known.
             timeout_s: Seconds that these calls have; then they fail. None: as many as the settings give to a drain.
 
         Raises:
-            ModelNotFoundError: There is no such model.
+            ModelNotFoundError: There is no such model or version.
         """
-        await self._run(self._take_out(f"{name}/{version}", timeout_s))
+        paths = [path for path in self._entries if path.partition("/")[::2] == (name, version or _version_of(path))]
+        if not paths:
+            asked = f"{name}/{version}" if version else name
+            raise ModelNotFoundError(f"model {_quoted(asked)} is not here; loaded are {_names(self.models)}")
+        for path in paths:
+            self._entries[path].is_asked_for = False
+        changes = [self._spawn(self._take_out(path, timeout_s)) for path in paths]
+        await asyncio.shield(asyncio.gather(*changes))
+
+    async def scan(self) -> tuple[BundleStatus, ...]:
+        """Looks at the store now: loads what is new or has changed, takes out what has gone; returns what is different.
+
+        A bundle that cannot be loaded is among that with its reason; so is one that is not whole yet.
+
+        Raises:
+            StoreUnavailableError: This host has no store, or it does not answer.
+        """
+        return await self._run(self._scan(is_asked_for=True))
+
+    def scan_soon(self) -> None:
+        """Does what `scan` does, by and by; the log says what has come of it. Called on the event loop."""
+        _log.info("looking at the store")
+        self._spawn(self._scan_by_request())
+
+    async def _scan_by_request(self) -> None:
+        with suppress(StoreUnavailableError):  # logged where it was found
+            changed = await self._scan(is_asked_for=True)
+            _log.info("looked at the store", changed=[f"{bundle.path} {bundle.state}" for bundle in changed])
+
+    async def set_route(self, name: str, route: Route) -> str | None:
+        """Changes which versions of a model answer calls that name none.
+
+        Args:
+            name: Of the model.
+            route: Its versions are loaded; an empty one stands for the latest version.
+
+        Returns:
+            Why the change will not outlast the server; None where it will.
+
+        Raises:
+            ModelNotFoundError: There is no such model, or a version is not loaded.
+        """
+        if route != Route() or name not in self.routes.models:
+            self._check_versions(name, route.default_version, route.canary_version)
+        return await self._run(self._change_routes(lambda routes: routes.with_route(name, route)))
+
+    async def set_alias(self, name: str, alias: Alias | None) -> str | None:
+        """Changes what a name stands for, and returns what `set_route` does.
+
+        Args:
+            name: What callers write where they name a model.
+            alias: What they mean; None: a model of that name.
+
+        Raises:
+            InvalidInputError: That is no name.
+            ModelNotFoundError: There is no such model, its version is not loaded, or the alias is not there.
+        """
+        _check_name("alias", name)
+        if alias is not None:
+            self._check_versions(alias.model, alias.version)
+        elif name not in self.routes.aliases:
+            raise ModelNotFoundError(f"there is no alias {_quoted(name)}")
+        return await self._run(self._change_routes(lambda routes: routes.with_alias(name, alias)))
+
+    def _check_versions(self, name: str, *versions: str | None) -> None:
+        loaded = [model.bundle.manifest.version for model in self.models if model.bundle.manifest.name == name]
+        self._named(name, next(iter(loaded), ""))
+        for version in filter(None, versions):
+            self._named(name, version)
+
+    async def _change_routes(self, change: Callable[[Routes], Routes]) -> str | None:
+        async with self._routing:
+            routes = change(self.routes)
+            self._num_route_changes += 1
+            self.routes = routes
+            _log.info("routes changed", routes=routes.model_dump(exclude_defaults=True))
+            if self._loader is None:
+                return "this server was started without a store to keep it in"
+            versions = self._loader.settings.versions
+            writing = run_apart(partial(write_routes, self._loader.routes_file, routes), name="write routes")
+            done, _ = await asyncio.wait({writing}, timeout=versions.scan_timeout)
+            try:
+                if not done:
+                    raise StoreError(f"the store has not answered for {versions.scan_timeout:g} s")
+                writing.result()
+            except StoreError as error:
+                _log.warning("routes last until the server stops", reason=str(error))
+                return str(error)
+            self._routes_in_file = routes
+            return None
+
+    async def _load_asked(self, path: str) -> ServedModel:
+        if (entry := self._entries.get(path)) is not None:
+            entry.is_asked_for = True
+        model = await self._replace(path)
+        self._entries[path].is_asked_for = True
+        return model
 
     async def _replace(self, path: str) -> ServedModel:
         async with self._changing:
-            entry = self._entries.get(path)
-            if entry is None or entry.hosted is None:
-                self._entries[path] = _Entry(ModelState.LOADING)
+            self._check_open()
+            entry = self._entries.setdefault(path, _Entry(ModelState.AVAILABLE))
+            if entry.hosted is None:
+                entry.state, entry.reason = ModelState.LOADING, None
             try:
-                model = await asyncio.to_thread(self._load, path)
+                model = await self._load_in_time(path)
+            except (ModelNotFoundError, StoreUnavailableError) as error:
+                if entry.hosted is None:
+                    del self._entries[path]
+                else:
+                    entry.reason = str(error)
+                raise
             except Exception as error:
-                reason = self._note_failure(path, error)
-                if isinstance(error, ServerError):
-                    raise
-                raise BundleError(f"{path}: {reason}") from error
+                raise BundleRejectedError(f"{path}: {self._note_failure(path, error)}") from error
             if self._is_closed:
-                await asyncio.to_thread(model.close)
-                raise DrainingError("the server is shutting down; nothing is loaded any more")
+                await run_apart(model.close, name=f"close {path}")
+                raise DrainingError(_NOTHING_IS_LOADED)
             model.start()
-            old = self._entries[path].hosted
-            self._put(path, model)
+            old = self._put(path, model)
         if old is not None:
             self._spawn(self._close_when_idle(old, path, self._drain_timeout_s))
         return model
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise DrainingError(_NOTHING_IS_LOADED)
+
+    async def _load_in_time(self, path: str) -> ServedModel:
+        """Loads a bundle in a thread of its own; one that takes too long is left to that thread."""
+        if self._loader is None:
+            raise StoreUnavailableError(f"{path}: this server was started without a store to load it from")
+        limit_s = self._loader.settings.versions.load_timeout
+        loading = run_apart(partial(self._load, path), name=f"load {path}")
+        done, _ = await asyncio.wait({loading}, timeout=limit_s)
+        if not done:
+            loading.add_done_callback(_close_late)
+            raise BundleError(f"has not been loaded after {limit_s:g} s; is its storage slow? or raise --load-timeout")
+        return loading.result()
 
     async def _take_out(self, path: str, timeout_s: float | None) -> None:
         async with self._changing:
             entry = self._entries.get(path)
             if entry is None:
-                raise ModelNotFoundError(f"model {_quoted(path)} is not here; loaded are {_names(self.models)}")
-            hosted, entry.hosted = entry.hosted, None
-            if hosted is None:
-                del self._entries[path]
                 return
-            entry.state = ModelState.UNLOADING
+            if entry.hosted is None:
+                entry.state, entry.reason = ModelState.AVAILABLE, None
+                return
+            entry.state, entry.reason = ModelState.UNLOADING, None
+            closing = self._close_when_idle(
+                entry.hosted, path, self._drain_timeout_s if timeout_s is None else timeout_s
+            )
+            entry.hosted = None
             self._list_models()
             self._report(path, "unloading")
-        await self._close_when_idle(hosted, path, self._drain_timeout_s if timeout_s is None else timeout_s)
-        if self._entries.get(path) is entry:  # it may have been loaded anew meanwhile
-            del self._entries[path]
+        await closing
+        if entry.state is ModelState.UNLOADING:  # it may have been loaded anew meanwhile
+            entry.state = ModelState.AVAILABLE
 
     async def _close_when_idle(self, hosted: _Hosted, path: str, timeout_s: float) -> None:
-        """Closes a model that no new call finds."""
+        """Closes a model that no new call finds, and gives its memory back."""
         self._leaving.add(hosted)
         try:
             async with asyncio.timeout(timeout_s):
                 await hosted.idle.wait()
         except TimeoutError:
             _log.warning("closing a model that calls still use", model=path, running_calls=hosted.num_calls)
-        await asyncio.to_thread(hosted.model.close)
+        await run_apart(hosted.model.close, name=f"close {path}")
         self._leaving.discard(hosted)
+        del hosted  # the last reference to the model, whose memory is free from here on
+        await run_apart(give_back_memory, name="give back memory")
         self._report(path, "unloaded")
         _log.info("model unloaded", model=path)
 
     def _load(self, path: str) -> ServedModel:
         """Loads a bundle, in whichever thread this is."""
-        if self._loader is None:
-            raise StoreError(f"{path}: this server was started without a store to load it from")
+        assert self._loader is not None
         self._report(path, "loading")
         began = time.monotonic()
-        model = self._loader.load(path, self._observer)
+        try:
+            # Nobody else changes this of an entry that is being loaded.
+            self._entries[path].tried = fingerprint = self._loader.fingerprint(path)
+            model = self._loader.load(path, self._observer)
+            if self._loader.fingerprint(path) != fingerprint:
+                model.close()
+                raise BundleError("was changed while it was loaded; copy it under another name, then rename it")
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except Exception:
+            raise
+        except BaseException as error:  # a panic of a library that is written in Rust
+            raise BundleError("cannot be loaded; the server's log says why") from error
         seconds = time.monotonic() - began
         self._report(path, "ready", seconds=seconds)
         manifest = model.bundle.manifest
@@ -414,9 +660,14 @@ class ModelHost:
         )
         return model
 
-    def _put(self, path: str, model: ServedModel) -> None:
-        self._entries[path] = _Entry(ModelState.READY, hosted=_Hosted(model))
+    def _put(self, path: str, model: ServedModel) -> _Hosted | None:
+        """Has new calls find a model; returns what they found before."""
+        entry = self._entries.setdefault(path, _Entry(ModelState.READY))
+        old = entry.hosted
+        entry.hosted = _Hosted(model, "" if entry.tried is None else entry.tried.manifest)
+        entry.state, entry.reason = ModelState.READY, None
         self._list_models()
+        return old
 
     def _list_models(self) -> None:
         models = (entry.hosted.model for entry in self._entries.values() if entry.hosted is not None)
@@ -434,7 +685,7 @@ class ModelHost:
         entry.reason = reason
         if entry.hosted is None:
             entry.state = ModelState.REJECTED
-        unexpected = None if isinstance(error, ServerError) else error
+        unexpected = error.__cause__ if isinstance(error, ServerError) else error
         _log.error("bundle rejected", bundle=path, reason=reason, exc_info=unexpected)
         self._report(path, "failed", reason=reason)
         return reason
@@ -459,6 +710,121 @@ class ModelHost:
         task.add_done_callback(self._tasks.discard)
         return task
 
+    # Following the store
+
+    @property
+    def store_problem(self) -> str | None:
+        """Why the store or the file of the routes could not be read last; None where they could."""
+        return (self._watch.problem if self._watch is not None else None) or self._routes_problem
+
+    async def _poll(self, interval_s: float) -> None:
+        while True:
+            soon = self._num_settling > 0
+            await asyncio.sleep(min(interval_s, _SETTLING_S) if soon else interval_s)
+            try:
+                await self._scan(is_asked_for=False)
+            except StoreUnavailableError:  # logged where it was found
+                continue
+            except Exception:
+                _log.exception("looking at the store failed; it is tried again")
+
+    async def _look(self) -> Look:
+        if self._watch is None:
+            raise StoreUnavailableError("this server was started without a store")
+        num_changes = self._num_route_changes
+        async with self._looking:
+            look = await self._watch.look({path: entry.tried for path, entry in self._entries.items()})
+        if num_changes == self._num_route_changes:  # else the file may have been read before it was written
+            self._take_routes(look.routes)
+        return look
+
+    def _take_routes(self, routes: Routes | StoreError) -> None:
+        """Takes over what the file of the routes holds, if that has changed."""
+        problem = str(routes) if isinstance(routes, StoreError) else None
+        if problem and problem != self._routes_problem:
+            _log.error("the routes are kept as they are", reason=problem)
+        self._routes_problem = problem
+        if not isinstance(routes, StoreError) and routes != self._routes_in_file:
+            self.routes = self._routes_in_file = routes
+            _log.info("routes changed", routes=routes.model_dump(exclude_defaults=True))
+
+    async def _scan(self, *, is_asked_for: bool) -> tuple[BundleStatus, ...]:
+        """Brings what is loaded in line with the store.
+
+        Args:
+            is_asked_for: True if somebody says that the store is as it should be: then a bundle need not be seen twice
+                before it is loaded.
+        """
+        async with self._scanning:
+            before = {bundle.path: bundle for bundle in self.bundles}
+            hosted = {path: entry.hosted for path, entry in self._entries.items()}
+            look = await self._look()
+            self._num_settling = 0
+            for paths in _by_model(look.bundles):
+                await self._follow_model(paths, look, is_asked_for=is_asked_for)
+            for path in look.gone:
+                self._note_gone(path)
+            return tuple(
+                bundle
+                for bundle in self.bundles
+                if before.get(bundle.path) != bundle or hosted.get(bundle.path) is not self._entries[bundle.path].hosted
+            )
+
+    async def _follow_model(self, paths: Sequence[str], look: Look, *, is_asked_for: bool) -> None:
+        """Loads the versions of a model that are to be served, and takes the others out when newer ones are ready.
+
+        Args:
+            paths: Of its bundles, the newest first.
+            look: What the store holds.
+            is_asked_for: See `_scan`.
+        """
+        num_ready = 0
+        for path in paths:
+            entry = self._entries.setdefault(path, _Entry(ModelState.AVAILABLE))
+            is_wanted = self._is_wanted(path, entry, num_ready)
+            if is_wanted and self._is_due(entry, look.bundles[path], rests=is_asked_for or path in look.resting):
+                with suppress(BundleRejectedError, ModelNotFoundError):  # the entry has the reason
+                    await self._replace(path)
+            if entry.hosted is not None and not is_wanted:
+                self._spawn(self._take_out(path, None))
+            num_ready += entry.hosted is not None
+
+    def _is_wanted(self, path: str, entry: _Entry, num_ready: int) -> bool:
+        """True if a version of which `num_ready` newer ones are ready is to be served."""
+        if entry.is_asked_for is not None:
+            return entry.is_asked_for
+        assert self._loader is not None
+        most = self._loader.settings.versions.max_versions
+        return most is None or num_ready < most or self.routes.names(path)
+
+    def _is_due(self, entry: _Entry, found: ListedBundle, *, rests: bool) -> bool:
+        """True if a bundle is to be loaded now: it is not what was tried last, it is whole, and it is at rest."""
+        if found.fingerprint is not None and found.fingerprint == entry.tried:
+            return entry.state is ModelState.AVAILABLE  # it was taken out, and is wanted again
+        if found.problem is not None:
+            entry.reason = found.problem
+            if entry.hosted is None:
+                entry.state = ModelState.INCOMPLETE
+            return False
+        assert found.fingerprint is not None
+        if entry.hosted is not None and entry.hosted.manifest == found.fingerprint.manifest:
+            entry.tried, entry.reason = found.fingerprint, None  # the same files, copied again
+            return False
+        self._num_settling += not rests
+        return rests
+
+    def _note_gone(self, path: str) -> None:
+        """Takes out a version whose folder has gone, unless somebody has said that it is to be served."""
+        entry = self._entries[path]
+        if entry.hosted is None:
+            if entry.state not in (ModelState.LOADING, ModelState.UNLOADING):
+                del self._entries[path]
+        elif entry.is_asked_for or self.routes.names(path):
+            entry.reason = "its folder has gone; it is served on because a route names it or a call has loaded it"
+        else:
+            _log.info("the folder of a bundle has gone", bundle=path)
+            self._spawn(self._take_out(path, None))
+
     # Running
 
     def start(self) -> None:
@@ -466,6 +832,8 @@ class ModelHost:
         self._is_started = True
         for model in self.models:
             model.start()
+        if self._loader is not None and (interval_s := self._loader.settings.versions.poll_interval):
+            self._polling = self._spawn(self._poll(interval_s))
 
     def close(self) -> bool:
         """Stops every model, those too that are being unloaded; what still waits for one fails.
@@ -473,6 +841,9 @@ class ModelHost:
         May be called from any thread. True if every thread has ended.
         """
         self._is_closed = True
+        if self._polling is not None:
+            with suppress(RuntimeError):  # the loop has ended, and the task with it
+                self._polling.get_loop().call_soon_threadsafe(self._polling.cancel)
         models = [*self.models, *(hosted.model for hosted in list(self._leaving))]
         return not [model for model in models if not model.close()]
 
@@ -503,6 +874,36 @@ class ModelHost:
 
     def __repr__(self) -> str:
         return f"ModelHost({_names(self.models)}; {len(self.rejected)} rejected)"
+
+
+def _by_model(paths: Iterable[str]) -> list[list[str]]:
+    """Returns the paths of each model's versions, the newest first."""
+    models: dict[str, list[str]] = {}
+    for path in sorted(paths):
+        models.setdefault(path.partition("/")[0], []).append(path)
+    return [sorted(group, key=lambda path: version_key(_version_of(path)), reverse=True) for group in models.values()]
+
+
+def _version_of(path: str) -> str:
+    return path.partition("/")[2]
+
+
+def _latest(name: str, paths: Iterable[str]) -> str:
+    versions = [_version_of(path) for path in paths if path.startswith(f"{name}/")]
+    if not versions:
+        raise ModelNotFoundError(f"the store has no model {_quoted(name)}")
+    return max(versions, key=version_key)
+
+
+def _check_name(field: str, name: str) -> None:
+    if not NAME.fullmatch(name):
+        raise InvalidInputError(field, f"is {_quoted(name)}; it has 1 to 64 of a-z, 0-9, dot, underscore and hyphen")
+
+
+def _close_late(loading: asyncio.Future[ServedModel]) -> None:
+    """Closes a model that nobody waits for any more."""
+    if not loading.cancelled() and loading.exception() is None:
+        run_apart(loading.result().close, name="close")
 
 
 def _reason(error: Exception, path: str, store: Path | None) -> str:

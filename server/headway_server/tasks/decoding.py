@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Elements
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Self
 
@@ -21,10 +21,10 @@ from headway_server.decoding.sequence import Sequence
 from headway_server.decoding.settings import EngineSettings
 from headway_server.decoding.speculation.verifier import can_verify, open_verifier
 from headway_server.errors import BundleError, InvalidInputError
-from headway_server.observers import NO_OBSERVER, ModelId, Observer
+from headway_server.observers import NO_OBSERVER, ModelId, ModelUsage, Observer
 from headway_server.preprocessing import TextTokenizer
 from headway_server.runtime import Cores, Device, Runtime, available_bytes
-from headway_server.serving.calls import current_caller
+from headway_server.serving.calls import counted_tokens, current_caller
 from headway_server.serving.permits import Admission, Permit
 from headway_server.settings import DEFAULT_MAX_TEXT_KIB, ServerSettings
 from headway_server.tasks.parameters import DecodingLimits
@@ -149,6 +149,10 @@ class DecodingModel:
         """Returns for how many seconds the present step of an engine has been running; 0.0 if there is none."""
         return self._lanes.stalled_s()
 
+    def usage(self) -> ModelUsage:
+        """Returns how many sequences wait, and how much of the slots is in use."""
+        return self._lanes.usage()
+
     def start(self) -> None:
         """Starts the engines; called with the event loop running."""
         self._lanes.start()
@@ -202,6 +206,16 @@ class DecodingModel:
             sequence.reply.result.add_done_callback(lambda _: permit.release(1))
 
 
+def counted(num_read: int, sequences: Elements[Sequence]) -> AbstractContextManager[None]:
+    """Takes what sequences read and generate from the budget of the call's caller; each beam generates.
+
+    Args:
+        num_read: Tokens of their prompts or sources; samples share a prompt.
+        sequences: What runs while the context lasts.
+    """
+    return counted_tokens(num_read, lambda: sum(one.num_new_tokens * one.num_beams for one in sequences))
+
+
 def _check_fits(bundle: Bundle, largest_id: int, vocab_size: int) -> None:
     """Checks that every token id that a call may bring is one of the model's.
 
@@ -248,7 +262,7 @@ def open_decoders(
     """
     manifest = bundle.manifest
     owner = f"{manifest.name}/{manifest.version}"
-    num_lanes = runtime.cores.num_lanes if manifest.task is Task.TRANSLATION else 1
+    num_lanes = runtime.num_lanes if manifest.task is Task.TRANSLATION else 1
     if num_lanes > 1:
         sessions *= 2
     weights = sessions * sum(  # with external data, which is in files beside the graph's

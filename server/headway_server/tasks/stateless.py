@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from headway_server.batching import Batcher, BatchGraph, RunCosts
 from headway_server.bundles import Bundle, ClassificationScheme, Manifest, Precision
-from headway_server.observers import ModelId, Observer
+from headway_server.observers import ModelId, ModelUsage, Observer
 from headway_server.runtime import Device
 from headway_server.serving.permits import Admission, MeasuredPace
 from headway_server.tasks.outputs import EMBEDDING, LOGITS, LabelReader
@@ -84,6 +84,10 @@ class StatelessModel:
     def stalled_s(self) -> float:
         """Returns for how many seconds the oldest running batch has been running; 0.0 where none is."""
         return self._batcher.stalled_s()
+
+    def usage(self) -> ModelUsage:
+        """Returns how many items wait for a batch."""
+        return ModelUsage(num_waiting=self._batcher.num_waiting)
 
     def close(self) -> bool:
         """Stops the batcher; what still waits fails. True if its threads have ended."""

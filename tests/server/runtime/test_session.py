@@ -2,9 +2,11 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+from onnx import TensorProto, helper
 
-from headway_server.bundles import Bundle, Precision, Task, Variant, open_bundle
+from headway_server.bundles import Bundle, Graph, Precision, Task, TensorSpec, Variant, open_bundle
 from headway_server.errors import BundleError, RuntimeUnavailableError
 from headway_server.runtime import Runtime, session
 
@@ -81,3 +83,40 @@ def test_a_graph_with_other_tensors_than_declared_is_refused(bundle):
     retyped = graph.model_copy(update={"outputs": (first.model_copy(update={"dtype": "int32"}), *others)})
     with pytest.raises(BundleError, match="the manifest declares int32"):
         Runtime(device="cpu").open(bundle, retyped)
+
+
+WIDTH = 4096
+
+
+def with_weights_beside(bundle: Bundle, folder: Path, location: str) -> tuple[Bundle, Graph]:
+    """A bundle in another folder, with a graph that adds weights of a file that it names."""
+    weights = TensorProto(name="weights", data_type=TensorProto.FLOAT, dims=[WIDTH])
+    weights.data_location = TensorProto.EXTERNAL
+    weights.external_data.add(key="location", value=location)
+    inputs, outputs = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [WIDTH]) for name in ("x", "y"))
+    graph = helper.make_graph([helper.make_node("Add", ["x", "weights"], ["y"])], "g", [inputs], [outputs], [weights])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    (folder / "model.onnx").write_bytes(model.SerializeToString())
+    specs = [TensorSpec(name=name, dtype="float32", shape=(WIDTH,)) for name in ("x", "y")]
+    return Bundle(path=folder, manifest=bundle.manifest), Graph(
+        file="model.onnx", inputs=tuple(specs[:1]), outputs=tuple(specs[1:])
+    )
+
+
+def test_weights_beside_a_graph_may_be_overwritten_while_it_is_served(bundle, tmp_path):
+    """A file that were mapped would end the process here."""
+    (tmp_path / "model.onnx.data").write_bytes(np.arange(WIDTH, dtype=np.float32).tobytes())
+    opened = Runtime(device="cpu").open(*with_weights_beside(bundle, tmp_path, "model.onnx.data"))
+    assert "model.onnx.data" not in Path("/proc/self/maps").read_text(encoding="utf-8")
+    (tmp_path / "model.onnx.data").write_bytes(b"")
+    assert opened.run({"x": np.zeros(WIDTH, np.float32)})["y"][-1] == WIDTH - 1
+
+
+@pytest.mark.parametrize("location", ["../outside", "{folder}/outside", "below/../../outside", "link", "/dev/zero"])
+def test_a_graph_that_names_a_file_outside_of_its_bundle_is_refused(bundle, tmp_path, location):
+    (tmp_path / "outside").write_bytes(np.arange(WIDTH, dtype=np.float32).tobytes())
+    (tmp_path / "bundle").mkdir()
+    (tmp_path / "bundle" / "link").symlink_to(tmp_path / "outside")
+    named = with_weights_beside(bundle, tmp_path / "bundle", location.format(folder=tmp_path))
+    with pytest.raises(BundleError, match="External data path"):
+        Runtime(device="cpu").open(*named)

@@ -10,7 +10,14 @@ from tiny_family import FAMILY, MAY_GO_ON
 from waiting import until
 
 from headway_server.bundles import Task
-from headway_server.errors import BundleError, DrainingError, MemoryUnavailableError, ModelNotFoundError, StoreError
+from headway_server.errors import (
+    BundleRejectedError,
+    DrainingError,
+    InvalidInputError,
+    ModelNotFoundError,
+    StoreError,
+    StoreUnavailableError,
+)
 from headway_server.observers import Observer
 from headway_server.runtime import Runtime
 from headway_server.serving.calls import Calls
@@ -126,7 +133,7 @@ async def test_no_call_fails_while_a_model_is_replaced_again_and_again(host, cal
 
 async def test_a_bad_copy_is_refused_with_its_reason_and_the_old_one_goes_on(host, calls, tmp_path, recorder):
     write(tmp_path, "broken")
-    with pytest.raises(BundleError, match="its mirror is broken"):
+    with pytest.raises(BundleRejectedError, match="mirror/1: its mirror is broken"):
         await host.load("mirror", "1")
     assert await ask(host, calls) == "ba by old"
     assert host.bundles == (BundleStatus(path="mirror/1", state=ModelState.READY, reason="its mirror is broken"),)
@@ -140,12 +147,26 @@ async def test_a_bad_copy_is_refused_with_its_reason_and_the_old_one_goes_on(hos
 
 
 async def test_a_bundle_that_cannot_be_loaded_is_rejected_and_can_be_forgotten(host, tmp_path):
-    with pytest.raises(BundleError, match=r"bundle\.json is missing"):
+    (tmp_path / "mirror" / "7").mkdir()
+    with pytest.raises(BundleRejectedError, match=r"bundle\.json is missing"):
         await host.load("mirror", "7")
     [rejected] = host.rejected
     assert (rejected.path, rejected.state) == ("mirror/7", ModelState.REJECTED)
     await host.unload("mirror", "7")
     assert host.rejected == ()
+
+
+@pytest.mark.parametrize("version", ["8", ""])
+async def test_a_bundle_that_the_store_does_not_have_is_not_found_and_leaves_no_trace(host, version):
+    with pytest.raises(ModelNotFoundError, match="the store has no"):
+        await host.load("other", version)
+    assert len(host.bundles) == 1
+
+
+@pytest.mark.parametrize(("name", "version"), [("../mirror", "1"), ("mirror", "../1"), ("", ""), ("mirror\n", "1")])
+async def test_a_name_that_leads_out_of_the_store_is_refused(host, name, version):
+    with pytest.raises(InvalidInputError):
+        await host.load(name, version)
 
 
 async def test_an_unloaded_model_is_found_no_more_and_leaves_the_server_healthy(host, calls, recorder):
@@ -161,13 +182,14 @@ async def test_an_unloaded_model_is_found_no_more_and_leaves_the_server_healthy(
     assert await running == "ba by old"
     await unloading
     assert model.is_closed
-    assert host.bundles == ()
+    assert host.bundles == (BundleStatus(path="mirror/1", state=ModelState.AVAILABLE),)
     assert host.ailing(stall_timeout_s=60) == {}
     assert host.serving(stall_timeout_s=60) == set()
     states = [state for _, state in recorder.changes]
     assert states == ["loading", "ready", "unloading", "unloaded"]
+    await host.unload("mirror", "1")  # which it is
     with pytest.raises(ModelNotFoundError):
-        await host.unload("mirror", "1")
+        await host.unload("mirror", "2")
 
 
 async def test_calls_that_take_longer_than_an_unload_waits_are_cut_off(host, calls):
@@ -200,7 +222,7 @@ async def test_what_is_loaded_when_the_host_closes_is_closed_too(host, tmp_path,
 
 
 async def test_a_host_without_a_store_loads_nothing():
-    with pytest.raises(StoreError, match="started without a store"):
+    with pytest.raises(StoreUnavailableError, match="started without a store"):
         await ModelHost().load("mirror", "1")
 
 
@@ -210,7 +232,7 @@ async def test_a_model_that_does_not_fit_into_memory_is_rejected_and_the_others_
     host = ModelHost.open(runtime, ServerSettings(store=tmp_path), families={**FAMILIES, TASK: FAMILY})
     assert [model.bundle.manifest.name for model in host.models] == ["small"]
     assert host.rejected == (BundleStatus(path="large/1", state=ModelState.REJECTED, reason="large: does not fit"),)
-    with pytest.raises(MemoryUnavailableError):
+    with pytest.raises(BundleRejectedError, match="large/1: large: does not fit"):
         await host.load("large", "1")
 
 

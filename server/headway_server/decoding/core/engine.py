@@ -18,8 +18,8 @@ from headway_server.decoding.core.waiting import PriorityScope
 from headway_server.decoding.interfaces import Decoder, DraftVerifier, Encoder
 from headway_server.decoding.sequence import Delta, Sequence, SequenceResult
 from headway_server.errors import DrainingError
-from headway_server.observers import NO_OBSERVER, ModelId, Observer
-from headway_server.runtime import BusyLanes, Heartbeat, join_threads
+from headway_server.observers import NO_OBSERVER, ModelId, ModelUsage, Observer
+from headway_server.runtime import BusyLanes, Heartbeat, join_threads, own_niceness, set_own_niceness
 from headway_server.runtime.threads import CLOSE_TIMEOUT_S
 
 _DRAINING = "the server is shutting down; try another one"
@@ -74,6 +74,7 @@ class Engine:
         self._observer = observer
         self._model = model or ModelId(name=name, version="")
         self._heartbeat = Heartbeat()
+        self._niceness = own_niceness()  # of the thread that loads the model
         self._inbox: SimpleQueue[list[Sequence] | None] = SimpleQueue()
         self._open: set[Sequence] = set()  # submitted and not answered; the event loop's
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -99,6 +100,21 @@ class Engine:
     def stalled_s(self) -> float:
         """Returns for how many seconds the present step has been running; 0.0 if there is nothing to do."""
         return self._heartbeat.stalled_s()
+
+    def usage(self) -> ModelUsage:
+        """Returns how many sequences wait, and how much of the slots is in use. Any thread may ask."""
+        num_positions = self.num_slots * self._decoder.max_length
+        if self._stepper is None:
+            return ModelUsage(num_waiting=0, num_slots=self.num_slots, num_positions=num_positions)
+        scheduler = self._stepper.scheduler
+        running = scheduler.running
+        return ModelUsage(
+            num_waiting=len(scheduler.waiting),
+            num_slots=self.num_slots,
+            num_used_slots=self.num_slots - scheduler.num_free,
+            num_positions=num_positions,
+            num_used_positions=sum(sequence.num_written * sequence.num_beams for sequence in running),
+        )
 
     def start(self) -> None:
         """Starts the thread. Called on the event loop that results are to go to."""
@@ -197,6 +213,7 @@ class Engine:
         return False
 
     def _loop_forever(self, stepper: Stepper, outbox: Outbox) -> None:
+        set_own_niceness(self._niceness)
         ending: BaseException | None = None
         try:
             while self._receive(stepper.scheduler):

@@ -12,6 +12,7 @@ from headway_server.decoding.core.engine import Engine, cancel
 from headway_server.decoding.core.pace import LanesPace
 from headway_server.decoding.parameters import MAX_BEAMS
 from headway_server.decoding.sequence import Delta, Sequence, SequenceResult
+from headway_server.observers import ModelUsage
 from headway_server.runtime.threads import CLOSE_TIMEOUT_S
 
 FEWEST_SLOTS = MAX_BEAMS
@@ -53,6 +54,10 @@ class Lanes:
     def stalled_s(self) -> float:
         """Returns for how many seconds the longest of the present steps has been running; 0.0 if there is none."""
         return max(engine.stalled_s() for engine in self._engines)
+
+    def usage(self) -> ModelUsage:
+        """Returns how many sequences wait, and how much of the slots is in use, of all engines together."""
+        return sum((engine.usage() for engine in self._engines), start=ModelUsage(num_waiting=0))
 
     def close(self) -> bool:
         """Ends the engines after their present steps. Sequences that are not finished fail with DrainingError.

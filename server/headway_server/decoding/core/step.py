@@ -29,7 +29,15 @@ from headway_server.decoding.sampling.sampler import SampledTokens, Sampler
 from headway_server.decoding.sequence import Sequence, Stage
 from headway_server.decoding.speculation.drafting import Drafting, VerifiedDraft
 from headway_server.errors import InvalidInputError, ModelRunError
-from headway_server.observers import NO_OBSERVER, ModelId, Observer, QueueEvent, StepEvent
+from headway_server.observers import (
+    NO_OBSERVER,
+    ModelId,
+    Observer,
+    QueueEvent,
+    SequenceEvent,
+    StepEvent,
+    TokensEvent,
+)
 
 _log = structlog.get_logger(__name__)
 
@@ -139,8 +147,10 @@ class Stepper:
         if overdue := self.scheduler.overdue(now):
             for sequence in overdue:
                 self._outbox.add_end(sequence.reply, sequence.overdue_error())
+                reason: Literal["cancelled", "expired"] = "cancelled" if sequence.cancelled else "expired"
                 if sequence.stage is Stage.WAITING:
-                    self._report_left(sequence, now, "cancelled" if sequence.cancelled else "expired")
+                    self._report_left(sequence, now, reason)
+                self._report_end(sequence, reason)
             self._retire(overdue)
 
     def _drop_hopeless(self, now: float) -> None:
@@ -231,7 +241,9 @@ class Stepper:
             began = time.monotonic()
             inputs = [sequence.source for sequence in admitted if sequence.source is not None]
             encoded = encoder.encode(inputs)
-            self._report_run("encode", len(inputs), sum(each.cost for each in inputs), began)
+            costs = [each.cost for each in inputs]
+            num_padded = max(costs) * len(costs) - sum(costs)
+            self._report_run("encode", len(inputs), sum(costs), began, num_padded)
             for sequence, cross in zip(admitted, encoded, strict=True):
                 sequence.cross = cross
                 self._join(sequence)
@@ -279,11 +291,17 @@ class Stepper:
         num_rows = group.stop - group.start
         ended, invalid = self._search_step.run(group.sequences, group.start)
         self._report_run("decode", num_rows, num_rows, began)
+        if self._observer is not None:
+            now = time.monotonic()
+            for sequence in group.sequences:
+                sequence.first_token_at = sequence.first_token_at or now
         finished: list[Sequence] = []
         broken: list[tuple[Sequence, Exception]] = []
         for sequence in ended:
             try:
-                self._outbox.add_end(sequence.reply, self._search_step.result(sequence))
+                result = self._search_step.result(sequence)
+                self._outbox.add_end(sequence.reply, result)
+                self._report_end(sequence, result.finish_reason.value, result.num_new_tokens)
                 finished.append(sequence)
             except Exception as error:  # its output or alignment cannot be made; the others go on
                 broken.append((sequence, error))
@@ -365,6 +383,7 @@ class Stepper:
         self._positions[slots] += 1
         if self.drafting is not None:
             self.drafting.append(slots, sampled.token_ids)
+        self._report_tokens(sequences)
         finished: list[Sequence] = []
         broken: list[tuple[Sequence, Exception]] = []
         rows = zip(
@@ -379,9 +398,11 @@ class Stepper:
                 broken.append((sequence, FloatingPointError(_NOT_FINITE)))
                 continue
             try:
-                if self._outbox.add_token(
+                finish_reason = self._outbox.add_token(
                     sequence, token_id, log_probability, sampled.top_tokens.get(row, ()), align=self._align
-                ):
+                )
+                if finish_reason is not None:
+                    self._report_end(sequence, finish_reason.value)
                     finished.append(sequence)
             except Exception as error:  # its output cannot be made; the others go on
                 broken.append((sequence, error))
@@ -419,6 +440,7 @@ class Stepper:
         """Ends a sequence for a reason of its own; if its constraint led nowhere, that is the caller's error."""
         if sequence.constraint is not None and (failure := sequence.constraint.failure) is not None:
             self._outbox.add_end(sequence.reply, InvalidInputError("parameters.constraint", failure))
+            self._report_end(sequence, "failed")
             self._retire([sequence])
         else:
             self._fail([sequence], error)
@@ -432,6 +454,7 @@ class Stepper:
         """Hands out a failure and then logs it, so that a log that cannot be written delays nobody."""
         for sequence in sequences:
             self._outbox.add_end(sequence.reply, step_error(error))
+            self._report_end(sequence, "failed")
         self._outbox.flush()
         self.log(_STEP_FAILED, error, num_sequences=len(sequences))
 
@@ -441,7 +464,12 @@ class Stepper:
             _log.error(event, engine=self._name, **values, exc_info=error)
 
     def _report_run(
-        self, kind: Literal["prefill", "decode", "verify", "encode"], num_rows: int, num_tokens: int, began: float
+        self,
+        kind: Literal["prefill", "decode", "verify", "encode"],
+        num_rows: int,
+        num_tokens: int,
+        began: float,
+        num_padded: int = 0,
     ) -> None:
         if self._observer is not None:
             self._observer.step_finished(
@@ -450,6 +478,7 @@ class Stepper:
                     kind=kind,
                     num_rows=num_rows,
                     num_tokens=num_tokens,
+                    num_padded=num_padded,
                     num_waiting=len(self.scheduler.waiting),
                     run_s=time.monotonic() - began,
                 )
@@ -463,6 +492,41 @@ class Stepper:
                     queue_s=now - sequence.arrived_at,
                     reason=reason,
                     num_waiting=len(self.scheduler.waiting),
+                )
+            )
+
+    def _report_tokens(self, sequences: Elements[Sequence]) -> None:
+        """Reports that each of these sequences is about to get a token."""
+        if self._observer is None:
+            return
+        now = time.monotonic()
+        first: list[float] = []
+        gaps: list[float] = []
+        for sequence in sequences:
+            if sequence.first_token_at:
+                gaps.append(now - sequence.token_at)
+            else:
+                sequence.first_token_at = now
+                first.append(now - (sequence.arrived_at if sequence.call is None else sequence.call.started_at))
+            sequence.token_at = now
+        self._observer.tokens_produced(TokensEvent(model=self._model, first_token_s=first, gaps_s=gaps))
+
+    def _report_end(self, sequence: Sequence, outcome: str, num_new_tokens: int | None = None) -> None:
+        """Reports that a sequence leaves, before its caller is told."""
+        if self._observer is not None:
+            source = sequence.source
+            self._observer.sequence_finished(
+                SequenceEvent(
+                    model=self._model,
+                    call=sequence.call,
+                    arrived_at=sequence.arrived_at,
+                    started_at=sequence.started_at,
+                    first_token_at=sequence.first_token_at,
+                    finished_at=time.monotonic(),
+                    outcome=outcome,
+                    num_input_tokens=len(sequence.prompt_ids) if source is None else source.cost,
+                    num_cached_tokens=sequence.num_cached_tokens,
+                    num_output_tokens=sequence.num_new_tokens if num_new_tokens is None else num_new_tokens,
                 )
             )
 

@@ -22,7 +22,7 @@ from headway_server.preprocessing import ChatTemplate
 from headway_server.serving.answers import Answer, CallTimings
 from headway_server.serving.calls import current_caller
 from headway_server.serving.permits import Permit
-from headway_server.tasks.decoding import DecodingModel, ModelParts
+from headway_server.tasks.decoding import DecodingModel, ModelParts, counted
 from headway_server.tasks.generation.request import (
     FittedPrompt,
     GenerationRequest,
@@ -114,7 +114,8 @@ class GenerationModel(DecodingModel):
             ]
             sequences = [sequence for _, sequence in pairs]
             self._release_with(permit, sequences)
-            results = await self._lanes.run(sequences)
+            with counted(sum(len(prompt.input_ids) for prompt in fitted), sequences):
+                results = await self._lanes.run(sequences)
         texts = [
             self._generated(prompt, sequence.parameters, result, request)
             for (prompt, sequence), result in zip(pairs, results, strict=True)
@@ -140,9 +141,10 @@ class GenerationModel(DecodingModel):
             self._release_with(permit, [sequence])
             if request.echo:
                 yield Delta(output=self._echo(fitted), num_new_tokens=0)
-            async with aclosing(self._lanes.stream(sequence)) as deltas:
-                async for delta in deltas:
-                    yield delta
+            with counted(len(fitted.input_ids), [sequence]):
+                async with aclosing(self._lanes.stream(sequence)) as deltas:
+                    async for delta in deltas:
+                        yield delta
             result = sequence.reply.result.result()
             text = self._generated(fitted, sequence.parameters, result, request)
             yield Answer(results=[text], timings=CallTimings.of([result], preprocessing_s=preprocessing_s))

@@ -21,7 +21,7 @@ from headway_server.observers import NO_OBSERVER, Observer
 from headway_server.preprocessing import EncodedText, TextTokenizer
 from headway_server.runtime import Runtime, Session
 from headway_server.serving.answers import Answer, CallTimings
-from headway_server.serving.calls import current_caller
+from headway_server.serving.calls import counted_tokens, current_caller
 from headway_server.serving.limits import check_one_each, check_texts, num_bytes
 from headway_server.settings import ServerSettings
 from headway_server.tasks.outputs import EMBEDDING, label_postprocess, read_vector
@@ -171,14 +171,16 @@ class TextModel(StatelessModel):
                 with_offsets=with_offsets,
             )
             preprocessing_s = time.monotonic() - began
-            batched = await self._batcher.submit(
-                [text_tensors(text.input_ids, text.type_ids, has_types=self._has_types) for text in encoded],
-                [len(text) for text in encoded],
-                outputs=(output,),
-                read=lambda row, index: read(row[output], inputs.texts[index], encoded[index]),
-                deadline=deadline,
-                caller=caller,
-            )
+            lengths = [len(text) for text in encoded]
+            with counted_tokens(sum(lengths)):
+                batched = await self._batcher.submit(
+                    [text_tensors(text.input_ids, text.type_ids, has_types=self._has_types) for text in encoded],
+                    lengths,
+                    outputs=(output,),
+                    read=lambda row, index: read(row[output], inputs.texts[index], encoded[index]),
+                    deadline=deadline,
+                    caller=caller,
+                )
         timings = CallTimings.of(batched.runs, preprocessing_s=preprocessing_s)
         return Answer(results=batched.results, timings=timings)
 

@@ -19,7 +19,7 @@ from headway_server.preprocessing import SplitText, split_sentences
 from headway_server.preprocessing.pool import text_pool
 from headway_server.serving.answers import Answer, CallTimings
 from headway_server.serving.limits import check_size_of_call, check_text, check_texts, num_bytes
-from headway_server.tasks.decoding import DecodingModel, ModelParts
+from headway_server.tasks.decoding import DecodingModel, ModelParts, counted
 from headway_server.tasks.translation.answer import TranslatedText, read_result, regroup
 from headway_server.tasks.translation.call import Passage, Source, TranslationCall, named_passages, whole_texts
 from headway_server.tasks.translation.phrases import PhraseEncoder
@@ -86,7 +86,8 @@ class TranslationModel(DecodingModel):
             sources = await self._read(call, passages)
             sequences = [call.sequence(source) for source in sources]
             preprocessing_s = time.monotonic() - began
-            results = await self._lanes.run(sequences)
+            with counted(sum(len(source.encoded) for source in sources), sequences):
+                results = await self._lanes.run(sequences)
             if any(source.phrases.forbidden_forms for source in sources):
                 sources, results = await self._search_again(call, sources, results)
         return await self._answer(call, sources, results, splits, preprocessing_s)
@@ -109,12 +110,13 @@ class TranslationModel(DecodingModel):
             preprocessing_s = time.monotonic() - began
             num_given = len(sources[0].prefix_ids)
             held: list[str] = []
-            async with aclosing(self._lanes.stream(sequence)) as deltas:
-                async for delta in deltas:
-                    held.append(delta.output)
-                    if delta.num_new_tokens >= num_given:
-                        yield Delta(output="".join(held), num_new_tokens=delta.num_new_tokens)
-                        held = []
+            with counted(len(sources[0].encoded), [sequence]):
+                async with aclosing(self._lanes.stream(sequence)) as deltas:
+                    async for delta in deltas:
+                        held.append(delta.output)
+                        if delta.num_new_tokens >= num_given:
+                            yield Delta(output="".join(held), num_new_tokens=delta.num_new_tokens)
+                            held = []
             yield await self._answer(call, sources, [sequence.reply.result.result()], [], preprocessing_s)
 
     def _check_prefixes(self, prefixes: Elements[str], field: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Container, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, aclosing, nullcontext
 from typing import Any, Final, TypeAlias
 
@@ -14,7 +14,9 @@ from google.protobuf.message import DecodeError
 from grpc_status import rpc_status
 
 from headway_server.errors import InvalidInputError
-from headway_server.serving.calls import Call, Calls
+from headway_server.observers import Call
+from headway_server.serving.access import Caller, is_local
+from headway_server.serving.calls import Calls
 from headway_server.transports.grpc.callers import Callers
 from headway_server.transports.grpc.status import to_status
 
@@ -25,6 +27,8 @@ UnaryMethod: TypeAlias = Callable[[Any, Context], Awaitable[Any]]
 StreamMethod: TypeAlias = Callable[[Any, Context], AsyncGenerator[Any, None]]
 Behaviour: TypeAlias = Callable[[Any, Context], Awaitable[Any]]
 Pairs: TypeAlias = list[tuple[str, str]]
+Who: TypeAlias = tuple[str, Caller | None]
+"""Who calls, by name and with rights, where not everyone has all of them."""
 
 REQUEST_ID: Final = "x-request-id"
 _IS_REQUEST_ID: Final = re.compile(r"[!-~]{1,128}").fullmatch
@@ -41,14 +45,27 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     runs before the request is there, and decides how long to wait for it.
     """
 
-    def __init__(self, calls: Calls, callers: Callers, *, max_request_bytes: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        calls: Calls,
+        callers: Callers,
+        *,
+        max_request_bytes: Mapping[str, int],
+        admin_methods: Container[str] = frozenset(),
+        verifies_clients: bool = False,
+    ) -> None:
         """Prepares to wrap methods.
 
         Args:
             calls: What every call is held to.
             callers: What waits for callers.
             max_request_bytes: Largest request of each service, by its full name; no other service is a call.
+            admin_methods: Full names, `/package.Service/Method`, of the calls that change the server: they need the
+                scope `admin`.
+            verifies_clients: True if every client has shown a certificate that the server trusts.
         """
+        self._admin_methods = admin_methods
+        self._verifies_clients = verifies_clients
         self._calls = calls
         self._callers = callers
         self._max_request_bytes = dict(max_request_bytes)
@@ -86,26 +103,30 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     def _wrap_unary(self, behaviour: UnaryMethod, parse: Deserializer, method: str) -> Behaviour:
         async def call(_: object, context: Context) -> Any:
             pairs, request_id = await _open(context)
+            answered: Call | None = None
             try:
+                who = self._identify(method, context, pairs, request_id)
                 data = await self._callers.receive(context)
                 await self._callers.pass_gate()
-                async with self._answer(method, data, context, pairs, request_id):
+                async with self._answer(method, data, who, pairs, request_id) as answered:
                     return await behaviour(parse(data), context)
             except grpc.aio.AbortError:
                 raise
             except Exception as error:  # the one place where every error becomes a status
-                await _abort(context, error, method, request_id)
+                await _abort(context, error, method, request_id, answered)
 
         return call
 
     def _wrap_stream(self, behaviour: StreamMethod, parse: Deserializer, method: str) -> Behaviour:
         async def call(_: object, context: Context) -> None:
             pairs, request_id = await _open(context)
+            answered: Call | None = None
             try:
+                who = self._identify(method, context, pairs, request_id)
                 data = await self._callers.receive(context)
                 await self._callers.pass_gate()
                 async with (
-                    self._answer(method, data, context, pairs, request_id),
+                    self._answer(method, data, who, pairs, request_id) as answered,
                     aclosing(behaviour(parse(data), context)) as responses,
                 ):
                     async for response in responses:
@@ -113,16 +134,32 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             except grpc.aio.AbortError:
                 raise
             except Exception as error:  # as above
-                await _abort(context, error, method, request_id)
+                await _abort(context, error, method, request_id, answered)
 
         return call
 
+    def _identify(self, method: str, context: Context, pairs: Pairs, request_id: str) -> Who:
+        """Finds out who calls before the request is received: of those who may not call, nothing is held."""
+        peer = context.peer()
+        names = _certificate_names(context) if self._verifies_clients else ()
+        is_admin = method in self._admin_methods
+        rights = self._calls.identify(
+            method,
+            metadata=pairs,
+            certificate_names=names,
+            is_admin=is_admin,
+            is_local=is_admin and is_local(_address(peer)),
+            request_id=request_id,
+        )
+        return names[0] if names else peer, rights
+
     def _answer(
-        self, method: str, data: bytes, context: Context, pairs: Pairs, request_id: str
+        self, method: str, data: bytes, who: Who, pairs: Pairs, request_id: str
     ) -> AbstractAsyncContextManager[Call]:
         """Begins a call. gRPC itself ends one whose deadline has passed."""
+        caller, rights = who
         return self._calls.answer(
-            method, metadata=pairs, num_bytes=len(data), caller=context.peer(), request_id=request_id
+            method, metadata=pairs, num_bytes=len(data), caller=caller, rights=rights, request_id=request_id
         )
 
     def _limit(self, handler: Handler, method: str) -> Handler:
@@ -182,9 +219,11 @@ async def _open(context: Context) -> tuple[Pairs, str]:
     return pairs, request_id
 
 
-async def _abort(context: Context, error: Exception, method: str, request_id: str) -> None:
+async def _abort(
+    context: Context, error: Exception, method: str, request_id: str, answered: Call | None = None
+) -> None:
     """Ends a call with the status of an error."""
-    status = rpc_status.to_status(to_status(error, method, request_id))
+    status = rpc_status.to_status(to_status(error, method, answered, request_id=request_id))
     trailers = (*status.trailing_metadata, (REQUEST_ID, request_id)) if request_id else status.trailing_metadata
     await context.abort(status.code, status.details, trailers)
 
@@ -210,3 +249,16 @@ def _parse(data: bytes, deserialize: Deserializer, max_bytes: int) -> Any:
         raise InvalidInputError(
             "request", "is not a message of this method; send what its .proto file says, with strings in UTF-8"
         ) from error
+
+
+def _address(peer: str) -> str:
+    """Returns the address of gRPC's name of a peer, such as `ipv4:127.0.0.1:4711`, without its port."""
+    kind, _, place = peer.partition(":")
+    if kind not in ("ipv4", "ipv6"):
+        return peer
+    return place.rpartition(":")[0].removeprefix("%5B").removesuffix("%5D").strip("[]")
+
+
+def _certificate_names(context: Context) -> tuple[str, ...]:
+    """Returns the subject alternative names of the client's certificate, or its common name where it has none."""
+    return tuple(name.decode(errors="replace") for name in context.peer_identities() or ())

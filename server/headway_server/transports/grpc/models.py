@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Final
 
 import grpc
+from pydantic import ValidationError
 
 from headway.v1 import common_pb2, generation_service_pb2
 from headway.v1 import model_service_pb2 as pb
@@ -13,7 +15,8 @@ from headway_server.bundles import CHAT_TEMPLATE_FILE, Manifest, SamplingDefault
 from headway_server.bundles.tags import TagSet
 from headway_server.errors import InvalidInputError
 from headway_server.serving.families import ServedModel
-from headway_server.serving.host import ModelHost
+from headway_server.serving.host import BundleStatus, ModelHost, ModelState
+from headway_server.serving.routes import Alias, Route
 
 _TASKS: dict[Task, pb.Task.ValueType] = {
     Task.GENERATION: pb.TASK_GENERATION,
@@ -22,10 +25,18 @@ _TASKS: dict[Task, pb.Task.ValueType] = {
     Task.TOKEN_CLASSIFICATION: pb.TASK_TOKEN_CLASSIFICATION,
     Task.IMAGE_CLASSIFICATION: pb.TASK_IMAGE_CLASSIFICATION,
 }
+_STATES: dict[ModelState, pb.BundleState.ValueType] = {
+    state: pb.BundleState.Value(f"BUNDLE_STATE_{state.name}") for state in ModelState
+}
+ADMIN_METHODS: Final = frozenset(
+    f"/{pb.DESCRIPTOR.package}.ModelService/{name}"
+    for name in ("LoadModel", "UnloadModel", "ScanStore", "SetRoute", "SetAlias")
+)
+"""The RPCs that change what the server serves: every one of the protocol that is not a question."""
 
 
 class ModelService(pb_grpc.ModelServiceServicer):
-    """Describes the models of a host."""
+    """Describes the models of a host, and changes which they are."""
 
     def __init__(self, host: ModelHost) -> None:
         self._host = host
@@ -52,6 +63,94 @@ class ModelService(pb_grpc.ModelServiceServicer):
             raise InvalidInputError("model", "is empty; name one of the models that ListModels lists")
         model = self._host.get(request.model, request.model_version)
         return pb.GetModelResponse(model=_model_message(model), manifest_json=model.bundle.manifest.model_dump_json())
+
+    async def ListBundles(  # noqa: N802 (the method's name in the protocol)
+        self, _request: pb.ListBundlesRequest, _context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.ListBundlesResponse:
+        """Lists the bundles of the store, and the routes."""
+        routes = self._host.routes
+        return pb.ListBundlesResponse(
+            bundles=_bundles(self._host.bundles),
+            routes=[
+                pb.Route(
+                    model=name,
+                    default_version=route.default_version or "",
+                    canary_version=route.canary_version or "",
+                    canary_share=route.canary_share,
+                )
+                for name, route in sorted(routes.models.items())
+            ],
+            aliases=[
+                pb.Alias(alias=name, model=alias.model, model_version=alias.version or "")
+                for name, alias in sorted(routes.aliases.items())
+            ],
+            store_problem=self._host.store_problem or "",
+        )
+
+    async def LoadModel(  # noqa: N802 (the method's name in the protocol)
+        self, request: pb.LoadModelRequest, _context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.LoadModelResponse:
+        """Loads a version, or replaces it by what is in the store now."""
+        model = await self._host.load(request.model, request.model_version)
+        return pb.LoadModelResponse(model=_model_message(model))
+
+    async def UnloadModel(  # noqa: N802 (the method's name in the protocol)
+        self, request: pb.UnloadModelRequest, _context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.UnloadModelResponse:
+        """Unloads one version or all."""
+        await self._host.unload(request.model, request.model_version)
+        return pb.UnloadModelResponse()
+
+    async def ScanStore(  # noqa: N802 (the method's name in the protocol)
+        self, _request: pb.ScanStoreRequest, _context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.ScanStoreResponse:
+        """Looks at the store now."""
+        return pb.ScanStoreResponse(bundles=_bundles(await self._host.scan()))
+
+    async def SetRoute(  # noqa: N802 (the method's name in the protocol)
+        self, request: pb.SetRouteRequest, _context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.SetRouteResponse:
+        """Sets default version and canary of a model."""
+        try:
+            route = Route(
+                default_version=request.default_version or None,
+                canary_version=request.canary_version or None,
+                canary_share=request.canary_share,
+            )
+        except ValidationError as error:
+            raise _invalid(error) from error
+        return pb.SetRouteResponse(not_kept_reason=await self._host.set_route(request.model, route) or "")
+
+    async def SetAlias(  # noqa: N802 (the method's name in the protocol)
+        self, request: pb.SetAliasRequest, _context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.SetAliasResponse:
+        """Sets or removes another name of a model."""
+        if request.model_version and not request.model:
+            raise InvalidInputError(
+                "model_version", "is of a model, which is missing; leave it out to remove the alias"
+            )
+        try:
+            alias = Alias(model=request.model, version=request.model_version or None) if request.model else None
+        except ValidationError as error:
+            raise _invalid(error) from error
+        return pb.SetAliasResponse(not_kept_reason=await self._host.set_alias(request.alias, alias) or "")
+
+
+def _invalid(error: ValidationError) -> InvalidInputError:
+    """Names the first wrong field of a route or an alias."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    message = str(first["msg"]).removeprefix("Value error, ")
+    field, _, description = message.partition(": ") if not first["loc"] else (str(first["loc"][0]), "", message)
+    return InvalidInputError("model_version" if field == "version" else field, description)
+
+
+def _bundles(bundles: Iterable[BundleStatus]) -> list[pb.BundleStatus]:
+    return [
+        pb.BundleStatus(
+            name=bundle.name, version=bundle.version, state=_STATES[bundle.state], reason=bundle.reason or ""
+        )
+        for bundle in bundles
+    ]
 
 
 def _model_message(model: ServedModel) -> pb.Model:

@@ -36,10 +36,11 @@ from headway_server.serving.host import ModelHost
 from headway_server.serving.watchdog import Watchdog
 from headway_server.settings import ServerSettings
 from headway_server.transports.grpc.callers import Callers, WaitLimits
+from headway_server.transports.grpc.doors import Doors, format_address
 from headway_server.transports.grpc.generation import GenerationService
 from headway_server.transports.grpc.image_classification import ImageClassificationService
 from headway_server.transports.grpc.interceptor import CallInterceptor
-from headway_server.transports.grpc.models import ModelService
+from headway_server.transports.grpc.models import ADMIN_METHODS, ModelService
 from headway_server.transports.grpc.text_classification import TextClassificationService
 from headway_server.transports.grpc.translation import TranslationService
 
@@ -145,7 +146,8 @@ class HeadwayServer:
             max_lasting=_MAX_LASTING,
             max_lasting_per_connection=_MAX_LASTING_PER_CONNECTION,
         )
-        self.calls = Calls(max_calls=max_calls, max_bytes=max_bytes, observer=observer)
+        self._doors = Doors(settings)
+        self.calls = Calls(max_calls=max_calls, max_bytes=max_bytes, access=self._doors.access, observer=observer)
         """Those that are being answered."""
         _log.info("calls", max_calls=max_calls, max_inflight_mib=max_bytes >> 20)
         interceptor = CallInterceptor(
@@ -155,6 +157,8 @@ class HeadwayServer:
                 service.name: settings.max_text_request_bytes if service.reads_texts else settings.max_message_bytes
                 for service in _SERVICES
             },
+            admin_methods=ADMIN_METHODS,
+            verifies_clients=settings.tls_client_ca_file is not None,
         )
         self._server = grpc.aio.server(
             interceptors=[interceptor],
@@ -163,8 +167,9 @@ class HeadwayServer:
         for service in _SERVICES:
             service.add(service.servicer(host), self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        names = [service.name for service in _SERVICES]
-        reflection.enable_server_reflection((*names, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
+        if settings.reflection:
+            names = [service.name for service in _SERVICES]
+            reflection.enable_server_reflection((*names, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
 
     async def start(self) -> int:
         """Starts the models and listens; returns the port.
@@ -174,13 +179,14 @@ class HeadwayServer:
         """
         address = format_address(self._settings.host, self._settings.port)
         try:
-            port = self._server.add_insecure_port(address)
+            port = self._doors.listen(self._server, address)
         except RuntimeError as error:
             raise ServerError(f"cannot listen on {address}: {error}") from error
         self._host.start()
         await self._update_health()
         await self._server.start()
         self._watch = asyncio.create_task(self._watch_health())
+        await self._doors.open(self._health)
         self._sweep = asyncio.create_task(self._callers.watch())
         return port
 
@@ -239,6 +245,7 @@ class HeadwayServer:
         has_ended = await asyncio.to_thread(self._host.close)  # it waits for what is running
         self._callers.end_lasting(DrainingError("the server is shutting down"))
         await self._server.stop(_LAST_WORDS_S)
+        await self._doors.close()
         await going
         if self._sweep is not None:
             self._sweep.cancel()
@@ -273,6 +280,8 @@ class HeadwayServer:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, on_signal)
+        if hasattr(signal, "SIGHUP"):
+            loop.add_signal_handler(signal.SIGHUP, self._host.scan_soon)
         announce(await self.start())
         if limit_s := self._settings.stall_timeout:
             self._watchdog = Watchdog(self._host.stalled, limit_s=limit_s, ends=self._settings.stall_exit)
@@ -324,11 +333,6 @@ def _most_connections() -> int:
 def _status(*, is_serving: bool) -> int:
     status = health_pb2.HealthCheckResponse
     return int(status.SERVING if is_serving else status.NOT_SERVING)
-
-
-def format_address(host: str, port: int) -> str:
-    """Joins host and port; an IPv6 address goes into brackets."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def address_problem(host: str, port: int) -> str | None:

@@ -1,0 +1,161 @@
+"""Which version of a model answers a call that names none: default versions, aliases and canaries, in one table.
+
+A small file keeps the table over a restart: `routes.json` in the store, or where the settings say. It may be written by
+hand or come with the store; the server looks at it whenever it looks at the store, and writes it after a change by a
+call.
+
+```json
+{
+  "models": {"ag-news": {"default_version": "3", "canary_version": "4", "canary_share": 0.05}},
+  "aliases": {"news": {"model": "ag-news"}, "news-old": {"model": "ag-news", "version": "2"}}
+}
+```
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from headway_server.bundles.manifest import Name
+from headway_server.errors import ModelNotFoundError, StoreError
+
+_MAX_FILE_BYTES = 2**20
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Route(_Part):
+    """Which versions of a model answer calls that name none."""
+
+    default_version: Name | None = None
+    """None: the latest that is loaded, the canary left out."""
+    canary_version: Name | None = None
+    """Answers a share of these calls while it is loaded."""
+    canary_share: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Of the calls that name no version, each drawn by itself."""
+
+    @model_validator(mode="after")
+    def _check_canary(self) -> Route:
+        if self.canary_share and self.canary_version is None:
+            raise ValueError("canary_share: is of a canary_version, which is missing")
+        if self.canary_version is not None and self.canary_version == self.default_version:
+            raise ValueError(f"canary_version: is {self.canary_version}, which is the default version")
+        return self
+
+
+class Alias(_Part):
+    """What another name stands for."""
+
+    model: Name
+    version: Name | None = None
+    """None: as the model's route says."""
+
+
+class Routes(_Part):
+    """The table. Immutable: a change makes another one."""
+
+    models: dict[Name, Route] = {}
+    """By the name of the model; for one that is not here the latest version answers."""
+    aliases: dict[Name, Alias] = {}
+    """By the name that callers give. It wins over a model of that name, and does not stand for another alias."""
+
+    def resolve(self, name: str, version: str) -> tuple[str, str]:
+        """Returns the model and the version that a caller's words stand for; an empty version is for `choose`.
+
+        A version that the caller names wins over the alias's.
+        """
+        alias = self.aliases.get(name)
+        return (name, version) if alias is None else (alias.model, version or alias.version or "")
+
+    def choose(self, name: str, versions: Sequence[str], *, with_canary: bool = True) -> str:
+        """Chooses the version that answers a call that names none.
+
+        Args:
+            name: Of the model.
+            versions: Those that can answer, at least one, the latest last.
+            with_canary: False for the version that would answer if there were no canary.
+
+        Raises:
+            ModelNotFoundError: The default version is not among them.
+        """
+        route = self.models.get(name)
+        if route is None:
+            return versions[-1]
+        canary = route.canary_version if route.canary_version in versions else None
+        if canary is not None and with_canary and random.random() < route.canary_share:  # noqa: S311 (not for secrets)
+            return canary
+        if route.default_version is None:
+            return next((version for version in reversed(versions) if version != canary), versions[-1])
+        if route.default_version not in versions:
+            raise ModelNotFoundError(
+                f"model {name} has the default version {route.default_version}, which cannot answer now; "
+                f"those that can are {', '.join(versions)}"
+            )
+        return route.default_version
+
+    def names(self, path: str) -> bool:
+        """True if the table names the version at `<model>/<version>`."""
+        name, _, version = path.partition("/")
+        route = self.models.get(name, Route())
+        aliased = (alias.version for alias in self.aliases.values() if alias.model == name)
+        return version in (route.default_version, route.canary_version, *aliased)
+
+    def with_route(self, name: str, route: Route) -> Routes:
+        """Returns the table with another route of a model; an empty route is left out."""
+        models = {key: value for key, value in self.models.items() if key != name}
+        return Routes(models=models if route == Route() else {**models, name: route}, aliases=self.aliases)
+
+    def with_alias(self, name: str, alias: Alias | None) -> Routes:
+        """Returns the table with another meaning of a name; None: with no meaning of its own."""
+        aliases = {key: value for key, value in self.aliases.items() if key != name}
+        return Routes(models=self.models, aliases=aliases if alias is None else {**aliases, name: alias})
+
+
+def read_routes(file: Path) -> Routes:
+    """Reads the table; where there is no file it is empty.
+
+    Raises:
+        StoreError: The file cannot be read, or holds something else.
+    """
+    try:
+        if not file.is_file():
+            return Routes()
+        with file.open("rb") as stream:
+            content = stream.read(_MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise StoreError(f"{file.name} cannot be read ({error.strerror})") from error
+    if len(content) > _MAX_FILE_BYTES:
+        raise StoreError(f"{file.name} has more than {_MAX_FILE_BYTES} bytes")
+    try:
+        return Routes.model_validate_json(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise StoreError(f"{file.name}: {where + ': ' if where else ''}{first['msg']}") from error
+
+
+def write_routes(file: Path, routes: Routes) -> None:
+    """Writes the table so that a reader sees the old or the new one, whole.
+
+    Raises:
+        StoreError: It cannot be written.
+    """
+    text = routes.model_dump_json(indent=1, exclude_defaults=True) + "\n"
+    try:
+        with tempfile.NamedTemporaryFile("w", dir=file.parent, prefix=".routes-", delete=False) as staged:
+            staged.write(text)
+            staged.flush()
+            os.fsync(staged.fileno())
+        os.chmod(staged.name, 0o644)  # noqa: PTH101
+        os.replace(staged.name, file)  # noqa: PTH105
+    except OSError as error:
+        raise StoreError(f"{file.name} cannot be written ({error.strerror})") from error
