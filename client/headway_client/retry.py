@@ -1,9 +1,9 @@
 """When a failed call is tried again.
 
 Only two failures are retried: UNAVAILABLE, and RESOURCE_EXHAUSTED if the server named a delay. They mean that the
-server did not accept the call or could not finish it; every RPC may be repeated, those that change models too. The delay
-is random, up to a bound that grows with every attempt ("full jitter"), so that callers that failed together do not
-return together. It is never shorter than the server asked for, and never longer than the time that is left.
+server did not accept the call or could not finish it; every RPC may be repeated, those that change models too. The
+delay is random, up to a bound that grows with every attempt ("full jitter"), so that callers that failed together do
+not return together. It is never shorter than the server asked for, and never longer than the time that is left.
 """
 
 from __future__ import annotations
