@@ -27,6 +27,10 @@ from headway_client.load.recorder import OK, CallRecord, Recorder
 from headway_client.retry import NO_RETRIES
 
 try:
+    from headway_client.load import Workload
+except ImportError:  # in trees up to commit f3d4d29
+    Workload = None  # type: ignore[assignment, misc]
+try:
     from headway_client.load import Sender
 except ImportError:  # in trees up to commit 59592ab
     from headway_client.load.sender import Sender  # type: ignore[import-not-found, no-redef]
@@ -109,7 +113,7 @@ class _Http:
 
 
 class _WithParameters:
-    """The client, with parameters for every call that a load plan does not know."""
+    """The client, with parameters for every call; in trees up to commit f3d4d29, whose load plans do not have them."""
 
     def __init__(self, client: AsyncClient, parameters: dict[str, Any]) -> None:
         self._client = client
@@ -160,7 +164,7 @@ class Caller:
             recorder = await LoadRunner(plan, recorded).run()
             cores = (time.process_time() - cpu_s) / (time.perf_counter() - begun_s)
         self._num_used[case] += len(calls)
-        tokens_of_all = callers * (plan.max_new_tokens or 0) if self._read(case)["weights"] else 0
+        tokens_of_all = callers * (self._read(case)["max_new_tokens"] or 0) if self._read(case)["weights"] else 0
         has_tokens = self._read(case)["task"] in ("generation", "translation")
         window = recorder.start_s, recorder.end_s
         figures = figures_of(calls, *window, cycle_tokens=tokens_of_all, has_tokens=has_tokens)
@@ -203,23 +207,33 @@ class Caller:
             "gap_ms": _spread(np.concatenate([np.diff(np.unique(stream)) for stream in times]), 99),
         }
 
-    def _plan(self, case: str, callers: int, duration_s: float, warmup_s: float) -> LoadPlan:
+    def _plan(self, case: str, callers: int, duration_s: float, warmup_s: float) -> Any:
         data = self._read(case)
         task = next((task for task in LoadTask if task.value in _TASKS[data["task"]]), None)
         if task is None:
             raise ValueError(f"the load tester of this tree has no task for {data['task']}")
-        return LoadPlan(
-            task=task,
-            concurrency=callers,
-            duration_s=duration_s,
-            warmup_s=warmup_s,
-            stream=data["task"] == "generation",
-            model=data["model"],
-            model_version=data["version"],
-            max_new_tokens=data["max_new_tokens"],
-            beam_size=data["beam_size"] if data["beam_size"] > 1 else None,
-            timeout_s=_TIMEOUT_S,
-        )
+        length: dict[str, Any] = {
+            "concurrency": callers,
+            "duration_s": duration_s,
+            "warmup_s": warmup_s,
+            "timeout_s": _TIMEOUT_S,
+        }
+        stream = data["task"] == "generation"
+        options = {"model": data["model"], "model_version": data["version"], "max_new_tokens": data["max_new_tokens"]}
+        if data["beam_size"] > 1:
+            options["beam_size"] = data["beam_size"]
+        if Workload is None:
+            return LoadPlan(task=task, stream=stream, **options, **length)  # type: ignore[call-arg]
+        options = {name: value for name, value in options.items() if value is not None} | data["parameters"]
+        workload = Workload(task=task, inputs=self._inputs(case), stream=stream, options=options)
+        return LoadPlan(workloads=(workload,), **length)
+
+    def _inputs(self, case: str) -> list[Any]:
+        """Returns the inputs, those first that were not used yet."""
+        data = self._read(case)
+        inputs = data["texts"] or [base64.b64decode(image) for image in data["images"]]
+        first = self._num_used[case] % len(inputs)
+        return [*inputs[first:], *inputs[:first]]
 
     def _read(self, case: str) -> dict[str, Any]:
         if case not in self._cases:
@@ -232,11 +246,13 @@ class Caller:
         data = self._read(case)
         texts = data["texts"] or data["images"]
         if protocol == "headway":
-            inputs = data["texts"] or [base64.b64decode(image) for image in data["images"]]
-            first = self._num_used[case] % len(inputs)
             async with AsyncClient(address, timeout_s=_TIMEOUT_S, retry=NO_RETRIES) as client:
-                prepared: Any = _WithParameters(client, data["parameters"])
-                yield Sender(prepared, self._plan(case, 1, 1, 0), [*inputs[first:], *inputs[:first]])
+                plan = self._plan(case, 1, 1, 0)
+                if Workload is None:
+                    prepared: Any = _WithParameters(client, data["parameters"])
+                    yield Sender(prepared, plan, self._inputs(case))  # type: ignore[arg-type]
+                else:
+                    yield Sender(client, plan)
         elif protocol == "echo":
             async with grpc.aio.insecure_channel(address) as channel:
                 echo: Any = channel.unary_unary(ECHO_METHOD)

@@ -30,7 +30,8 @@ def is_serving(address: str, timeout_s: float) -> bool:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    port = os.environ.get("HEADWAY_PORT", "")
+    # With encryption the server has a port of its own for probes.
+    port = os.environ.get("HEADWAY_HEALTH_PORT") or os.environ.get("HEADWAY_PORT", "")
     if not port.isdigit():  # Kubernetes puts tcp://... there for a Service of that name; the server ignores it too
         port = "50051"
     own_address = f"127.0.0.1:{port}"

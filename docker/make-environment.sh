@@ -35,10 +35,10 @@ pip_for "$scratch/build" wheel --no-deps --no-build-isolation --wheel-dir "$scra
 proto_wheel="$(echo "$scratch"/wheels/headway_proto-*.whl)"
 own_wheel="$(echo "$scratch/wheels/headway_$distribution"-*.whl)"
 case "$target" in
-    server-cpu) wheels=("$proto_wheel" "${own_wheel}[cpu]") ;;
+    server-cpu) wheels=("$proto_wheel" "${own_wheel}[cpu,tracing]") ;;
     # The second extra brings the CUDA and cuDNN libraries that ONNX Runtime loads.
-    server-gpu) wheels=("$proto_wheel" "${own_wheel}[gpu]" "onnxruntime-gpu[cuda,cudnn]") ;;
-    client) wheels=("$proto_wheel" "$own_wheel") ;;
+    server-gpu) wheels=("$proto_wheel" "${own_wheel}[gpu,tracing]" "onnxruntime-gpu[cuda,cudnn]") ;;
+    client) wheels=("$proto_wheel" "${own_wheel}[load]") ;;
 esac
 "$python" -m venv --without-pip "$folder"
 # Only wheels: an image has no compiler, and a source build would not be what was tested.

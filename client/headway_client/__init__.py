@@ -2,6 +2,7 @@
 
 from headway_client.async_client import AsyncClient
 from headway_client.client import Client
+from headway_client.connection import LoadBalancing
 from headway_client.errors import (
     CallCancelledError,
     CallError,
@@ -97,6 +98,7 @@ __all__ = [
     "InvalidArgumentError",
     "LabelScore",
     "LabeledSpan",
+    "LoadBalancing",
     "Model",
     "ModelDetails",
     "ModelList",

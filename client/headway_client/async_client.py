@@ -78,7 +78,7 @@ class AsyncClient(BaseClient):
     ) -> None:
         """Prepares a client. It connects with its first call.
 
-        What is not given is taken from the environment, see `headway_client.connection`.
+        What is not given is taken from a profile or the environment, see `headway_client.connection`.
 
         Args:
             server: Host and port, or another target that gRPC knows. Default: HEADWAY_SERVER, or 127.0.0.1:50051.
@@ -287,7 +287,9 @@ class AsyncClient(BaseClient):
         while True:
             self._check_open()
             try:
-                response = await rpc(call.request, timeout=attempts.remaining_s(), metadata=self._connection.metadata)
+                response = await rpc(
+                    call.request, timeout=attempts.remaining_s(), metadata=self._connection.call_metadata
+                )
             except grpc.RpcError as error:
                 failure = from_rpc_error(error)
                 delay_s = attempts.delay_s(failure)
@@ -338,7 +340,7 @@ class AsyncClient(BaseClient):
 
         def open_rpc(remaining_s: float) -> Any:
             self._check_open()
-            return rpc(call.request, timeout=remaining_s, metadata=self._connection.metadata)
+            return rpc(call.request, timeout=remaining_s, metadata=self._connection.call_metadata)
 
         return AsyncTextStream(call, self._attempts(timeout_s), open_rpc)
 

@@ -1,16 +1,24 @@
 """How a client reaches its server: address, encryption, API key, channel options; and what both clients share.
 
-What a caller does not give is taken from the environment: HEADWAY_SERVER, HEADWAY_TLS, HEADWAY_CA_FILE,
-HEADWAY_CLIENT_CERT_FILE, HEADWAY_CLIENT_KEY_FILE, HEADWAY_API_KEY.
+What a caller does not give is taken from a profile, if the caller or HEADWAY_PROFILE names one, or else from the
+environment: HEADWAY_SERVER, HEADWAY_TLS, HEADWAY_CA_FILE, HEADWAY_CLIENT_CERT_FILE, HEADWAY_CLIENT_KEY_FILE,
+HEADWAY_TLS_SERVER_NAME, HEADWAY_API_KEY, HEADWAY_LOAD_BALANCING. A profile stands in place of all of these, so that no
+key of the environment goes to the server of a profile. Profiles are tables of a TOML file (`profiles_file`).
+
+A call is part of the caller's trace: where the program uses OpenTelemetry, the present span's context goes with it.
 """
 
 from __future__ import annotations
 
 import ipaddress
 import os
-from collections.abc import Sequence
+import sys
+import tomllib
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Final, TypedDict, Unpack
+from typing import Annotated, Any, Final, TypedDict, Unpack
 
 import grpc
 import grpc.aio
@@ -26,9 +34,19 @@ MAX_RESPONSE_BYTES: Final = 64 * 2**20
 _TRUE, _FALSE = {"1", "true", "yes", "on"}, {"", "0", "false", "no", "off"}
 
 
-class ConnectionOptions(TypedDict, total=False):
-    """How to reach a server. What is not given is taken from the environment."""
+class LoadBalancing(StrEnum):
+    """Which of several addresses a call goes to."""
 
+    PICK_FIRST = "pick-first"
+    """All calls to the first that answers."""
+    ROUND_ROBIN = "round-robin"
+    """Call after call to one after the other of those that answer."""
+
+
+class ConnectionOptions(TypedDict, total=False):
+    """How to reach a server. What is not given is taken from a profile or from the environment."""
+
+    profile: Annotated[str | None, "Profile of the profiles file to take what is not given from, not the environment."]
     tls: Annotated[bool | None, "Encrypt the connection. Default: if a certificate file is given."]
     ca_file: Annotated[
         str | os.PathLike[str] | None, "PEM file of the certificate authorities to trust. Default: gRPC's own list."
@@ -37,65 +55,97 @@ class ConnectionOptions(TypedDict, total=False):
         str | os.PathLike[str] | None, "PEM file of the client's certificate chain, for servers that ask for one."
     ]
     client_key_file: Annotated[str | os.PathLike[str] | None, "PEM file of the client certificate's private key."]
+    tls_server_name: Annotated[
+        str | None, "Name that the server's certificate must have. Default: the host of its address."
+    ]
+    load_balancing: Annotated[
+        LoadBalancing | None,
+        "Which of several addresses calls go to: pick-first or round-robin. Default: round-robin where SERVER lists "
+        "several.",
+    ]
     api_key: Annotated[str | None, "API key, sent with every call as `authorization: Bearer KEY`."]
     metadata: Annotated[Sequence[tuple[str, str]] | None, "Pairs sent with every call; keys are lower case."]
     credentials: Annotated[grpc.ChannelCredentials | None, "Channel credentials of gRPC, instead of the files."]
+
+
+_FILES: Final = ("ca_file", "client_key_file", "client_cert_file")  # in the order that gRPC takes them
+_VARIABLES: Final = {
+    name: f"HEADWAY_{name.upper()}"
+    for name in ("server", "tls", *_FILES, "tls_server_name", "load_balancing", "api_key")
+}
+"""Options that the environment may set, and a profile too; a profile may also have a table of metadata."""
 
 
 class Connection:
     """Where a server is and how to reach it."""
 
     def __init__(self, server: str | None = None, **options: Unpack[ConnectionOptions]) -> None:
-        """Takes the options, and what is not given from the environment.
+        """Takes the options, and what is not given from a profile or from the environment.
 
         Raises:
-            OSError: A certificate or key file cannot be read.
+            OSError: A certificate or key file, or the file of profiles, cannot be read.
             TypeError: There is no such option.
-            ValueError: A client certificate is given without its key, or HEADWAY_TLS is neither true nor false.
+            ValueError: A client certificate is given without its key, an option has no such value, an address of
+                several is a name, or the profile is not there or wrong.
         """
         if unknown := options.keys() - ConnectionOptions.__optional_keys__:
             raise TypeError(f"a connection has no option {', '.join(sorted(map(repr, unknown)))}")
-        self.server = server or os.environ.get("HEADWAY_SERVER") or DEFAULT_SERVER
-        """Host and port, or another target that gRPC knows, such as `unix:/run/headway.sock`."""
-        # In the order that gRPC takes them.
-        files = [
-            options.get("ca_file") or os.environ.get("HEADWAY_CA_FILE"),
-            options.get("client_key_file") or os.environ.get("HEADWAY_CLIENT_KEY_FILE"),
-            options.get("client_cert_file") or os.environ.get("HEADWAY_CLIENT_CERT_FILE"),
-        ]
-        credentials = options.get("credentials")
-        tls = options.get("tls")
+        settled = settle({"server": server, **options})
+        self.server: str = settled["server"]
+        """Host and port, several of them with commas, or another target that gRPC knows, such as `dns:///server:50051`
+        or `unix:/run/headway.sock`."""
+        self._target = _target(self.server)
+        files = [settled.get(name) for name in _FILES]
+        credentials = settled.get("credentials")
+        tls = settled.get("tls")
         if tls is None:
-            tls = _flag("HEADWAY_TLS") or credentials is not None or any(files)
+            tls = credentials is not None or any(files)
         if tls and credentials is None:
             credentials = _credentials(files)
-        self._credentials = credentials if tls else None
-        self.metadata = tuple(options.get("metadata") or ())
+        self._credentials: grpc.ChannelCredentials | None = credentials if tls else None
+        self._tls_server_name: str = settled.get("tls_server_name", "")
+        several = LoadBalancing.ROUND_ROBIN if "," in self.server else LoadBalancing.PICK_FIRST
+        self._load_balancing = LoadBalancing(settled.get("load_balancing") or several)
+        self.metadata: tuple[tuple[str, str], ...] = tuple(settled.get("metadata") or ())
         """Sent with every call."""
         # A key that was read from a file ends with a newline.
-        if api_key := (options.get("api_key") or os.environ.get("HEADWAY_API_KEY", "")).strip():
+        if api_key := settled.get("api_key", "").strip():
             self.metadata += (("authorization", f"Bearer {api_key}"),)
+
+    @property
+    def call_metadata(self) -> tuple[tuple[str, str], ...]:
+        """What is sent with a call now: `metadata`, and the caller's span where it uses OpenTelemetry."""
+        if "opentelemetry.trace" not in sys.modules:  # nobody has made a span
+            return self.metadata
+        from opentelemetry import propagate  # noqa: PLC0415 (an optional library, which is here then)
+
+        carrier: dict[str, str] = {}
+        propagate.inject(carrier)
+        return (*self.metadata, *carrier.items())
 
     def open(self) -> grpc.Channel:
         """Opens a channel for blocking calls."""
         if self._credentials is None:
-            return grpc.insecure_channel(self.server, self._channel_options())
-        return grpc.secure_channel(self.server, self._credentials, self._channel_options())
+            return grpc.insecure_channel(self._target, self._channel_options())
+        return grpc.secure_channel(self._target, self._credentials, self._channel_options())
 
     def open_async(self) -> grpc.aio.Channel:
         """Opens a channel for the running event loop."""
         if self._credentials is None:
-            return grpc.aio.insecure_channel(self.server, self._channel_options())
-        return grpc.aio.secure_channel(self.server, self._credentials, self._channel_options())
+            return grpc.aio.insecure_channel(self._target, self._channel_options())
+        return grpc.aio.secure_channel(self._target, self._credentials, self._channel_options())
 
-    def _channel_options(self) -> Sequence[tuple[str, int]]:
+    def _channel_options(self) -> Sequence[tuple[str, int | str]]:
+        name = self._tls_server_name
         return (
+            ("grpc.lb_policy_name", self._load_balancing.replace("-", "_")),
+            *((("grpc.ssl_target_name_override", name),) if name and self._credentials else ()),
             ("grpc.max_receive_message_length", MAX_RESPONSE_BYTES),
             # A restarted server is found again within a second instead of gRPC's two minutes.
             ("grpc.initial_reconnect_backoff_ms", 100),
             ("grpc.max_reconnect_backoff_ms", 1000),
             # A proxy of the environment cannot reach a server on this machine.
-            ("grpc.enable_http_proxy", 0 if _is_loopback(self.server) else 1),
+            ("grpc.enable_http_proxy", 0 if all(map(_is_loopback, self.server.split(","))) else 1),
         )
 
     def __repr__(self) -> str:
@@ -155,11 +205,89 @@ def _credentials(files: Sequence[str | os.PathLike[str] | None]) -> grpc.Channel
     return grpc.ssl_channel_credentials(*(None if path is None else Path(path).read_bytes() for path in files))
 
 
-def _flag(variable: str) -> bool:
-    value = os.environ.get(variable, "").strip().lower()
-    if value not in _TRUE | _FALSE:
-        raise ValueError(f"{variable} is {value!r}; must be 1 or 0")
-    return value in _TRUE
+def settle(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Adds to the options of a connection those that a profile or the environment sets, and the default server.
+
+    Raises:
+        OSError: The file of profiles cannot be read.
+        ValueError: The profile is not there or wrong, or a variable has no such value.
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    profile = given.pop("profile", None) or os.environ.get("HEADWAY_PROFILE")
+    found = _read_profile(profile) if profile else _read_environment()
+    settled = {"server": DEFAULT_SERVER} | found | given
+    choices = list(LoadBalancing)
+    if (balancing := settled.get("load_balancing") or choices[0]) not in choices:
+        raise ValueError(f"load_balancing is {balancing!r}; must be {' or '.join(choices)}")
+    return settled
+
+
+def profiles_file() -> Path:
+    """Returns the file of profiles: HEADWAY_PROFILES_FILE, or headway/profiles.toml in the folder of configurations."""
+    if named := os.environ.get("HEADWAY_PROFILES_FILE"):
+        return Path(named)
+    return Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "headway" / "profiles.toml"
+
+
+def _read_environment() -> dict[str, Any]:
+    found: dict[str, Any] = {
+        name: value for name, variable in _VARIABLES.items() if (value := os.environ.get(variable, "").strip())
+    }
+    if "tls" in found:
+        if (switch := found["tls"].lower()) not in _TRUE | _FALSE:
+            raise ValueError(f"{_VARIABLES['tls']} is {found['tls']!r}; must be 1 or 0")
+        # Where it is off, a certificate file turns it on.
+        found["tls"] = True if switch in _TRUE else None
+    return found
+
+
+def _read_profile(name: str) -> dict[str, Any]:
+    """Reads a table of the file of profiles. Its values are never part of a message: one is a key."""
+    path = profiles_file()
+    try:
+        profiles = tomllib.loads(path.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{path}: is not TOML: {error}") from None
+    profile = profiles.get(name)
+    if not isinstance(profile, dict):
+        raise ValueError(f"{path}: has no profile {name!r}; it has {', '.join(sorted(profiles)) or 'none'}")
+    found = dict(profile)
+    for option, value in found.items():
+        kind = {"tls": bool, "metadata": dict}.get(option, str)
+        if option not in (*_VARIABLES, "metadata"):
+            near = get_close_matches(option, [*_VARIABLES, "metadata"], n=1)
+            raise ValueError(f"{path}: {name}.{option} is no option{f'; did you mean {near[0]}?' if near else ''}")
+        if not isinstance(value, kind):
+            raise ValueError(f"{path}: {name}.{option} must be a {kind.__name__}")
+    for file in _FILES:
+        if file in found:
+            found[file] = Path(found[file]).expanduser()
+    if "metadata" in found:
+        found["metadata"] = [(key.lower(), str(value)) for key, value in found["metadata"].items()]
+    return found
+
+
+def _target(server: str) -> str:
+    """Returns what gRPC calls a server, which may be several addresses with commas between them.
+
+    Raises:
+        ValueError: One of several is a name: gRPC takes one name, of as many addresses as it may have.
+    """
+    if "," not in server or "://" in server or server.startswith(("ipv4:", "ipv6:", "unix:")):
+        return server
+    addresses = [address.strip() for address in server.split(",")]
+    versions = set()
+    for address in addresses:
+        try:
+            versions.add(ipaddress.ip_address(address.rpartition(":")[0].strip("[]")).version)
+        except ValueError:
+            raise ValueError(
+                f"server: {address!r} is not an IP address with a port; of several servers give IP addresses, or one "
+                "name for all of them, such as dns:///servers.example.org:50051"
+            ) from None
+    if len(versions) > 1:
+        raise ValueError(f"server: {server!r} has addresses of IPv4 and of IPv6; give those of one of them")
+    return f"ipv{versions.pop()}:{','.join(addresses)}"
 
 
 def _is_loopback(server: str) -> bool:

@@ -87,7 +87,7 @@ class StreamGenerateTextOptions(ModelOptions, SamplingOptions, total=False):
         int | None, "Return log-probabilities of the tokens, and of this many most likely ones at each position."
     ]
     prompt_log_probabilities: Annotated[bool | None, "Return log-probabilities of the prompt's tokens too."]
-    priority: Annotated[int | None, "Priority in the queue, -100 to 100: higher goes first."]
+    priority: Annotated[int | None, "Priority among the texts of its caller, -100 to 100: higher goes first."]
 
 
 class GenerateTextOptions(StreamGenerateTextOptions, total=False):

@@ -1,23 +1,41 @@
 """When a failed call is tried again.
 
 Only two failures are retried: UNAVAILABLE, and RESOURCE_EXHAUSTED if the server named a delay. They mean that the
-server did not accept the call or could not finish it; every RPC may be repeated, those that change models too. The
-delay is random, up to a bound that grows with every attempt ("full jitter"), so that callers that failed together do
-not return together. It is never shorter than the server asked for, and never longer than the time that is left.
+server did not accept the call or could not finish it; every RPC may be repeated, those that change models too. Attempts
+go on until the call's deadline. The delay is random, up to a bound that grows with every attempt ("full jitter"), so
+that callers that failed together do not return together. It is never shorter than the server asked for, and never
+longer than the time that is left.
+
+A call whose connection broke after it was sent is sent once more and no oftener: if it is the call that ends servers,
+it must not end all of them. gRPC says UNAVAILABLE of that too, and CANCELLED where a server stops; an answer of a
+server's own has a reason, and a call that was never sent says that it could not connect.
 """
 
 from __future__ import annotations
 
 import random
+import re
 import time
 from dataclasses import dataclass
 from typing import Self
 
 import grpc
 
-from headway_client.errors import CallError, DeadlineExceededError, ResourceExhaustedError, UnavailableError
+from headway_client.errors import (
+    CallCancelledError,
+    CallError,
+    DeadlineExceededError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
 
 _READY_POLL_S = 0.05
+_MOST_GROWTH = 64
+"""Attempts after which the delay grows no more, so that its power stays a number."""
+_NEVER_SENT = re.compile(
+    r"failed to connect|connection (refused|failure)|no healthy upstream|dns resolution|name resolution", re.IGNORECASE
+)
+"""How gRPC, and the proxies between, say that there was no connection to send a call on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +46,10 @@ class RetryPolicy:
         ValueError: A number is out of its range.
     """
 
-    max_attempts: int = 5
-    """Most attempts of a call, the first included; 1 turns retries off."""
+    max_attempts: int | None = None
+    """Most attempts of a call, the first included; 1 turns retries off. None: as many as there is time for."""
+    max_broken: int = 2
+    """Most attempts that may end with a broken connection after the call was sent."""
     initial_backoff_s: float = 0.1
     """Longest delay before the second attempt, in seconds."""
     max_backoff_s: float = 2.0
@@ -39,8 +59,10 @@ class RetryPolicy:
 
     def __post_init__(self) -> None:
         """Checks the ranges."""
-        if self.max_attempts < 1:
+        if self.max_attempts is not None and self.max_attempts < 1:
             raise ValueError(f"max_attempts is {self.max_attempts}; must be at least 1")
+        if self.max_broken < 1:
+            raise ValueError(f"max_broken is {self.max_broken}; must be at least 1")
         if not 0 < self.initial_backoff_s <= self.max_backoff_s:
             raise ValueError(
                 f"initial_backoff_s is {self.initial_backoff_s}; must be above 0 and at most max_backoff_s, "
@@ -51,7 +73,7 @@ class RetryPolicy:
 
     def backoff_s(self, attempt: int) -> float:
         """Returns the longest delay after attempt number `attempt` (from 1), in seconds."""
-        return min(self.max_backoff_s, self.initial_backoff_s * self.multiplier ** (attempt - 1))
+        return min(self.max_backoff_s, self.initial_backoff_s * self.multiplier ** min(attempt - 1, _MOST_GROWTH))
 
 
 NO_RETRIES = RetryPolicy(max_attempts=1)
@@ -77,12 +99,18 @@ class Attempts(Deadline):
         super().__init__(timeout_s)
         self._policy = policy
         self._failed_count = 0
+        self._broken_count = 0
 
     def delay_s(self, error: CallError) -> float | None:
         """Counts a failed attempt; returns the seconds to wait before the next one, or None if `error` is final."""
         self._failed_count += 1
-        if self._failed_count >= self._policy.max_attempts or not is_retryable(error):
+        most = self._policy.max_attempts
+        if (most is not None and self._failed_count >= most) or not is_retryable(error):
             return None
+        if _is_broken(error):
+            self._broken_count += 1
+            if self._broken_count >= self._policy.max_broken:
+                return None
         jitter_s = random.uniform(0.0, self._policy.backoff_s(self._failed_count))  # noqa: S311 (not for secrets)
         delay_s = jitter_s + (error.retry_delay_s or 0.0)
         return delay_s if delay_s < self.remaining_s() else None
@@ -92,7 +120,14 @@ def is_retryable(error: CallError) -> bool:
     """Returns whether a later attempt may succeed."""
     if isinstance(error, ResourceExhaustedError):
         return error.retry_delay_s is not None
-    return isinstance(error, UnavailableError)
+    return isinstance(error, UnavailableError) or _is_broken(error)
+
+
+def _is_broken(error: CallError) -> bool:
+    """Returns whether the connection broke after the call was sent, as far as gRPC tells."""
+    if isinstance(error, CallCancelledError):  # by a server that stops; `CANCELLED` is all that gRPC itself says then
+        return not error.reason and error.message == "CANCELLED"
+    return isinstance(error, UnavailableError) and not (error.reason or _NEVER_SENT.search(error.message))
 
 
 class Readiness(Deadline):

@@ -6,19 +6,31 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NoReturn
 
 import structlog
 from pydantic import ValidationError
 from pydantic_settings import CliApp, SettingsError
 
+from headway_server import keys
+from headway_server.configuration import (
+    Sources,
+    explain,
+    explain_arguments,
+    format_settings,
+    misspelt_variable,
+    nearest_name,
+)
 from headway_server.errors import ServerError
 from headway_server.log import configure_logging
+from headway_server.monitoring import Monitoring
+from headway_server.observers import NO_OBSERVER, joined
 from headway_server.runtime import Runtime, describe_cores
 from headway_server.serving.host import ModelHost
 from headway_server.settings import ServerSettings
-from headway_server.transports.grpc import HeadwayServer, address_problem, format_address
+from headway_server.transports.grpc import Doors, HeadwayServer, Statistics, address_problem, format_address
 
 _log = structlog.get_logger(__name__)
 _USAGE_ERROR = 2
@@ -27,21 +39,44 @@ _STUCK = 1
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Serves the bundles of a store over gRPC; `arguments` stand in for those of the command line."""
-    _serve(_read_settings(arguments))
+    match list(sys.argv[1:] if arguments is None else arguments):
+        case ["keys", *rest]:
+            keys.main(rest)
+        case ["config", *rest]:
+            _print_settings(rest)
+        case rest:
+            _serve(_read_settings(rest))
+
+
+def _print_settings(arguments: Sequence[str]) -> None:
+    """Prints the settings that a server would have, and where each was taken from, if it could start with them."""
+    settings = _read_settings(arguments)
+    try:
+        Doors(settings)
+    except ServerError as error:
+        _fail(str(error))
+    sys.stdout.write(format_settings(settings, Sources(ServerSettings, arguments)))
 
 
 def _serve(settings: ServerSettings) -> None:
     """Loads the models and serves them until a signal comes."""
     if hasattr(signal, "SIGHUP"):  # a server that starts looks at its store anyway
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    configure_logging(level=settings.log_level, line_format=settings.log_format)
+    configure_logging(level=settings.log_level, line_format=settings.log_format, texts=settings.log_texts)
     if problem := address_problem(settings.host, settings.port):
         address = format_address(settings.host, settings.port)
         _fail(f"cannot listen on {address}: {problem}; stop what listens there or choose another --host or --port")
     try:
+        Doors(settings)  # whose files may be wrong, which is better known before models are loaded
+        monitoring = Monitoring.open(settings)
         runtime = Runtime(device=settings.device, num_threads=settings.threads, num_lanes=settings.lanes)
-        host = ModelHost.open(runtime, settings)
-        has_ended = asyncio.run(_run(host, runtime, settings))
+        statistics = Statistics() if settings.open_inference else None
+        observer = joined((monitoring.observer, statistics or NO_OBSERVER))
+        host = ModelHost.open(runtime, settings, observer=observer)
+        _warn_of_absent_models(host, settings)
+        server = partial(HeadwayServer, host, settings, observer=observer, statistics=statistics)
+        has_ended = asyncio.run(_run(server, host, runtime, settings, monitoring))
+        monitoring.close()
     except ServerError as error:
         _fail(str(error))
     if not has_ended:  # the interpreter might wait for the thread that hangs
@@ -49,34 +84,48 @@ def _serve(settings: ServerSettings) -> None:
         os._exit(_STUCK)
 
 
-async def _run(host: ModelHost, runtime: Runtime, settings: ServerSettings) -> bool:
+def _warn_of_absent_models(host: ModelHost, settings: ServerSettings) -> None:
+    """Logs the settings of models that the store does not have: their names may be misspelt."""
+    names = {bundle.path.partition("/")[0] for bundle in host.bundles}
+    for name in settings.models.keys() - names:
+        _log.warning("settings of a model that the store does not have" + nearest_name(name, names), model=name)
+
+
+async def _run(
+    make_server: Callable[[], HeadwayServer],
+    host: ModelHost,
+    runtime: Runtime,
+    settings: ServerSettings,
+    monitoring: Monitoring,
+) -> bool:
     """Serves until a signal comes; returns True if every thread has ended."""
 
     def announce(port: int) -> None:
         sys.stdout.write(
             f"headway-server ready on {format_address(settings.host, port)} models={len(host.models)} "
             f"rejected={len(host.rejected)} device={runtime.device} threads={runtime.num_threads} "
-            f"lanes={runtime.cores.num_lanes}\n"
+            f"lanes={runtime.num_lanes}\n"
         )
         sys.stdout.flush()
         _log.info("serving", store=str(settings.store), runtime=repr(runtime), cores=describe_cores())
 
-    return await HeadwayServer(host, settings).run(announce)
+    server = make_server()
+    monitoring.start(host, server.calls, runtime.cores)
+    return await server.run(announce)
 
 
-def _read_settings(arguments: Sequence[str] | None) -> ServerSettings:
-    """Reads the command line and the environment; ends the program with one line where a value is wrong."""
+def _read_settings(arguments: Sequence[str]) -> ServerSettings:
+    """Reads command line, environment and file; ends the program with one line where something is wrong."""
     try:
-        return CliApp.run(ServerSettings, None if arguments is None else list(arguments))
-    except SettingsError as error:  # a group in the environment that is not JSON
-        _fail(f"environment: {error}; set HEADWAY_<GROUP>__<NAME>, as --help lists them")
+        if problem := misspelt_variable(ServerSettings):
+            _fail(problem)
+        return CliApp.run(ServerSettings, list(arguments))
+    except ServerError as error:
+        _fail(str(error))
+    except SettingsError as error:
+        _fail(explain_arguments(error, ServerSettings))
     except ValidationError as error:
-        first = error.errors()[0]
-        flag = "--" + ".".join(str(part) for part in first["loc"]).replace("_", "-")
-        variable = "HEADWAY_" + "__".join(str(part) for part in first["loc"]).upper()
-        if first["type"] == "missing":
-            _fail(f"{flag} is missing; give it, or set {variable}")
-        _fail(f"{flag} ({variable}) is {first['input']!r}: {first['msg']}")
+        _fail(explain(error, ServerSettings, Sources(ServerSettings, arguments)))
 
 
 def _fail(message: str) -> NoReturn:

@@ -2,6 +2,8 @@
 
 ServerError                   what this package raises
 ├── BundleError               a bundle cannot be used: it is damaged, incomplete, or of another schema
+├── ConfigurationError        the configuration file cannot be read
+├── AccessError               the access file, a certificate or its key cannot be used
 ├── StoreError                a store is missing, or none of its bundles can be served
 ├── RuntimeUnavailableError   ONNX Runtime, a device or a variant that was asked for is not there
 │   └── MemoryUnavailableError  the state of a model does not fit into memory
@@ -14,7 +16,10 @@ ServerError                   what this package raises
     ├── WrongTaskError        the model cannot do what was asked
     ├── NoChatTemplateError   the model cannot continue conversations
     ├── NoAlignmentError      the model cannot align words
+    ├── UnknownCallerError    the call has no API key, or none that this server knows
+    ├── ForbiddenError        the caller may not do this
     ├── OverloadedError       there is no room for the call now
+    │   └── BudgetError       the caller has used up what it may ask
     ├── DrainingError         the server is shutting down, or the model is being unloaded
     ├── DeadlineError         the call's deadline passed
     └── CancelledError        the caller has gone
@@ -29,6 +34,14 @@ class ServerError(Exception):
 
 class BundleError(ServerError):
     """A bundle cannot be used."""
+
+
+class ConfigurationError(ServerError):
+    """The configuration file cannot be read."""
+
+
+class AccessError(ServerError):
+    """The access file, a certificate or its key cannot be used."""
 
 
 class StoreError(ServerError):
@@ -88,6 +101,14 @@ class NoAlignmentError(RequestError):
     """The model cannot align words, because its graphs do not give its attention."""
 
 
+class UnknownCallerError(RequestError):
+    """The call has no API key, or none that this server knows."""
+
+
+class ForbiddenError(RequestError):
+    """The caller may not do this."""
+
+
 class OverloadedError(RequestError):
     """There is no room for the call now."""
 
@@ -95,6 +116,10 @@ class OverloadedError(RequestError):
         """`retry_after_s` is how many seconds the caller is asked to wait."""
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class BudgetError(OverloadedError):
+    """The caller has used up what it may ask."""
 
 
 class DrainingError(RequestError):

@@ -1,33 +1,58 @@
 """Structured log lines on stderr; stdout is for the ready line alone.
 
-An error is logged with its traceback, without the values of variables: those are what callers sent.
+An error is logged with its traceback, without the values of variables: those are what callers sent. A line that is
+written while a call is answered has the call's ids, and no message of an exception unless texts are asked for:
+libraries quote in it what they were given.
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import select
+import stat
 import sys
+import traceback
 from contextlib import suppress
-from typing import Final, Literal, TextIO, cast
+from typing import Any, Final, Literal, TextIO, cast
 
 import structlog
-from structlog.typing import Processor
+from structlog.typing import EventDict, Processor, WrappedLogger
+
+from headway_server.observers import current_call
 
 _MAX_FRAMES: Final = 20
 """Most frames of a traceback in a JSON line; the middle ones are left out."""
+_PIECE_CHARACTERS: Final = 1024
+"""In UTF-8 no more than the 4 KiB that a pipe has room for when it says that it has any."""
 _GRPC_LOGGER: Final = "grpc._cython.cygrpc"
+_OF_CALLS: Final = frozenset({"call_id", "incident"})
+"""What lines of calls have, and no others."""
+_LEFT_OUT: Final = "left out; --log-texts shows it"
 
 
 class _LossyStream:
-    """A text stream that drops what cannot be written, so that a closed log does not fail a call."""
+    """A text stream that drops what cannot be written at once, so that a log that is closed or full delays no call."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
+        self._poll: select.poll | None = None
+        with suppress(OSError, ValueError):  # a stream without a file has room
+            if stat.S_ISFIFO(os.fstat(stream.fileno()).st_mode) or stat.S_ISSOCK(os.fstat(stream.fileno()).st_mode):
+                self._poll = select.poll()
+                self._poll.register(stream.fileno(), select.POLLOUT)
 
     def write(self, text: str) -> int:
-        """Writes `text`, or drops it."""
+        """Writes `text`, or drops it, or the rest of it."""
         with suppress(OSError):
-            self._stream.write(text)
+            if self._poll is None:
+                self._stream.write(text)
+            else:
+                for start in range(0, len(text), _PIECE_CHARACTERS):
+                    if not self._poll.poll(0):
+                        break
+                    self._stream.write(text[start : start + _PIECE_CHARACTERS])
+                    self._stream.flush()
         return len(text)
 
     def flush(self) -> None:
@@ -37,21 +62,23 @@ class _LossyStream:
 
 
 def configure_logging(
-    *, level: Literal["debug", "info", "warning", "error"], line_format: Literal["text", "json"]
+    *, level: Literal["debug", "info", "warning", "error"], line_format: Literal["text", "json"], texts: bool = False
 ) -> None:
     """Sends the lines of this package, of the libraries and of `warnings` to stderr in one format.
 
     Args:
         level: The lowest level that is logged.
         line_format: `text` for people, `json` for programs: one object a line.
+        texts: True shows the messages of exceptions in the lines of calls, which may quote what callers sent.
     """
     number = logging.getLevelNamesMapping()[level.upper()]
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
+        _add_call_ids,
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
-    renderers = _renderers(line_format)
+    renderers = _renderers(line_format, texts=texts)
     stream = cast("TextIO", _LossyStream(sys.stderr))  # the loggers write and flush, and nothing else
     structlog.configure(
         processors=[*shared, *renderers],
@@ -71,14 +98,52 @@ def configure_logging(
     logging.getLogger(_GRPC_LOGGER).addFilter(_is_about_the_server)
 
 
-def _renderers(line_format: Literal["text", "json"]) -> list[Processor]:
+def _renderers(line_format: Literal["text", "json"], *, texts: bool) -> list[Processor]:
     """Returns what formats a line. The defaults of both formats would print the variables of every frame."""
     if line_format == "json":
         transformer = structlog.tracebacks.ExceptionDictTransformer(show_locals=False, max_frames=_MAX_FRAMES)
-        return [structlog.processors.ExceptionRenderer(transformer), structlog.processors.JSONRenderer()]
+        rendered = structlog.processors.ExceptionRenderer(transformer)
+        hide = [] if texts else [_hide_messages]
+        return [rendered, *hide, structlog.processors.JSONRenderer()]
     return [
-        structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback)
+        *([] if texts else [_format_without_messages]),
+        structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback),
     ]
+
+
+def _add_call_ids(_logger: WrappedLogger, _name: str, event: EventDict) -> EventDict:
+    """Adds the ids of the call that the present task answers."""
+    call = current_call()
+    return event if call is None else {**event, **call.ids}
+
+
+def _hide_messages(_logger: WrappedLogger, _name: str, event: EventDict) -> EventDict:
+    """Leaves out the messages of exceptions in a JSON line of a call."""
+    if _OF_CALLS & event.keys():
+        _hide_in(event.get("exception", ()))
+    return event
+
+
+def _hide_in(exceptions: Any) -> None:
+    for exception in exceptions:
+        exception |= {"exc_value": _LEFT_OUT, "exc_notes": []}
+        _hide_in(exception.get("exceptions", ()))
+
+
+def _format_without_messages(_logger: WrappedLogger, _name: str, event: EventDict) -> EventDict:
+    """Formats the traceback in a line of a call for people, with the types of exceptions alone."""
+    error = event.get("exc_info")
+    if not _OF_CALLS & event.keys() or not isinstance(error, BaseException):
+        return event
+    parts: list[str] = []
+    cause: BaseException | None = error
+    while cause is not None:
+        lines = [*traceback.format_tb(cause.__traceback__), f"{type(cause).__qualname__}: {_LEFT_OUT}"]
+        parts.insert(0, "".join(lines))
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+    del event["exc_info"]
+    event["exception"] = "\n\n".join(parts)
+    return event
 
 
 def _is_about_the_server(record: logging.LogRecord) -> bool:

@@ -1,19 +1,27 @@
-"""Settings of the server: flags of the command line win over the environment (`HEADWAY_*`), which wins over defaults.
+"""Settings of the server: flags win over the environment (`HEADWAY_*`), over a TOML file, over defaults.
 
 A setting of a group is `HEADWAY_<GROUP>__<NAME>` in the environment, such as `HEADWAY_ENGINE__NUM_SLOTS`. The docstring
-of the class and of each field is what `--help` shows.
+of the class and of each field is what `--help` shows. In the file it stands in the table of its group.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_settings import (
+    BaseSettings,
+    CliSuppress,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
 
 from headway_server.batching.settings import BatchingSettings
 from headway_server.bundles import Precision, VersionSettings
+from headway_server.configuration import ConfigFile, without_mappings
 from headway_server.decoding.settings import EngineSettings
 from headway_server.preprocessing import ImageLimits
 
@@ -42,8 +50,51 @@ def _short_flags(**groups: type[BaseModel]) -> dict[str, str]:
     return {f"{group}.{flag}": flag for group, flag in flags}
 
 
+class ModelSettings(EngineSettings, BatchingSettings):
+    """Settings of one model, in place of the server's: the table `[models.NAME]` of the configuration file."""
+
+    precision: Precision | None = None
+    """Variant to run."""
+    lanes: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """Most runs of the model at a time; no more than the server's."""
+    priority: Annotated[int, Field(ge=-19, le=0)] = 0
+    """How the model shares cores with others that have work: below 0 its threads give way, and at -10 they get about a
+    tenth of what those at 0 get. Heeded on Linux."""
+
+
+class ConnectionSettings(BaseModel):
+    """What a connection may hold, and for how long calls wait for their callers."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    max_connections: Annotated[int, Field(ge=1)] | None = None
+    """Connections that are open at a time; further ones are closed at once. Left out: as many as three quarters of the
+    file descriptors that this process may open, 10,000 at most."""
+    max_streams: Annotated[int, Field(ge=1)] = 1024
+    """Calls that a connection may have open at a time; a client keeps further ones back until others have ended."""
+    max_connection_age: Annotated[float, Field(ge=0)] = 3600
+    """Seconds, give or take a tenth, after which a connection is told to go away, so that its caller is balanced anew;
+    0: never."""
+    max_connection_age_grace: Annotated[float, Field(ge=0)] = 600
+    """Seconds that calls have to end on a connection that was told to go away for its age; then they are cut off."""
+    max_connection_idle: Annotated[float, Field(ge=0)] = 1800
+    """Seconds without a call after which a connection is closed; 0: never."""
+    keepalive_time: Annotated[float, Field(ge=1)] = 60
+    """Seconds of silence after which a peer is asked whether it is still there; 20 seconds later it is given up."""
+    min_ping_interval: Annotated[float, Field(ge=0)] = 10
+    """Seconds between two pings of a client; one that pings more often is told to calm down, and cut off."""
+    request_timeout: Annotated[float, Field(ge=0)] = 20
+    """Seconds that a caller has to send its request once it has begun a call; 0: any time."""
+    unread_timeout: Annotated[float, Field(ge=0)] = 60
+    """Seconds that a message of a stream may wait for its reader before the call is ended; 0: any time."""
+
+
 class ServerSettings(BaseSettings):
-    """Serves the bundles of a store over gRPC."""
+    """Serves the bundles of a store over gRPC.
+
+    Other commands: `headway-server config` prints the settings and where each was taken from, and `headway-server keys`
+    makes API keys.
+    """
 
     model_config = SettingsConfigDict(
         env_prefix="HEADWAY_",
@@ -56,10 +107,16 @@ class ServerSettings(BaseSettings):
         cli_avoid_json=True,
         cli_hide_none_type=True,
         cli_kebab_case=True,
-        cli_shortcuts=_short_flags(engine=EngineSettings, batching=BatchingSettings, versions=VersionSettings),
+        cli_implicit_flags=True,
+        cli_exit_on_error=False,
+        cli_shortcuts=_short_flags(
+            engine=EngineSettings, batching=BatchingSettings, connection=ConnectionSettings, versions=VersionSettings
+        ),
         cli_show_env_vars=True,
     )
 
+    config: Path | None = None
+    """TOML file of settings; flags and the environment win over it."""
     store: Path
     """Folder that holds the bundles, `<store>/<model>/<version>/`."""
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
@@ -75,6 +132,21 @@ class ServerSettings(BaseSettings):
     lanes: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Most runs of a model at a time, a core each; left out, as many as there are threads. With more than one, weights
     are held twice. On CUDA there is one."""
+    tls_cert_file: Path | None = None
+    """PEM file of the server's certificate and those between it and its authority. With it every connection is
+    encrypted. It is read again when it changes, as the other files of certificates are."""
+    tls_key_file: Path | None = None
+    """PEM file of the certificate's private key, without a password."""
+    tls_client_ca_file: Path | None = None
+    """PEM file of the authorities whose clients are let in; every client must show a certificate of theirs."""
+    access_file: Path | None = None
+    """TOML file of who may call: API keys and certificates, their scopes and budgets (`headway-server keys`). Left out,
+    everyone may call, and only this machine may change the server."""
+    health_port: Annotated[int, Field(ge=0, le=65535)] | None = None
+    """Port that answers health checks alone and is not encrypted, for probes that know no certificates; 0 takes a free
+    one, which the log names. Left out, health is answered with everything else, and there alone."""
+    reflection: bool = True
+    """Tells every caller which services and messages there are, as grpcurl asks."""
     max_message_mib: Annotated[int, Field(ge=1, le=1024)] = 64
     """Largest request, in MiB; what is larger is refused before it is read. Requests of texts are held to 8 MiB, or to
     32 times `max_text_kib` if that is more."""
@@ -87,26 +159,91 @@ class ServerSettings(BaseSettings):
     """Most pixels of an image, in millions, by its header and after it is resized. Decoding takes up to 16 bytes a
     pixel, and at most this many pixels are decoded at a time."""
     max_calls: Annotated[int, Field(ge=1)] | None = None
-    """Calls that run at a time, whatever they ask for; further ones are refused before they are read. Left out, as many
-    as half of the memory there is holds requests of texts, 256 at least and 4096 at most."""
+    """Calls that run at a time, whatever they ask for; further ones are refused before they are parsed. Health checks
+    are none of them. Left out, as many as half of the memory there is holds requests of texts, 256 at least and 4096 at
+    most."""
     max_inflight_mib: Annotated[int, Field(ge=1)] | None = None
     """MiB that the requests of running calls may have together; further calls are refused when they have been received
     and before they are parsed. Left out, an eighth of the memory there is once the models are loaded, or twice the
     largest request if that is more."""
+    open_inference: bool = True
+    """Speak the Open Inference Protocol too; counting the statistics that it tells takes 5 µs a call."""
     drain_timeout: Annotated[float, Field(ge=0, le=3600)] = 30
     """Seconds that running calls have to finish after SIGTERM or Ctrl-C."""
     stall_timeout: Annotated[float, Field(ge=0, le=86400)] = 60
     """Seconds that a step or a batch may take before the server says that it is unhealthy; 0: any time."""
+    stall_exit: bool = False
+    """End the process, with exit code 70, when a step, a batch or the event loop has made no progress for
+    `stall_timeout`; for servers that a supervisor starts again."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Lowest level that is logged."""
     log_format: Literal["text", "json"] = "text"
     """Lines for people or for programs."""
+    log_texts: bool = False
+    """Log also what may quote the texts of callers: the messages of errors."""
+    access_log: bool = False
+    """Log one line a call, when it has ended."""
+    metrics_port: Annotated[int, Field(ge=0, le=65535)] | None = None
+    """Port of the metrics in Prometheus' format; 0 takes a free one, which the log names. Left out, there are none."""
+    metrics_host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
+    """Address that the metrics are read at."""
+    trace_endpoint: Annotated[str, Field(pattern=r"^https?://\S+$")] | None = None
+    """Where traces are sent by OTLP over gRPC, such as http://collector:4317. Left out, there are none. Needs the extra
+    `tracing`."""
+    trace_sample_ratio: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Share of the calls to trace, where the caller's own trace does not say."""
     engine: EngineSettings = EngineSettings()
     """Generation and translation models."""
     batching: BatchingSettings = BatchingSettings()
     """Classifiers and embeddings."""
     versions: VersionSettings = VersionSettings()
     """New versions in the store, and which of them are served."""
+    connection: ConnectionSettings = ConnectionSettings()
+    """Connections and the calls on them."""
+    models: CliSuppress[Mapping[str, ModelSettings]] = Field(default_factory=dict)
+    """Settings of models by their names, from the configuration file."""
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Puts the configuration file behind the environment; see `BaseSettings`."""
+        assert isinstance(env_settings, EnvSettingsSource)
+        return init_settings, without_mappings(env_settings), ConfigFile(settings_cls)
+
+    @model_validator(mode="after")
+    def _check_tls(self) -> Self:
+        if (self.tls_cert_file is None) != (self.tls_key_file is None):
+            raise ValueError("tls_cert_file and tls_key_file go together; give both, or neither")
+        if self.tls_client_ca_file is not None and self.tls_cert_file is None:
+            raise ValueError("tls_client_ca_file needs tls_cert_file and tls_key_file; give them too")
+        return self
+
+    def for_model(self, name: str) -> ServerSettings:
+        """Returns the settings of a model: its own where it has any, else the server's."""
+        own = self.models.get(name)
+        if own is None:
+            return self
+        given = {field: getattr(own, field) for field in own.model_fields_set}
+        groups = {
+            group: getattr(self, group).model_copy(
+                update={field: given.pop(field) for field in kind.model_fields if field in given}
+            )
+            for group, kind in (("engine", EngineSettings), ("batching", BatchingSettings))
+        }
+        return self.model_copy(update=groups | {name: given[name] for name in ("precision", "lanes") if name in given})
+
+    @property
+    def tls_files(self) -> tuple[Path, Path, Path | None] | None:
+        """Files of the server's certificate, of its key and of the clients' authorities; None without encryption."""
+        if self.tls_cert_file is None or self.tls_key_file is None:
+            return None
+        return self.tls_cert_file, self.tls_key_file, self.tls_client_ca_file
 
     @property
     def max_text_bytes(self) -> int:

@@ -81,14 +81,40 @@ def test_a_stream_without_a_result_is_a_protocol_error(server: Any, connect: Con
 
 
 def test_unavailable_is_tried_again_until_it_succeeds(server: Any, connect: Connect, fault: Any) -> None:
-    server.rules.faults.extend([fault(grpc.StatusCode.UNAVAILABLE)] * 2)
-    retry = RetryPolicy(initial_backoff_s=0.01)
+    server.rules.faults.extend([fault(grpc.StatusCode.UNAVAILABLE, reason="DRAINING")] * 9)
+    retry = RetryPolicy(initial_backoff_s=0.01, max_backoff_s=0.01)
     assert connect(server.address, retry=retry).call("generate_text", "one")[0].text == "one and so on"
-    assert len(server.rules.requests) == 3
+    assert len(server.rules.requests) == 10
+
+
+def test_attempts_go_on_until_the_deadline(server: Any, connect: Connect, fault: Any) -> None:
+    server.rules.faults.extend([fault(grpc.StatusCode.UNAVAILABLE, reason="DRAINING")] * 1000)
+    caller = connect(server.address, retry=RetryPolicy(initial_backoff_s=0.02, max_backoff_s=0.02))
+    began_s = time.monotonic()
+    with pytest.raises(headway_client.CallError):
+        caller.call("generate_text", "one", timeout_s=1)
+    assert 0.8 < time.monotonic() - began_s < 2
+    assert len(server.rules.requests) > 10
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [(grpc.StatusCode.UNAVAILABLE, "Socket closed"), (grpc.StatusCode.CANCELLED, "CANCELLED")],
+)
+def test_a_call_whose_connection_broke_is_sent_once_more_and_no_oftener(
+    server: Any, connect: Connect, fault: Any, code: grpc.StatusCode, message: str
+) -> None:
+    retry = RetryPolicy(initial_backoff_s=0.01)
+    server.rules.faults.append(fault(code, message=message))
+    assert connect(server.address, retry=retry).call("generate_text", "one")[0].text == "one and so on"
+    server.rules.faults.extend([fault(code, message=message)] * 9)
+    with pytest.raises(headway_client.CallError):
+        connect(server.address, retry=retry).call("generate_text", "one")
+    assert len(server.rules.requests) == 4
 
 
 def test_retries_end_with_the_last_attempt(server: Any, connect: Connect, fault: Any) -> None:
-    server.rules.faults.extend([fault(grpc.StatusCode.UNAVAILABLE)] * 9)
+    server.rules.faults.extend([fault(grpc.StatusCode.UNAVAILABLE, reason="DRAINING")] * 9)
     caller = connect(server.address, retry=RetryPolicy(max_attempts=3, initial_backoff_s=0.01))
     with pytest.raises(headway_client.UnavailableError):
         caller.call("generate_text", "one")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -178,6 +179,140 @@ def test_the_load_tester_takes_them_too(mutual_tls_server: RuleServer, files: di
     assert (report["server"], report["error_count"]) == (mutual_tls_server.address, 0)
     assert "secret" not in ended.stdout
     assert {sent["authorization"] for sent in mutual_tls_server.rules.metadata[-2:]} == {"Bearer secret"}
+
+
+# Profiles
+
+
+@pytest.fixture
+def write_profiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """Writes the file of profiles of this user."""
+
+    def write(text: str) -> Path:
+        monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+        path = tmp_path / "headway" / "profiles.toml"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def test_a_profile_says_how_to_reach_a_server_for_client_command_line_and_load_tester(
+    mutual_tls_server: RuleServer,
+    connect: Connect,
+    files: dict[str, Path],
+    write_profiles: Callable[[str], Path],
+    monkeypatch: Any,
+) -> None:
+    paths = "".join(f'{name} = "{path}"\n' for name, path in files.items())
+    write_profiles(
+        f'[mine]\nserver = "{mutual_tls_server.address}"\napi_key = "secret"\n{paths}[mine.metadata]\nTenant = 7\n'
+    )
+    rules = mutual_tls_server.rules
+    connect(None, profile="mine").call("generate_text", "one")
+    monkeypatch.setenv("HEADWAY_PROFILE", "mine")
+    connect(None).call("generate_text", "one")
+    arguments = ["load", "classify-text", "--concurrency", "1", "--duration", "0.1", "--warmup", "0"]
+    for command in (["classify-text", "one", "--profile", "mine"], ["classify-text", "one"], arguments):
+        ended = CliRunner().invoke(app, command)
+        assert ended.exit_code == 0, ended.stderr
+    assert {(sent["authorization"], sent["tenant"]) for sent in rules.metadata[-5:]} == {("Bearer secret", "7")}
+    connect(None, api_key="other").call("generate_text", "one")
+    assert rules.metadata[-1]["authorization"] == "Bearer other"
+
+
+def test_a_profile_stands_in_place_of_the_environment_so_that_no_key_goes_astray(
+    server: Any, connect: Connect, write_profiles: Callable[[str], Path], monkeypatch: Any
+) -> None:
+    write_profiles(f'[mine]\nserver = "{server.address}"\n')
+    monkeypatch.setenv("HEADWAY_API_KEY", "of another server")
+    monkeypatch.setenv("HEADWAY_TLS", "1")
+    connect(None, profile="mine").call("generate_text", "one")
+    assert CliRunner().invoke(app, ["classify-text", "one", "--profile", "mine"]).exit_code == 0
+    assert all("authorization" not in sent for sent in server.rules.metadata)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[yours]", "has no profile 'mine'; it has yours"),
+        ('[mine]\napikey = "secret"', "mine.apikey is no option; did you mean api_key"),
+        ("[mine]\napi_key = 5", "mine.api_key must be a str"),
+        ('[mine]\ntls = "secret"', "mine.tls must be a bool"),
+        ('[mine]\nload_balancing = "least"', "load_balancing is 'least'; must be pick-first or round-robin"),
+        ("[mine", "is not TOML"),
+    ],
+)
+def test_a_wrong_profile_is_refused_without_its_values(
+    connect: Connect, write_profiles: Callable[[str], Path], text: str, message: str
+) -> None:
+    write_profiles(text)
+    with pytest.raises(ValueError, match=message) as caught:
+        connect(None, profile="mine")
+    assert "secret" not in str(caught.value)
+    ended = CliRunner().invoke(app, ["list-models", "--profile", "mine"])
+    assert ended.exit_code == 2
+    assert message in ended.stderr
+
+
+def test_a_file_of_profiles_may_be_named_and_must_be_there(connect: Connect, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("HEADWAY_PROFILES_FILE", str(tmp_path / "absent.toml"))
+    with pytest.raises(FileNotFoundError, match=r"absent\.toml"):
+        connect(None, profile="mine")
+
+
+# Several servers
+
+
+def test_calls_go_to_several_servers_in_turn_and_on_to_those_that_are_left(connect: Connect) -> None:
+    servers = [RuleServer(), RuleServer()]
+    for server in servers:
+        server.start()
+    try:
+        both = connect(",".join(server.address for server in servers))
+        first = connect(both.client.server, load_balancing="pick-first")
+        for caller, expected in ((both, [10, 10]), (first, [20, 0])):
+            for server in servers:
+                server.rules.metadata.clear()
+            caller.call("generate_text", "one")  # both are connected when the second call comes, or soon after
+            deadline = time.monotonic() + 10
+            while caller is both and not all(server.rules.metadata for server in servers):
+                assert time.monotonic() < deadline
+                caller.call("generate_text", "one")
+            for server in servers:
+                server.rules.metadata.clear()
+            for _ in range(20):
+                caller.call("generate_text", "one")
+            assert sorted((len(server.rules.metadata) for server in servers), reverse=True) == expected
+        servers[0].stop()
+        for _ in range(20):
+            both.call("generate_text", "one")
+    finally:
+        for server in servers:
+            server.close()
+
+
+def test_several_servers_are_addresses_of_one_kind(connect: Connect) -> None:
+    for several, message in (
+        ("localhost:1,localhost:2", "or one name for all of them"),
+        ("127.0.0.1:1,[::1]:2", "IPv4 and"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            connect(several)
+
+
+def test_a_certificate_may_have_another_name_than_the_address(
+    tls_server: RuleServer, authority: trustme.CA, connect: Connect, files: dict[str, Path]
+) -> None:
+    port = tls_server.address.rpartition(":")[2]
+    twice = f"127.0.0.1:{port},127.0.0.1:{port}"
+    caller = connect(twice, ca_file=files["ca_file"], tls_server_name="127.0.0.1")
+    assert caller.call("generate_text", "one")[0].text == "one and so on"
+    with pytest.raises(headway_client.UnavailableError):
+        connect(twice, ca_file=files["ca_file"], tls_server_name="else.example.org", retry=NO_RETRIES).call(
+            "generate_text", "one", timeout_s=5
+        )
 
 
 def test_wrong_metadata_is_refused(server: Any) -> None:

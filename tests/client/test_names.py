@@ -85,12 +85,12 @@ def test_a_unary_rpc_has_a_command_of_its_name(method: str) -> None:
 
 def test_no_command_is_without_an_rpc_except_the_tools() -> None:
     rpcs = {snake_case(method).replace("_", "-") for method in METHODS}
-    assert COMMANDS - rpcs == {"chat", "health", "load"}
+    assert COMMANDS - rpcs == {"chat", "health", "load", "load-compare"}
 
 
 def test_the_load_tester_knows_every_command_that_runs_a_model() -> None:
     of_models = {snake_case(method.name).replace("_", "-") for method in METHODS.values() if is_about_models(method)}
-    assert set(LoadTask) == COMMANDS - {"chat", "health", "load"} - of_models
+    assert set(LoadTask) == COMMANDS - {"health", "load", "load-compare"} - of_models
 
 
 def test_a_result_has_the_fields_of_its_message() -> None:

@@ -1,6 +1,7 @@
 """A store of tiny classifiers, and servers on it: in this process, and in one of their own."""
 
 import asyncio
+import logging
 import os
 import subprocess
 import sys
@@ -12,11 +13,13 @@ from pathlib import Path
 
 import grpc
 import pytest
+import structlog
 import tiny_bundles
 
 from headway.v1 import image_classification_service_pb2_grpc as images_grpc
 from headway.v1 import model_service_pb2_grpc as models_grpc
 from headway.v1 import text_classification_service_pb2_grpc as texts_grpc
+from headway_server.observers import NO_OBSERVER, Observer
 from headway_server.runtime import Runtime
 from headway_server.serving.host import ModelHost
 from headway_server.settings import ServerSettings
@@ -35,6 +38,19 @@ def classifier_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def runtime() -> Runtime:
     return Runtime(device="cpu", num_threads=1)
+
+
+@pytest.fixture
+def logging_as_it_was() -> Iterator[None]:
+    """Takes the configuration of the log back after the test."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    structlog.reset_defaults()
+    logging.captureWarnings(False)
+    logging.getLogger("grpc._cython.cygrpc").filters.clear()
+    root.handlers[:] = handlers
+    root.setLevel(level)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,10 +83,10 @@ def serve(runtime: Runtime) -> Serve:
     """Serves a store with some settings: `async with serve(store, max_message_mib=1) as serving`."""
 
     @asynccontextmanager
-    async def start(store: Path, **settings: object) -> AsyncIterator[Serving]:
+    async def start(store: Path, *, observer: Observer = NO_OBSERVER, **settings: object) -> AsyncIterator[Serving]:
         checked = ServerSettings(store=store, port=0, **settings)
-        host = ModelHost.open(runtime, checked)
-        server = HeadwayServer(host, checked)
+        host = ModelHost.open(runtime, checked, observer=observer)
+        server = HeadwayServer(host, checked, observer=observer)
         port = await server.start()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             try:

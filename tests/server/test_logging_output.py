@@ -2,8 +2,8 @@
 
 import json
 import logging
+import os
 import sys
-from collections.abc import Iterator
 from io import StringIO
 
 import pytest
@@ -15,17 +15,7 @@ from headway_server.log import configure_logging
 SECRET = "what a caller wrote"
 
 
-@pytest.fixture(autouse=True)
-def logging_as_it_was() -> Iterator[None]:
-    """Takes the configuration back after each test."""
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    structlog.reset_defaults()
-    logging.captureWarnings(False)
-    logging.getLogger("grpc._cython.cygrpc").filters.clear()
-    root.handlers[:] = handlers
-    root.setLevel(level)
+pytestmark = pytest.mark.usefixtures("logging_as_it_was")
 
 
 def fail_with_a_local_value() -> Exception:
@@ -91,3 +81,14 @@ def test_a_caller_that_goes_while_it_is_written_to_is_not_an_error_of_the_server
     assert capsys.readouterr().err == ""
     library.error("Unexpected error", exc_info=KeyError("bug"))
     assert "bug" in capsys.readouterr().err
+
+
+def test_a_log_that_nobody_reads_delays_nobody(monkeypatch):
+    reader, writer = os.pipe()
+    with os.fdopen(reader, "rb") as read, os.fdopen(writer, "w", encoding="utf-8") as written:
+        monkeypatch.setattr(sys, "stderr", written)
+        configure_logging(level="info", line_format="json")
+        for number in range(2000):
+            structlog.get_logger().info("a line", number=number, text="x" * 3000)
+        written.close()
+        assert read.read().startswith(b'{"number": 0')

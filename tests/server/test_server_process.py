@@ -43,6 +43,14 @@ def test_it_tells_its_port_answers_and_ends_well_on_a_signal(start_process, clas
     assert "Traceback" not in log
 
 
+@pytest.mark.parametrize("delay_s", [0.1, 0.5])
+def test_a_signal_during_the_start_ends_it(start_process, classifier_store, delay_s):
+    server = start_process("--store", classifier_store, "--port", 0)
+    time.sleep(delay_s)
+    server.process.terminate()
+    assert server.wait_end(10) == 0
+
+
 def test_a_running_call_is_finished_after_sigterm(start_process, tmp_path):
     tiny_bundles.write_topic_bundle(tmp_path / "store", num_idle_products=150)
     server = start_process("--store", tmp_path / "store", "--port", 0)

@@ -6,7 +6,7 @@ from headway_server import cli
 from headway_server.batching.settings import BatchingSettings
 from headway_server.bundles import Precision, VersionSettings
 from headway_server.decoding.settings import EngineSettings
-from headway_server.settings import ServerSettings
+from headway_server.settings import ConnectionSettings, ServerSettings
 
 MIB = 2**20
 
@@ -152,11 +152,13 @@ def test_help_lists_every_setting_with_its_default_its_variable_and_what_it_does
         "": ServerSettings,
         "ENGINE__": EngineSettings,
         "BATCHING__": BatchingSettings,
+        "CONNECTION__": ConnectionSettings,
         "VERSIONS__": VersionSettings,
     }
+    own = {"engine", "batching", "connection", "versions", "models"}  # models are of the configuration file
     for group, settings in groups.items():
         for name, field in settings.model_fields.items():
-            if name not in ("engine", "batching", "versions"):
+            if name not in own:
                 assert f"--{name.replace('_', '-')}" in output
                 assert f"[env: HEADWAY_{group}{name.upper()}]" in output
                 assert field.description

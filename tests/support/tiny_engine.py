@@ -84,6 +84,8 @@ def make_sequence(
     start_ids=None,
     search=None,
     wants_alignment=False,
+    caller="",
+    priority=0,
     **parameters,
 ) -> Sequence:
     """Makes a sequence, with an event loop running; with `start_ids`, the input is a source and these its prompt."""
@@ -98,6 +100,8 @@ def make_sequence(
         wants_deltas=wants_deltas,
         search=search,
         wants_alignment=wants_alignment,
+        caller=caller,
+        priority=priority,
     )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from headway_server.bundles import Bundle, Precision
 from headway_server.errors import BundleError, DrainingError, MemoryUnavailableError
-from headway_server.observers import NO_OBSERVER, Observer
+from headway_server.observers import NO_OBSERVER, ModelUsage, Observer
 from headway_server.runtime import Heartbeat, Runtime
 from headway_server.serving.answers import Answer, CallTimings
 from headway_server.serving.families import Family
@@ -50,6 +50,9 @@ class Mirror:
 
     def stalled_s(self) -> float:
         return self.heartbeat.stalled_s()
+
+    def usage(self) -> ModelUsage:
+        return ModelUsage(num_waiting=self.admission.num_admitted)
 
     def start(self) -> None:
         self.is_alive = True

@@ -14,7 +14,8 @@ __all__ = ["app"]
 app = typer.Typer(
     name="headway",
     help="Calls a headway server.",
-    epilog="Exit codes: 0 all went well, 1 a call failed, 2 the command line or an input file is wrong.",
+    epilog="Exit codes: 0 all went well, 1 a call failed, 2 the command line or an input file is wrong, "
+    "3 a load test missed an objective.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -39,6 +40,7 @@ for command in (
     models.set_alias,
     models.health,
     load.load,
+    load.load_compare,
 ):
     app.command()(command)
 

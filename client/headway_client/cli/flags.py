@@ -17,7 +17,7 @@ import typer
 
 from headway_client.cli.output import shorten
 from headway_client.client import Client
-from headway_client.connection import DEFAULT_SERVER, ConnectionOptions
+from headway_client.connection import ConnectionOptions, settle
 from headway_client.errors import CallError, HeadwayError, UnavailableError
 from headway_client.options import options_of
 
@@ -38,7 +38,7 @@ _ELEMENT = re.compile(r"^(?:texts|prompts|images)\[(\d+)\]")
 class ConnectionFlags(ConnectionOptions, total=False):
     """What both clients take: how to reach the server, and how long a call may last."""
 
-    server: Annotated[str | None, "Server to call. Default: 127.0.0.1:50051."]
+    server: Annotated[str | None, "Server to call, or several IP addresses. Default: 127.0.0.1:50051."]
     timeout_s: Annotated[float, "Longest time of a call. Default: 60."]
 
 
@@ -50,6 +50,7 @@ class _Flag(NamedTuple):
     metavar: str | None = None
     convert: Callable[[Any], Any] | None = None
     envvar: str | None = None
+    """Which the client reads, unless a profile stands in its place."""
     description: str | None = None
 
 
@@ -88,11 +89,14 @@ def _read_schema(value: str) -> str:
 
 
 _FLAGS: dict[str, _Flag] = {
-    "server": _Flag(metavar="HOST:PORT", envvar="HEADWAY_SERVER"),
+    "server": _Flag(metavar="HOST:PORT[,HOST:PORT]...", envvar="HEADWAY_SERVER"),
+    "profile": _Flag(metavar="NAME", envvar="HEADWAY_PROFILE"),
     "tls": _Flag("--tls/--no-tls", envvar="HEADWAY_TLS"),
     "ca_file": _Flag(metavar="FILE", envvar="HEADWAY_CA_FILE"),
     "client_cert_file": _Flag(metavar="FILE", envvar="HEADWAY_CLIENT_CERT_FILE"),
     "client_key_file": _Flag(metavar="FILE", envvar="HEADWAY_CLIENT_KEY_FILE"),
+    "tls_server_name": _Flag(metavar="NAME", envvar="HEADWAY_TLS_SERVER_NAME"),
+    "load_balancing": _Flag(envvar="HEADWAY_LOAD_BALANCING"),
     "api_key": _Flag(metavar="KEY", envvar="HEADWAY_API_KEY"),
     "metadata": _Flag(kind=list[str], metavar="KEY=VALUE", convert=_parse_metadata),
     "timeout_s": _Flag("--timeout", metavar="SECONDS"),
@@ -153,7 +157,9 @@ def _parameters_of(kind: Any) -> list[inspect.Parameter]:
         description = flag.description or option.description
         if get_origin(flag_type) is list:
             description += " May be repeated."
-        made = typer.Option(flag_of(name), help=description, metavar=flag.metavar, envvar=flag.envvar)
+        if flag.envvar is not None:
+            description += f" [env: {flag.envvar}]"
+        made = typer.Option(flag_of(name), help=description, metavar=flag.metavar)
         annotation = Annotated[flag_type | None, made]
         parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation))
     return parameters
@@ -184,7 +190,7 @@ def reported_failures(connection: ConnectionFlags) -> Iterator[None]:
         yield
     except UnavailableError as error:
         # A server that refuses the call says why. Without a reason nobody answered.
-        server = connection.get("server") or DEFAULT_SERVER
+        server = settle(connection)["server"]
         fail(str(error) if error.reason else f"{error}; is a headway-server running at {server}?", 1)
     except HeadwayError as error:
         fail(str(error), 1)
@@ -194,7 +200,7 @@ def reported_failures(connection: ConnectionFlags) -> Iterator[None]:
         fail(f"{error.filename}: {error.strerror}" if error.filename else str(error), 2)
     except UnicodeDecodeError as error:
         fail(f"the input is not UTF-8 text: {error.reason} at byte {error.start}", 2)
-    except ValueError as error:  # a number that its field cannot hold
+    except (ValueError, ImportError) as error:  # a number that its field cannot hold; an extra that is not installed
         fail(str(error), 2)
 
 

@@ -1,167 +1,305 @@
-"""The command that measures a server under load: load."""
+"""The commands that measure a server under load and compare what was measured: load, load-compare."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import secrets
-import signal
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Column, Table
 
-from headway_client.async_client import AsyncClient
 from headway_client.cli.flags import AsJson, ConnectionFlags, fail, reported_failures, takes_options
-from headway_client.cli.output import print_json, read_inputs
+from headway_client.cli.output import print_json, print_table
+from headway_client.cli.output import read_inputs as read_lines
 from headway_client.connection import DEFAULT_TIMEOUT_S
 from headway_client.load import (
     MAX_CONCURRENCY,
     MAX_DURATION_S,
     MAX_OUTSTANDING,
     MAX_RATE_PER_S,
-    Input,
+    Arrivals,
     LoadPlan,
-    LoadRunner,
+    LoadProcesses,
     LoadTask,
-    Sender,
+    Objective,
+    Outcome,
+    Probe,
+    Report,
+    Snapshot,
+    best,
+    compare,
+    find_max,
     format_report,
+    make_page,
+    make_plan,
     make_report,
-    sample_inputs,
+    make_workload,
+    read_inputs,
+    read_report,
+    read_scenario,
+    read_times,
 )
+from headway_client.load.processes import MAX_PROCESSES
+from headway_client.load.scenario import Inputs
+from headway_client.load.search import FIRST_RATE_PER_S
 from headway_client.options import ModelOptions
-from headway_client.retry import NO_RETRIES
+
+_MISSED = 3
+"""Exit code of a test that missed an objective."""
+_STDIN = Path("-")
+_MODES = {"rate_per_s", "ramp_to_per_s", "replay_s", "concurrency"}
+"""Fields of a plan of which a flag replaces all, because they exclude each other."""
+_LIVE_COLUMNS = ("ok", "failed", "p50, ms", "p99, ms", "first token p95, ms")
+
+HtmlFile = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page with plots.")]
 
 
 @takes_options
 def load(
-    task: Annotated[LoadTask, typer.Argument(metavar="TASK", help=f"What to call: {', '.join(LoadTask)}.")],
+    task: Annotated[
+        LoadTask | None, typer.Argument(metavar="[TASK]", help=f"What to call: {', '.join(LoadTask)}.")
+    ] = None,
     *,
+    scenario: Annotated[
+        Path | None, typer.Option("--scenario", metavar="FILE", help="TOML file of several kinds of calls, see docs.")
+    ] = None,
     rate: Annotated[
-        float | None, typer.Option("--rate", max=MAX_RATE_PER_S, help="Open loop: calls per second (Poisson).")
+        float | None, typer.Option("--rate", max=MAX_RATE_PER_S, help="Open loop: calls per second.")
+    ] = None,
+    ramp_to: Annotated[
+        float | None, typer.Option("--ramp-to", max=MAX_RATE_PER_S, help="Open loop: rate at the end.")
+    ] = None,
+    arrivals: Annotated[Arrivals | None, typer.Option("--arrivals", help="Open loop: how calls are spaced.")] = None,
+    replay: Annotated[
+        Path | None,
+        typer.Option("--replay", metavar="FILE", help="Open loop: call at the times of FILE, seconds line by line."),
     ] = None,
     concurrency: Annotated[
         int | None, typer.Option("--concurrency", min=1, max=MAX_CONCURRENCY, help="Closed loop: callers.")
     ] = None,
     duration: Annotated[
-        float, typer.Option("--duration", metavar="SECONDS", max=MAX_DURATION_S, help="Length of the measured phase.")
-    ] = 10.0,
+        float | None,
+        typer.Option(
+            "--duration", metavar="SECONDS", max=MAX_DURATION_S, help="Length of the measured phase. Default: 10."
+        ),
+    ] = None,
     warmup: Annotated[
-        float,
-        typer.Option("--warmup", metavar="SECONDS", min=0, max=MAX_DURATION_S, help="Length of the phase before."),
-    ] = 2.0,
+        float | None,
+        typer.Option(
+            "--warmup", metavar="SECONDS", min=0, max=MAX_DURATION_S, help="Length of the phase before. Default: 2."
+        ),
+    ] = None,
     max_outstanding: Annotated[
-        int, typer.Option("--max-outstanding", min=1, max=MAX_OUTSTANDING, help="Open loop: most calls at a time.")
-    ] = 256,
+        int | None,
+        typer.Option(
+            "--max-outstanding", min=1, max=MAX_OUTSTANDING, help="Open loop: most calls at a time. Default: 256."
+        ),
+    ] = None,
     seed: Annotated[
-        int | None, typer.Option("--seed", help="Seed of the open loop's arrival times. Default: drawn and printed.")
+        int | None, typer.Option("--seed", help="Seed of the arrival times. Default: drawn and printed.")
     ] = None,
     stream: Annotated[
         bool | None,
-        typer.Option("--stream/--no-stream", help="Call the streaming RPC. Default: for generate-text, else not."),
+        typer.Option(
+            "--stream/--no-stream", help="Call the streaming RPC. Default: for generate-text and chat, else not."
+        ),
     ] = None,
-    batch_size: Annotated[int, typer.Option("--batch-size", min=1, max=256, help="Inputs of a call.")] = 1,
-    max_new_tokens: Annotated[int | None, typer.Option("--max-new-tokens", help="Most tokens of a text.")] = None,
-    beam_size: Annotated[int | None, typer.Option("--beam-size", help="Width of a translation's beam search.")] = None,
+    batch_size: Annotated[int | None, typer.Option("--batch-size", min=1, help="Inputs of a call. Default: 1.")] = None,
+    call_options: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--option",
+            metavar="NAME=VALUE",
+            help="Option of the call, such as max_new_tokens=32. May be repeated.",
+        ),
+    ] = None,
     file: Annotated[
         Path | None,
-        typer.Option("--file", "-f", help="Inputs or image files, one per line; - is stdin. Default: built-in inputs."),
+        typer.Option(
+            "--file",
+            "-f",
+            metavar="FILE",
+            help="Inputs or image files, line by line, .jsonl, or a folder; - is stdin. Default: built-in inputs.",
+        ),
     ] = None,
+    slo: Annotated[
+        list[str] | None,
+        typer.Option("--slo", metavar="OBJECTIVE", help='What must hold, such as "p99<200ms". May be repeated.'),
+    ] = None,
+    search: Annotated[bool, typer.Option("--find-max", help="Search the highest rate that keeps every --slo.")] = False,
+    max_probes: Annotated[int, typer.Option("--max-probes", min=1, max=100, help="Most rates that it tries.")] = 12,
+    processes: Annotated[
+        int, typer.Option("--processes", min=1, max=MAX_PROCESSES, help="Processes that make the calls.")
+    ] = 1,
     report: Annotated[Path | None, typer.Option("--report", metavar="FILE", help="Write the report as JSON.")] = None,
+    html: HtmlFile = None,
     as_json: AsJson = False,
     options: ModelOptions,
     connection: ConnectionFlags,
 ) -> None:
     """Measure a server under load.
 
-    Latency counts from the time a call was due, so that a stall of the server shows in full. Ctrl-C ends the test early
-    and reports what was measured. The exit code is 1 if no call was answered.
+    At a rate, latency counts from the time a call was due, so that a stall of the server shows in full. Ctrl-C ends the
+    test early and reports what was measured. The exit code is 1 if no call was answered, 3 if an objective was missed.
     """
     with reported_failures(connection):
-        plan = LoadPlan(
-            task=task,
-            rate_per_s=rate,
-            concurrency=concurrency,
-            duration_s=duration,
-            warmup_s=warmup,
-            max_outstanding=max_outstanding,
-            seed=secrets.randbelow(2**32) if seed is None else seed,
-            batch_size=batch_size,
-            stream=stream if stream is not None else task is LoadTask.GENERATE_TEXT and batch_size == 1,
-            timeout_s=connection.setdefault("timeout_s", DEFAULT_TIMEOUT_S),
-            max_new_tokens=max_new_tokens,
-            beam_size=beam_size,
-            **options,
-        )
-        inputs = _inputs(task, file)
-        typer.echo(plan.describe(), err=True)
-        started_at = datetime.now(UTC)
-        client = AsyncClient(**connection, retry=NO_RETRIES)
-        runner = asyncio.run(_run(plan, inputs, client))
-        result = make_report(runner, client.server, started_at)
-        if report is not None:
-            report.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-        if as_json:
-            print_json(result)
+        plan: dict[str, Any] = {"seed": secrets.randbelow(2**32), "timeout_s": DEFAULT_TIMEOUT_S}
+        of_a_task = {"stream": stream, "batch_size": batch_size, "options": {**_parse_options(call_options), **options}}
+        given = {name: value for name, value in of_a_task.items() if value not in (None, {})}
+        if scenario is not None:
+            plan |= read_scenario(scenario)
+            if task is not None or file is not None or given:
+                raise ValueError("a scenario says what is called; leave out the task and what belongs to it")
+        elif task is not None:
+            plan["workloads"] = (make_workload(task, _inputs(task, file), **given),)
         else:
-            typer.echo("\n".join(format_report(runner)))
-            sys.stdout.flush()
-    if runner.recorder.ok_count + runner.recorder.completed_count == 0:
-        fail(f"no call to {client.server} was answered", 1)
+            raise ValueError(f"say what to call: a --scenario, or a task: {', '.join(LoadTask)}")
+        if search and rate is None and replay is None and concurrency is None:
+            rate = plan.get("rate_per_s", FIRST_RATE_PER_S)
+        if rate is not None or replay is not None or concurrency is not None:
+            plan = {name: value for name, value in plan.items() if name not in _MODES}
+        flags = {
+            "rate_per_s": rate,
+            "ramp_to_per_s": ramp_to,
+            "arrivals": arrivals,
+            "replay_s": None if replay is None else read_times(replay),
+            "concurrency": concurrency,
+            "duration_s": duration,
+            "warmup_s": warmup,
+            "max_outstanding": max_outstanding,
+            "seed": seed,
+            "timeout_s": connection.get("timeout_s"),
+            "objectives": tuple(map(Objective.parse, slo)) if slo else None,
+        }
+        made = make_plan(**plan | {name: value for name, value in flags.items() if value is not None})
+        if search and (made.rate_per_s is None or made.ramp_to_per_s is not None or not made.objectives):
+            raise ValueError("--find-max needs a --slo, and a --rate without --ramp-to if you name the first rate")
+        typer.echo(made.describe(), err=True)
+        started_at = datetime.now(UTC)
+        with LoadProcesses(dict(connection), processes) as running:
+            outcome, probes = _measure(made, running, max_probes if search else 0)
+            result = make_report(outcome, running.server, started_at, processes=processes, probes=probes)
+        _write(result, report, html, as_json=as_json)
+    if not result["ok_count"] + result["completed_count"]:
+        fail(f"no call to {result['server']} was answered", 1)
+    if not (best(probes) if search else all(each["met"] for each in result["objectives"])):
+        raise typer.Exit(_MISSED)
 
 
-def _inputs(task: LoadTask, file: Path | None) -> Sequence[Input]:
+def load_compare(
+    before: Annotated[Path, typer.Argument(metavar="BEFORE", help="Report that `headway load --report` wrote.")],
+    after: Annotated[Path, typer.Argument(metavar="AFTER", help="Another one.")],
+    *,
+    html: HtmlFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare two reports of the load tester."""
+    with reported_failures({}):
+        reports = {_name(before, after): read_report(before), _name(after, before): read_report(after)}
+        if len(reports) == 1:
+            raise ValueError(f"{before} is given twice; name two reports")
+        rows = list(compare(*reports.values()))
+        if html is not None:
+            html.write_text(make_page(reports), encoding="utf-8")
+        if as_json:
+            for row in rows:
+                print_json(dict(zip(("workload", "figure", "before", "after", "change_percent"), row, strict=True)))
+            return
+        print_table(
+            [
+                ("figure", *reports, "change"),
+                *(
+                    (": ".join(filter(None, names)), _shown(was), _shown(now), _shown(change, "+.1f", " %"))
+                    for *names, was, now, change in rows
+                ),
+            ]
+        )
+
+
+def _inputs(task: LoadTask, file: Path | None) -> Inputs:
     """Returns the user's inputs, or the built-in ones."""
-    if file is None:
-        return sample_inputs(task)
-    lines = list(read_inputs(None, file))
-    return [Path(line).read_bytes() for line in lines] if task.takes_images else lines
+    if file != _STDIN:
+        return read_inputs(task, file)
+    lines = list(read_lines(None, file))
+    return Inputs([Path(line).read_bytes() for line in lines] if task.takes_images else lines)
 
 
-async def _run(plan: LoadPlan, inputs: Sequence[Input], client: AsyncClient) -> LoadRunner:
-    """Runs the plan, and shows its progress.
-
-    Raises:
-        HeadwayError: The call before the test failed: the server cannot be reached or refuses such requests.
-    """
-    async with client:
-        sender = Sender(client, plan, inputs)
-        await sender.probe()
-        runner = LoadRunner(plan, sender)
-        with suppress(NotImplementedError):  # an event loop without signals
-            asyncio.get_running_loop().add_signal_handler(signal.SIGINT, runner.stop)
-        progress = asyncio.create_task(_show_progress(runner))
+def _parse_options(given: list[str] | None) -> Mapping[str, Any]:
+    options: dict[str, Any] = {}
+    for text in given or ():
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise ValueError(f"--option {text!r} has no value; write it as max_new_tokens=32")
         try:
-            await runner.run()
-        finally:
-            progress.cancel()
-            with suppress(asyncio.CancelledError):
-                await progress
-    return runner
+            options[name] = json.loads(value)
+        except ValueError:  # a text without quotes
+            options[name] = value
+    return options
 
 
-async def _show_progress(runner: LoadRunner) -> None:
-    """Draws a line on stderr, if it is a terminal, until it is cancelled."""
-    columns = (BarColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
+def _measure(plan: LoadPlan, running: LoadProcesses, max_probes: int) -> tuple[Outcome, list[Probe]]:
+    """Runs the plan, or searches the highest rate with it; returns what counts and all that was tried."""
+    last: list[Outcome] = []
+
+    def run(plan: LoadPlan) -> Outcome:
+        with _live(plan) as show:
+            last[:] = [running.run(plan, show)]
+        return last[0]
+
+    if not max_probes:
+        return run(plan), []
+    probes = find_max(plan, run, max_probes, lambda probe: typer.echo(str(probe), err=True))
+    highest = best(probes)
+    return (highest or probes[-1]).outcome if probes else last[0], probes
+
+
+@contextmanager
+def _live(plan: LoadPlan) -> Iterator[Callable[[Snapshot], None] | None]:
+    """Draws how far the test is on stderr, if it is a terminal."""
     console = Console(stderr=True)
     if not console.is_terminal:
+        yield None
         return
-    with Progress(*columns, console=console, transient=True, auto_refresh=False) as progress:
-        line = progress.add_task("", total=1.0)
-        while True:
-            recorder = runner.recorder
-            progress.update(
-                line,
-                completed=runner.progress(),
-                description=f"{recorder.ok_count} ok, {sum(recorder.error_counts.values())} failed, "
-                f"{recorder.outstanding_count} outstanding, p50 {recorder.latency.percentile_ms(50):.1f} ms, "
-                f"p99 {recorder.latency.percentile_ms(99):.1f} ms",
-            )
-            progress.refresh()
-            await asyncio.sleep(0.25)
+    with Live(console=console, transient=True, auto_refresh=False) as live:
+
+        def show(snapshot: Snapshot) -> None:
+            table = Table("workload", *(Column(name, justify="right") for name in _LIVE_COLUMNS), box=None)
+            for workload, each in zip(plan.workloads, snapshot.workloads, strict=True):
+                counts = (each.completed_count, each.failed_count)
+                times = (each.p50_ms, each.p99_ms, each.first_token_p95_ms if workload.stream else None)
+                cells = [*(_shown(count, ",") for count in counts), *(_shown(time_ms, ".1f") for time_ms in times)]
+                table.add_row(workload.name, *cells)
+            bar = ProgressBar(total=1.0, completed=snapshot.progress, width=40)
+            live.update(Group(bar, table, f"{snapshot.outstanding_count} outstanding"), refresh=True)
+
+        yield show
+
+
+def _write(result: Report, report: Path | None, html: Path | None, *, as_json: bool) -> None:
+    if report is not None:
+        report.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    if html is not None:
+        html.write_text(make_page({"report": result}), encoding="utf-8")
+    if as_json:
+        print_json(result)
+    else:
+        typer.echo("\n".join(format_report(result)))
+        sys.stdout.flush()
+
+
+def _name(file: Path, other: Path) -> str:
+    """Returns the name of a report's file, with its folder if the other one has the same."""
+    return str(file) if file.name == other.name else file.name
+
+
+def _shown(value: float | None, form: str = ",.4g", unit: str = "") -> str:
+    return "-" if value is None else f"{value:{form}}{unit}"

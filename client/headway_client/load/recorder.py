@@ -1,52 +1,92 @@
-"""What a load test measures, counts and histograms of times.
+"""What a load test measures: counts, and histograms of times.
 
-Times are recorded in whole microseconds with three significant digits (HdrHistogram), which takes the same memory for a
-thousand calls as for a million.
+Times are recorded in whole microseconds by HdrHistogram, which takes the same memory for a thousand calls as for a
+million. Recorders of several processes and histograms of several reports can be added up.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Self
 
-from hdrh.histogram import HdrHistogram
-
-from headway_client.load.plan import MAX_DURATION_S
+from headway_client.load.objectives import TimeLimits
+from headway_client.load.plan import MAX_DURATION_S, MAX_TIMEOUT_S
 from headway_client.results import ModelReference
 
+try:
+    from hdrh.histogram import HdrHistogram
+except ImportError:  # an extra
+    HdrHistogram = None
+
 OK = "OK"
+_MAX_US = int((2 * MAX_DURATION_S + MAX_TIMEOUT_S) * 1e6)
+_COUNTS = ("good_count", "completed_count", "input_count", "token_count", "limit_count", "not_sent_count")
+_TIMES = ("latency", "send_delay", "first_token", "token_gap")
+_NO_LIMITS = TimeLimits()
+_NUM_INTERVALS = 100
+_MIN_INTERVAL_S = 0.5
 
 
 class TimeHistogram:
     """A histogram of times."""
 
-    def __init__(self) -> None:
-        self._histogram = HdrHistogram(1, int(2 * MAX_DURATION_S * 1e6), 3)
+    def __init__(self, num_digits: int = 3) -> None:
+        """Records times with `num_digits` significant digits.
+
+        Raises:
+            ImportError: HdrHistogram is not installed.
+        """
+        if HdrHistogram is None:
+            raise ImportError("HdrHistogram is not installed; run: pip install 'headway-client[load]'")
+        self._histogram = HdrHistogram(1, _MAX_US, num_digits)
+
+    @classmethod
+    def decode(cls, encoded: str) -> Self:
+        """Reads what `encode` wrote."""
+        histogram = cls()
+        histogram.__setstate__(encoded)
+        return histogram
+
+    def encode(self) -> str:
+        """Writes the histogram in HdrHistogram's own format (version 2, compressed, base64)."""
+        return str(self._histogram.encode().decode("ascii"))
+
+    def __getstate__(self) -> str:
+        return self.encode()
+
+    def __setstate__(self, encoded: str) -> None:
+        self._histogram = HdrHistogram.decode(encoded)
 
     def __len__(self) -> int:
         return int(self._histogram.get_total_count())
 
     def record(self, seconds: float, count: int = 1) -> None:
         """Adds a time, `count` times."""
-        self._histogram.record_value(max(1, round(seconds * 1e6)), count)
+        self._histogram.record_value(min(max(1, round(seconds * 1e6)), _MAX_US), count)
+
+    def add(self, other: TimeHistogram) -> None:
+        """Adds the times of another histogram of as many digits."""
+        self._histogram.add(other._histogram)
 
     def percentile_ms(self, percentile: float) -> float:
         """Returns the time that `percentile` percent of the times do not exceed, in milliseconds; 0 without times."""
         return float(self._histogram.get_value_at_percentile(percentile)) / 1e3 if len(self) else 0.0
 
+    def statistic_ms(self, name: str) -> float:
+        """Returns `mean`, `max` or a percentile such as `p99.9`, in milliseconds; 0 without times."""
+        if name == "mean":
+            return float(self._histogram.get_mean_value()) / 1e3 if len(self) else 0.0
+        return self.percentile_ms(100.0 if name == "max" else float(name.removeprefix("p")))
+
     def summary_ms(self) -> dict[str, float] | None:
         """Returns mean and percentiles in milliseconds; None without times."""
         if not len(self):
             return None
-        return {
-            "mean": round(float(self._histogram.get_mean_value()) / 1e3, 3),
-            "p50": self.percentile_ms(50),
-            "p90": self.percentile_ms(90),
-            "p99": self.percentile_ms(99),
-            "p99_9": self.percentile_ms(99.9),
-            "max": float(self._histogram.get_max_value()) / 1e3,
-        }
+        names = ("mean", "p50", "p90", "p95", "p99", "p99.9", "max")
+        return {name.replace(".", "_"): round(self.statistic_ms(name), 3) for name in names}
 
     def __repr__(self) -> str:
         return f"<TimeHistogram {len(self)} times, median {self.percentile_ms(50):g} ms>"
@@ -56,6 +96,8 @@ class TimeHistogram:
 class CallRecord:
     """One call. Times are seconds on the event loop's clock."""
 
+    workload: int = 0
+    """Its number in the plan."""
     intended_s: float
     """When the call was due. The caller's wait begins here, even if the load tester sends it later."""
     sent_s: float = 0.0
@@ -69,6 +111,27 @@ class CallRecord:
     model: ModelReference | None = None
 
 
+@dataclass(slots=True)
+class Interval:
+    """A part of the measured phase."""
+
+    due_count: int = 0
+    """Calls that were due in it."""
+    completed_count: int = 0
+    """Calls that were answered in it."""
+    failed_count: int = 0
+    """Calls that were due in it and failed."""
+    latency: TimeHistogram = field(default_factory=lambda: TimeHistogram(2))
+    """Of the calls that were due in it."""
+
+    def add(self, other: Interval) -> None:
+        """Adds what another process did in the same interval."""
+        self.due_count += other.due_count
+        self.completed_count += other.completed_count
+        self.failed_count += other.failed_count
+        self.latency.add(other.latency)
+
+
 class Recorder:
     """Counts what happens in the measured phase.
 
@@ -76,10 +139,25 @@ class Recorder:
     it, whenever they were due, because a server that is behind still answers calls of the warm-up.
     """
 
-    def __init__(self, start_s: float = 0.0, end_s: float = math.inf) -> None:
-        """Measures from `start_s` to `end_s`, in seconds on the event loop's clock."""
+    def __init__(
+        self,
+        start_s: float = 0.0,
+        end_s: float = math.inf,
+        limits: TimeLimits = _NO_LIMITS,
+    ) -> None:
+        """Measures from `start_s` to `end_s`, in seconds on the event loop's clock.
+
+        Args:
+            start_s: Beginning of the measured phase.
+            end_s: Its end; only a phase that has one is divided into intervals.
+            limits: Within what an answered call counts as goodput.
+        """
         self.start_s = start_s
         self.end_s = end_s
+        self.limits = limits
+        self.interval_s = max(_MIN_INTERVAL_S, (end_s - start_s) / _NUM_INTERVALS)
+        self.intervals: dict[int, Interval] = {}
+        """By their number."""
         self.latency = TimeHistogram()
         """From the intended time to the answer."""
         self.send_delay = TimeHistogram()
@@ -89,18 +167,39 @@ class Recorder:
         self.token_gap = TimeHistogram()
         """From token to token of a stream."""
         self.outcomes: Counter[str] = Counter()
+        self.good_count = 0
+        """Calls due in the measured phase that were answered within the limits."""
         self.completed_count = 0
         """Calls that were answered in the measured phase."""
         self.input_count = 0
         """Their inputs."""
         self.token_count = 0
         """Their generated tokens."""
-        self.outstanding_count = 0
         self.limit_count = 0
         """Calls that the limit of outstanding calls held back."""
         self.not_sent_count = 0
         """Calls that were still held back when the test ended."""
         self.model: ModelReference | None = None
+        """The model that answered, if it was one."""
+
+    @classmethod
+    def merged(cls, recorders: Iterable[Recorder]) -> Self:
+        """Adds up recorders of the same phase."""
+        whole = cls()
+        models = set()
+        for recorder in recorders:
+            models.add(recorder.model)
+            whole.start_s, whole.end_s, whole.interval_s = recorder.start_s, recorder.end_s, recorder.interval_s
+            whole.outcomes.update(recorder.outcomes)
+            for name in _COUNTS:
+                setattr(whole, name, getattr(whole, name) + getattr(recorder, name))
+            for name in _TIMES:
+                getattr(whole, name).add(getattr(recorder, name))
+            for number, interval in recorder.intervals.items():
+                whole.intervals.setdefault(number, Interval()).add(interval)
+        models.discard(None)
+        whole.model = models.pop() if len(models) == 1 else None
+        return whole
 
     @property
     def ok_count(self) -> int:
@@ -120,12 +219,25 @@ class Recorder:
             self.completed_count += 1
             self.input_count += call.input_count
             self.token_count += call.token_count
+            self._interval(call.ended_s).completed_count += 1
         if call.intended_s >= self.start_s:
             self.outcomes[call.outcome] += 1
             self.send_delay.record(call.sent_s - call.intended_s)
+            interval = self._interval(call.intended_s)
+            interval.due_count += 1
+            interval.failed_count += not answered
             if answered:
                 self.latency.record(call.ended_s - call.intended_s)
+                interval.latency.record(call.ended_s - call.intended_s)
                 self._add_tokens(call)
+                self.good_count += self._is_good(call)
+
+    def _interval(self, time_s: float) -> Interval:
+        number = 0 if math.isinf(self.end_s) else int((time_s - self.start_s) / self.interval_s)
+        interval = self.intervals.get(number)
+        if interval is None:
+            interval = self.intervals[number] = Interval()
+        return interval
 
     def _add_tokens(self, call: CallRecord) -> None:
         """Records the time of the first token and the gaps; tokens that arrive together share their gap equally."""
@@ -138,6 +250,16 @@ class Recorder:
             else:
                 self.token_gap.record((time_s - last_s) / (count - last_count), count - last_count)
             last_s, last_count = time_s, count
+
+    def _is_good(self, call: CallRecord) -> bool:
+        limits, times = self.limits, [pair for pair in call.token_times_s if pair[1] > 0]
+        if limits.latency_s is not None and call.ended_s - call.intended_s >= limits.latency_s:
+            return False
+        if limits.first_token_s is not None and times and times[0][0] - call.intended_s >= limits.first_token_s:
+            return False
+        if limits.mean_gap_s is None or not times or times[-1][1] <= times[0][1]:
+            return True
+        return (times[-1][0] - times[0][0]) / (times[-1][1] - times[0][1]) < limits.mean_gap_s
 
     def __repr__(self) -> str:
         """Progress."""

@@ -1,73 +1,78 @@
 """Runs a load test, as an open or a closed loop.
 
-In the open loop, calls are due at times that are drawn beforehand, and latency counts from the time a call was due. A
+In the open loop, calls are due at times that are decided beforehand, and latency counts from the time a call was due. A
 stall of the server also delays the calls behind it, and their callers wait. Counting from the moment of sending would
-leave out their wait ("coordinated omission").
+leave out their wait ("coordinated omission"). In the closed loop a call is due when its caller is free to make it, so a
+stall counts for the calls that meet it and delays the others unseen.
 """
 
 from __future__ import annotations
 
 import asyncio
-import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from headway_client.async_client import AsyncClient
 from headway_client.errors import CallError, ProtocolError
-from headway_client.load.plan import LoadPlan
+from headway_client.load.objectives import time_limits
+from headway_client.load.plan import Input, LoadPlan, Workload
 from headway_client.load.recorder import OK, CallRecord, Recorder
 from headway_client.results import Answer
 
-Input = str | bytes
+_PAUSE_AFTER_FAILURE_S = 0.01
 
 
-def poisson_arrivals(rate_per_s: float, start_s: float, end_s: float, seed: int) -> Iterator[float]:
-    """Yields the times of a Poisson process from `start_s` to `end_s`, in seconds. A seed gives the same times.
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The part of a plan that one of several processes does: every `count`-th call or caller, from number `index`."""
 
-    The gaps between independent callers are distributed exponentially, so that calls come in bursts; evenly spaced
-    calls would flatter a server.
-    """
-    generator = random.Random(seed)  # noqa: S311 (load, not secrets)
-    due_s = start_s + generator.expovariate(rate_per_s)
-    while due_s < end_s:
-        yield due_s
-        due_s += generator.expovariate(rate_per_s)
+    index: int = 0
+    count: int = 1
+
+    def of(self, number: int) -> int:
+        """Returns this part of a number of callers or places."""
+        return len(range(self.index, number, self.count))
+
+
+_ALL = Share()
 
 
 class Sender:
     """Makes the calls of a plan and notes what comes back."""
 
-    def __init__(self, client: AsyncClient, plan: LoadPlan, inputs: Sequence[Input]) -> None:
-        """Calls by `client`, with the inputs in turn.
-
-        Raises:
-            ValueError: There are no inputs.
-        """
-        if not inputs:
-            raise ValueError("a load test needs at least one input")
-        self._plan = plan
-        self._inputs = inputs
-        self._next = 0
-        self._call: Any = getattr(client, f"stream_{plan.task.method}" if plan.stream else plan.task.method)
-        names = ("model", "model_version", "max_new_tokens", "beam_size", "timeout_s")
-        self._options = {name: value for name in names if (value := getattr(plan, name)) is not None}
+    def __init__(self, client: AsyncClient, plan: LoadPlan, share: Share = _ALL) -> None:
+        """Calls by `client`, with the inputs of each workload in turn."""
+        self._workloads = plan.workloads
+        self._stride = share.count
+        self._next = [share.index * workload.batch_size for workload in plan.workloads]
+        self._calls: list[Any] = [getattr(client, workload.method) for workload in plan.workloads]
+        self._timeout_s = plan.timeout_s
 
     async def probe(self) -> None:
-        """Makes one call that is not recorded.
+        """Makes one call of each workload, which is not recorded.
 
         Raises:
             HeadwayError: It failed.
+            ValueError: An option has a wrong type or value.
         """
-        await self._answer(self._take(), CallRecord(intended_s=0.0))
+        for number, workload in enumerate(self._workloads):
+            options = workload.input_options[0] if workload.input_options else {}
+            record = CallRecord(workload=number, intended_s=0.0)
+            try:
+                await self._answer(list(workload.inputs[: workload.batch_size]), options, record)
+            except TypeError as error:
+                raise ValueError(f"{workload.name}: {error}") from error
 
     async def send(self, call: CallRecord) -> None:
         """Makes one call. A failure is a result too."""
         clock = asyncio.get_running_loop().time
-        inputs = self._take()
+        inputs, options = self._take(call.workload)
         call.input_count = len(inputs)
         call.sent_s = clock()
         try:
-            answer = await self._answer(inputs, call)
+            answer = await self._answer(inputs, options, call)
         except CallError as error:
             call.outcome = error.code.name
         except ProtocolError:
@@ -77,32 +82,42 @@ class Sender:
             call.token_count = sum(getattr(result, "new_token_count", 0) for result in answer)
         call.ended_s = clock()
 
-    def _take(self) -> list[Input]:
-        """Returns the inputs of the next call."""
-        first, count = self._next, len(self._inputs)
-        self._next = (first + self._plan.batch_size) % count
-        return [self._inputs[(first + offset) % count] for offset in range(self._plan.batch_size)]
+    def _take(self, number: int) -> tuple[list[Input], Mapping[str, Any]]:
+        """Returns the inputs of the workload's next call, and their own options."""
+        workload = self._workloads[number]
+        first, count = self._next[number] % len(workload.inputs), len(workload.inputs)
+        self._next[number] = first + workload.batch_size * self._stride
+        inputs = [workload.inputs[(first + offset) % count] for offset in range(workload.batch_size)]
+        return inputs, workload.input_options[first] if workload.input_options else {}
 
-    async def _answer(self, inputs: list[Input], call: CallRecord) -> Answer[Any]:
-        if not self._plan.stream:
-            return await self._call(inputs, **self._options)  # type: ignore[no-any-return]  # a method by its name
+    async def _answer(self, inputs: list[Input], options: Mapping[str, Any], call: CallRecord) -> Answer[Any]:
+        workload: Workload = self._workloads[call.workload]
+        method, options = self._calls[call.workload], {**workload.options, **options, "timeout_s": self._timeout_s}
+        if not workload.stream:
+            return await method(inputs, **options)  # type: ignore[no-any-return]  # a method by its name
         clock = asyncio.get_running_loop().time
-        async with self._call(inputs[0], **self._options) as stream:
+        async with method(inputs[0], **options) as stream:
             async for delta in stream:
                 call.token_times_s.append((clock(), delta.new_token_count))
             return stream.answer  # type: ignore[no-any-return]  # as above
 
 
 class LoadRunner:
-    """One load test. It ends by itself after warm-up, duration and at most one timeout of a call."""
+    """One load test, or a process's share of it.
 
-    def __init__(self, plan: LoadPlan, sender: Sender) -> None:
-        """Prepares the test. `recorder` can be read while it runs."""
+    It ends by itself after warm-up, duration and at most one timeout of a call.
+    """
+
+    def __init__(self, plan: LoadPlan, sender: Sender, share: Share = _ALL) -> None:
+        """Prepares the test."""
         self.plan = plan
-        self.recorder = Recorder()
+        self.recorders: list[Recorder] = []
+        """One for each workload; can be read while the test runs."""
+        self.outstanding_count = 0
         self.elapsed_s = 0.0
         """Length of the measured phase, in seconds."""
         self._sender = sender
+        self._share = share
         self._start_s = 0.0
         self._end_s = 0.0
         self._calls: set[asyncio.Task[Any]] = set()
@@ -110,23 +125,40 @@ class LoadRunner:
         self._fault: BaseException | None = None
         """An error that is not the failure of a call, and must not count as a measurement."""
 
-    async def run(self) -> Recorder:
-        """Runs the test to its end, or until `stop`."""
-        self._start_s = self._clock() + self.plan.warmup_s
-        self._end_s = self._start_s + self.plan.duration_s
-        self.recorder.start_s, self.recorder.end_s = self._start_s, self._end_s
-        self._driver = asyncio.create_task(self._open_loop() if self.plan.rate_per_s else self._closed_loop())
+    @property
+    def recorder(self) -> Recorder:
+        """All workloads together."""
+        return Recorder.merged(self.recorders)
+
+    async def run(self, begin_s: float | None = None) -> Recorder:
+        """Runs the test to its end, or until `stop`.
+
+        Args:
+            begin_s: When the warm-up begins, on the event loop's clock. Default: now.
+        """
+        plan = self.plan
+        self._start_s = (self._clock() if begin_s is None else begin_s) + plan.warmup_s
+        self._end_s = self._start_s + plan.duration_s
+        self.recorders = [
+            Recorder(self._start_s, self._end_s, time_limits(plan.objectives, workload.name))
+            for workload in plan.workloads
+        ]
+        self._driver = asyncio.create_task(self._open_loop() if plan.is_open else self._closed_loop())
         try:
             await asyncio.wait([self._driver])
-            self.recorder.end_s = min(self._end_s, self._clock())
+            end_s = min(self._end_s, self._clock())
+            for recorder in self.recorders:
+                recorder.end_s = end_s
             if self._calls:
                 await asyncio.wait(self._calls)
             if self._fault is not None:
                 raise self._fault
+            if not self._driver.cancelled():
+                self._driver.result()
         finally:
             for task in (self._driver, *self._calls):
                 task.cancel()
-        self.elapsed_s = max(0.0, self.recorder.end_s - self._start_s)
+        self.elapsed_s = max(0.0, end_s - self._start_s)
         return self.recorder
 
     def stop(self) -> None:
@@ -146,35 +178,31 @@ class LoadRunner:
 
     def __repr__(self) -> str:
         """Plan and progress."""
-        return f"<LoadRunner {self.plan.task} {self.progress():.0%}, {len(self._calls)} outstanding>"
+        return f"<LoadRunner {self.plan.describe()}: {self.progress():.0%}, {self.outstanding_count} outstanding>"
 
     async def _open_loop(self) -> None:
         """Starts each call when it is due, or as soon after as the limit of outstanding calls allows."""
-        plan, recorder = self.plan, self.recorder
-        slots = asyncio.Semaphore(plan.max_outstanding)
-        assert plan.rate_per_s is not None
-        for due_s in poisson_arrivals(plan.rate_per_s, self._start_s - plan.warmup_s, self._end_s, plan.seed):
+        places = asyncio.Semaphore(self._share.of(self.plan.max_outstanding))
+        for due_s, number in islice(self.plan.schedule(self._start_s), self._share.index, None, self._share.count):
             await asyncio.sleep(max(0.0, due_s - self._clock()))
             measured = due_s >= self._start_s
-            if slots.locked() and measured:
-                recorder.limit_count += 1
-            if not await self._acquire(slots):
-                recorder.not_sent_count += measured
+            if places.locked() and measured:
+                self.recorders[number].limit_count += 1
+            if not await self._acquire(places):
+                self.recorders[number].not_sent_count += measured
                 continue
-            self._begin(due_s, slots)
+            call = CallRecord(workload=number, intended_s=due_s)
+            self._watch(asyncio.create_task(self._call(call))).add_done_callback(lambda _: places.release())
         await asyncio.sleep(max(0.0, self._end_s - self._clock()))
 
-    async def _acquire(self, slots: asyncio.Semaphore) -> bool:
-        """Waits for a free slot, at most until the end of the test. Returns whether there was one."""
+    async def _acquire(self, places: asyncio.Semaphore) -> bool:
+        """Waits for a free place, at most until the end of the test. Returns whether there was one."""
         try:
             async with asyncio.timeout_at(self._end_s):
-                await slots.acquire()
+                await places.acquire()
         except TimeoutError:
             return False
         return True
-
-    def _begin(self, due_s: float, slots: asyncio.Semaphore) -> None:
-        self._watch(asyncio.create_task(self._call(due_s))).add_done_callback(lambda _: slots.release())
 
     def _watch(self, task: asyncio.Task[Any]) -> asyncio.Task[Any]:
         """Keeps a task until it ends. An unforeseen error ends the test."""
@@ -192,27 +220,30 @@ class LoadRunner:
     async def _closed_loop(self) -> None:
         """Keeps every caller busy until the end."""
         assert self.plan.concurrency is not None
-        for _ in range(self.plan.concurrency):
-            self._watch(asyncio.create_task(self._caller()))
+        begin_s = self._start_s - self.plan.warmup_s
+        await asyncio.sleep(max(0.0, begin_s - self._clock()))
+        for caller in islice(range(self.plan.concurrency), self._share.index, None, self._share.count):
+            self._watch(asyncio.create_task(self._caller(caller)))
         await asyncio.sleep(max(0.0, self._end_s - self._clock()))
 
-    async def _caller(self) -> None:
+    async def _caller(self, caller: int) -> None:
         assert self._driver is not None
-        while self._clock() < self._end_s and not self._driver.done():
-            if await self._call(self._clock()):
-                # A server that refuses at once must not turn this into a busy loop.
-                await asyncio.sleep(0.01)
+        for number in self.plan.choices(caller):
+            if self._clock() >= self._end_s or self._driver.done():
+                return
+            call = CallRecord(workload=number, intended_s=self._clock())
+            await self._call(call)
+            if call.outcome != OK:  # a server that refuses at once must not turn this into a busy loop
+                await asyncio.sleep(_PAUSE_AFTER_FAILURE_S)
 
-    async def _call(self, due_s: float) -> bool:
-        """Makes one call and records it. Returns whether it failed."""
-        call = CallRecord(intended_s=due_s)
-        self.recorder.outstanding_count += 1
+    async def _call(self, call: CallRecord) -> None:
+        """Makes one call and records it."""
+        self.outstanding_count += 1
         try:
             await self._sender.send(call)
         finally:
-            self.recorder.outstanding_count -= 1
-        self.recorder.add(call)
-        return call.outcome != OK
+            self.outstanding_count -= 1
+        self.recorders[call.workload].add(call)
 
     @staticmethod
     def _clock() -> float:

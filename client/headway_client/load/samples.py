@@ -16,6 +16,13 @@ PROMPTS = (
     "My lord, the ships are back from the north and they bring news of the war. Shall I call",
     "O",
 )
+QUESTIONS = (
+    "Hello!",
+    "What is the highest mountain of Europe?",
+    "Explain in two sentences why the sky is blue.",
+    "I have flour, eggs, milk and two apples. What can I cook for four people in half an hour?",
+    "Write a short poem about a lighthouse.",
+)
 SENTENCES = (
     "A dog runs.",
     "Two children are playing in the snow.",
@@ -41,7 +48,11 @@ def sample_inputs(task: LoadTask) -> list[str] | list[bytes]:
     """Returns the built-in inputs of a task."""
     if task.takes_images:
         return sample_images()
-    texts = {LoadTask.GENERATE_TEXT: PROMPTS, LoadTask.TRANSLATE_TEXT: SENTENCES}
+    texts = {
+        LoadTask.GENERATE_TEXT: PROMPTS,
+        LoadTask.CHAT: QUESTIONS,
+        LoadTask.TRANSLATE_TEXT: SENTENCES,
+    }
     return list(texts.get(task, HEADLINES))
 
 

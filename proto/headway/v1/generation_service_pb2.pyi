@@ -332,7 +332,7 @@ class GenerateTextRequest(_message.Message):
     echo: _builtins.bool
     """True repeats the prompt at the beginning of each text."""
     priority: _builtins.int
-    """Priority in the queue: higher goes first, equal priorities go in order of arrival. Range -100 to 100. Default 0."""
+    """Priority among the texts of its caller: higher goes first. Range -100 to 100. Default 0."""
     @_builtins.property
     def prompts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Texts to continue. 1 to 256, of at least 1 character."""
@@ -565,7 +565,7 @@ class StreamGenerateTextRequest(_message.Message):
     echo: _builtins.bool
     """True repeats the prompt at the beginning of the text."""
     priority: _builtins.int
-    """Priority in the queue: higher goes first, equal priorities go in order of arrival. Range -100 to 100. Default 0."""
+    """Priority among the texts of its caller: higher goes first. Range -100 to 100. Default 0."""
     @_builtins.property
     def conversation(self) -> Global___Conversation:
         """The conversation to continue."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, Literal, NamedTuple, Protocol, TypeVar, cast
@@ -25,8 +26,16 @@ import structlog
 from headway_server.batching.graph import NO_COSTS, RunCosts, Tensors
 from headway_server.batching.queue import BatchQueue, Entry
 from headway_server.errors import DeadlineError, DrainingError, ModelRunError
-from headway_server.observers import NO_OBSERVER, BatchEvent, ModelId, Observer, QueueEvent
-from headway_server.runtime import CLOSE_TIMEOUT_S, Cores, Heartbeat, Session, join_threads
+from headway_server.observers import NO_OBSERVER, BatchEvent, BatchMember, ModelId, Observer, QueueEvent, current_call
+from headway_server.runtime import (
+    CLOSE_TIMEOUT_S,
+    Cores,
+    Heartbeat,
+    Session,
+    join_threads,
+    own_niceness,
+    set_own_niceness,
+)
 
 Result = TypeVar("Result")
 Reader = Callable[[Tensors, int], Result]
@@ -83,6 +92,7 @@ class PendingCall:
         self.outputs = outputs
         self.read = read
         self.arrived_at = time.monotonic()
+        self.call = current_call()
         self.results: list[Any] = [None] * num_items
         self.runs: list[ItemTimes | None] = [None] * num_items
         self._num_missing = num_items
@@ -174,6 +184,7 @@ class Batcher:
         self._is_closed = False
         self._failure: BaseException | None = None
         self._heartbeat = Heartbeat()
+        self._niceness = own_niceness()  # of the thread that loads the model
         self._num_lanes = 1 if session is None else session.num_lanes
         self._lanes = threading.Semaphore(self._num_lanes)
         self._busy_lanes = (Cores(1) if session is None else session.cores).busy_lanes()
@@ -197,6 +208,11 @@ class Batcher:
         """Returns for how many seconds the oldest batch at work has been at it; 0.0 where none is. Takes no lock."""
         return self._heartbeat.stalled_s()
 
+    @property
+    def num_waiting(self) -> int:
+        """Items in the queue."""
+        return len(self._queue)
+
     async def submit(
         self,
         items: Sequence[Tensors],
@@ -205,6 +221,7 @@ class Batcher:
         outputs: Sequence[str],
         read: Reader[Result] | None = None,
         deadline: float | None,
+        caller: str = "",
     ) -> BatchedResults[Result]:
         """Waits for the results of a call's items. If the caller goes, what has not run is dropped.
 
@@ -214,6 +231,7 @@ class Batcher:
             outputs: Which outputs of the graph are wanted.
             read: Makes each item's result from its outputs, off the event loop; None: the outputs are the result.
             deadline: When the caller stops waiting, by `time.monotonic`.
+            caller: Who waits: the calls of one caller wait behind each other.
 
         Raises:
             BatchError: The model could not be run, or its outputs could not be read.
@@ -221,7 +239,7 @@ class Batcher:
             DrainingError: The batcher was closed.
         """
         if len(items) == 1 and lengths[0] <= self._max_inline and self._may_run_inline(deadline):
-            return self._run_inline(items[0], outputs, read)
+            return self._run_inline(items[0], lengths[0], outputs, read)
         call = PendingCall(len(items), tuple(outputs), read)
         entries = [
             Entry(item=item, length=length, call=call, index=index, deadline=deadline)
@@ -231,7 +249,7 @@ class Batcher:
         try:
             with self._changed:
                 self._check_open()
-                self._queue.add(entries)
+                self._queue.add(entries, caller)
                 self._count_busy()
                 self._changed.notify()
             await call.future
@@ -257,14 +275,16 @@ class Batcher:
             self._count_busy()
         return True
 
-    def _run_inline(self, item: Tensors, outputs: Sequence[str], read: Reader[Result] | None) -> BatchedResults[Result]:
+    def _run_inline(
+        self, item: Tensors, length: int, outputs: Sequence[str], read: Reader[Result] | None
+    ) -> BatchedResults[Result]:
         """Runs one item on the event loop.
 
         Raises:
             BatchError: The model could not be run, or its outputs could not be read.
         """
         arrived = time.monotonic()
-        entry = Entry(item=item, length=1, call=PendingCall(1, tuple(outputs), read), index=0, deadline=None)
+        entry = Entry(item=item, length=length, call=PendingCall(1, tuple(outputs), read), index=0, deadline=None)
         try:
             with self._heartbeat.working():
                 inputs = self._graph.collate([item])
@@ -285,7 +305,7 @@ class Batcher:
                     self._changed.notify()
             self._lone_caller.answered()
         self._report_left([entry], "started", started)
-        self._report_batch([entry], finished - started)
+        self._report_batch([entry], started, finished)
         return BatchedResults(results=[result], runs=[ItemTimes(arrived, started, finished)])
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:
@@ -316,6 +336,7 @@ class Batcher:
             raise _batch_error()
 
     def _work(self) -> None:
+        set_own_niceness(self._niceness)
         try:
             while (batch := self._next_batch()) is not None:
                 self._run(batch)
@@ -400,7 +421,7 @@ class Batcher:
                 self._count_busy()
                 if self._can_take():
                     self._changed.notify()
-        self._report_batch(wanted, finished - started)
+        self._report_batch(wanted, started, finished)
         return wanted, outputs, started, finished
 
     def _still_wanted(self, batch: list[Entry], now: float) -> list[Entry]:
@@ -438,17 +459,24 @@ class Batcher:
                 )
             )
 
-    def _report_batch(self, entries: Sequence[Entry], run_s: float) -> None:
+    def _report_batch(self, entries: Sequence[Entry], started: float, finished: float) -> None:
         if self._observer is NO_OBSERVER:
             return
         lengths = [entry.length for entry in entries]
+        counts = Counter(map(_call_of, entries))
         self._observer.batch_finished(
             BatchEvent(
                 model=self._model,
                 num_items=len(entries),
                 length=max(lengths),
                 num_padded=max(lengths) * len(lengths) - sum(lengths),
-                run_s=run_s,
+                started_at=started,
+                run_s=finished - started,
+                members=[
+                    BatchMember(pending.call, pending.arrived_at, count)
+                    for pending, count in counts.items()
+                    if pending.call is not None
+                ],
             )
         )
 

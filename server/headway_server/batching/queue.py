@@ -2,7 +2,8 @@
 
 Order: weighted fair queueing. An entry's rank is the work that the queue had handed out when its call came, plus the
 work of the call's entries before it, stretched. So a call of one text passes most of a call of 256 that came before it,
-and still nothing waits for ever, since newcomers rank higher and higher.
+and still nothing waits for ever, since newcomers rank higher and higher. A call also ranks behind what its own caller
+has brought before: one that brings a thousand calls delays its own.
 
 Cut: a batch holds the entry of the lowest rank and those nearest to it in length among the next few batches' worth, as
 long as `longest x count` stays within the budget and the padding that each brings costs less than a run of its own.
@@ -25,6 +26,8 @@ _STRETCH: Final = 4
 1 - 1/4 of what the machine can do."""
 _WINDOW: Final = 4
 """Batches' worth of the lowest-ranked entries among which lengths are matched."""
+_MAX_RANKS: Final = 1024
+"""Callers whose ranks are kept before those are dropped that no longer matter."""
 _MAX_REMOVED: Final = 64
 """The heap is cleared of removed entries when it holds more of them than this and twice those that wait."""
 
@@ -72,6 +75,7 @@ class BatchQueue:
         self._waiting_work = 0
         self._done_work = 0
         self._num_added = 0
+        self._rank_of: dict[str, int] = {}  # by caller, the lowest of its next call
 
     def __len__(self) -> int:
         return self._num_waiting
@@ -84,9 +88,14 @@ class BatchQueue:
         """True if enough waits for a whole batch."""
         return self._waiting_work >= self._budget
 
-    def add(self, entries: list[Entry]) -> None:
+    def add(self, entries: list[Entry], caller: str = "") -> None:
         """Adds the entries of one call."""
         rank = self._done_work
+        if caller:
+            rank = max(rank, self._rank_of.get(caller, 0))
+            self._rank_of[caller] = rank + sum(entry.length for entry in entries)
+            if len(self._rank_of) > _MAX_RANKS:
+                self._rank_of = {name: least for name, least in self._rank_of.items() if least > self._done_work}
         for entry in entries:
             entry.rank, entry.number = rank, self._num_added
             self._num_added += 1

@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 
 from headway_server.decoding.interfaces import Constraint, EncoderInput, OutputAssembler
 from headway_server.decoding.parameters import SamplingParameters, SearchParameters
-from headway_server.errors import CancelledError, DeadlineError
+from headway_server.errors import CancelledError, DeadlineError, OverloadedError
+from headway_server.observers import current_call
 
 
 class FinishReason(Enum):
@@ -209,12 +210,15 @@ class Sequence:
 
     __slots__ = (
         "arrived_at",
+        "call",
+        "caller",
         "cancelled",
         "constraint",
         "cross",
         "deadline",
         "delta_at",
         "eos_id",
+        "first_token_at",
         "log_probability",
         "masked_at",
         "num_cached_tokens",
@@ -237,6 +241,7 @@ class Sequence:
         "stage",
         "started_at",
         "stop_ids",
+        "token_at",
         "token_ids",
         "tokens",
         "wants_alignment",
@@ -254,6 +259,7 @@ class Sequence:
         deadline: float | None = None,
         wants_deltas: bool = False,
         priority: int = 0,
+        caller: str = "",
         constraint: Constraint | None = None,
         search: SearchParameters | None = None,
         wants_alignment: bool = False,
@@ -269,7 +275,8 @@ class Sequence:
             eos_id: Token that ends the sequence.
             deadline: When the caller stops waiting, in seconds of `time.monotonic`.
             wants_deltas: True hands the output out as it appears.
-            priority: In the queue, higher ones go first.
+            priority: Among those of its caller, higher ones go first.
+            caller: Who asks for it: callers take turns.
             constraint: What the text must look like; it belongs to the engine from now on.
             search: How to search with beams, for a sequence with a source: it takes `search.beam_size` slots, and of
                 `parameters` only `max_new_tokens` counts. None: tokens are chosen as `parameters` says.
@@ -286,6 +293,7 @@ class Sequence:
         self.deadline = float("inf") if deadline is None else deadline
         self.wants_deltas = wants_deltas
         self.priority = priority
+        self.caller = caller
         self.constraint = constraint
         self.search = search
         self.wants_alignment = wants_alignment or (search is not None and search.wants_alignment)
@@ -309,6 +317,9 @@ class Sequence:
         self.cross: Any = None  # the `EncodedSource` that the encoder made of `source`
         self.arrived_at = 0.0
         self.started_at = 0.0
+        self.call = current_call()  # the next two are written where there is an observer
+        self.first_token_at = 0.0
+        self.token_at = 0.0  # when it got its newest one
 
     def __repr__(self) -> str:
         return (
@@ -374,6 +385,14 @@ class Sequence:
         return DeadlineError(
             f"the deadline passed after {self.num_new_tokens} of at most {self.parameters.max_new_tokens} tokens; "
             "allow more time or ask for fewer"
+        )
+
+    def hopeless_error(self, takes_s: float, left_s: float) -> OverloadedError:
+        """Returns why it is not begun, though `left_s` seconds are left, once others wait for the slot."""
+        return OverloadedError(
+            f"waited for a slot until {left_s:.2f} s were left, and would take {takes_s:.2f} s; try again in "
+            f"{takes_s:.2f} s",
+            takes_s,
         )
 
     def result(

@@ -20,6 +20,9 @@ class EngineSettings(BaseModel):
     one for every eight slots."""
     max_waiting: Annotated[int, Field(ge=0, le=100_000)] = 512
     """Sequences that may wait for a slot; calls beyond that are refused as overloaded."""
+    priority_scope: Literal["caller", "server"] = "caller"
+    """Whose texts one of higher priority passes: those of its own caller, or of all, where callers trust each other.
+    Callers, each a connection or an API key, take turns by the tokens they ask for."""
     max_encoder_tokens: Annotated[int, Field(ge=1)] = 4096
     """Tokens of an encoder batch, padding included: it bounds how long newly admitted sequences hold up the running
     ones. A single longer source is encoded alone."""

@@ -11,7 +11,14 @@ from headway_server.runtime.machine import (
     usable_cores,
 )
 from headway_server.runtime.session import Runtime, Session
-from headway_server.runtime.threads import CLOSE_TIMEOUT_S, Heartbeat, join_threads
+from headway_server.runtime.threads import (
+    CLOSE_TIMEOUT_S,
+    Heartbeat,
+    join_threads,
+    own_niceness,
+    run_nicely,
+    set_own_niceness,
+)
 
 __all__ = [
     "CLOSE_TIMEOUT_S",
@@ -27,5 +34,8 @@ __all__ = [
     "give_back_memory",
     "has_exact_int8",
     "join_threads",
+    "own_niceness",
+    "run_nicely",
+    "set_own_niceness",
     "usable_cores",
 ]

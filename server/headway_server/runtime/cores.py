@@ -16,18 +16,21 @@ class Cores:
 
     Attributes:
         count: Number of cores.
-        num_lanes: Most runs of a model that are worth having at a time.
     """
 
-    def __init__(self, count: int, num_lanes: int = 1) -> None:
+    def __init__(self, count: int) -> None:
         """Starts with no busy lane."""
         self.count = count
-        self.num_lanes = num_lanes
         self._num_busy = 0
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
         return f"Cores({self._num_busy} busy on {self.count})"
+
+    @property
+    def num_busy(self) -> int:
+        """Lanes that have work."""
+        return self._num_busy
 
     @property
     def is_shared(self) -> bool:

@@ -7,12 +7,13 @@ the caller's thread alone, for as many runs at a time as there are cores (`cores
 from __future__ import annotations
 
 import contextlib
+import copy
 import mmap
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,7 +68,8 @@ class Runtime:
     Attributes:
         device: Where sessions run.
         num_threads: Cores that all runs together keep busy.
-        cores: Counts the lanes that are busy on them. With more than one lane, weights are held twice.
+        num_lanes: Most runs of a model at a time. With more than one, weights are held twice.
+        cores: Counts the lanes that are busy on them.
     """
 
     def __init__(
@@ -93,12 +95,12 @@ class Runtime:
         self._num_lanes_asked = num_lanes
         self._fallback: Runtime | None = None
         self.num_threads = num_threads or usable_cores()
-        lanes = 1 if self.device == "cuda" else min(num_lanes or self.num_threads, self.num_threads)
-        self.cores = Cores(self.num_threads, lanes)
+        self.num_lanes = 1 if self.device == "cuda" else min(num_lanes or self.num_threads, self.num_threads)
+        self.cores = Cores(self.num_threads)
         self.version: str = self._onnxruntime.__version__
 
     def __repr__(self) -> str:
-        lanes = f", {self.cores.num_lanes} lanes" if self.cores.num_lanes > 1 else ""
+        lanes = f", {self.num_lanes} lanes" if self.num_lanes > 1 else ""
         return f"Runtime({self.device}, {self.num_threads} threads{lanes}, ONNX Runtime {self.version})"
 
     def suiting(self, manifest: Manifest, precision: Precision | None) -> Runtime:
@@ -115,6 +117,14 @@ class Runtime:
                 self._fallback = Runtime(device="cpu", num_threads=self.num_threads, num_lanes=self._num_lanes_asked)
             return self._fallback
         return self
+
+    def with_lanes(self, num_lanes: int | None) -> Self:
+        """Returns this runtime for a model that has so many lanes at most, on the same cores; None: as many as here."""
+        if num_lanes is None or num_lanes >= self.num_lanes:
+            return self
+        limited = copy.copy(self)
+        limited.num_lanes = num_lanes
+        return limited
 
     def choose_variant(self, manifest: Manifest, precision: Precision | None) -> tuple[Precision, Variant]:
         """Chooses the variant to run: the one asked for, or the fastest that this device runs well.
@@ -161,12 +171,12 @@ class Runtime:
             BundleError: ONNX Runtime cannot load it, or its tensors are not those that the manifest declares.
         """
         sizes = fixed_axes or {}
-        threads = [self.num_threads, 1] if in_lanes and self.cores.num_lanes > 1 else [self.num_threads]
+        threads = [self.num_threads, 1] if in_lanes and self.num_lanes > 1 else [self.num_threads]
         sessions = [self._open_session(bundle.file(graph.file), sizes, num_threads) for num_threads in threads]
         name = bundle.file(graph.file).name
         _check_tensors(name, graph.inputs, sessions[0].get_inputs(), sizes)
         _check_tensors(name, graph.outputs, sessions[0].get_outputs(), sizes)
-        return Session(*sessions, graph=graph, device=self.device, cores=self.cores)
+        return Session(*sessions, graph=graph, device=self.device, cores=self.cores, num_lanes=self.num_lanes)
 
     def _open_session(self, file: Path, sizes: Mapping[str, int], num_threads: int) -> Any:
         options = self._onnxruntime.SessionOptions()
@@ -193,7 +203,7 @@ class Session:
         num_lanes: Most runs that are worth having at a time.
     """
 
-    def __init__(self, *sessions: Any, graph: Graph, device: Device, cores: Cores) -> None:
+    def __init__(self, *sessions: Any, graph: Graph, device: Device, cores: Cores, num_lanes: int = 1) -> None:
         """Takes the open sessions of a graph.
 
         Args:
@@ -201,10 +211,11 @@ class Session:
             graph: The graph.
             device: Where it runs.
             cores: Decides which session a run takes.
+            num_lanes: Most runs at a time, if there are two sessions.
         """
         self._sessions = sessions
         self.cores = cores
-        self.num_lanes = cores.num_lanes if len(sessions) > 1 else 1
+        self.num_lanes = num_lanes if len(sessions) > 1 else 1
         self._output_names = [output.name for output in graph.outputs]
         self.graph = graph
         self.device: Device = device

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, TypeVar
 
 import structlog
 
@@ -16,6 +18,10 @@ CLOSE_TIMEOUT_S: Final = 10.0
 """How long closing a model waits for what its threads are running."""
 
 _STACK_DEPTH: Final = 4
+_HAS_NICENESS: Final = sys.platform == "linux"
+"""Elsewhere niceness is that of the process."""
+
+Result = TypeVar("Result")
 
 _log = structlog.get_logger(__name__)
 
@@ -55,6 +61,25 @@ class Heartbeat:
 
     def __repr__(self) -> str:
         return f"Heartbeat({len(self._began)} threads at work, stalled for {self.stalled_s():.1f} s)"
+
+
+def own_niceness() -> int:
+    """Returns how much this thread gives way to others, 0 to 19; 0 where threads have no niceness of their own."""
+    return os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) if _HAS_NICENESS else 0
+
+
+def set_own_niceness(niceness: int) -> None:
+    """Makes this thread, and those that it starts from now on, give way to others; it cannot be taken back."""
+    if _HAS_NICENESS and niceness > own_niceness():
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
+
+
+def run_nicely(niceness: int, function: Callable[[], Result]) -> Result:
+    """Runs a function; with a niceness above 0 in a thread that has it, as those have that the function makes."""
+    if not niceness:
+        return function()
+    with ThreadPoolExecutor(1, initializer=set_own_niceness, initargs=(niceness,)) as pool:
+        return pool.submit(function).result()
 
 
 def join_threads(threads: Iterable[threading.Thread], *, owner: str, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:

@@ -5,32 +5,43 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
-from contextvars import ContextVar
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 
-from headway_server.errors import DeadlineError, DrainingError
-from headway_server.observers import NO_OBSERVER, CallEvent, Observer
+import structlog
+
+from headway_server.errors import DeadlineError, DrainingError, ForbiddenError, RequestError
+from headway_server.observers import NO_OBSERVER, Call, Observer, current_call, set_current_call
+from headway_server.serving.access import ADMIN, Access, Caller
 from headway_server.serving.permits import Admission
 
-_current: ContextVar[Call | None] = ContextVar("current_call", default=None)
+_log = structlog.get_logger(__name__)
 
 
-class Call:
-    """A call that is being answered."""
+@contextmanager
+def counted_tokens(num_read: int, num_generated: Callable[[], int] = lambda: 0) -> Iterator[None]:
+    """Takes the tokens of the present call from its caller's budget, however the call ends.
 
-    def __init__(self, event: CallEvent) -> None:
-        self.event = event
-        self.callbacks: list[Callable[[], None]] = []
-        """What is called on the event loop when the call has ended, however it ends."""
+    Args:
+        num_read: Tokens of its inputs.
+        num_generated: Returns the tokens of its outputs, when the context ends.
+    """
+    call = current_call()
+    rights = None if call is None else call.rights
+    if rights is None or not rights.counts_tokens:
+        yield
+        return
+    rights.count_tokens(num_read)
+    try:
+        yield
+    finally:
+        rights.count_tokens(num_generated())
 
-    def __repr__(self) -> str:
-        return f"Call({self.event.method}, {time.monotonic() - self.event.started_at:.3f} s)"
 
-
-def current_call() -> Call | None:
-    """Returns the call that the present task answers; None outside of every call."""
-    return _current.get()
+def current_caller() -> str:
+    """Returns who makes the call that the present task answers; empty outside of every call, or where nobody knows."""
+    call = current_call()
+    return "" if call is None else call.caller
 
 
 class Calls:
@@ -40,7 +51,12 @@ class Calls:
     """
 
     def __init__(
-        self, *, max_calls: int | None = None, max_bytes: int | None = None, observer: Observer = NO_OBSERVER
+        self,
+        *,
+        max_calls: int | None = None,
+        max_bytes: int | None = None,
+        access: Access | None = None,
+        observer: Observer = NO_OBSERVER,
     ) -> None:
         """Starts with no call.
 
@@ -48,8 +64,10 @@ class Calls:
             max_calls: Calls that are answered at a time; None: any number.
             max_bytes: Bytes that the requests of these have together; None: any number. A request of more bytes than
                 that is answered when there is no other.
+            access: Who may call; None: everyone, and only this machine may change the server.
             observer: Learns of every call.
         """
+        self._access = access
         self._admission = Admission(limit=max_calls, noun="calls", owner="the server", max_bytes=max_bytes)
         self._observer = observer
         self._ids = itertools.count(1)
@@ -73,9 +91,12 @@ class Calls:
         self,
         method: str,
         *,
-        metadata: Sequence[tuple[str, str]] = (),
+        metadata: Iterable[tuple[str, str | bytes]] = (),
         num_bytes: int = 0,
         timeout_s: float | None = None,
+        caller: str = "",
+        rights: Caller | None = None,
+        request_id: str = "",
     ) -> AsyncIterator[Call]:
         """Surrounds all work that is done for a call, from the moment its bytes are there.
 
@@ -85,23 +106,36 @@ class Calls:
             num_bytes: Size of the request as it was received.
             timeout_s: Seconds after which the call is ended; None where there is no limit, or where the transport
                 itself ends a call whose deadline has passed.
+            caller: Who makes it, such as host and port of its connection; empty where the transport cannot tell.
+            rights: What `identify` has returned; None: the metadata say who calls.
+            request_id: By which the caller or its proxy knows the call; empty where it was given none.
 
         Raises:
+            UnknownCallerError: The caller is not known.
+            BudgetError: The caller has used up what it may ask.
             DrainingError: The server is shutting down.
             OverloadedError: There are too many calls, or too many bytes of them.
             DeadlineError: The time is over.
         """
-        event = CallEvent(call_id=next(self._ids), method=method, metadata=tuple(metadata), started_at=time.monotonic())
-        call, outer = Call(event), _current.get()
+        call = Call(
+            call_id=next(self._ids),
+            method=method,
+            raw_metadata=metadata,
+            started_at=time.monotonic(),
+            request_id=request_id,
+            caller=caller,
+        )
+        outer = current_call()
         self._num_running += 1
         self._idle.clear()
-        self._observer.call_started(event)
-        _current.set(call)
+        set_current_call(call)
+        self._observer.call_started(call)
         failure: BaseException | None = None
         limit: asyncio.Timeout | None = None
         try:
             if self._is_draining:
                 raise DrainingError("the server is shutting down; call another one, or this one when it is back")
+            self._begin(call, rights)
             with self._admission.admit(1, num_bytes):
                 if timeout_s is None:
                     yield call
@@ -122,14 +156,94 @@ class Calls:
             raise
         finally:
             # A stream may be closed in another context than it was begun in, where a token could not be reset.
-            _current.set(outer)
+            set_current_call(outer)
             self._num_running -= 1
             if not self._num_running:
                 self._idle.set()
             for callback in call.callbacks:
                 callback()
-            self._observer.call_finished(event, error=failure, duration_s=time.monotonic() - event.started_at)
+            self._observer.call_finished(call, error=failure, duration_s=time.monotonic() - call.started_at)
             failure = None  # its traceback holds this frame
+
+    def identify(
+        self,
+        method: str,
+        *,
+        metadata: Iterable[tuple[str, str | bytes]] = (),
+        certificate_names: Sequence[str] = (),
+        is_admin: bool = False,
+        is_local: bool = False,
+        request_id: str = "",
+    ) -> Caller | None:
+        """Finds out who calls, before anything is taken from them; None where everyone may call.
+
+        Args:
+            method: Full name of the RPC or path of the route.
+            metadata: What the caller sent beside the request; keys in lower case.
+            certificate_names: Names in the peer's certificate, if the transport has verified one.
+            is_admin: True for a call that changes the server.
+            is_local: True if the peer is on this machine, which may change a server without access control.
+            request_id: By which the caller or its proxy knows the call.
+
+        Raises:
+            UnknownCallerError: The caller is not known.
+            ForbiddenError: The caller may not change the server.
+        """
+        try:
+            if self._access is None:
+                if is_admin and not is_local:
+                    raise ForbiddenError(
+                        "only callers on the server's own machine may change it; start it with --access-file, and call "
+                        f"it with a key that has the scope {ADMIN}"
+                    )
+                return None
+            found = self._access.identify(metadata, certificate_names)
+            if is_admin:
+                found.check_admin()
+                _log.info("call that changes the server", method=method, caller=found.name, request_id=request_id)
+        except RequestError as error:
+            self.note_refusal(method, error, metadata=metadata, request_id=request_id)
+            raise
+        return found
+
+    def note_refusal(
+        self,
+        method: str,
+        error: RequestError,
+        *,
+        metadata: Iterable[tuple[str, str | bytes]] = (),
+        request_id: str = "",
+        waited_s: float = 0.0,
+    ) -> None:
+        """Tells the observer of a call that was refused before `answer` surrounded it.
+
+        Args:
+            method: Full name of the RPC or path of the route.
+            error: Why.
+            metadata: What the caller sent beside the request; keys in lower case.
+            request_id: By which the caller or its proxy knows the call.
+            waited_s: For how long the transport has had it.
+        """
+        call = Call(
+            call_id=next(self._ids),
+            method=method,
+            raw_metadata=metadata,
+            started_at=time.monotonic() - waited_s,
+            request_id=request_id,
+        )
+        self._observer.call_started(call)
+        self._observer.call_finished(call, error=error, duration_s=waited_s)
+
+    def _begin(self, call: Call, rights: Caller | None) -> None:
+        """Begins to use the budget of a call's caller."""
+        if rights is None:
+            if self._access is None:
+                return
+            rights = self._access.identify(call.raw_metadata)
+        call.caller = rights.name or call.caller
+        began_at = rights.begin()
+        call.rights = rights
+        call.callbacks.append(lambda: rights.end(began_at))
 
     def refuse_new(self) -> None:
         """Refuses every further call with DrainingError; those that run go on."""

@@ -8,7 +8,7 @@ from pkgutil import resolve_name
 from typing import Final, Protocol, TypeAlias, cast
 
 from headway_server.bundles import Bundle, Precision, Task
-from headway_server.observers import Observer
+from headway_server.observers import ModelUsage, Observer
 from headway_server.runtime import Device, Runtime
 from headway_server.settings import ServerSettings
 
@@ -30,6 +30,9 @@ class ServedModel(Protocol):
         A piece of work is a step of an engine or a run of a batch. Called on the event loop: it takes no lock that a
         run may hold.
         """
+
+    def usage(self) -> ModelUsage:
+        """Returns how much of the model is in use. Called from any thread: it takes no lock that a run may hold."""
 
     def start(self) -> None:
         """Starts threads and tasks; called with the event loop running."""

@@ -39,10 +39,9 @@ from headway_server.errors import (
     StoreUnavailableError,
     WrongTaskError,
 )
-from headway_server.observers import NO_OBSERVER, ModelEvent, ModelId, Observer
-from headway_server.runtime import Runtime, give_back_memory, join_threads
+from headway_server.observers import NO_OBSERVER, ModelEvent, ModelId, Observer, current_call
+from headway_server.runtime import Runtime, give_back_memory, join_threads, run_nicely
 from headway_server.serving.apart import run_apart
-from headway_server.serving.calls import current_call
 from headway_server.serving.families import FAMILIES, Family, ServedModel
 from headway_server.serving.routes import Alias, Route, Routes, read_routes, write_routes
 from headway_server.serving.watch import Look, StoreWatch
@@ -171,8 +170,11 @@ class BundleLoader:
         family = self.families.get(manifest.task)
         if family is None:
             raise BundleError(f"{bundle.path}: is for {manifest.task}, which this server does not serve")
-        runtime = self.runtime.suiting(manifest, self.settings.precision)
-        return family.load(bundle, runtime, self.settings, observer)
+        settings = self.settings.for_model(manifest.name)
+        runtime = self.runtime.suiting(manifest, settings.precision).with_lanes(settings.lanes)
+        own = self.settings.models.get(manifest.name)
+        niceness = 0 if own is None else -own.priority
+        return run_nicely(niceness, partial(family.load, bundle, runtime, settings, observer))
 
 
 class ModelHost:
@@ -342,9 +344,27 @@ class ModelHost:
         Raises:
             ModelNotFoundError: There is no such model or version.
         """
-        model = self._named(*self.routes.resolve(name, version))
+        model = self.peek(name, version)
         self._note_use(model)
         return model
+
+    def find_named(self, name: str, version: str) -> ServedModel:
+        """Finds the model for a call that names it, whatever its task; without a version, as its route says.
+
+        Raises:
+            ModelNotFoundError: There is no such model or version.
+        """
+        model = self._named(*self.routes.resolve(name, version), self.models)
+        self._note_use(model)
+        return model
+
+    def peek(self, name: str, version: str) -> ServedModel:
+        """Returns what `get` finds, for a look that is no call of the model.
+
+        Raises:
+            ModelNotFoundError: There is no such model or version.
+        """
+        return self._named(*self.routes.resolve(name, version))
 
     def _find(
         self,
@@ -405,9 +425,13 @@ class ModelHost:
         raise ModelNotFoundError(f"model {name} has no version {_quoted(version)}; loaded are {have}")
 
     def _note_use(self, model: ServedModel) -> None:
-        """Keeps a model open until the call that has found it ends."""
+        """Checks that the present call may use a model, and keeps it open until that call ends."""
         call, hosted = current_call(), self._entries[_path(model)].hosted
+        if call is not None and call.rights is not None:
+            call.rights.check_model(_task(model), model.bundle.manifest.name)
         if call is not None and hosted is not None:
+            manifest = model.bundle.manifest
+            call.model = ModelId(manifest.name, manifest.version)
             hosted.take()
             call.callbacks.append(hosted.leave)
 
@@ -871,13 +895,16 @@ class ModelHost:
         These have ended by themselves, or their work has made no progress for longer than `stall_timeout_s` (0: any
         time is fine). A model that was closed on purpose is not among them.
         """
-        found = {}
-        for model in self.models:
-            if not model.is_alive:
-                found[_path(model)] = "has ended"
-            elif stall_timeout_s and (stalled_s := model.stalled_s()) > stall_timeout_s:
-                found[_path(model)] = f"has made no progress for {stalled_s:.0f} s"
-        return found
+        found = {_path(model): "has ended" for model in self.models if not model.is_alive}
+        return found | (self.stalled(stall_timeout_s) if stall_timeout_s else {})
+
+    def stalled(self, limit_s: float) -> dict[str, str]:
+        """Returns which models have made no progress for longer than `limit_s`, by path; any thread may ask."""
+        return {
+            _path(model): f"has made no progress for {stalled_s:.0f} s"
+            for model in self.models
+            if model.is_alive and (stalled_s := model.stalled_s()) > limit_s
+        }
 
     def __repr__(self) -> str:
         return f"ModelHost({_names(self.models)}; {len(self.rejected)} rejected)"

@@ -1,22 +1,109 @@
-"""How much is taken on at once: a permit is asked for before any work is done for a call."""
+"""How much is taken on at once: a permit is asked for before any work is done for a call.
+
+A queue is bounded by a count, by bytes, and by time: where the model's pace is known, a call is refused at once that
+could not be answered before its deadline. So a model that is asked for more than it can do spends its time on answers
+that are in time, and those it has no time for can ask elsewhere. What a refused caller is told to wait is the time that
+the queue takes.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 from headway_server.errors import OverloadedError
 
 _SMOOTHING = 0.1
+_MARGIN = 1.15
+"""What an estimate is multiplied by: a call that is refused late has cost its caller more than one refused at once."""
 _SHORTEST_RETRY_S = 0.05
 _LONGEST_RETRY_S = 30.0
+
+
+class Pace(Protocol):
+    """How fast a model works."""
+
+    def queue_s(self, ahead: float, work: float) -> float | None:
+        """Returns the seconds until an input of `work` begins that has `ahead` before it, running or waiting.
+
+        None while it is not known.
+        """
+
+    def service_s(self, work: float) -> float:
+        """Returns the seconds that an input of `work` takes from then on."""
+
+
+class MeasuredPace:
+    """The pace of a model that answers inputs one after another, from what it has answered.
+
+    The rate is the best of late: what a model answers in a while with little to do says nothing of what it can do.
+    """
+
+    _WINDOW_S = 0.5
+    _DECAY = 0.98
+
+    def __init__(self) -> None:
+        self._rate = 0.0  # work a second
+        self._done = 0.0
+        self._began = time.monotonic()
+
+    def note(self, work: float, *, is_idle: bool) -> None:
+        """Counts work that was done; `is_idle` says that there is no more."""
+        now = time.monotonic()
+        self._done += work
+        elapsed_s = now - self._began
+        if elapsed_s >= self._WINDOW_S:
+            self._rate = max(self._rate * self._DECAY, self._done / elapsed_s)
+        if is_idle or elapsed_s >= self._WINDOW_S:
+            self._done, self._began = 0.0, now
+
+    def begin(self) -> None:
+        """Notes that there is work again."""
+        self._done, self._began = 0.0, time.monotonic()
+
+    def queue_s(self, ahead: float, work: float) -> float | None:  # noqa: ARG002 (one after another, whatever it is)
+        """See `Pace`."""
+        return ahead / self._rate if self._rate else None
+
+    def service_s(self, work: float) -> float:
+        """See `Pace`."""
+        return work / self._rate if self._rate else 0.0
+
+
+class Permit:
+    """What a call holds of an admission; its inputs give their parts back one by one, or all at the end."""
+
+    __slots__ = ("_admission", "_began", "_bytes", "_caller", "_count", "_work")
+
+    def __init__(self, admission: Admission, count: int, num_bytes: int, work: float, caller: str) -> None:
+        self._admission = admission
+        self._count = count
+        self._bytes = num_bytes
+        self._work = work
+        self._caller = caller
+        self._began = time.monotonic()
+
+    def release(self, count: int | None = None) -> None:
+        """Gives back the part of `count` inputs, or all that is left."""
+        if not self._count:
+            return
+        count = self._count if count is None else min(count, self._count)
+        part = count / self._count
+        num_bytes, work = (self._bytes, self._work) if part == 1 else (round(self._bytes * part), self._work * part)
+        self._count -= count
+        self._bytes -= num_bytes
+        self._work -= work
+        self._admission.take_back(count, num_bytes, work, self._caller, time.monotonic() - self._began)
 
 
 class Admission:
     """Counts what is admitted and not yet answered, and its bytes. Belongs to the event loop."""
 
-    def __init__(self, *, limit: int | None, noun: str, owner: str, max_bytes: int | None = None) -> None:
+    def __init__(
+        self, *, limit: int | None, noun: str, owner: str, max_bytes: int | None = None, pace: Pace | None = None
+    ) -> None:
         """Starts with nothing admitted.
 
         Args:
@@ -24,13 +111,16 @@ class Admission:
             noun: What is counted, for messages, such as "texts".
             owner: Who takes it on, for messages, such as the name of a model.
             max_bytes: How many bytes they may have together; None: any number.
+            pace: Says how long they wait; None: nobody knows.
         """
         self._limit = limit
         self._max_bytes = max_bytes
         self._noun = noun
         self._owner = owner
+        self._pace = pace
         self._num_admitted = 0
         self._num_bytes = 0
+        self._work_of: dict[str, float] = {}  # by caller, in the pace's unit
         self._mean_held_s = _SHORTEST_RETRY_S
 
     @property
@@ -39,41 +129,94 @@ class Admission:
         return self._num_admitted
 
     @contextmanager
-    def admit(self, count: int, num_bytes: int = 0) -> Iterator[None]:
+    def admit(
+        self,
+        count: int,
+        num_bytes: int = 0,
+        *,
+        work: float | None = None,
+        deadline: float | None = None,
+        caller: str = "",
+    ) -> Iterator[Permit]:
         """Holds a permit for `count` inputs of `num_bytes` together.
 
         Inputs of more bytes than the limit are admitted when nothing else is.
 
+        Args:
+            count: How many.
+            num_bytes: Of all of them.
+            work: Of all of them, in the pace's unit; None: as much as their number.
+            deadline: When the caller stops waiting, by `time.monotonic`.
+            caller: Who brings them. Callers take turns, so each waits for its own share of the queue.
+
         Raises:
-            OverloadedError: There is no room; it says when to come back.
+            OverloadedError: There is no room, or no time; it says when to come back.
         """
-        self._check(count, num_bytes)
-        began = time.monotonic()
+        work = float(count) if work is None else work
+        self._check(count, num_bytes, work, deadline, caller)
+        permit = Permit(self, count, num_bytes, work, caller)
+        if self._pace is not None:
+            if not self._num_admitted and isinstance(self._pace, MeasuredPace):
+                self._pace.begin()
+            self._work_of[caller] = self._work_of.get(caller, 0.0) + work
         self._num_admitted += count
         self._num_bytes += num_bytes
         try:
-            yield
+            yield permit
         finally:
-            self._num_admitted -= count
-            self._num_bytes -= num_bytes
-            self._mean_held_s += _SMOOTHING * (time.monotonic() - began - self._mean_held_s)
+            permit.release()
 
-    def _check(self, count: int, num_bytes: int) -> None:
+    def take_back(self, count: int, num_bytes: int, work: float, caller: str, held_s: float) -> None:
+        """Takes back a part of a permit that was held for `held_s` seconds; called by the permit."""
+        self._num_admitted -= count
+        self._num_bytes -= num_bytes
+        self._mean_held_s += _SMOOTHING * (held_s - self._mean_held_s)
+        if self._pace is not None:
+            left = self._work_of[caller] - work
+            if left > 1e-6:
+                self._work_of[caller] = left
+            else:
+                del self._work_of[caller]
+            if isinstance(self._pace, MeasuredPace):
+                self._pace.note(work, is_idle=not self._num_admitted)
+
+    def _check(self, count: int, num_bytes: int, work: float, deadline: float | None, caller: str) -> None:
         if self._limit is not None and self._num_admitted + count > self._limit:
-            raise self._overload(f"{self._num_admitted} {self._noun} waiting", self._limit, count)
+            raise self._full(f"{self._num_admitted} {self._noun} waiting", self._limit, count)
         if self._max_bytes is not None and self._num_admitted and self._num_bytes + num_bytes > self._max_bytes:
             waiting = f"{self._num_bytes} bytes of {self._noun} waiting"
-            raise self._overload(waiting, self._max_bytes, num_bytes)
+            raise self._full(waiting, self._max_bytes, num_bytes)
+        if self._pace is None or deadline is None or not self._num_admitted:
+            return
+        each = work / count if count else 0.0
+        wait_s = self._pace.queue_s(self._ahead(work, caller) - each, each)
+        if not wait_s:
+            return
+        takes_s, left_s = _MARGIN * (wait_s + self._pace.service_s(each)), deadline - time.monotonic()
+        if takes_s > left_s:
+            raise _overload(
+                f"{self._owner} would answer in {takes_s:.2f} s, and the call has {max(left_s, 0.0):.2f} s left",
+                takes_s - left_s,
+            )
 
-    def _overload(self, waiting: str, limit: int, brought: int) -> OverloadedError:
-        # After the mean time that a permit is held, most of what waits now has been answered.
-        retry_after_s = min(max(self._mean_held_s, _SHORTEST_RETRY_S), _LONGEST_RETRY_S)
-        return OverloadedError(
-            f"{self._owner} has {waiting}, the limit is {limit} and this call brings {brought}; "
-            f"try again in {retry_after_s:.2f} s",
-            retry_after_s,
+    def _ahead(self, work: float, caller: str) -> float:
+        """Returns the work up to the end of a caller's: all of its own, and as much of each other one's."""
+        own = self._work_of.get(caller, 0.0) + work
+        return own + sum(min(other, own) for name, other in self._work_of.items() if name != caller)
+
+    def _full(self, waiting: str, limit: int, brought: int) -> OverloadedError:
+        # Without a pace: after the mean time that a permit is held, most of what waits now has been answered.
+        wait_s = None if self._pace is None else self._pace.queue_s(sum(self._work_of.values()), 0.0)
+        return _overload(
+            f"{self._owner} has {waiting}, the limit is {limit} and this call brings {brought}",
+            wait_s or self._mean_held_s,
         )
 
     def __repr__(self) -> str:
         limit = "any number" if self._limit is None else self._limit
         return f"Admission({self._num_admitted} of {limit} {self._noun}, {self._num_bytes} bytes)"
+
+
+def _overload(reason: str, wait_s: float) -> OverloadedError:
+    retry_after_s = min(max(wait_s, _SHORTEST_RETRY_S), _LONGEST_RETRY_S)
+    return OverloadedError(f"{reason}; try again in {retry_after_s:.2f} s", retry_after_s)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Elements
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Self
 
@@ -17,13 +17,15 @@ from headway_server.decoding.interfaces import Decoder, DraftVerifier, Encoder
 from headway_server.decoding.runner.decoder import DecoderRunner, slot_sizes
 from headway_server.decoding.runner.encoder import EncoderRunner
 from headway_server.decoding.runner.memory_plan import format_size, plan_memory
+from headway_server.decoding.sequence import Sequence
 from headway_server.decoding.settings import EngineSettings
 from headway_server.decoding.speculation.verifier import can_verify, open_verifier
 from headway_server.errors import BundleError, InvalidInputError
-from headway_server.observers import NO_OBSERVER, ModelId, Observer
+from headway_server.observers import NO_OBSERVER, ModelId, ModelUsage, Observer
 from headway_server.preprocessing import TextTokenizer
 from headway_server.runtime import Cores, Device, Runtime, available_bytes
-from headway_server.serving.permits import Admission
+from headway_server.serving.calls import counted_tokens, current_caller
+from headway_server.serving.permits import Admission, Permit
 from headway_server.settings import DEFAULT_MAX_TEXT_KIB, ServerSettings
 from headway_server.tasks.parameters import DecodingLimits
 
@@ -85,7 +87,6 @@ class DecodingModel:
         assert parts.verifier is None or self._num_lanes == 1, "drafts are verified in the slots of one lane"
         self._eos_id = manifest.special_tokens.eos
         self._capacity = sum(decoder.num_slots for decoder in parts.decoders) + parts.settings.max_waiting
-        self._admission = Admission(limit=self._capacity, noun=self._noun, owner=manifest.name)
         self._lanes = Lanes(
             [
                 Engine(
@@ -95,6 +96,7 @@ class DecodingModel:
                     stream_interval_ms=parts.settings.stream_interval_ms,
                     verifier=parts.verifier,
                     busy_lanes=None if parts.cores is None else parts.cores.busy_lanes(),
+                    priority_scope=parts.settings.priority_scope,
                     name=f"engine-{manifest.name}-{lane}",
                     observer=parts.observer,
                     model=ModelId(name=manifest.name, version=manifest.version),
@@ -102,6 +104,7 @@ class DecodingModel:
                 for lane, decoder in enumerate(parts.decoders)
             ]
         )
+        self._admission = Admission(limit=self._capacity, noun=self._noun, owner=manifest.name, pace=self._lanes.pace)
 
     @classmethod
     def load(cls, bundle: Bundle, runtime: Runtime, settings: ServerSettings, observer: Observer = NO_OBSERVER) -> Self:
@@ -146,6 +149,10 @@ class DecodingModel:
         """Returns for how many seconds the present step of an engine has been running; 0.0 if there is none."""
         return self._lanes.stalled_s()
 
+    def usage(self) -> ModelUsage:
+        """Returns how many sequences wait, and how much of the slots is in use."""
+        return self._lanes.usage()
+
     def start(self) -> None:
         """Starts the engines; called with the event loop running."""
         self._lanes.start()
@@ -175,16 +182,38 @@ class DecodingModel:
             raise BundleError(f"{self.bundle.path}: does not run ({error}); export the model again") from error
 
     @contextmanager
-    def _admit(self, count: int) -> Iterator[None]:
-        """Holds a call's permit. A call that could never be admitted is refused as invalid, not as overloaded."""
+    def _admit(self, count: int, *, num_tokens: int, deadline: float | None) -> Iterator[Permit]:
+        """Holds a call's permit. A call that could never be admitted is refused as invalid, not as overloaded.
+
+        Args:
+            count: Sequences.
+            num_tokens: Most new tokens of each, of all its beams.
+            deadline: When the caller stops waiting, by `time.monotonic`.
+        """
         if count > self._capacity:
             raise InvalidInputError(
                 self._field,
                 f"has {count} elements; {self.bundle.manifest.name} takes at most {self._capacity} at once; "
                 "send them in several calls",
             )
-        with self._admission.admit(count):
-            yield
+        work = float(count * num_tokens)
+        with self._admission.admit(count, work=work, deadline=deadline, caller=current_caller()) as permit:
+            yield permit
+
+    def _release_with(self, permit: Permit, sequences: Elements[Sequence]) -> None:
+        """Gives a part of a permit back when each sequence ends, though nobody may have read its result yet."""
+        for sequence in sequences:
+            sequence.reply.result.add_done_callback(lambda _: permit.release(1))
+
+
+def counted(num_read: int, sequences: Elements[Sequence]) -> AbstractContextManager[None]:
+    """Takes what sequences read and generate from the budget of the call's caller; each beam generates.
+
+    Args:
+        num_read: Tokens of their prompts or sources; samples share a prompt.
+        sequences: What runs while the context lasts.
+    """
+    return counted_tokens(num_read, lambda: sum(one.num_new_tokens * one.num_beams for one in sequences))
 
 
 def _check_fits(bundle: Bundle, largest_id: int, vocab_size: int) -> None:
@@ -233,7 +262,7 @@ def open_decoders(
     """
     manifest = bundle.manifest
     owner = f"{manifest.name}/{manifest.version}"
-    num_lanes = runtime.cores.num_lanes if manifest.task is Task.TRANSLATION else 1
+    num_lanes = runtime.num_lanes if manifest.task is Task.TRANSLATION else 1
     if num_lanes > 1:
         sessions *= 2
     weights = sessions * sum(  # with external data, which is in files beside the graph's

@@ -76,6 +76,11 @@ class SamplingPlan:
     parameters: SamplingParameters
     """Those that do not depend on the prompt."""
 
+    @property
+    def new_tokens(self) -> int:
+        """Most new tokens of a prompt that leaves room for them."""
+        return self.requested_new_tokens or self.default_new_tokens
+
     def for_samples(self, max_new_tokens: int, count: int) -> list[SamplingParameters]:
         """Returns the parameters of each sample of one prompt.
 

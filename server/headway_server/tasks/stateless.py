@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from headway_server.batching import Batcher, BatchGraph, RunCosts
 from headway_server.bundles import Bundle, ClassificationScheme, Manifest, Precision
-from headway_server.observers import ModelId, Observer
+from headway_server.observers import ModelId, ModelUsage, Observer
 from headway_server.runtime import Device
-from headway_server.serving.permits import Admission
+from headway_server.serving.permits import Admission, MeasuredPace
 from headway_server.tasks.outputs import EMBEDDING, LOGITS, LabelReader
 
 _MIB = 2**20
@@ -60,7 +60,11 @@ class StatelessModel:
             observer=observer,
         )
         self._admission = Admission(
-            limit=max_waiting, noun=self._noun, owner=manifest.name, max_bytes=max_waiting_mib * _MIB
+            limit=max_waiting,
+            noun=self._noun,
+            owner=manifest.name,
+            max_bytes=max_waiting_mib * _MIB,
+            pace=MeasuredPace(),
         )
 
     @property
@@ -80,6 +84,10 @@ class StatelessModel:
     def stalled_s(self) -> float:
         """Returns for how many seconds the oldest running batch has been running; 0.0 where none is."""
         return self._batcher.stalled_s()
+
+    def usage(self) -> ModelUsage:
+        """Returns how many items wait for a batch."""
+        return ModelUsage(num_waiting=self._batcher.num_waiting)
 
     def close(self) -> bool:
         """Stops the batcher; what still waits fails. True if its threads have ended."""

@@ -157,3 +157,17 @@ def test_every_entry_is_taken_once_and_every_batch_keeps_the_budget(seed):
         waiting -= items
     assert len(queue) == 0
     assert not queue.fills_batch
+
+
+def test_a_caller_that_brings_many_calls_delays_its_own():
+    queue = BatchQueue(budget=8)
+    for number in range(100):
+        queue.add(entries(f"greedy {number} ", [8]), "greedy")
+    for _ in range(10):
+        take(queue)
+    queue.add(entries("patient ", [8]), "patient")
+    assert "patient 0" in take(queue) + take(queue)
+    for number in range(3000):
+        queue.add(entries("x", [1]), f"caller {number}")
+        queue.take(NOW)
+    assert len(queue._rank_of) <= 1200

@@ -355,7 +355,7 @@ class TwoLanes:
     num_lanes = 2
 
     def __init__(self) -> None:
-        self.cores = Cores(2, 2)
+        self.cores = Cores(2)
 
 
 async def test_with_two_lanes_what_waits_is_run_in_two_shares_at_a_time():

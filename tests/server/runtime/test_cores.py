@@ -16,7 +16,7 @@ from headway_server.runtime import Cores, Runtime
     ("count", "num_busy", "shared"), [(1, 1, False), (2, 1, False), (2, 2, True), (16, 8, False), (16, 9, True)]
 )
 def test_cores_are_shared_when_those_at_work_fill_most_of_them(count, num_busy, shared):
-    cores = Cores(count, count)
+    cores = Cores(count)
     counters = [cores.busy_lanes() for _ in range(num_busy)]
     for lane in counters:
         lane.set(1)
@@ -30,9 +30,9 @@ def test_cores_are_shared_when_those_at_work_fill_most_of_them(count, num_busy, 
 
 
 def test_a_runtime_has_as_many_lanes_as_it_was_given_and_no_more_than_cores():
-    assert Runtime(device="cpu", num_threads=2).cores.num_lanes == 1
-    assert Runtime(device="cpu", num_threads=2, num_lanes=None).cores.num_lanes == 2
-    assert Runtime(device="cpu", num_threads=2, num_lanes=8).cores.num_lanes == 2
+    assert Runtime(device="cpu", num_threads=2).num_lanes == 1
+    assert Runtime(device="cpu", num_threads=2, num_lanes=None).num_lanes == 2
+    assert Runtime(device="cpu", num_threads=2, num_lanes=8).num_lanes == 2
 
 
 def test_a_graph_answers_alike_on_one_core_and_on_all(classifier_store: Path):

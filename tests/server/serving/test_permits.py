@@ -1,9 +1,11 @@
 """Permits."""
 
+import time
+
 import pytest
 
 from headway_server.errors import OverloadedError
-from headway_server.serving.permits import Admission
+from headway_server.serving.permits import Admission, MeasuredPace
 
 
 @pytest.fixture
@@ -50,3 +52,72 @@ async def test_a_permit_is_given_back_after_an_error(admission):
         raise ZeroDivisionError
     with admission.admit(10):
         pass
+
+
+class Steady:
+    """A pace of ten pieces of work a second, one at a time."""
+
+    def queue_s(self, ahead, _):
+        return ahead / 10
+
+    def service_s(self, work):
+        return work / 10
+
+
+@pytest.fixture
+def paced() -> Admission:
+    return Admission(limit=1000, noun="texts", owner="topics", pace=Steady())
+
+
+async def test_what_cannot_be_answered_in_time_is_refused_at_once_with_an_honest_hint(paced):
+    with paced.admit(100):
+        with paced.admit(1, deadline=time.monotonic() + 20):
+            pass
+        with pytest.raises(OverloadedError, match=r"would answer in 11\.6. s, and the call has 5\.00 s left") as e:
+            paced.admit(1, deadline=time.monotonic() + 5.004).__enter__()
+        assert 6 < e.value.retry_after_s < 7
+        with paced.admit(1):  # it did not say how long it would wait
+            pass
+    with paced.admit(1, deadline=time.monotonic() + 0.01):  # alone, it may try
+        pass
+
+
+async def test_a_full_queue_says_how_long_it_is():
+    admission = Admission(limit=100, noun="texts", owner="topics", pace=Steady())
+    with admission.admit(100), pytest.raises(OverloadedError) as e:
+        admission.admit(1).__enter__()
+    assert e.value.retry_after_s == 10
+
+
+async def test_a_caller_waits_for_no_more_of_anothers_queue_than_its_own(paced):
+    with paced.admit(500, caller="greedy"):
+        with paced.admit(2, deadline=time.monotonic() + 1, caller="patient"):
+            pass
+        with pytest.raises(OverloadedError):
+            paced.admit(2, deadline=time.monotonic() + 1, caller="greedy").__enter__()
+
+
+async def test_permits_are_given_back_one_by_one(paced):
+    with paced.admit(4, 40, caller="a") as permit:
+        permit.release(1)
+        assert (paced.num_admitted, paced._num_bytes, paced._work_of) == (3, 30, {"a": 3.0})
+        permit.release(1)
+        permit.release(5)
+        assert (paced.num_admitted, paced._num_bytes, paced._work_of) == (0, 0, {})
+        permit.release(1)
+    assert (paced.num_admitted, paced._num_bytes) == (0, 0)
+
+
+def test_a_measured_pace_is_the_best_of_late(monkeypatch):
+    now = 0.0
+    monkeypatch.setattr("headway_server.serving.permits.time.monotonic", lambda: now)
+    pace = MeasuredPace()
+    assert pace.queue_s(10, 1) is None
+    for _ in range(10):
+        now += 0.1
+        pace.note(10, is_idle=False)
+    assert pace.queue_s(100, 1) == pytest.approx(1.0, rel=0.1)
+    for _ in range(3):
+        now += 1
+        pace.note(1, is_idle=False)
+    assert pace.queue_s(100, 1) == pytest.approx(1.0, rel=0.15)

@@ -141,7 +141,7 @@ async def test_both_transports_hold_their_calls_to_the_same_limits(host, recorde
         assert method == "/headway.v1.ModelService/ListModels"
         assert ("tenant", "blue") in metadata
         assert "raw-bin" not in dict(metadata)
-        running = asyncio.create_task(ask(port, texts=["ab"], pause_s=0.2))
+        running = asyncio.create_task(ask(port, texts=["ab"], pause_s=0.5))
         await until(lambda: server.calls.num_running == 1)
         stopping = asyncio.create_task(server.stop())
         await until(lambda: server.calls.is_draining)

@@ -11,13 +11,15 @@ from queue import Empty, SimpleQueue
 from threading import Lock, Thread
 
 from headway_server.decoding.core.outbox import Outbox
+from headway_server.decoding.core.pace import EnginePace
 from headway_server.decoding.core.scheduler import Scheduler
 from headway_server.decoding.core.step import StepError, Stepper, step_error
+from headway_server.decoding.core.waiting import PriorityScope
 from headway_server.decoding.interfaces import Decoder, DraftVerifier, Encoder
 from headway_server.decoding.sequence import Delta, Sequence, SequenceResult
 from headway_server.errors import DrainingError
-from headway_server.observers import NO_OBSERVER, ModelId, Observer
-from headway_server.runtime import BusyLanes, Heartbeat, join_threads
+from headway_server.observers import NO_OBSERVER, ModelId, ModelUsage, Observer
+from headway_server.runtime import BusyLanes, Heartbeat, join_threads, own_niceness, set_own_niceness
 from headway_server.runtime.threads import CLOSE_TIMEOUT_S
 
 _DRAINING = "the server is shutting down; try another one"
@@ -40,6 +42,7 @@ class Engine:
         stream_interval_ms: float = 0.0,
         verifier: DraftVerifier | None = None,
         busy_lanes: BusyLanes | None = None,
+        priority_scope: PriorityScope = "caller",
         name: str = "engine",
         observer: Observer = NO_OBSERVER,
         model: ModelId | None = None,
@@ -53,6 +56,7 @@ class Engine:
             stream_interval_ms: Least time between two deltas of a stream.
             verifier: Runs drafts in the decoder's slots; None drafts nothing.
             busy_lanes: Counts the engine among those that share the cores; None: it shares them with nobody.
+            priority_scope: Whose sequences one of higher priority passes.
             name: Of the thread.
             observer: Is told of every run and of sequences that leave the queue.
             model: Names the model in these events.
@@ -63,10 +67,14 @@ class Engine:
         self._stream_interval_ms = stream_interval_ms
         self._verifier = verifier
         self._busy_lanes = busy_lanes
+        self._priority_scope: PriorityScope = priority_scope
+        self.pace = EnginePace()
+        """How fast it goes."""
         self._name = name
         self._observer = observer
         self._model = model or ModelId(name=name, version="")
         self._heartbeat = Heartbeat()
+        self._niceness = own_niceness()  # of the thread that loads the model
         self._inbox: SimpleQueue[list[Sequence] | None] = SimpleQueue()
         self._open: set[Sequence] = set()  # submitted and not answered; the event loop's
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -93,6 +101,21 @@ class Engine:
         """Returns for how many seconds the present step has been running; 0.0 if there is nothing to do."""
         return self._heartbeat.stalled_s()
 
+    def usage(self) -> ModelUsage:
+        """Returns how many sequences wait, and how much of the slots is in use. Any thread may ask."""
+        num_positions = self.num_slots * self._decoder.max_length
+        if self._stepper is None:
+            return ModelUsage(num_waiting=0, num_slots=self.num_slots, num_positions=num_positions)
+        scheduler = self._stepper.scheduler
+        running = scheduler.running
+        return ModelUsage(
+            num_waiting=len(scheduler.waiting),
+            num_slots=self.num_slots,
+            num_used_slots=self.num_slots - scheduler.num_free,
+            num_positions=num_positions,
+            num_used_positions=sum(sequence.num_written * sequence.num_beams for sequence in running),
+        )
+
     def start(self) -> None:
         """Starts the thread. Called on the event loop that results are to go to."""
         assert self._thread is None, "an engine is started once"
@@ -105,6 +128,8 @@ class Engine:
             name=self._name,
             outbox=outbox,
             verifier=self._verifier,
+            priority_scope=self._priority_scope,
+            pace=self.pace,
             observer=self._observer,
             model=self._model,
         )
@@ -188,6 +213,7 @@ class Engine:
         return False
 
     def _loop_forever(self, stepper: Stepper, outbox: Outbox) -> None:
+        set_own_niceness(self._niceness)
         ending: BaseException | None = None
         try:
             while self._receive(stepper.scheduler):
@@ -213,7 +239,7 @@ class Engine:
                 if message is None:
                     is_open = False
                 else:
-                    scheduler.add(message)
+                    scheduler.waiting.add(message)
                 message = self._inbox.get_nowait()
         except Empty:
             return is_open

@@ -9,8 +9,10 @@ from collections.abc import Sequence as Elements
 from contextlib import aclosing, contextmanager
 
 from headway_server.decoding.core.engine import Engine, cancel
+from headway_server.decoding.core.pace import LanesPace
 from headway_server.decoding.parameters import MAX_BEAMS
 from headway_server.decoding.sequence import Delta, Sequence, SequenceResult
+from headway_server.observers import ModelUsage
 from headway_server.runtime.threads import CLOSE_TIMEOUT_S
 
 FEWEST_SLOTS = MAX_BEAMS
@@ -27,6 +29,8 @@ class Lanes:
     def __init__(self, engines: Elements[Engine]) -> None:
         """Takes one engine or more; `start` lets them run."""
         self._engines = engines
+        self.pace = LanesPace([engine.pace for engine in engines], sum(engine.num_slots for engine in engines))
+        """How fast they go together."""
         self._loads = [0] * len(engines)  # slots of the sequences that were sent and are not done
 
     def __repr__(self) -> str:
@@ -50,6 +54,10 @@ class Lanes:
     def stalled_s(self) -> float:
         """Returns for how many seconds the longest of the present steps has been running; 0.0 if there is none."""
         return max(engine.stalled_s() for engine in self._engines)
+
+    def usage(self) -> ModelUsage:
+        """Returns how many sequences wait, and how much of the slots is in use, of all engines together."""
+        return sum((engine.usage() for engine in self._engines), start=ModelUsage(num_waiting=0))
 
     def close(self) -> bool:
         """Ends the engines after their present steps. Sequences that are not finished fail with DrainingError.

@@ -13,7 +13,7 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from headway_server.decoding.sequence import Reply, Sequence, SequenceResult, TokenLogProbability
+from headway_server.decoding.sequence import FinishReason, Reply, Sequence, SequenceResult, TokenLogProbability
 
 _Part: TypeAlias = tuple[Reply, Any, int, tuple[TokenLogProbability, ...]]
 _End: TypeAlias = tuple[Reply, "SequenceResult | BaseException"]
@@ -51,8 +51,8 @@ class Outbox:
         top_tokens: Elements[tuple[int, float]] = (),
         *,
         align: Align | None = None,
-    ) -> bool:
-        """Gives a sequence its next token and hands out what has appeared; returns True if it has finished.
+    ) -> FinishReason | None:
+        """Gives a sequence its next token and hands out what has appeared; returns why it has finished, if it has.
 
         If the sequence wants its alignment, `align` is called at the end.
         """
@@ -65,7 +65,7 @@ class Outbox:
             self._add_delta(sequence, is_last=result is not None)
         if result is not None:
             self.add_end(sequence.reply, result)
-        return result is not None
+        return finish_reason
 
     def _add_delta(self, sequence: Sequence, *, is_last: bool) -> None:
         """Hands out what has appeared, unless the last delta is too recent."""

@@ -6,17 +6,18 @@ kind and always have slots 0 to R-1. At most one prompt is being prefilled, in s
 has been read. When a sequence retires, the last of its kind takes its slots, and the one that is prefilled follows to
 the new slot R: with one kind these are the only copies.
 
-Waiting sequences are admitted strictly in order. One that needs more slots than are free holds up those behind it:
-fewer slots than it needs stay idle until it fits, while letting others pass could keep it waiting for ever.
+Waiting sequences are admitted strictly in the order of their queue (`waiting.py`). One that needs more slots than are
+free holds up those behind it: fewer slots than it needs stay idle until it fits, while letting others pass could keep
+it waiting for ever.
 """
 
 from __future__ import annotations
 
-from bisect import insort
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from headway_server.decoding.core.block_layout import BlockLayout, Group, Move
+from headway_server.decoding.core.waiting import PriorityScope, WaitingQueue
 from headway_server.decoding.sequence import Sequence, Stage
 
 
@@ -38,24 +39,24 @@ class Scheduler:
     """The waiting queue and the slots.
 
     Attributes:
-        waiting: Sequences without a slot, in the order of admission: by falling priority, then as they came.
+        waiting: Sequences without a slot.
         layout: Where the running sequences are.
         prefilling: The sequence whose prompt is being read, in the slot after those that run.
     """
 
-    def __init__(self, *, num_slots: int, prefill_chunk: int) -> None:
+    def __init__(self, *, num_slots: int, prefill_chunk: int, priority_scope: PriorityScope = "caller") -> None:
         """Starts with every slot free.
 
         Args:
             num_slots: Slots there are.
             prefill_chunk: Tokens of a prompt that are prefilled at once; chunks begin at multiples of it.
+            priority_scope: Whose sequences one of higher priority passes.
         """
         self.num_slots = num_slots
         self.prefill_chunk = prefill_chunk
-        self.waiting: list[Sequence] = []
+        self.waiting = WaitingQueue(priority_scope)
         self.layout = BlockLayout(num_slots)
         self.prefilling: Sequence | None = None
-        self._num_added = 0
 
     def __repr__(self) -> str:
         return (
@@ -82,13 +83,6 @@ class Scheduler:
     def has_work(self) -> bool:
         """True if there is any sequence."""
         return bool(self.groups or self.waiting or self.prefilling is not None)
-
-    def add(self, sequences: Iterable[Sequence]) -> None:
-        """Queues sequences: before those of lower priority, behind all others."""
-        for sequence in sequences:
-            sequence.place_in_queue = (-sequence.priority, self._num_added)
-            self._num_added += 1
-            insort(self.waiting, sequence, key=_place_in_queue)
 
     def overdue(self, now: float) -> list[Sequence]:
         """Returns all sequences that were cancelled or whose deadline is before `now`."""
@@ -118,8 +112,8 @@ class Scheduler:
         """
         admitted: list[Sequence] = []
         largest, num_free = 0, self.num_free
-        while self.waiting and self.waiting[0].num_beams <= num_free:
-            source = self.waiting[0].source
+        while self.waiting and (first := self.waiting.first()).num_beams <= num_free:
+            source = first.source
             assert source is not None, "the engine checks what is submitted"
             largest = max(largest, source.cost)
             if admitted and (len(admitted) + 1) * largest > max_padded_tokens:
@@ -129,7 +123,7 @@ class Scheduler:
         return admitted
 
     def _leave_queue(self, now: float) -> Sequence:
-        sequence = self.waiting.pop(0)
+        sequence = self.waiting.pop()
         sequence.started_at = now
         return sequence
 
@@ -161,8 +155,7 @@ class Scheduler:
         """
         retired = list(sequences)
         if any(sequence.stage is Stage.WAITING for sequence in retired):
-            gone = {id(sequence) for sequence in retired}
-            self.waiting = [sequence for sequence in self.waiting if id(sequence) not in gone]
+            self.waiting.remove(retired)
         if self.prefilling in retired:
             self.prefilling = None
         running = sorted((sequence for sequence in retired if sequence.stage is Stage.RUNNING), key=_slot, reverse=True)
@@ -188,10 +181,6 @@ class Scheduler:
     def _end_of_running(self) -> int:
         """The slot behind the running prompts, which are all of one kind."""
         return self.groups[-1].stop if self.groups else 0
-
-
-def _place_in_queue(sequence: Sequence) -> tuple[int, int]:
-    return sequence.place_in_queue
 
 
 def _slot(sequence: Sequence) -> int:

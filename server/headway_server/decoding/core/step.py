@@ -20,14 +20,24 @@ from numpy.typing import NDArray
 from headway_server.decoding.beam_search.step import SearchStep, align
 from headway_server.decoding.core.block_layout import Group, Move
 from headway_server.decoding.core.outbox import Outbox
+from headway_server.decoding.core.pace import EnginePace
 from headway_server.decoding.core.prefill import PrefillStep
 from headway_server.decoding.core.scheduler import Chunk, Scheduler
+from headway_server.decoding.core.waiting import PriorityScope
 from headway_server.decoding.interfaces import Decoder, DraftVerifier, Encoder
 from headway_server.decoding.sampling.sampler import SampledTokens, Sampler
 from headway_server.decoding.sequence import Sequence, Stage
 from headway_server.decoding.speculation.drafting import Drafting, VerifiedDraft
 from headway_server.errors import InvalidInputError, ModelRunError
-from headway_server.observers import NO_OBSERVER, ModelId, Observer, QueueEvent, StepEvent
+from headway_server.observers import (
+    NO_OBSERVER,
+    ModelId,
+    Observer,
+    QueueEvent,
+    SequenceEvent,
+    StepEvent,
+    TokensEvent,
+)
 
 _log = structlog.get_logger(__name__)
 
@@ -63,6 +73,8 @@ class Stepper:
         name: str,
         outbox: Outbox,
         verifier: DraftVerifier | None = None,
+        priority_scope: PriorityScope = "caller",
+        pace: EnginePace | None = None,
         observer: Observer = NO_OBSERVER,
         model: ModelId | None = None,
     ) -> None:
@@ -75,6 +87,8 @@ class Stepper:
             name: Of the engine, for the log.
             outbox: Takes what is handed out.
             verifier: Runs drafts in the decoder's slots; None drafts nothing.
+            priority_scope: Whose sequences one of higher priority passes.
+            pace: Is told what steps take and how long texts get.
             observer: Is told of every run and of sequences that leave the queue.
             model: Names the model in these events.
         """
@@ -85,7 +99,11 @@ class Stepper:
         self._outbox = outbox
         self._observer = None if observer is NO_OBSERVER else observer
         self._model = model or ModelId(name=name, version="")
-        self.scheduler = Scheduler(num_slots=decoder.num_slots, prefill_chunk=decoder.prefill_chunk)
+        self.scheduler = Scheduler(
+            num_slots=decoder.num_slots, prefill_chunk=decoder.prefill_chunk, priority_scope=priority_scope
+        )
+        self._pace = pace or EnginePace()
+        self._step_began = 0.0  # of the last step, if there was anything to decode
         self._prefill_step = PrefillStep(decoder)
         self.prefix_cache = self._prefill_step.prefix_cache
         self._sampler = Sampler(
@@ -110,11 +128,15 @@ class Stepper:
         self._num_steps += 1
         try:
             now = time.monotonic()
+            if self._step_began:
+                self._pace.note_step(now - self._step_began)
             self._drop_overdue(now)
+            self._drop_hopeless(now)
             if self._encoder is None:
                 self._read_prompts(now)
             else:
                 self._admit_sources(self._encoder, now)
+            self._step_began = now if self.scheduler.groups else 0.0
             self._decode()
         except Exception as error:  # after a step broke off, nobody knows what the slots hold
             self.prefix_cache.clear()
@@ -125,9 +147,32 @@ class Stepper:
         if overdue := self.scheduler.overdue(now):
             for sequence in overdue:
                 self._outbox.add_end(sequence.reply, sequence.overdue_error())
+                reason: Literal["cancelled", "expired"] = "cancelled" if sequence.cancelled else "expired"
                 if sequence.stage is Stage.WAITING:
-                    self._report_left(sequence, now, "cancelled" if sequence.cancelled else "expired")
+                    self._report_left(sequence, now, reason)
+                self._report_end(sequence, reason)
             self._retire(overdue)
+
+    def _drop_hopeless(self, now: float) -> None:
+        """Refuses sequences that could not finish in time any more, so that others get the slots they would take.
+
+        Only where there are such others: a text may end sooner than texts do in the mean.
+        """
+        scheduler = self.scheduler
+        if len(scheduler.waiting) <= scheduler.num_free:
+            return
+        hopeless = [
+            sequence
+            for sequence in scheduler.waiting
+            if sequence.deadline < now + self._pace.service_s(sequence.parameters.max_new_tokens)
+        ]
+        if not hopeless or len(hopeless) == len(scheduler.waiting):
+            return
+        for sequence in hopeless:
+            takes_s = self._pace.service_s(sequence.parameters.max_new_tokens)
+            self._outbox.add_end(sequence.reply, sequence.hopeless_error(takes_s, sequence.deadline - now))
+            self._report_left(sequence, now, "expired")
+        self._retire(hopeless)
 
     def _read_prompts(self, now: float) -> None:
         """Prefills as much as a whole chunk takes: one chunk, or several short prompts."""
@@ -196,7 +241,9 @@ class Stepper:
             began = time.monotonic()
             inputs = [sequence.source for sequence in admitted if sequence.source is not None]
             encoded = encoder.encode(inputs)
-            self._report_run("encode", len(inputs), sum(each.cost for each in inputs), began)
+            costs = [each.cost for each in inputs]
+            num_padded = max(costs) * len(costs) - sum(costs)
+            self._report_run("encode", len(inputs), sum(costs), began, num_padded)
             for sequence, cross in zip(admitted, encoded, strict=True):
                 sequence.cross = cross
                 self._join(sequence)
@@ -244,11 +291,17 @@ class Stepper:
         num_rows = group.stop - group.start
         ended, invalid = self._search_step.run(group.sequences, group.start)
         self._report_run("decode", num_rows, num_rows, began)
+        if self._observer is not None:
+            now = time.monotonic()
+            for sequence in group.sequences:
+                sequence.first_token_at = sequence.first_token_at or now
         finished: list[Sequence] = []
         broken: list[tuple[Sequence, Exception]] = []
         for sequence in ended:
             try:
-                self._outbox.add_end(sequence.reply, self._search_step.result(sequence))
+                result = self._search_step.result(sequence)
+                self._outbox.add_end(sequence.reply, result)
+                self._report_end(sequence, result.finish_reason.value, result.num_new_tokens)
                 finished.append(sequence)
             except Exception as error:  # its output or alignment cannot be made; the others go on
                 broken.append((sequence, error))
@@ -330,6 +383,7 @@ class Stepper:
         self._positions[slots] += 1
         if self.drafting is not None:
             self.drafting.append(slots, sampled.token_ids)
+        self._report_tokens(sequences)
         finished: list[Sequence] = []
         broken: list[tuple[Sequence, Exception]] = []
         rows = zip(
@@ -344,9 +398,11 @@ class Stepper:
                 broken.append((sequence, FloatingPointError(_NOT_FINITE)))
                 continue
             try:
-                if self._outbox.add_token(
+                finish_reason = self._outbox.add_token(
                     sequence, token_id, log_probability, sampled.top_tokens.get(row, ()), align=self._align
-                ):
+                )
+                if finish_reason is not None:
+                    self._report_end(sequence, finish_reason.value)
                     finished.append(sequence)
             except Exception as error:  # its output cannot be made; the others go on
                 broken.append((sequence, error))
@@ -359,6 +415,8 @@ class Stepper:
     def _leave(self, finished: list[Sequence], broken: list[tuple[Sequence, Exception]]) -> None:
         """Retires sequences whose results were handed out, and fails those that cannot go on."""
         if finished:
+            for sequence in finished:
+                self._pace.note_end(sequence.num_new_tokens, sequence.parameters.max_new_tokens)
             self._retire(finished)
         for sequence, reason in broken:
             self._fail_row(sequence, reason)
@@ -382,6 +440,7 @@ class Stepper:
         """Ends a sequence for a reason of its own; if its constraint led nowhere, that is the caller's error."""
         if sequence.constraint is not None and (failure := sequence.constraint.failure) is not None:
             self._outbox.add_end(sequence.reply, InvalidInputError("parameters.constraint", failure))
+            self._report_end(sequence, "failed")
             self._retire([sequence])
         else:
             self._fail([sequence], error)
@@ -395,6 +454,7 @@ class Stepper:
         """Hands out a failure and then logs it, so that a log that cannot be written delays nobody."""
         for sequence in sequences:
             self._outbox.add_end(sequence.reply, step_error(error))
+            self._report_end(sequence, "failed")
         self._outbox.flush()
         self.log(_STEP_FAILED, error, num_sequences=len(sequences))
 
@@ -404,7 +464,12 @@ class Stepper:
             _log.error(event, engine=self._name, **values, exc_info=error)
 
     def _report_run(
-        self, kind: Literal["prefill", "decode", "verify", "encode"], num_rows: int, num_tokens: int, began: float
+        self,
+        kind: Literal["prefill", "decode", "verify", "encode"],
+        num_rows: int,
+        num_tokens: int,
+        began: float,
+        num_padded: int = 0,
     ) -> None:
         if self._observer is not None:
             self._observer.step_finished(
@@ -413,6 +478,7 @@ class Stepper:
                     kind=kind,
                     num_rows=num_rows,
                     num_tokens=num_tokens,
+                    num_padded=num_padded,
                     num_waiting=len(self.scheduler.waiting),
                     run_s=time.monotonic() - began,
                 )
@@ -426,6 +492,41 @@ class Stepper:
                     queue_s=now - sequence.arrived_at,
                     reason=reason,
                     num_waiting=len(self.scheduler.waiting),
+                )
+            )
+
+    def _report_tokens(self, sequences: Elements[Sequence]) -> None:
+        """Reports that each of these sequences is about to get a token."""
+        if self._observer is None:
+            return
+        now = time.monotonic()
+        first: list[float] = []
+        gaps: list[float] = []
+        for sequence in sequences:
+            if sequence.first_token_at:
+                gaps.append(now - sequence.token_at)
+            else:
+                sequence.first_token_at = now
+                first.append(now - (sequence.arrived_at if sequence.call is None else sequence.call.started_at))
+            sequence.token_at = now
+        self._observer.tokens_produced(TokensEvent(model=self._model, first_token_s=first, gaps_s=gaps))
+
+    def _report_end(self, sequence: Sequence, outcome: str, num_new_tokens: int | None = None) -> None:
+        """Reports that a sequence leaves, before its caller is told."""
+        if self._observer is not None:
+            source = sequence.source
+            self._observer.sequence_finished(
+                SequenceEvent(
+                    model=self._model,
+                    call=sequence.call,
+                    arrived_at=sequence.arrived_at,
+                    started_at=sequence.started_at,
+                    first_token_at=sequence.first_token_at,
+                    finished_at=time.monotonic(),
+                    outcome=outcome,
+                    num_input_tokens=len(sequence.prompt_ids) if source is None else source.cost,
+                    num_cached_tokens=sequence.num_cached_tokens,
+                    num_output_tokens=sequence.num_new_tokens if num_new_tokens is None else num_new_tokens,
                 )
             )
 

@@ -20,7 +20,9 @@ from headway_server.decoding.sequence import Delta, Sequence, SequenceResult, sh
 from headway_server.errors import InvalidInputError
 from headway_server.preprocessing import ChatTemplate
 from headway_server.serving.answers import Answer, CallTimings
-from headway_server.tasks.decoding import DecodingModel, ModelParts
+from headway_server.serving.calls import current_caller
+from headway_server.serving.permits import Permit
+from headway_server.tasks.decoding import DecodingModel, ModelParts, counted
 from headway_server.tasks.generation.request import (
     FittedPrompt,
     GenerationRequest,
@@ -89,7 +91,7 @@ class GenerationModel(DecodingModel):
         """Continues prompts; all of them, or none.
 
         Args:
-            prompts: Prompts of at least one character, or conversations of at least one turn.
+            prompts: Prompts of at least one character or token, or conversations of at least one turn.
             fields: What the request calls each of them, for messages.
             request: What is asked for every prompt.
 
@@ -100,7 +102,7 @@ class GenerationModel(DecodingModel):
         plan = self._plan(request)
         check_prompts(prompts, fields, self._max_text_bytes)
         self._reader.check_kind(prompts)
-        with self._admit_samples(fields, request.sample_count):
+        with self._admit_samples(fields, request.sample_count, plan, request.deadline) as permit:
             began = time.monotonic()
             constraint = await self._compile(plan.constraint)
             fitted = await self._reader.read(prompts, fields=fields, plan=plan, truncate=request.truncate)
@@ -110,7 +112,10 @@ class GenerationModel(DecodingModel):
                 for prompt in fitted
                 for sequence in self._sequences(prompt, request, plan, constraint)
             ]
-            results = await self._lanes.run([sequence for _, sequence in pairs])
+            sequences = [sequence for _, sequence in pairs]
+            self._release_with(permit, sequences)
+            with counted(sum(len(prompt.input_ids) for prompt in fitted), sequences):
+                results = await self._lanes.run(sequences)
         texts = [
             self._generated(prompt, sequence.parameters, result, request)
             for (prompt, sequence), result in zip(pairs, results, strict=True)
@@ -127,17 +132,19 @@ class GenerationModel(DecodingModel):
         plan = self._plan(request)
         check_prompt(prompt, field, self._max_text_bytes)
         self._reader.check_kind([prompt])
-        with self._admit(1):
+        with self._admit(1, num_tokens=plan.new_tokens, deadline=request.deadline) as permit:
             began = time.monotonic()
             constraint = await self._compile(plan.constraint)
             (fitted,) = await self._reader.read([prompt], fields=[field], plan=plan, truncate=request.truncate)
             preprocessing_s = time.monotonic() - began
             (sequence,) = self._sequences(fitted, request, plan, constraint, is_stream=True)
+            self._release_with(permit, [sequence])
             if request.echo:
                 yield Delta(output=self._echo(fitted), num_new_tokens=0)
-            async with aclosing(self._lanes.stream(sequence)) as deltas:
-                async for delta in deltas:
-                    yield delta
+            with counted(len(fitted.input_ids), [sequence]):
+                async with aclosing(self._lanes.stream(sequence)) as deltas:
+                    async for delta in deltas:
+                        yield delta
             result = sequence.reply.result.result()
             text = self._generated(fitted, sequence.parameters, result, request)
             yield Answer(results=[text], timings=CallTimings.of([result], preprocessing_s=preprocessing_s))
@@ -151,7 +158,9 @@ class GenerationModel(DecodingModel):
         )
 
     @contextmanager
-    def _admit_samples(self, fields: Elements[str], sample_count: int) -> Iterator[None]:
+    def _admit_samples(
+        self, fields: Elements[str], sample_count: int, plan: SamplingPlan, deadline: float | None
+    ) -> Iterator[Permit]:
         """Holds a permit for every sample of every prompt; too many may be the fault of the sample count."""
         count = len(fields) * sample_count
         if sample_count > 1 and count > self._capacity:
@@ -160,8 +169,8 @@ class GenerationModel(DecodingModel):
                 f"is {sample_count}, with {len(fields)} {self._noun} {count} texts; {self.bundle.manifest.name} "
                 f"takes at most {self._capacity} at once; ask for fewer, or send the {self._noun} in several calls",
             )
-        with self._admit(count):
-            yield
+        with self._admit(count, num_tokens=plan.new_tokens, deadline=deadline) as permit:
+            yield permit
 
     async def _compile(self, constraint: ConstraintRequest | None) -> CompiledConstraint | None:
         if constraint is None:
@@ -178,6 +187,7 @@ class GenerationModel(DecodingModel):
         is_stream: bool = False,
     ) -> list[Sequence]:
         """Makes the sequences of a prompt, one for each sample, which compute the prompt once."""
+        caller = current_caller()
         context_ids = prompt.input_ids[-_CONTEXT_TOKENS:].tolist()
         follows_text = constraint is not None and bool(self._tokenizer.decode(context_ids))
         sequences = [
@@ -194,6 +204,7 @@ class GenerationModel(DecodingModel):
                 deadline=request.deadline,
                 wants_deltas=is_stream,
                 priority=request.priority,
+                caller=caller,
                 constraint=None
                 if constraint is None
                 else constraint.start(end_ids=frozenset(parameters.stop_token_ids), follows_text=follows_text),
@@ -218,7 +229,9 @@ class GenerationModel(DecodingModel):
 
     def _echo(self, prompt: FittedPrompt) -> str:
         """Returns the prompt that the text continues, without what was cut from it."""
-        return self._tokenizer.decode(prompt.input_ids.tolist()) if prompt.truncated else prompt.text
+        if prompt.truncated or prompt.text is None:
+            return self._tokenizer.decode(prompt.input_ids.tolist())
+        return prompt.text
 
 
 def _load_chat_template(bundle: Bundle) -> ChatTemplate | None:

@@ -15,6 +15,7 @@ from headway_server.decoding.output.text import TextAssembly
 from headway_server.decoding.sequence import Sequence, SequenceResult
 from headway_server.errors import InvalidInputError
 from headway_server.preprocessing import EncodedText, SplitText, TextTokenizer
+from headway_server.serving.calls import current_caller
 from headway_server.tasks.translation.phrases import EncodedPhrases, PhraseEncoder, PhraseRequest, Tokens, contains
 from headway_server.tasks.translation.request import TranslationPlan, TranslationRequest
 
@@ -132,6 +133,7 @@ class TranslationCall:
             output=TextAssembly(self.tokenizer.decode, eager=self.is_stream),
             eos_id=self.eos_id,
             deadline=self.request.deadline,
+            caller=current_caller(),
             wants_deltas=self.is_stream,
             constraint=rules,
             search=search,

@@ -19,7 +19,7 @@ from headway_server.preprocessing import SplitText, split_sentences
 from headway_server.preprocessing.pool import text_pool
 from headway_server.serving.answers import Answer, CallTimings
 from headway_server.serving.limits import check_size_of_call, check_text, check_texts, num_bytes
-from headway_server.tasks.decoding import DecodingModel, ModelParts
+from headway_server.tasks.decoding import DecodingModel, ModelParts, counted
 from headway_server.tasks.translation.answer import TranslatedText, read_result, regroup
 from headway_server.tasks.translation.call import Passage, Source, TranslationCall, named_passages, whole_texts
 from headway_server.tasks.translation.phrases import PhraseEncoder
@@ -73,7 +73,7 @@ class TranslationModel(DecodingModel):
         call = self._call(request, len(texts))
         fields = [f"texts[{index}]" for index in range(len(texts))]
         with ExitStack() as permits:
-            permits.enter_context(self._admit(len(texts)))
+            permits.enter_context(self._admit(len(texts), num_tokens=call.plan.num_tokens, deadline=request.deadline))
             began = time.monotonic()
             splits: list[SplitText] = []
             passages = whole_texts(texts, fields)
@@ -81,11 +81,13 @@ class TranslationModel(DecodingModel):
                 splits = await self._split(texts)
                 passages = call.sentences(splits, fields)
                 # Each text has the permit of one sentence already.
-                permits.enter_context(self._admission.admit(len(passages) - len(texts)))
+                more = len(passages) - len(texts)
+                permits.enter_context(self._admit(more, num_tokens=call.plan.num_tokens, deadline=request.deadline))
             sources = await self._read(call, passages)
             sequences = [call.sequence(source) for source in sources]
             preprocessing_s = time.monotonic() - began
-            results = await self._lanes.run(sequences)
+            with counted(sum(len(source.encoded) for source in sources), sequences):
+                results = await self._lanes.run(sequences)
             if any(source.phrases.forbidden_forms for source in sources):
                 sources, results = await self._search_again(call, sources, results)
         return await self._answer(call, sources, results, splits, preprocessing_s)
@@ -100,19 +102,21 @@ class TranslationModel(DecodingModel):
         check_text(field, text, self._max_text_bytes)
         self._check_prefixes(request.target_prefixes, "target_prefix")
         call = self._call(request, 1, is_stream=True)
-        with self._admit(1):
+        with self._admit(1, num_tokens=call.plan.num_tokens, deadline=request.deadline) as permit:
             began = time.monotonic()
             sources = await self._read(call, whole_texts([text], [field]))
             sequence = call.sequence(sources[0])
+            self._release_with(permit, [sequence])
             preprocessing_s = time.monotonic() - began
             num_given = len(sources[0].prefix_ids)
             held: list[str] = []
-            async with aclosing(self._lanes.stream(sequence)) as deltas:
-                async for delta in deltas:
-                    held.append(delta.output)
-                    if delta.num_new_tokens >= num_given:
-                        yield Delta(output="".join(held), num_new_tokens=delta.num_new_tokens)
-                        held = []
+            with counted(len(sources[0].encoded), [sequence]):
+                async with aclosing(self._lanes.stream(sequence)) as deltas:
+                    async for delta in deltas:
+                        held.append(delta.output)
+                        if delta.num_new_tokens >= num_given:
+                            yield Delta(output="".join(held), num_new_tokens=delta.num_new_tokens)
+                            held = []
             yield await self._answer(call, sources, [sequence.reply.result.result()], [], preprocessing_s)
 
     def _check_prefixes(self, prefixes: Elements[str], field: str) -> None:

@@ -87,6 +87,11 @@ class TranslationPlan:
     search: SearchParameters
     """Those that do not depend on the text; without a search, some of them count all the same."""
 
+    @property
+    def num_tokens(self) -> int:
+        """Most new tokens of a text, of all beams."""
+        return self.max_new_tokens * self.search.beam_size
+
     def draw_seed(self) -> int:
         """Returns the caller's seed, or one for one text."""
         return draw_seed(self.seed)

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, aclosing
-from typing import Any, TypeAlias
+import asyncio
+import inspect
+import re
+import secrets
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Container, Mapping
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
+from functools import partial
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError
+from google.rpc import status_pb2
 from grpc_status import rpc_status
 
-from headway_server.errors import InvalidInputError
-from headway_server.serving.calls import Call, Calls
+from headway_server.errors import InvalidInputError, RequestError
+from headway_server.observers import Call
+from headway_server.serving.access import Caller, is_local
+from headway_server.serving.calls import Calls
+from headway_server.transports.grpc.callers import Callers
 from headway_server.transports.grpc.status import to_status
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
@@ -19,22 +29,54 @@ Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"  # generic in the stubs a
 Deserializer: TypeAlias = Callable[[bytes], Any]
 UnaryMethod: TypeAlias = Callable[[Any, Context], Awaitable[Any]]
 StreamMethod: TypeAlias = Callable[[Any, Context], AsyncGenerator[Any, None]]
+Behaviour: TypeAlias = Callable[[Any, Context], Awaitable[Any]]
+StreamedCallsMethod: TypeAlias = "Callable[[StreamedCalls[Any], Context], Awaitable[None]]"
+Request = TypeVar("Request")
+Pairs: TypeAlias = list[tuple[str, str]]
+Who: TypeAlias = tuple[str, Caller | None]
+"""Who calls, by name and with rights, where not everyone has all of them."""
+
+REQUEST_ID: Final = "x-request-id"
+_IS_REQUEST_ID: Final = re.compile(r"[!-~]{1,128}").fullmatch
+_ACCEPTS: Final = "accept-encoding"
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
-    """Wraps the methods of the project's own services.
+    """Wraps the methods of the project's own services, and limits those of others.
 
-    Health and reflection are left alone: they answer while the server drains, and count as no calls.
+    Health and reflection answer while the server drains, and count as no calls. Their streams, which last for as long
+    as a caller likes, have places of their own.
+
+    A method with one request is registered as one with a stream of requests, of which it reads the first: so it
+    runs before the request is there, and decides how long to wait for it.
     """
 
-    def __init__(self, calls: Calls, *, max_request_bytes: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        calls: Calls,
+        callers: Callers,
+        *,
+        max_request_bytes: Mapping[str, int],
+        admin_methods: Container[str] = frozenset(),
+        probes: Container[str] = frozenset(),
+        verifies_clients: bool = False,
+    ) -> None:
         """Prepares to wrap methods.
 
         Args:
             calls: What every call is held to.
-            max_request_bytes: Largest request of each service, by its full name; no other service is wrapped.
+            callers: What waits for callers.
+            max_request_bytes: Largest request of each service, by its full name; no other service is a call.
+            admin_methods: Full names, `/package.Service/Method`, of the calls that change the server: they need the
+                scope `admin`.
+            probes: Likewise, of the calls of these services that answer as health does.
+            verifies_clients: True if every client has shown a certificate that the server trusts.
         """
+        self._admin_methods = admin_methods
+        self._probes = probes
+        self._verifies_clients = verifies_clients
         self._calls = calls
+        self._callers = callers
         self._max_request_bytes = dict(max_request_bytes)
         self._handlers: dict[str, Handler] = {}
 
@@ -48,68 +90,236 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         if (wrapped := self._handlers.get(method)) is not None:
             return wrapped
         handler = await continuation(handler_call_details)
-        max_bytes = self._max_request_bytes.get(method.strip("/").partition("/")[0])
-        if handler is None or max_bytes is None:
-            return handler
-        self._handlers[method] = wrapped = self._wrap(handler, method, max_bytes)
+        if handler is not None:
+            max_bytes = self._max_request_bytes.get(method.strip("/").partition("/")[0])
+            is_call = max_bytes is not None and method not in self._probes
+            wrapped = self._wrap(handler, method, max_bytes or 0) if is_call else self._limit(handler, method)
+            self._handlers[method] = wrapped
         return wrapped
 
     def _wrap(self, handler: Handler, method: str, max_bytes: int) -> Handler:
-        assert not handler.request_streaming, method
+        """Wraps a method that is a call."""
         assert handler.request_deserializer is not None, method
         deserialize = handler.request_deserializer
 
         def parse(data: bytes) -> Any:
             return _parse(data, deserialize, max_bytes)
 
-        behaviour: Any = handler.unary_stream or handler.unary_unary  # typed for the synchronous API
-        if handler.response_streaming:
-            make: Any = grpc.unary_stream_rpc_method_handler
-            wrapped: Any = self._wrap_stream(behaviour, parse, method)
-        else:
-            make = grpc.unary_unary_rpc_method_handler
-            wrapped = self._wrap_unary(behaviour, parse, method)
-        # Without a deserializer gRPC hands on the bytes; with one, bytes that are no request would become UNKNOWN.
-        handler_with_status: Handler = make(
-            wrapped, request_deserializer=None, response_serializer=handler.response_serializer
-        )
-        return handler_with_status
+        behaviour: Any = handler.unary_stream or handler.unary_unary or handler.stream_stream  # typed for threads
+        if handler.request_streaming:
+            return _method(self._wrap_streamed_calls(behaviour, parse, method), handler)
+        wrap = self._wrap_stream if handler.response_streaming else self._wrap_unary
+        return _method(wrap(behaviour, parse, method), handler)
 
-    def _wrap_unary(self, behaviour: UnaryMethod, parse: Deserializer, method: str) -> UnaryMethod:
-        async def call(data: bytes, context: Context) -> Any:
+    def _wrap_unary(self, behaviour: UnaryMethod, parse: Deserializer, method: str) -> Behaviour:
+        async def call(_: object, context: Context) -> Any:
+            pairs, request_id = await _open(context)
+            answered: Call | None = None
             try:
-                async with self._answer(method, data, context):
+                who = self._identify(method, context, pairs, request_id)
+                data = await self._receive(method, context, pairs, request_id)
+                async with self._answer(method, data, who, pairs, request_id) as answered:
                     return await behaviour(parse(data), context)
             except grpc.aio.AbortError:
                 raise
             except Exception as error:  # the one place where every error becomes a status
-                await context.abort_with_status(rpc_status.to_status(to_status(error, method)))
+                await _abort(context, error, method, request_id, answered)
 
         return call
 
-    def _wrap_stream(self, behaviour: StreamMethod, parse: Deserializer, method: str) -> StreamMethod:
-        async def call(data: bytes, context: Context) -> AsyncGenerator[Any, None]:
+    def _wrap_stream(self, behaviour: StreamMethod, parse: Deserializer, method: str) -> Behaviour:
+        async def call(_: object, context: Context) -> None:
+            pairs, request_id = await _open(context)
+            answered: Call | None = None
             try:
+                who = self._identify(method, context, pairs, request_id)
+                data = await self._receive(method, context, pairs, request_id)
                 async with (
-                    self._answer(method, data, context),
+                    self._answer(method, data, who, pairs, request_id) as answered,
                     aclosing(behaviour(parse(data), context)) as responses,
                 ):
                     async for response in responses:
-                        yield response
+                        await self._callers.send(context, response)
             except grpc.aio.AbortError:
                 raise
             except Exception as error:  # as above
-                await context.abort_with_status(rpc_status.to_status(to_status(error, method)))
+                await _abort(context, error, method, request_id, answered)
 
         return call
 
-    def _answer(self, method: str, data: bytes, context: Context) -> AbstractAsyncContextManager[Call]:
+    async def _receive(self, method: str, context: Context, pairs: Pairs, request_id: str) -> bytes:
+        """Receives the request of a call; one that does not come is a call that was refused."""
+        began = time.monotonic()
+        try:
+            data = await self._callers.receive(context)
+        except RequestError as error:
+            waited_s = time.monotonic() - began
+            self._calls.note_refusal(method, error, metadata=pairs, request_id=request_id, waited_s=waited_s)
+            raise
+        await self._callers.pass_gate()
+        return data
+
+    def _wrap_streamed_calls(self, behaviour: StreamedCallsMethod, parse: Deserializer, method: str) -> Behaviour:
+        """Wraps a method each of whose requests is a call; its stream has a place among those that last."""
+
+        async def stream(messages: AsyncIterator[bytes], context: Context) -> None:
+            pairs, request_id = await _open(context)
+
+            def begin(data: bytes) -> AbstractAsyncContextManager[Call]:
+                who = self._identify(method, context, pairs, request_id)  # who may have lost the right meanwhile
+                return self._answer(method, data, who, pairs, request_id)
+
+            async def calls() -> AsyncGenerator[StreamedCall[Any], None]:
+                async for data in messages:
+                    yield StreamedCall(partial(begin, data), partial(parse, data), method)
+
+            try:
+                self._identify(method, context, pairs, request_id)
+                with self._callers.lasting(context.peer()):
+                    await behaviour(StreamedCalls(calls(), partial(self._callers.send, context)), context)
+            except grpc.aio.AbortError:
+                raise
+            except Exception as error:  # as above
+                await _abort(context, error, method, request_id)
+
+        return stream
+
+    def _identify(self, method: str, context: Context, pairs: Pairs, request_id: str) -> Who:
+        """Finds out who calls before the request is received: of those who may not call, nothing is held."""
+        peer = context.peer()
+        names = _certificate_names(context) if self._verifies_clients else ()
+        is_admin = method in self._admin_methods
+        rights = self._calls.identify(
+            method,
+            metadata=pairs,
+            certificate_names=names,
+            is_admin=is_admin,
+            is_local=is_admin and is_local(_address(peer)),
+            request_id=request_id,
+        )
+        return names[0] if names else peer, rights
+
+    def _answer(
+        self, method: str, data: bytes, who: Who, pairs: Pairs, request_id: str
+    ) -> AbstractAsyncContextManager[Call]:
         """Begins a call. gRPC itself ends one whose deadline has passed."""
-        metadata = [(key, value) for key, value in context.invocation_metadata() or () if isinstance(value, str)]
-        return self._calls.answer(method, metadata=metadata, num_bytes=len(data))
+        caller, rights = who
+        return self._calls.answer(
+            method, metadata=pairs, num_bytes=len(data), caller=caller, rights=rights, request_id=request_id
+        )
+
+    def _limit(self, handler: Handler, method: str) -> Handler:
+        """Wraps a method that is no call."""
+        parse: Deserializer = handler.request_deserializer or bytes
+        streams = handler.request_streaming
+        behaviour: Any = handler.unary_unary or handler.unary_stream or handler.stream_stream
+
+        async def call(requests: Any, context: Context) -> Any:
+            lasting = self._callers.lasting(context.peer()) if handler.response_streaming else nullcontext()
+            try:
+                with lasting:
+                    request = _parsed(requests, parse) if streams else parse(await self._callers.receive(context))
+                    if not handler.response_streaming:
+                        return await behaviour(request, context)
+                    if inspect.iscoroutinefunction(behaviour):  # it writes to the context
+                        return await behaviour(request, context)
+                    async for response in behaviour(request, context):
+                        await self._callers.send(context, response)
+            except grpc.aio.AbortError:
+                raise
+            except Exception as error:
+                await _abort(context, error, method, "")
+
+        return _method(call, handler)
 
     def __repr__(self) -> str:
-        return f"CallInterceptor({self._calls!r})"
+        return f"CallInterceptor({self._calls!r}, {self._callers!r})"
+
+
+class StreamedCall(Generic[Request]):
+    """A request of a stream, which is a call of its own."""
+
+    def __init__(
+        self, begin: Callable[[], AbstractAsyncContextManager[Call]], parse: Callable[[], Request], method: str
+    ) -> None:
+        self._begin = begin
+        self._parse = parse
+        self._method = method
+        self._call: Call | None = None
+
+    @asynccontextmanager
+    async def answer(self) -> AsyncIterator[Request]:
+        """Surrounds all work that is done for the call; gives its request. Errors are those of `Calls.answer`."""
+        async with self._begin() as self._call:
+            yield self._parse()
+
+    def status_of(self, error: Exception) -> status_pb2.Status:
+        """Describes an error that has ended the call to its caller; logs it if it is the server's own."""
+        return to_status(error, self._method, self._call)
+
+
+class StreamedCalls(Generic[Request]):
+    """The calls of a stream, as they arrive, and their answers."""
+
+    def __init__(self, calls: AsyncIterator[StreamedCall[Request]], send: Callable[[object], Awaitable[None]]) -> None:
+        self._calls = calls
+        self._send = send
+        self._writing = asyncio.Lock()  # gRPC takes one message at a time
+        self.is_unread = False
+        """True if the caller has not read an answer for too long."""
+
+    def __aiter__(self) -> AsyncIterator[StreamedCall[Request]]:
+        return self._calls
+
+    async def send(self, response: object) -> None:
+        """Sends a message; may be called by several tasks at a time. Errors are those of `Callers.send`."""
+        async with self._writing:
+            try:
+                await self._send(response)
+            except RequestError:
+                self.is_unread = True
+                raise
+
+
+def _method(behaviour: Behaviour, handler: Handler) -> Handler:
+    """Makes a method that reads bytes from its context and answers as `handler` does."""
+    make: Any = grpc.stream_unary_rpc_method_handler  # typed for the synchronous API
+    if handler.response_streaming:
+        make = grpc.stream_stream_rpc_method_handler
+    # Without a deserializer gRPC hands on the bytes; with one, bytes that are no request would become UNKNOWN.
+    method: Handler = make(behaviour, request_deserializer=None, response_serializer=handler.response_serializer)
+    return method
+
+
+async def _open(context: Context) -> tuple[Pairs, str]:
+    """Reads what came with a call, and sets what goes with its answer: returns the metadata and the request's id."""
+    pairs = [(key, value) for key, value in context.invocation_metadata() or () if isinstance(value, str)]
+    request_id, wants_gzip = "", False
+    for key, value in pairs:
+        if key == REQUEST_ID and _IS_REQUEST_ID(value):
+            request_id = value
+        elif key == _ACCEPTS and "gzip" in value:
+            wants_gzip = True
+    if wants_gzip:
+        context.set_compression(grpc.Compression.Gzip)
+        await context.send_initial_metadata(())  # with a unary answer's own, gRPC would leave the encoding out
+    request_id = request_id or secrets.token_hex(8)
+    context.set_trailing_metadata(((REQUEST_ID, request_id),))
+    return pairs, request_id
+
+
+async def _abort(
+    context: Context, error: Exception, method: str, request_id: str, answered: Call | None = None
+) -> None:
+    """Ends a call with the status of an error."""
+    status = rpc_status.to_status(to_status(error, method, answered, request_id=request_id))
+    trailers = (*status.trailing_metadata, (REQUEST_ID, request_id)) if request_id else status.trailing_metadata
+    await context.abort(status.code, status.details, trailers)
+
+
+async def _parsed(requests: AsyncIterator[bytes], parse: Deserializer) -> AsyncGenerator[Any, None]:
+    async for request in requests:
+        yield parse(request)
 
 
 def _parse(data: bytes, deserialize: Deserializer, max_bytes: int) -> Any:
@@ -128,3 +338,16 @@ def _parse(data: bytes, deserialize: Deserializer, max_bytes: int) -> Any:
         raise InvalidInputError(
             "request", "is not a message of this method; send what its .proto file says, with strings in UTF-8"
         ) from error
+
+
+def _address(peer: str) -> str:
+    """Returns the address of gRPC's name of a peer, such as `ipv4:127.0.0.1:4711`, without its port."""
+    kind, _, place = peer.partition(":")
+    if kind not in ("ipv4", "ipv6"):
+        return peer
+    return place.rpartition(":")[0].removeprefix("%5B").removesuffix("%5D").strip("[]")
+
+
+def _certificate_names(context: Context) -> tuple[str, ...]:
+    """Returns the subject alternative names of the client's certificate, or its common name where it has none."""
+    return tuple(name.decode(errors="replace") for name in context.peer_identities() or ())

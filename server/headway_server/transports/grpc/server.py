@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import signal
 import socket
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from headway.oip import grpc_predict_v2_pb2_grpc
 from headway.v1 import (
     generation_service_pb2,
     generation_service_pb2_grpc,
@@ -27,16 +29,20 @@ from headway.v1 import (
     translation_service_pb2_grpc,
 )
 from headway_server.bundles import Task
-from headway_server.errors import ServerError
+from headway_server.errors import DrainingError, ServerError
 from headway_server.observers import NO_OBSERVER, Observer
-from headway_server.runtime import available_bytes
+from headway_server.runtime import CLOSE_TIMEOUT_S, available_bytes
 from headway_server.serving.calls import Calls
 from headway_server.serving.host import ModelHost
+from headway_server.serving.watchdog import Watchdog
 from headway_server.settings import ServerSettings
+from headway_server.transports.grpc import oip
+from headway_server.transports.grpc.callers import Callers, WaitLimits
+from headway_server.transports.grpc.doors import Doors, format_address
 from headway_server.transports.grpc.generation import GenerationService
 from headway_server.transports.grpc.image_classification import ImageClassificationService
 from headway_server.transports.grpc.interceptor import CallInterceptor
-from headway_server.transports.grpc.models import ModelService
+from headway_server.transports.grpc.models import ADMIN_METHODS, ModelService
 from headway_server.transports.grpc.text_classification import TextClassificationService
 from headway_server.transports.grpc.translation import TranslationService
 
@@ -45,6 +51,15 @@ _log = structlog.get_logger(__name__)
 _HEALTH_INTERVAL_S = 1.0
 _LAST_WORDS_S = 1.0
 """How long calls that were cut off have to send their error."""
+_HOLD_S = 0.1
+"""How long calls that arrive are held before connections are sent away, and after."""
+_ANY_NUMBER = 2**31 - 1
+_FEWEST_SLOW = 16
+"""Calls that may be slow to send their request, or to read their answer, whatever the memory."""
+_MAX_LASTING = 1024
+"""Health watches and reflection streams at a time."""
+_MAX_LASTING_PER_CONNECTION = 16
+_MOST_CONNECTIONS = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,44 +120,79 @@ _SERVICES = (
 class HeadwayServer:
     """Serves the models of a host at one address."""
 
-    def __init__(self, host: ModelHost, settings: ServerSettings, *, observer: Observer = NO_OBSERVER) -> None:
+    def __init__(
+        self,
+        host: ModelHost,
+        settings: ServerSettings,
+        *,
+        observer: Observer = NO_OBSERVER,
+        statistics: oip.Statistics | None = None,
+    ) -> None:
         """Makes a server that does not listen yet.
 
         Args:
             host: Its models, loaded and not started.
             settings: Of the server.
             observer: Learns of every call.
+            statistics: What the Open Inference Protocol says that models have computed, an observer of host and calls;
+                None: nothing.
         """
         self._host = host
         self._settings = settings
+        max_calls, max_bytes = settings.call_limits(available_bytes("cpu"))
         self._health = health.aio.HealthServicer()
         self._watch: asyncio.Task[None] | None = None
+        self._sweep: asyncio.Task[None] | None = None
+        self._watchdog: Watchdog | None = None
         self._ailing: dict[str, str] = {}
-        max_calls, max_bytes = settings.call_limits(available_bytes("cpu"))
-        self.calls = Calls(max_calls=max_calls, max_bytes=max_bytes, observer=observer)
+        self._callers = Callers(
+            requests=WaitLimits(
+                timeout_s=settings.connection.request_timeout,
+                max_slow=max(_FEWEST_SLOW, max_bytes // settings.max_message_bytes),
+                max_waits=max_calls,
+            ),
+            answers=WaitLimits(
+                timeout_s=settings.connection.unread_timeout, max_slow=max(_FEWEST_SLOW, max_calls // 4)
+            ),
+            max_lasting=_MAX_LASTING,
+            max_lasting_per_connection=_MAX_LASTING_PER_CONNECTION,
+        )
+        self._doors = Doors(settings)
+        self.calls = Calls(max_calls=max_calls, max_bytes=max_bytes, access=self._doors.access, observer=observer)
         """Those that are being answered."""
         _log.info("calls", max_calls=max_calls, max_inflight_mib=max_bytes >> 20)
+        max_request_bytes = {
+            service.name: settings.max_text_request_bytes if service.reads_texts else settings.max_message_bytes
+            for service in _SERVICES
+        }
         interceptor = CallInterceptor(
             self.calls,
-            max_request_bytes={
-                service.name: settings.max_text_request_bytes if service.reads_texts else settings.max_message_bytes
-                for service in _SERVICES
-            },
+            self._callers,
+            max_request_bytes=max_request_bytes | {oip.SERVICE.full_name: settings.max_message_bytes},
+            admin_methods=ADMIN_METHODS | oip.ADMIN_METHODS,
+            probes=oip.PROBES,
+            verifies_clients=settings.tls_client_ca_file is not None,
         )
         self._server = grpc.aio.server(
             interceptors=[interceptor],
-            maximum_concurrent_rpcs=max_calls,
-            options=[
-                ("grpc.so_reuseport", 0),  # a second server at this port is a mistake, not a load balancer
-                ("grpc.max_receive_message_length", settings.max_message_bytes),
-                ("grpc.max_send_message_length", -1),
-            ],
+            options=_options(settings),
         )
         for service in _SERVICES:
             service.add(service.servicer(host), self._server)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = [service.name for service in _SERVICES]
-        reflection.enable_server_reflection((*names, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
+        if settings.open_inference:
+            names.append(oip.SERVICE.full_name)
+            open_inference = oip.OpenInferenceService(
+                host,
+                statistics=statistics or oip.Statistics(),
+                is_draining=lambda: self.calls.is_draining,
+                stall_timeout_s=settings.stall_timeout,
+                max_text_request_bytes=settings.max_text_request_bytes,
+            )
+            grpc_predict_v2_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(open_inference, self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        if settings.reflection:
+            reflection.enable_server_reflection((*names, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
 
     async def start(self) -> int:
         """Starts the models and listens; returns the port.
@@ -152,18 +202,22 @@ class HeadwayServer:
         """
         address = format_address(self._settings.host, self._settings.port)
         try:
-            port = self._server.add_insecure_port(address)
+            port = self._doors.listen(self._server, address)
         except RuntimeError as error:
             raise ServerError(f"cannot listen on {address}: {error}") from error
         self._host.start()
         await self._update_health()
         await self._server.start()
         self._watch = asyncio.create_task(self._watch_health())
+        await self._doors.open(self._health)
+        self._sweep = asyncio.create_task(self._callers.watch())
         return port
 
     async def _watch_health(self) -> None:
         while True:
             await asyncio.sleep(_HEALTH_INTERVAL_S)
+            if self._watchdog is not None:
+                self._watchdog.beat()
             await self._update_health()
 
     async def _update_health(self) -> None:
@@ -186,9 +240,11 @@ class HeadwayServer:
             await self._health.set(service.name, _status(is_serving=is_serving))
 
     async def stop(self, hurry: asyncio.Event | None = None) -> bool:
-        """Refuses new calls, lets running ones finish for as long as the settings say, and closes.
+        """Sends every connection away, lets running calls finish for as long as the settings say, and closes.
 
-        Health says NOT_SERVING from the first moment on, and is answered to the last.
+        Health says NOT_SERVING from the first moment on. For a moment, calls that arrive are neither taken nor refused:
+        what gRPC meets between its going away and a client's hearing of it, it ends as CANCELLED, and callers who are
+        being kept waiting send nothing then. New connections are refused from then on.
 
         Args:
             hurry: When set, running calls are not waited for any longer.
@@ -198,12 +254,24 @@ class HeadwayServer:
         """
         if self._watch is not None:
             self._watch.cancel()
+        timeout_s = self._settings.drain_timeout
+        hold_s = 0.0 if hurry is not None and hurry.is_set() else _HOLD_S
         await self._health.enter_graceful_shutdown()
+        _log.info("draining", running_calls=self.calls.num_running, timeout_s=timeout_s)
+        self._callers.hold()
         self.calls.refuse_new()
-        _log.info("draining", running_calls=self.calls.num_running, timeout_s=self._settings.drain_timeout)
+        await asyncio.sleep(hold_s)
+        going = asyncio.create_task(self._server.stop(timeout_s + CLOSE_TIMEOUT_S + _LAST_WORDS_S))
+        await asyncio.sleep(hold_s)
+        self._callers.let_go()
         await self._wait_for_calls(hurry)
         has_ended = await asyncio.to_thread(self._host.close)  # it waits for what is running
+        self._callers.end_lasting(DrainingError("the server is shutting down"))
         await self._server.stop(_LAST_WORDS_S)
+        await self._doors.close()
+        await going
+        if self._sweep is not None:
+            self._sweep.cancel()
         _log.info("stopped")
         return has_ended
 
@@ -238,21 +306,56 @@ class HeadwayServer:
         if hasattr(signal, "SIGHUP"):
             loop.add_signal_handler(signal.SIGHUP, self._host.scan_soon)
         announce(await self.start())
+        if limit_s := self._settings.stall_timeout:
+            self._watchdog = Watchdog(self._host.stalled, limit_s=limit_s, ends=self._settings.stall_exit)
+            self._watchdog.start()
         await stop.wait()
+        if self._watchdog is not None:
+            self._watchdog.stop()
         return await self.stop(hurry)
 
     def __repr__(self) -> str:
         return f"HeadwayServer({self._host!r}, {self.calls!r})"
 
 
+def _options(settings: ServerSettings) -> list[tuple[str, int]]:
+    """Returns what gRPC itself is told."""
+    connection = settings.connection
+    return [
+        ("grpc.so_reuseport", 0),  # a second server at this port is a mistake, not a load balancer
+        ("grpc.max_receive_message_length", settings.max_message_bytes),
+        ("grpc.max_send_message_length", -1),
+        # Calls that have arrived and that Python has not taken yet. Past 1,000 gRPC would begin to end them, as
+        # CANCELLED, which nothing retries; what is too much is for this server to refuse.
+        ("grpc.server.max_pending_requests", _ANY_NUMBER),
+        ("grpc.server.max_pending_requests_hard_limit", _ANY_NUMBER),
+        ("grpc.max_concurrent_streams", connection.max_streams),
+        ("grpc.max_allowed_incoming_connections", connection.max_connections or _most_connections()),
+        ("grpc.max_connection_age_ms", _milliseconds(connection.max_connection_age)),
+        ("grpc.max_connection_age_grace_ms", _milliseconds(connection.max_connection_age_grace)),
+        ("grpc.max_connection_idle_ms", _milliseconds(connection.max_connection_idle)),
+        ("grpc.keepalive_time_ms", _milliseconds(connection.keepalive_time)),
+        ("grpc.keepalive_timeout_ms", 20_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.server_handshake_timeout_ms", 20_000),
+        ("grpc.http2.min_ping_interval_without_data_ms", round(connection.min_ping_interval * 1e3)),
+    ]
+
+
+def _milliseconds(seconds: float) -> int:
+    """Returns what gRPC takes for a time; 0 is any time."""
+    return min(round(seconds * 1e3), _ANY_NUMBER) or _ANY_NUMBER
+
+
+def _most_connections() -> int:
+    """Returns how many connections leave file descriptors for everything else."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _MOST_CONNECTIONS if limit == resource.RLIM_INFINITY else max(1, min(_MOST_CONNECTIONS, limit * 3 // 4))
+
+
 def _status(*, is_serving: bool) -> int:
     status = health_pb2.HealthCheckResponse
     return int(status.SERVING if is_serving else status.NOT_SERVING)
-
-
-def format_address(host: str, port: int) -> str:
-    """Joins host and port; an IPv6 address goes into brackets."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def address_problem(host: str, port: int) -> str | None:

@@ -7,6 +7,7 @@ an incident, and the log the rest. An `ModelRunError` was logged where it was ra
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from typing import Final
 
@@ -17,10 +18,12 @@ from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
 from headway_server.errors import (
+    BudgetError,
     BundleRejectedError,
     CancelledError,
     DeadlineError,
     DrainingError,
+    ForbiddenError,
     InvalidInputError,
     ModelNotFoundError,
     ModelRunError,
@@ -29,8 +32,10 @@ from headway_server.errors import (
     OverloadedError,
     RequestError,
     StoreUnavailableError,
+    UnknownCallerError,
     WrongTaskError,
 )
+from headway_server.observers import Call
 
 DOMAIN: Final = "headway"
 INTERNAL_REASON: Final = "INTERNAL"
@@ -42,6 +47,9 @@ STATUS: Final[dict[type[RequestError], tuple[grpc.StatusCode, str]]] = {
     WrongTaskError: (grpc.StatusCode.FAILED_PRECONDITION, "WRONG_TASK"),
     NoChatTemplateError: (grpc.StatusCode.FAILED_PRECONDITION, "NO_CHAT_TEMPLATE"),
     NoAlignmentError: (grpc.StatusCode.FAILED_PRECONDITION, "NO_ALIGNMENT"),
+    UnknownCallerError: (grpc.StatusCode.UNAUTHENTICATED, "UNKNOWN_CALLER"),
+    ForbiddenError: (grpc.StatusCode.PERMISSION_DENIED, "FORBIDDEN"),
+    BudgetError: (grpc.StatusCode.RESOURCE_EXHAUSTED, "BUDGET_USED_UP"),  # before its base
     OverloadedError: (grpc.StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED"),
     DrainingError: (grpc.StatusCode.UNAVAILABLE, "DRAINING"),
     DeadlineError: (grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED"),
@@ -56,18 +64,44 @@ _MAX_MESSAGE_BYTES = 1000
 _log = structlog.get_logger(__name__)
 
 
-def to_status(error: Exception, method: str) -> status_pb2.Status:
-    """Describes an error to the caller of `method`; what is not the caller's business is logged and left out."""
+def to_status(error: Exception, method: str, call: Call | None = None, *, request_id: str = "") -> status_pb2.Status:
+    """Describes an error to the caller of `method`; what is not the caller's business is logged and left out.
+
+    Args:
+        error: What ended the call.
+        method: Full name of the RPC.
+        call: The call, for the log; None where it was refused before it began.
+        request_id: Its name in logs, where there is no `call`.
+    """
     for kind, (code, reason) in STATUS.items():
         if isinstance(error, kind):
             return _status(code, _clip(str(error)), [_error_info(reason), *_details(error)])
     incident = secrets.token_hex(6)
+    ids = {"request_id": request_id} if call is None else call.ids
+    log = _log.bind(incident=incident, method=method, **ids)
     if isinstance(error, ModelRunError):
-        _log.error("internal error", incident=incident, method=method, reason=str(error))
+        log.error("internal error", reason=str(error))
     else:
-        _log.error("internal error", incident=incident, method=method, exc_info=error)
+        log.error("internal error", exc_info=error)
     message = f"internal error; the server's log has it as incident {incident}"
     return _status(grpc.StatusCode.INTERNAL, message, [_error_info(INTERNAL_REASON, incident=incident)])
+
+
+def outcome_of(error: type[BaseException] | None) -> tuple[str, str]:
+    """Returns the name of the code that a call ends with, and the reason, which is empty for OK.
+
+    Args:
+        error: Kind of the error that ended it; None if it was answered. `asyncio.CancelledError` ends a call whose
+            caller has gone, and one whose deadline gRPC has ended.
+    """
+    if error is None:
+        return grpc.StatusCode.OK.name, ""
+    if issubclass(error, asyncio.CancelledError):
+        return grpc.StatusCode.CANCELLED.name, grpc.StatusCode.CANCELLED.name
+    for kind, (code, reason) in STATUS.items():
+        if issubclass(error, kind):
+            return code.name, reason
+    return grpc.StatusCode.INTERNAL.name, INTERNAL_REASON
 
 
 def _details(error: Exception) -> list[Message]:

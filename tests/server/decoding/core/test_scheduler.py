@@ -24,7 +24,7 @@ def sequence_of(length: int, start_ids=None):
 
 def let_run(scheduler: Scheduler, count: int):
     sequences = [sequence_of(3) for _ in range(count)]
-    scheduler.add(sequences)
+    scheduler.waiting.add(sequences)
     for _ in sequences:
         admitted = scheduler.admit(now=0.0)
         scheduler.join(admitted)
@@ -33,7 +33,7 @@ def let_run(scheduler: Scheduler, count: int):
 
 async def test_the_oldest_is_admitted_first_and_one_at_a_time(scheduler):
     first, second = sequence_of(3), sequence_of(3)
-    scheduler.add([first, second])
+    scheduler.waiting.add([first, second])
     assert scheduler.admit(now=1.0) is first
     assert scheduler.admit(now=1.0) is None
     scheduler.join(first)
@@ -44,7 +44,7 @@ async def test_the_oldest_is_admitted_first_and_one_at_a_time(scheduler):
 
 async def test_chunks_begin_at_multiples_of_the_chunk_and_the_last_may_be_short(scheduler):
     sequence = sequence_of(2 * CHUNK + 3)
-    scheduler.add([sequence])
+    scheduler.waiting.add([sequence])
     scheduler.admit(now=0.0)
     cut = []
     while not cut or not cut[-1].is_last:
@@ -55,7 +55,7 @@ async def test_chunks_begin_at_multiples_of_the_chunk_and_the_last_may_be_short(
 
 async def test_nobody_is_admitted_past_the_slots(scheduler):
     let_run(scheduler, 4)
-    scheduler.add([sequence_of(3)])
+    scheduler.waiting.add([sequence_of(3)])
     assert scheduler.admit(now=0.0) is None
     assert scheduler.num_free == 0
 
@@ -77,7 +77,7 @@ async def test_the_last_one_retires_without_a_move(scheduler):
 async def test_the_prefilling_one_follows_to_the_end_of_the_running_ones(scheduler):
     a, b = let_run(scheduler, 2)
     prefilling = sequence_of(20)
-    scheduler.add([prefilling])
+    scheduler.waiting.add([prefilling])
     scheduler.admit(now=0.0)
     moves = scheduler.retire([a])
     assert [(move.sequence, move.source, move.target) for move in moves] == [(b, 1, 0), (prefilling, 2, 1)]
@@ -86,7 +86,7 @@ async def test_the_prefilling_one_follows_to_the_end_of_the_running_ones(schedul
 
 async def test_the_prefilling_and_the_waiting_can_be_retired(scheduler):
     prefilling, waiting, staying = (sequence_of(20) for _ in range(3))
-    scheduler.add([prefilling, waiting, staying])
+    scheduler.waiting.add([prefilling, waiting, staying])
     scheduler.admit(now=0.0)
     assert scheduler.retire([prefilling, waiting]) == []
     assert list(scheduler.waiting) == [staying]
@@ -96,7 +96,7 @@ async def test_the_prefilling_and_the_waiting_can_be_retired(scheduler):
 async def test_overdue_are_the_cancelled_and_those_past_their_deadline_wherever_they_are(scheduler):
     running = let_run(scheduler, 2)
     waiting = [sequence_of(3) for _ in range(3)]
-    scheduler.add(waiting)
+    scheduler.waiting.add(waiting)
     scheduler.admit(now=0.0)
     running[1].deadline = 5.0
     waiting[0].cancelled = True
@@ -106,7 +106,7 @@ async def test_overdue_are_the_cancelled_and_those_past_their_deadline_wherever_
 
 async def test_sentences_are_admitted_up_to_a_budget_of_padded_tokens(scheduler):
     sentences = [sequence_of(length, start_ids=[0]) for length in (10, 4, 12, 2)]
-    scheduler.add(sentences)
+    scheduler.waiting.add(sentences)
     assert scheduler.admit_sources(now=0.0, max_padded_tokens=30) == sentences[:2]
     for sentence in sentences[:2]:
         scheduler.join(sentence)
@@ -116,7 +116,7 @@ async def test_sentences_are_admitted_up_to_a_budget_of_padded_tokens(scheduler)
 async def test_sentences_are_admitted_up_to_the_free_slots(scheduler):
     let_run(scheduler, 3)
     sentences = [sequence_of(2, start_ids=[0]) for _ in range(3)]
-    scheduler.add(sentences)
+    scheduler.waiting.add(sentences)
     assert scheduler.admit_sources(now=0.0, max_padded_tokens=1000) == sentences[:1]
 
 
@@ -127,7 +127,7 @@ async def test_any_history_keeps_the_running_ones_a_prefix_and_moves_every_seque
     for _ in range(3000):
         action = rng.random()
         if action < 0.3:
-            scheduler.add([sequence_of(rng.randrange(1, 20))])
+            scheduler.waiting.add([sequence_of(rng.randrange(1, 20))])
         if (admitted := scheduler.admit(now=0.0)) is not None:
             held[admitted.slot] = admitted
         if (chunk := scheduler.next_chunk()) is not None:

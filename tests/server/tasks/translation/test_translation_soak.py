@@ -12,7 +12,7 @@ from random_searches import random_search
 from tiny_engine import BOS_ID, make_sequence
 
 from headway_server.decoding.core.engine import Engine
-from headway_server.errors import CancelledError, DeadlineError
+from headway_server.errors import CancelledError, DeadlineError, OverloadedError
 
 SEED = 21
 NUM_REQUESTS = 4_000
@@ -58,7 +58,7 @@ async def one_of_many(engine: Engine, rng: random.Random, counts: dict[str, int]
         task.cancel()
     try:
         (result,) = await task
-    except (asyncio.CancelledError, CancelledError, DeadlineError) as error:
+    except (asyncio.CancelledError, CancelledError, DeadlineError, OverloadedError) as error:
         counts[type(error).__name__] = counts.get(type(error).__name__, 0) + 1
         return None
     counts["answered"] = counts.get("answered", 0) + 1
@@ -95,10 +95,10 @@ async def test_thousands_of_random_translations_leave_nothing_behind_and_answer_
         ENCODER.batch_shapes.clear()
     await until_idle(engine)
     scheduler = engine._stepper.scheduler
-    assert (scheduler.num_free, scheduler.waiting, scheduler.groups) == (NUM_SLOTS, [], [])
+    assert (scheduler.num_free, len(scheduler.waiting), scheduler.groups) == (NUM_SLOTS, 0, [])
     assert held[1] < held[0] * 1.05 + 2000, (SEED, held)
     assert counts["answered"] > NUM_REQUESTS / 3, counts
-    assert counts["DeadlineError"] > 50, counts
+    assert counts["DeadlineError"] + counts["OverloadedError"] > 50, counts
     assert counts["CancelledError"] > 50, counts
     engine.close()
     await check_alone(answered)

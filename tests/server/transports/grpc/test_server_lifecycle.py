@@ -8,15 +8,18 @@ import pytest
 import tiny_bundles
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from h2_caller import Caller, frame
 from rpc_failures import failure_of
 from tiny_engine import make_decoder, make_generation_model
 from waiting import until
 
+from headway.oip import grpc_predict_v2_pb2, grpc_predict_v2_pb2_grpc
 from headway.v1 import generation_service_pb2 as generation_pb
 from headway.v1 import generation_service_pb2_grpc as generation_grpc
 from headway.v1 import image_classification_service_pb2 as images_pb
 from headway.v1 import model_service_pb2
 from headway.v1 import text_classification_service_pb2 as texts_pb
+from headway.v1 import text_classification_service_pb2_grpc as texts_grpc
 from headway_server.errors import ServerError
 from headway_server.serving.host import ModelHost
 from headway_server.settings import ServerSettings
@@ -24,6 +27,7 @@ from headway_server.transports.grpc.server import HeadwayServer, address_problem
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+OWN = [("grpc.use_local_subchannel_pool", 1)]
 GENERATION = "headway.v1.GenerationService"
 
 
@@ -128,7 +132,16 @@ async def test_reflection_lists_every_service(serving):
         "headway.v1.ModelService",
         "headway.v1.TextClassificationService",
         "headway.v1.TranslationService",
+        "inference.GRPCInferenceService",
     }
+
+
+async def test_the_open_inference_protocol_can_be_left_out(serve, classifier_store):
+    async with serve(classifier_store, open_inference=False) as serving:
+        stub = grpc_predict_v2_pb2_grpc.GRPCInferenceServiceStub(serving.channel)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.ServerLive(grpc_predict_v2_pb2.ServerLiveRequest())
+        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
 async def test_bundles_that_could_not_be_loaded_are_listed(serve, tmp_path):
@@ -264,6 +277,41 @@ async def test_draining_refuses_new_calls_finishes_running_ones_and_flips_health
         assert not stopping.done()
     assert (await running).results[0].labels[0].label == "sports"
     await stopping
+
+
+async def test_a_drain_sends_connections_away_while_their_calls_go_on(serving, busy, calls):
+    with busy, Caller(serving.port) as caller:
+        stream = caller.begin("/headway.v1.TextClassificationService/ClassifyText")
+        caller.send(stream, frame(texts_pb.ClassifyTextRequest(texts=["goal"]).SerializeToString()))
+        await until(lambda: calls.num_running == 1)
+        stopping = asyncio.create_task(serving.server.stop())
+        await asyncio.to_thread(caller.read, 1)
+        assert caller.was_sent_away
+        assert not stopping.done()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{serving.port}") as channel:
+            stub = texts_grpc.TextClassificationServiceStub(channel)
+            failure = await failure_of(stub.ClassifyText(texts_pb.ClassifyTextRequest(texts=["goal"])))
+            assert failure.code is grpc.StatusCode.UNAVAILABLE
+    await stopping
+
+
+async def test_no_call_is_cancelled_by_a_drain(serving, calls):
+    codes = set()
+
+    async def caller():
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{serving.port}", options=OWN) as channel:
+            stub = texts_grpc.TextClassificationServiceStub(channel)
+            while grpc.StatusCode.UNAVAILABLE not in codes:
+                try:
+                    await stub.ClassifyText(texts_pb.ClassifyTextRequest(texts=["goal"]))
+                except grpc.aio.AioRpcError as error:
+                    codes.add(error.code())
+
+    callers = [asyncio.create_task(caller()) for _ in range(40)]
+    await asyncio.sleep(0.5)
+    await serving.server.stop()
+    await asyncio.gather(*callers)
+    assert codes == {grpc.StatusCode.UNAVAILABLE}
 
 
 async def test_a_health_watcher_is_told_of_the_drain(serving):

@@ -1,0 +1,243 @@
+"""Where settings come from: a TOML file beside flags and the environment, and which of them a value was taken from."""
+
+from __future__ import annotations
+
+import json
+import os
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Final, Literal, TypeAlias, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_settings import (
+    BaseSettings,
+    CliSettingsSource,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsError,
+)
+
+from headway_server.errors import ConfigurationError
+
+Origin: TypeAlias = Literal["flag", "environment", "file", "default"]
+Place: TypeAlias = tuple[str, ...]
+"""A setting by the names of its groups and its own, such as `("engine", "num_slots")`."""
+
+FILE_SETTING: Final = "config"
+"""The setting that names the file."""
+_CLI_ERROR: Final = "error parsing CLI: "
+_NEAR: Final = 0.8
+"""How alike a variable must be to a setting's to count as a misspelt one: others use the prefix too."""
+
+
+def nearest_name(name: str, known: Iterable[str]) -> str:
+    """Returns a question for a message about a name that is none of those known; empty if it is like none of them."""
+    found = get_close_matches(name, list(known), n=1)
+    return f"; did you mean {found[0]}?" if found else ""
+
+
+class ConfigFile(PydanticBaseSettingsSource):
+    """Reads the TOML file that the sources before it name."""
+
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:  # noqa: ARG002
+        """Is not used: the file is read as a whole."""
+        return None, field_name, False
+
+    def __call__(self) -> dict[str, Any]:
+        """Returns what the file says; nothing, if none is named.
+
+        Raises:
+            ConfigurationError: It cannot be read, or is not TOML.
+        """
+        path = self.current_state.get(FILE_SETTING)
+        return read_toml(Path(path)) if path else {}
+
+
+def without_mappings(source: EnvSettingsSource) -> EnvSettingsSource:
+    """Has a source leave out settings by names of models: variables cannot have such names.
+
+    A variable of the group's name is somebody else's, such as the HEADWAY_MODELS of the compose file.
+    """
+    kind = source.settings_cls
+    hidden = tuple(
+        variable_name(kind, (name,)).lower()
+        for name, field in kind.model_fields.items()
+        if get_origin(field.annotation) is Mapping
+    )
+    source.env_vars = {name: value for name, value in source.env_vars.items() if not name.startswith(hidden)}
+    return source
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Reads a TOML file.
+
+    Raises:
+        ConfigurationError: It cannot be read, or is not TOML.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigurationError(f"{path}: {error.strerror}; name a TOML file by --{FILE_SETTING}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path}: is not TOML: {error}") from error
+
+
+class Sources:
+    """What each source says, the strongest first: flags, environment, file."""
+
+    def __init__(self, kind: type[BaseSettings], arguments: Sequence[str]) -> None:
+        """Reads the sources of settings of a kind.
+
+        Args:
+            kind: The settings.
+            arguments: The command line.
+
+        Raises:
+            ConfigurationError: The file cannot be read.
+            SettingsError: The command line or the environment cannot be read.
+        """
+        self._kind = kind
+        flags = CliSettingsSource[Any](kind, cli_parse_args=list(arguments))()
+        environment = without_mappings(EnvSettingsSource(kind))()
+        self.file: str | None = flags.get(FILE_SETTING) or environment.get(FILE_SETTING)
+        """Path of the file, if there is one."""
+        self._values: dict[Origin, Any] = {
+            "flag": flags,
+            "environment": environment,
+            "file": read_toml(Path(self.file)) if self.file else {},
+        }
+
+    def origin(self, place: Place) -> Origin:
+        """Returns where a setting was taken from."""
+        for origin, values in self._values.items():
+            found: Any = values
+            for name in place:
+                found = found.get(name) if isinstance(found, Mapping) else None
+            if found is not None:
+                return origin
+        return "default"
+
+    def name(self, place: Place) -> str:
+        """Names a setting as its source does, for messages."""
+        origin = self.origin(place)
+        if origin == "file":
+            return f"{self.file}: {'.'.join(place)}"
+        return f"{flag_name(place)} ({variable_name(self._kind, place)})"
+
+    def describe(self, place: Place) -> str:
+        """Says where a setting was taken from."""
+        origin = self.origin(place)
+        names = {"flag": flag_name(place), "environment": variable_name(self._kind, place), "file": self.file or ""}
+        return f"{origin} {names.get(origin, '')}".rstrip()
+
+    def __repr__(self) -> str:
+        return f"Sources({', '.join(f'{len(values)} by {origin}' for origin, values in self._values.items())})"
+
+
+def flag_name(place: Place) -> str:
+    """Returns the flag of a setting."""
+    return "--" + ".".join(place).replace("_", "-")
+
+
+def variable_name(kind: type[BaseSettings], place: Place) -> str:
+    """Returns the environment variable of a setting."""
+    return str(kind.model_config.get("env_prefix", "")) + "__".join(place).upper()
+
+
+def explain(error: ValidationError, kind: type[BaseSettings], sources: Sources) -> str:
+    """Says in one line what is wrong with the first setting that is: its name, its value, and the nearest name."""
+    first = error.errors()[0]
+    place = tuple(map(str, first["loc"]))
+    reason = first["msg"].removeprefix("Value error, ")
+    if not place:  # settings that do not go together
+        return reason
+    if first["type"] == "missing":
+        return f"{flag_name(place)} is missing; give it, or set {variable_name(kind, place)}"
+    if first["type"] == "extra_forbidden":
+        known = _names_beside(kind, place)
+        asked = nearest_name(place[-1], known) or f"; there are {', '.join(sorted(known))}"
+        return f"{sources.name(place)} is no setting{asked}"
+    return f"{sources.name(place)} is {first['input']!r}: {reason}"
+
+
+def explain_arguments(error: SettingsError, kind: type[BaseSettings]) -> str:
+    """Says in one line why flags or variables cannot be read at all."""
+    message = str(error)
+    if not message.startswith(_CLI_ERROR):  # a group in the environment that is not JSON
+        return f"environment: {message}; set HEADWAY_<GROUP>__<NAME>, as --help lists them"
+    message = message.removeprefix(_CLI_ERROR)
+    flag = next((word for word in message.split() if word.startswith("--")), "").partition("=")[0]
+    places = [place for place, _ in _fields(kind)]
+    known = {flag_name(place) for place in places} | {flag_name(place[-1:]) for place in places}
+    return message + ("" if flag in known else nearest_name(flag, known))
+
+
+def misspelt_variable(kind: type[BaseSettings]) -> str | None:
+    """Returns what is wrong with a variable of the environment whose name is almost that of a setting.
+
+    Variables with the same prefix that are like no setting's are somebody else's: the client's, or an orchestrator's.
+    """
+    known = {variable_name(kind, place) for place, _ in _fields(kind)}
+    groups = {variable_name(kind, (name,)) for name in kind.model_fields}
+    prefix = str(kind.model_config.get("env_prefix", ""))
+    bare = [name.removeprefix(prefix) for name in known]
+    for name in sorted(os.environ):
+        if not name.startswith(prefix) or not os.environ[name] or name in known | groups:
+            continue
+        if name.partition("__")[0] in groups and "__" in name:
+            continue  # one of a group, which checks its own
+        if found := get_close_matches(name.removeprefix(prefix), bare, n=1, cutoff=_NEAR):
+            return f"environment: {name} is no setting; did you mean {prefix}{found[0]}?"
+    return None
+
+
+def format_settings(settings: BaseSettings, sources: Sources) -> str:
+    """Writes settings as a configuration file; the comment of each says where it was taken from."""
+    lines: list[str] = []
+    tables: list[str] = []
+    for name in type(settings).model_fields:
+        value = getattr(settings, name)
+        if isinstance(value, BaseModel):
+            tables += ["", f"[{name}]", *_lines(value, (name,), sources)]
+        elif isinstance(value, Mapping):
+            for key, entry in value.items():
+                header = f"[{name}.{key if key.replace('-', '').replace('_', '').isalnum() else json.dumps(key)}]"
+                tables += ["", header, *_lines(entry, (name, key), sources, only_set=True)]
+        elif name != FILE_SETTING:
+            lines.append(_line(name, settings.model_dump(mode="json", include={name})[name], sources.describe((name,))))
+    return "\n".join([*lines, *tables]) + "\n"
+
+
+def _lines(group: BaseModel, place: Place, sources: Sources, *, only_set: bool = False) -> Iterator[str]:
+    for name, value in group.model_dump(mode="json", exclude_unset=only_set).items():
+        yield _line(name, value, sources.describe((*place, name)))
+
+
+def _line(name: str, value: Any, comment: str) -> str:
+    # JSON's strings, numbers, booleans and lists are TOML's.
+    setting = f"# {name} is not set" if value is None else f"{name} = {json.dumps(value, ensure_ascii=False)}"
+    return f"{setting:<40} # {comment}"
+
+
+def _fields(kind: type[BaseModel]) -> Iterator[tuple[Place, FieldInfo]]:
+    """Yields the settings of a kind, those of groups too."""
+    for name, field in kind.model_fields.items():
+        annotation = field.annotation
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            yield from (((name, *place), inner) for place, inner in _fields(annotation))
+        else:
+            yield (name,), field
+
+
+def _names_beside(kind: type[BaseModel], place: Place) -> list[str]:
+    """Returns the names that could stand where an unknown one does."""
+    for name in place[:-1]:
+        if name not in kind.model_fields:
+            continue  # the key of a mapping
+        annotation: Any = kind.model_fields[name].annotation
+        inner = [annotation, *get_args(annotation)]
+        kind = next(part for part in inner if isinstance(part, type) and issubclass(part, BaseModel))
+    return list(kind.model_fields)

@@ -1,0 +1,466 @@
+"""Metrics in Prometheus' format, on a port and a thread of their own.
+
+Each thread that reports events counts in cells of its own, without a lock: an observation is a search of the bucket and
+two additions, a quarter of what the library's own counters take. The cells of all threads are added up when somebody
+reads the metrics. What can be asked of the server at any time (queues, slots, states of models) is asked then, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import socketserver
+import threading
+import time
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any, Final
+
+import psutil
+import structlog
+from prometheus_client import CollectorRegistry, MetricsHandler, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from headway_server.errors import ServerError
+from headway_server.observers import (
+    BatchEvent,
+    Call,
+    ModelEvent,
+    ModelId,
+    Observer,
+    QueueEvent,
+    SequenceEvent,
+    StepEvent,
+    TokensEvent,
+)
+from headway_server.runtime import Cores
+from headway_server.serving.calls import Calls
+from headway_server.serving.families import ServedModel
+from headway_server.serving.host import ModelHost, ModelState
+from headway_server.transports.grpc.status import outcome_of
+
+_log = structlog.get_logger(__name__)
+
+_MODEL: Final = ("model", "version")
+_NO_MODEL: Final = ModelId("", "")
+_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+_SHORT_SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+_COUNTS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+_LAG_INTERVAL_S: Final = 0.1
+_MAX_SERIES: Final = 10_000
+"""Most series that a thread counts; further ones are dropped. Models and methods are few: only a fault gets there."""
+_POLL_S: Final = 0.1
+"""How long `close` waits for the thread at most."""
+_READ_TIMEOUT_S: Final = 5.0
+"""How long a reader of the metrics may take to send its request, and to take each piece of the answer."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Family:
+    """One metric: its name, its meaning and its labels. Events add to a cell for each value of these."""
+
+    name: str
+    """Without the `_total` that Prometheus' format adds to a counter's."""
+    help: str
+    labels: tuple[str, ...] = _MODEL
+    bounds: tuple[float, ...] | None = None
+    """Upper bounds of a histogram's buckets; None for a counter or a gauge."""
+    is_gauge: bool = False
+    """True for what is asked when the metrics are read."""
+
+    @property
+    def kind(self) -> str:
+        """Its type in Prometheus' terms."""
+        return "gauge" if self.is_gauge else "counter" if self.bounds is None else "histogram"
+
+    def new_cell(self) -> list[float]:
+        """Returns counts by bucket and then the sum; of a counter, the sum alone."""
+        return [0.0] * (1 if self.bounds is None else len(self.bounds) + 2)
+
+
+_DURATION = Family(
+    "headway_call_duration_seconds",
+    "From the moment a call's request is there to its answer or error.",
+    ("method", *_MODEL, "code"),
+    _SECONDS,
+)
+_CALLS = Family(
+    "headway_calls", "Calls that have ended, by how: OK or an error's code and reason.", (*_DURATION.labels, "reason")
+)
+_QUEUE = Family("headway_queue_duration_seconds", "How long inputs waited before they were computed.", _MODEL, _SECONDS)
+_DROPPED = Family(
+    "headway_inputs_dropped",
+    "Inputs that left the queue uncomputed: expired or cancelled.",
+    (*_MODEL, "reason"),
+)
+_BATCH_ITEMS = Family("headway_batch_items", "Inputs of a batch of a model without state.", _MODEL, _COUNTS)
+_BATCH = Family(
+    "headway_batch_duration_seconds", "How long a batch of a model without state ran.", _MODEL, _SHORT_SECONDS
+)
+_COMPUTED = Family(
+    "headway_computed_tokens",
+    "Tokens that runs computed, padding excluded: of batches, encoders, prefills and decode steps; an image is one.",
+)
+_PADDING = Family("headway_padding_tokens", "Tokens of padding that batches and encoders computed beside these.")
+_STEP = Family(
+    "headway_step_duration_seconds",
+    "How long a run of a decoder or encoder took, by kind: prefill, decode, verify, encode.",
+    (*_MODEL, "kind"),
+    _SHORT_SECONDS,
+)
+_STEP_ROWS = Family("headway_step_rows", "Sequences or beams of a run, by kind.", (*_MODEL, "kind"), _COUNTS)
+_FIRST_TOKEN = Family(
+    "headway_first_token_seconds",
+    "From a call's arrival to the first token of each of its sequences, beam searches excluded.",
+    _MODEL,
+    _SECONDS,
+)
+_GAP = Family(
+    "headway_token_gap_seconds", "Between two tokens of a sequence, beam searches excluded.", _MODEL, _SHORT_SECONDS
+)
+_INPUT_TOKENS = Family("headway_input_tokens", "Tokens of prompts and sources of sequences that have ended.")
+_CACHED_TOKENS = Family(
+    "headway_prefix_cache_hit_tokens",
+    "Tokens of these prompts that were not computed: the prefix cache or another sample had them.",
+)
+_OUTPUT_TOKENS = Family("headway_output_tokens", "Tokens that sequences that have ended produced.")
+_SEQUENCES = Family(
+    "headway_sequences",
+    "Sequences that have ended, by finish reason, or expired, cancelled or failed.",
+    (*_MODEL, "outcome"),
+)
+_LOADS = Family("headway_model_loads", "Bundles that were loaded, or could not be.", (*_MODEL, "result"))
+_LOAD = Family("headway_model_load_duration_seconds", "How long loading a model took.", _MODEL, _SECONDS)
+_LAG = Family(
+    "headway_event_loop_lag_seconds",
+    "How late the event loop got to a timer, ten times a second.",
+    (),
+    (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5),
+)
+_BUILD = Family("headway_build_info", "Version of the server; always 1.", ("version",), is_gauge=True)
+_THREADS = Family("headway_threads", "Threads of the process, those of libraries included.", (), is_gauge=True)
+_RUNNING = Family("headway_calls_running", "Calls that are being answered.", (), is_gauge=True)
+_CORES = Family("headway_cores", "Cores that all models together keep busy.", (), is_gauge=True)
+_BUSY = Family("headway_busy_lanes", "Lanes of all models that have work.", (), is_gauge=True)
+_INFO = Family(
+    "headway_model_info",
+    "Loaded models: task, precision and device; always 1.",
+    (*_MODEL, "task", "precision", "device"),
+    is_gauge=True,
+)
+_STATE = Family(
+    "headway_model_state",
+    "1 for the state that a bundle is in (loading, ready, unloading, failed, rejected), 0 for the others.",
+    (*_MODEL, "state"),
+    is_gauge=True,
+)
+_STALLED = Family(
+    "headway_model_stalled_seconds",
+    "For how long what a model runs has made no progress; 0 where nothing runs.",
+    is_gauge=True,
+)
+_WAITING = Family("headway_inputs_waiting", "Inputs that wait to be computed.", is_gauge=True)
+_SLOTS = Family("headway_slots", "Slots of a model that decodes.", is_gauge=True)
+_USED_SLOTS = Family("headway_slots_used", "Slots that hold a sequence.", is_gauge=True)
+_POSITIONS = Family(
+    "headway_kv_cache_positions", "Tokens that the keys and values of all slots have room for.", is_gauge=True
+)
+_USED_POSITIONS = Family(
+    "headway_kv_cache_positions_used", "Tokens whose keys and values the slots hold.", is_gauge=True
+)
+
+# In the order in which they are read. `_CALLS` is counted by the cells of `_DURATION`.
+_COUNTED: Final = (
+    *(_DURATION, _QUEUE, _DROPPED, _BATCH_ITEMS, _BATCH, _COMPUTED, _PADDING, _STEP, _STEP_ROWS, _FIRST_TOKEN, _GAP),
+    *(_INPUT_TOKENS, _CACHED_TOKENS, _OUTPUT_TOKENS, _SEQUENCES, _LOADS, _LOAD, _LAG),
+)
+FAMILIES: Final = (
+    *(_CALLS, *_COUNTED, _BUILD, _THREADS, _RUNNING, _CORES, _BUSY, _INFO, _STATE, _STALLED),
+    *(_WAITING, _SLOTS, _USED_SLOTS, _POSITIONS, _USED_POSITIONS),
+)
+"""Every metric of this server. `process_*` come from the library."""
+
+_Cells = dict[tuple[Family, tuple[Any, ...]], list[float]]
+
+
+class Metrics(Observer, Collector):
+    """Counts what happens, and answers readers of the metrics."""
+
+    def __init__(self) -> None:
+        """Starts at zero, with nobody listening."""
+        self.registry = CollectorRegistry()
+        self.registry.register(self)
+        ProcessCollector(registry=self.registry)
+        self._local = threading.local()
+        self._lock = threading.Lock()  # guards the next two
+        self._shards: list[tuple[threading.Thread, _Cells]] = []
+        self._ended: _Cells = {}  # what threads counted that have ended
+        self._process = psutil.Process()
+        self._server: _Server | None = None
+        self._lag_task: asyncio.Task[None] | None = None
+        self._host: ModelHost | None = None
+        self._calls: Calls | None = None
+        self._cores: Cores | None = None
+
+    # Counting
+
+    def call_finished(self, call: Call, *, error: BaseException | None, duration_s: float) -> None:
+        """See `Observer`."""
+        self._observe(_DURATION, (call.method, call.model, None if error is None else type(error)), duration_s)
+
+    def left_queue(self, event: QueueEvent) -> None:
+        """See `Observer`."""
+        if event.reason == "started":
+            self._observe(_QUEUE, event.model, event.queue_s)
+        else:
+            self._count(_DROPPED, (*event.model, event.reason))
+
+    def batch_finished(self, event: BatchEvent) -> None:
+        """See `Observer`."""
+        model = event.model
+        self._observe(_BATCH_ITEMS, model, event.num_items)
+        self._observe(_BATCH, model, event.run_s)
+        self._count(_COMPUTED, model, event.num_items * event.length - event.num_padded)
+        self._count(_PADDING, model, event.num_padded)
+
+    def step_finished(self, event: StepEvent) -> None:
+        """See `Observer`."""
+        labels = (*event.model, event.kind)
+        self._observe(_STEP, labels, event.run_s)
+        self._observe(_STEP_ROWS, labels, event.num_rows)
+        self._count(_COMPUTED, event.model, event.num_tokens)
+        if event.kind == "encode":
+            self._count(_PADDING, event.model, event.num_padded)
+
+    def tokens_produced(self, event: TokensEvent) -> None:
+        """See `Observer`."""
+        for seconds in event.first_token_s:
+            self._observe(_FIRST_TOKEN, event.model, seconds)
+        for seconds in event.gaps_s:
+            self._observe(_GAP, event.model, seconds)
+
+    def sequence_finished(self, event: SequenceEvent) -> None:
+        """See `Observer`."""
+        self._count(_INPUT_TOKENS, event.model, event.num_input_tokens)
+        self._count(_CACHED_TOKENS, event.model, event.num_cached_tokens)
+        self._count(_OUTPUT_TOKENS, event.model, event.num_output_tokens)
+        self._count(_SEQUENCES, (*event.model, event.outcome))
+
+    def model_changed(self, event: ModelEvent) -> None:
+        """See `Observer`."""
+        if event.state in {"ready", "failed"}:
+            self._count(_LOADS, (*event.model, event.state))
+            self._count(_LOADS, (*event.model, "failed"), 0)  # a series that begins at 1 is no increase to Prometheus
+        if event.seconds is not None:
+            self._observe(_LOAD, event.model, event.seconds)
+
+    def _observe(self, family: Family, labels: tuple[Any, ...], value: float) -> None:
+        assert family.bounds is not None, family.name
+        cell = self._cell(family, labels)
+        cell[bisect_left(family.bounds, value)] += 1
+        cell[-1] += value
+
+    def _count(self, family: Family, labels: tuple[Any, ...], value: float = 1) -> None:
+        self._cell(family, labels)[-1] += value
+
+    def _cell(self, family: Family, labels: tuple[Any, ...]) -> list[float]:
+        try:
+            cells: _Cells = self._local.cells
+        except AttributeError:  # the thread's first event
+            cells = self._local.cells = {}
+            with self._lock:
+                self._shards.append((threading.current_thread(), cells))
+        cell = cells.get((family, labels))
+        if cell is None:
+            cell = family.new_cell()
+            if len(cells) < _MAX_SERIES:
+                cells[family, labels] = cell
+        return cell
+
+    # Reading
+
+    def collect(self) -> Iterator[Metric]:
+        """Yields every metric with its present values."""
+        by_family: dict[Family, dict[tuple[Any, ...], list[float]]] = {family: {} for family in _COUNTED}
+        for (family, labels), cell in self._sum().items():
+            by_family[family][labels] = cell
+        for model in by_family[_QUEUE]:  # 0, so that the first one is an increase to Prometheus
+            for reason in ("expired", "cancelled"):
+                by_family[_DROPPED].setdefault((*model, reason), _DROPPED.new_cell())
+        yield from _call_metrics(by_family.pop(_DURATION))
+        for family, cells in by_family.items():
+            yield _metric(family, cells)
+        yield from self._look()
+
+    def _sum(self) -> _Cells:
+        """Adds up the cells of all threads, and forgets those of threads that have ended."""
+        total: _Cells = {}
+        with self._lock:
+            living: list[tuple[threading.Thread, _Cells]] = []
+            for thread, cells in self._shards:
+                if thread.is_alive():
+                    living.append((thread, cells))
+                else:
+                    _add(self._ended, cells)
+            self._shards = living
+            for cells in (self._ended, *(cells for _, cells in living)):
+                _add(total, cells)
+        return total
+
+    def _look(self) -> Iterator[Metric]:
+        """Yields what is asked of the server now."""
+        yield _gauge(_BUILD, [((version("headway-server"),), 1)])
+        yield _gauge(_THREADS, [((), self._process.num_threads())])
+        if self._host is None or self._calls is None or self._cores is None:
+            return
+        yield _gauge(_RUNNING, [((), self._calls.num_running)])
+        yield _gauge(_CORES, [((), self._cores.count)])
+        yield _gauge(_BUSY, [((), self._cores.num_busy)])
+        yield from _model_gauges(self._host)
+
+    # Running
+
+    def listen(self, host: str, port: int) -> None:
+        """Answers `GET /metrics` at an address, in a thread.
+
+        Raises:
+            ServerError: The address cannot be listened at.
+        """
+        try:
+            self._server = _Server(host, port, self.registry)
+        except OSError as error:
+            raise ServerError(
+                f"cannot listen for metrics on {host}:{port}: {error.strerror or error}; "
+                "stop what listens there or choose another --metrics-host or --metrics-port"
+            ) from error
+        threading.Thread(target=self._server.serve_forever, args=(_POLL_S,), name="metrics", daemon=True).start()
+        _log.info("metrics", host=host, port=self._server.server_address[1], path="/metrics")
+
+    @property
+    def port(self) -> int | None:
+        """Where it is listened at; None if nowhere."""
+        return None if self._server is None else int(self._server.server_address[1])
+
+    def watch(self, host: ModelHost, calls: Calls, cores: Cores) -> None:
+        """Tells what these are at from now on, and how late the running event loop is."""
+        self._host, self._calls, self._cores = host, calls, cores
+        self._lag_task = asyncio.create_task(self._measure_lag())
+
+    async def _measure_lag(self) -> None:
+        while True:
+            due = time.monotonic() + _LAG_INTERVAL_S
+            await asyncio.sleep(_LAG_INTERVAL_S)
+            self._observe(_LAG, (), max(0.0, time.monotonic() - due))
+
+    def close(self) -> None:
+        """Stops listening."""
+        if self._lag_task is not None and not self._lag_task.get_loop().is_closed():
+            self._lag_task.cancel()
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+
+    def __repr__(self) -> str:
+        return f"Metrics(port {self.port})"
+
+
+class _Server(socketserver.TCPServer):
+    """Answers one reader after another, so that readers can take one thread and no more."""
+
+    allow_reuse_address = True
+
+    def __init__(self, host: str, port: int, registry: CollectorRegistry) -> None:
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        handler = type("_Handler", (MetricsHandler,), {"registry": registry, "timeout": _READ_TIMEOUT_S})
+        super().__init__((host, port), handler)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 (the base's signature)
+        """Logs what goes wrong with a reader, who has often just gone."""
+        _log.debug("metrics could not be read", client=str(client_address), exc_info=True)
+
+
+def _add(total: _Cells, cells: _Cells) -> None:
+    # Copies are made in one step, while the owning thread goes on counting.
+    for key, cell in list(cells.items()):
+        values = cell.copy()
+        before = total.get(key)
+        total[key] = values if before is None else [a + b for a, b in zip(before, values, strict=True)]
+
+
+def _metric(family: Family, cells: dict[tuple[Any, ...], list[float]]) -> Metric:
+    if family.bounds is None:
+        counter = CounterMetricFamily(family.name, family.help, labels=family.labels)
+        for labels, cell in cells.items():
+            counter.add_metric(labels, cell[-1])
+        return counter
+    histogram = HistogramMetricFamily(family.name, family.help, labels=family.labels)
+    for labels, cell in cells.items():
+        histogram.add_metric(labels, _buckets(family.bounds, cell), cell[-1])
+    return histogram
+
+
+def _buckets(bounds: tuple[float, ...], cell: list[float]) -> list[tuple[str, float]]:
+    """Returns cumulative counts by upper bound, as Prometheus has them."""
+    count, buckets = 0.0, []
+    for bound, added in zip((*map(float, bounds), "+Inf"), cell, strict=False):
+        count += added
+        buckets.append((str(bound), count))
+    return buckets
+
+
+def _call_metrics(cells: dict[tuple[Any, ...], list[float]]) -> Iterator[Metric]:
+    """Yields what the calls' cells hold: durations by code, and numbers by code and reason."""
+    durations: dict[tuple[Any, ...], list[float]] = {}
+    numbers: dict[tuple[Any, ...], list[float]] = {}
+    for (method, model, kind), cell in cells.items():
+        code, reason = outcome_of(kind)
+        labels = (method.lstrip("/"), *(model or _NO_MODEL), code)
+        before = durations.get(labels)
+        durations[labels] = cell if before is None else [a + b for a, b in zip(before, cell, strict=True)]
+        numbers.setdefault((*labels, reason), [0.0])[0] += sum(cell[:-1])
+        numbers.setdefault((*labels[:-1], *outcome_of(Exception)), [0.0])  # 0, so that the first bug is an increase
+    yield _metric(_CALLS, numbers)
+    yield _metric(_DURATION, durations)
+
+
+def _gauge(family: Family, values: Iterable[tuple[tuple[str, ...], float]]) -> GaugeMetricFamily:
+    gauge = GaugeMetricFamily(family.name, family.help, labels=family.labels)
+    for labels, value in values:
+        gauge.add_metric(labels, value)
+    return gauge
+
+
+def _model_gauges(host: ModelHost) -> Iterator[Metric]:
+    """Yields what is known of every model."""
+    models = [(_model_id(model), model) for model in host.models]
+    usages = [(model_id, model.usage()) for model_id, model in models]
+    decoding = [(model_id, usage) for model_id, usage in usages if usage.num_slots]
+    yield _gauge(
+        _INFO,
+        (
+            ((*model_id, model.bundle.manifest.task.value, model.precision.value, model.device), 1)
+            for model_id, model in models
+        ),
+    )
+    yield _gauge(
+        _STATE,
+        (
+            ((name, number, state.value), float(bundle.state is state))
+            for bundle in host.bundles
+            for name, _, number in [bundle.path.partition("/")]
+            for state in ModelState
+        ),
+    )
+    yield _gauge(_STALLED, ((model_id, model.stalled_s()) for model_id, model in models))
+    yield _gauge(_WAITING, ((model_id, usage.num_waiting) for model_id, usage in usages))
+    yield _gauge(_SLOTS, ((model_id, usage.num_slots) for model_id, usage in decoding))
+    yield _gauge(_USED_SLOTS, ((model_id, usage.num_used_slots) for model_id, usage in decoding))
+    yield _gauge(_POSITIONS, ((model_id, usage.num_positions) for model_id, usage in decoding))
+    yield _gauge(_USED_POSITIONS, ((model_id, usage.num_used_positions) for model_id, usage in decoding))
+
+
+def _model_id(model: ServedModel) -> ModelId:
+    return ModelId(model.bundle.manifest.name, model.bundle.manifest.version)

@@ -1,0 +1,198 @@
+"""Traces by OpenTelemetry: a span for each call, in the trace that its caller names, and spans of what was done for it.
+
+    call (server) ── queue ── batch                    models without state; a batch links the calls in it
+                  └─ queue ── prefill ── decode        each sequence of a model that decodes
+
+The spans below a call are made from events when they are over, with the times of these.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from importlib.metadata import version
+from typing import Final, Self
+
+import grpc
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
+from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, format_trace_id, set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from opentelemetry.util.types import Attributes
+
+from headway_server.observers import BatchEvent, Call, Observer, SequenceEvent
+from headway_server.transports.grpc.status import outcome_of
+
+_SERVICE: Final = "headway-server"
+_CLOSE_TIMEOUT_S: Final = 3.0
+"""How long the end of a server waits for the last spans to be sent."""
+_MAX_CHILDREN: Final = 64
+"""Most spans below that of a call: one of 32 prompts with 16 samples would have 1,536."""
+_SERVER_ERRORS: Final = frozenset({"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE"})
+"""Codes that make a server's span an error (OpenTelemetry's semantic conventions for gRPC); the others are the
+caller's."""
+
+
+class _CallSpan:
+    """The span of a call that is traced and has not ended."""
+
+    __slots__ = ("context", "num_children", "offset_ns", "span")
+
+    def __init__(self, span: Span, offset_ns: int) -> None:
+        self.span = span
+        self.context = set_span_in_context(span, Context())
+        self.num_children = 0
+        self.offset_ns = offset_ns
+
+    def wall_ns(self, monotonic_s: float) -> int:
+        """Returns when a time by `time.monotonic` was, by the clock as it went when the call began."""
+        return int(monotonic_s * 1e9) + self.offset_ns
+
+
+class Tracing(Observer):
+    """Makes spans of events and hands them to a processor, which sends them."""
+
+    def __init__(self, processor: SpanProcessor, *, sample_ratio: float = 1.0) -> None:
+        """Makes spans of a share of the calls.
+
+        Args:
+            processor: Takes spans that have ended; it may be asked to by any thread.
+            sample_ratio: Share of the calls to trace that bring no trace of their own. The others are traced if their
+                caller traces them.
+        """
+        resource = {SERVICE_VERSION: version(_SERVICE)}
+        if not os.environ.get("OTEL_SERVICE_NAME"):
+            resource[SERVICE_NAME] = _SERVICE
+        self._provider = TracerProvider(
+            resource=Resource.create(resource),
+            sampler=ALWAYS_ON,  # `call_started` has chosen: deciding by a span takes as long as all metrics ten times
+            shutdown_on_exit=False,  # `close` does it, and not for longer than it may
+        )
+        self._provider.add_span_processor(processor)
+        self._tracer = self._provider.get_tracer(_SERVICE, version(_SERVICE))
+        self._propagator = TraceContextTextMapPropagator()
+        self._sample_ratio = sample_ratio
+        self._spans: dict[int, _CallSpan] = {}  # by call
+
+    @classmethod
+    def sending_to(cls, endpoint: str, *, sample_ratio: float) -> Self:
+        """Sends spans by OTLP over gRPC; an endpoint with http:// is not encrypted."""
+        return cls(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)), sample_ratio=sample_ratio)
+
+    def call_started(self, call: Call) -> None:
+        """See `Observer`."""
+        parent = call.parent_trace
+        if not (random.random() < self._sample_ratio if parent is None else parent[1]):  # noqa: S311 (no secret)
+            return
+        offset_ns = time.time_ns() - time.monotonic_ns()
+        service, _, method = call.method.strip("/").rpartition("/")
+        attributes: Attributes = {
+            "rpc.system": "grpc",
+            "rpc.service": service,
+            "rpc.method": method,
+            "headway.call_id": call.call_id,
+        }
+        span = self._tracer.start_span(
+            call.method.strip("/"),
+            self._propagator.extract(dict(call.metadata)),
+            kind=SpanKind.SERVER,
+            attributes=attributes,
+            start_time=int(call.started_at * 1e9) + offset_ns,
+        )
+        call.span_trace_id = format_trace_id(span.get_span_context().trace_id)
+        self._spans[call.call_id] = _CallSpan(span, offset_ns)
+
+    def call_finished(self, call: Call, *, error: BaseException | None, duration_s: float) -> None:
+        """See `Observer`."""
+        recorded = self._spans.pop(call.call_id, None)
+        if recorded is None:
+            return
+        span = recorded.span
+        code, reason = outcome_of(None if error is None else type(error))
+        span.set_attribute("rpc.grpc.status_code", int(grpc.StatusCode[code].value[0]))
+        if call.request_id:
+            span.set_attribute("headway.request_id", call.request_id)
+        if call.model is not None:
+            span.set_attributes({"headway.model": call.model.name, "headway.model_version": call.model.version})
+        if error is not None:  # without its message, which may quote what the caller sent
+            span.set_attribute("error.type", reason)
+            if code in _SERVER_ERRORS:
+                span.set_status(Status(StatusCode.ERROR))
+        if recorded.num_children > _MAX_CHILDREN:
+            span.set_attribute("headway.left_out_spans", recorded.num_children - _MAX_CHILDREN)
+        span.end(recorded.wall_ns(call.started_at + duration_s))
+
+    def batch_finished(self, event: BatchEvent) -> None:
+        """See `Observer`. The first traced call's span of the batch links the other calls, theirs link that span."""
+        traced = [
+            (recorded, member)
+            for member in event.members
+            if (recorded := self._spans.get(member.call.call_id)) is not None
+        ]
+        finished_at = event.started_at + event.run_s
+        links = [Link(recorded.span.get_span_context()) for recorded, _ in traced[1:]]
+        for recorded, member in traced:
+            self._add(recorded, "queue", member.arrived_at, event.started_at)
+            attributes = {
+                "headway.num_items": event.num_items,
+                "headway.num_own_items": member.num_items,
+                "headway.length": event.length,
+                "headway.num_padded": event.num_padded,
+            }
+            span = self._add(recorded, "batch", event.started_at, finished_at, attributes=attributes, links=links)
+            if recorded is traced[0][0] and span is not None:
+                links = [Link(span.get_span_context())]
+
+    def sequence_finished(self, event: SequenceEvent) -> None:
+        """See `Observer`."""
+        recorded = None if event.call is None else self._spans.get(event.call.call_id)
+        if recorded is None:
+            return
+        self._add(recorded, "queue", event.arrived_at, event.started_at or event.finished_at)
+        if not event.started_at:
+            return
+        attributes: Attributes = {
+            "gen_ai.usage.input_tokens": event.num_input_tokens,
+            "headway.num_cached_tokens": event.num_cached_tokens,
+        }
+        self._add(
+            recorded, "prefill", event.started_at, event.first_token_at or event.finished_at, attributes=attributes
+        )
+        if event.first_token_at:
+            attributes = {"gen_ai.usage.output_tokens": event.num_output_tokens, "headway.outcome": event.outcome}
+            self._add(recorded, "decode", event.first_token_at, event.finished_at, attributes=attributes)
+
+    def _add(
+        self,
+        recorded: _CallSpan,
+        name: str,
+        began: float,
+        ended: float,
+        *,
+        attributes: Attributes = None,
+        links: list[Link] | None = None,
+    ) -> Span | None:
+        """Adds a span that is over to that of a call; None if there are too many."""
+        recorded.num_children += 1
+        if recorded.num_children > _MAX_CHILDREN:
+            return None
+        span = self._tracer.start_span(
+            name, recorded.context, attributes=attributes, links=links, start_time=recorded.wall_ns(began)
+        )
+        span.end(recorded.wall_ns(ended))
+        return span
+
+    def close(self) -> None:
+        """Sends what is left, for `_CLOSE_TIMEOUT_S` at most."""
+        ending = threading.Thread(target=self._provider.shutdown, name="tracing-end", daemon=True)
+        ending.start()
+        ending.join(_CLOSE_TIMEOUT_S)
+
+    def __repr__(self) -> str:
+        return f"Tracing({len(self._spans)} open spans)"

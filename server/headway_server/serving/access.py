@@ -1,0 +1,414 @@
+"""Who calls, what they may do, and how much of it: API keys, names of certificates, scopes and budgets.
+
+A key is 32 random bytes, so its SHA-256 cannot be turned back by guessing, and a slow hash, made for passwords that
+people think of, would add nothing but its time to every call. Keys are found by their hash in a dictionary: how long
+that takes tells of hashes, which are worth nothing to a caller.
+
+Belongs to the event loop, as the calls do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import json
+import re
+import secrets
+import time
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Annotated, Any, Final, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+
+from headway_server.bundles import Task
+from headway_server.configuration import nearest_name
+from headway_server.errors import AccessError, BudgetError, ForbiddenError, UnknownCallerError
+
+KEY_PREFIX: Final = "hw_"
+"""Begins every key, so that a scanner for leaked secrets can find them."""
+ADMIN: Final = "admin"
+"""The scope of calls that change the server."""
+
+_KEY_BYTES: Final = 32
+_BEARER: Final = "bearer "
+_SMOOTHING: Final = 0.1
+_SHORTEST_RETRY_S: Final = 0.05
+_NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+_MAX_CERTIFICATES: Final = 10_000
+"""Most names of certificates that are remembered; the oldest gives way."""
+
+
+def _check_scope(scope: str) -> str:
+    """Checks a scope of the file: `admin`, `task:TASK`, or `model:NAME`, where `*` stands for any letters."""
+    kind, _, name = scope.partition(":")
+    if scope == ADMIN or (kind == "model" and name):
+        return scope
+    if kind == "task":
+        if name in list(Task):
+            return scope
+        raise ValueError(f"there is no task {name!r}{nearest_name(name, list(Task))}")
+    raise ValueError("must be admin, task:TASK or model:NAME, such as task:generation or model:*")
+
+
+Scope = Annotated[str, AfterValidator(_check_scope)]
+
+
+class Grant(BaseModel):
+    """What a caller may do, and how much of it: an entry of the access file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    scopes: tuple[Scope, ...]
+    """Each adds rights: `admin`, `task:TASK` or `model:NAME`. A call of a model needs one that covers it."""
+    calls_per_s: Annotated[float, Field(gt=0)] | None = None
+    """Calls a second, on average."""
+    burst: Annotated[int, Field(ge=1)] | None = None
+    """Calls that may come at once after a pause; left out, those of a second."""
+    concurrency: Annotated[int, Field(ge=1)] | None = None
+    """Calls at a time."""
+    tokens_per_minute: Annotated[int, Field(ge=1)] | None = None
+    """Tokens read and generated, on average; also how many may come at once after a pause."""
+
+
+class KeyGrant(Grant):
+    """What the bearer of an API key may do."""
+
+    sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+    """SHA-256 of the key, in hexadecimal."""
+    expires: datetime | None = None
+    """When the key ends; UTC, if it names no other zone."""
+
+
+class AccessFile(BaseModel):
+    """The access file: who may call. In TOML."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    keys: Mapping[Annotated[str, StringConstraints(pattern=_NAME)], KeyGrant] = Field(default_factory=dict)
+    certificates: Mapping[str, Grant] = Field(default_factory=dict)
+    anonymous: Grant | None = None
+
+    @classmethod
+    def parse(cls, text: str, name: str) -> Self:
+        """Reads the text of a file.
+
+        Raises:
+            AccessError: It is no TOML, or an entry is wrong.
+        """
+        try:
+            parsed = cls.model_validate(tomllib.loads(text))
+        except tomllib.TOMLDecodeError as error:
+            raise AccessError(f"{name}: is not TOML: {error}") from None  # the text may hold secrets
+        except ValidationError as error:
+            raise AccessError(f"{name}: {_problem(error)}") from None
+        owners: dict[str, str] = {}
+        for key, grant in parsed.keys.items():
+            if (other := owners.setdefault(grant.sha256, key)) != key:
+                raise AccessError(f"{name}: keys.{key} and keys.{other} are the same key; remove one of them")
+        return parsed
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Reads a file.
+
+        Raises:
+            AccessError: It cannot be read, is no TOML, or an entry is wrong.
+        """
+        try:
+            text = path.read_text(encoding="utf-8")
+        except OSError as error:
+            raise AccessError(f"{path}: {error.strerror}; make it with headway-server keys create") from error
+        except UnicodeDecodeError:
+            raise AccessError(f"{path}: is not UTF-8 text") from None
+        return cls.parse(text, str(path))
+
+
+class Caller:
+    """Somebody who calls: a name, rights and a budget."""
+
+    def __init__(self, name: str, grant: Grant, *, kind: str = "key") -> None:
+        """Makes a caller who has done nothing yet.
+
+        Args:
+            name: Of the key or the certificate; empty for all who have neither.
+            grant: Rights and budget.
+            kind: What the name is a name of, for messages.
+        """
+        self.name = name
+        self._title = f"{kind} {name}" if name else "a caller without a key"
+        self._num_running = 0
+        self._mean_held_s = _SHORTEST_RETRY_S
+        self._calls: _Bucket | None = None
+        self._tokens: _Bucket | None = None
+        self.change(grant)
+
+    def change(self, grant: Grant) -> None:
+        """Sets rights and budget anew; what was used up of a budget that stays as it is remains used up."""
+        self.grant = grant
+        self._may_use: dict[tuple[str, str], bool] = {}
+        self._expires_at = float("inf")
+        if isinstance(grant, KeyGrant) and grant.expires is not None:
+            expires = grant.expires
+            self._expires_at = (expires if expires.tzinfo else expires.replace(tzinfo=UTC)).timestamp()
+        rate, burst = grant.calls_per_s, grant.burst
+        self._calls = None if rate is None else _Bucket.changed(self._calls, rate, max(1.0, burst or rate))
+        tokens = grant.tokens_per_minute
+        self._tokens = None if tokens is None else _Bucket.changed(self._tokens, tokens / 60, tokens)
+
+    def check_valid(self) -> None:
+        """Checks that the key has not expired.
+
+        Raises:
+            UnknownCallerError: It has.
+        """
+        if time.time() >= self._expires_at:
+            raise UnknownCallerError(f"the API key {self.name} has expired; ask the server's operator for a new one")
+
+    def check_model(self, task: str, model: str) -> None:
+        """Checks that the caller may use a model.
+
+        Raises:
+            ForbiddenError: No scope covers it.
+        """
+        allowed = self._may_use.get((task, model))
+        if allowed is None:
+            scopes = self.grant.scopes
+            allowed = f"task:{task}" in scopes or any(
+                fnmatchcase(model, scope.removeprefix("model:")) for scope in scopes if scope.startswith("model:")
+            )
+            self._may_use[task, model] = allowed
+        if not allowed:
+            raise ForbiddenError(
+                f"{self._title} may not use model {model}; ask the server's operator for the scope "
+                f"model:{model} or task:{task}"
+            )
+
+    def check_admin(self) -> None:
+        """Checks that the caller may change the server.
+
+        Raises:
+            ForbiddenError: The scope is missing.
+        """
+        if ADMIN not in self.grant.scopes:
+            raise ForbiddenError(f"{self._title} may not change the server; ask its operator for the scope {ADMIN}")
+
+    def begin(self) -> float:
+        """Begins a call and returns the time, which `end` wants.
+
+        Raises:
+            BudgetError: The budget is used up; it says when to come back.
+        """
+        now = time.monotonic()
+        grant = self.grant
+        if grant.concurrency is not None and self._num_running >= grant.concurrency:
+            raise self._over(f"{grant.concurrency} calls at a time", max(self._mean_held_s, _SHORTEST_RETRY_S))
+        if self._tokens is not None and (delay_s := self._tokens.delay_s(now)) > 0:
+            raise self._over(f"{grant.tokens_per_minute} tokens a minute", delay_s)
+        if self._calls is not None:
+            if (delay_s := self._calls.delay_s(now)) > 0:
+                raise self._over(f"{grant.calls_per_s:g} calls a second", delay_s)
+            self._calls.level -= 1
+        self._num_running += 1
+        return now
+
+    def end(self, began_at: float) -> None:
+        """Ends a call that `begin` began."""
+        self._num_running -= 1
+        self._mean_held_s += _SMOOTHING * (time.monotonic() - began_at - self._mean_held_s)
+
+    def count_tokens(self, count: int) -> None:
+        """Takes tokens from the budget. They are known once they are there: the call that uses it up is finished."""
+        if self._tokens is not None:
+            self._tokens.level -= count
+
+    @property
+    def counts_tokens(self) -> bool:
+        """True if tokens are limited."""
+        return self._tokens is not None
+
+    def _over(self, budget: str, delay_s: float) -> BudgetError:
+        return BudgetError(f"{self._title} has used up its {budget}; try again in {delay_s:.2f} s", delay_s)
+
+    def __repr__(self) -> str:
+        return f"Caller({self._title}, {self._num_running} running)"
+
+
+class _Bucket:
+    """Fills at a rate, up to a capacity; what is taken may make it negative."""
+
+    __slots__ = ("at", "capacity", "level", "rate_per_s")
+
+    def __init__(self, rate_per_s: float, capacity: float) -> None:
+        self.rate_per_s = rate_per_s
+        self.capacity = capacity
+        self.level = capacity
+        self.at = time.monotonic()
+
+    @classmethod
+    def changed(cls, old: _Bucket | None, rate_per_s: float, capacity: float) -> _Bucket:
+        """Returns the old one if it is such a bucket, else a new one that holds no more than the old one did."""
+        if old is not None and (old.rate_per_s, old.capacity) == (rate_per_s, capacity):
+            return old
+        new = cls(rate_per_s, capacity)
+        if old is not None:
+            old.delay_s(new.at)
+            new.level = min(new.level, old.level)
+        return new
+
+    def delay_s(self, now: float) -> float:
+        """Returns the seconds until it holds one."""
+        self.level = min(self.capacity, self.level + (now - self.at) * self.rate_per_s)
+        self.at = now
+        return max(0.0, (1 - self.level) / self.rate_per_s)
+
+
+class Access:
+    """Finds the caller of a call. What the file says may be changed while calls are answered (`change`)."""
+
+    def __init__(self, file: AccessFile) -> None:
+        """Knows the callers of a file."""
+        self._keys: dict[bytes, Caller] = {}
+        self._certificates: Mapping[str, Grant] = {}
+        self._by_certificate: dict[str, Caller | None] = {}
+        self._anonymous: Caller | None = None
+        self.change(file)
+
+    def change(self, file: AccessFile) -> None:
+        """Knows the callers of another file; those it has in common with the old one keep what they have used up."""
+        known = {caller.name: caller for caller in self._keys.values()}
+        self._keys = {
+            bytes.fromhex(grant.sha256): _changed(known.get(name), name, grant) for name, grant in file.keys.items()
+        }
+        self._certificates = file.certificates
+        callers = [caller for caller in self._by_certificate.values() if caller is not None]
+        self._by_certificate = {}
+        for caller in callers:
+            if (grant := self._grant_of(caller.name)) is not None:
+                caller.change(grant)
+                self._by_certificate[caller.name] = caller
+        self._anonymous = None if file.anonymous is None else _changed(self._anonymous, "", file.anonymous)
+
+    def identify(self, metadata: Iterable[tuple[str, str | bytes]], certificate_names: Sequence[str] = ()) -> Caller:
+        """Finds the caller: by the API key if there is one, else by the certificate, else whoever has neither.
+
+        Args:
+            metadata: What came with the call; `authorization: Bearer KEY` or `x-api-key: KEY` is looked for.
+            certificate_names: Names in the client's certificate, which the transport has verified.
+
+        Raises:
+            UnknownCallerError: The key is not known or has expired, or there is neither key nor certificate.
+            ForbiddenError: The certificate is good, and the file does not list it.
+        """
+        for key, value in metadata:
+            if isinstance(value, bytes):
+                continue
+            if key == "authorization":
+                if value[: len(_BEARER)].lower() != _BEARER:
+                    raise UnknownCallerError("the metadata authorization is not 'Bearer KEY'; send it like that")
+                return self._of_key(value[len(_BEARER) :])
+            if key == "x-api-key":
+                return self._of_key(value)
+        for name in certificate_names:
+            if (caller := self._of_certificate(name)) is not None:
+                return caller
+        if self._anonymous is not None:
+            return self._anonymous
+        if certificate_names:
+            raise ForbiddenError(
+                f"the server does not list the certificate of {certificate_names[0]!r}; ask its operator to add it"
+            )
+        raise UnknownCallerError("the call has no API key; send one as the metadata 'authorization: Bearer KEY'")
+
+    def _of_key(self, key: str) -> Caller:
+        caller = self._keys.get(_digest(key))
+        if caller is None:
+            raise UnknownCallerError(
+                "the API key is not one of this server's; check that it is whole, of this server and not withdrawn"
+            )
+        caller.check_valid()
+        return caller
+
+    def _of_certificate(self, name: str) -> Caller | None:
+        """Finds the caller of a certificate; everyone whom a pattern covers has a budget of their own."""
+        if name not in self._by_certificate:
+            if len(self._by_certificate) >= _MAX_CERTIFICATES:
+                del self._by_certificate[next(iter(self._by_certificate))]
+            grant = self._grant_of(name)
+            self._by_certificate[name] = None if grant is None else Caller(name, grant, kind="certificate")
+        return self._by_certificate[name]
+
+    def _grant_of(self, name: str) -> Grant | None:
+        """Returns the entry of a certificate's very name, else the first whose pattern covers it."""
+        if (grant := self._certificates.get(name)) is not None:
+            return grant
+        return next((grant for pattern, grant in self._certificates.items() if fnmatchcase(name, pattern)), None)
+
+    def __repr__(self) -> str:
+        return f"Access({len(self._keys)} keys, {len(self._certificates)} certificates)"
+
+
+def is_local(address: str) -> bool:
+    """Returns True for an address of this machine that others cannot reach."""
+    if not address or address.startswith("unix"):  # of a transport inside the process, or a socket of this machine
+        return True
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"
+
+
+def new_key() -> str:
+    """Draws a key."""
+    return KEY_PREFIX + secrets.token_urlsafe(_KEY_BYTES)
+
+
+def format_grant(name: str, key: str, options: Mapping[str, Any]) -> str:
+    """Returns the lines of the access file for a new key, which hold its hash.
+
+    Args:
+        name: Of the key.
+        key: The key itself.
+        options: Fields of `KeyGrant` that are set, apart from the hash.
+    """
+    lines = [f"[keys.{_toml_key(name)}]", f'sha256 = "{_digest(key).hex()}"']
+    lines += [f"{option} = {_toml_value(value)}" for option, value in options.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _toml_value(value: Any) -> str:
+    # JSON's strings, numbers and lists are TOML's.
+    return value.isoformat() if isinstance(value, datetime) else json.dumps(value)
+
+
+def _toml_key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else f'"{name}"'
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.strip().encode()).digest()
+
+
+def _changed(old: Caller | None, name: str, grant: Grant) -> Caller:
+    if old is None:
+        return Caller(name, grant)
+    old.change(grant)
+    return old
+
+
+def _problem(error: ValidationError) -> str:
+    """Says what is wrong with an entry, without its value: that may be a key that somebody wrote there."""
+    first = error.errors(include_input=False, include_url=False)[0]
+    place = ".".join(map(str, first["loc"])).removesuffix(".[key]")
+    if first["type"] == "extra_forbidden":
+        *above, last = first["loc"]
+        known = list(AccessFile.model_fields if not above else (*KeyGrant.model_fields,))
+        return f"{place} is no setting{nearest_name(str(last), known)}"
+    if first["type"] == "missing":
+        return f"{place} is missing"
+    if first["loc"][-1] == "sha256":
+        return f"{place} is not 64 hexadecimal digits; make keys with headway-server keys create"
+    return f"{place}: {first['msg'].removeprefix('Value error, ')}"

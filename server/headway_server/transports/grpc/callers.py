@@ -1,0 +1,224 @@
+"""How long calls wait for their callers, and how many streams a connection keeps open.
+
+A call waits for its caller twice: for the request after its headers, and for room to send where nobody reads. gRPC for
+Python takes any number of such calls and waits for ever; here each has a time, and few may be slow at once: past that
+the ones that have waited longest make room. So nobody keeps others out by sending half a request or by reading nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import grpc
+
+from headway_server.errors import DeadlineError, InvalidInputError, OverloadedError, RequestError
+
+Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+
+_SWEEP_S: Final = 0.5
+_SLOW_S: Final = 1.0
+"""A wait that is shorter is nobody's fault and counts for nothing."""
+_RETRY_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitLimits:
+    """How many calls may wait for their callers, and for how long."""
+
+    timeout_s: float
+    """Seconds that a wait may take; 0: any time."""
+    max_slow: int
+    """Waits of more than a second at a time."""
+    max_waits: int | None = None
+    """Waits at a time; None: any number."""
+
+
+class _Wait:
+    """A call that waits for its caller."""
+
+    __slots__ = ("error", "since", "task")
+
+    def __init__(self) -> None:
+        self.since = time.monotonic()
+        self.task = asyncio.current_task()
+        self.error: RequestError | None = None
+
+    def cut(self, error: RequestError) -> None:
+        """Ends the wait with an error."""
+        if self.error is None and self.task is not None:
+            self.error = error
+            self.task.cancel()
+
+
+class _Waits:
+    """Calls that wait for the same of their callers, the longest first."""
+
+    def __init__(self, limits: WaitLimits, fault: str, advice: str) -> None:
+        self._limits = limits
+        self._fault = fault
+        self._advice = advice
+        self._waits: dict[_Wait, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._waits)
+
+    @contextmanager
+    def wait(self) -> Iterator[None]:
+        """Surrounds a wait.
+
+        Raises:
+            DeadlineError: It took too long.
+            OverloadedError: It made room for others.
+        """
+        waits, most = self._waits, self._limits.max_waits
+        if most is not None and len(waits) >= most:
+            oldest = next(iter(waits))
+            del waits[oldest]
+            oldest.cut(self._overload())
+        wait = _Wait()
+        waits[wait] = None
+        try:
+            yield
+        except asyncio.CancelledError:
+            if wait.error is None or wait.task is None:
+                raise
+            wait.task.uncancel()
+            raise wait.error from None
+        finally:
+            waits.pop(wait, None)
+
+    def sweep(self, now: float) -> None:
+        """Ends the waits that take too long, and the longest ones where too many are slow."""
+        slow = []
+        for wait in self._waits:
+            if now - wait.since < _SLOW_S:
+                break
+            if wait.error is None:
+                slow.append(wait)
+        limits = self._limits
+        for number, wait in enumerate(slow):
+            if limits.timeout_s and now - wait.since > limits.timeout_s:
+                wait.cut(DeadlineError(f"{self._fault} within {limits.timeout_s:g} s; {self._advice}"))
+            elif len(slow) - number > limits.max_slow:
+                wait.cut(self._overload())
+
+    def _overload(self) -> OverloadedError:
+        limits = self._limits
+        return OverloadedError(
+            f"{self._fault} in time, and others wait: at most {limits.max_slow} slow ones are held at once; "
+            f"{self._advice}",
+            _RETRY_S,
+        )
+
+
+class Callers:
+    """The calls that wait for their callers, and the streams that last. Belongs to the event loop."""
+
+    def __init__(
+        self, *, requests: WaitLimits, answers: WaitLimits, max_lasting: int, max_lasting_per_connection: int
+    ) -> None:
+        """Starts with no call.
+
+        Args:
+            requests: For calls whose request has not been received.
+            answers: For calls whose answer nobody reads.
+            max_lasting: Streams that last, such as health watches, at a time.
+            max_lasting_per_connection: Likewise of one connection.
+        """
+        self._arriving = _Waits(requests, "the request was not received", "send it at once after its headers")
+        self._unread = _Waits(answers, "the answer was not read", "read what the server sends")
+        self._max_lasting = max_lasting
+        self._max_lasting_per_connection = max_lasting_per_connection
+        self._lasting: dict[_Wait, None] = {}
+        self._lasting_of: Counter[str] = Counter()
+        self._gate: asyncio.Event | None = None
+
+    async def receive(self, context: Context) -> bytes:
+        """Receives the request of a call.
+
+        Raises:
+            DeadlineError: It did not come in time.
+            InvalidInputError: The caller sent none.
+            OverloadedError: It did not come at once, and others wait.
+        """
+        with self._arriving.wait():
+            data = await context.read()
+        if data is grpc.aio.EOF:
+            raise InvalidInputError("request", "is missing; send one message")
+        assert isinstance(data, bytes), "there is no deserializer"
+        return data
+
+    async def send(self, context: Context, message: object) -> None:
+        """Sends a message of a stream.
+
+        Raises:
+            DeadlineError: Nobody read it in time.
+            OverloadedError: Nobody read it at once, and others wait.
+        """
+        with self._unread.wait():
+            await context.write(message)
+
+    @contextmanager
+    def lasting(self, peer: str) -> Iterator[None]:
+        """Surrounds a stream that lasts for as long as its caller likes.
+
+        Raises:
+            OverloadedError: There are too many, of all callers or of this connection.
+            RequestError: What `end_lasting` was given.
+        """
+        most = self._max_lasting_per_connection
+        if self._lasting_of[peer] >= most:
+            raise OverloadedError(f"this connection has {most} such streams, which is the limit", _RETRY_S)
+        if len(self._lasting) >= self._max_lasting:
+            raise OverloadedError(f"there are {self._max_lasting} such streams, which is the limit", _RETRY_S)
+        wait = _Wait()
+        self._lasting[wait] = None
+        self._lasting_of[peer] += 1
+        try:
+            yield
+        except asyncio.CancelledError:
+            if wait.error is None or wait.task is None:
+                raise
+            wait.task.uncancel()
+            raise wait.error from None
+        finally:
+            del self._lasting[wait]
+            self._lasting_of[peer] -= 1
+            if not self._lasting_of[peer]:
+                del self._lasting_of[peer]
+
+    async def pass_gate(self) -> None:
+        """Waits while calls are held."""
+        if self._gate is not None:
+            await self._gate.wait()
+
+    def hold(self) -> None:
+        """Keeps calls waiting whose request has been received, until `let_go`."""
+        self._gate = asyncio.Event()
+
+    def let_go(self) -> None:
+        """Lets calls go on that `hold` has kept waiting, and all others."""
+        if self._gate is not None:
+            self._gate.set()
+
+    def end_lasting(self, error: RequestError) -> None:
+        """Ends every stream that lasts."""
+        for wait in self._lasting:
+            wait.cut(error)
+
+    async def watch(self) -> None:
+        """Ends waits that take too long, for ever."""
+        while True:
+            await asyncio.sleep(_SWEEP_S)
+            now = time.monotonic()
+            self._arriving.sweep(now)
+            self._unread.sweep(now)
+
+    def __repr__(self) -> str:
+        return f"Callers({len(self._arriving)} arriving, {len(self._unread)} unread, {len(self._lasting)} lasting)"
