@@ -79,7 +79,7 @@ def _watch(process_id: int, samples: list[Sample], ended: threading.Event) -> No
 
 
 def soak(kind: Kind, seconds: float) -> dict[str, Any]:
-    """Calls a server on the shipped models for a time; returns what was seen.
+    """Calls a server on the shipped models for a time; returns what was seen, in thirds of the time.
 
     Raises:
         DrillError: Something grew, or a call failed.
@@ -96,14 +96,16 @@ def soak(kind: Kind, seconds: float) -> dict[str, Any]:
             ended.set()
             watching.join()
     samples = samples[round(_WARMUP_S / _SAMPLE_PERIOD_S) :]
-    first, last = ([statistics.median(values) for values in zip(*part, strict=True)] for part in _outer_thirds(samples))
+    thirds = [[statistics.median(values) for values in zip(*part, strict=True)] for part in _thirds(samples)]
     latency_ms = {each: _latency_ms(outcome, each) for each in ("p50", "p99")}
     errors = outcome.recorder.error_counts
     limits = (_MAX_GROWTH_MIB, _MAX_MORE_THREADS, _MAX_MORE_DESCRIPTORS)
     grew = [
-        name for name, was, now, limit in zip(Sample._fields, first, last, limits, strict=True) if now - was > limit
+        name
+        for name, was, now, limit in zip(Sample._fields, thirds[0], thirds[2], limits, strict=True)
+        if now - was > limit
     ]
-    grew += ["p99"] * (latency_ms["p99"][1] > _MAX_TIMES_LATENCY * latency_ms["p99"][0])
+    grew += ["p99"] * (latency_ms["p99"][2] > _MAX_TIMES_LATENCY * latency_ms["p99"][0])
     seen = {
         "drill": f"soak {kind}",
         "seconds": round(outcome.elapsed_s, 1),
@@ -111,27 +113,24 @@ def soak(kind: Kind, seconds: float) -> dict[str, Any]:
         "calls_per_s": round(outcome.recorder.completed_count / outcome.elapsed_s, 1),
         "errors": errors,
         **{
-            name: {"first_third": round(was, 1), "last_third": round(now, 1)}
-            for name, was, now in zip(Sample._fields, first, last, strict=True)
+            name: [round(value, 1) for value in of_thirds]
+            for name, *of_thirds in zip(Sample._fields, *thirds, strict=True)
         },
-        **{
-            f"{name}_ms": dict(zip(("first_third", "last_third"), both, strict=True))
-            for name, both in latency_ms.items()
-        },
+        **{f"{name}_ms": of_thirds for name, of_thirds in latency_ms.items()},
     }
     check(not grew and not errors, f"{', '.join(grew) or 'nothing'} grew: {seen}")
     return seen
 
 
-def _outer_thirds(values: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+def _thirds(values: Sequence[Any]) -> list[Sequence[Any]]:
     count = max(1, len(values) // 3)
-    return values[:count], values[-count:]
+    return [values[:count], values[count:-count] or values, values[-count:]]
 
 
 def _latency_ms(outcome: Outcome, name: str) -> list[float]:
-    """Returns a percentile of all calls that were due in the first third, and in the last one."""
+    """Returns a percentile of the calls that were due in each third of the time."""
     times = []
-    for part in _outer_thirds(sorted(outcome.recorder.intervals)):
+    for part in _thirds(sorted(outcome.recorder.intervals)):
         whole = TimeHistogram(2)
         for number in part:
             whole.add(outcome.recorder.intervals[number].latency)
