@@ -21,6 +21,8 @@ class AccessLog(Observer):
         """Writes the line."""
         code, reason = outcome_of(None if error is None else type(error))
         fields: dict[str, object] = {"code": code, "duration_ms": round(duration_s * 1e3, 3)}
+        if call.caller:
+            fields["caller"] = call.caller
         if call.model is not None:
             fields |= {"model": call.model.name, "version": call.model.version}
         if error is not None:

@@ -8,10 +8,14 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 
+import structlog
+
 from headway_server.errors import DeadlineError, DrainingError, ForbiddenError, RequestError
 from headway_server.observers import NO_OBSERVER, Call, Observer, current_call, set_current_call
 from headway_server.serving.access import ADMIN, Access, Caller
 from headway_server.serving.permits import Admission
+
+_log = structlog.get_logger(__name__)
 
 
 @contextmanager
@@ -196,6 +200,7 @@ class Calls:
             found = self._access.identify(metadata, certificate_names)
             if is_admin:
                 found.check_admin()
+                _log.info("call that changes the server", method=method, caller=found.name, request_id=request_id)
         except RequestError as error:
             self.note_refusal(method, error, metadata=metadata, request_id=request_id)
             raise
