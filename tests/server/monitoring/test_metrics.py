@@ -76,6 +76,7 @@ async def test_calls_are_counted_by_method_model_code_and_reason(serve, classifi
     assert found[f"headway_calls_total{{{absent}}}"] == 1
     topics = "model=topics,version=1"
     assert found[f"headway_queue_duration_seconds_count{{{topics}}}"] == 6
+    assert found["headway_inputs_dropped_total{model=topics,reason=expired,version=1}"] == 0
     assert found[f"headway_batch_items_sum{{{topics}}}"] == 6
     assert found[f"headway_computed_tokens_total{{{topics}}}"] > 6
     assert found[f"headway_padding_tokens_total{{{topics}}}"] > 0
