@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from headway_server.errors import InvalidInputError
 from headway_server.settings import TEXTS_OF_A_CALL
 
@@ -59,6 +62,18 @@ def check_size_of_call(field: str, texts: Iterable[str], max_bytes: int) -> None
         raise InvalidInputError(
             field, f"has {size} bytes in all, the limit of a call is {limit}; send them in several calls"
         )
+
+
+def check_token_ids(field: str, ids: NDArray[np.int64], largest: int) -> None:
+    """Checks tokens, (T,) with T at least 1: a graph that reads another number fails, and its whole batch with it.
+
+    Raises:
+        InvalidInputError: One is not in 0 to `largest`.
+    """
+    outside = (ids < 0) | (ids > largest)
+    if outside.any():
+        place = int(outside.argmax())
+        raise InvalidInputError(f"{field}[{place}]", f"is {ids[place]}; must be from 0 to {largest}")
 
 
 def num_bytes(text: str) -> int:

@@ -91,7 +91,7 @@ class GenerationModel(DecodingModel):
         """Continues prompts; all of them, or none.
 
         Args:
-            prompts: Prompts of at least one character, or conversations of at least one turn.
+            prompts: Prompts of at least one character or token, or conversations of at least one turn.
             fields: What the request calls each of them, for messages.
             request: What is asked for every prompt.
 
@@ -229,7 +229,9 @@ class GenerationModel(DecodingModel):
 
     def _echo(self, prompt: FittedPrompt) -> str:
         """Returns the prompt that the text continues, without what was cut from it."""
-        return self._tokenizer.decode(prompt.input_ids.tolist()) if prompt.truncated else prompt.text
+        if prompt.truncated or prompt.text is None:
+            return self._tokenizer.decode(prompt.input_ids.tolist())
+        return prompt.text
 
 
 def _load_chat_template(bundle: Bundle) -> ChatTemplate | None:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import re
 import secrets
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Container, Mapping
-from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
-from typing import Any, Final, TypeAlias
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
+from functools import partial
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError
+from google.rpc import status_pb2
 from grpc_status import rpc_status
 
-from headway_server.errors import InvalidInputError
+from headway_server.errors import InvalidInputError, RequestError
 from headway_server.observers import Call
 from headway_server.serving.access import Caller, is_local
 from headway_server.serving.calls import Calls
@@ -26,6 +30,8 @@ Deserializer: TypeAlias = Callable[[bytes], Any]
 UnaryMethod: TypeAlias = Callable[[Any, Context], Awaitable[Any]]
 StreamMethod: TypeAlias = Callable[[Any, Context], AsyncGenerator[Any, None]]
 Behaviour: TypeAlias = Callable[[Any, Context], Awaitable[Any]]
+StreamedCallsMethod: TypeAlias = "Callable[[StreamedCalls[Any], Context], Awaitable[None]]"
+Request = TypeVar("Request")
 Pairs: TypeAlias = list[tuple[str, str]]
 Who: TypeAlias = tuple[str, Caller | None]
 """Who calls, by name and with rights, where not everyone has all of them."""
@@ -52,6 +58,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         *,
         max_request_bytes: Mapping[str, int],
         admin_methods: Container[str] = frozenset(),
+        probes: Container[str] = frozenset(),
         verifies_clients: bool = False,
     ) -> None:
         """Prepares to wrap methods.
@@ -62,9 +69,11 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             max_request_bytes: Largest request of each service, by its full name; no other service is a call.
             admin_methods: Full names, `/package.Service/Method`, of the calls that change the server: they need the
                 scope `admin`.
+            probes: Likewise, of the calls of these services that answer as health does.
             verifies_clients: True if every client has shown a certificate that the server trusts.
         """
         self._admin_methods = admin_methods
+        self._probes = probes
         self._verifies_clients = verifies_clients
         self._calls = calls
         self._callers = callers
@@ -83,20 +92,22 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is not None:
             max_bytes = self._max_request_bytes.get(method.strip("/").partition("/")[0])
-            wrapped = self._limit(handler, method) if max_bytes is None else self._wrap(handler, method, max_bytes)
+            is_call = max_bytes is not None and method not in self._probes
+            wrapped = self._wrap(handler, method, max_bytes or 0) if is_call else self._limit(handler, method)
             self._handlers[method] = wrapped
         return wrapped
 
     def _wrap(self, handler: Handler, method: str, max_bytes: int) -> Handler:
         """Wraps a method that is a call."""
-        assert not handler.request_streaming, method
         assert handler.request_deserializer is not None, method
         deserialize = handler.request_deserializer
 
         def parse(data: bytes) -> Any:
             return _parse(data, deserialize, max_bytes)
 
-        behaviour: Any = handler.unary_stream or handler.unary_unary  # typed for the synchronous API
+        behaviour: Any = handler.unary_stream or handler.unary_unary or handler.stream_stream  # typed for threads
+        if handler.request_streaming:
+            return _method(self._wrap_streamed_calls(behaviour, parse, method), handler)
         wrap = self._wrap_stream if handler.response_streaming else self._wrap_unary
         return _method(wrap(behaviour, parse, method), handler)
 
@@ -106,8 +117,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             answered: Call | None = None
             try:
                 who = self._identify(method, context, pairs, request_id)
-                data = await self._callers.receive(context)
-                await self._callers.pass_gate()
+                data = await self._receive(method, context, pairs, request_id)
                 async with self._answer(method, data, who, pairs, request_id) as answered:
                     return await behaviour(parse(data), context)
             except grpc.aio.AbortError:
@@ -123,8 +133,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             answered: Call | None = None
             try:
                 who = self._identify(method, context, pairs, request_id)
-                data = await self._callers.receive(context)
-                await self._callers.pass_gate()
+                data = await self._receive(method, context, pairs, request_id)
                 async with (
                     self._answer(method, data, who, pairs, request_id) as answered,
                     aclosing(behaviour(parse(data), context)) as responses,
@@ -137,6 +146,43 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 await _abort(context, error, method, request_id, answered)
 
         return call
+
+    async def _receive(self, method: str, context: Context, pairs: Pairs, request_id: str) -> bytes:
+        """Receives the request of a call; one that does not come is a call that was refused."""
+        began = time.monotonic()
+        try:
+            data = await self._callers.receive(context)
+        except RequestError as error:
+            waited_s = time.monotonic() - began
+            self._calls.note_refusal(method, error, metadata=pairs, request_id=request_id, waited_s=waited_s)
+            raise
+        await self._callers.pass_gate()
+        return data
+
+    def _wrap_streamed_calls(self, behaviour: StreamedCallsMethod, parse: Deserializer, method: str) -> Behaviour:
+        """Wraps a method each of whose requests is a call; its stream has a place among those that last."""
+
+        async def stream(messages: AsyncIterator[bytes], context: Context) -> None:
+            pairs, request_id = await _open(context)
+
+            def begin(data: bytes) -> AbstractAsyncContextManager[Call]:
+                who = self._identify(method, context, pairs, request_id)  # who may have lost the right meanwhile
+                return self._answer(method, data, who, pairs, request_id)
+
+            async def calls() -> AsyncGenerator[StreamedCall[Any], None]:
+                async for data in messages:
+                    yield StreamedCall(partial(begin, data), partial(parse, data), method)
+
+            try:
+                self._identify(method, context, pairs, request_id)
+                with self._callers.lasting(context.peer()):
+                    await behaviour(StreamedCalls(calls(), partial(self._callers.send, context)), context)
+            except grpc.aio.AbortError:
+                raise
+            except Exception as error:  # as above
+                await _abort(context, error, method, request_id)
+
+        return stream
 
     def _identify(self, method: str, context: Context, pairs: Pairs, request_id: str) -> Who:
         """Finds out who calls before the request is received: of those who may not call, nothing is held."""
@@ -188,6 +234,51 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
     def __repr__(self) -> str:
         return f"CallInterceptor({self._calls!r}, {self._callers!r})"
+
+
+class StreamedCall(Generic[Request]):
+    """A request of a stream, which is a call of its own."""
+
+    def __init__(
+        self, begin: Callable[[], AbstractAsyncContextManager[Call]], parse: Callable[[], Request], method: str
+    ) -> None:
+        self._begin = begin
+        self._parse = parse
+        self._method = method
+        self._call: Call | None = None
+
+    @asynccontextmanager
+    async def answer(self) -> AsyncIterator[Request]:
+        """Surrounds all work that is done for the call; gives its request. Errors are those of `Calls.answer`."""
+        async with self._begin() as self._call:
+            yield self._parse()
+
+    def status_of(self, error: Exception) -> status_pb2.Status:
+        """Describes an error that has ended the call to its caller; logs it if it is the server's own."""
+        return to_status(error, self._method, self._call)
+
+
+class StreamedCalls(Generic[Request]):
+    """The calls of a stream, as they arrive, and their answers."""
+
+    def __init__(self, calls: AsyncIterator[StreamedCall[Request]], send: Callable[[object], Awaitable[None]]) -> None:
+        self._calls = calls
+        self._send = send
+        self._writing = asyncio.Lock()  # gRPC takes one message at a time
+        self.is_unread = False
+        """True if the caller has not read an answer for too long."""
+
+    def __aiter__(self) -> AsyncIterator[StreamedCall[Request]]:
+        return self._calls
+
+    async def send(self, response: object) -> None:
+        """Sends a message; may be called by several tasks at a time. Errors are those of `Callers.send`."""
+        async with self._writing:
+            try:
+                await self._send(response)
+            except RequestError:
+                self.is_unread = True
+                raise
 
 
 def _method(behaviour: Behaviour, handler: Handler) -> Handler:
