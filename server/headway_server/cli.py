@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -59,6 +60,8 @@ def _print_settings(arguments: Sequence[str]) -> None:
 
 def _serve(settings: ServerSettings) -> None:
     """Loads the models and serves them until a signal comes."""
+    if hasattr(signal, "SIGHUP"):  # a server that starts looks at its store anyway
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
     configure_logging(level=settings.log_level, line_format=settings.log_format, texts=settings.log_texts)
     if problem := address_problem(settings.host, settings.port):
         address = format_address(settings.host, settings.port)

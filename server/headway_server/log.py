@@ -26,7 +26,8 @@ _MAX_FRAMES: Final = 20
 _PIECE_CHARACTERS: Final = 1024
 """In UTF-8 no more than the 4 KiB that a pipe has room for when it says that it has any."""
 _GRPC_LOGGER: Final = "grpc._cython.cygrpc"
-_CALL_ID: Final = "call_id"
+_OF_CALLS: Final = frozenset({"call_id", "incident"})
+"""What lines of calls have, and no others."""
 _LEFT_OUT: Final = "left out; --log-texts shows it"
 
 
@@ -118,7 +119,7 @@ def _add_call_ids(_logger: WrappedLogger, _name: str, event: EventDict) -> Event
 
 def _hide_messages(_logger: WrappedLogger, _name: str, event: EventDict) -> EventDict:
     """Leaves out the messages of exceptions in a JSON line of a call."""
-    if _CALL_ID in event:
+    if _OF_CALLS & event.keys():
         _hide_in(event.get("exception", ()))
     return event
 
@@ -132,7 +133,7 @@ def _hide_in(exceptions: Any) -> None:
 def _format_without_messages(_logger: WrappedLogger, _name: str, event: EventDict) -> EventDict:
     """Formats the traceback in a line of a call for people, with the types of exceptions alone."""
     error = event.get("exc_info")
-    if _CALL_ID not in event or not isinstance(error, BaseException):
+    if not _OF_CALLS & event.keys() or not isinstance(error, BaseException):
         return event
     parts: list[str] = []
     cause: BaseException | None = error

@@ -239,7 +239,7 @@ class Batcher:
             DrainingError: The batcher was closed.
         """
         if len(items) == 1 and lengths[0] <= self._max_inline and self._may_run_inline(deadline):
-            return self._run_inline(items[0], outputs, read)
+            return self._run_inline(items[0], lengths[0], outputs, read)
         call = PendingCall(len(items), tuple(outputs), read)
         entries = [
             Entry(item=item, length=length, call=call, index=index, deadline=deadline)
@@ -275,14 +275,16 @@ class Batcher:
             self._count_busy()
         return True
 
-    def _run_inline(self, item: Tensors, outputs: Sequence[str], read: Reader[Result] | None) -> BatchedResults[Result]:
+    def _run_inline(
+        self, item: Tensors, length: int, outputs: Sequence[str], read: Reader[Result] | None
+    ) -> BatchedResults[Result]:
         """Runs one item on the event loop.
 
         Raises:
             BatchError: The model could not be run, or its outputs could not be read.
         """
         arrived = time.monotonic()
-        entry = Entry(item=item, length=1, call=PendingCall(1, tuple(outputs), read), index=0, deadline=None)
+        entry = Entry(item=item, length=length, call=PendingCall(1, tuple(outputs), read), index=0, deadline=None)
         try:
             with self._heartbeat.working():
                 inputs = self._graph.collate([item])

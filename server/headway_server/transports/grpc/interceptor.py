@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import re
 import secrets
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Container, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
 from functools import partial
@@ -116,8 +117,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             answered: Call | None = None
             try:
                 who = self._identify(method, context, pairs, request_id)
-                data = await self._callers.receive(context)
-                await self._callers.pass_gate()
+                data = await self._receive(method, context, pairs, request_id)
                 async with self._answer(method, data, who, pairs, request_id) as answered:
                     return await behaviour(parse(data), context)
             except grpc.aio.AbortError:
@@ -133,8 +133,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             answered: Call | None = None
             try:
                 who = self._identify(method, context, pairs, request_id)
-                data = await self._callers.receive(context)
-                await self._callers.pass_gate()
+                data = await self._receive(method, context, pairs, request_id)
                 async with (
                     self._answer(method, data, who, pairs, request_id) as answered,
                     aclosing(behaviour(parse(data), context)) as responses,
@@ -147,6 +146,18 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 await _abort(context, error, method, request_id, answered)
 
         return call
+
+    async def _receive(self, method: str, context: Context, pairs: Pairs, request_id: str) -> bytes:
+        """Receives the request of a call; one that does not come is a call that was refused."""
+        began = time.monotonic()
+        try:
+            data = await self._callers.receive(context)
+        except RequestError as error:
+            waited_s = time.monotonic() - began
+            self._calls.note_refusal(method, error, metadata=pairs, request_id=request_id, waited_s=waited_s)
+            raise
+        await self._callers.pass_gate()
+        return data
 
     def _wrap_streamed_calls(self, behaviour: StreamedCallsMethod, parse: Deserializer, method: str) -> Behaviour:
         """Wraps a method each of whose requests is a call; its stream has a place among those that last."""

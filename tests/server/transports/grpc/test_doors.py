@@ -66,6 +66,19 @@ async def test_keys_decide_who_may_call_what(serve, classifier_store, access_fil
         assert await health(serving.channel) == health_pb2.HealthCheckResponse.SERVING
 
 
+async def test_of_a_caller_who_is_not_known_no_request_is_awaited(serve, classifier_store, access_file, make_key):
+    make_key("somebody", "model:*")
+
+    async def nothing():
+        await asyncio.Event().wait()
+        yield b""
+
+    async with serve(classifier_store, access_file=access_file) as serving:
+        method = serving.channel.stream_unary("/headway.v1.TextClassificationService/ClassifyText")
+        refused = await failure_of(method(nothing(), timeout=20))
+        assert (refused.code, refused.reason) == (grpc.StatusCode.UNAUTHENTICATED, "UNKNOWN_CALLER")
+
+
 async def test_budgets_refuse_with_a_time_to_come_back(serve, classifier_store, access_file, make_key):
     fast = make_key("fast", "model:*", calls_per_s=0.5)
     wordy = make_key("wordy", "model:*", tokens_per_minute=4)
