@@ -12,7 +12,7 @@ import multiprocessing
 import queue
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -124,12 +124,15 @@ def stream(
     port: int, requests: list[tuple[str, dict[str, np.ndarray], dict[str, Any]]], headers: dict[str, str] | None = None
 ) -> Received:
     """Sends requests on one stream, all at once, and returns what came until each had its last response or an error."""
+    from tritonclient.utils import InferenceServerException
+
     events: queue.Queue[Any] = queue.Queue()
     received = Received()
     with _client(port) as client:
         client.start_stream(lambda result, error: events.put((result, error)), headers=headers)
-        for number, (model, arrays, options) in enumerate(requests):
-            client.async_stream_infer(model, _inputs(arrays), request_id=str(number), **options)
+        with suppress(InferenceServerException):  # a stream that was refused has ended already, with an event
+            for number, (model, arrays, options) in enumerate(requests):
+                client.async_stream_infer(model, _inputs(arrays), request_id=str(number), **options)
         open_requests = len(requests)
         while open_requests:
             result, error = events.get(timeout=30)

@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError
 from google.rpc import status_pb2
 from grpc_status import rpc_status
 
-from headway_server.errors import InvalidInputError, RequestError, is_failure, no_panics
+from headway_server.errors import CancelledError, InvalidInputError, RequestError, is_failure, no_panics
 from headway_server.observers import Call
 from headway_server.preprocessing.pool import request_pool
 from headway_server.serving.access import Caller, is_local
@@ -293,8 +293,8 @@ class StreamedCalls(Generic[Request]):
         self._calls = calls
         self._send = send
         self._writing = asyncio.Lock()  # gRPC takes one message at a time
-        self.is_unread = False
-        """True if the caller has not read an answer for too long."""
+        self.is_over = False
+        """True if the caller has gone, or has not read an answer for too long."""
 
     def __aiter__(self) -> AsyncIterator[StreamedCall[Request]]:
         return self._calls
@@ -305,8 +305,11 @@ class StreamedCalls(Generic[Request]):
             try:
                 await self._send(response)
             except RequestError:
-                self.is_unread = True
+                self.is_over = True
                 raise
+            except grpc.aio.InternalError as error:  # before gRPC has cancelled the method
+                self.is_over = True
+                raise CancelledError("the caller has gone") from error
 
 
 def _method(behaviour: Behaviour, handler: Handler) -> Handler:

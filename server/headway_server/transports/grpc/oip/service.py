@@ -221,7 +221,7 @@ class OpenInferenceService(pb_grpc.GRPCInferenceServiceServicer):
                         async for response in responses:
                             await calls.send(pb.ModelStreamInferResponse(infer_response=response))
             except Exception as error:
-                if errors_end_it or calls.is_unread:
+                if errors_end_it or calls.is_over:
                     raise
                 message = call.status_of(error).message
                 failed = pb.ModelInferResponse(id=request_id)

@@ -110,25 +110,30 @@ def test_an_error_ends_the_stream_with_its_code_for_a_client_that_asks_for_that(
     assert "nope" in message
 
 
-def test_cancelling_frees_what_the_text_held(triton, served):
-    served.recorder.finished.clear()
-    [model] = [model for model in served.host.models if model.bundle.manifest.name == GENERATION]
-    assert triton("cancel_stream", GENERATION, {"text": text("the cat")}, {"max_new_tokens": 60}) < 60
-
-    async def is_free() -> None:
-        await until(lambda: not model._admission.num_admitted and not served.server.calls.num_running)
-
-    served.run(is_free())
-    assert [kind for _, _, kind in served.recorder.finished] == ["CancelledError"]
-
-
-async def test_a_drain_answers_what_runs_and_ends_every_stream(serve_in_thread):
+@pytest.fixture
+def slow(serve_in_thread):
+    """A server whose one model takes 10 ms a token and never ends a text by itself."""
     decoder = make_decoder()
     decoder.output[:, EOS_ID] = 0
     slow_down(decoder, 0.01)
     model = make_generation_model(decoder)
-    started = serve_in_thread(lambda _: ModelHost([model]), ServerSettings(store="unused", port=0))
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{started.port}") as channel:
+    return serve_in_thread(lambda _: ModelHost([model]), ServerSettings(store="unused", port=0))
+
+
+def test_cancelling_frees_what_the_text_held(triton_calls, slow):
+    prompt = {"text": text("the cat")}
+    assert triton_calls(slow.port, "cancel_stream", GENERATION, prompt, {"max_new_tokens": 60}) < 60
+    [model] = slow.host.models
+
+    async def is_free() -> None:
+        await until(lambda: not model._admission.num_admitted and not slow.server.calls.num_running)
+
+    slow.run(is_free())
+    assert [kind for _, _, kind in slow.recorder.finished] == ["CancelledError"]
+
+
+async def test_a_drain_answers_what_runs_and_ends_every_stream(slow):
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{slow.port}") as channel:
         stub = pb_grpc.GRPCInferenceServiceStub(channel)
         idle, running = stub.ModelStreamInfer(), stub.ModelStreamInfer()
         await idle.write(infer_request("nope", "a"))
@@ -137,7 +142,7 @@ async def test_a_drain_answers_what_runs_and_ends_every_stream(serve_in_thread):
         request.parameters["max_new_tokens"].int64_param = 40
         await running.write(request)
         counts = [await running.read()]
-        stopping = asyncio.create_task(asyncio.to_thread(started.run, started.server.stop()))
+        stopping = asyncio.create_task(asyncio.to_thread(slow.run, slow.server.stop()))
         with pytest.raises(grpc.aio.AioRpcError, match="shutting down"):
             await idle.read()
         assert await idle.code() is grpc.StatusCode.UNAVAILABLE
@@ -165,3 +170,18 @@ async def test_a_slow_reader_holds_up_its_own_stream_alone(served):
         assert ids == set(map(str, range(100)))
         await unread.done_writing()
         assert await unread.code() is grpc.StatusCode.OK
+
+
+async def test_a_stream_that_nobody_reads_is_ended_and_holds_nothing(serve_in_thread, runtime, classifier_store):
+    settings = ServerSettings(store=classifier_store, port=0, connection={"unread_timeout": 1})
+    started = serve_in_thread(lambda observer: ModelHost.open(runtime, settings, observer=observer), settings)
+    small = [("grpc.http2.bdp_probe", 0)]  # the channel takes 64 KiB of what is not read
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{started.port}", options=small) as channel:
+        stream = pb_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer()
+        for _ in range(60):  # the answers are of 10 KB
+            await stream.write(infer_request("topics", *["goal"] * 250))
+        await until(lambda: started.server.calls.num_running > 1)
+        await until(lambda: not started.server.calls.num_running)
+        with pytest.raises(grpc.aio.AioRpcError, match="was not read"):
+            _ = [response async for response in stream]
+        assert await stream.code() is grpc.StatusCode.DEADLINE_EXCEEDED
