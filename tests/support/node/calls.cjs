@@ -130,10 +130,10 @@ async function bidirectionalStream() {
 
 async function main() {
   const result = {
+    deadline: await deadline(), // first: a call that comes behind others may be refused at once
     unary: await unary(),
     server_stream: await serverStream(),
     cancel: await cancel(),
-    deadline: await deadline(),
     error_details: await errorDetails(),
     gzip: await gzip(),
     infer: await infer(),
