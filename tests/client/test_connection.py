@@ -293,6 +293,14 @@ def test_calls_go_to_several_servers_in_turn_and_on_to_those_that_are_left(conne
             server.close()
 
 
+@pytest.mark.parametrize(
+    "server", ["127.0.0.1", "127.0.0.1:", ":50051", "localhost:99999", "[::1]", "1.2.3.4:5,6.7.8.9"]
+)
+def test_an_address_without_a_port_is_refused(connect: Connect, server: str) -> None:
+    with pytest.raises(ValueError, match="is not HOST:PORT, such as 127"):
+        connect(server)
+
+
 def test_several_servers_are_addresses_of_one_kind(connect: Connect) -> None:
     for several, message in (
         ("localhost:1,localhost:2", "or one name for all of them"),

@@ -24,6 +24,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from headway_server.bundles.manifest import Name
+from headway_server.configuration import nearest_name
 from headway_server.errors import ModelNotFoundError, StoreError
 
 _MAX_FILE_BYTES = 2**20
@@ -140,7 +141,11 @@ def read_routes(file: Path) -> Routes:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise StoreError(f"{file.name}: {where + ': ' if where else ''}{first['msg']}") from error
+        problem = f": {first['msg'].removeprefix('Value error, ')}"
+        if first["type"] == "extra_forbidden":
+            known = [name for part in (Routes, Route, Alias) for name in part.model_fields]
+            problem = f" is no setting{nearest_name(str(first['loc'][-1]), known)}"
+        raise StoreError(f"{file.name}{': ' + where if where else ''}{problem}") from error
 
 
 def write_routes(file: Path, routes: Routes) -> None:
