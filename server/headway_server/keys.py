@@ -9,11 +9,11 @@ import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Final
 
 from headway_server.errors import AccessError
 from headway_server.serving.access import AccessFile, format_grant, new_key, read_text
+from headway_server.serving.files import replace_file
 
 _ENVIRONMENT: Final = "HEADWAY_ACCESS_FILE"
 _BUDGETS: Final = {
@@ -113,13 +113,7 @@ def _write(path: Path, text: str) -> None:
     """
     AccessFile.parse(text, str(path))
     try:
-        mode = path.stat().st_mode & 0o777 if path.exists() else 0o644
-        with NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(file.name).chmod(mode)
-        Path(file.name).replace(path)
+        replace_file(path, text)
     except OSError as error:
         raise AccessError(f"{path}: cannot be written: {error.strerror}") from error
 

@@ -208,9 +208,11 @@ def _advice(error: UnavailableError, connection: Mapping[str, Any]) -> str:
     running = f"is a headway-server running at {connection['server']}?"
     if "CERTIFICATE_VERIFY_FAILED" in error.message:
         return "give the authority of the server's certificate by --ca-file"
-    if "Socket closed" in error.message and not (connection.get("tls") or connection.get("ca_file")):
-        return f"{running} If it encrypts, give --tls or --ca-file"
-    return running
+    if "Socket closed" not in error.message or connection.get("client_cert_file"):
+        return running
+    if connection.get("tls") or connection.get("ca_file"):
+        return f"{running} If it wants to see a certificate, give --client-cert-file and --client-key-file"
+    return f"{running} If it encrypts, give --tls or --ca-file"
 
 
 @contextmanager

@@ -14,9 +14,7 @@ call.
 
 from __future__ import annotations
 
-import os
 import random
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -26,6 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from headway_server.bundles.manifest import Name
 from headway_server.configuration import nearest_name
 from headway_server.errors import ModelNotFoundError, StoreError
+from headway_server.serving.files import replace_file
 
 _MAX_FILE_BYTES = 2**20
 
@@ -156,11 +155,6 @@ def write_routes(file: Path, routes: Routes) -> None:
     """
     text = routes.model_dump_json(indent=1, exclude_defaults=True) + "\n"
     try:
-        with tempfile.NamedTemporaryFile("w", dir=file.parent, prefix=".routes-", delete=False) as staged:
-            staged.write(text)
-            staged.flush()
-            os.fsync(staged.fileno())
-        os.chmod(staged.name, 0o644)  # noqa: PTH101
-        os.replace(staged.name, file)  # noqa: PTH105
+        replace_file(file, text)
     except OSError as error:
         raise StoreError(f"{file.name} cannot be written ({error.strerror})") from error
