@@ -223,7 +223,7 @@ def drained(address: str) -> dict[str, Any]:
     def stream() -> None:
         with (
             Client(address, timeout_s=60) as client,
-            client.stream_generate("ROMEO:", max_new_tokens=240) as deltas,
+            client.stream_generate_text("ROMEO:", max_new_tokens=240) as deltas,
         ):
             for number, _ in enumerate(deltas):
                 if number == 0:
