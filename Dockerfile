@@ -17,20 +17,20 @@ COPY proto/ proto/
 
 FROM builder AS server-cpu-builder
 COPY server/ server/
-RUN --mount=type=cache,target=/var/cache/pip bash docker/make-environment.sh server-cpu /opt/headway
+RUN --mount=type=cache,target=/var/cache/pip bash docker/make-environment.sh server-cpu /headway
 
 FROM builder AS server-gpu-builder
 COPY server/ server/
-RUN --mount=type=cache,target=/var/cache/pip bash docker/make-environment.sh server-gpu /opt/headway
+RUN --mount=type=cache,target=/var/cache/pip bash docker/make-environment.sh server-gpu /headway
 
 FROM builder AS client-builder
 COPY client/ client/
-RUN --mount=type=cache,target=/var/cache/pip bash docker/make-environment.sh client /opt/headway
+RUN --mount=type=cache,target=/var/cache/pip bash docker/make-environment.sh client /headway
 
 FROM python:${PYTHON_VERSION}-slim AS runtime
 # Bytecode was compiled with the environment; the root file system may be read-only. Without the third line ONNX
 # Runtime reports its use to its maker.
-ENV PATH=/opt/headway/bin:$PATH \
+ENV PATH=/headway/bin:$PATH \
     HOME=/nonexistent \
     ORT_DISABLE_TELEMETRY=1 \
     PYTHONDONTWRITEBYTECODE=1 \
@@ -48,7 +48,7 @@ EXPOSE 50051
 # The server drains on this signal: it refuses new calls and finishes those it has.
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=5s --start-period=30s --start-interval=1s --retries=3 \
-    CMD ["python", "-IS", "/opt/headway/health_probe.py"]
+    CMD ["python", "-IS", "/headway/health_probe.py"]
 ENTRYPOINT ["headway-server"]
 
 FROM server AS server-gpu
@@ -57,13 +57,13 @@ FROM server AS server-gpu
 ENV HEADWAY_DEVICE=cuda \
     NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility
-COPY --from=server-gpu-builder /opt/headway /opt/headway
+COPY --from=server-gpu-builder /headway /headway
 
 FROM runtime AS client
-COPY --from=client-builder /opt/headway /opt/headway
+COPY --from=client-builder /headway /headway
 ENTRYPOINT ["headway"]
 CMD ["--help"]
 
 # The last stage is what `docker build .` makes.
 FROM server AS server-cpu
-COPY --from=server-cpu-builder /opt/headway /opt/headway
+COPY --from=server-cpu-builder /headway /headway

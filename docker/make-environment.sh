@@ -48,5 +48,5 @@ esac
 pip_for "$folder" install --only-binary=:all: --no-compile "${constraints[@]}" "${wheels[@]}"
 if [[ "$distribution" == server ]]; then cp docker/health_probe.py "$folder/"; fi
 # Bytecode by default holds its source's time, which is that of the installation.
-"$folder/bin/python" -m compileall -q --invalidation-mode unchecked-hash "$folder/lib"
+"$folder/bin/python" -S -m compileall -q --invalidation-mode unchecked-hash "$folder/lib"
 find "$folder" -exec touch --no-dereference --date="@$SOURCE_DATE_EPOCH" {} +
