@@ -11,7 +11,7 @@ ARG PYTHON_VERSION=3.12
 FROM python:${PYTHON_VERSION}-slim AS builder
 ENV PIP_CACHE_DIR=/var/cache/pip
 WORKDIR /src
-COPY constraints.txt ./
+COPY constraints.txt LICENSE ./
 COPY docker/ docker/
 COPY proto/ proto/
 

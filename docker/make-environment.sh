@@ -46,6 +46,7 @@ esac
 "$python" -m venv --without-pip "$folder"
 # Only wheels: an image has no compiler, and a source build would not be what was tested.
 pip_for "$folder" install --only-binary=:all: --no-compile "${constraints[@]}" "${wheels[@]}"
+cp LICENSE "$folder/"
 if [[ "$distribution" == server ]]; then cp docker/health_probe.py "$folder/"; fi
 # Bytecode by default holds its source's time, which is that of the installation.
 "$folder/bin/python" -S -m compileall -q --invalidation-mode unchecked-hash "$folder/lib"
