@@ -16,7 +16,7 @@ from headway_server.bundles import Task
 from headway_server.serving.access import Access, AccessFile, format_grant, new_key
 from headway_server.serving.calls import Calls
 
-_CALLS, _ROUNDS = 20_000, 7
+_CALLS, _ROUNDS = 10_000, 5
 _CERTIFICATE = "search.example.org"
 
 

@@ -4,5 +4,6 @@
 set -euo pipefail
 cd "$(dirname "$0")"
 out="${1:-.}"
-python -m grpc_tools.protoc --proto_path=. --python_out="$out" --mypy_out="quiet:$out" headway/v1/*.proto
-python -m grpc_tools.protoc --proto_path=. --grpc_python_out="$out" --mypy_grpc_out="quiet:$out" headway/v1/*_service.proto
+services="headway/v1/*_service.proto headway/oip/*.proto"
+python -m grpc_tools.protoc --proto_path=. --python_out="$out" --mypy_out="quiet:$out" headway/v1/*.proto headway/oip/*.proto
+python -m grpc_tools.protoc --proto_path=. --grpc_python_out="$out" --mypy_grpc_out="quiet:$out" $services

@@ -1,4 +1,4 @@
-"""python -m benchmarks.drills overload|stop|kill|hold|surroundings: the last line is one JSON object."""
+"""python -m benchmarks.drills overload|stop|kill|hold|surroundings|soak|agreement: the last line is one JSON object."""
 
 import json
 import sys
@@ -7,8 +7,10 @@ from typing import Annotated
 import typer
 
 from benchmarks.drills.hold import hold
+from benchmarks.drills.load_agreement import agreement
 from benchmarks.drills.overload import overload
 from benchmarks.drills.server import DrillError
+from benchmarks.drills.soak import Kind, soak
 from benchmarks.drills.stop import kill, stop
 from benchmarks.drills.surroundings import surroundings
 
@@ -49,6 +51,21 @@ def _hold(seconds: Seconds = 30) -> None:
 def _surroundings() -> None:
     """A log that cannot be written, a full disk, a clock that jumps, peers that vanish."""
     _say(surroundings())
+
+
+@app.command("soak")
+def _soak(
+    kind: Annotated[Kind, typer.Option(help="What is called.")] = Kind.MIXED,
+    seconds: Annotated[float, typer.Option(min=20, max=3600, help="How long it is measured.")] = 300,
+) -> None:
+    """Minutes of calls, in which nothing grows."""
+    _say(soak(kind, seconds))
+
+
+@app.command("agreement")
+def _agreement(rounds: Annotated[int, typer.Option(min=1, max=100)] = 5, seconds: Seconds = 5) -> None:
+    """The load tester's figures beside those of independent clients."""
+    _say(agreement(rounds, seconds))
 
 
 def _say(result: object) -> None:

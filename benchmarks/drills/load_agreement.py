@@ -1,14 +1,10 @@
-"""Holds the load tester against an independent one: a loop, a clock and NumPy, on raw gRPC and on headway's client.
-
-    python -m benchmarks.drills.load_agreement [--rounds 5] [--seconds 5]
+"""The load tester against independent ones: a loop, a clock and NumPy, on raw gRPC and on headway's client.
 
 All three call the shipped `ag-news` in a closed loop and at a fixed rate, each from a process of its own, in turn,
 round after round. Raw gRPC sends prepared bytes and reads no answers: what it is faster by is what the client takes.
 """
 
-import argparse
 import asyncio
-import json
 import multiprocessing
 import statistics
 import tempfile
@@ -20,9 +16,8 @@ from typing import Any
 
 import grpc.aio
 import numpy as np
-from benchmarks.contestants.headway import running_server
-from benchmarks.worker import ROOT
 
+from benchmarks.drills.server import ROOT, running
 from headway.v1.text_classification_service_pb2 import ClassifyTextRequest
 from headway_client import AsyncClient
 from headway_client.load import Arrivals, LoadPlan, LoadProcesses, LoadTask, make_workload, read_inputs
@@ -125,18 +120,13 @@ def compare(address: str, rounds: int, seconds: float, **how: Any) -> dict[str, 
     }
 
 
-def main() -> None:
-    """Runs the comparison and prints one JSON object for each way of calling."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=5.0)
-    given = parser.parse_args()
+def agreement(rounds: int, seconds: float) -> dict[str, Any]:
+    """Compares the three with one caller, with eight, and at 100 and 200 calls a second."""
+    ways: list[dict[str, Any]] = [{"callers": 1}, {"callers": 8}, {"rate_per_s": 100.0}, {"rate_per_s": 200.0}]
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "ag-news").symlink_to(ROOT / "models" / "ag-news")
-        with running_server(ROOT, Path(folder), []) as server:
-            for how in ({"callers": 1}, {"callers": 8}, {"rate_per_s": 100.0}, {"rate_per_s": 200.0}):
-                print(json.dumps({**how, **compare(server.address, given.rounds, given.seconds, **how)}))  # noqa: T201
-
-
-if __name__ == "__main__":
-    main()
+        with running(store=Path(folder)) as server:
+            return {
+                "drill": "agreement",
+                "ways": [how | compare(server.address, rounds, seconds, **how) for how in ways],
+            }

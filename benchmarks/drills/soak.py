@@ -1,24 +1,14 @@
-"""Calls a server for minutes, and watches that its memory, threads, descriptors and latency stay as they were.
+"""Minutes of calls, in which memory, threads, descriptors and latency stay as they were."""
 
-    python -m benchmarks.drills.soak small --seconds 300     # callers that classify short texts, as fast as answered
-    python -m benchmarks.drills.soak mixed --seconds 300     # every task at a rate, with streams and batches
-
-A server on the shipped models is started for it. The last line is one JSON object; exit code 1 says that something grew.
-"""
-
-import json
 import statistics
-import sys
 import threading
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import psutil
-import typer
-from benchmarks.contestants.headway import running_server
-from benchmarks.worker import ROOT
 
+from benchmarks.drills.server import check, running
 from headway_client.load import (
     LoadPlan,
     LoadProcesses,
@@ -89,11 +79,16 @@ def _watch(process_id: int, samples: list[Sample], ended: threading.Event) -> No
 
 
 def soak(kind: Kind, seconds: float) -> dict[str, Any]:
-    """Runs the drill; returns what was seen, and under `grew` what did not stay as it was."""
+    """Calls a server on the shipped models for a time; returns what was seen, in thirds of the time.
+
+    Raises:
+        DrillError: Something grew, or a call failed.
+    """
     samples: list[Sample] = []
     ended = threading.Event()
-    with running_server(ROOT, ROOT / "models", []) as server, LoadProcesses({"server": server.address}) as processes:
-        watching = threading.Thread(target=_watch, args=(server.process_id, samples, ended), name="soak-watch")
+    with running() as server, LoadProcesses({"server": server.address}) as processes:
+        assert server.process is not None, "it was started"
+        watching = threading.Thread(target=_watch, args=(server.process.pid, samples, ended), name="soak-watch")
         watching.start()
         try:
             outcome = processes.run(plan_of(kind, seconds))
@@ -101,54 +96,43 @@ def soak(kind: Kind, seconds: float) -> dict[str, Any]:
             ended.set()
             watching.join()
     samples = samples[round(_WARMUP_S / _SAMPLE_PERIOD_S) :]
-    first, last = ([statistics.median(values) for values in zip(*part, strict=True)] for part in _outer_thirds(samples))
+    thirds = [[statistics.median(values) for values in zip(*part, strict=True)] for part in _thirds(samples)]
     latency_ms = {each: _latency_ms(outcome, each) for each in ("p50", "p99")}
     errors = outcome.recorder.error_counts
     limits = (_MAX_GROWTH_MIB, _MAX_MORE_THREADS, _MAX_MORE_DESCRIPTORS)
     grew = [
-        name for name, was, now, limit in zip(Sample._fields, first, last, limits, strict=True) if now - was > limit
+        name
+        for name, was, now, limit in zip(Sample._fields, thirds[0], thirds[2], limits, strict=True)
+        if now - was > limit
     ]
-    grew += ["p99"] * (latency_ms["p99"][1] > _MAX_TIMES_LATENCY * latency_ms["p99"][0])
-    return {
+    grew += ["p99"] * (latency_ms["p99"][2] > _MAX_TIMES_LATENCY * latency_ms["p99"][0])
+    seen = {
         "drill": f"soak {kind}",
         "seconds": round(outcome.elapsed_s, 1),
         "calls": outcome.recorder.ok_count,
         "calls_per_s": round(outcome.recorder.completed_count / outcome.elapsed_s, 1),
         "errors": errors,
         **{
-            name: {"first_third": round(was, 1), "last_third": round(now, 1)}
-            for name, was, now in zip(Sample._fields, first, last, strict=True)
+            name: [round(value, 1) for value in of_thirds]
+            for name, *of_thirds in zip(Sample._fields, *thirds, strict=True)
         },
-        **{
-            f"{name}_ms": dict(zip(("first_third", "last_third"), both, strict=True))
-            for name, both in latency_ms.items()
-        },
-        "grew": grew + ["errors"] * bool(errors),
+        **{f"{name}_ms": of_thirds for name, of_thirds in latency_ms.items()},
     }
+    check(not grew and not errors, f"{', '.join(grew) or 'nothing'} grew: {seen}")
+    return seen
 
 
-def _outer_thirds(values: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+def _thirds(values: Sequence[Any]) -> list[Sequence[Any]]:
     count = max(1, len(values) // 3)
-    return values[:count], values[-count:]
+    return [values[:count], values[count:-count] or values, values[-count:]]
 
 
 def _latency_ms(outcome: Outcome, name: str) -> list[float]:
-    """Returns a percentile of all calls that were due in the first third, and in the last one."""
+    """Returns a percentile of the calls that were due in each third of the time."""
     times = []
-    for part in _outer_thirds(sorted(outcome.recorder.intervals)):
+    for part in _thirds(sorted(outcome.recorder.intervals)):
         whole = TimeHistogram(2)
         for number in part:
             whole.add(outcome.recorder.intervals[number].latency)
         times.append(round(whole.statistic_ms(name), 2))
     return times
-
-
-def main(kind: Kind, seconds: Annotated[float, typer.Option(min=10, max=3600)] = 300.0) -> None:
-    """Runs the drill."""
-    result = soak(kind, seconds)
-    sys.stdout.write(json.dumps(result) + "\n")
-    sys.exit(bool(result["grew"]))
-
-
-if __name__ == "__main__":
-    typer.run(main)

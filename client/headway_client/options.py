@@ -87,6 +87,9 @@ class StreamGenerateTextOptions(ModelOptions, SamplingOptions, total=False):
         int | None, "Return log-probabilities of the tokens, and of this many most likely ones at each position."
     ]
     prompt_log_probabilities: Annotated[bool | None, "Return log-probabilities of the prompt's tokens too."]
+    cache_salt: Annotated[
+        str | None, "What the server keeps of the prompt is used for calls with the same salt alone: one for each user."
+    ]
     priority: Annotated[int | None, "Priority among the texts of its caller, -100 to 100: higher goes first."]
 
 

@@ -1,7 +1,7 @@
 """When a failed call is tried again.
 
 Only two failures are retried: UNAVAILABLE, and RESOURCE_EXHAUSTED if the server named a delay. They mean that the
-server did not accept the call or could not finish it; every RPC is free of side effects, so a retry is safe. Attempts
+server did not accept the call or could not finish it; every RPC may be repeated, those that change models too. Attempts
 go on until the call's deadline. The delay is random, up to a bound that grows with every attempt ("full jitter"), so
 that callers that failed together do not return together. It is never shorter than the server asked for, and never
 longer than the time that is left.

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NoReturn
 
 import structlog
@@ -24,10 +26,11 @@ from headway_server.configuration import (
 from headway_server.errors import ServerError
 from headway_server.log import configure_logging
 from headway_server.monitoring import Monitoring
+from headway_server.observers import NO_OBSERVER, joined
 from headway_server.runtime import Runtime, describe_cores
 from headway_server.serving.host import ModelHost
 from headway_server.settings import ServerSettings
-from headway_server.transports.grpc import Doors, HeadwayServer, address_problem, format_address
+from headway_server.transports.grpc import Doors, HeadwayServer, Statistics, address_problem, format_address
 
 _log = structlog.get_logger(__name__)
 _USAGE_ERROR = 2
@@ -57,6 +60,8 @@ def _print_settings(arguments: Sequence[str]) -> None:
 
 def _serve(settings: ServerSettings) -> None:
     """Loads the models and serves them until a signal comes."""
+    if hasattr(signal, "SIGHUP"):  # a server that starts looks at its store anyway
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
     configure_logging(level=settings.log_level, line_format=settings.log_format, texts=settings.log_texts)
     if problem := address_problem(settings.host, settings.port):
         address = format_address(settings.host, settings.port)
@@ -65,9 +70,12 @@ def _serve(settings: ServerSettings) -> None:
         Doors(settings)  # whose files may be wrong, which is better known before models are loaded
         monitoring = Monitoring.open(settings)
         runtime = Runtime(device=settings.device, num_threads=settings.threads, num_lanes=settings.lanes)
-        host = ModelHost.open(runtime, settings, observer=monitoring.observer)
+        statistics = Statistics() if settings.open_inference else None
+        observer = joined((monitoring.observer, statistics or NO_OBSERVER))
+        host = ModelHost.open(runtime, settings, observer=observer)
         _warn_of_absent_models(host, settings)
-        has_ended = asyncio.run(_run(host, runtime, settings, monitoring))
+        server = partial(HeadwayServer, host, settings, observer=observer, statistics=statistics)
+        has_ended = asyncio.run(_run(server, host, runtime, settings, monitoring))
         monitoring.close()
     except ServerError as error:
         _fail(str(error))
@@ -83,7 +91,13 @@ def _warn_of_absent_models(host: ModelHost, settings: ServerSettings) -> None:
         _log.warning("settings of a model that the store does not have" + nearest_name(name, names), model=name)
 
 
-async def _run(host: ModelHost, runtime: Runtime, settings: ServerSettings, monitoring: Monitoring) -> bool:
+async def _run(
+    make_server: Callable[[], HeadwayServer],
+    host: ModelHost,
+    runtime: Runtime,
+    settings: ServerSettings,
+    monitoring: Monitoring,
+) -> bool:
     """Serves until a signal comes; returns True if every thread has ended."""
 
     def announce(port: int) -> None:
@@ -95,7 +109,7 @@ async def _run(host: ModelHost, runtime: Runtime, settings: ServerSettings, moni
         sys.stdout.flush()
         _log.info("serving", store=str(settings.store), runtime=repr(runtime), cores=describe_cores())
 
-    server = HeadwayServer(host, settings, observer=monitoring.observer)
+    server = make_server()
     monitoring.start(host, server.calls, runtime.cores)
     return await server.run(announce)
 

@@ -27,6 +27,9 @@ ServerError                   what this package raises
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class ServerError(Exception):
     """Base of every error this package raises; its message is for the user."""
@@ -132,3 +135,23 @@ class DeadlineError(RequestError):
 
 class CancelledError(RequestError):
     """The caller has gone."""
+
+
+def is_failure(error: BaseException) -> bool:
+    """Returns True for an `Exception`, and for a panic of a library that is written in Rust, which is none."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"  # its module cannot be imported
+
+
+@contextmanager
+def no_panics() -> Iterator[None]:
+    """Turns a panic of a library into an `Exception`.
+
+    Raises:
+        RuntimeError: The library panicked.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, Exception) or not is_failure(error):
+            raise
+        raise RuntimeError(f"a library panicked: {error}") from error

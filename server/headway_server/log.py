@@ -2,7 +2,7 @@
 
 An error is logged with its traceback, without the values of variables: those are what callers sent. A line that is
 written while a call is answered has the call's ids, and no message of an exception unless texts are asked for:
-libraries quote in it what they were given.
+libraries quote in it what they were given. Where a line holds what callers sent all the same, that stays within it.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ import stat
 import sys
 import traceback
 from contextlib import suppress
+from io import StringIO
 from typing import Any, Final, Literal, TextIO, cast
 
 import structlog
-from structlog.typing import EventDict, Processor, WrappedLogger
+from structlog.typing import EventDict, ExcInfo, Processor, WrappedLogger
 
 from headway_server.observers import current_call
 
@@ -26,7 +27,8 @@ _MAX_FRAMES: Final = 20
 _PIECE_CHARACTERS: Final = 1024
 """In UTF-8 no more than the 4 KiB that a pipe has room for when it says that it has any."""
 _GRPC_LOGGER: Final = "grpc._cython.cygrpc"
-_CALL_ID: Final = "call_id"
+_OF_CALLS: Final = frozenset({"call_id", "incident"})
+"""What lines of calls have, and no others."""
 _LEFT_OUT: Final = "left out; --log-texts shows it"
 
 
@@ -106,8 +108,33 @@ def _renderers(line_format: Literal["text", "json"], *, texts: bool) -> list[Pro
         return [rendered, *hide, structlog.processors.JSONRenderer()]
     return [
         *([] if texts else [_format_without_messages]),
-        structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback),
+        _escape_values,
+        structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=_write_traceback),
     ]
+
+
+def _escape_values(_logger: WrappedLogger, _name: str, event: EventDict) -> EventDict:
+    """Escapes what would begin a new line or steer a terminal; JSON does so by itself."""
+    for key, value in event.items():
+        if isinstance(value, str) and not value.isprintable():
+            event[key] = _mark(value) if key == "exception" else _escape(value)
+    return event
+
+
+def _write_traceback(stream: TextIO, error: ExcInfo) -> None:
+    text = StringIO()
+    structlog.dev.plain_traceback(text, error)
+    stream.write("\n" + _mark(text.getvalue()))
+
+
+def _mark(traceback_text: str) -> str:
+    """Puts a mark before each line of a traceback, so that none reads as a line of the log."""
+    return "\n".join(f" | {_escape(part)}" for part in traceback_text.strip("\n").split("\n"))
+
+
+def _escape(text: str) -> str:
+    """Writes characters that are not printed as Python writes them in a string."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def _add_call_ids(_logger: WrappedLogger, _name: str, event: EventDict) -> EventDict:
@@ -118,7 +145,7 @@ def _add_call_ids(_logger: WrappedLogger, _name: str, event: EventDict) -> Event
 
 def _hide_messages(_logger: WrappedLogger, _name: str, event: EventDict) -> EventDict:
     """Leaves out the messages of exceptions in a JSON line of a call."""
-    if _CALL_ID in event:
+    if _OF_CALLS & event.keys():
         _hide_in(event.get("exception", ()))
     return event
 
@@ -132,7 +159,7 @@ def _hide_in(exceptions: Any) -> None:
 def _format_without_messages(_logger: WrappedLogger, _name: str, event: EventDict) -> EventDict:
     """Formats the traceback in a line of a call for people, with the types of exceptions alone."""
     error = event.get("exc_info")
-    if _CALL_ID not in event or not isinstance(error, BaseException):
+    if not _OF_CALLS & event.keys() or not isinstance(error, BaseException):
         return event
     parts: list[str] = []
     cause: BaseException | None = error

@@ -317,7 +317,8 @@ class Observers(Observer):
 
 
 def joined(observers: Sequence[Observer]) -> Observer:
-    """Returns one observer that reports to all of these; `NO_OBSERVER` if there are none."""
+    """Returns one observer that reports to all of these; `NO_OBSERVER` if none of them does anything."""
+    observers = [observer for observer in observers if observer is not NO_OBSERVER]
     if not observers:
         return NO_OBSERVER
     return observers[0] if len(observers) == 1 else Observers(observers)

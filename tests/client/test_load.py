@@ -400,6 +400,7 @@ async def test_figures_agree_with_those_of_an_independent_client(server: Any, ar
 
 def test_progress_is_drawn_on_a_terminal(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "140")
     arguments = ["load", "generate-text", "--concurrency", "2", "--duration", "1.2", "--warmup", "0"]
     ended = CliRunner().invoke(app, [*arguments, "--server", server.address])
     assert ended.exit_code == 0, ended.stderr

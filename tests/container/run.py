@@ -280,7 +280,10 @@ def stopped_early() -> dict[str, Any]:
             began = time.monotonic()
             docker("stop", container)
             slowest_s = max(slowest_s, time.monotonic() - began)
-            check(inspect(container, ".State.ExitCode") == 0, f"exit code of a server stopped after {delay_s} s")
+            # Until Python has set its handler, SIGTERM ends a process as it ends every one that an init has started.
+            good = (0,) if delay_s is None else (0, 143)
+            code = inspect(container, ".State.ExitCode")
+            check(code in good, f"exit code {code} of a server stopped after {delay_s} s")
         finally:
             docker("rm", "--force", container)
     check(slowest_s < 5, f"a stop took {slowest_s} s")

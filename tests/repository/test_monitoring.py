@@ -5,15 +5,23 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import socket
 import subprocess
+import sys
+import time
+import urllib.parse
+import urllib.request
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from prometheus_client import ProcessCollector
 from prometheus_client.registry import CollectorRegistry
 
+from headway_client import Client, HeadwayError
 from headway_server.monitoring.metrics import FAMILIES
 
 _SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",)}
@@ -79,6 +87,71 @@ def test_prometheus_takes_the_rules_and_they_fire_as_told(root: Path, command: t
         [_promtool(), *command], cwd=root / "docker/monitoring", capture_output=True, text=True, check=False
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+def test_prometheus_itself_answers_every_query_from_a_server_under_load(root: Path, tmp_path: Path) -> None:
+    """Reads the shipped models' server for some seconds, with the alert rules that are shipped."""
+    prometheus = shutil.which("prometheus")
+    if prometheus is None:
+        pytest.skip("prometheus is not installed (Debian has a package)")
+    models = root / "models"
+    command = [sys.executable, "-m", "headway_server", "--store", str(models), "--port", "0", "--metrics-port", "0"]
+    with ExitStack() as stack:
+        log = stack.enter_context((tmp_path / "server.log").open("w"))
+        server = stack.enter_context(
+            subprocess.Popen([*command, "--log-format", "json"], stdout=subprocess.PIPE, stderr=log, text=True)
+        )
+        stack.callback(server.terminate)
+        assert server.stdout is not None
+        address = server.stdout.readline().split(" on ")[1].split()[0]
+        lines = map(json.loads, (tmp_path / "server.log").read_text().splitlines())
+        metrics_port = next(line["port"] for line in lines if line["event"] == "metrics")
+        config = yaml.safe_load((root / "docker/monitoring/prometheus.yml").read_text())
+        config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
+        config["rule_files"] = [str(root / "docker/monitoring/alerts.yml")]
+        config["scrape_configs"][0]["static_configs"] = [{"targets": [f"127.0.0.1:{metrics_port}"]}]
+        (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(config))
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            url = f"127.0.0.1:{free.getsockname()[1]}"
+        flags = [f"--config.file={tmp_path / 'prometheus.yml'}", f"--storage.tsdb.path={tmp_path / 'data'}"]
+        reader = stack.enter_context(
+            subprocess.Popen([prometheus, *flags, f"--web.listen-address={url}"], stderr=subprocess.DEVNULL)
+        )
+        stack.callback(reader.terminate)
+
+        def ask(path: str, **parameters: str) -> Any:
+            query = urllib.parse.urlencode(parameters)
+            with urllib.request.urlopen(f"http://{url}/api/v1/{path}?{query}", timeout=10) as response:
+                return json.load(response)["data"]
+
+        with Client(address) as client:
+            end = time.monotonic() + 30
+            unanswered: dict[str, str] = {}
+            while time.monotonic() < end:
+                client.generate_text("To be", model="shakespeare", max_new_tokens=8)
+                client.translate_text(["A dog.", "A man rides a red bicycle."], model="multi30k-en-de")
+                client.classify_text(["Stocks fell", "A long text about oil prices and stocks"], model="ag-news")
+                with suppress(HeadwayError):
+                    client.classify_text("a", model="absent")
+                time.sleep(0.3)
+                try:
+                    asked = {
+                        query: _as_asked(query) for query in _dashboard_queries(root) if "label_values" not in query
+                    }
+                    unanswered = {query: one for query, one in asked.items() if not ask("query", query=one)["result"]}
+                except OSError:  # it is starting
+                    continue
+                if not unanswered:
+                    break
+        assert not unanswered
+        groups = ask("rules")["groups"]
+        assert {rule["health"] for group in groups for rule in group["rules"]} == {"ok"}
+        assert ask("alerts")["alerts"] == []
+
+
+def _as_asked(query: str) -> str:
+    """Fills in what Grafana fills in."""
+    return query.replace("$__rate_interval", "5s").replace("$model", ".*").replace("prometheus", "up")
 
 
 def test_prometheus_and_the_compose_file_agree_on_the_port(root: Path) -> None:

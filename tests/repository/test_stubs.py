@@ -10,7 +10,7 @@ from pathlib import Path
 
 def _stubs(folder: Path) -> dict[str, str]:
     """Every generated file below `folder`, by name."""
-    return {path.name: path.read_text() for path in (folder / "headway" / "v1").glob("*_pb2*.py*")}
+    return {path.name: path.read_text() for path in (folder / "headway").rglob("*_pb2*.py*") if path.suffix != ".pyc"}
 
 
 def test_the_stubs_beside_the_protos_equal_freshly_generated_ones(root: Path, tmp_path: Path) -> None:

@@ -61,6 +61,27 @@ def test_a_deep_recursion_is_logged_by_its_ends(capsys):
     assert len(error["frames"]) <= 21
 
 
+@pytest.mark.parametrize("line_format", ["text", "json"])
+def test_what_a_caller_sent_begins_no_line_of_its_own(capsys, line_format):
+    forged = 'x\n{"event": "FORGED"}\r\x1b[2J\x85\u2028FORGED'
+    configure_logging(level="info", line_format=line_format)
+    log = structlog.get_logger()
+    log.info("call", method=forged)
+    log.info(forged)
+    logging.getLogger("theirs").error("method %s", forged)
+    try:
+        raise ValueError(forged)
+    except ValueError as error:
+        log.error("internal error", exc_info=error)
+        logging.getLogger("theirs").exception(forged)
+    written = capsys.readouterr().err
+    assert not set(written) & set("\r\x1b\x85\u2028")
+    for line in written.split("\n"):
+        assert "FORGED" not in line[:12], line
+        if line_format == "text":
+            assert not line or line.startswith(("20", " | ")), line
+
+
 class BrokenStream(StringIO):
     def write(self, _text: str) -> int:
         raise BrokenPipeError(32, "Broken pipe")

@@ -5,9 +5,11 @@ import os
 import re
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import grpc
@@ -178,3 +180,19 @@ def test_a_missing_store_is_told(tmp_path: Path):
 
 def test_an_empty_store_is_told(tmp_path: Path):
     assert "holds no bundle" in refusal("--store", tmp_path, "--port", 0)
+
+
+def test_a_peers_words_are_not_written_to_the_log(start_process, classifier_store):
+    server = start_process("--store", classifier_store, "--port", 0)
+    port = port_of(server.wait_ready())
+    forged = b'\n{"event": "FORGED", "level": "error"}\n\x1b[2J'
+    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + struct.pack(">I", 0)[1:] + b"\4\0\0\0\0\0"
+    goaway = struct.pack(">I", 8 + len(forged))[1:] + b"\7\0\0\0\0\0" + struct.pack(">II", 0, 1) + forged
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as peer:
+        peer.sendall(preface + goaway)
+        with suppress(OSError):
+            while peer.recv(4096):
+                pass
+    server.process.terminate()
+    assert server.wait_end() == 0
+    assert "FORGED" not in server.log.read_text()

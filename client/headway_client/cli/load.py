@@ -156,9 +156,9 @@ def load(
         of_a_task = {"stream": stream, "batch_size": batch_size, "options": {**_parse_options(call_options), **options}}
         given = {name: value for name, value in of_a_task.items() if value not in (None, {})}
         if scenario is not None:
+            plan |= read_scenario(scenario)
             if task is not None or file is not None or given:
                 raise ValueError("a scenario says what is called; leave out the task and what belongs to it")
-            plan |= read_scenario(scenario)
         elif task is not None:
             plan["workloads"] = (make_workload(task, _inputs(task, file), **given),)
         else:
@@ -205,6 +205,8 @@ def load_compare(
     """Compare two reports of the load tester."""
     with reported_failures({}):
         reports = {_name(before, after): read_report(before), _name(after, before): read_report(after)}
+        if len(reports) == 1:
+            raise ValueError(f"{before} is given twice; name two reports")
         rows = list(compare(*reports.values()))
         if html is not None:
             html.write_text(make_page(reports), encoding="utf-8")

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Self
 
 from headway_client.async_client import AsyncClient
 from headway_client.errors import HeadwayError
-from headway_client.load.plan import LoadPlan
+from headway_client.load.plan import LoadPlan, Workload
 from headway_client.load.recorder import Recorder
 from headway_client.load.runner import LoadRunner, Sender, Share
 from headway_client.retry import NO_RETRIES
@@ -227,6 +227,7 @@ class _Worker:
         self._connection = connection
         self._share = share
         self._runner: LoadRunner | None = None
+        self._probed: tuple[Workload, ...] = ()
         self._inbox: asyncio.Queue[Any] = asyncio.Queue()
 
     async def serve(self) -> None:
@@ -243,7 +244,9 @@ class _Worker:
                 self._pipe.send(result)
 
     async def _run(self, sender: Sender, plan: LoadPlan) -> tuple[list[Recorder], float, float]:
-        await sender.probe()
+        if plan.workloads != self._probed:  # once: after an overload the server may refuse for a while
+            await sender.probe()
+            self._probed = plan.workloads
         self._pipe.send("ready")
         begin_s = await self._inbox.get()
         self._runner = LoadRunner(plan, sender, self._share)

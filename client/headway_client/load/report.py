@@ -24,6 +24,8 @@ Report = dict[str, Any]
 
 _BUSY_SHARE = 0.85
 """A process that computes for more of its time than this may send late."""
+_LATE_MS = 10.0
+"""A load tester that has time sends within about a millisecond."""
 _TIMES = {"latency": "latency", "first_token": "first token", "token_gap": "token gap", "send_delay": "send delay"}
 _COUNTS = ("calls_per_s", "goodput_per_s", "inputs_per_s", "tokens_per_s")
 
@@ -161,6 +163,12 @@ def format_report(report: Report) -> list[str]:
         lines.append(
             f"busy           a process of the load tester computed for {client['busy_share']:.0%} of its time and may "
             "have been late; use more --processes"
+        )
+    late_ms = (report["send_delay_ms"] or {}).get("p99", 0.0)
+    if late_ms > _LATE_MS and not report["outstanding_limit_count"]:
+        lines.append(
+            f"sent late      1 % of the calls by more than {late_ms:.1f} ms, which is part of their latency: "
+            "the load tester's machine was busy"
         )
     lines += [f"objective      {Result(**result)}" for result in report["objectives"]]
     if report["search"]:

@@ -321,6 +321,7 @@ class GenerateTextRequest(_message.Message):
     ECHO_FIELD_NUMBER: _builtins.int
     LOG_PROBABILITIES_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
+    CACHE_SALT_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name of the model. Default: the only loaded model for this task; required if there are several."""
     model_version: _builtins.str
@@ -333,6 +334,11 @@ class GenerateTextRequest(_message.Message):
     """True repeats the prompt at the beginning of each text."""
     priority: _builtins.int
     """Priority among the texts of its caller: higher goes first. Range -100 to 100. Default 0."""
+    cache_salt: _builtins.str
+    """Beginnings of prompts that were computed are kept and used again for later prompts with the same salt alone. Give
+    each of your users one, so that cached_prompt_token_count, or the time of an answer, tells none of them what another
+    has asked. At most 256 characters. Default: empty.
+    """
     @_builtins.property
     def prompts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Texts to continue. 1 to 256, of at least 1 character."""
@@ -362,10 +368,11 @@ class GenerateTextRequest(_message.Message):
         echo: _builtins.bool = ...,
         log_probabilities: Global___LogProbabilityOptions | None = ...,
         priority: _builtins.int = ...,
+        cache_salt: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_sample_count", b"_sample_count", "log_probabilities", b"log_probabilities", "parameters", b"parameters", "sample_count", b"sample_count"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_sample_count", b"_sample_count", "conversations", b"conversations", "echo", b"echo", "log_probabilities", b"log_probabilities", "model", b"model", "model_version", b"model_version", "parameters", b"parameters", "priority", b"priority", "prompts", b"prompts", "sample_count", b"sample_count", "truncate", b"truncate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_sample_count", b"_sample_count", "cache_salt", b"cache_salt", "conversations", b"conversations", "echo", b"echo", "log_probabilities", b"log_probabilities", "model", b"model", "model_version", b"model_version", "parameters", b"parameters", "priority", b"priority", "prompts", b"prompts", "sample_count", b"sample_count", "truncate", b"truncate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__sample_count: _TypeAlias = _typing.Literal["sample_count"]  # noqa: Y015
     _WhichOneofArgType__sample_count: _TypeAlias = _typing.Literal["_sample_count", b"_sample_count"]  # noqa: Y015
@@ -554,6 +561,7 @@ class StreamGenerateTextRequest(_message.Message):
     ECHO_FIELD_NUMBER: _builtins.int
     LOG_PROBABILITIES_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
+    CACHE_SALT_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name of the model. Default: the only loaded model for this task; required if there are several."""
     model_version: _builtins.str
@@ -566,6 +574,11 @@ class StreamGenerateTextRequest(_message.Message):
     """True repeats the prompt at the beginning of the text."""
     priority: _builtins.int
     """Priority among the texts of its caller: higher goes first. Range -100 to 100. Default 0."""
+    cache_salt: _builtins.str
+    """Beginnings of prompts that were computed are kept and used again for later prompts with the same salt alone. Give
+    each of your users one, so that cached_prompt_token_count, or the time of an answer, tells none of them what another
+    has asked. At most 256 characters. Default: empty.
+    """
     @_builtins.property
     def conversation(self) -> Global___Conversation:
         """The conversation to continue."""
@@ -590,10 +603,11 @@ class StreamGenerateTextRequest(_message.Message):
         echo: _builtins.bool = ...,
         log_probabilities: Global___LogProbabilityOptions | None = ...,
         priority: _builtins.int = ...,
+        cache_salt: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation", "log_probabilities", b"log_probabilities", "parameters", b"parameters"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation", "echo", b"echo", "log_probabilities", b"log_probabilities", "model", b"model", "model_version", b"model_version", "parameters", b"parameters", "priority", b"priority", "prompt", b"prompt", "truncate", b"truncate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "conversation", b"conversation", "echo", b"echo", "log_probabilities", b"log_probabilities", "model", b"model", "model_version", b"model_version", "parameters", b"parameters", "priority", b"priority", "prompt", b"prompt", "truncate", b"truncate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -25,7 +25,7 @@ import structlog
 
 from headway_server.batching.graph import NO_COSTS, RunCosts, Tensors
 from headway_server.batching.queue import BatchQueue, Entry
-from headway_server.errors import DeadlineError, DrainingError, ModelRunError
+from headway_server.errors import DeadlineError, DrainingError, ModelRunError, is_failure
 from headway_server.observers import NO_OBSERVER, BatchEvent, BatchMember, ModelId, Observer, QueueEvent, current_call
 from headway_server.runtime import (
     CLOSE_TIMEOUT_S,
@@ -239,7 +239,7 @@ class Batcher:
             DrainingError: The batcher was closed.
         """
         if len(items) == 1 and lengths[0] <= self._max_inline and self._may_run_inline(deadline):
-            return self._run_inline(items[0], outputs, read)
+            return self._run_inline(items[0], lengths[0], outputs, read)
         call = PendingCall(len(items), tuple(outputs), read)
         entries = [
             Entry(item=item, length=length, call=call, index=index, deadline=deadline)
@@ -275,14 +275,16 @@ class Batcher:
             self._count_busy()
         return True
 
-    def _run_inline(self, item: Tensors, outputs: Sequence[str], read: Reader[Result] | None) -> BatchedResults[Result]:
+    def _run_inline(
+        self, item: Tensors, length: int, outputs: Sequence[str], read: Reader[Result] | None
+    ) -> BatchedResults[Result]:
         """Runs one item on the event loop.
 
         Raises:
             BatchError: The model could not be run, or its outputs could not be read.
         """
         arrived = time.monotonic()
-        entry = Entry(item=item, length=1, call=PendingCall(1, tuple(outputs), read), index=0, deadline=None)
+        entry = Entry(item=item, length=length, call=PendingCall(1, tuple(outputs), read), index=0, deadline=None)
         try:
             with self._heartbeat.working():
                 inputs = self._graph.collate([item])
@@ -378,7 +380,9 @@ class Batcher:
         try:
             wanted, outputs, started, finished = self._run_in_turn(batch)
             rows = self._graph.split(outputs, [entry.item for entry in wanted]) if wanted else ()
-        except Exception as error:  # whatever it is, it is told to the callers of this batch and ends no thread
+        except BaseException as error:  # whatever it is, it is told to the callers of this batch and ends no thread
+            if not is_failure(error):
+                raise
             _log.error("a batch failed", model=self._model.name, num_items=len(batch), exc_info=error)
             self._post(_fail, batch, _batch_error())
             return
@@ -387,7 +391,9 @@ class Batcher:
             try:
                 read = _call_of(entry).read
                 done.append((entry, row if read is None else read(row, entry.index)))
-            except Exception as error:  # this call's outputs could not be read; the others' may be right
+            except BaseException as error:  # this call's outputs could not be read; the others' may be right
+                if not is_failure(error):
+                    raise
                 _log.error("an answer could not be read", model=self._model.name, exc_info=error)
                 self._post(_fail, [entry], _batch_error())
         if done:

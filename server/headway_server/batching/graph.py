@@ -183,7 +183,7 @@ class BatchGraph:
         longest = map(max, zip(*(array.shape for array in arrays), strict=True))
         stacked = np.full((len(arrays), *longest), self._padding.get(name, 0), dtype)
         for index, array in enumerate(arrays):
-            stacked[(index, *map(slice, array.shape))] = array
+            stacked[index][tuple(map(slice, array.shape))] = array
         return stacked
 
     def _sizes(self, item: Tensors) -> dict[int | str, int]:

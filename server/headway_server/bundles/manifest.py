@@ -38,8 +38,9 @@ NAME_PATTERN = r"^[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?$"
 Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 """A model's name or version: 1 to 64 of a-z, 0-9, dot, underscore and hyphen, a letter or digit at both ends."""
 
-Size = Annotated[int, Field(ge=1)]
-Index = Annotated[int, Field(ge=0)]
+Size = Annotated[int, Field(ge=1, le=2**24)]
+"""Tokens, pixels or elements; many times what any model has, and little enough that sums of them are no surprise."""
+Index = Annotated[int, Field(ge=0, lt=2**31)]
 Positive = Annotated[float, Field(gt=0)]
 FilePath = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*$")]
 """A path below the bundle's folder, with slashes; it does not lead out of it."""
@@ -74,7 +75,7 @@ class TensorSpec(Record):
 
     name: str
     dtype: Literal["float32", "float16", "int64", "int32", "int8", "bool"]
-    shape: tuple[int | str, ...]
+    shape: tuple[Annotated[int, Field(ge=0, lt=2**31)] | str, ...]
     """A number for a fixed axis, a name for a dynamic one."""
 
 
@@ -269,7 +270,7 @@ class BundleFile(Record):
     """Size and hash of a file of the bundle."""
 
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-    size_bytes: int
+    size_bytes: Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class Manifest(Record):

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from stat import S_ISREG
 from typing import Final
 
 from pydantic import ValidationError
@@ -17,6 +18,8 @@ from headway_server.bundles.signing import TrustedKeys
 from headway_server.errors import BundleError, StoreError
 
 _BLOCK_BYTES = 1 << 20
+_MAX_MANIFEST_BYTES = 16 * 2**20
+"""A hundred thousand labels of a hundred characters fit."""
 NAME: Final = re.compile(NAME_PATTERN)
 """What a model or a version may be called."""
 
@@ -116,16 +119,15 @@ def read_manifest(path: Path, trusted: TrustedKeys | None = None) -> Manifest:
         BundleError: It is missing, is not JSON, does not follow the schema, or nobody who is trusted has signed it.
     """
     file = path / MANIFEST_FILE
-    if file.exists() and not file.is_file():  # opening a pipe would wait for whoever writes to it
-        raise BundleError(f"{file}: is not a file; export the model again")
     try:
+        _check_manifest_file(file)
         data = file.read_bytes()
         if trusted is not None:
             trusted.check(path, data)
         content = json.loads(data.decode("utf-8"))
     except FileNotFoundError:
         raise BundleError(f"{path}: {MANIFEST_FILE} is missing; export the model again") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # what is not UTF-8, no JSON, or nested too deeply
         raise BundleError(f"{file}: cannot be read as JSON ({error}); export the model again") from error
     schema_version = content.get("schema_version") if isinstance(content, dict) else None
     if schema_version != SCHEMA_VERSION:
@@ -141,8 +143,24 @@ def read_manifest(path: Path, trusted: TrustedKeys | None = None) -> Manifest:
         raise BundleError(f"{file}: {where}: {first['msg']}; export the model again") from error
 
 
+def _check_manifest_file(file: Path) -> None:
+    """Checks what is read as a whole, before it is read.
+
+    Raises:
+        BundleError: It is no file, so that reading it may never end, or too large.
+        OSError: There is none, or it cannot be looked at.
+    """
+    status = file.stat()
+    if not S_ISREG(status.st_mode):  # opening a pipe would wait for whoever writes to it
+        raise BundleError(f"{file}: is not a file; export the model again")
+    if status.st_size > _MAX_MANIFEST_BYTES:
+        raise BundleError(f"{file}: has {status.st_size:,} bytes, a manifest at most {_MAX_MANIFEST_BYTES:,}")
+
+
 def _check_files(path: Path, manifest: Manifest) -> None:
     listed = set(manifest.files)
+    if odd := sorted(entry.name for entry in path.rglob("*") if not entry.is_file() and not entry.is_dir()):
+        raise BundleError(f"{path}: {odd[0]} is neither a file nor a folder; remove it")
     found = {file.relative_to(path).as_posix() for file in _files_below(path)} - {MANIFEST_FILE, SIGNATURE_FILE}
     if missing := sorted(listed - found):
         raise BundleError(f"{path}: {missing[0]} is missing; export the model again")

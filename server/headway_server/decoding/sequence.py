@@ -210,6 +210,7 @@ class Sequence:
 
     __slots__ = (
         "arrived_at",
+        "cache_salt",
         "call",
         "caller",
         "cancelled",
@@ -260,6 +261,7 @@ class Sequence:
         wants_deltas: bool = False,
         priority: int = 0,
         caller: str = "",
+        cache_salt: str = "",
         constraint: Constraint | None = None,
         search: SearchParameters | None = None,
         wants_alignment: bool = False,
@@ -277,6 +279,7 @@ class Sequence:
             wants_deltas: True hands the output out as it appears.
             priority: Among those of its caller, higher ones go first.
             caller: Who asks for it: callers take turns.
+            cache_salt: The prefix cache gives it what it has of sequences with the same one.
             constraint: What the text must look like; it belongs to the engine from now on.
             search: How to search with beams, for a sequence with a source: it takes `search.beam_size` slots, and of
                 `parameters` only `max_new_tokens` counts. None: tokens are chosen as `parameters` says.
@@ -294,6 +297,7 @@ class Sequence:
         self.wants_deltas = wants_deltas
         self.priority = priority
         self.caller = caller
+        self.cache_salt = cache_salt
         self.constraint = constraint
         self.search = search
         self.wants_alignment = wants_alignment or (search is not None and search.wants_alignment)

@@ -21,12 +21,16 @@ class AccessLog(Observer):
         """Writes the line."""
         code, reason = outcome_of(None if error is None else type(error))
         fields: dict[str, object] = {"code": code, "duration_ms": round(duration_s * 1e3, 3)}
+        if call.caller:
+            fields["caller"] = call.caller
         if call.model is not None:
             fields |= {"model": call.model.name, "version": call.model.version}
         if error is not None:
             fields["reason"] = reason
             if self._texts:
                 fields["message"] = str(error)
+        if call.caller:
+            fields["caller"] = call.caller
         _log.info("call", method=call.method, **fields, **call.ids)
 
     def __repr__(self) -> str:

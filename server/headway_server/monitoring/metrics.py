@@ -287,6 +287,9 @@ class Metrics(Observer, Collector):
         by_family: dict[Family, dict[tuple[Any, ...], list[float]]] = {family: {} for family in _COUNTED}
         for (family, labels), cell in self._sum().items():
             by_family[family][labels] = cell
+        for model in by_family[_QUEUE]:  # 0, so that the first one is an increase to Prometheus
+            for reason in ("expired", "cancelled"):
+                by_family[_DROPPED].setdefault((*model, reason), _DROPPED.new_cell())
         yield from _call_metrics(by_family.pop(_DURATION))
         for family, cells in by_family.items():
             yield _metric(family, cells)

@@ -3,7 +3,7 @@
 from headway_server.preprocessing.chat import ChatPrompt, ChatTemplate, ChatTurn
 from headway_server.preprocessing.image import ImageLimits, ImagePreprocessor, ImageTransform, PreparedImage
 from headway_server.preprocessing.sentences import Sentence, SplitText, split_sentences
-from headway_server.preprocessing.text import EncodedText, TextTokenizer
+from headway_server.preprocessing.text import EncodedText, TextTokenizer, written_length
 
 __all__ = [
     "ChatPrompt",
@@ -18,4 +18,5 @@ __all__ = [
     "SplitText",
     "TextTokenizer",
     "split_sentences",
+    "written_length",
 ]

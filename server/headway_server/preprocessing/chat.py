@@ -1,7 +1,7 @@
 """A conversation to the prompt that continues it, by the bundle's chat template.
 
 The template is a program that the operator trusts, as the graphs beside it. It runs as transformers runs it, in Jinja's
-immutable sandbox, with a cap on how much it writes and how long it takes.
+immutable sandbox (`template.py`), with a cap on how much it writes and how long it takes.
 
 What people write is not trusted: "<|im_end|>" in it must stay text. So while the template runs, a twin stands in what
 people wrote for every character that a special token begins or ends with: a character that no text has. The special
@@ -15,46 +15,39 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
-from jinja2 import Template, TemplateError, nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2 import Template, nodes
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from headway_server.bundles.manifest import SpecialTokens
-from headway_server.errors import BundleError, InvalidInputError
+from headway_server.errors import BundleError, InvalidInputError, no_panics
 from headway_server.preprocessing.pool import text_pool
-from headway_server.preprocessing.text import no_panics, open_tokenizer
+from headway_server.preprocessing.template import (
+    CPU_LIMIT_S,
+    FIRST_TWIN,
+    MAX_TEXT_LENGTH,
+    MEMORY_LIMIT_BYTES,
+    LimitError,
+    RefusedConversationError,
+    make_environment,
+    passes_trial,
+    write,
+)
+from headway_server.preprocessing.text import open_tokenizer
 
 Role: TypeAlias = Literal["system", "user", "assistant"]
 
 MAX_TEMPLATE_BYTES: Final = 64 * 2**10
 """Largest template that is loaded; those of models with tools have up to 20 KiB."""
-MAX_TEXT_LENGTH: Final = 2**19
-"""Characters of a prompt."""
-_MAX_PROCESSOR_S: Final = 1.0
 _FIRST_STAND_IN: Final = 0x50000
 """The first of the characters that stand for special tokens, of a plane of Unicode where none is assigned."""
-_FIRST_TWIN: Final = 0x60000
-"""The first of those that stand for characters which special tokens begin or end with, of another such plane."""
 _REASON_LENGTH: Final = 300
-
-
-class RefusedConversationError(TemplateError):
-    """The template says, by `raise_exception`, that it has no prompt for such a conversation."""
-
-
-class _LimitError(Exception):
-    """A template writes too much of a conversation, or takes too long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,8 +109,13 @@ class ChatTemplate:
             BundleError: It is too large, is not a template, or does not work with the tokenizer.
         """
         source = _read(file)
+        if not passes_trial(source):
+            raise BundleError(
+                f"{file}: takes more than {CPU_LIMIT_S} s of a processor or {MEMORY_LIMIT_BYTES >> 20} MiB for some "
+                "conversations; correct it and export the model again"
+            )
         tokenizer = open_tokenizer(tokenizer_file)
-        environment = _make_environment()
+        environment = make_environment()
         try:
             parsed = environment.parse(source)
             template = environment.from_string(source)
@@ -161,7 +159,7 @@ class ChatTemplate:
         except RefusedConversationError as error:
             reason = self._tokens.restore(str(error))[:_REASON_LENGTH]
             raise InvalidInputError(field, f"is not one the model's chat template has a prompt for: {reason}") from None
-        except _LimitError as error:
+        except LimitError as error:
             raise InvalidInputError(
                 field, f"is too long for the model's chat template, which {error}; leave out older turns"
             ) from None
@@ -180,16 +178,7 @@ class ChatTemplate:
             "documents": None,
             **self._names,
         }
-        chunks: list[str] = []
-        length, began = 0, time.thread_time()
-        for chunk in self._template.generate(values):
-            length += len(chunk)
-            if length > MAX_TEXT_LENGTH:
-                raise _LimitError(f"writes more than {MAX_TEXT_LENGTH:,} characters of it")
-            if time.thread_time() - began > _MAX_PROCESSOR_S:
-                raise _LimitError(f"takes more than {_MAX_PROCESSOR_S:.0f} s of a processor for it")
-            chunks.append(chunk)
-        return "".join(chunks)
+        return write(self._template, values)
 
     def _failure(self, error: Exception) -> BundleError:
         return BundleError(f"{self._file}: fails ({error}); correct it and export the model again")
@@ -243,7 +232,7 @@ class _ControlTokens:
         self._stand_ins = {added[token_id].content: chr(_FIRST_STAND_IN + n) for n, token_id in enumerate(control)}
         self._control = _any_of(self._stand_ins)
         edges = sorted({edge for token in self._stand_ins if token.strip() for edge in (token[0], token[-1])})
-        self._twins = {edge: chr(_FIRST_TWIN + n) for n, edge in enumerate(edges) if not edge.isspace()}
+        self._twins = {edge: chr(FIRST_TWIN + n) for n, edge in enumerate(edges) if not edge.isspace()}
         self._originals = str.maketrans({twin: edge for edge, twin in self._twins.items()})
         reserved = (*self._stand_ins.values(), *self._twins.values())
         self._forged = str.maketrans(dict.fromkeys(reserved, "\N{REPLACEMENT CHARACTER}"))
@@ -275,8 +264,8 @@ class _ControlTokens:
         """Makes the prompt of what the template wrote."""
         told_apart = self.restore(self._control.sub(lambda match: self._stand_ins[match[0]], written))
         with no_panics():
-            ids = self._tokenizer.encode(told_apart, add_special_tokens=False).ids
-        return ChatPrompt(text=self.restore(written), input_ids=np.asarray(ids, np.int64))
+            (encoding,) = self._tokenizer.encode_batch_fast([told_apart], add_special_tokens=False)  # without the GIL
+        return ChatPrompt(text=self.restore(written), input_ids=np.asarray(encoding.ids, np.int64))
 
     def _renamed(self, content: dict[str, Any]) -> dict[str, Any]:
         """Returns the content of a `tokenizer.json` with the stand-ins in place of control tokens."""
@@ -297,51 +286,6 @@ class _ControlTokens:
 
     def __repr__(self) -> str:
         return f"{len(self._stand_ins)} control tokens"
-
-
-class _GenerationBlock(Extension):
-    """`{% generation %}` marks the model's own turns for training; what is in it is written as it stands."""
-
-    tags = {"generation"}  # noqa: RUF012 (Jinja declares it so)
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        line = next(parser.stream).lineno
-        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
-
-
-def _make_environment() -> ImmutableSandboxedEnvironment:
-    """Returns the sandbox with the settings, names and extensions that chat templates are written for."""
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationBlock]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = lambda layout: datetime.now().astimezone().strftime(layout)
-    return environment
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Writes JSON as chat templates expect it: without the escapes for HTML that Jinja's own filter makes."""
-    text = json.dumps(value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys)
-    return _escape_beyond_ascii(text) if ensure_ascii else text
-
-
-def _escape_beyond_ascii(text: str) -> str:
-    """Escapes as `json.dumps` does, but leaves twins, which later become what they stand for."""
-    twins = range(_FIRST_TWIN, _FIRST_TWIN + 0x10000)
-    return re.sub(
-        r"[^\x00-\x7f]", lambda found: found[0] if ord(found[0]) in twins else json.dumps(found[0])[1:-1], text
-    )
-
-
-def _raise_exception(message: object = "") -> None:
-    raise RefusedConversationError(str(message))
 
 
 def _texts_looked_for(parsed: nodes.Template) -> Iterator[str]:

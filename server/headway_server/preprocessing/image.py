@@ -58,6 +58,8 @@ would wait for each, since some of Pillow's conversions keep the interpreter's l
 _LEVEL_SCALES = {"L;2": 85, "L;4": 17}
 """What a level of a grey PNG of so many bits is multiplied by, by Pillow's name for its rows."""
 _RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
+_MAX_PIXEL_VALUE: Final = 1000.0
+"""Far past what any mean and standard deviation make of a colour, and far below what overflows in a network."""
 _SMALL_FILE_BYTES: Final = 4096
 _SMALL_SIDES: Final = range(16, 129)
 """An image of so few bytes and pixels, for a model of as few, is prepared on the event loop, where a hostile one takes
@@ -123,7 +125,8 @@ class ImagePreprocessor:
         """Checks that `settings` can be followed.
 
         Raises:
-            BundleError: A resize of the shorter side without a size that covers the crop.
+            BundleError: A resize of the shorter side without a size that covers the crop, or more pixels than an image
+                may have.
         """
         if settings.resize == "shorter_side":
             crop = max(settings.height, settings.width)
@@ -132,6 +135,13 @@ class ImagePreprocessor:
                     f"image_preprocessing.resize_size is {settings.resize_size}; shorter_side needs at least the "
                     f"crop's {crop}: export the model again"
                 )
+        largest = max(settings.resize_size or 0, settings.height, settings.width)
+        if largest > limits.max_side or settings.height * settings.width > limits.max_pixels:
+            raise BundleError(
+                f"image_preprocessing has {settings.width} x {settings.height} pixels and a side of {largest}; the "
+                f"limits are {limits.max_pixels} and {limits.max_side}: raise --max-image-megapixels, or export the "
+                "model again"
+            )
         self._settings = settings
         self._limits = limits
         self._is_small = max(settings.height, settings.width, settings.resize_size or 0) < _SMALL_SIDES.stop
@@ -174,6 +184,31 @@ class ImagePreprocessor:
             for task in tasks:  # after an error or a cancellation: what still waits in the pool
                 task.cancel()
         return [prepared[index] for index in range(len(images))]
+
+    async def take_pixels(self, pixel_values: NDArray[np.float32]) -> list[PreparedImage]:
+        """Takes images that the caller has prepared, (N, 3, height, width); checks them off the event loop.
+
+        Raises:
+            InvalidInputError: They have another shape, or values that no image has.
+        """
+        expected = (3, self._settings.height, self._settings.width)
+        if pixel_values.shape[1:] != expected:
+            raise InvalidInputError(
+                "pixel_values", f"has images of shape {list(pixel_values.shape[1:])}; this model reads {list(expected)}"
+            )
+        loop = asyncio.get_running_loop()
+        if not await loop.run_in_executor(image_pool(), _has_values_of_pixels, pixel_values):
+            raise InvalidInputError(
+                "pixel_values",
+                f"has values that are not numbers from {-_MAX_PIXEL_VALUE:g} to {_MAX_PIXEL_VALUE:g}; send colours "
+                "scaled to 0 to 1, less the model's mean, divided by its standard deviation",
+            )
+        height, width = expected[1:]
+        transform = ImageTransform(scale=(1.0, 1.0), offset=(0.0, 0.0))
+        return [
+            PreparedImage(pixel_values=values, width=width, height=height, transform=transform)
+            for values in pixel_values
+        ]
 
     def prepare(self, data: bytes, field: str = "images[0]") -> PreparedImage:
         """Prepares one image on the caller's thread.
@@ -227,6 +262,10 @@ class ImagePreprocessor:
 
     def __repr__(self) -> str:
         return f"ImagePreprocessor({self._settings.resize} to {self._settings.width} x {self._settings.height})"
+
+
+def _has_values_of_pixels(pixel_values: NDArray[np.float32]) -> bool:
+    return bool((np.abs(pixel_values) <= _MAX_PIXEL_VALUE).all())  # which no NaN is
 
 
 class _Gate:

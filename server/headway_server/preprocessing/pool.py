@@ -1,43 +1,118 @@
-"""The threads on which texts and images are prepared, so that the event loop does not wait for them.
+"""The threads on which requests, texts and images are prepared, so that the event loop does not wait for them.
 
 Short texts, long texts and images have threads of their own: decoding a picture takes a thousand times as long as
 encoding a headline, and so does a text of a hundred pages; a headline must not wait behind either. Each kind has one
-pool for all models, which bounds what it takes from the cores.
+pool for all models, which bounds what it takes from the cores. Within a pool callers take turns, so that one who brings
+much work waits for it alone.
 """
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
-from typing import Final
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from functools import cache, partial
+from threading import Lock
+from typing import Any, Final, ParamSpec, TypeVar
 
+from headway_server.observers import current_call
 from headway_server.runtime import usable_cores
 
 LONG_TEXT: Final = 2**16
 """Characters past which a text is long; so many are encoded in some tens of milliseconds."""
 _MAX_THREADS: Final = 2
 
+Result = TypeVar("Result")
+Arguments = ParamSpec("Arguments")
 
-def text_pool(num_characters: int = 0) -> ThreadPoolExecutor:
+
+class FairPool(Executor):
+    """Threads that take the work of callers in turn, a piece of each; that of one caller in the order it came.
+
+    Attributes:
+        num_threads: How many there are at most.
+    """
+
+    def __init__(self, name: str, max_threads: int) -> None:
+        """Names the threads after `name`; there are at most `max_threads`."""
+        self._name = name
+        self.num_threads = max_threads
+        self._threads = ThreadPoolExecutor(max_threads, thread_name_prefix=name)
+        self._lock = Lock()
+        self._waiting: OrderedDict[str, deque[tuple[Future[Any], Callable[[], Any]]]] = OrderedDict()
+        """The work of each caller; the first one is next."""
+
+    def submit(
+        self, function: Callable[Arguments, Result], /, *args: Arguments.args, **kwargs: Arguments.kwargs
+    ) -> Future[Result]:
+        """Has a function called when it is the turn of the caller whose call the present task answers."""
+        future: Future[Result] = Future()
+        call = current_call()
+        caller = "" if call is None else call.caller
+        with self._lock:
+            self._waiting.setdefault(caller, deque()).append((future, partial(function, *args, **kwargs)))
+        self._threads.submit(self._work)  # one for each piece of work; which piece it does is decided when it runs
+        return future
+
+    def _work(self) -> None:
+        with self._lock:
+            caller, pieces = next(iter(self._waiting.items()))
+            future, work = pieces.popleft()
+            if pieces:
+                self._waiting.move_to_end(caller)
+            else:
+                del self._waiting[caller]
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            future.set_result(work())
+        except BaseException as error:  # a panic too: without it, the caller would wait for ever
+            future.set_exception(error)
+        finally:
+            del future, work  # an error's traceback holds this frame
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Ends the threads."""
+        self._threads.shutdown(wait, cancel_futures=cancel_futures)
+
+    def __repr__(self) -> str:
+        with self._lock:
+            waiting = {caller: len(pieces) for caller, pieces in self._waiting.items()}
+        return f"FairPool({self._name}, waiting: {waiting})"
+
+
+def text_pool(num_characters: int = 0) -> FairPool:
     """Returns the process's threads for texts of so many characters together; tokenizers release the GIL in them."""
     return _long_text_pool() if num_characters > LONG_TEXT else _short_text_pool()
 
 
 @cache
-def image_pool() -> ThreadPoolExecutor:
+def request_pool() -> FairPool:
+    """Returns the process's thread for reading large requests."""
+    return _pool("requests", 1)
+
+
+@cache
+def image_pool() -> FairPool:
     """Returns the process's threads for images; decoders release the GIL in them."""
     return _pool("images", _MAX_THREADS)
 
 
 @cache
-def _short_text_pool() -> ThreadPoolExecutor:
+def constraint_pool() -> FairPool:
+    """Returns the process's threads for constraints; the library releases the GIL in them."""
+    return FairPool("constraints", _MAX_THREADS)
+
+
+@cache
+def _short_text_pool() -> FairPool:
     return _pool("texts", _MAX_THREADS)
 
 
 @cache
-def _long_text_pool() -> ThreadPoolExecutor:
+def _long_text_pool() -> FairPool:
     return _pool("long-texts", 1)
 
 
-def _pool(name: str, max_threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(min(usable_cores(), max_threads), thread_name_prefix=f"preprocessing-{name}")
+def _pool(name: str, max_threads: int) -> FairPool:
+    return FairPool(f"preprocessing-{name}", min(usable_cores(), max_threads))

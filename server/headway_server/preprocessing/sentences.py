@@ -13,7 +13,7 @@ from itertools import accumulate
 
 import sentencex
 
-from headway_server.preprocessing.text import no_panics
+from headway_server.errors import no_panics
 
 _PARAGRAPH = re.compile(r"(\n[^\S\n]*\n\s*)")
 """A blank line, which ends a sentence whatever stands before it. The pattern begins with a line break, so that other

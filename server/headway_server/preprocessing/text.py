@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import unicodedata
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
 
-from headway_server.errors import BundleError, InvalidInputError
+from headway_server.errors import BundleError, InvalidInputError, no_panics
 from headway_server.preprocessing.pool import LONG_TEXT, text_pool
 
 _SLICE_LENGTH: Final = LONG_TEXT
@@ -46,21 +47,6 @@ class EncodedText:
 
     def __len__(self) -> int:
         return len(self.input_ids)
-
-
-@contextmanager
-def no_panics() -> Iterator[None]:
-    """Turns a panic of a library that is written in Rust, which is no `Exception`, into one.
-
-    Raises:
-        RuntimeError: The library panicked.
-    """
-    try:
-        yield
-    except BaseException as error:
-        if type(error).__name__ != "PanicException":  # of a module that cannot be imported
-            raise
-        raise RuntimeError(f"a library panicked: {error}") from error
 
 
 def open_tokenizer(file: Path) -> Tokenizer:
@@ -139,9 +125,9 @@ class TextTokenizer:
             with_offsets: True to give the characters of each token; without them it is faster.
             text_pairs: What each text is read with as one input; None: nothing.
         """
-        for part in _slices(texts, text_pairs):
+        for part, length in _slices(texts, text_pairs):
             pairs = None if text_pairs is None else text_pairs[part]
-            for text in await self._encode_slice(texts[part], pairs, add_special_tokens, with_offsets):
+            for text in await self._encode_slice(texts[part], pairs, length, add_special_tokens, with_offsets):
                 yield text
 
     async def encode_limited(
@@ -229,9 +215,13 @@ class TextTokenizer:
         return text
 
     async def _encode_slice(
-        self, texts: Sequence[str], text_pairs: Sequence[str] | None, add_special_tokens: bool, with_offsets: bool
+        self,
+        texts: Sequence[str],
+        text_pairs: Sequence[str] | None,
+        length: int,
+        add_special_tokens: bool,
+        with_offsets: bool,
     ) -> list[EncodedText]:
-        length = sum(map(len, texts)) + sum(map(len, text_pairs or ()))
         if length <= _FEW_CHARACTERS:
             return self._encode(texts, text_pairs, add_special_tokens, with_offsets)
         loop = asyncio.get_running_loop()
@@ -261,8 +251,11 @@ class TextTokenizer:
         """Encodes a text anew, cutting before the special tokens are added so that they stay."""
         direction: Literal["left", "right"] = "right" if keep == "start" else "left"
         with no_panics():
-            first = self._tokenizer.encode(text, add_special_tokens=False)
-            second = None if pair is None else self._tokenizer.encode(pair, add_special_tokens=False)
+            # Of one text alone the library keeps the GIL: a long one would stop the event loop for 0.2 s.
+            first, *rest = self._tokenizer.encode_batch(
+                [text, *([] if pair is None else [pair])], add_special_tokens=False
+            )
+            second = rest[0] if rest else None
             room = max(max_tokens - (self._num_special(is_pair=second is not None) if add_special_tokens else 0), 0)
             lengths = (room, 0) if second is None else _shares(len(first), len(second), room)
             first = _truncated(first, lengths[0], direction=direction)
@@ -290,17 +283,29 @@ def _encoded_text(
     )
 
 
-def _slices(texts: Sequence[str], text_pairs: Sequence[str] | None = None) -> Iterator[slice]:
-    """Cuts texts into slices of at most `_SLICE_LENGTH` characters; a longer text is a slice of its own."""
+def written_length(text: str) -> int:
+    """Returns how many characters a text has in compatibility decomposition (NFKD).
+
+    That is what the normalizer of a tokenizer makes of it at most, but for the spaces that some put around characters.
+    Takes 0.3 µs for a headline, 0.1 ms for 256 KiB of Chinese, and 10 ns for each character that it gives.
+    """
+    return len(text) if text.isascii() else len(unicodedata.normalize("NFKD", text))
+
+
+def _slices(texts: Sequence[str], text_pairs: Sequence[str] | None = None) -> Iterator[tuple[slice, int]]:
+    """Cuts texts into slices of at most `_SLICE_LENGTH` characters; a longer text is a slice of its own.
+
+    Characters are counted as they are when the tokenizer has normalized them; each slice comes with their number.
+    """
     start, length = 0, 0
     for index, text in enumerate(texts):
-        own = len(text) + (0 if text_pairs is None else len(text_pairs[index]))
+        own = written_length(text) + (0 if text_pairs is None else written_length(text_pairs[index]))
         if index > start and length + own > _SLICE_LENGTH:
-            yield slice(start, index)
+            yield slice(start, index), length
             start, length = index, 0
         length += own
     if start < len(texts):
-        yield slice(start, len(texts))
+        yield slice(start, len(texts)), length
 
 
 def _truncated(encoding: Encoding, num_tokens: int, *, direction: Literal["left", "right"]) -> Encoding:

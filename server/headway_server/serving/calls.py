@@ -8,10 +8,14 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 
+import structlog
+
 from headway_server.errors import DeadlineError, DrainingError, ForbiddenError, RequestError
 from headway_server.observers import NO_OBSERVER, Call, Observer, current_call, set_current_call
 from headway_server.serving.access import ADMIN, Access, Caller
 from headway_server.serving.permits import Admission
+
+_log = structlog.get_logger(__name__)
 
 
 @contextmanager
@@ -196,18 +200,39 @@ class Calls:
             found = self._access.identify(metadata, certificate_names)
             if is_admin:
                 found.check_admin()
+                _log.info("call that changes the server", method=method, caller=found.name, request_id=request_id)
         except RequestError as error:
-            call = Call(
-                call_id=next(self._ids),
-                method=method,
-                raw_metadata=metadata,
-                started_at=time.monotonic(),
-                request_id=request_id,
-            )
-            self._observer.call_started(call)
-            self._observer.call_finished(call, error=error, duration_s=0.0)
+            self.note_refusal(method, error, metadata=metadata, request_id=request_id)
             raise
         return found
+
+    def note_refusal(
+        self,
+        method: str,
+        error: RequestError,
+        *,
+        metadata: Iterable[tuple[str, str | bytes]] = (),
+        request_id: str = "",
+        waited_s: float = 0.0,
+    ) -> None:
+        """Tells the observer of a call that was refused before `answer` surrounded it.
+
+        Args:
+            method: Full name of the RPC or path of the route.
+            error: Why.
+            metadata: What the caller sent beside the request; keys in lower case.
+            request_id: By which the caller or its proxy knows the call.
+            waited_s: For how long the transport has had it.
+        """
+        call = Call(
+            call_id=next(self._ids),
+            method=method,
+            raw_metadata=metadata,
+            started_at=time.monotonic() - waited_s,
+            request_id=request_id,
+        )
+        self._observer.call_started(call)
+        self._observer.call_finished(call, error=error, duration_s=waited_s)
 
     def _begin(self, call: Call, rights: Caller | None) -> None:
         """Begins to use the budget of a call's caller."""

@@ -7,13 +7,15 @@ import ssl
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Generic, Self, TypeVar
+from typing import Any, Final, Generic, Self, TypeAlias, TypeVar
 
 import structlog
 
 from headway_server.errors import AccessError, ServerError
+from headway_server.serving.apart import run_apart
 
 Content = TypeVar("Content")
+_Signature: TypeAlias = tuple[tuple[int, int, int] | None, ...]
 
 _INTERVAL_S: Final = 1.0
 
@@ -26,38 +28,52 @@ class WatchedFiles(Generic[Content]):
     def __init__(
         self, paths: Sequence[Path], read: Callable[[], Content], use: Callable[[Content], None], *, noun: str
     ) -> None:
-        """Takes the files as read.
+        """Names the files; `read` reads them for the first time.
 
         Args:
             paths: The files.
             read: Reads them, in a thread; raises ServerError if they cannot be used.
-            use: Takes what was read; called on the event loop.
+            use: Takes what was read when they had changed; called on the event loop.
             noun: What they are, for the log.
         """
         self._paths = tuple(paths)
         self._read = read
         self._use = use
         self._noun = noun
-        self._seen = _signature(self._paths)
+        self._seen: _Signature | None = None
         self._problem = ""
+
+    def read(self) -> Content:
+        """Reads the files now; errors are those of the reader."""
+        self._seen = _signature(self._paths)  # before they are read: what changes meanwhile is seen later
+        return self._read()
 
     async def check(self) -> None:
         """Reads the files if they have changed."""
         try:
-            signature = await asyncio.to_thread(_signature, self._paths)
-            if signature == self._seen:
-                return
-            content = await asyncio.to_thread(self._read)
-            if await asyncio.to_thread(_signature, self._paths) != signature:
-                return  # somebody is writing them: the next check reads them again
-        except ServerError as error:
-            if (problem := str(error)) != self._problem:
-                _log.error(f"{self._noun} cannot be used; what was read before stays in use", reason=problem)
+            found = await run_apart(self._look, name=f"read {self._noun}")
+        except Exception as error:  # whatever it is, the files are looked at again
+            unexpected = None if isinstance(error, ServerError) else error
+            problem = str(error) if unexpected is None else type(error).__name__
+            if problem != self._problem:
+                message = f"{self._noun} cannot be used; what was read before stays in use"
+                _log.error(message, reason=problem, exc_info=unexpected)
             self._problem = problem
             return
-        self._seen, self._problem = signature, ""
+        if found is None:
+            return
+        self._problem = ""
+        self._seen, content = found
         self._use(content)
         _log.info(f"{self._noun} read again", files=list(map(str, self._paths)))
+
+    def _look(self) -> tuple[_Signature, Content] | None:
+        """Reads the files, if they have changed and nobody is writing them just now."""
+        signature = _signature(self._paths)
+        if signature == self._seen:
+            return None
+        content = self._read()
+        return (signature, content) if _signature(self._paths) == signature else None
 
     def __repr__(self) -> str:
         return f"WatchedFiles({', '.join(map(str, self._paths))})"
@@ -72,7 +88,7 @@ async def watch(files: Iterable[WatchedFiles[Any]]) -> None:
             await one.check()
 
 
-def _signature(paths: Iterable[Path]) -> tuple[tuple[int, int, int] | None, ...]:
+def _signature(paths: Iterable[Path]) -> _Signature:
     """Returns what tells a file from what it was before; None of one that is not there."""
     return tuple(map(_state, paths))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -37,9 +38,10 @@ from headway_server.errors import (
     StoreError,
     StoreUnavailableError,
     WrongTaskError,
+    no_panics,
 )
 from headway_server.observers import NO_OBSERVER, ModelEvent, ModelId, Observer, current_call
-from headway_server.runtime import Runtime, give_back_memory, run_nicely
+from headway_server.runtime import Runtime, give_back_memory, join_threads, run_nicely
 from headway_server.serving.apart import run_apart
 from headway_server.serving.families import FAMILIES, Family, ServedModel
 from headway_server.serving.routes import Alias, Route, Routes, read_routes, write_routes
@@ -210,12 +212,14 @@ class ModelHost:
             else StoreWatch(loader.settings.store, loader.routes_file, loader.settings.versions.scan_timeout)
         )
         self._polling: asyncio.Task[None] | None = None
+        self._loading: set[threading.Thread] = set()
         self._num_settling = 0
         self.routes = Routes()
         """Which version answers a call that names none."""
         self._routes_in_file = self.routes
         self._routes_problem: str | None = None
         self._num_route_changes = 0
+        self._writing: asyncio.Future[None] | None = None
         self._is_started = self._is_closed = False
         self.models: tuple[ServedModel, ...] = ()
         """Those that calls can find, by name and version."""
@@ -252,7 +256,8 @@ class ModelHost:
                 if host._is_wanted(path, entry, num_ready):
                     entry.state = ModelState.LOADING
                     try:
-                        host._put(path, host._load(path))
+                        with no_panics():
+                            host._put(path, host._load(path))
                     except Exception as error:  # one bad bundle must not keep the others from being served
                         host._note_failure(path, error)
                     else:
@@ -341,9 +346,27 @@ class ModelHost:
         Raises:
             ModelNotFoundError: There is no such model or version.
         """
-        model = self._named(*self.routes.resolve(name, version))
+        model = self.peek(name, version)
         self._note_use(model)
         return model
+
+    def find_named(self, name: str, version: str) -> ServedModel:
+        """Finds the model for a call that names it, whatever its task; without a version, as its route says.
+
+        Raises:
+            ModelNotFoundError: There is no such model or version.
+        """
+        model = self._named(*self.routes.resolve(name, version), self.models)
+        self._note_use(model)
+        return model
+
+    def peek(self, name: str, version: str) -> ServedModel:
+        """Returns what `get` finds, for a look that is no call of the model.
+
+        Raises:
+            ModelNotFoundError: There is no such model or version.
+        """
+        return self._named(*self.routes.resolve(name, version))
 
     def _find(
         self,
@@ -496,6 +519,7 @@ class ModelHost:
 
         Raises:
             ModelNotFoundError: There is no such model, or a version is not loaded.
+            StoreUnavailableError: An earlier change is still being written.
         """
         if route != Route() or name not in self.routes.models:
             self._check_versions(name, route.default_version, route.canary_version)
@@ -511,6 +535,7 @@ class ModelHost:
         Raises:
             InvalidInputError: That is no name.
             ModelNotFoundError: There is no such model, its version is not loaded, or the alias is not there.
+            StoreUnavailableError: An earlier change is still being written.
         """
         _check_name("alias", name)
         if alias is not None:
@@ -527,6 +552,8 @@ class ModelHost:
 
     async def _change_routes(self, change: Callable[[Routes], Routes]) -> str | None:
         async with self._routing:
+            if self._writing is not None and not self._writing.done():
+                raise StoreUnavailableError("an earlier change of the routes is still being written; try again later")
             routes = change(self.routes)
             self._num_route_changes += 1
             self.routes = routes
@@ -534,17 +561,21 @@ class ModelHost:
             if self._loader is None:
                 return "this server was started without a store to keep it in"
             versions = self._loader.settings.versions
-            writing = run_apart(partial(write_routes, self._loader.routes_file, routes), name="write routes")
-            done, _ = await asyncio.wait({writing}, timeout=versions.scan_timeout)
-            try:
-                if not done:
-                    raise StoreError(f"the store has not answered for {versions.scan_timeout:g} s")
-                writing.result()
-            except StoreError as error:
-                _log.warning("routes last until the server stops", reason=str(error))
-                return str(error)
+            self._writing = run_apart(partial(write_routes, self._loader.routes_file, routes), name="write routes")
+            self._writing.add_done_callback(partial(self._note_written, routes))
+            done, _ = await asyncio.wait({self._writing}, timeout=versions.scan_timeout)
+            if not done:
+                reason = f"the store has not answered for {versions.scan_timeout:g} s"
+            elif (error := self._writing.exception()) is None:
+                return None
+            else:
+                reason = str(error)
+            _log.warning("routes last until the server stops", reason=reason)
+            return reason
+
+    def _note_written(self, routes: Routes, writing: asyncio.Future[None]) -> None:
+        if not writing.cancelled() and writing.exception() is None:
             self._routes_in_file = routes
-            return None
 
     async def _load_asked(self, path: str) -> ServedModel:
         if (entry := self._entries.get(path)) is not None:
@@ -560,7 +591,8 @@ class ModelHost:
             if entry.hosted is None:
                 entry.state, entry.reason = ModelState.LOADING, None
             try:
-                model = await self._load_in_time(path)
+                with no_panics():
+                    model = await self._load_in_time(path)
             except (ModelNotFoundError, StoreUnavailableError) as error:
                 if entry.hosted is None:
                     del self._entries[path]
@@ -633,6 +665,7 @@ class ModelHost:
         assert self._loader is not None
         self._report(path, "loading")
         began = time.monotonic()
+        self._loading.add(threading.current_thread())
         try:
             # Nobody else changes this of an entry that is being loaded.
             self._entries[path].tried = fingerprint = self._loader.fingerprint(path)
@@ -646,6 +679,8 @@ class ModelHost:
             raise
         except BaseException as error:  # a panic of a library that is written in Rust
             raise BundleError("cannot be loaded; the server's log says why") from error
+        finally:
+            self._loading.discard(threading.current_thread())
         seconds = time.monotonic() - began
         self._report(path, "ready", seconds=seconds)
         manifest = model.bundle.manifest
@@ -845,7 +880,9 @@ class ModelHost:
             with suppress(RuntimeError):  # the loop has ended, and the task with it
                 self._polling.get_loop().call_soon_threadsafe(self._polling.cancel)
         models = [*self.models, *(hosted.model for hosted in list(self._leaving))]
-        return not [model for model in models if not model.close()]
+        stuck = [model for model in models if not model.close()]
+        # The interpreter must not end under a thread that is in the midst of ONNX Runtime.
+        return join_threads(list(self._loading), owner="store") and not stuck
 
     def serving(self, *, stall_timeout_s: float) -> set[Task]:
         """Returns the tasks that a healthy model is ready for."""

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from headway_server.errors import InvalidInputError
 from headway_server.settings import TEXTS_OF_A_CALL
+
+_LONG = {"\ufdfa": 18, "\ufdfb": 8}
+"""Characters of three bytes that normalization (NFKC or NFKD) makes so many of. Of every other one it makes at most
+seven characters for three bytes of UTF-8, so a text has at most five times as many as it has bytes."""
+_FEW_CHARACTERS = 1000
+"""A text of so few may grow as it likes."""
 
 
 def check_count(field: str, count: int, maximum: int, advice: str = "send them in several calls") -> None:
@@ -26,12 +35,19 @@ def check_text(field: str, text: str, max_bytes: int) -> str:
     The size is checked before the text is tokenized, which takes a thousand times as long.
 
     Raises:
-        InvalidInputError: It is empty, or has more than `max_bytes` in UTF-8.
+        InvalidInputError: It is empty, has more than `max_bytes` in UTF-8, or grows to many times its size when a
+            tokenizer normalizes it, as no ordinary text does.
     """
     if not text:
         raise InvalidInputError(field, "is empty; give at least one character")
     if (size := num_bytes(text)) > max_bytes:
         raise InvalidInputError(field, f"has {size} bytes, the limit is {max_bytes}; split or shorten it")
+    if len(text) > _FEW_CHARACTERS and (growth := sum(n * text.count(long) for long, n in _LONG.items())) > 2 * size:
+        raise InvalidInputError(
+            field,
+            f"has {size} bytes, and {growth} characters when its ligatures U+FDFA and U+FDFB are written out, as a "
+            "tokenizer may do; write them out and send that",
+        )
     return field
 
 
@@ -59,6 +75,18 @@ def check_size_of_call(field: str, texts: Iterable[str], max_bytes: int) -> None
         raise InvalidInputError(
             field, f"has {size} bytes in all, the limit of a call is {limit}; send them in several calls"
         )
+
+
+def check_token_ids(field: str, ids: NDArray[np.int64], largest: int) -> None:
+    """Checks tokens, (T,) with T at least 1: a graph that reads another number fails, and its whole batch with it.
+
+    Raises:
+        InvalidInputError: One is not in 0 to `largest`.
+    """
+    outside = (ids < 0) | (ids > largest)
+    if outside.any():
+        place = int(outside.argmax())
+        raise InvalidInputError(f"{field}[{place}]", f"is {ids[place]}; must be from 0 to {largest}")
 
 
 def num_bytes(text: str) -> int:

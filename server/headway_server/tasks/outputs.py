@@ -6,9 +6,9 @@ C is the number of labels, D the width of an embedding.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,6 +86,13 @@ def read_vector(embedding: NDArray[np.float32], *, normalize: bool) -> NDArray[n
     length = np.sqrt(np.square(embedding, dtype=np.float64).sum())
     scaled: NDArray[np.float32] = (embedding / max(length, np.finfo(np.float64).tiny)).astype(np.float32)
     return scaled
+
+
+def read_embedding(
+    row: Mapping[str, NDArray[Any]], kind: Literal["none", "raw", "normalized"]
+) -> NDArray[np.float32] | None:
+    """Reads the embedding among the outputs of an item, (D,); None where none is wanted. Errors: `read_vector`."""
+    return None if kind == "none" else read_vector(row[EMBEDDING], normalize=kind == "normalized")
 
 
 def to_probabilities(logits: NDArray[np.float32], scheme: ClassificationScheme) -> NDArray[np.float32]:

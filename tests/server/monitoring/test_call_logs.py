@@ -73,6 +73,7 @@ async def test_the_access_log_has_one_line_a_call(capsys, serve, classifier_stor
     assert good["method"] == "/headway.v1.TextClassificationService/ClassifyText"
     assert (good["code"], good["model"], good["version"], good["trace_id"]) == ("OK", "topics", "1", TRACE)
     assert 0 < good["duration_ms"] < 60_000
+    assert good["caller"].startswith("ipv4:127.0.0.1:")
     assert "reason" not in good
     assert (bad["code"], bad["reason"]) == ("NOT_FOUND", "MODEL_NOT_FOUND")
     assert (SECRET in str(bad)) == texts

@@ -59,6 +59,8 @@ async def test_calls_are_counted_by_method_model_code_and_reason(serve, classifi
             await serving.texts.ClassifyText(pb.ClassifyTextRequest(texts=["star", "a star and a game"]))
         await failure_of(serving.texts.ClassifyText(pb.ClassifyTextRequest(texts=[])))
         await failure_of(serving.texts.ClassifyText(pb.ClassifyTextRequest(texts=["a"], model="absent")))
+        without_request = serving.channel.stream_unary(f"/{CLASSIFY}")
+        await failure_of(without_request(iter(())))
         await asyncio.sleep(0.25)  # two measurements of the loop
         found = await asyncio.to_thread(samples, metrics)
     ok = f"code=OK,method={CLASSIFY},model=topics"
@@ -68,10 +70,13 @@ async def test_calls_are_counted_by_method_model_code_and_reason(serve, classifi
     wrong = f"code=INVALID_ARGUMENT,method={CLASSIFY},model=topics,reason=INVALID_INPUT,version=1"
     assert found[f"headway_calls_total{{{wrong}}}"] == 1
     assert found[f"headway_calls_total{{code=INTERNAL,method={CLASSIFY},model=topics,reason=INTERNAL,version=1}}"] == 0
+    missing = f"code=INVALID_ARGUMENT,method={CLASSIFY},model=,reason=INVALID_INPUT,version="
+    assert found[f"headway_calls_total{{{missing}}}"] == 1
     absent = f"code=NOT_FOUND,method={CLASSIFY},model=,reason=MODEL_NOT_FOUND,version="
     assert found[f"headway_calls_total{{{absent}}}"] == 1
     topics = "model=topics,version=1"
     assert found[f"headway_queue_duration_seconds_count{{{topics}}}"] == 6
+    assert found["headway_inputs_dropped_total{model=topics,reason=expired,version=1}"] == 0
     assert found[f"headway_batch_items_sum{{{topics}}}"] == 6
     assert found[f"headway_computed_tokens_total{{{topics}}}"] > 6
     assert found[f"headway_padding_tokens_total{{{topics}}}"] > 0

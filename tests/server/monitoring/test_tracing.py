@@ -63,7 +63,9 @@ def test_a_collector_gets_the_call_and_what_was_done_for_it_in_the_trace_of_the_
     call = mine[CLASSIFY]
     assert call.parent_span_id.hex() == trace.format_span_id(span.get_span_context().span_id)
     assert {mine[name].parent_span_id for name in ("queue", "batch")} == {call.span_id}
-    assert attributes(call) == {
+    told = attributes(call)
+    request_id = told.pop("headway.request_id")
+    assert told == {
         "rpc.system": "grpc",
         "rpc.service": "headway.v1.TextClassificationService",
         "rpc.method": "ClassifyText",
@@ -79,7 +81,7 @@ def test_a_collector_gets_the_call_and_what_was_done_for_it_in_the_trace_of_the_
     assert attributes(batch)["headway.num_items"] == 1
     [other] = {span.trace_id for span in spans} - {call.trace_id}
     access = [line for line in server.log.read_text().splitlines() if '"event": "call"' in line]
-    assert [trace_id in line for line in access] == [True, False]
+    assert [trace_id in line and request_id in line for line in access] == [True, False]
     assert other.hex() in access[1]
 
 

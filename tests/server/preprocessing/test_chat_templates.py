@@ -15,7 +15,8 @@ from tiny_chat import MARKERS, TEMPLATES, byte_level_tokenizer, load_template, t
 from headway_server.bundles import SpecialTokens
 from headway_server.errors import BundleError, InvalidInputError
 from headway_server.preprocessing import ChatTemplate
-from headway_server.preprocessing.chat import MAX_TEMPLATE_BYTES, MAX_TEXT_LENGTH
+from headway_server.preprocessing.chat import MAX_TEMPLATE_BYTES
+from headway_server.preprocessing.template import MAX_TEXT_LENGTH, passes_trial
 
 ESCAPES = {
     "class": "{{ ''.__class__ }}",
@@ -268,3 +269,22 @@ def test_the_longest_conversation_that_may_be_sent_is_answered(tmp_path):
 def test_what_is_not_given_is_none_and_unknown_names_are_undefined(tmp_path):
     source = "{{ tools is none }} {{ documents is none }} {{ add_generation_prompt }} {{ thinking is defined }}"
     assert load_template(tmp_path, source).prompt(turns("!"), "c").text == "True True True False"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ 'a' * 10**11 }}",
+        "{% for m in messages %}{{ m.content.replace('A', m.content) }}{% endfor %}",
+        "{% set ns = namespace(x='aa') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
+    ],
+    ids=["product", "long content", "doubling"],
+)
+def test_a_template_that_takes_all_memory_is_a_bad_bundle(tmp_path, source):
+    with pytest.raises(BundleError, match="takes more than 5 s of a processor or 256 MiB"):
+        load_template(tmp_path, source)
+
+
+def test_a_template_that_loops_without_a_word_is_a_bad_bundle():
+    assert not passes_trial("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}")
+    assert passes_trial("{{ messages[0].content }}")

@@ -2,15 +2,16 @@
 
 import asyncio
 import threading
+import time
 from pathlib import Path
 
 import pytest
+import tiny_engine
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
-from headway_server.errors import BundleError, InvalidInputError
+from headway_server.errors import BundleError, InvalidInputError, no_panics
 from headway_server.preprocessing import EncodedText, TextTokenizer
 from headway_server.preprocessing.pool import LONG_TEXT, text_pool
-from headway_server.preprocessing.text import no_panics
 
 VOCABULARY = {"[PAD]": 0, "[CLS]": 1, "[SEP]": 2, "[UNK]": 3, "a": 4, "b": 5, "c": 6, "ü": 7}
 
@@ -150,7 +151,7 @@ async def test_nothing_is_encoded_after_the_first_refusal(library_tokenizer):
 async def test_what_a_caller_that_went_has_not_had_encoded_is_left(library_tokenizer):
     tokenizer = CountingTokenizer(library_tokenizer)
     gate, pool = threading.Event(), text_pool()
-    held = [pool.submit(gate.wait, 30) for _ in range(pool._max_workers)]
+    held = [pool.submit(gate.wait, 30) for _ in range(pool.num_threads)]
     call = asyncio.create_task(encode_all(tokenizer, [LONG] * 9, add_special_tokens=True))
     await asyncio.sleep(0)
     call.cancel()
@@ -268,3 +269,26 @@ def test_a_token_by_itself_reads_as_it_does_within_a_text(model, decoder, texts)
 def test_a_special_token_by_itself_reads_as_its_name_and_an_unknown_one_as_nothing(tokenizer):
     assert tokenizer.token_text(1).strip() == "[CLS]"
     assert tokenizer.token_text(999) == ""
+
+
+async def test_a_long_text_that_is_cut_leaves_the_event_loop_alone():
+    """The library keeps the interpreter's lock where it is asked for one text, and lets go of it for several."""
+    long, gaps = TextTokenizer(tiny_engine.TOKENIZER), []
+
+    async def tick():
+        while True:
+            began = time.monotonic()
+            await asyncio.sleep(0)
+            gaps.append(time.monotonic() - began)
+
+    ticking = asyncio.ensure_future(tick())
+    held = []
+    for _ in range(3):  # the least counts: a busy machine stops the loop too
+        await asyncio.sleep(0)
+        gaps.clear()
+        began = time.monotonic()
+        [text] = await long.encode_limited(["the cat sat " * 20_000], fields=["a"], max_tokens=9, truncate=True)
+        held.append(max(gaps) / (time.monotonic() - began))
+    ticking.cancel()
+    assert text.truncated
+    assert min(held) < 0.2, "the share of the time for which the loop stood"

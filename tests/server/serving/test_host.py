@@ -1,5 +1,7 @@
 """Loading a store, and finding the model a call is for."""
 
+import json
+import os
 import shutil
 from pathlib import Path
 
@@ -8,7 +10,7 @@ import structlog
 import tiny_bundles
 
 from headway_server.bundles import Languages, Manifest, Precision, Task, open_bundle
-from headway_server.errors import InvalidInputError, ModelNotFoundError, StoreError, WrongTaskError
+from headway_server.errors import BundleRejectedError, InvalidInputError, ModelNotFoundError, StoreError, WrongTaskError
 from headway_server.runtime import Runtime
 from headway_server.serving.families import FAMILIES
 from headway_server.serving.host import ModelHost
@@ -46,6 +48,13 @@ def test_every_bundle_is_loaded_and_the_latest_version_is_last(tmp_path, load):
         (lambda folder: (folder / "bundle.json").unlink(), "bundle.json is missing"),
         (lambda folder: (folder / "bundle.json").write_text("{"), "cannot be read as JSON"),
         (lambda folder: (folder / "bundle.json").write_text('{"schema_version": 99}'), "schema_version is 99"),
+        (lambda folder: (folder / "bundle.json").write_text("[" * 100_000), "cannot be read as JSON"),
+        (lambda folder: (folder / "bundle.json").write_text("1" * 5_000), "cannot be read as JSON"),
+        (lambda folder: (folder / "bundle.json").write_text(" " * (16 * 2**20 + 1)), "has 16,777,217 bytes"),
+        (lambda folder: replace_by_fifo(folder / "bundle.json"), "is not a file"),
+        (lambda folder: replace_by_fifo(folder / "tokenizer.json"), "tokenizer.json is neither a file nor a folder"),
+        (lambda folder: os.mkfifo(folder / "extra"), "extra is neither a file nor a folder"),
+        (lambda folder: set_limit(folder, 10**12), "limits.max_input_tokens: Input should be less than"),
     ],
 )
 def test_a_damaged_bundle_is_rejected_with_its_reason_and_the_others_are_loaded(tmp_path, load, damage, reason):
@@ -63,6 +72,42 @@ def flip_a_byte(file: Path) -> None:
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
+
+
+def replace_by_fifo(file: Path) -> None:
+    """What reads it would wait for ever."""
+    file.unlink()
+    os.mkfifo(file)
+
+
+def set_limit(folder: Path, max_input_tokens: int) -> None:
+    manifest = json.loads((folder / "bundle.json").read_text())
+    manifest["limits"]["max_input_tokens"] = max_input_tokens
+    (folder / "bundle.json").write_text(json.dumps(manifest))
+
+
+class PanicException(BaseException):
+    """Named as what libraries written in Rust raise; it is no Exception."""
+
+
+@pytest.mark.parametrize("error", [PanicException("index out of bounds"), MemoryError("9 TiB"), RecursionError()])
+async def test_a_library_that_panics_or_runs_out_of_memory_rejects_one_bundle(tmp_path, load, monkeypatch, error):
+    tiny_bundles.write_topic_bundle(tmp_path)
+    tiny_bundles.write_colour_bundle(tmp_path)
+
+    def fail(*_):
+        raise error
+
+    with monkeypatch.context() as broken:
+        broken.setattr(TextClassifier, "load", fail)
+        host = load(tmp_path)
+        assert names(host) == ["colours/1"]
+        assert [bundle.reason for bundle in host.rejected] == ["cannot be loaded; the server's log says why"]
+        with pytest.raises(BundleRejectedError, match="the server's log says why"):
+            await host.load("topics", "1")
+    await host.load("topics", "1")
+    assert names(host) == ["colours/1", "topics/1"]
+    host.close()
 
 
 def test_a_bundle_under_another_name_is_rejected(tmp_path, load):

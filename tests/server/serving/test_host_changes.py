@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import gc
+import weakref
 from pathlib import Path
 
 import pytest
@@ -215,8 +217,11 @@ async def test_what_is_loaded_when_the_host_closes_is_closed_too(host, tmp_path,
     write(tmp_path, "slow", version="2")
     loading = asyncio.create_task(host.load("mirror", "2"))
     await until(lambda: len(host.bundles) == 2)
-    assert host.close()
+    closing = asyncio.create_task(asyncio.to_thread(host.close))
+    await asyncio.sleep(0.02)
+    assert not closing.done()
     slow_load.set()
+    assert await closing
     with pytest.raises(DrainingError, match="nothing is loaded any more"):
         await loading
 
@@ -270,4 +275,26 @@ async def test_real_models_are_replaced_under_load(tmp_path, runtime):
             await until(lambda before=before: num_answers > before + 10)
         end.set()
     await until(lambda: not host._leaving)
+    assert await asyncio.to_thread(host.close)
+
+
+async def test_nothing_holds_a_real_model_that_was_unloaded(tmp_path, runtime):
+    """Its memory is free when `unload` returns, without the garbage collector."""
+    from headway_server.tasks.text.model import TextInputs
+
+    tiny_bundles.write_topic_bundle(tmp_path)
+    tiny_bundles.write_topic_bundle(tmp_path, version="2")
+    host, calls = ModelHost.open(runtime, ServerSettings(store=tmp_path)), Calls()
+    host.start()
+    gc.disable()
+    try:
+        async with calls.answer("/classify"):
+            model = host.find(TASK, "topics", "2")
+            await model.classify(TextInputs(texts=["goal team"]), top_k=1, deadline=None)
+        alive = weakref.ref(model)
+        del model
+        await host.unload("topics", "2")
+        assert alive() is None, gc.get_referrers(alive())
+    finally:
+        gc.enable()
     assert await asyncio.to_thread(host.close)

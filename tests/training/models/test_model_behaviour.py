@@ -71,9 +71,8 @@ def test_a_transformers_logits_ignore_later_target_tokens(tiny_model: BuildTiny,
         {"pooling": "mean"},
         {"pooling": "max"},
         {"head": "token"},
-        {"head": "masked_language", "num_classes": 0},
     ],
-    ids=["first", "mean", "max", "token", "masked_language"],
+    ids=["first", "mean", "max", "token"],
 )
 def test_an_encoders_padded_row_answers_as_alone(
     tiny_model: BuildTiny, parts: dict[str, object], head: dict[str, object]

@@ -26,7 +26,7 @@ from headway_training.models.parts.embeddings import PositionedEmbedding, TokenE
 from headway_training.models.parts.initialisation import initialise_truncated_normal
 from headway_training.models.parts.layer import Stack
 
-EncoderHead = Literal["sequence", "token", "masked_language"]
+EncoderHead = Literal["sequence", "token"]
 TextPooling = Literal["first", "mean", "max"]
 
 
@@ -45,10 +45,9 @@ class EncoderConfig(LayerConfig):
     num_layers: int
     """Number of layers."""
     head: EncoderHead = "sequence"
-    """What the model predicts: a class of the text (`sequence`), a class of every token (`token`), or the tokens that
-    were masked (`masked_language`)."""
+    """What the model predicts: a class of the text (`sequence`) or of every token (`token`)."""
     num_classes: int = 0
-    """Classes of a sequence or token head; 0 for a masked-language head, whose classes are the vocabulary."""
+    """Classes, at least 1."""
     pooling: TextPooling = "first"
     """What a sequence head reads: the first token through BERT's tanh layer (`first`), or the tokens' mean (`mean`) or
     maximum (`max`)."""
@@ -59,14 +58,10 @@ class EncoderConfig(LayerConfig):
 
     def __post_init__(self) -> None:
         LayerConfig.__post_init__(self)  # not super(): the decorator makes a new class with slots
-        self._check_integers("vocabulary_size", "max_length", "num_layers")
-        self._check_integers("num_token_types", "num_classes", "window", minimum=0)
+        self._check_integers("vocabulary_size", "max_length", "num_layers", "num_classes")
+        self._check_integers("num_token_types", "window", minimum=0)
         self._check_choice("head", EncoderHead)
         self._check_choice("pooling", TextPooling)
-        if self.head == "masked_language" and self.num_classes != 0:
-            raise ValueError(f"num_classes must be 0 with a masked_language head, and is {self.num_classes}")
-        if self.head != "masked_language" and self.num_classes < 1:
-            raise ValueError(f"num_classes must be at least 1 with a {self.head} head, and is {self.num_classes}")
 
 
 class Encoder(Model):
@@ -125,9 +120,10 @@ class Encoder(Model):
         """Computes the logits; the arguments are those of `hidden_states`.
 
         Returns:
-            float: (B, C) from a sequence head, (B, T, C) from a token head, (B, T, V) from a masked-language head.
+            float: (B, C) from a sequence head, (B, T, C) from a token head.
         """
-        return self._logits(self.hidden_states(input_ids, attention_mask, token_type_ids), attention_mask)
+        logits: Tensor = self.head(self.hidden_states(input_ids, attention_mask, token_type_ids), attention_mask)
+        return logits
 
     @property
     def pooling(self) -> str:
@@ -148,40 +144,14 @@ class Encoder(Model):
         if isinstance(self.head, SequenceHead):
             pooled = self.head.pool(hidden_states, attention_mask)
             return self.head.classify(pooled), pooled
-        return self._logits(hidden_states, attention_mask), masked_mean(hidden_states, attention_mask)
-
-    def logits_at(self, places: Tensor, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Computes the logits of a masked-language head at some tokens only: the product with the vocabulary is large.
-
-        Args:
-            places: bool (B, T), True at N tokens.
-            input_ids: int64 (B, T).
-            attention_mask: int64 (B, T), 1 at tokens and 0 at padding.
-
-        Returns:
-            float (N, V), row by row.
-
-        Raises:
-            TypeError: the model has another head.
-        """
-        if not isinstance(self.head, MaskedLanguageHead):
-            raise TypeError(f"logits_at needs a masked_language head; the model has a {self.configuration.head} head")
-        return self._logits(self.hidden_states(input_ids, attention_mask)[places], attention_mask)
-
-    def _logits(self, hidden_states: Tensor, attention_mask: Tensor) -> Tensor:
-        if isinstance(self.head, MaskedLanguageHead):
-            return self.tokens.logits(self.head(hidden_states)) + self.head.bias  # (..., V)
-        logits: Tensor = self.head(hidden_states, attention_mask)
-        return logits
+        return self.head(hidden_states, attention_mask), masked_mean(hidden_states, attention_mask)
 
 
 def _make_head(configuration: EncoderConfig) -> nn.Module:
     d_model, num_classes, dropout = configuration.d_model, configuration.num_classes, configuration.dropout
     if configuration.head == "sequence":
         return SequenceHead(d_model, num_classes, configuration.pooling, dropout)
-    if configuration.head == "token":
-        return TokenHead(d_model, num_classes, dropout)
-    return MaskedLanguageHead(d_model, configuration.vocabulary_size)
+    return TokenHead(d_model, num_classes, dropout)
 
 
 class TokenWindow(nn.Module):
@@ -253,22 +223,6 @@ class TokenHead(nn.Module):
         """(B, T, D) -> (B, T, C)."""
         logits: Tensor = self.output(self.dropout(hidden_states))
         return logits
-
-
-class MaskedLanguageHead(nn.Module):
-    """Prepares states for the tied output projection, to whose logits the model adds `bias` (BERT's code)."""
-
-    def __init__(self, d_model: int, vocabulary_size: int) -> None:
-        super().__init__()
-        self.transform = nn.Linear(d_model, d_model)
-        self.activation = nn.GELU()
-        self.norm = nn.LayerNorm(d_model)
-        self.bias = nn.Parameter(torch.zeros(vocabulary_size))
-
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        """(B, T, D) -> (B, T, D)."""
-        transformed: Tensor = self.norm(self.activation(self.transform(hidden_states)))
-        return transformed
 
 
 def masked_mean(hidden_states: Tensor, attention_mask: Tensor) -> Tensor:

@@ -6,46 +6,43 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from threading import Lock
 from types import SimpleNamespace
 
 import numpy as np
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from tokenizers import Tokenizer
 
 from headway_server.decoding.constraints.grammar import ConstraintRequest, explain, write_grammar
 from headway_server.decoding.constraints.state import ConstraintState, ModelMasks
+from headway_server.decoding.constraints.trial import (
+    CPU_LIMIT_S,
+    LIMITS,
+    MEMORY_LIMIT_BYTES,
+    WALL_LIMIT_S,
+    BusyError,
+    passes_trial,
+)
 from headway_server.decoding.constraints.vocabulary import (
     UnsupportedTokenizerError,
     Vocabulary,
     read_vocabulary,
 )
 from headway_server.errors import InvalidInputError, OverloadedError, WrongTaskError
+from headway_server.preprocessing.pool import constraint_pool
 
 MAX_CACHED = 128
 """Constraints whose grammar, or refusal, is remembered, so that it is checked once."""
 MAX_COMPILING_S = 10.0
 """How long a call waits for its constraint, those of other calls before it included."""
-_NUM_THREADS = 2
-"""Threads that compile for all models. They are for constraints alone: a hostile one holds up no other texts."""
 
 _MAX_REMEMBERED_CHARACTERS = 512 * 1024
 """Of a constraint that is remembered: the limits of a valid one allow no more, and an invalid one may be any size."""
 _MAX_SHARING = 8
 """Sequences that share an automaton, if another one takes less than `_CHEAP_S`."""
 _CHEAP_S = 0.005
-
-_LIMITS = LLParserLimits(
-    max_lexer_states=50_000,  # about 300 bytes each
-    step_lexer_fuel=1_000_000,  # up to about 30 ms a step; five times the library's own, which ends plain expressions
-    verbose_errors=False,
-)
-"""Beside the library's own limits on the work to build a grammar and on its size."""
-
 
 _IDENTIFIERS = "[a-zA-Z0-9]{1,10}"
 """Tokens of this kind are marked together where all of them may follow; the library has other such kinds for JSON."""
@@ -140,7 +137,7 @@ class ConstraintCompiler:
             OverloadedError: It took longer, most likely because of constraints of other calls.
         """
         loop = asyncio.get_running_loop()
-        compiling = loop.run_in_executor(_pool(), lambda: self.compile(request, field=field))
+        compiling = loop.run_in_executor(constraint_pool(), lambda: self.compile(request, field=field))
         try:
             return await asyncio.wait_for(compiling, MAX_COMPILING_S)
         except TimeoutError:
@@ -182,6 +179,7 @@ class ConstraintCompiler:
         request.check_size(field)
         field = f"{field}.{request.kind}"
         grammar = write_grammar(request, parts.vocabulary, field)
+        _check_cost(grammar, field)
         constraint = self._constraint(parts, grammar)
         if constraint.complaint is not None:
             raise InvalidInputError(field, explain(constraint.complaint, request))
@@ -199,7 +197,7 @@ class ConstraintCompiler:
 
     def _constraint(self, parts: _ModelParts, grammar: str) -> CompiledConstraint:
         def build() -> LLMatcher:
-            matcher = LLMatcher(parts.tokenizer, grammar, log_level=0, limits=_LIMITS)
+            matcher = LLMatcher(parts.tokenizer, grammar, log_level=0, limits=LIMITS)
             if not matcher.is_error():
                 matcher.compute_bitmask()  # some errors show only here, and the first step finds it done
             return matcher
@@ -216,6 +214,27 @@ class ConstraintCompiler:
         return f"ConstraintCompiler({self._vocab_size} tokens, {len(self._known)} of {MAX_CACHED} constraints known)"
 
 
+def _check_cost(grammar: str, field: str) -> None:
+    """Compiles a grammar where it may crash, before the server does.
+
+    Raises:
+        InvalidInputError: It took too much.
+        OverloadedError: The machine is too busy to tell.
+    """
+    try:
+        if passes_trial(grammar):
+            return
+    except BusyError:
+        raise OverloadedError(
+            f"the server is too busy to check a constraint in {WALL_LIMIT_S:g} s; try again later", WALL_LIMIT_S
+        ) from None
+    raise InvalidInputError(
+        field,
+        f"takes more than {CPU_LIMIT_S:g} s or {MEMORY_LIMIT_BYTES >> 20} MiB to be compiled; use a simpler one, with "
+        "fewer allOf, oneOf, patternProperties and patterns that are combined with each other",
+    )
+
+
 def _check_beginning(constraint: CompiledConstraint, masks: ModelMasks, field: str) -> None:
     """Tries the first step.
 
@@ -228,12 +247,6 @@ def _check_beginning(constraint: CompiledConstraint, masks: ModelMasks, field: s
         raise InvalidInputError(field, f"cannot be met: {state.failure}")
     if not (mask & masks.text).any():
         raise InvalidInputError(field, "allows no text but the empty one, which needs no model")
-
-
-@cache
-def _pool() -> ThreadPoolExecutor:
-    """Returns the process's threads for constraints."""
-    return ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="constraints")
 
 
 def _load_parts(tokenizer: Tokenizer | Path, vocab_size: int, eos_id: int | None) -> _ModelParts:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal
@@ -15,7 +13,7 @@ from typing import Any
 from llguidance import regex_to_lark
 
 from headway_server.decoding.constraints.vocabulary import Vocabulary
-from headway_server.errors import InvalidInputError, OverloadedError
+from headway_server.errors import InvalidInputError
 
 MAX_SCHEMA_BYTES = 64 * 1024
 MAX_REGEX_BYTES = 8 * 1024
@@ -126,14 +124,7 @@ def write_grammar(request: ConstraintRequest, vocabulary: Vocabulary, field: str
         _check_multiples(schema, field)
         if not vocabulary.spells_everything:
             _check_spelling("".join(_JSON_CHARACTERS), vocabulary, field, "JSON")
-        grammar = f"{_HEAD}%json {json.dumps({**schema, 'x-guidance': _JSON_OPTIONS})}"
-        if needs_trial(schema) and not is_affordable(grammar):
-            raise InvalidInputError(
-                field,
-                f"takes more than {CPU_LIMIT_S} s or {MEMORY_LIMIT_BYTES >> 20} MiB to be compiled; use fewer allOf, "
-                "oneOf, patternProperties and patterns that are combined with each other",
-            )
-        return grammar
+        return f"{_HEAD}%json {json.dumps({**schema, 'x-guidance': _JSON_OPTIONS})}"
     if request.regex is not None:
         pattern = f"/{regex_to_lark(request.regex, '')}/"
         if vocabulary.spells_everything:
@@ -149,7 +140,7 @@ def write_grammar(request: ConstraintRequest, vocabulary: Vocabulary, field: str
 
 def _read_schema(text: str, field: str) -> dict[str, Any]:
     try:
-        schema = json.loads(text, parse_constant=_refuse_constant)
+        schema = json.loads(text, parse_constant=_refuse_constant, parse_int=_read_integer)
         json.dumps(schema, allow_nan=False, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
         raise InvalidInputError(
@@ -157,6 +148,8 @@ def _read_schema(text: str, field: str) -> dict[str, Any]:
         ) from error
     except UnicodeEncodeError as error:
         raise InvalidInputError(field, "has half of a surrogate pair, which is no character") from error
+    except _UnsafeIntegerError as error:
+        raise InvalidInputError(field, f"has the number {error}; so near to -2^63 none is supported") from error
     except ValueError as error:
         raise InvalidInputError(field, "has a number that JSON does not have: NaN, infinite or too long") from error
     except RecursionError as error:
@@ -170,16 +163,30 @@ def _refuse_constant(name: str) -> float:
     raise ValueError(name)
 
 
+class _UnsafeIntegerError(ValueError):
+    """An integer that is -2^63 as a float, which overflows the stack of the library (llguidance 1.9.1)."""
+
+
+def _read_integer(digits: str) -> int:
+    number = int(digits)
+    if 0 <= number + 2**63 < 1024:
+        raise _UnsafeIntegerError(digits)
+    return number
+
+
 def _check_multiples(schema: dict[str, Any], field: str) -> None:
     """Limits what multipleOf costs. Schemas may be combined, so the least common multiple of all counts."""
     multiples = [_multiple(value, field) for value in _values_of("multipleOf", schema)]
-    least = math.lcm(*multiples) if multiples else 1
-    if least > _MAX_MULTIPLE or least * len(multiples) > _MAX_MULTIPLES:
-        raise InvalidInputError(
-            field,
-            f"has {len(multiples)} times multipleOf, with the least common multiple {least} (less factors 2 and 5); "
-            f"at most {_MAX_MULTIPLE}, and {_MAX_MULTIPLES} times their number",
-        )
+    least = 1
+    for multiple in multiples:
+        least = math.lcm(least, multiple)
+        if least > _MAX_MULTIPLE or least * len(multiples) > _MAX_MULTIPLES:
+            shown = f"{least}" if least < 10**18 else "of many digits"
+            raise InvalidInputError(
+                field,
+                f"has {len(multiples)} times multipleOf, with the least common multiple {shown} (less factors 2 and "
+                f"5); at most {_MAX_MULTIPLE}, and {_MAX_MULTIPLES} times their number",
+            )
 
 
 def _multiple(value: float, field: str) -> int:
@@ -265,90 +272,3 @@ def explain(complaint: str, request: ConstraintRequest) -> str:
             quoted = [" ".join(str(group).split())[:_MAX_QUOTED] for group in found.groups()]
             return meaning.format(*quoted)
     return "is not supported; use a simpler one"
-
-
-CPU_LIMIT_S = 1
-"""Processor time of a trial, including the start of the process."""
-MEMORY_LIMIT_BYTES = 32 * 2**20
-"""Memory that compiling a schema may take."""
-_WALL_LIMIT_S = 5
-"""Time of a trial; on a busy machine it may get little of the processor."""
-
-# fmt: off
-_ANNOTATIONS = frozenset({
-    "$comment", "$defs", "$id", "$schema", "default", "definitions", "deprecated", "description", "examples", "title",
-})
-_USUAL = _ANNOTATIONS | {
-    "additionalProperties", "const", "enum", "exclusiveMaximum", "exclusiveMinimum", "format", "items", "maxItems",
-    "maxLength", "maximum", "minItems", "minLength", "minimum", "pattern", "prefixItems", "properties", "required",
-    "type",
-}
-# fmt: on
-_ALONE = frozenset(("$ref", "anyOf"))
-"""Usual as long as no others are beside them, with which they would be merged."""
-_NAMED = frozenset(("$defs", "definitions", "properties"))
-"""Their keys are names and their values schemas."""
-_VALUES = frozenset(("const", "default", "enum", "examples"))
-"""Their values are not schemas."""
-
-_CHILD = """
-import resource, sys
-resource.setrlimit(resource.RLIMIT_CPU, ({cpu}, {cpu}))
-resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
-peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-grammar, tokenizer, before = sys.stdin.buffer.read().decode(), LLTokenizer("byte"), peak()
-LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
-sys.exit(3 if peak() - before > {memory} else 0)
-"""
-
-
-def needs_trial(schema: object) -> bool:
-    """Returns True if a schema has keywords, or keywords beside each other, whose cost may be large."""
-    for part in _subschemas(schema):
-        keywords = part.keys()
-        if not keywords <= _USUAL and not (keywords <= _ANNOTATIONS | _ALONE and len(keywords & _ALONE) == 1):
-            return True
-    return False
-
-
-def _subschemas(schema: object) -> Iterator[dict[str, Any]]:
-    """Yields a schema and all schemas within it that the usual keywords lead to."""
-    waiting = [schema]
-    while waiting:
-        part = waiting.pop()
-        if isinstance(part, list):
-            waiting.extend(part)
-        elif isinstance(part, dict):
-            yield part
-            for keyword, value in part.items():
-                if keyword in _NAMED and isinstance(value, dict):
-                    waiting.extend(value.values())
-                elif keyword not in _VALUES:
-                    waiting.append(value)
-
-
-def is_affordable(grammar: str) -> bool:
-    """Compiles a grammar in a process of its own, which may crash.
-
-    Returns:
-        True if that stayed within the limits, whether the grammar is right or not.
-
-    Raises:
-        OverloadedError: The process got too little of the processor to tell.
-    """
-    child = _CHILD.format(cpu=CPU_LIMIT_S, memory=MEMORY_LIMIT_BYTES)
-    try:
-        done = subprocess.run(  # noqa: S603 -- this interpreter, and no word of the caller's on its command line
-            [sys.executable, "-c", child],
-            input=grammar.encode(),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            timeout=_WALL_LIMIT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise OverloadedError(
-            f"the server is too busy to check a schema in {_WALL_LIMIT_S} s; try again later", _WALL_LIMIT_S
-        ) from None
-    return done.returncode == 0

@@ -2,8 +2,9 @@
 
 A chunk is identified by all tokens from the beginning of its prompt to its own end, so two prompts share a chunk only
 if they are equal up to there. The tokens enter a chain of 128-bit BLAKE2b digests: a chunk's is that of its parent's
-digest and its own tokens. Only whole chunks are cached, as prefill wrote them, so a prompt that begins with them goes
-on from the very bits that it would have computed itself.
+digest and its own tokens. The chain begins with the salt of the sequence, so that prompts of different salts share
+nothing: what one caller has asked shows in no answer to another, nor in its time. Only whole chunks are cached, as
+prefill wrote them, so a prompt that begins with them goes on from the very bits that it would have computed itself.
 
 Shapes: T tokens of a chunk, V vocabulary.
 """
@@ -56,12 +57,15 @@ class PrefixCache:
             f"{self.num_hit_tokens} of {self.num_looked_up_tokens} tokens hit)"
         )
 
-    def digests(self, prompt_ids: NDArray[np.int64]) -> list[bytes]:
-        """Returns the digest of every whole chunk of a prompt (T,), in order; none if the cache is off."""
+    def digests(self, prompt_ids: NDArray[np.int64], salt: str = "") -> list[bytes]:
+        """Returns the digest of every whole chunk of a prompt (T,), in order; none if the cache is off.
+
+        Prompts of different salts have no digest in common.
+        """
         if not self.num_places:
             return []
         digests: list[bytes] = []
-        parent = b""
+        parent = blake2b(salt.encode(), digest_size=_DIGEST_BYTES).digest() if salt else b""
         for end in range(self._chunk, len(prompt_ids) + 1, self._chunk):
             tokens = prompt_ids[end - self._chunk : end].astype(np.int64, copy=False).tobytes()
             parent = blake2b(parent + tokens, digest_size=_DIGEST_BYTES).digest()
@@ -173,7 +177,7 @@ class PrefillStep:
         """Copies the cached chunks of a prompt into its slot."""
         if sequence.parameters.wants_prompt_log_probabilities:
             return  # these need the logits, which are not cached
-        sequence.prompt_digests = self.prefix_cache.digests(sequence.prompt_ids)
+        sequence.prompt_digests = self.prefix_cache.digests(sequence.prompt_ids, sequence.cache_salt)
         chunk = self._decoder.prefill_chunk
         for place in self.prefix_cache.look_up(sequence.prompt_digests, len(sequence.prompt_ids)):
             target = (sequence.slot, sequence.num_prefilled)

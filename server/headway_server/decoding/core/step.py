@@ -28,7 +28,7 @@ from headway_server.decoding.interfaces import Decoder, DraftVerifier, Encoder
 from headway_server.decoding.sampling.sampler import SampledTokens, Sampler
 from headway_server.decoding.sequence import Sequence, Stage
 from headway_server.decoding.speculation.drafting import Drafting, VerifiedDraft
-from headway_server.errors import InvalidInputError, ModelRunError
+from headway_server.errors import InvalidInputError, ModelRunError, is_failure
 from headway_server.observers import (
     NO_OBSERVER,
     ModelId,
@@ -138,7 +138,9 @@ class Stepper:
                 self._admit_sources(self._encoder, now)
             self._step_began = now if self.scheduler.groups else 0.0
             self._decode()
-        except Exception as error:  # after a step broke off, nobody knows what the slots hold
+        except BaseException as error:  # after a step broke off, nobody knows what the slots hold
+            if not is_failure(error):
+                raise
             self.prefix_cache.clear()
             self._report_failure(self.scheduler.reset(), error)
         self._outbox.flush()
@@ -450,7 +452,7 @@ class Stepper:
         self._report_failure(sequences, error)
         self._retire(sequences)
 
-    def _report_failure(self, sequences: list[Sequence], error: Exception) -> None:
+    def _report_failure(self, sequences: list[Sequence], error: BaseException) -> None:
         """Hands out a failure and then logs it, so that a log that cannot be written delays nobody."""
         for sequence in sequences:
             self._outbox.add_end(sequence.reply, step_error(error))

@@ -18,6 +18,7 @@ from headway_server.decoding.output.text import TextAssembly
 from headway_server.decoding.parameters import SamplingParameters
 from headway_server.decoding.sequence import Delta, Sequence, SequenceResult, share_prompt
 from headway_server.errors import InvalidInputError
+from headway_server.observers import current_call
 from headway_server.preprocessing import ChatTemplate
 from headway_server.serving.answers import Answer, CallTimings
 from headway_server.serving.calls import current_caller
@@ -91,7 +92,7 @@ class GenerationModel(DecodingModel):
         """Continues prompts; all of them, or none.
 
         Args:
-            prompts: Prompts of at least one character, or conversations of at least one turn.
+            prompts: Prompts of at least one character or token, or conversations of at least one turn.
             fields: What the request calls each of them, for messages.
             request: What is asked for every prompt.
 
@@ -188,6 +189,9 @@ class GenerationModel(DecodingModel):
     ) -> list[Sequence]:
         """Makes the sequences of a prompt, one for each sample, which compute the prompt once."""
         caller = current_caller()
+        call, cache_salt = current_call(), request.cache_salt
+        if call is not None and call.rights is not None:  # each key has a cache of its own
+            cache_salt = f"{caller}\n{cache_salt}"
         context_ids = prompt.input_ids[-_CONTEXT_TOKENS:].tolist()
         follows_text = constraint is not None and bool(self._tokenizer.decode(context_ids))
         sequences = [
@@ -205,6 +209,7 @@ class GenerationModel(DecodingModel):
                 wants_deltas=is_stream,
                 priority=request.priority,
                 caller=caller,
+                cache_salt=cache_salt,
                 constraint=None
                 if constraint is None
                 else constraint.start(end_ids=frozenset(parameters.stop_token_ids), follows_text=follows_text),
@@ -229,7 +234,9 @@ class GenerationModel(DecodingModel):
 
     def _echo(self, prompt: FittedPrompt) -> str:
         """Returns the prompt that the text continues, without what was cut from it."""
-        return self._tokenizer.decode(prompt.input_ids.tolist()) if prompt.truncated else prompt.text
+        if prompt.truncated or prompt.text is None:
+            return self._tokenizer.decode(prompt.input_ids.tolist())
+        return prompt.text
 
 
 def _load_chat_template(bundle: Bundle) -> ChatTemplate | None:

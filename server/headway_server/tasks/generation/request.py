@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from headway_server.errors import InvalidInputError, NoChatTemplateError
 from headway_server.preprocessing import ChatTemplate, ChatTurn, TextTokenizer
-from headway_server.serving.limits import check_count, check_size_of_call, check_text, num_bytes
+from headway_server.serving.limits import check_count, check_size_of_call, check_text, check_token_ids, num_bytes
 from headway_server.tasks.parameters import (
     MAX_PRIORITY,
     MAX_SAMPLES,
@@ -29,16 +29,18 @@ from headway_server.tasks.parameters import (
 
 MAX_PROMPTS: Final = 256
 """Most prompts or conversations of a call."""
+MAX_SALT_LENGTH: Final = 256
 MAX_TURNS: Final = 1024
 """Most turns of a conversation."""
 
 Conversation: TypeAlias = tuple[ChatTurn, ...]
-Prompt: TypeAlias = str | Conversation
+Prompt: TypeAlias = str | Conversation | NDArray[np.int64]
+"""A text, a conversation, or the tokens of a text, (T,)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """What a call asks for every prompt. A sample count or priority out of its range raises InvalidInputError."""
+    """What a call asks for every prompt. What is out of its range raises InvalidInputError."""
 
     parameters: Given = dataclasses.field(default_factory=dict)
     """How to choose tokens; what is left out is the model's default. Its ranges depend on the model."""
@@ -52,20 +54,26 @@ class GenerationRequest:
     """Which are wanted; None: none are."""
     priority: int = 0
     """In the queue, higher ones go first."""
+    cache_salt: str = ""
+    """Prompts share what is cached of their beginnings with those of the same salt alone."""
     deadline: float | None = None
     """When the caller stops waiting, by `time.monotonic`."""
 
     def __post_init__(self) -> None:
         check_range("sample_count", self.sample_count, 1, MAX_SAMPLES)
         check_range("priority", self.priority, -MAX_PRIORITY, MAX_PRIORITY)
+        if len(self.cache_salt) > MAX_SALT_LENGTH:
+            raise InvalidInputError(
+                "cache_salt", f"has {len(self.cache_salt)} characters; at most {MAX_SALT_LENGTH}, such as a hash"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedPrompt:
     """A prompt that fits the model."""
 
-    text: str
-    """The caller's, or what the chat template made of a conversation."""
+    text: str | None
+    """The caller's, or what the chat template made of a conversation; None of a prompt that came as tokens."""
     input_ids: NDArray[np.int64]
     """(T,)"""
     max_new_tokens: int
@@ -90,7 +98,7 @@ class PromptReader:
         Raises:
             NoChatTemplateError: They are conversations, and the model has no chat template.
         """
-        if self._chat_template is None and not all(isinstance(prompt, str) for prompt in prompts):
+        if self._chat_template is None and any(isinstance(prompt, tuple) for prompt in prompts):
             raise NoChatTemplateError(
                 f"{self._owner} has no chat template, so it continues prompts but no conversations; "
                 "write the conversation as a prompt, or ask a model that has one"
@@ -102,13 +110,14 @@ class PromptReader:
         """Tokenizes prompts and fits them to the model's limits; stops at the first prompt that is refused.
 
         Args:
-            prompts: Texts or conversations, all of one kind, which `check_kind` has passed.
+            prompts: Texts, conversations or tokens, all of one kind, which `check_kind` has passed.
             fields: What the request calls each of them, for messages.
             plan: The call's parameters.
             truncate: True cuts the beginning off a prompt that is too long; False refuses it.
 
         Raises:
-            InvalidInputError: The chat template refuses a conversation, or `fit_prompt` a prompt.
+            InvalidInputError: The chat template refuses a conversation, `fit_prompt` a prompt, or a token is not one of
+                the model's.
         """
         fitted: list[FittedPrompt] = []
         async with aclosing(self._encode(prompts, fields)) as encoded:
@@ -121,14 +130,15 @@ class PromptReader:
 
     async def _encode(
         self, prompts: Sequence[Prompt], fields: Sequence[str]
-    ) -> AsyncGenerator[tuple[str, NDArray[np.int64]], None]:
+    ) -> AsyncGenerator[tuple[str | None, NDArray[np.int64]], None]:
         """Yields the text and the tokens (T,) of each prompt.
 
         The tokenizer's post-processor is left out: what it adds at the end of a text would end the prompt.
         """
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
-        conversations = [prompt for prompt in prompts if not isinstance(prompt, str)]
-        assert not texts or not conversations, "a call has one or the other"
+        conversations = [prompt for prompt in prompts if isinstance(prompt, tuple)]
+        assert len(texts) in (0, len(prompts)), "a call has one kind"
+        assert len(conversations) in (0, len(prompts)), "a call has one kind"
         async with aclosing(self._tokenizer.encode_each(texts, add_special_tokens=False)) as each:
             index = 0
             async for encoded in each:
@@ -138,6 +148,10 @@ class PromptReader:
             assert self._chat_template is not None, "see check_kind"
             (prompt,) = await self._chat_template.encode([conversation], fields=[field])
             yield prompt.text, prompt.input_ids
+        for input_ids, field in zip(prompts, fields, strict=True):
+            if isinstance(input_ids, np.ndarray):
+                check_token_ids(field, input_ids, self._limits.vocab_size - 1)
+                yield None, input_ids
 
     def __repr__(self) -> str:
         return f"PromptReader({self._owner}, {'no' if self._chat_template is None else 'a'} chat template)"
@@ -147,7 +161,7 @@ def check_prompts(prompts: Sequence[Prompt], fields: Sequence[str], max_bytes: i
     """Checks the prompts or conversations of a call, before any work is done for them.
 
     Args:
-        prompts: Texts or conversations.
+        prompts: Texts, conversations or tokens.
         fields: What the request calls each of them, such as `prompts[3]`.
         max_bytes: Largest prompt, or conversation, in UTF-8.
 
@@ -169,8 +183,11 @@ def check_prompt(prompt: Prompt, field: str, max_bytes: int) -> None:
 
     Raises:
         InvalidInputError: A text is empty, a conversation has no turns or too many, or what is said has more than
-            `max_bytes` in UTF-8 in all.
+            `max_bytes` in UTF-8 in all, or the tokens that are given in memory.
     """
+    if isinstance(prompt, np.ndarray):
+        check_count(field, len(prompt), max_bytes // prompt.itemsize, "leave out the first ones")
+        return
     if not prompt and isinstance(prompt, str):
         raise InvalidInputError(field, "is empty; give at least one character, or a conversation instead")
     if isinstance(prompt, str):
@@ -187,11 +204,13 @@ def check_prompt(prompt: Prompt, field: str, max_bytes: int) -> None:
 
 
 def _texts(prompt: Prompt) -> list[str]:
-    return [prompt] if isinstance(prompt, str) else [turn.content for turn in prompt]
+    if isinstance(prompt, tuple):
+        return [turn.content for turn in prompt]
+    return [prompt] if isinstance(prompt, str) else []
 
 
 def fit_prompt(
-    text: str,
+    text: str | None,
     input_ids: NDArray[np.int64],
     *,
     field: str,
@@ -206,7 +225,7 @@ def fit_prompt(
     number fits too (at most half of the model's length).
 
     Args:
-        text: The prompt.
+        text: The prompt; None where it came as tokens.
         input_ids: (T,) its tokens.
         field: What the request calls it.
         plan: The call's parameters.

@@ -8,12 +8,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Self, TypeVar
+from typing import Literal, Self, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headway_server.batching import BatchGraph, RunCosts
+from headway_server.batching import BatchGraph, RunCosts, Tensors
 from headway_server.batching.settings import MAX_IMAGES
 from headway_server.bundles import Bundle, Precision
 from headway_server.observers import NO_OBSERVER, Observer
@@ -23,10 +23,19 @@ from headway_server.serving.answers import Answer, CallTimings
 from headway_server.serving.calls import current_caller
 from headway_server.serving.limits import check_count, check_top_k
 from headway_server.settings import ServerSettings
-from headway_server.tasks.outputs import EMBEDDING, LOGITS, ScoredLabel, label_postprocess, read_vector
+from headway_server.tasks.outputs import (
+    EMBEDDING,
+    LOGITS,
+    ScoredLabel,
+    label_postprocess,
+    read_embedding,
+    read_vector,
+)
 from headway_server.tasks.stateless import StatelessModel, expected_outputs
 
 Result = TypeVar("Result")
+Images: TypeAlias = Sequence[bytes] | NDArray[np.float32]
+"""Encoded images, or the values of their pixels as the model reads them, (N, 3, H, W)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +45,8 @@ class ClassifiedImage:
     labels: tuple[ScoredLabel, ...]
     width: int
     height: int
+    embedding: NDArray[np.float32] | None = None
+    """(D,), if it was asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,13 +106,22 @@ class ImageClassifier(StatelessModel):
         costs = graph.warm_up({"pixel_values": blank}, 1, expected_outputs(manifest))
         return cls(bundle, precision, graph, preprocessor, settings, costs=costs, observer=observer)
 
-    async def classify(self, images: Sequence[bytes], *, top_k: int, deadline: float | None) -> Answer[ClassifiedImage]:
-        """Labels encoded images.
+    async def classify(
+        self,
+        images: Images,
+        *,
+        top_k: int,
+        deadline: float | None,
+        embedding: Literal["none", "raw", "normalized"] = "none",
+    ) -> Answer[ClassifiedImage]:
+        """Labels images.
 
         Args:
             images: 1 to `MAX_IMAGES` images.
             top_k: Labels to answer an image, 1 to the number of labels; 0: all of them.
             deadline: When the caller stops waiting, by `time.monotonic`.
+            embedding: Which vector of each image to answer too, from the same run; for bundles whose graphs give
+                embeddings.
 
         Raises:
             RequestError: An argument is out of its range, the images cannot be read, the queue is full, the deadline
@@ -109,14 +129,18 @@ class ImageClassifier(StatelessModel):
         """
         num_labels = check_top_k(top_k, len(self.labels))
 
-        def read(probabilities: NDArray[Any], image: PreparedImage) -> ClassifiedImage:
-            labels = self._label_reader.read(probabilities, num_labels)
-            return ClassifiedImage(labels=labels, width=image.width, height=image.height)
+        def read(row: Tensors, image: PreparedImage) -> ClassifiedImage:
+            return ClassifiedImage(
+                labels=self._label_reader.read(row[LOGITS], num_labels),
+                width=image.width,
+                height=image.height,
+                embedding=read_embedding(row, embedding),
+            )
 
-        return await self._answer(images, LOGITS, read, deadline)
+        return await self._answer(images, (LOGITS,) if embedding == "none" else (LOGITS, EMBEDDING), read, deadline)
 
-    async def embed(self, images: Sequence[bytes], *, normalize: bool, deadline: float | None) -> Answer[EmbeddedImage]:
-        """Turns encoded images into vectors; for bundles whose graphs give embeddings.
+    async def embed(self, images: Images, *, normalize: bool, deadline: float | None) -> Answer[EmbeddedImage]:
+        """Turns images into vectors; for bundles whose graphs give embeddings.
 
         Args:
             images: 1 to `MAX_IMAGES` images.
@@ -127,32 +151,36 @@ class ImageClassifier(StatelessModel):
             RequestError: As `classify`.
         """
 
-        def read(embedding: NDArray[Any], image: PreparedImage) -> EmbeddedImage:
-            values = read_vector(embedding, normalize=normalize)
+        def read(row: Tensors, image: PreparedImage) -> EmbeddedImage:
+            values = read_vector(row[EMBEDDING], normalize=normalize)
             return EmbeddedImage(values=values, width=image.width, height=image.height)
 
-        return await self._answer(images, EMBEDDING, read, deadline)
+        return await self._answer(images, (EMBEDDING,), read, deadline)
 
     async def _answer(
         self,
-        images: Sequence[bytes],
-        output: str,
-        read: Callable[[NDArray[Any], PreparedImage], Result],
+        images: Images,
+        outputs: Sequence[str],
+        read: Callable[[Tensors, PreparedImage], Result],
         deadline: float | None,
     ) -> Answer[Result]:
-        """Decodes images, runs them and reads one output of each, off the event loop."""
+        """Prepares images, runs them and reads outputs of each, off the event loop."""
+        num_bytes = images.nbytes if isinstance(images, np.ndarray) else sum(map(len, images))
         check_count("images", len(images), MAX_IMAGES)
-        fields = [f"images[{index}]" for index in range(len(images))]
         caller = current_caller()
-        with self._admission.admit(len(images), sum(map(len, images)), deadline=deadline, caller=caller):
+        with self._admission.admit(len(images), num_bytes, deadline=deadline, caller=caller):
             began = time.monotonic()
-            prepared = await self._preprocessor.prepare_batch(images, fields=fields)
+            if isinstance(images, np.ndarray):
+                prepared = await self._preprocessor.take_pixels(images)
+            else:
+                fields = [f"images[{index}]" for index in range(len(images))]
+                prepared = await self._preprocessor.prepare_batch(images, fields=fields)
             preprocessing_s = time.monotonic() - began
             batched = await self._batcher.submit(
                 [{"pixel_values": image.pixel_values} for image in prepared],
                 [1] * len(prepared),
-                outputs=(output,),
-                read=lambda row, index: read(row[output], prepared[index]),
+                outputs=outputs,
+                read=lambda row, index: read(row, prepared[index]),
                 deadline=deadline,
                 caller=caller,
             )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Self, TypeVar
+from typing import Final, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from headway_server.preprocessing import EncodedText, TextTokenizer
 from headway_server.runtime import Runtime, Session
 from headway_server.serving.answers import Answer, CallTimings
 from headway_server.serving.calls import counted_tokens, current_caller
-from headway_server.serving.limits import check_one_each, check_texts, num_bytes
+from headway_server.serving.limits import check_count, check_one_each, check_texts, check_token_ids, num_bytes
 from headway_server.settings import ServerSettings
 from headway_server.tasks.outputs import EMBEDDING, label_postprocess, read_vector
 from headway_server.tasks.stateless import StatelessModel, expected_outputs
@@ -51,6 +51,26 @@ class TextInputs:
     def num_bytes(self) -> int:
         """Size of all texts in UTF-8."""
         return sum(map(num_bytes, (*self.texts, *(self.text_pairs or ()))))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenInputs:
+    """The texts of a call as tokens, which the caller has made with the bundle's tokenizer."""
+
+    input_ids: Sequence[NDArray[np.int64]]
+    """1 to `MAX_TEXTS` arrays of at least one token, (T,) each."""
+    type_ids: Sequence[NDArray[np.int64]] | None = None
+    """(T,) each, 1 in the second text of a pair and 0 elsewhere; None: 0 everywhere."""
+
+    @property
+    def texts(self) -> Sequence[str]:
+        """The texts are not known: an empty one for each."""
+        return [""] * len(self.input_ids)
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all tokens."""
+        return sum(ids.nbytes for ids in self.input_ids)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +141,9 @@ class TextModel(StatelessModel):
         )
         return cls(bundle, precision, graph, tokenizer, settings, costs=costs, observer=observer)
 
-    async def embed(self, inputs: TextInputs, *, normalize: bool, deadline: float | None) -> Answer[EmbeddedText]:
+    async def embed(
+        self, inputs: TextInputs | TokenInputs, *, normalize: bool, deadline: float | None
+    ) -> Answer[EmbeddedText]:
         """Turns texts into vectors; for bundles whose graphs give embeddings.
 
         Args:
@@ -133,51 +155,61 @@ class TextModel(StatelessModel):
             RequestError: The texts cannot be read, the queue is full, the deadline passed, the server is draining.
         """
 
-        def read(embedding: NDArray[Any], _: str, encoded: EncodedText) -> EmbeddedText:
-            values = read_vector(embedding, normalize=normalize)
+        def read(row: Tensors, _: str, encoded: EncodedText) -> EmbeddedText:
+            values = read_vector(row[EMBEDDING], normalize=normalize)
             return EmbeddedText(values=values, num_tokens=len(encoded), truncated=encoded.truncated)
 
-        return await self._answer(inputs, EMBEDDING, read, deadline=deadline)
+        return await self._answer(inputs, (EMBEDDING,), read, deadline=deadline)
 
     async def _answer(
         self,
-        inputs: TextInputs,
-        output: str,
-        read: Callable[[NDArray[Any], str, EncodedText], Result],
+        inputs: TextInputs | TokenInputs,
+        outputs: Sequence[str],
+        read: Callable[[Tensors, str, EncodedText], Result],
         *,
         deadline: float | None,
         with_offsets: bool = False,
     ) -> Answer[Result]:
-        """Tokenizes texts, runs them and reads one output of each.
+        """Tokenizes texts, runs them and reads outputs of each.
 
         Args:
             inputs: The texts.
-            output: Name of the output.
-            read: Makes a text's result of that output, the text and its tokens; called off the event loop.
+            outputs: Names of the outputs.
+            read: Makes a text's result of these outputs, the text and its tokens; called off the event loop.
             deadline: When the caller stops waiting, by `time.monotonic`.
             with_offsets: True if `read` needs the characters of each token.
         """
-        fields = self._check(inputs)
-        caller, num_texts = current_caller(), len(inputs.texts)
-        work = float(num_texts * _WORK_OF_TEXT + inputs.num_bytes)
-        with self._admission.admit(num_texts, inputs.num_bytes, work=work, deadline=deadline, caller=caller):
+        if isinstance(inputs, TextInputs):
+            fields = self._check(inputs)
+        else:
+            self._check_tokens(inputs)
+        caller, texts = current_caller(), inputs.texts
+        work = float(len(texts) * _WORK_OF_TEXT + inputs.num_bytes)
+        with self._admission.admit(len(texts), inputs.num_bytes, work=work, deadline=deadline, caller=caller):
             began = time.monotonic()
-            encoded = await self._tokenizer.encode_limited(
-                inputs.texts,
-                fields=fields,
-                max_tokens=self.max_input_tokens,
-                truncate=inputs.truncate,
-                text_pairs=inputs.text_pairs,
-                with_offsets=with_offsets,
-            )
+            if isinstance(inputs, TextInputs):
+                encoded = await self._tokenizer.encode_limited(
+                    inputs.texts,
+                    fields=fields,
+                    max_tokens=self.max_input_tokens,
+                    truncate=inputs.truncate,
+                    text_pairs=inputs.text_pairs,
+                    with_offsets=with_offsets,
+                )
+            else:
+                types: Sequence[NDArray[np.int64] | None] = inputs.type_ids or [None] * len(inputs.input_ids)
+                encoded = [
+                    EncodedText(input_ids=ids, type_ids=of_ids)
+                    for ids, of_ids in zip(inputs.input_ids, types, strict=True)
+                ]
             preprocessing_s = time.monotonic() - began
             lengths = [len(text) for text in encoded]
             with counted_tokens(sum(lengths)):
                 batched = await self._batcher.submit(
                     [text_tensors(text.input_ids, text.type_ids, has_types=self._has_types) for text in encoded],
                     lengths,
-                    outputs=(output,),
-                    read=lambda row, index: read(row[output], inputs.texts[index], encoded[index]),
+                    outputs=outputs,
+                    read=lambda row, index: read(row, texts[index], encoded[index]),
                     deadline=deadline,
                     caller=caller,
                 )
@@ -205,6 +237,23 @@ class TextModel(StatelessModel):
             check_one_each("text_pairs", len(pairs), len(inputs.texts))
             check_texts("text_pairs", pairs, MAX_TEXTS, self._max_text_bytes)
         return fields
+
+    def _check_tokens(self, inputs: TokenInputs) -> None:
+        """Checks tokens, before any work is done for them.
+
+        Raises:
+            InvalidInputError: There are too few or too many, one is not the model's, or the model reads no types.
+        """
+        check_count("input_ids", len(inputs.input_ids), MAX_TEXTS)
+        for index, ids in enumerate(inputs.input_ids):
+            check_count(f"input_ids[{index}]", len(ids), self.max_input_tokens, "leave out some")
+            check_token_ids(f"input_ids[{index}]", ids, self._tokenizer.largest_id)
+        if inputs.type_ids is not None and not self._has_types:
+            raise InvalidInputError(
+                _TYPES, f"is set, and model {self.bundle.manifest.name} reads no types of tokens; leave it out"
+            )
+        for index, types in enumerate(inputs.type_ids or ()):
+            check_token_ids(f"{_TYPES}[{index}]", types, 1)
 
 
 def text_graph(

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Literal
 
+import numpy as np
 from numpy.typing import NDArray
 
+from headway_server.batching import Tensors
 from headway_server.bundles.tags import TagSet
 from headway_server.preprocessing import EncodedText
 from headway_server.serving.answers import Answer
-from headway_server.tasks.outputs import LOGITS
+from headway_server.tasks.outputs import EMBEDDING, LOGITS, read_embedding
 from headway_server.tasks.text.model import TextInputs, TextModel
 from headway_server.tasks.tokens.spans import SpanDecoder
 
@@ -33,6 +35,8 @@ class TaggedText:
     spans: tuple[LabeledSpan, ...]
     num_tokens: int
     truncated: bool
+    embedding: NDArray[np.float32] | None = None
+    """(D,), if it was asked for."""
 
 
 class TokenClassifier(TextModel):
@@ -49,25 +53,39 @@ class TokenClassifier(TextModel):
         """Labels that a span may have."""
         return self._decoder.labels
 
-    async def classify(self, inputs: TextInputs, *, deadline: float | None) -> Answer[TaggedText]:
+    async def classify(
+        self,
+        inputs: TextInputs,
+        *,
+        deadline: float | None,
+        embedding: Literal["none", "raw", "normalized"] = "none",
+    ) -> Answer[TaggedText]:
         """Labels spans of texts.
 
         Args:
             inputs: The texts.
             deadline: When the caller stops waiting, by `time.monotonic`.
+            embedding: Which vector of each text to answer too, from the same run; for bundles whose graphs give
+                embeddings.
 
         Raises:
             RequestError: The texts cannot be read, the queue is full, the deadline passed, the server is draining.
         """
         decoder = self._decoder
 
-        def read(logits: NDArray[Any], text: str, encoded: EncodedText) -> TaggedText:
+        def read(row: Tensors, text: str, encoded: EncodedText) -> TaggedText:
             spans = tuple(
                 LabeledSpan(
                     label=decoder.labels[span.label], probability=span.probability, start=span.start, end=span.end
                 )
-                for span in decoder.decode_text(logits, text, encoded.offsets)
+                for span in decoder.decode_text(row[LOGITS], text, encoded.offsets)
             )
-            return TaggedText(spans=spans, num_tokens=len(encoded), truncated=encoded.truncated)
+            return TaggedText(
+                spans=spans,
+                num_tokens=len(encoded),
+                truncated=encoded.truncated,
+                embedding=read_embedding(row, embedding),
+            )
 
-        return await self._answer(inputs, LOGITS, read, deadline=deadline, with_offsets=True)
+        outputs = (LOGITS,) if embedding == "none" else (LOGITS, EMBEDDING)
+        return await self._answer(inputs, outputs, read, deadline=deadline, with_offsets=True)

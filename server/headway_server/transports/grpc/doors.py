@@ -41,14 +41,14 @@ class Doors:
         self.health_port: int | None = None
         """Port that answers health checks alone, once it does."""
         if (path := settings.access_file) is not None:
-            self.access = Access(AccessFile.read(path))
-            read_access = partial(AccessFile.read, path)
-            self._files.append(WatchedFiles([path], read_access, self.access.change, noun="access file"))
+            access_file = WatchedFiles([path], partial(AccessFile.read, path), self._know, noun="access file")
+            self.access = Access(access_file.read())
+            self._files.append(access_file)
         if (tls := settings.tls_files) is not None:
-            read_certificates = partial(Certificates.read, *tls)
-            self._certificates = read_certificates()
             paths = [path for path in tls if path is not None]
-            self._files.append(WatchedFiles(paths, read_certificates, self._show, noun="certificates"))
+            certificates = WatchedFiles(paths, partial(Certificates.read, *tls), self._show, noun="certificates")
+            self._certificates = certificates.read()
+            self._files.append(certificates)
 
     def listen(self, server: grpc.aio.Server, address: str) -> int:
         """Adds a port at an address to a server; returns the port."""
@@ -92,6 +92,10 @@ class Doors:
             self._watch.cancel()
         if self._health_server is not None:
             await self._health_server.stop(None)
+
+    def _know(self, file: AccessFile) -> None:
+        assert self.access is not None, "its file is watched"
+        self.access.change(file)
 
     def _show(self, certificates: Certificates) -> None:
         self._certificates, self._is_new = certificates, True

@@ -87,6 +87,7 @@ def parse_request(
         echo=request.echo,
         log_probabilities=wanted,
         priority=request.priority,
+        cache_salt=request.cache_salt,
         deadline=deadline,
     )
 

@@ -15,6 +15,7 @@ import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from headway.oip import grpc_predict_v2_pb2_grpc
 from headway.v1 import (
     generation_service_pb2,
     generation_service_pb2_grpc,
@@ -35,6 +36,7 @@ from headway_server.serving.calls import Calls
 from headway_server.serving.host import ModelHost
 from headway_server.serving.watchdog import Watchdog
 from headway_server.settings import ServerSettings
+from headway_server.transports.grpc import oip
 from headway_server.transports.grpc.callers import Callers, WaitLimits
 from headway_server.transports.grpc.doors import Doors, format_address
 from headway_server.transports.grpc.generation import GenerationService
@@ -118,13 +120,22 @@ _SERVICES = (
 class HeadwayServer:
     """Serves the models of a host at one address."""
 
-    def __init__(self, host: ModelHost, settings: ServerSettings, *, observer: Observer = NO_OBSERVER) -> None:
+    def __init__(
+        self,
+        host: ModelHost,
+        settings: ServerSettings,
+        *,
+        observer: Observer = NO_OBSERVER,
+        statistics: oip.Statistics | None = None,
+    ) -> None:
         """Makes a server that does not listen yet.
 
         Args:
             host: Its models, loaded and not started.
             settings: Of the server.
             observer: Learns of every call.
+            statistics: What the Open Inference Protocol says that models have computed, an observer of host and calls;
+                None: nothing.
         """
         self._host = host
         self._settings = settings
@@ -150,14 +161,16 @@ class HeadwayServer:
         self.calls = Calls(max_calls=max_calls, max_bytes=max_bytes, access=self._doors.access, observer=observer)
         """Those that are being answered."""
         _log.info("calls", max_calls=max_calls, max_inflight_mib=max_bytes >> 20)
+        max_request_bytes = {
+            service.name: settings.max_text_request_bytes if service.reads_texts else settings.max_message_bytes
+            for service in _SERVICES
+        }
         interceptor = CallInterceptor(
             self.calls,
             self._callers,
-            max_request_bytes={
-                service.name: settings.max_text_request_bytes if service.reads_texts else settings.max_message_bytes
-                for service in _SERVICES
-            },
-            admin_methods=ADMIN_METHODS,
+            max_request_bytes=max_request_bytes | {oip.SERVICE.full_name: settings.max_message_bytes},
+            admin_methods=ADMIN_METHODS | oip.ADMIN_METHODS,
+            probes=oip.PROBES,
             verifies_clients=settings.tls_client_ca_file is not None,
         )
         self._server = grpc.aio.server(
@@ -166,9 +179,19 @@ class HeadwayServer:
         )
         for service in _SERVICES:
             service.add(service.servicer(host), self._server)
+        names = [service.name for service in _SERVICES]
+        if settings.open_inference:
+            names.append(oip.SERVICE.full_name)
+            open_inference = oip.OpenInferenceService(
+                host,
+                statistics=statistics or oip.Statistics(),
+                is_draining=lambda: self.calls.is_draining,
+                stall_timeout_s=settings.stall_timeout,
+                max_text_request_bytes=settings.max_text_request_bytes,
+            )
+            grpc_predict_v2_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(open_inference, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         if settings.reflection:
-            names = [service.name for service in _SERVICES]
             reflection.enable_server_reflection((*names, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
 
     async def start(self) -> int:

@@ -64,7 +64,9 @@ _MAX_MESSAGE_BYTES = 1000
 _log = structlog.get_logger(__name__)
 
 
-def to_status(error: Exception, method: str, call: Call | None = None, *, request_id: str = "") -> status_pb2.Status:
+def to_status(
+    error: BaseException, method: str, call: Call | None = None, *, request_id: str = ""
+) -> status_pb2.Status:
     """Describes an error to the caller of `method`; what is not the caller's business is logged and left out.
 
     Args:
@@ -104,7 +106,7 @@ def outcome_of(error: type[BaseException] | None) -> tuple[str, str]:
     return grpc.StatusCode.INTERNAL.name, INTERNAL_REASON
 
 
-def _details(error: Exception) -> list[Message]:
+def _details(error: BaseException) -> list[Message]:
     """Returns the details that are particular to a kind of error."""
     if isinstance(error, InvalidInputError):
         violation = error_details_pb2.BadRequest.FieldViolation(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,11 @@ from headway_server.decoding.constraints import (
     MAX_SCHEMA_BYTES,
     ConstraintCompiler,
     ConstraintRequest,
-    grammar,
+    trial,
 )
 from headway_server.decoding.constraints import compiler as compiler_module
 from headway_server.decoding.constraints.compiler import MAX_CACHED
-from headway_server.decoding.constraints.grammar import needs_trial
+from headway_server.decoding.constraints.trial import BusyError, passes_trial
 from headway_server.errors import InvalidInputError, OverloadedError, WrongTaskError
 from headway_server.tasks.generation.request import GenerationRequest
 
@@ -208,6 +209,52 @@ def test_hostile_constraints_are_refused_or_followed_within_bounds(
 @pytest.mark.parametrize(
     "schema",
     [
+        '{"const": -9223372036854775808}',
+        '{"enum": [1, -9223372036854775296]}',
+        '{"properties": {"a": {"const": -9223372036854775807}}}',
+    ],
+)
+def test_integers_that_overflow_the_librarys_stack_are_refused_by_name(
+    compiler: ConstraintCompiler, schema: str
+) -> None:
+    assert "so near to -2^63 none is supported" in _refusal(compiler, json_schema=schema).description
+
+
+def test_integers_beside_those_are_followed(compiler: ConstraintCompiler) -> None:
+    request = ConstraintRequest(json_schema='{"enum": [-9223372036854774784, 18446744073709551615]}')
+    assert compiler.compile(request, field=FIELD).complaint is None
+
+
+def test_multiples_of_thousands_of_digits_are_refused(compiler: ConstraintCompiler) -> None:
+    first, second = "9" * 2999 + "7", "9" * 2998 + "13"
+    schema = f'{{"properties": {{"a": {{"multipleOf": {first}}}, "b": {{"multipleOf": {second}}}}}}}'
+    assert "least common multiple of many digits" in _refusal(compiler, json_schema=schema).description
+
+
+def test_a_grammar_that_crashes_the_library_costs_a_trial_and_nothing_else() -> None:
+    head = '%llguidance {"no_forcing": true}\nstart: '
+    for _ in range(2):
+        assert not passes_trial(f'{head}%json {{"const": -9223372036854775808}}')
+        assert passes_trial(f"{head}/a+/")
+
+
+def test_a_trial_is_ended_at_its_processor_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    began = time.monotonic()
+    assert not passes_trial(f"start: /{'.*' * 8000}/")
+    assert time.monotonic() - began < 10
+
+
+def test_a_program_for_trials_that_was_killed_is_replaced() -> None:
+    assert passes_trial("start: /a/")
+    for program in trial._TRIALS._idle:
+        program._process.kill()
+        program._process.wait()
+    assert passes_trial("start: /a/")
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
         {"allOf": [{"type": "string", "pattern": f"a{i}.*b{i}"} for i in range(1000)]},
         {"patternProperties": {f"^{chr(97 + i % 26)}{chr(97 + i // 26)}.*$": {} for i in range(600)}},
     ],
@@ -216,23 +263,6 @@ def test_hostile_constraints_are_refused_or_followed_within_bounds(
 def test_a_schema_that_would_take_minutes_is_given_up(compiler: ConstraintCompiler, schema: dict[str, Any]) -> None:
     refusal = _refusal(compiler, json_schema=json.dumps(schema))
     assert "takes more than 1 s or 32 MiB to be compiled" in refusal.description
-
-
-@pytest.mark.parametrize(
-    ("schema", "is_tried"),
-    [
-        ({"type": "object", "properties": {"allOf": {"type": "string"}, "not": {"$ref": "#/$defs/a"}}}, False),
-        ({"$defs": {"patternProperties": {"anyOf": [{"type": "null"}, {"const": {"oneOf": 1}}], "title": "A"}}}, False),
-        ({"type": "array", "items": {"allOf": [{"minLength": 3}]}}, True),
-        ({"properties": {"a": {"anyOf": [{"type": "string"}], "maxLength": 5}}}, True),
-        ({"properties": {"a": {"$ref": "#", "description": "again"}}}, False),
-        ({"properties": {"a": {"$ref": "#", "minLength": 1}}}, True),
-        ({"$defs": {"a": {"patternProperties": {"a": {}}}}}, True),
-        ({"some future keyword": 1}, True),
-    ],
-)
-def test_schemas_of_the_usual_keywords_need_no_trial(schema: dict[str, Any], is_tried: bool) -> None:
-    assert needs_trial(schema) == is_tried
 
 
 def test_what_was_checked_is_kept_up_to_a_number() -> None:
@@ -248,7 +278,7 @@ def test_what_was_checked_is_kept_up_to_a_number() -> None:
 def test_a_refusal_is_remembered_and_told_again_by_the_callers_field(monkeypatch: pytest.MonkeyPatch) -> None:
     compiler = ConstraintCompiler(vocabularies.byte_level(300), vocab_size=300, eos_id=None)
     trials: list[str] = []
-    monkeypatch.setattr(grammar, "is_affordable", lambda text: bool(trials.append(text)))
+    monkeypatch.setattr(compiler_module, "passes_trial", lambda text: bool(trials.append(text)))
     request = ConstraintRequest(json_schema='{"allOf": [{"minLength": 1}]}')
     for field in ("parameters.constraint", "options"):
         with pytest.raises(InvalidInputError, match="takes more than") as caught:
@@ -260,11 +290,14 @@ def test_a_refusal_is_remembered_and_told_again_by_the_callers_field(monkeypatch
 def test_a_schema_that_a_busy_machine_could_not_check_is_not_refused_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
     compiler = ConstraintCompiler(vocabularies.byte_level(300), vocab_size=300, eos_id=None)
     request = ConstraintRequest(json_schema='{"allOf": [{"type": "string", "minLength": 1}]}')
+
+    def is_busy(_: str) -> bool:
+        raise BusyError
+
     with monkeypatch.context() as busy:
-        busy.setattr(grammar, "_WALL_LIMIT_S", 0.0)
+        busy.setattr(compiler_module, "passes_trial", is_busy)
         with pytest.raises(OverloadedError, match="try again later"):
             compiler.compile(request, field=FIELD)
-    monkeypatch.setattr(grammar, "is_affordable", lambda _: True)
     assert compiler.compile(request, field=FIELD).complaint is None
 
 

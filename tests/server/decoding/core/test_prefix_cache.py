@@ -74,3 +74,10 @@ def test_any_history_finds_only_what_was_written_there():
         if step % 500 == 499:
             cache.clear()
             assert found(cache, tokens) == []
+
+
+def test_prompts_of_different_salts_share_nothing():
+    cache, tokens = PrefixCache(num_places=8, chunk=CHUNK), np.arange(14)
+    chains = [cache.digests(tokens, salt) for salt in ("", "one", "other", "one")]
+    assert chains[1] == chains[3]
+    assert len({digest for chain in chains for digest in chain}) == 9

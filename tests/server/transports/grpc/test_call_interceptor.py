@@ -15,8 +15,12 @@ from headway_server.errors import InvalidInputError
 from headway_server.serving.calls import Calls
 
 
+class PanicException(BaseException):
+    """Named as what libraries written in Rust raise; it is no Exception."""
+
+
 class Obedient(pb_grpc.GenerationServiceServicer):
-    """Answers "pieces", refuses "bad", breaks on "bug", aborts on "abort" and waits on "wait"."""
+    """Answers "pieces", refuses "bad", breaks on "bug" and "panic", aborts on "abort" and waits on "wait"."""
 
     def __init__(self) -> None:
         self.closed = 0
@@ -26,6 +30,8 @@ class Obedient(pb_grpc.GenerationServiceServicer):
             raise InvalidInputError("prompt", "is bad")
         if prompt == "bug":
             raise KeyError("internals")
+        if prompt == "panic":
+            raise PanicException("internals")
         if prompt == "abort":
             await context.abort(grpc.StatusCode.ABORTED, "as told")
         if prompt == "wait":
@@ -93,10 +99,12 @@ async def test_errors_become_statuses_with_details(stub, calls, call):
 
 
 @pytest.mark.parametrize("call", [unary, stream])
-async def test_bugs_become_incidents(stub, call):
-    failure = await failure_of(call(stub, "bug"))
+@pytest.mark.parametrize("prompt", ["bug", "panic"])
+async def test_bugs_and_panics_become_incidents(stub, calls, call, prompt):
+    failure = await failure_of(call(stub, prompt))
     assert (failure.code, failure.reason) == (grpc.StatusCode.INTERNAL, "INTERNAL")
     assert "internals" not in failure.message
+    await until(lambda: calls.num_running == 0)
 
 
 @pytest.mark.parametrize("call", [unary, stream])

@@ -9,8 +9,10 @@ import pytest
 import trustme
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from open_inference import infer_request
 from rpc_failures import failure_of
 
+from headway.oip import grpc_predict_v2_pb2, grpc_predict_v2_pb2_grpc
 from headway.v1 import model_service_pb2
 from headway.v1 import text_classification_service_pb2 as pb
 from headway.v1 import text_classification_service_pb2_grpc as pb_grpc
@@ -66,6 +68,19 @@ async def test_keys_decide_who_may_call_what(serve, classifier_store, access_fil
         assert await health(serving.channel) == health_pb2.HealthCheckResponse.SERVING
 
 
+async def test_of_a_caller_who_is_not_known_no_request_is_awaited(serve, classifier_store, access_file, make_key):
+    make_key("somebody", "model:*")
+
+    async def nothing():
+        await asyncio.Event().wait()
+        yield b""
+
+    async with serve(classifier_store, access_file=access_file) as serving:
+        method = serving.channel.stream_unary("/headway.v1.TextClassificationService/ClassifyText")
+        refused = await failure_of(method(nothing(), timeout=20))
+        assert (refused.code, refused.reason) == (grpc.StatusCode.UNAUTHENTICATED, "UNKNOWN_CALLER")
+
+
 async def test_budgets_refuse_with_a_time_to_come_back(serve, classifier_store, access_file, make_key):
     fast = make_key("fast", "model:*", calls_per_s=0.5)
     wordy = make_key("wordy", "model:*", tokens_per_minute=4)
@@ -114,6 +129,28 @@ async def test_calls_that_change_the_server_need_the_scope(serve, classifier_sto
         await serving.models.ScanStore(request, metadata=[("x-api-key", admin)])
     async with serve(classifier_store) as serving:
         await serving.models.ScanStore(request)  # without access control: from this machine
+
+
+async def test_the_open_inference_protocol_is_held_to_keys_scopes_and_budgets(
+    serve, classifier_store, access_file, make_key
+):
+    def keyed(key: str) -> list[tuple[str, str]]:
+        return [("authorization", f"Bearer {key}")]
+
+    user, viewer = make_key("user", "model:topics", tokens_per_minute=4), make_key("viewer", "model:colours")
+    request = infer_request("topics", "star goal atom")
+    async with serve(classifier_store, access_file=access_file) as serving:
+        stub = grpc_predict_v2_pb2_grpc.GRPCInferenceServiceStub(serving.channel)
+        assert await _code(stub.ModelInfer(request)) is grpc.StatusCode.UNAUTHENTICATED
+        assert await _code(stub.ModelInfer(request, metadata=keyed(viewer))) is grpc.StatusCode.PERMISSION_DENIED
+        load = grpc_predict_v2_pb2.RepositoryModelLoadRequest(model_name="topics")
+        assert await _code(stub.RepositoryModelLoad(load, metadata=keyed(user))) is grpc.StatusCode.PERMISSION_DENIED
+        assert await _code(stub.ModelStreamInfer(iter([request])).read()) is grpc.StatusCode.UNAUTHENTICATED
+        stream = stub.ModelStreamInfer(iter([request, request]), metadata=keyed(user), timeout=20)
+        errors = sorted([message.error_message async for message in stream])
+        assert errors[0] == ""  # the first message uses the budget up, the second is a call of its own
+        refused = await failure_of(stub.ModelInfer(request, metadata=keyed(user)))
+        assert (refused.code, refused.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "BUDGET_USED_UP")
 
 
 @pytest.mark.parametrize("offered", [True, False])

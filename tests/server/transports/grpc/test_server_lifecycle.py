@@ -13,6 +13,7 @@ from rpc_failures import failure_of
 from tiny_engine import make_decoder, make_generation_model
 from waiting import until
 
+from headway.oip import grpc_predict_v2_pb2, grpc_predict_v2_pb2_grpc
 from headway.v1 import generation_service_pb2 as generation_pb
 from headway.v1 import generation_service_pb2_grpc as generation_grpc
 from headway.v1 import image_classification_service_pb2 as images_pb
@@ -131,7 +132,16 @@ async def test_reflection_lists_every_service(serving):
         "headway.v1.ModelService",
         "headway.v1.TextClassificationService",
         "headway.v1.TranslationService",
+        "inference.GRPCInferenceService",
     }
+
+
+async def test_the_open_inference_protocol_can_be_left_out(serve, classifier_store):
+    async with serve(classifier_store, open_inference=False) as serving:
+        stub = grpc_predict_v2_pb2_grpc.GRPCInferenceServiceStub(serving.channel)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.ServerLive(grpc_predict_v2_pb2.ServerLiveRequest())
+        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
 async def test_bundles_that_could_not_be_loaded_are_listed(serve, tmp_path):

@@ -1,0 +1,108 @@
+"""The parameters of a request: scalars by name, of which each task knows some."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from enum import Enum
+from typing import Any, Final, TypeGuard
+
+from headway.oip import grpc_predict_v2_pb2 as pb
+from headway_server.errors import InvalidInputError
+
+_MAX_UINT64: Final = 2**64 - 1
+_MAX_LIST_BYTES: Final = 2**16
+
+
+class Kind(Enum):
+    """What a parameter holds; the value says so in messages."""
+
+    BOOLEAN = "a boolean"
+    INTEGER = "a whole number"
+    UINT64 = f"a whole number from 0 to {_MAX_UINT64}"
+    NUMBER = "a number"
+    TEXT = "a string"
+    TEXTS = 'a string that holds a JSON array of strings, such as ["\\n"]'
+    INTEGERS = "a string that holds a JSON array of whole numbers, such as [0, 2]"
+    BIASES = "a string that holds a JSON array of pairs of a token and a number, such as [[42, -1.5]]"
+
+
+def read_parameters(given: Mapping[str, pb.InferParameter], known: Mapping[str, Kind]) -> dict[str, Any]:
+    """Reads the parameters of a request, lists as tuples.
+
+    Args:
+        given: The request's.
+        known: Those that mean something to the task, and what each holds.
+
+    Raises:
+        InvalidInputError: One is not known, or holds something else.
+    """
+    values: dict[str, Any] = {}
+    for name in given:
+        kind = known.get(name)
+        if kind is None:
+            raise InvalidInputError(
+                f"parameters.{name[:64]}", f"is not known; this model's task knows {', '.join(sorted(known))}"
+            )
+        values[name] = _read(name, given[name], kind)
+    return values
+
+
+def _read(name: str, parameter: pb.InferParameter, kind: Kind) -> Any:
+    choice = parameter.WhichOneof("parameter_choice")
+    value = None if choice is None else getattr(parameter, choice)
+    if isinstance(value, str) and kind in _LISTS:
+        value = _parse_list(value)
+    if not _fits(value, kind):
+        raise InvalidInputError(f"parameters.{name}", f"must be {kind.value}, and is {str(value)[:64]!r} ({choice})")
+    return value
+
+
+def _parse_list(text: str) -> Any:
+    """Reads a JSON array as a tuple, of tuples where it holds arrays; what is none stays as it is."""
+    if len(text) > _MAX_LIST_BYTES:
+        return text
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    if not isinstance(value, list):
+        return text
+    return tuple(tuple(element) if isinstance(element, list) else element for element in value)
+
+
+def _fits(value: object, kind: Kind) -> bool:
+    if kind in _LISTS:
+        return isinstance(value, tuple) and all(map(_LISTS[kind], value))
+    return _SCALARS[kind](value)
+
+
+def _is_integer(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return _is_integer(value) or isinstance(value, float)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_bias(value: object) -> bool:
+    return isinstance(value, tuple) and len(value) == 2 and _is_integer(value[0]) and _is_number(value[1])
+
+
+_SCALARS: Final[Mapping[Kind, Callable[[object], bool]]] = {
+    Kind.BOOLEAN: lambda value: isinstance(value, bool),
+    Kind.INTEGER: _is_integer,
+    Kind.UINT64: lambda value: _is_integer(value) and 0 <= value <= _MAX_UINT64,
+    Kind.NUMBER: _is_number,
+    Kind.TEXT: _is_text,
+}
+_LISTS: Final[Mapping[Kind, Callable[[object], bool]]] = {
+    Kind.TEXTS: _is_text,
+    Kind.INTEGERS: _is_integer,
+    Kind.BIASES: _is_bias,
+}
+"""What an element must be."""

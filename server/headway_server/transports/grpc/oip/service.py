@@ -1,0 +1,377 @@
+# ruff: noqa: N802, ARG002 -- methods have the names and the arguments of the protocol
+"""GRPCInferenceService."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
+from typing import Final
+
+from headway.oip import grpc_predict_v2_pb2 as pb
+from headway.oip import grpc_predict_v2_pb2_grpc as pb_grpc
+from headway_server.errors import InvalidInputError, ModelNotFoundError, WrongTaskError
+from headway_server.preprocessing.pool import text_pool
+from headway_server.serving.families import ServedModel
+from headway_server.serving.host import ModelHost, ModelState
+from headway_server.transports.grpc.interceptor import Context, StreamedCall, StreamedCalls
+from headway_server.transports.grpc.messages import deadline_of
+from headway_server.transports.grpc.oip.parameters import read_parameters
+from headway_server.transports.grpc.oip.statistics import Statistics
+from headway_server.transports.grpc.oip.tasks import FINISH_REASON, TASKS, InferCall, TensorTask, earlier_deadline
+from headway_server.transports.grpc.oip.tensors import Arrays, TensorSpec, add_output, num_typed_elements, read_inputs
+
+SERVICE: Final = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
+PROBES: Final = frozenset(f"/{SERVICE.full_name}/{method}" for method in ("ServerLive", "ServerReady", "ModelReady"))
+"""Methods that answer while the server drains, as health does, and count as no calls."""
+ADMIN_METHODS: Final = frozenset(
+    f"/{SERVICE.full_name}/{method}" for method in ("RepositoryModelLoad", "RepositoryModelUnload")
+)
+"""Methods that change the server."""
+
+_EXTENSIONS: Final = ("model_repository", "model_configuration", "statistics", "parameters", "binary_tensor_data")
+_PLATFORM: Final = "onnxruntime_onnx"
+_BACKEND: Final = "onnxruntime"
+_FEW_ELEMENTS: Final = 10_000
+"""Typed elements that are read on the event loop, in half a millisecond."""
+_MAX_RUNNING: Final = 64
+"""Requests of a stream that are answered at a time; further ones are read when one of them has ended."""
+_FINAL: Final = "triton_final_response"
+_OWN_STATES: Final = (ModelState.LOADING, ModelState.READY, ModelState.UNLOADING)
+"""States that the protocol has too."""
+_DATA_TYPES: Final[dict[str, pb.DataType.ValueType]] = {
+    name.removeprefix("TYPE_"): number for name, number in pb.DataType.items()
+} | {"BYTES": pb.TYPE_STRING}
+_OWN_NAMES: Final = (
+    (re.compile(r"^parameters\.(sampling|constraint)\."), "parameters."),
+    (re.compile(r"^(top_k|threshold|sample_count|truncate|priority)$"), r"parameters.\1"),
+    (re.compile(r"^texts\b"), "text"),
+    (re.compile(r"^text_pairs\b"), "text_pair"),
+    (re.compile(r"^target_prefixes\b"), "target_prefix"),
+    (re.compile(r"^images\b"), "image"),
+    (re.compile(r"^choices\.texts\b"), "choices"),
+)
+"""What a field of headway's own protocol is called in this one."""
+
+
+class OpenInferenceService(pb_grpc.GRPCInferenceServiceServicer):
+    """Answers from all models of a host, with the tensors that `tasks.py` gives each task."""
+
+    def __init__(
+        self,
+        host: ModelHost,
+        *,
+        statistics: Statistics,
+        is_draining: Callable[[], bool],
+        stall_timeout_s: float,
+        max_text_request_bytes: int,
+    ) -> None:
+        """Makes the service of a host.
+
+        Args:
+            host: Its models.
+            statistics: What they have computed.
+            is_draining: Says whether the server is shutting down.
+            stall_timeout_s: Seconds that a model may make no progress and be ready; 0: any time.
+            max_text_request_bytes: Largest request to a model of texts.
+        """
+        self._host = host
+        self._statistics = statistics
+        self._is_draining = is_draining
+        self._stall_timeout_s = stall_timeout_s
+        self._max_text_request_bytes = max_text_request_bytes
+
+    # Health
+
+    async def ServerLive(self, request: pb.ServerLiveRequest, context: Context) -> pb.ServerLiveResponse:
+        """Answers."""
+        return pb.ServerLiveResponse(live=True)
+
+    async def ServerReady(self, request: pb.ServerReadyRequest, context: Context) -> pb.ServerReadyResponse:
+        """Says whether calls are accepted and every model is in order."""
+        ailing = self._host.ailing(stall_timeout_s=self._stall_timeout_s)
+        return pb.ServerReadyResponse(ready=not self._is_draining() and not ailing)
+
+    async def ModelReady(self, request: pb.ModelReadyRequest, context: Context) -> pb.ModelReadyResponse:
+        """Says whether a model can be called; one that is not known cannot."""
+        try:
+            manifest = self._host.peek(request.name, request.version).bundle.manifest
+        except ModelNotFoundError:
+            return pb.ModelReadyResponse(ready=False)
+        ailing = self._host.ailing(stall_timeout_s=self._stall_timeout_s)
+        is_ready = f"{manifest.name}/{manifest.version}" not in ailing
+        return pb.ModelReadyResponse(ready=is_ready and not self._is_draining())
+
+    # Descriptions
+
+    async def ServerMetadata(self, request: pb.ServerMetadataRequest, context: Context) -> pb.ServerMetadataResponse:
+        """Names the server and its extensions."""
+        return pb.ServerMetadataResponse(name="headway", version=version("headway-server"), extensions=_EXTENSIONS)
+
+    async def ModelMetadata(self, request: pb.ModelMetadataRequest, context: Context) -> pb.ModelMetadataResponse:
+        """Describes the tensors of a model."""
+        model, task = self._describe(request.name, request.version)
+        name = model.bundle.manifest.name
+        manifests = [other.bundle.manifest for other in self._host.models]
+        return pb.ModelMetadataResponse(
+            name=name,
+            versions=[manifest.version for manifest in manifests if manifest.name == name],
+            platform=_PLATFORM,
+            inputs=[_tensor_metadata(spec) for spec in task.inputs(model)],
+            outputs=[_tensor_metadata(spec) for spec in task.outputs(model)],
+        )
+
+    async def ModelConfig(self, request: pb.ModelConfigRequest, context: Context) -> pb.ModelConfigResponse:
+        """Describes a model as Triton's clients and load testers read it."""
+        model, task = self._describe(request.name, request.version)
+        config = pb.ModelConfig(
+            name=model.bundle.manifest.name,
+            platform=_PLATFORM,
+            backend=_BACKEND,
+            input=[
+                pb.ModelInput(
+                    name=spec.name, data_type=_DATA_TYPES[spec.datatype], dims=spec.shape, optional=spec.is_optional
+                )
+                for spec in task.inputs(model)
+            ],
+            output=[
+                pb.ModelOutput(name=spec.name, data_type=_DATA_TYPES[spec.datatype], dims=spec.shape)
+                for spec in task.outputs(model)
+            ],
+            dynamic_batching=pb.ModelDynamicBatching(),
+            model_transaction_policy=pb.ModelTransactionPolicy(decoupled=task.stream is not None),
+        )
+        return pb.ModelConfigResponse(config=config)
+
+    async def ModelStatistics(self, request: pb.ModelStatisticsRequest, context: Context) -> pb.ModelStatisticsResponse:
+        """Says what models have computed."""
+        if request.name:
+            models = [self._host.peek(request.name, request.version)]
+            if not request.version:
+                name = models[0].bundle.manifest.name
+                models = [model for model in self._host.models if model.bundle.manifest.name == name]
+        else:
+            models = list(self._host.models)
+        return pb.ModelStatisticsResponse(model_stats=[self._statistics.message(model) for model in models])
+
+    # The repository
+
+    async def RepositoryIndex(self, request: pb.RepositoryIndexRequest, context: Context) -> pb.RepositoryIndexResponse:
+        """Lists the bundles that the host knows of."""
+        _check_repository(request.repository_name)
+        return pb.RepositoryIndexResponse(
+            models=[
+                pb.RepositoryIndexResponse.ModelIndex(
+                    name=bundle.name, version=bundle.version, state=_state(bundle.state), reason=bundle.reason or ""
+                )
+                for bundle in self._host.bundles
+                if not request.ready or bundle.state is ModelState.READY
+            ]
+        )
+
+    async def RepositoryModelLoad(
+        self, request: pb.RepositoryModelLoadRequest, context: Context
+    ) -> pb.RepositoryModelLoadResponse:
+        """Loads a model, or replaces it by what the store has now."""
+        _check_repository(request.repository_name)
+        await self._host.load(request.model_name, _named_version(request.parameters, "version"))
+        return pb.RepositoryModelLoadResponse()
+
+    async def RepositoryModelUnload(
+        self, request: pb.RepositoryModelUnloadRequest, context: Context
+    ) -> pb.RepositoryModelUnloadResponse:
+        """Unloads a model once its calls have ended."""
+        _check_repository(request.repository_name)
+        # Triton's clients say with every call whether to unload what depends on the model, and nothing does here.
+        named = _named_version(request.parameters, "version", "unload_dependents")
+        await self._host.unload(request.model_name, named)
+        return pb.RepositoryModelUnloadResponse()
+
+    # Calls
+
+    async def ModelInfer(self, request: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:
+        """Answers tensors with tensors."""
+        read = await self._read(request, deadline_of(context))
+        return await read.infer()
+
+    # The interceptor makes a call of each message.
+    async def ModelStreamInfer(  # type: ignore[override]
+        self, calls: StreamedCalls[pb.ModelInferRequest], context: Context
+    ) -> None:
+        """Answers every message of a stream by itself, many at a time, in the order in which they are done.
+
+        What is wrong with one is told by a message, and the stream goes on; unless the caller has said that an error
+        ends it, as Triton's clients can.
+        """
+        metadata = dict(context.invocation_metadata() or ())
+        errors_end_it = str(metadata.get("triton_grpc_error", "")).lower() == "true"
+        room = asyncio.Semaphore(_MAX_RUNNING)
+
+        async def answer(call: StreamedCall[pb.ModelInferRequest]) -> None:
+            request_id = ""
+            try:
+                async with call.answer() as request:
+                    request_id = request.id
+                    read = await self._read(request, deadline_of(context))
+                    async with aclosing(read.stream()) as responses:
+                        async for response in responses:
+                            await calls.send(pb.ModelStreamInferResponse(infer_response=response))
+            except Exception as error:
+                if errors_end_it or calls.is_over:
+                    raise
+                message = call.status_of(error).message
+                failed = pb.ModelInferResponse(id=request_id)
+                await calls.send(pb.ModelStreamInferResponse(error_message=message, infer_response=failed))
+            finally:
+                room.release()
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                async for call in calls:
+                    await room.acquire()
+                    group.create_task(answer(call))
+        except ExceptionGroup as failed:  # one is enough to tell
+            raise failed.exceptions[0] from None
+
+    async def _read(self, message: pb.ModelInferRequest, deadline: float | None) -> _Request:
+        """Finds the model of a request and reads its tensors and parameters.
+
+        Raises:
+            RequestError: There is no such model, or the request is not what the model reads.
+        """
+        if not message.model_name:
+            raise InvalidInputError("model_name", "is empty; name one of the models that RepositoryIndex lists")
+        model = self._host.find_named(message.model_name, message.model_version)
+        task = _task_of(model)
+        if task.reads_texts and (size := message.ByteSize()) > self._max_text_request_bytes:
+            raise InvalidInputError(
+                "request",
+                f"has {size} bytes, the limit of models of texts is {self._max_text_request_bytes}; send it in "
+                "several calls",
+            )
+        parameters = read_parameters(message.parameters, task.parameters)
+        outputs = _wanted_outputs(message, task.outputs(model))
+        specs = task.inputs(model)
+        if num_typed_elements(message) <= _FEW_ELEMENTS:
+            arrays = read_inputs(message, specs, max_rows=task.max_rows)
+        else:
+            loop = asyncio.get_running_loop()
+            arrays = await loop.run_in_executor(
+                text_pool(), partial(read_inputs, message, specs, max_rows=task.max_rows)
+            )
+        call = InferCall(
+            arrays=arrays,
+            parameters=parameters,
+            outputs=outputs,
+            deadline=earlier_deadline(deadline, parameters),
+        )
+        return _Request(message=message, model=model, task=task, call=call)
+
+    def _describe(self, name: str, version_name: str) -> tuple[ServedModel, TensorTask]:
+        model = self._host.peek(name, version_name)
+        return model, _task_of(model)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Request:
+    """A request that was read, and what answers it."""
+
+    message: pb.ModelInferRequest
+    model: ServedModel
+    task: TensorTask
+    call: InferCall
+
+    async def infer(self) -> pb.ModelInferResponse:
+        with _own_names():
+            arrays = await self.task.infer(self.model, self.call)
+        if sum(array.size for array in arrays.values()) <= _FEW_ELEMENTS:
+            return self._response(arrays)
+        return await asyncio.get_running_loop().run_in_executor(text_pool(), self._response, arrays)
+
+    async def stream(self) -> AsyncGenerator[pb.ModelInferResponse, None]:
+        """Yields responses, each of which says whether it is the last."""
+        if self.task.stream is None or not self.task.streams(self.call):
+            response = await self.infer()
+            response.parameters[_FINAL].bool_param = True
+            yield response
+            return
+        with _own_names():
+            async with aclosing(self.task.stream(self.model, self.call)) as parts:
+                async for arrays in parts:
+                    response = self._response(arrays)
+                    response.parameters[_FINAL].bool_param = FINISH_REASON in arrays
+                    yield response
+
+    def _response(self, arrays: Arrays) -> pb.ModelInferResponse:
+        """Makes a response of those arrays that are wanted."""
+        manifest = self.model.bundle.manifest
+        response = pb.ModelInferResponse(model_name=manifest.name, model_version=manifest.version, id=self.message.id)
+        is_raw = bool(self.message.raw_input_contents)
+        for name, array in arrays.items():
+            if name in self.call.outputs:
+                add_output(response, name, array, is_raw=is_raw)
+        return response
+
+
+@contextmanager
+def _own_names() -> Iterator[None]:
+    """Calls the field of an error what it is called in this protocol."""
+    try:
+        yield
+    except InvalidInputError as error:
+        field = error.field
+        for pattern, replacement in _OWN_NAMES:
+            field = pattern.sub(replacement, field)
+        raise InvalidInputError(field, error.description) from None
+
+
+def _task_of(model: ServedModel) -> TensorTask:
+    manifest = model.bundle.manifest
+    task = TASKS.get(manifest.task)
+    if task is None:
+        raise WrongTaskError(f"model {manifest.name} is for {manifest.task}, which has no tensors in this protocol")
+    return task
+
+
+def _wanted_outputs(message: pb.ModelInferRequest, specs: Iterable[TensorSpec]) -> frozenset[str]:
+    """Returns the names of the outputs that are asked for; of all where none is named."""
+    known = [spec.name for spec in specs]
+    for index, output in enumerate(message.outputs):
+        if output.name not in known:
+            raise InvalidInputError(
+                f"outputs[{index}].name", f"is {output.name[:64]!r}; the model writes {', '.join(known)}"
+            )
+        if output.parameters:
+            raise InvalidInputError(
+                f"outputs[{index}].parameters",
+                f"has {min(output.parameters)[:64]!r}; outputs have none here: no shared memory and no classification, "
+                "for which there are the outputs label and probability",
+            )
+    return frozenset(output.name for output in message.outputs) or frozenset(known)
+
+
+def _tensor_metadata(spec: TensorSpec) -> pb.ModelMetadataResponse.TensorMetadata:
+    return pb.ModelMetadataResponse.TensorMetadata(name=spec.name, datatype=spec.datatype, shape=spec.shape)
+
+
+def _state(state: ModelState) -> str:
+    return state.name if state in _OWN_STATES else "UNAVAILABLE"
+
+
+def _check_repository(name: str) -> None:
+    if name:
+        raise InvalidInputError("repository_name", f"is {name[:64]!r}; there is one store, leave it out")
+
+
+def _named_version(parameters: Mapping[str, pb.ModelRepositoryParameter], *known: str) -> str:
+    """Reads the version that a call names; empty where it names none."""
+    for name in parameters:
+        if name not in known:
+            raise InvalidInputError(
+                f"parameters.{name[:64]}", "is not known; models are loaded from the store as they are, by `version`"
+            )
+    return parameters["version"].string_param if "version" in parameters else ""

@@ -1,0 +1,558 @@
+"""What tensors and parameters mean to each task: the one table, `TASKS`. A new task adds an entry.
+
+N is the number of inputs of a call, T the number of tokens of a text, K the number of labels that are answered, D the
+width of an embedding, M the number of spans or continuations of all inputs together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway_server.batching.settings import MAX_IMAGES, MAX_TEXTS
+from headway_server.bundles import CHAT_TEMPLATE_FILE, Task
+from headway_server.decoding.constraints import ConstraintRequest
+from headway_server.decoding.parameters import EarlyStopping
+from headway_server.decoding.sequence import Delta
+from headway_server.errors import InvalidInputError
+from headway_server.preprocessing import ChatTurn
+from headway_server.preprocessing.pool import text_pool
+from headway_server.serving.families import ServedModel
+from headway_server.tasks.generation.model import GeneratedText, GenerationModel
+from headway_server.tasks.generation.request import MAX_PROMPTS, GenerationRequest, Prompt
+from headway_server.tasks.images.classifier import ImageClassifier
+from headway_server.tasks.outputs import ScoredLabel
+from headway_server.tasks.text.classifier import TextClassifier
+from headway_server.tasks.text.model import TextInputs, TokenInputs
+from headway_server.tasks.tokens.classifier import TokenClassifier
+from headway_server.tasks.translation.answer import TranslatedText
+from headway_server.tasks.translation.model import TranslationModel
+from headway_server.tasks.translation.request import MAX_TEXTS as MAX_SOURCES
+from headway_server.tasks.translation.request import TranslationParameters, TranslationRequest
+from headway_server.transports.grpc.oip.parameters import Kind
+from headway_server.transports.grpc.oip.tensors import BYTES, Arrays, TensorSpec, decode_texts, texts_array
+
+_FEW_BYTES: Final = 2**16
+"""Conversations of so many are parsed on the event loop, in half a millisecond."""
+FINISH_REASON: Final = "finish_reason"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InferCall:
+    """A request, read."""
+
+    arrays: Arrays
+    """Its inputs."""
+    parameters: Mapping[str, Any]
+    """Those that are set."""
+    outputs: frozenset[str]
+    """Names of the outputs that are wanted."""
+    deadline: float | None
+    """When the caller stops waiting, by `time.monotonic`."""
+
+    def select(self, *names: str) -> dict[str, Any]:
+        """Returns the parameters of these names that are set."""
+        return {name: self.parameters[name] for name in names if name in self.parameters}
+
+
+Specs: TypeAlias = Callable[[ServedModel], tuple[TensorSpec, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorTask:
+    """How models of a task are called with tensors."""
+
+    inputs: Specs
+    """The tensors that a model reads."""
+    outputs: Specs
+    """The tensors that it writes."""
+    parameters: Mapping[str, Kind]
+    max_rows: int
+    """Most inputs of a call."""
+    infer: Callable[[Any, InferCall], Awaitable[Arrays]]
+    """Answers a call. Its errors are those of the task."""
+    stream: Callable[[Any, InferCall], AsyncGenerator[Arrays, None]] | None = None
+    """Answers a call piece by piece, the last of them with `FINISH_REASON`; None for a task that gives no pieces."""
+    streams: Callable[[InferCall], bool] = lambda _: True
+    """True of a call that is answered piece by piece in a stream."""
+    reads_texts: bool = True
+    """True if its requests are texts, which are held to a smaller size than images."""
+
+
+# Texts
+
+
+_TEXT: Final = TensorSpec(name="text", datatype=BYTES, shape=(-1,))
+_TEXT_PAIR: Final = TensorSpec(name="text_pair", datatype=BYTES, shape=(-1,), is_optional=True)
+_INPUT_IDS: Final = TensorSpec(name="input_ids", datatype="INT64", shape=(-1, -1), is_optional=True)
+_MASK: Final = TensorSpec(name="attention_mask", datatype="INT64", shape=(-1, -1), is_optional=True)
+_TYPES: Final = TensorSpec(name="token_type_ids", datatype="INT64", shape=(-1, -1), is_optional=True)
+_TOKEN_COUNT: Final = TensorSpec(name="token_count", datatype="INT64", shape=(-1,))
+_TRUNCATED: Final = TensorSpec(name="truncated", datatype="BOOL", shape=(-1,))
+_LABELS: Final = (
+    TensorSpec(name="label", datatype=BYTES, shape=(-1, -1)),
+    TensorSpec(name="probability", datatype="FP32", shape=(-1, -1)),
+    TensorSpec(name="selected", datatype="BOOL", shape=(-1, -1)),
+)
+
+
+def _embedding(model: ServedModel) -> tuple[TensorSpec, ...]:
+    embedding = model.bundle.manifest.embedding
+    if embedding is None:
+        return ()
+    return (TensorSpec(name="embedding", datatype="FP32", shape=(-1, embedding.dimension)),)
+
+
+def _text_specs(model: ServedModel) -> tuple[TensorSpec, ...]:
+    takes_pairs = model.bundle.manifest.text_pairs != "never"
+    return (_TEXT, *((_TEXT_PAIR,) if takes_pairs else ()), _INPUT_IDS, _MASK, _TYPES)
+
+
+def _wanted_embedding(call: InferCall) -> Literal["none", "raw", "normalized"]:
+    if "embedding" not in call.outputs:
+        return "none"
+    return "normalized" if call.parameters.get("normalize", True) else "raw"
+
+
+def _texts(call: InferCall, name: str) -> list[str]:
+    """Reads an input of texts.
+
+    Raises:
+        InvalidInputError: It is not given, or is no UTF-8.
+    """
+    if name not in call.arrays:
+        raise InvalidInputError("inputs", f"lack {name}; give it, or what stands for it")
+    return decode_texts(name, call.arrays[name])
+
+
+def _token_rows(call: InferCall, name: str = "input_ids") -> list[NDArray[np.int64]]:
+    """Returns the tokens of each text, (T,), without padding.
+
+    Raises:
+        InvalidInputError: Texts are given too, or tensors are not of one shape.
+    """
+    ids: NDArray[np.int64] = call.arrays[name]
+    if given := {"text", "text_pair", "conversation"} & call.arrays.keys():
+        raise InvalidInputError("inputs", f"have {min(given)} beside input_ids; give one of the two")
+    mask = call.arrays.get("attention_mask")
+    if mask is None:
+        return list(ids)
+    if mask.shape != ids.shape:
+        raise InvalidInputError("attention_mask", f"has shape {list(mask.shape)}, and {name} {list(ids.shape)}")
+    if ((mask != 0) & (mask != 1)).any():
+        raise InvalidInputError("attention_mask", "has values that are neither 1, a token, nor 0, padding")
+    return [row[kept] for row, kept in zip(ids, mask.astype(np.bool_), strict=True)]
+
+
+def _text_inputs(call: InferCall) -> TextInputs | TokenInputs:
+    if "input_ids" not in call.arrays:
+        if given := {"attention_mask", "token_type_ids"} & call.arrays.keys():
+            raise InvalidInputError("inputs", f"have {min(given)} without input_ids; give these too")
+        pairs = _texts(call, "text_pair") if "text_pair" in call.arrays else None
+        return TextInputs(texts=_texts(call, "text"), text_pairs=pairs, **call.select("truncate"))
+    if call.parameters.get("truncate"):
+        raise InvalidInputError("parameters.truncate", "is set beside input_ids; leave out what is too much")
+    if "token_type_ids" not in call.arrays:
+        return TokenInputs(input_ids=_token_rows(call))
+    shapes = [list(call.arrays[name].shape) for name in ("token_type_ids", "input_ids")]
+    if shapes[0] != shapes[1]:
+        raise InvalidInputError("token_type_ids", f"has shape {shapes[0]}, and input_ids {shapes[1]}")
+    return TokenInputs(input_ids=_token_rows(call), type_ids=_token_rows(call, "token_type_ids"))
+
+
+def _label_arrays(labels: Sequence[Sequence[ScoredLabel]]) -> Arrays:
+    """Returns tensors of labels, (N, K)."""
+    return {
+        "label": texts_array([[scored.label for scored in row] for row in labels]),
+        "probability": np.array([[scored.probability for scored in row] for row in labels], np.float32),
+        "selected": np.array([[scored.is_selected for scored in row] for row in labels], np.bool_),
+    }
+
+
+def _embedding_array(rows: Iterable[NDArray[np.float32] | None]) -> Arrays:
+    """Returns the tensor of embeddings, (N, D), where there are some."""
+    vectors = [row for row in rows if row is not None]
+    return {"embedding": np.stack(vectors)} if vectors else {}
+
+
+def _length_arrays(results: Iterable[Any]) -> Arrays:
+    rows = list(results)
+    return {
+        "token_count": np.array([row.num_tokens for row in rows], np.int64),
+        "truncated": np.array([row.truncated for row in rows], np.bool_),
+    }
+
+
+async def _classify_texts(model: TextClassifier, call: InferCall) -> Arrays:
+    inputs, embedding = _text_inputs(call), _wanted_embedding(call)
+    if call.outputs.isdisjoint(("label", "probability", "selected")) and embedding != "none":
+        embedded = await model.embed(inputs, normalize=embedding == "normalized", deadline=call.deadline)
+        return {**_embedding_array(one.values for one in embedded.results), **_length_arrays(embedded.results)}
+    answer = await model.classify(
+        inputs,
+        top_k=call.parameters.get("top_k", 0),
+        threshold=call.parameters.get("threshold"),
+        embedding=embedding,
+        deadline=call.deadline,
+    )
+    return {
+        **_label_arrays([one.labels for one in answer.results]),
+        **_embedding_array(one.embedding for one in answer.results),
+        **_length_arrays(answer.results),
+    }
+
+
+# Tokens
+
+
+async def _classify_tokens(model: TokenClassifier, call: InferCall) -> Arrays:
+    inputs = TextInputs(texts=_texts(call, "text"), **call.select("truncate"))
+    answer = await model.classify(inputs, embedding=_wanted_embedding(call), deadline=call.deadline)
+    spans = [(index, span) for index, text in enumerate(answer.results) for span in text.spans]
+    return {
+        "text_index": np.array([index for index, _ in spans], np.int64),
+        "label": texts_array([span.label for _, span in spans]),
+        "probability": np.array([span.probability for _, span in spans], np.float32),
+        "start": np.array([span.start for _, span in spans], np.int64),
+        "end": np.array([span.end for _, span in spans], np.int64),
+        **_embedding_array(one.embedding for one in answer.results),
+        **_length_arrays(answer.results),
+    }
+
+
+# Images
+
+
+def _image_specs(model: ServedModel) -> tuple[TensorSpec, ...]:
+    preprocessing = model.bundle.manifest.image_preprocessing
+    assert preprocessing is not None, "the manifest's validator demands it"
+    shape = (-1, 3, preprocessing.height, preprocessing.width)
+    return (
+        TensorSpec(name="image", datatype=BYTES, shape=(-1,)),
+        TensorSpec(name="pixel_values", datatype="FP32", shape=shape, is_optional=True),
+    )
+
+
+async def _classify_images(model: ImageClassifier, call: InferCall) -> Arrays:
+    if len(call.arrays) != 1:
+        found = "both" if call.arrays else "neither"
+        raise InvalidInputError("inputs", f"have {found} of image and pixel_values; give one of the two")
+    images = call.arrays["pixel_values"] if "pixel_values" in call.arrays else call.arrays["image"].tolist()
+    embedding = _wanted_embedding(call)
+    if call.outputs.isdisjoint(("label", "probability", "selected")) and embedding != "none":
+        embedded = await model.embed(images, normalize=embedding == "normalized", deadline=call.deadline)
+        return _embedding_array(one.values for one in embedded.results)
+    answer = await model.classify(
+        images, top_k=call.parameters.get("top_k", 0), embedding=embedding, deadline=call.deadline
+    )
+    return {
+        **_label_arrays([one.labels for one in answer.results]),
+        **_embedding_array(one.embedding for one in answer.results),
+    }
+
+
+# Generation
+
+
+_DRAWING: Final = {
+    "temperature": Kind.NUMBER,
+    "top_k": Kind.INTEGER,
+    "top_p": Kind.NUMBER,
+    "min_p": Kind.NUMBER,
+    "seed": Kind.UINT64,
+}
+_GENERATION: Final = _DRAWING | {
+    "max_new_tokens": Kind.INTEGER,
+    "min_new_tokens": Kind.INTEGER,
+    "repetition_penalty": Kind.NUMBER,
+    "presence_penalty": Kind.NUMBER,
+    "frequency_penalty": Kind.NUMBER,
+    "stop_strings": Kind.TEXTS,
+    "stop_token_ids": Kind.INTEGERS,
+    "logit_biases": Kind.BIASES,
+}
+"""Parameters that have the names of the server's `SamplingParameters`."""
+_CONSTRAINTS: Final = {"json_schema": Kind.TEXT, "regex": Kind.TEXT, "choices": Kind.TEXTS}
+
+
+def _generation_specs(model: ServedModel) -> tuple[TensorSpec, ...]:
+    has_template = CHAT_TEMPLATE_FILE in model.bundle.manifest.files
+    conversation = TensorSpec(name="conversation", datatype=BYTES, shape=(-1,), is_optional=True)
+    return (_TEXT, *((conversation,) if has_template else ()), _INPUT_IDS, _MASK)
+
+
+def _generation_request(call: InferCall) -> GenerationRequest:
+    parameters = call.select(*_GENERATION)
+    constraints = call.select(*_CONSTRAINTS)
+    if len(constraints) > 1:
+        raise InvalidInputError(f"parameters.{max(constraints)}", f"is set beside {min(constraints)}; set one of them")
+    if constraints:
+        parameters["constraint"] = ConstraintRequest(**constraints)
+    # Triton's 1 goes before its 2, and what is not set before both: priorities can be given up, not taken.
+    priority = -call.parameters.get("priority", 0)
+    return GenerationRequest(
+        parameters=parameters,
+        priority=priority,
+        deadline=call.deadline,
+        **call.select("sample_count", "truncate", "echo"),
+    )
+
+
+async def _prompts(call: InferCall) -> tuple[list[Prompt], list[str]]:
+    """Reads the prompts of a call, and the name of each for messages."""
+    prompts: list[Prompt]
+    if "input_ids" in call.arrays:
+        name, prompts = "input_ids", list(_token_rows(call))
+    elif "conversation" in call.arrays:
+        name, texts = "conversation", _texts(call, "conversation")
+        if "text" in call.arrays:
+            raise InvalidInputError("inputs", "have text beside conversation; give one of the two")
+        if sum(map(len, texts)) <= _FEW_BYTES:
+            prompts = _read_conversations(texts)
+        else:
+            prompts = await asyncio.get_running_loop().run_in_executor(text_pool(), _read_conversations, texts)
+    else:
+        name, prompts = "text", list(_texts(call, "text"))
+    return prompts, [f"{name}[{index}]" for index in range(len(prompts))]
+
+
+def _read_conversations(texts: Sequence[str]) -> list[Prompt]:
+    return [_read_conversation(f"conversation[{index}]", text) for index, text in enumerate(texts)]
+
+
+def _read_conversation(field: str, text: str) -> tuple[ChatTurn, ...]:
+    """Reads a JSON array of turns.
+
+    Raises:
+        InvalidInputError: It is something else.
+    """
+    problem = InvalidInputError(
+        field,
+        'must be a JSON array of turns such as {"role": "user", "content": "..."}; a role is system, user or assistant',
+    )
+    try:
+        turns = json.loads(text)
+    except (ValueError, RecursionError):
+        raise problem from None
+    if not isinstance(turns, list):
+        raise problem
+    for turn in turns:
+        if not isinstance(turn, dict) or turn.keys() != {"role", "content"} or not isinstance(turn["content"], str):
+            raise problem
+        if turn["role"] not in ("system", "user", "assistant"):
+            raise problem
+    return tuple(ChatTurn(role=turn["role"], content=turn["content"]) for turn in turns)
+
+
+def _generated_arrays(texts: Sequence[GeneratedText], generated: Sequence[str]) -> Arrays:
+    return {
+        "generated_text": texts_array(generated),
+        FINISH_REASON: texts_array([text.result.finish_reason.value for text in texts]),
+        "prompt_token_count": np.array([text.num_prompt_tokens for text in texts], np.int64),
+        "new_token_count": np.array([text.result.num_new_tokens for text in texts], np.int64),
+        "seed": np.array([text.seed for text in texts], np.uint64),
+        "truncated": np.array([text.truncated for text in texts], np.bool_),
+    }
+
+
+async def _generate(model: GenerationModel, call: InferCall) -> Arrays:
+    request = _generation_request(call)
+    prompts, fields = await _prompts(call)
+    answer = await model.generate(prompts, fields=fields, request=request)
+    return _generated_arrays(answer.results, [text.text for text in answer.results])
+
+
+async def _stream_generation(model: GenerationModel, call: InferCall) -> AsyncGenerator[Arrays, None]:
+    request = _generation_request(call)
+    [prompt], [field] = await _prompts(call)
+    async with aclosing(model.stream(prompt, field=field, request=request)) as parts:
+        async for part in parts:
+            if isinstance(part, Delta):
+                yield _delta_arrays("generated_text", part)
+            else:
+                yield _generated_arrays(part.results, [""])
+
+
+def _delta_arrays(name: str, delta: Delta) -> Arrays:
+    return {name: texts_array([delta.output]), "new_token_count": np.array([delta.num_new_tokens], np.int64)}
+
+
+def _has_one_row(call: InferCall) -> bool:
+    return all(len(array) == 1 for array in call.arrays.values())
+
+
+# Translation
+
+
+def _translation_request(call: InferCall) -> TranslationRequest:
+    given = call.parameters
+    early_stopping = given.get("early_stopping", EarlyStopping.HEURISTIC.value)
+    if early_stopping not in (kinds := [kind.value for kind in EarlyStopping]):
+        raise InvalidInputError("parameters.early_stopping", f"is {early_stopping[:64]!r}; must be {', '.join(kinds)}")
+    prefixes = decode_texts("target_prefix", call.arrays.get("target_prefix", ()))
+    return TranslationRequest(
+        parameters=TranslationParameters(
+            num_hypotheses=given.get("hypothesis_count", 1),
+            early_stopping=EarlyStopping(early_stopping),
+            sampling=call.select(*_DRAWING),
+            **call.select("max_new_tokens", "max_length_ratio", "beam_size", "length_penalty", "no_repeat_ngram_size"),
+        ),
+        target_prefixes=tuple(prefixes),
+        deadline=call.deadline,
+        **call.select("truncate", "split_sentences"),
+    )
+
+
+def _translated_arrays(texts: Sequence[TranslatedText], translated: Sequence[str]) -> Arrays:
+    return {
+        "translated_text": texts_array(translated),
+        FINISH_REASON: texts_array([text.finish_reason.value for text in texts]),
+        "source_token_count": np.array([text.num_source_tokens for text in texts], np.int64),
+        "new_token_count": np.array([text.num_new_tokens for text in texts], np.int64),
+        "log_probability": np.array([text.log_probability for text in texts], np.float32),
+        "score": np.array([text.score for text in texts], np.float32),
+        "truncated": np.array([text.truncated for text in texts], np.bool_),
+    }
+
+
+async def _translate(model: TranslationModel, call: InferCall) -> Arrays:
+    answer = await model.translate(_texts(call, "text"), request=_translation_request(call))
+    found = [
+        (index, hypothesis) for index, text in enumerate(answer.results) for hypothesis in text.hypotheses or (text,)
+    ]
+    return {
+        **_translated_arrays(answer.results, [text.text for text in answer.results]),
+        "hypothesis_text_index": np.array([index for index, _ in found], np.int64),
+        "hypothesis_text": texts_array([hypothesis.text for _, hypothesis in found]),
+        "hypothesis_score": np.array([hypothesis.score for _, hypothesis in found], np.float32),
+    }
+
+
+async def _stream_translation(model: TranslationModel, call: InferCall) -> AsyncGenerator[Arrays, None]:
+    [text] = _texts(call, "text")
+    async with aclosing(model.stream(text, field="text[0]", request=_translation_request(call))) as parts:
+        async for part in parts:
+            if isinstance(part, Delta):
+                yield _delta_arrays("translated_text", part)
+            else:
+                yield _translated_arrays(part.results, [""])
+
+
+def _streams_translation(call: InferCall) -> bool:
+    """A search may still replace what it has, and sentences are translated apart: these are answered whole."""
+    return (
+        _has_one_row(call) and call.parameters.get("beam_size", 1) == 1 and not call.parameters.get("split_sentences")
+    )
+
+
+_COMMON: Final = {"timeout": Kind.UINT64, "triton_enable_empty_final_response": Kind.BOOLEAN}
+"""What every task knows: microseconds that the caller waits, and whether to mark the last response, which always is."""
+
+TASKS: Final[Mapping[Task, TensorTask]] = {
+    Task.TEXT_CLASSIFICATION: TensorTask(
+        inputs=_text_specs,
+        outputs=lambda model: (*_LABELS, *_embedding(model), _TOKEN_COUNT, _TRUNCATED),
+        parameters=_COMMON
+        | {"top_k": Kind.INTEGER, "threshold": Kind.NUMBER, "truncate": Kind.BOOLEAN, "normalize": Kind.BOOLEAN},
+        max_rows=MAX_TEXTS,
+        infer=_classify_texts,
+    ),
+    Task.TOKEN_CLASSIFICATION: TensorTask(
+        inputs=lambda _: (_TEXT,),
+        outputs=lambda model: (
+            TensorSpec(name="text_index", datatype="INT64", shape=(-1,)),
+            TensorSpec(name="label", datatype=BYTES, shape=(-1,)),
+            TensorSpec(name="probability", datatype="FP32", shape=(-1,)),
+            TensorSpec(name="start", datatype="INT64", shape=(-1,)),
+            TensorSpec(name="end", datatype="INT64", shape=(-1,)),
+            *_embedding(model),
+            _TOKEN_COUNT,
+            _TRUNCATED,
+        ),
+        parameters=_COMMON | {"truncate": Kind.BOOLEAN, "normalize": Kind.BOOLEAN},
+        max_rows=MAX_TEXTS,
+        infer=_classify_tokens,
+    ),
+    Task.IMAGE_CLASSIFICATION: TensorTask(
+        inputs=_image_specs,
+        outputs=lambda model: (*_LABELS, *_embedding(model)),
+        parameters=_COMMON | {"top_k": Kind.INTEGER, "normalize": Kind.BOOLEAN},
+        max_rows=MAX_IMAGES,
+        infer=_classify_images,
+        reads_texts=False,
+    ),
+    Task.GENERATION: TensorTask(
+        inputs=_generation_specs,
+        outputs=lambda _: (
+            TensorSpec(name="generated_text", datatype=BYTES, shape=(-1,)),
+            TensorSpec(name=FINISH_REASON, datatype=BYTES, shape=(-1,)),
+            TensorSpec(name="prompt_token_count", datatype="INT64", shape=(-1,)),
+            TensorSpec(name="new_token_count", datatype="INT64", shape=(-1,)),
+            TensorSpec(name="seed", datatype="UINT64", shape=(-1,)),
+            _TRUNCATED,
+        ),
+        parameters=_COMMON
+        | _GENERATION
+        | _CONSTRAINTS
+        | {
+            "sample_count": Kind.INTEGER,
+            "truncate": Kind.BOOLEAN,
+            "echo": Kind.BOOLEAN,
+            "priority": Kind.UINT64,
+        },
+        max_rows=MAX_PROMPTS,
+        infer=_generate,
+        stream=_stream_generation,
+        streams=lambda call: _has_one_row(call) and call.parameters.get("sample_count", 1) == 1,
+    ),
+    Task.TRANSLATION: TensorTask(
+        inputs=lambda _: (_TEXT, TensorSpec(name="target_prefix", datatype=BYTES, shape=(-1,), is_optional=True)),
+        outputs=lambda _: (
+            TensorSpec(name="translated_text", datatype=BYTES, shape=(-1,)),
+            TensorSpec(name=FINISH_REASON, datatype=BYTES, shape=(-1,)),
+            TensorSpec(name="source_token_count", datatype="INT64", shape=(-1,)),
+            TensorSpec(name="new_token_count", datatype="INT64", shape=(-1,)),
+            TensorSpec(name="log_probability", datatype="FP32", shape=(-1,)),
+            TensorSpec(name="score", datatype="FP32", shape=(-1,)),
+            _TRUNCATED,
+            TensorSpec(name="hypothesis_text_index", datatype="INT64", shape=(-1,)),
+            TensorSpec(name="hypothesis_text", datatype=BYTES, shape=(-1,)),
+            TensorSpec(name="hypothesis_score", datatype="FP32", shape=(-1,)),
+        ),
+        parameters=_COMMON
+        | _DRAWING
+        | {
+            "max_new_tokens": Kind.INTEGER,
+            "max_length_ratio": Kind.NUMBER,
+            "beam_size": Kind.INTEGER,
+            "hypothesis_count": Kind.INTEGER,
+            "length_penalty": Kind.NUMBER,
+            "early_stopping": Kind.TEXT,
+            "no_repeat_ngram_size": Kind.INTEGER,
+            "truncate": Kind.BOOLEAN,
+            "split_sentences": Kind.BOOLEAN,
+        },
+        max_rows=MAX_SOURCES,
+        infer=_translate,
+        stream=_stream_translation,
+        streams=_streams_translation,
+    ),
+}
+"""A line for each task of `serving/families.py`."""
+
+
+def earlier_deadline(deadline: float | None, parameters: Mapping[str, Any]) -> float | None:
+    """Returns when the caller stops waiting, by `time.monotonic`: at `deadline`, or sooner if `timeout` says so."""
+    timeout_us: int = parameters.get("timeout", 0)
+    if not timeout_us:  # which stands for none
+        return deadline
+    own = time.monotonic() + timeout_us / 1e6
+    return own if deadline is None else min(own, deadline)

@@ -1,0 +1,283 @@
+"""Tensors of the protocol to arrays and back, in both ways that elements travel: typed and raw.
+
+N is the number of inputs of a call: texts, prompts or images.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway.oip import grpc_predict_v2_pb2 as pb
+from headway_server.errors import InvalidInputError
+
+Arrays: TypeAlias = Mapping[str, NDArray[Any]]
+"""Tensors by name. Those of BYTES hold `bytes`, or `str` on their way out, and have dtype object."""
+
+BYTES: Final = "BYTES"
+_BF16: Final = "BF16"
+
+_DTYPES: Final[dict[str, np.dtype[Any]]] = {
+    "BOOL": np.dtype(np.bool_),
+    **{f"UINT{bits}": np.dtype(f"<u{bits // 8}") for bits in (8, 16, 32, 64)},
+    **{f"INT{bits}": np.dtype(f"<i{bits // 8}") for bits in (8, 16, 32, 64)},
+    "FP16": np.dtype("<f2"),
+    "FP32": np.dtype("<f4"),
+    "FP64": np.dtype("<f8"),
+    _BF16: np.dtype("<u2"),  # which NumPy does not have: the upper half of FP32
+}
+"""How elements lie in memory."""
+
+_CONTENTS: Final[dict[str, str]] = {
+    "BOOL": "bool_contents",
+    **dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents"),
+    "INT64": "int64_contents",
+    **dict.fromkeys(("UINT8", "UINT16", "UINT32"), "uint_contents"),
+    "UINT64": "uint64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+    BYTES: "bytes_contents",
+}
+"""The field of `InferTensorContents` for a datatype."""
+
+_NAMES: Final[dict[np.dtype[Any], str]] = {
+    np.dtype(dtype): name for name, dtype in _DTYPES.items() if name != _BF16
+} | {np.dtype(object): BYTES}
+
+_INTEGERS: Final = tuple(name for name in _DTYPES if name.startswith(("INT", "UINT")))
+_ACCEPTED: Final[dict[str, tuple[str, ...]]] = {
+    "INT64": ("INT64", *(name for name in _INTEGERS if name != "INT64")),
+    "FP32": ("FP32", "FP16", _BF16, "FP64"),
+}
+"""Datatypes that are taken for another, whose values they hold or round to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorSpec:
+    """A tensor that a task reads or writes."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    """-1 is an axis of any length. The first is N, or what the results of a call are counted by."""
+    is_optional: bool = False
+
+
+def num_typed_elements(request: pb.ModelInferRequest) -> int:
+    """Returns how many elements of a request have to be read one by one."""
+    return sum(len(values) for tensor in request.inputs for _, values in tensor.contents.ListFields())
+
+
+def read_inputs(request: pb.ModelInferRequest, specs: Sequence[TensorSpec], *, max_rows: int) -> Arrays:
+    """Reads the inputs of a request.
+
+    Args:
+        request: The request.
+        specs: The tensors that the model reads.
+        max_rows: Most inputs of a call.
+
+    Returns:
+        The given tensors by name: BYTES as object arrays (N,), INT64 and FP32 in that dtype and their shape.
+
+    Raises:
+        InvalidInputError: A tensor is not one of the model's, is given twice, or has another datatype or shape, or
+            another number of elements than its shape says.
+    """
+    by_name = {spec.name: spec for spec in specs}
+    raw = request.raw_input_contents
+    if raw and len(raw) != len(request.inputs):
+        raise InvalidInputError(
+            "raw_input_contents",
+            f"has {len(raw)} elements for {len(request.inputs)} inputs; send every input raw, or none",
+        )
+    arrays: dict[str, NDArray[Any]] = {}
+    for index, tensor in enumerate(request.inputs):
+        field = f"inputs[{index}]"
+        spec = by_name.get(tensor.name)
+        if spec is None:
+            raise InvalidInputError(f"{field}.name", f"is {_quoted(tensor.name)}; the model reads {', '.join(by_name)}")
+        if spec.name in arrays:
+            raise InvalidInputError(f"{field}.name", f"is {spec.name}, as is that of another input; give each once")
+        if tensor.parameters:
+            raise InvalidInputError(
+                f"{field}.parameters",
+                f"has {_quoted(min(tensor.parameters))}; inputs have none here, shared memory too",
+            )
+        shape = _check_shape(field, tensor, spec, max_rows)
+        if raw and tensor.HasField("contents"):
+            raise InvalidInputError(f"{field}.contents", "is given beside raw_input_contents; send the elements once")
+        given = _read_raw(field, tensor, raw[index]) if raw else _read_typed(field, tensor)
+        arrays[spec.name] = _convert(field, given, spec, tensor.datatype).reshape(shape)
+    return arrays
+
+
+def _check_shape(
+    field: str, tensor: pb.ModelInferRequest.InferInputTensor, spec: TensorSpec, max_rows: int
+) -> tuple[int, ...]:
+    """Checks datatype and shape, before any element is read; returns the shape as the task reads it."""
+    accepted = _ACCEPTED.get(spec.datatype, (spec.datatype,))
+    if tensor.datatype not in accepted:
+        raise InvalidInputError(
+            f"{field}.datatype", f"is {_quoted(tensor.datatype)}; {spec.name} must be {' or '.join(accepted)}"
+        )
+    shape = tuple(tensor.shape)
+    if len(shape) == len(spec.shape) + 1 and shape[-1] == 1:  # [N, 1] for [N]: how models with batches read texts
+        shape = shape[:-1]
+    fits = len(shape) == len(spec.shape) and all(
+        length >= 0 and expected in (-1, length) for length, expected in zip(shape, spec.shape, strict=True)
+    )
+    if not fits:
+        raise InvalidInputError(
+            f"{field}.shape",
+            f"is {list(tensor.shape[:8])}; {spec.name} must be {list(spec.shape)}, where -1 is any length",
+        )
+    if not 1 <= shape[0] <= max_rows:
+        raise InvalidInputError(
+            f"{field}.shape",
+            f"is {list(shape)}; the first axis must be from 1 to {max_rows}; send more in several calls",
+        )
+    return shape
+
+
+def _read_raw(field: str, tensor: pb.ModelInferRequest.InferInputTensor, data: bytes) -> NDArray[Any]:
+    """Returns the elements in one row, without a copy where they have a fixed size."""
+    count = math.prod(tensor.shape)
+    if tensor.datatype == BYTES:
+        return _object_array(_split_bytes(field, data, count))
+    dtype = _DTYPES[tensor.datatype]
+    if len(data) != count * dtype.itemsize:
+        raise InvalidInputError(
+            f"{field}.shape",
+            f"is {list(tensor.shape)}, {count * dtype.itemsize} bytes of {tensor.datatype}, and raw_input_contents has "
+            f"{len(data)}",
+        )
+    return np.frombuffer(data, dtype)
+
+
+def _split_bytes(field: str, data: bytes, count: int) -> list[bytes]:
+    """Takes elements of BYTES apart: each follows its length, a little-endian uint32."""
+    elements: list[bytes] = []
+    start = 0
+    for index in range(count):
+        end = start + 4
+        if end <= len(data):
+            start, end = end, end + int.from_bytes(data[start:end], "little")
+        if end > len(data):
+            raise InvalidInputError(
+                f"{field}.shape", f"is of {count} elements, and raw_input_contents ends within element {index}"
+            )
+        elements.append(data[start:end])
+        start = end
+    if start != len(data):
+        raise InvalidInputError(
+            f"{field}.shape",
+            f"is of {count} elements, and raw_input_contents has {len(data) - start} bytes behind the last",
+        )
+    return elements
+
+
+def _read_typed(field: str, tensor: pb.ModelInferRequest.InferInputTensor) -> NDArray[Any]:
+    name = _CONTENTS.get(tensor.datatype)
+    if name is None:
+        raise InvalidInputError(
+            f"{field}.contents", f"has no field for {tensor.datatype}; send it in raw_input_contents"
+        )
+    count = math.prod(tensor.shape)
+    for other, _ in tensor.contents.ListFields():
+        if other.name != name:
+            raise InvalidInputError(
+                f"{field}.contents.{other.name}", f"is set, and elements of {tensor.datatype} are in {name}"
+            )
+    values = getattr(tensor.contents, name)
+    if len(values) != count:
+        raise InvalidInputError(
+            f"{field}.shape", f"is {list(tensor.shape)}, {count} elements, and contents.{name} has {len(values)}"
+        )
+    if tensor.datatype == BYTES:
+        return _object_array(values)
+    wide = np.array(values, _DTYPES.get(_wide_name(tensor.datatype)))
+    narrow = wide.astype(_DTYPES[tensor.datatype])
+    if (narrow != wide).any() and tensor.datatype in _INTEGERS:
+        raise InvalidInputError(
+            f"{field}.contents.{name}", f"has a value that is out of the range of {tensor.datatype}"
+        )
+    return narrow
+
+
+def _wide_name(datatype: str) -> str:
+    """Returns the datatype of the field in which elements travel typed."""
+    return {"int_contents": "INT32", "uint_contents": "UINT32"}.get(_CONTENTS[datatype], datatype)
+
+
+def _convert(field: str, given: NDArray[Any], spec: TensorSpec, datatype: str) -> NDArray[Any]:
+    """Makes elements of one accepted datatype those of the tensor's own."""
+    if datatype == spec.datatype:
+        return given
+    if datatype == _BF16:
+        return (given.astype(np.uint32) << 16).view(np.float32)
+    if datatype == "UINT64" and given.size and int(given.max()) > np.iinfo(np.int64).max:
+        raise InvalidInputError(field, f"has {int(given.max())}; {spec.name} must be at most {np.iinfo(np.int64).max}")
+    with np.errstate(over="ignore"):  # FP64 past the range of FP32 becomes infinite, which the task refuses
+        return given.astype(_DTYPES[spec.datatype])
+
+
+def decode_texts(name: str, elements: Iterable[bytes]) -> list[str]:
+    """Reads elements of BYTES as UTF-8.
+
+    Raises:
+        InvalidInputError: One is something else.
+    """
+    texts: list[str] = []
+    for element in elements:
+        try:
+            texts.append(element.decode())
+        except UnicodeDecodeError as error:
+            raise InvalidInputError(
+                f"{name}[{len(texts)}]", f"is no UTF-8 at byte {error.start}; send text as UTF-8"
+            ) from None
+    return texts
+
+
+def _object_array(elements: Sequence[object]) -> NDArray[Any]:
+    array = np.empty(len(elements), object)
+    array[:] = elements
+    return array
+
+
+def texts_array(texts: Sequence[Sequence[str]] | Sequence[str]) -> NDArray[Any]:
+    """Makes a tensor of BYTES, (N,) or (N, K), of texts or of rows of them."""
+    if not texts or isinstance(texts[0], str):
+        return _object_array(texts)
+    array = np.empty((len(texts), len(texts[0])), object)
+    for row, elements in enumerate(texts):
+        array[row, :] = elements
+    return array
+
+
+def add_output(response: pb.ModelInferResponse, name: str, array: NDArray[Any], *, is_raw: bool) -> None:
+    """Adds an output to a response; raw, its elements go into `raw_output_contents`."""
+    datatype = _NAMES[array.dtype]
+    output = response.outputs.add(name=name, datatype=datatype, shape=array.shape)
+    if datatype != BYTES:
+        if is_raw:
+            response.raw_output_contents.append(array.tobytes())
+        else:
+            getattr(output.contents, _CONTENTS[datatype]).extend(array.ravel().tolist())
+        return
+    elements = [text.encode() if isinstance(text, str) else text for text in array.ravel()]
+    if is_raw:
+        response.raw_output_contents.append(
+            b"".join(part for element in elements for part in (len(element).to_bytes(4, "little"), element))
+        )
+    else:
+        output.contents.bytes_contents.extend(elements)
+
+
+def _quoted(text: str) -> str:
+    """Quotes what a caller sent, but not all of it."""
+    return repr(text if len(text) <= 64 else text[:64] + "…")

@@ -1,0 +1,168 @@
+"""Health, metadata, configuration, statistics and the repository, by the real Triton client."""
+
+import asyncio
+import shutil
+
+import numpy as np
+import pytest
+import tiny_bundles
+from open_inference import GENERATION, TRANSLATION, picture, text
+from triton_client import TritonError
+
+from headway_server.serving.host import ModelHost
+from headway_server.settings import ServerSettings
+
+
+def test_server_and_models_are_ready(triton):
+    assert triton("ask", "is_server_live")
+    assert triton("ask", "is_server_ready")
+    assert triton("ask", "is_model_ready", "topics")
+    assert triton("ask", "is_model_ready", "topics", "1")
+    assert not triton("ask", "is_model_ready", "topics", "2")
+    assert not triton("ask", "is_model_ready", "nope")
+
+
+def test_the_server_names_itself_and_its_extensions(triton):
+    answer = triton("ask", "get_server_metadata")
+    assert answer["name"] == "headway"
+    assert {"model_repository", "statistics", "model_configuration"} <= set(answer["extensions"])
+
+
+ARRAYS = {
+    "topics": {"text": text("goal")},
+    "pairs": {"text": text("goal")},
+    "tagger": {"text": text("Ada")},
+    "colours": {"image": np.array([picture((9, 9, 200))], object)},
+    GENERATION: {"text": text("the cat")},
+    TRANSLATION: {"text": text("the cat")},
+}
+
+
+@pytest.mark.parametrize("model", ARRAYS)
+def test_answers_are_as_the_metadata_and_the_configuration_say(triton, model):
+    metadata = triton("ask", "get_model_metadata", model)
+    config = triton("ask", "get_model_config", model)["config"]
+    assert (metadata["name"], metadata["versions"]) == (model, ["1"])
+    assert config["name"] == model
+    for tensors, configured in ((metadata["inputs"], config["input"]), (metadata["outputs"], config["output"])):
+        assert [tensor["name"] for tensor in tensors] == [tensor["name"] for tensor in configured]
+        assert [tensor["shape"] for tensor in tensors] == [tensor["dims"] for tensor in configured]
+        types = [tensor["data_type"].removeprefix("TYPE_").replace("STRING", "BYTES") for tensor in configured]
+        assert [tensor["datatype"] for tensor in tensors] == types
+    required = {tensor["name"] for tensor in config["input"] if not tensor.get("optional")}
+    assert required == ARRAYS[model].keys()
+    is_decoder = model in (GENERATION, TRANSLATION)
+    assert config["model_transaction_policy"].get("decoupled", False) is is_decoder
+
+    answer = triton("infer", model, ARRAYS[model]).arrays
+    assert answer.keys() == {tensor["name"] for tensor in metadata["outputs"]}
+    dtypes = {"FP32": "float32", "INT64": "int64", "UINT64": "uint64", "BOOL": "bool", "BYTES": "object"}
+    for tensor in metadata["outputs"]:
+        array = answer[tensor["name"]]
+        assert str(array.dtype) == dtypes[tensor["datatype"]], tensor
+        assert array.ndim == len(tensor["shape"])
+        for length, expected in zip(array.shape, map(int, tensor["shape"]), strict=True):
+            assert expected in (-1, length)
+
+
+def test_statistics_count_calls_inputs_and_runs(triton):
+    def statistics() -> dict:
+        [model] = triton("ask", "get_inference_statistics", "colours")["model_stats"]
+        return model
+
+    images = np.array([picture((200, 0, 0))] * 3, object)
+    triton("infer", "colours", {"image": images})
+    before = statistics()
+    triton("infer", "colours", {"image": images})
+    with pytest.raises(TritonError):
+        triton("infer", "colours", {"image": text("nothing")})
+    after = statistics()
+    increase = {key: int(after[key]) - int(before[key]) for key in ("inference_count", "execution_count")}
+    assert increase["inference_count"] == 3
+    assert 1 <= increase["execution_count"] <= 3
+    parts = after["inference_stats"]
+    for part in ("success", "queue", "compute_infer"):
+        assert int(parts[part]["ns"]) > int(before["inference_stats"][part]["ns"]) > 0
+    assert {int(parts[part]["count"]) for part in ("queue", "compute_input", "compute_infer", "compute_output")} == {
+        int(after["inference_count"])
+    }
+    assert int(parts["success"]["count"]) == int(before["inference_stats"]["success"]["count"]) + 1
+    assert int(parts["fail"]["count"]) >= 1
+    assert sum(int(batch["compute_infer"]["count"]) for batch in after["batch_stats"]) == int(after["execution_count"])
+    assert int(after["last_inference"]) > 1.7e12
+    every = triton("ask", "get_inference_statistics")["model_stats"]
+    assert [model["name"] for model in every] == sorted(model["name"] for model in every)
+    assert len(every) == 7
+
+
+@pytest.fixture
+def changing(serve_in_thread, runtime, tmp_path):
+    """A server on a store of its own, with two versions of a model."""
+    tiny_bundles.write_topic_bundle(tmp_path, version="1")
+    tiny_bundles.write_topic_bundle(tmp_path, version="2")
+    settings = ServerSettings(store=tmp_path, port=0)
+    return serve_in_thread(lambda observer: ModelHost.open(runtime, settings, observer=observer), settings)
+
+
+def test_models_are_listed_unloaded_and_loaded(changing, triton_calls):
+    def ask(*arguments, **options):
+        return triton_calls(changing.port, "ask", *arguments, **options)
+
+    def index() -> dict[str, str]:
+        models = ask("get_model_repository_index")["models"]
+        return {f"{model['name']}/{model['version']}": model["state"] for model in models}
+
+    assert index()["topics/2"] == "READY"
+    ask("load_model", "topics")
+    assert triton_calls(changing.port, "infer", "topics", {"text": text("goal")}).model == ("topics", "2")
+    ask("unload_model", "topics")
+    assert not ask("is_model_ready", "topics")
+    assert "READY" not in index().values()
+    with pytest.raises(TritonError, match="NOT_FOUND"):
+        triton_calls(changing.port, "infer", "topics", {"text": text("goal")})
+    ask("load_model", "topics")
+    assert index()["topics/2"] == "READY"
+    assert ask("is_model_ready", "topics")
+
+
+def test_what_cannot_be_loaded_is_refused_with_its_reason(changing, triton_calls):
+    def code_of(*arguments, **options) -> tuple[str, str]:
+        with pytest.raises(TritonError) as caught:
+            triton_calls(changing.port, "ask", *arguments, **options)
+        return caught.value.code, caught.value.message
+
+    assert code_of("load_model", "nope")[0] == "StatusCode.NOT_FOUND"
+    assert code_of("unload_model", "nope")[0] == "StatusCode.NOT_FOUND"
+    assert code_of("load_model", "../secrets")[0] == "StatusCode.INVALID_ARGUMENT"
+    assert code_of("load_model", "topics", config="{}")[1].startswith("parameters.config: is not known")
+    assert code_of("get_model_metadata", "nope")[0] == "StatusCode.NOT_FOUND"
+    bundle = changing.host._loader.settings.store / "topics" / "2"
+    (bundle / "model.onnx").write_bytes(b"damaged")
+    code, message = code_of("load_model", "topics")
+    assert code == "StatusCode.FAILED_PRECONDITION"
+    assert "topics/2" in message
+    assert triton_calls(changing.port, "infer", "topics", {"text": text("goal")}).model == ("topics", "2")
+    shutil.rmtree(bundle)
+
+
+async def test_probes_answer_while_the_server_drains_and_calls_do_not(changing, triton_calls):
+    release = asyncio.Event()
+
+    async def hold() -> None:
+        async with changing.server.calls.answer("/held"):
+            await release.wait()
+
+    holding = asyncio.run_coroutine_threadsafe(hold(), changing.loop)
+    ask = lambda *arguments: asyncio.to_thread(triton_calls, changing.port, "ask", *arguments)  # noqa: E731
+    assert await ask("is_server_ready")
+    stopping = asyncio.create_task(asyncio.to_thread(changing.run, changing.server.stop()))
+    while not changing.server.calls.is_draining:  # noqa: ASYNC110 (another thread's loop sets it)
+        await asyncio.sleep(0.01)
+    assert await ask("is_server_live")
+    assert not await ask("is_server_ready")
+    assert not await ask("is_model_ready", "topics")
+    with pytest.raises(TritonError, match="UNAVAILABLE"):
+        await asyncio.to_thread(triton_calls, changing.port, "infer", "topics", {"text": text("goal")})
+    changing.loop.call_soon_threadsafe(release.set)
+    await asyncio.wrap_future(holding)
+    assert await stopping
