@@ -186,10 +186,12 @@ def started() -> dict[str, Any]:
 
 
 def called(address: str) -> dict[str, Any]:
-    """One call of each RPC from outside."""
+    """One call of each RPC from outside, and one whose constraint is tried in a process of its own."""
     with contextlib.redirect_stdout(io.StringIO()) as said, Client(address, timeout_s=120) as client:
         failed = Calls(client).call_every_rpc([])
+        answer = client.generate_text(["To be"], choices=["yes", "no"], max_new_tokens=8)
     check(not failed, f"failed: {failed}\n{said.getvalue()}")
+    check(answer[0].text in {"yes", "no"}, f"the constraint gave {answer[0].text!r}")
     return {}
 
 
