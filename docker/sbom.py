@@ -11,6 +11,7 @@ learned about a package, as where the database cannot be reached.
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -46,8 +47,8 @@ def _licence(component: dict[str, Any]) -> str:
 def list_components(target: str) -> list[str]:
     """Makes a target's environment and its lists; returns the packages of others, as name==version."""
     environment = FOLDER / target
-    if not environment.exists():
-        _must("bash", "docker/make-environment.sh", target, environment)
+    shutil.rmtree(environment, ignore_errors=True)
+    _must("bash", "docker/make-environment.sh", target, environment)
     sbom = FOLDER / f"{target}.cdx.json"
     _must(
         TOOLS / "bin" / "cyclonedx-py", "environment", "--output-reproducible", "--of", "JSON", "-o", sbom, environment
