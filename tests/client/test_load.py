@@ -245,7 +245,7 @@ async def test_a_fault_of_the_tester_is_raised(server: Any) -> None:
         ({"concurrency": 9999}, "concurrency"),
         ({"concurrency": 1, "ramp_to_per_s": 5}, "a ramp begins at a rate"),
         ({"concurrency": 1, "stream": True, "batch_size": 2}, "batch size is 2; a streaming call takes one input"),
-        ({"concurrency": 1, "options": {"beam_size": 4}}, "generate_text has no option 'beam_size'; it has choices"),
+        ({"concurrency": 1, "options": {"beam_size": 4}}, "generate_text has no option 'beam_size'; it has cache_salt, choices"),
     ],
 )
 def test_a_plan_is_bounded(changes: dict[str, Any], message: str) -> None:
