@@ -169,16 +169,21 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     def _wrap_streamed_calls(self, behaviour: StreamedCallsMethod, parse: Parser, method: str) -> Behaviour:
         """Wraps a method each of whose requests is a call; its stream has a place among those that last."""
 
-        async def stream(messages: AsyncIterator[bytes], context: Context) -> None:
+        # gRPC's own iterator keeps the last message until there is another one.
+        async def stream(_: object, context: Context) -> None:
             pairs, request_id = await _open(context)
 
             def begin(data: bytes) -> AbstractAsyncContextManager[Call]:
                 who = self._identify(method, context, pairs, request_id)  # who may have lost the right meanwhile
                 return self._answer(method, data, who, pairs, request_id)
 
+            async def receive() -> StreamedCall[Any] | None:
+                data = await context.read()
+                return None if data is grpc.aio.EOF else StreamedCall(data, begin, parse, method)
+
             async def calls() -> AsyncGenerator[StreamedCall[Any], None]:
-                async for data in messages:
-                    yield StreamedCall(partial(begin, data), partial(parse, data), method)
+                while (call := await receive()) is not None:
+                    yield call
 
             try:
                 self._identify(method, context, pairs, request_id)
@@ -251,10 +256,12 @@ class StreamedCall(Generic[Request]):
 
     def __init__(
         self,
-        begin: Callable[[], AbstractAsyncContextManager[Call]],
-        parse: Callable[[], Awaitable[Request]],
+        data: bytes,
+        begin: Callable[[bytes], AbstractAsyncContextManager[Call]],
+        parse: Callable[[bytes], Awaitable[Request]],
         method: str,
     ) -> None:
+        self._data = data
         self._begin = begin
         self._parse = parse
         self._method = method
@@ -263,9 +270,12 @@ class StreamedCall(Generic[Request]):
     @asynccontextmanager
     async def answer(self) -> AsyncIterator[Request]:
         """Surrounds all work that is done for the call; gives its request. Errors are those of `Calls.answer`."""
-        async with self._begin() as self._call:
+        data, self._data = self._data, b""  # which is not counted any more when the call has ended
+        async with self._begin(data) as self._call:
             with no_panics():
-                yield await self._parse()
+                request = await self._parse(data)
+                del data
+                yield request
 
     def status_of(self, error: Exception) -> status_pb2.Status:
         """Describes an error that has ended the call to its caller; logs it if it is the server's own."""
