@@ -460,6 +460,14 @@ def test_the_highest_rate_is_searched_within_a_number_of_probes(server: Any, tmp
     assert CliRunner().invoke(app, ["load", "classify-text", "--find-max"]).exit_code == 2
 
 
+@pytest.mark.parametrize("flag", ["--report", "--html"])
+def test_a_report_that_cannot_be_written_is_refused_before_the_test(tmp_path: Path, flag: str) -> None:
+    for file in (tmp_path, tmp_path / "absent" / "report"):
+        ended = CliRunner().invoke(app, ["load", "classify-text", "--rate", "1", flag, str(file)])
+        assert (ended.exit_code, ended.stdout) == (2, "")
+        assert ended.stderr == f"headway: {file}: cannot be written; name a file in a folder that is there\n"
+
+
 def test_a_page_and_a_comparison_hold_everything_themselves(server: Any, tmp_path: Path) -> None:
     scenario = tmp_path / "<mix>.toml"
     scenario.write_text(

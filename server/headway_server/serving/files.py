@@ -1,12 +1,14 @@
-"""Files that may change while the server runs: the access file, certificates and their keys."""
+"""Files that change while the server runs: the access file, certificates and their keys are read, others replaced."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any, Final, Generic, Self, TypeAlias, TypeVar
 
 import structlog
@@ -151,3 +153,23 @@ class Certificates:
 def _no_password() -> str:
     """Stands in for a question on the terminal."""
     return ""
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Replaces a file, so that a reader sees the old or the new one, whole. It keeps its mode; a new one has 0644.
+
+    Raises:
+        OSError: It cannot be written; the old one is as it was, and nothing is left beside it.
+    """
+    mode = path.stat().st_mode & 0o777 if path.exists() else 0o644
+    with NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+        staged = Path(file.name)
+        try:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+            staged.chmod(mode)
+            staged.replace(path)
+        except OSError:
+            staged.unlink(missing_ok=True)
+            raise

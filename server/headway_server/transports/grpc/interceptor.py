@@ -118,7 +118,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             answered: Call | None = None
             try:
                 who = self._identify(method, context, pairs, request_id)
-                data = await self._receive(method, context, pairs, request_id)
+                data = await self._receive(method, context, who, pairs, request_id)
                 async with self._answer(method, data, who, pairs, request_id) as answered:
                     return await behaviour(await parse(data), context)
             except grpc.aio.AbortError:
@@ -137,7 +137,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             answered: Call | None = None
             try:
                 who = self._identify(method, context, pairs, request_id)
-                data = await self._receive(method, context, pairs, request_id)
+                data = await self._receive(method, context, who, pairs, request_id)
                 async with (
                     self._answer(method, data, who, pairs, request_id) as answered,
                     aclosing(behaviour(await parse(data), context)) as responses,
@@ -154,14 +154,17 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
         return call
 
-    async def _receive(self, method: str, context: Context, pairs: Pairs, request_id: str) -> bytes:
+    async def _receive(self, method: str, context: Context, who: Who, pairs: Pairs, request_id: str) -> bytes:
         """Receives the request of a call; one that does not come is a call that was refused."""
         began = time.monotonic()
         try:
             data = await self._callers.receive(context)
         except RequestError as error:
             waited_s = time.monotonic() - began
-            self._calls.note_refusal(method, error, metadata=pairs, request_id=request_id, waited_s=waited_s)
+            caller = (who[1] and who[1].name) or who[0]
+            self._calls.note_refusal(
+                method, error, metadata=pairs, caller=caller, request_id=request_id, waited_s=waited_s
+            )
             raise
         await self._callers.pass_gate()
         return data
@@ -203,15 +206,17 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         peer = context.peer()
         names = _certificate_names(context) if self._verifies_clients else ()
         is_admin = method in self._admin_methods
+        caller = names[0] if names else peer
         rights = self._calls.identify(
             method,
             metadata=pairs,
             certificate_names=names,
             is_admin=is_admin,
             is_local=is_admin and is_local(_address(peer)),
+            caller=caller,
             request_id=request_id,
         )
-        return names[0] if names else peer, rights
+        return caller, rights
 
     def _answer(
         self, method: str, data: bytes, who: Who, pairs: Pairs, request_id: str
