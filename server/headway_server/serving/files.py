@@ -6,7 +6,7 @@ import asyncio
 import os
 import ssl
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any, Final, Generic, Self, TypeAlias, TypeVar
@@ -43,6 +43,9 @@ class WatchedFiles(Generic[Content]):
         self._use = use
         self._noun = noun
         self._seen: _Signature | None = None
+        """When they were read."""
+        self._last: _Signature | None = None
+        """At the last look."""
         self._problem = ""
 
     def read(self) -> Content:
@@ -54,6 +57,10 @@ class WatchedFiles(Generic[Content]):
         """Reads the files if they have changed."""
         try:
             found = await run_apart(self._look, name=f"read {self._noun}")
+            if found is None:
+                return
+            signature, content = found
+            self._use(content)
         except Exception as error:  # whatever it is, the files are looked at again
             unexpected = None if isinstance(error, ServerError) else error
             problem = str(error) if unexpected is None else type(error).__name__
@@ -62,17 +69,17 @@ class WatchedFiles(Generic[Content]):
                 _log.error(message, reason=problem, exc_info=unexpected)
             self._problem = problem
             return
-        if found is None:
-            return
-        self._problem = ""
-        self._seen, content = found
-        self._use(content)
+        self._seen, self._problem = signature, ""
         _log.info(f"{self._noun} read again", files=list(map(str, self._paths)))
 
     def _look(self) -> tuple[_Signature, Content] | None:
-        """Reads the files, if they have changed and nobody is writing them just now."""
-        signature = _signature(self._paths)
-        if signature == self._seen:
+        """Reads the files, if they have changed since they were read and have not since the last look.
+
+        A file that somebody is writing may be complete for its reader: half an access file names half the keys.
+        """
+        signature, last = _signature(self._paths), self._last
+        self._last = signature
+        if signature == self._seen or signature != last:
             return None
         content = self._read()
         return (signature, content) if _signature(self._paths) == signature else None
@@ -107,7 +114,7 @@ def _state(path: Path) -> tuple[int, int, int] | None:
 class Certificates:
     """What a server shows of itself, and whom it trusts. PEM."""
 
-    key: bytes
+    key: bytes = field(repr=False)
     chain: bytes
     client_authorities: bytes | None
 

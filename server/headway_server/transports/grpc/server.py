@@ -12,7 +12,7 @@ from typing import Any
 
 import grpc
 import structlog
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from headway.oip import grpc_predict_v2_pb2_grpc
@@ -40,6 +40,7 @@ from headway_server.transports.grpc import oip
 from headway_server.transports.grpc.callers import Callers, WaitLimits
 from headway_server.transports.grpc.doors import Doors, format_address
 from headway_server.transports.grpc.generation import GenerationService
+from headway_server.transports.grpc.health import Health
 from headway_server.transports.grpc.image_classification import ImageClassificationService
 from headway_server.transports.grpc.interceptor import CallInterceptor
 from headway_server.transports.grpc.models import ADMIN_METHODS, ModelService
@@ -140,7 +141,7 @@ class HeadwayServer:
         self._host = host
         self._settings = settings
         max_calls, max_bytes = settings.call_limits(available_bytes("cpu"))
-        self._health = health.aio.HealthServicer()
+        self._health = Health()
         self._watch: asyncio.Task[None] | None = None
         self._sweep: asyncio.Task[None] | None = None
         self._watchdog: Watchdog | None = None
@@ -192,7 +193,8 @@ class HeadwayServer:
             grpc_predict_v2_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(open_inference, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         if settings.reflection:
-            reflection.enable_server_reflection((*names, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
+            names += [health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME]
+            reflection.enable_server_reflection(names, self._server)
 
     async def start(self) -> int:
         """Starts the models and listens; returns the port.
@@ -206,10 +208,12 @@ class HeadwayServer:
         except RuntimeError as error:
             raise ServerError(f"cannot listen on {address}: {error}") from error
         self._host.start()
-        await self._update_health()
+        self._update_health()
         await self._server.start()
         self._watch = asyncio.create_task(self._watch_health())
-        await self._doors.open(self._health)
+        # One of its own: an interceptor keeps the methods of its server, which that port must not answer.
+        interceptor = CallInterceptor(self.calls, self._callers, max_request_bytes={})
+        await self._doors.open(self._health, interceptor, _options(self._settings))
         self._sweep = asyncio.create_task(self._callers.watch())
         return port
 
@@ -218,9 +222,9 @@ class HeadwayServer:
             await asyncio.sleep(_HEALTH_INTERVAL_S)
             if self._watchdog is not None:
                 self._watchdog.beat()
-            await self._update_health()
+            self._update_health()
 
-    async def _update_health(self) -> None:
+    def _update_health(self) -> None:
         """Reports SERVING for the server as a whole, and for every service that has a healthy model.
 
         A model that has ended by itself, or hangs, makes the server as a whole unhealthy, so that an orchestrator
@@ -234,10 +238,9 @@ class HeadwayServer:
             _log.info("a model is in order again", model=path)
         self._ailing = ailing
         tasks = self._host.serving(stall_timeout_s=limit)
-        await self._health.set("", _status(is_serving=not ailing))
+        self._health.set("", is_serving=not ailing)
         for service in _SERVICES:
-            is_serving = not service.tasks or bool(service.tasks & tasks)
-            await self._health.set(service.name, _status(is_serving=is_serving))
+            self._health.set(service.name, is_serving=not service.tasks or bool(service.tasks & tasks))
 
     async def stop(self, hurry: asyncio.Event | None = None) -> bool:
         """Sends every connection away, lets running calls finish for as long as the settings say, and closes.
@@ -256,7 +259,7 @@ class HeadwayServer:
             self._watch.cancel()
         timeout_s = self._settings.drain_timeout
         hold_s = 0.0 if hurry is not None and hurry.is_set() else _HOLD_S
-        await self._health.enter_graceful_shutdown()
+        self._health.close()
         _log.info("draining", running_calls=self.calls.num_running, timeout_s=timeout_s)
         self._callers.hold()
         self.calls.refuse_new()
@@ -351,11 +354,6 @@ def _most_connections() -> int:
     """Returns how many connections leave file descriptors for everything else."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _MOST_CONNECTIONS if limit == resource.RLIM_INFINITY else max(1, min(_MOST_CONNECTIONS, limit * 3 // 4))
-
-
-def _status(*, is_serving: bool) -> int:
-    status = health_pb2.HealthCheckResponse
-    return int(status.SERVING if is_serving else status.NOT_SERVING)
 
 
 def address_problem(host: str, port: int) -> str | None:
