@@ -11,14 +11,14 @@ from collections.abc import AsyncGenerator
 from typing import Any, Final
 
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2
 
 _SERVING: Final = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING: Final = health_pb2.HealthCheckResponse.NOT_SERVING
 _UNKNOWN: Final = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 
 
-class Health(health_pb2_grpc.HealthServicer):
+class Health:
     """The health of services by full name, and of the server as a whole by the empty one. Belongs to the event loop."""
 
     def __init__(self) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import resource
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,7 +72,7 @@ class _Service:
     """It is healthy when a model for one of these is; when empty, always."""
     servicer: Callable[[ModelHost], Any]
     """Makes what answers its calls."""
-    add: Callable[[Any, grpc.aio.Server], None]
+    add: Callable[[Any, Any], None]
     """Adds that to a server."""
     reads_texts: bool = True
     """True if its requests are texts, which are held to a smaller size than images."""
@@ -116,6 +116,20 @@ _SERVICES = (
         add=model_service_pb2_grpc.add_ModelServiceServicer_to_server,
     ),
 )
+
+
+class _UnregisteredMethods:
+    """Adds services to a server, whose methods it finds by their names when they are called.
+
+    A method that is registered with gRPC as well has a task of its own that waits for calls, and at each call of
+    whichever method gRPC goes through the tasks of all: 23 µs for 34 methods, and 12 µs for two.
+    """
+
+    def __init__(self, server: grpc.aio.Server) -> None:
+        self.add_generic_rpc_handlers = server.add_generic_rpc_handlers
+
+    def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
+        """Does nothing."""
 
 
 class HeadwayServer:
@@ -178,8 +192,9 @@ class HeadwayServer:
             interceptors=[interceptor],
             options=_options(settings),
         )
+        methods: Any = _UnregisteredMethods(self._server)
         for service in _SERVICES:
-            service.add(service.servicer(host), self._server)
+            service.add(service.servicer(host), methods)
         names = [service.name for service in _SERVICES]
         if settings.open_inference:
             names.append(oip.SERVICE.full_name)
@@ -190,8 +205,8 @@ class HeadwayServer:
                 stall_timeout_s=settings.stall_timeout,
                 max_text_request_bytes=settings.max_text_request_bytes,
             )
-            grpc_predict_v2_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(open_inference, self._server)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+            grpc_predict_v2_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(open_inference, methods)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, methods)
         if settings.reflection:
             names += [health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME]
             reflection.enable_server_reflection(names, self._server)
