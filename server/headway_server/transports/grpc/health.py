@@ -11,14 +11,14 @@ from collections.abc import AsyncGenerator
 from typing import Any, Final
 
 import grpc
-from grpc_health.v1 import health_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 _SERVING: Final = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING: Final = health_pb2.HealthCheckResponse.NOT_SERVING
 _UNKNOWN: Final = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 
 
-class Health:
+class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc] -- the library is not typed
     """The health of services by full name, and of the server as a whole by the empty one. Belongs to the event loop."""
 
     def __init__(self) -> None:
@@ -52,6 +52,13 @@ class Health:
         if state is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, "there is no such service")
         return health_pb2.HealthCheckResponse(status=state)
+
+    async def List(  # noqa: N802 (as above)
+        self, _request: health_pb2.HealthListRequest, _context: grpc.aio.ServicerContext[Any, Any]
+    ) -> health_pb2.HealthListResponse:
+        """Says of every service whether it is serving."""
+        states = {service: health_pb2.HealthCheckResponse(status=state) for service, state in self._states.items()}
+        return health_pb2.HealthListResponse(statuses=states)
 
     async def Watch(  # noqa: N802 (as above)
         self, request: health_pb2.HealthCheckRequest, _context: grpc.aio.ServicerContext[Any, Any]
