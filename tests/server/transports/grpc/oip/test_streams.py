@@ -34,7 +34,7 @@ def test_text_comes_in_pieces_that_make_the_whole_and_the_last_is_marked(triton)
     whole = triton("infer", GENERATION, {"text": text("the cat")}, parameters=DRAWN).arrays
     received = triton("stream", [(GENERATION, {"text": text("the cat")}, {"parameters": DRAWN})])
     assert texts_by_request(received, "generated_text") == {"0": whole["generated_text"][0].decode()}
-    assert len(received.answers) > 2
+    assert len(received.answers) > 1  # a reader that comes late finds pieces joined
     assert [answer.is_final for answer in received.answers] == [False] * (len(received.answers) - 1) + [True]
     last = received.answers[-1].arrays
     assert {name: array.tolist() for name, array in last.items()} == {
