@@ -18,7 +18,7 @@ _NOT_SERVING: Final = health_pb2.HealthCheckResponse.NOT_SERVING
 _UNKNOWN: Final = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 
 
-class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc] -- the library is not typed
+class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # its base has no types
     """The health of services by full name, and of the server as a whole by the empty one. Belongs to the event loop."""
 
     def __init__(self) -> None:
