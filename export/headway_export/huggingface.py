@@ -21,7 +21,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, Literal, Unpack, cast
 
 import numpy as np
 import torch
@@ -39,7 +39,7 @@ from transformers import (
 
 from headway_export.errors import SourceError
 from headway_export.graphs import parameter_count
-from headway_export.reference import generation_logits
+from headway_export.reference import CAUSAL, generation_logits
 from headway_export.source import (
     ExportSource,
     check_tags,
@@ -55,7 +55,7 @@ from headway_server.bundles import (
     SpecialTokens,
     Task,
 )
-from headway_training.models.parts.attention import Attend
+from headway_training.models.parts.attention import Attend, Scoring
 
 DEFAULT_MAX_LENGTH: Final = 2048
 """Most tokens of a bundle if nothing else is asked for; the proof runs over all of them."""
@@ -279,12 +279,24 @@ def _check_against_own_attention(folder: Path, decoder: HuggingFaceDecoder) -> N
     kind = type(model).__name__
     length = min(48, decoder.max_length)
     ids = np.random.default_rng(0).integers(0, model.config.get_text_config().vocab_size, length)
+    attending: set[int] = set()
+
+    def noting(query: Tensor, key: Tensor, value: Tensor, *, layer: int, **scoring: Unpack[Scoring]) -> Tensor:
+        attending.add(layer)
+        return CAUSAL(query, key, value, layer=layer, **scoring)
+
     try:
-        found = generation_logits(decoder, ids)
+        with _quiet():
+            found = generation_logits(decoder, ids, noting)
     except SourceError as error:
         raise SourceError(f"{folder}: {kind}: {error}") from error
     except Exception as error:  # whatever its code raises
         raise SourceError(f"{folder}: {kind} does not run with injected attention ({_first_line(error)})") from error
+    if (layers := int(model.config.get_text_config().num_hidden_layers)) != len(attending):
+        raise SourceError(
+            f"{folder}: {kind}: {len(attending)} of {layers} layers attend through the interface that transformers "
+            "has for it; a key/value cache needs all of them, so this family is not supported"
+        )
     model.set_attn_implementation("eager")
     try:
         with torch.inference_mode():

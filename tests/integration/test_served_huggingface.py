@@ -17,10 +17,10 @@ from headway_server.tasks.text.model import text_graph, text_tensors
 from .conftest import serve
 
 PROMPTS = ["the", "the old fire", "an answer is not in the rain", "o", "it is " * 5]
-TEXTS = ["the old fire", "rain", "an answer is not in the rain " * 2, "it is so"]
+TEXTS = ["the old fire", "rain", "an answer is not in the rain", "it is so"]
 CHAT = "{% for m in messages %}{{ '<s>' if m.role == 'user' else '<unk>' }}{{ m.content }}</s>{% endfor %}<unk>"
 TAGS = {"id2label": {0: "O", 1: "B-x", 2: "I-x"}, "label2id": {"O": 0, "B-x": 1, "I-x": 2}}
-TAGGERS = ("bert", "modernbert")
+TAGGERS = ("bert",)
 NEW_TOKENS = 12
 
 

@@ -1,4 +1,7 @@
-"""Tiny models of Hugging Face `transformers` with random weights, as the folders that its `save_pretrained` writes."""
+"""Tiny models of Hugging Face `transformers` with random weights, as the folders that its `save_pretrained` writes.
+
+Tracing takes seconds a layer, so there are two layers only where layers differ, and in the Llama.
+"""
 
 import json
 import string
@@ -14,7 +17,7 @@ SPECIAL = ("<pad>", "<s>", "</s>", "<unk>")
 _SIZES = {
     "vocab_size": WORDS,
     "hidden_size": 32,
-    "num_hidden_layers": 2,
+    "num_hidden_layers": 1,
     "num_attention_heads": 4,
     "intermediate_size": 48,
     "max_position_embeddings": LENGTH,
@@ -22,29 +25,30 @@ _SIZES = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
+_TWO_LAYERS = {"num_hidden_layers": 2}
 _GROUPED = {**_SIZES, "num_key_value_heads": 2}
-_GPT2 = {"vocab_size": WORDS, "n_positions": LENGTH, "n_embd": 32, "n_layer": 2, "n_head": 4}
+_GPT2 = {"vocab_size": WORDS, "n_positions": LENGTH, "n_embd": 32, "n_layer": 1, "n_head": 4}
 _OPT = {"ffn_dim": 48, "word_embed_proj_dim": 32}
 _ENCODER = {**_SIZES, "num_labels": 3}
-_DISTIL = {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48}
+_DISTIL = {"dim": 32, "n_layers": 1, "n_heads": 4, "hidden_dim": 48}
 
 DECODERS = {
     "gpt2": ("GPT2", {**_GPT2, "bos_token_id": 1, "eos_token_id": 2}),
-    "llama": ("Llama", _GROUPED),
+    "llama": ("Llama", {**_GROUPED, **_TWO_LAYERS}),
     "qwen2": ("Qwen2", _GROUPED),
     "qwen3": ("Qwen3", {**_GROUPED, "head_dim": 16}),
     "gpt_neox": ("GPTNeoX", _SIZES),
     "opt": ("OPT", {**_SIZES, **_OPT}),
     "phi3": ("Phi3", _GROUPED),
     "olmo2": ("Olmo2", _GROUPED),
-    "smollm3": ("SmolLM3", _GROUPED),
+    "smollm3": ("SmolLM3", {**_GROUPED, **_TWO_LAYERS, "no_rope_layer_interval": 2}),
 }
 """Prefix of the classes of a family and its configuration, by model type."""
 ENCODERS = {
     "bert": ("Bert", _ENCODER),
     "roberta": ("Roberta", {**_ENCODER, "max_position_embeddings": LENGTH + 1, "type_vocab_size": 1}),
     "distilbert": ("DistilBert", {**_ENCODER, **_DISTIL}),
-    "modernbert": ("ModernBert", {**_ENCODER, "local_attention": 8, "global_attn_every_n_layers": 2}),
+    "modernbert": ("ModernBert", {**_ENCODER, **_TWO_LAYERS, "local_attention": 8, "global_attn_every_n_layers": 2}),
     "electra": ("Electra", {**_ENCODER, "embedding_size": 16}),
 }
 
