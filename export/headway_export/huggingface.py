@@ -467,6 +467,11 @@ def _load(folder: Path, task: Task, config: Any, options: FolderOptions) -> nn.M
                 output_loading_info=True,
             )
     except Exception as error:  # the library raises many kinds
+        if isinstance(error, KeyError) and error.args == (_ATTENTION,):  # it chose a class by the attention's name
+            raise SourceError(
+                f"{folder}: {config.model_type} does not attend through the interface that transformers has for it; "
+                "a key/value cache needs that, so this family is not supported"
+            ) from error
         raise SourceError(f"{folder}: cannot be loaded for {task} ({_first_line(error)})") from error
     for what in ("missing_keys", "mismatched_keys"):
         if report[what]:

@@ -133,6 +133,7 @@ def test_what_a_configuration_asks_for_and_no_graph_computes_is_refused(llama, v
     ("family", "values", "message"),
     [
         ("MixtralForCausalLM", {"num_local_experts": 2}, "is a mixture of experts (mixtral)"),
+        ("GPTJForCausalLM", {"n_layer": 1, "n_head": 4, "rotary_dim": 4}, "gptj does not attend through"),
         ("BloomForCausalLM", {"n_layer": 1, "n_head": 4}, "0 of 1 layers attend through"),
         ("MambaForCausalLM", {"state_size": 4}, "0 of 1 layers attend through"),
         ("Gemma2ForCausalLM", {"head_dim": 8, "num_key_value_heads": 2}, "its attention has softcap"),
@@ -181,3 +182,30 @@ def test_sampling_defaults_and_end_tokens_come_from_the_generation_config(llama)
     assert (defaults.temperature, defaults.top_k, defaults.top_p) == (0.6, 50, 0.9)
     assert notes == ("generation_config: no_repeat_ngram_size: not applied by the server",)
     assert source.prompt_prefix == (1,)
+
+
+@pytest.mark.parametrize("scaling", ["llama3", "yarn", "linear"])
+def test_rotary_positions_may_be_scaled_by_a_fixed_factor(tmp_path, scaling):
+    rope = {"rope_type": scaling, "factor": 2.0, "rope_theta": 1e4, "original_max_position_embeddings": 24}
+    if scaling == "llama3":
+        rope |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    folder = tiny.write_model(tmp_path / "model", "llama", rope_parameters=rope)
+    tiny.write_tokenizer(folder)
+    assert from_folder(folder, FolderOptions())[0].limits.max_total_tokens == tiny.LENGTH
+
+
+@pytest.mark.parametrize("family", tiny.FURTHER_DECODERS)
+def test_further_decoders_follow_injected_attention(tmp_path, family):
+    """`from_folder` holds them against their own attention; tests/integration exports those of the table."""
+    folder = tiny.write_model(tmp_path / "model", family)
+    tiny.write_tokenizer(folder)
+    assert from_folder(folder, FolderOptions())[0].task is Task.GENERATION
+
+
+def test_several_labels_may_apply_to_a_text(tmp_path):
+    folder = tiny.write_model(
+        tmp_path / "model", "bert", "ForSequenceClassification", problem_type="multi_label_classification"
+    )
+    tiny.write_tokenizer(folder)
+    scheme = from_folder(folder, FolderOptions())[0].classification
+    assert (scheme.kind, scheme.thresholds) == ("multi_label", (0.5, 0.5, 0.5))

@@ -1,5 +1,7 @@
 """Folders of Hugging Face `transformers`, exported by one command and served, against `transformers` itself."""
 
+import json
+
 import numpy as np
 import pytest
 import tiny_huggingface as tiny
@@ -54,10 +56,13 @@ def _end_sooner(folder):
 @pytest.fixture(scope="module")
 def store(folders, tmp_path_factory):
     path = tmp_path_factory.mktemp("store")
+    evaluation = tmp_path_factory.mktemp("evaluation") / "texts.jsonl"
+    evaluation.write_text(json.dumps({"text": " ".join(TEXTS * 10)}) + "\n")
     for name, folder in folders.items():
-        result = CliRunner().invoke(app, ["hf", str(folder), "--store", str(path)])
+        flags = ["--evaluation", str(evaluation)] if name == "llama" else []
+        result = CliRunner().invoke(app, ["hf", str(folder), "--store", str(path), *flags])
         assert result.exit_code == 0, f"{name}: {result.output}"
-        assert "fp32 alone: int8 is judged on evaluation data" in result.output
+        assert ("fp32 alone: int8 is judged on evaluation data" in result.output) is not bool(flags)
     return path
 
 
@@ -97,6 +102,13 @@ def _end_text(tokenizer, model, ids):
     ends = model.generation_config.eos_token_id
     ended = int(ids[-1]) in (ends if isinstance(ends, list) else [ends])
     return tokenizer.decode(ids[-1:], skip_special_tokens=True) if ended else ""
+
+
+def test_int8_is_judged_on_evaluation_data_that_is_given(store):
+    variants = open_bundle(store / "llama" / "1").manifest.variants
+    assert set(variants) == {Precision.FP32, Precision.INT8}
+    assert abs(variants[Precision.INT8].quality.value - variants[Precision.FP32].quality.value) < 0.02
+    assert variants[Precision.INT8].graphs["decoder"].inputs[5].dtype == "int8"
 
 
 def test_a_second_end_token_ends_an_answer(client):

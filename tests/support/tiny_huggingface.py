@@ -44,6 +44,18 @@ DECODERS = {
     "smollm3": ("SmolLM3", {**_GROUPED, **_TWO_LAYERS, "no_rope_layer_interval": 2}),
 }
 """Prefix of the classes of a family and its configuration, by model type."""
+_SCALED = {"logits_scaling": 3.0, "embedding_multiplier": 2.0, "attention_multiplier": 0.3, "residual_multiplier": 0.5}
+FURTHER_DECODERS = {
+    "granite": ("Granite", {**_GROUPED, **_SCALED}),
+    "stablelm": ("StableLm", _GROUPED),
+    "starcoder2": ("Starcoder2", {**_GROUPED, "sliding_window": None}),
+    "mistral": ("Mistral", {**_GROUPED, "sliding_window": None}),
+    "gemma": ("Gemma", {**_GROUPED, "head_dim": 8}),
+    "cohere": ("Cohere", _GROUPED),
+    "phi": ("Phi", _GROUPED),
+    "nanochat": ("NanoChat", _GROUPED),
+}
+"""Decoders that are held against `transformers` and not exported in the tests."""
 ENCODERS = {
     "bert": ("Bert", _ENCODER),
     "roberta": ("Roberta", {**_ENCODER, "max_position_embeddings": LENGTH + 1, "type_vocab_size": 1}),
@@ -90,7 +102,7 @@ def write_tokenizer(
 
 def write_model(folder: Path, family: str, head: str = "", **changes) -> Path:
     """Writes a model with random weights, drawn wide enough that greedy answers do not repeat one word."""
-    prefix, values = {**DECODERS, **ENCODERS}[family]
+    prefix, values = {**DECODERS, **FURTHER_DECODERS, **ENCODERS}[family]
     config = getattr(transformers, f"{prefix}Config")(**{**values, **changes})
     name = head or {"gpt2": "LMHeadModel"}.get(family, "ForCausalLM")
     torch.manual_seed(7)
