@@ -1,4 +1,3 @@
-# syntax=docker/dockerfile:1
 # Images of headway, one target each (docs/operations.md has sizes and flags):
 #   docker build --target server-cpu --tag headway-server .
 #   docker build --target server-gpu --tag headway-server-gpu .
@@ -12,37 +11,35 @@ ARG PYTHON_VERSION=3.12
 FROM python:${PYTHON_VERSION}-slim AS builder
 ENV PIP_CACHE_DIR=/var/cache/pip
 WORKDIR /src
-COPY constraints.txt ./
+COPY constraints.txt LICENSE ./
 COPY docker/ docker/
 COPY proto/ proto/
 
 FROM builder AS server-cpu-builder
 COPY server/ server/
-RUN --mount=type=cache,target=/var/cache/pip bash docker/make-environment.sh server-cpu /opt/headway
+RUN --mount=type=cache,target=/var/cache/pip bash docker/make-environment.sh server-cpu /headway
 
 FROM builder AS server-gpu-builder
 COPY server/ server/
-RUN --mount=type=cache,target=/var/cache/pip bash docker/make-environment.sh server-gpu /opt/headway
+RUN --mount=type=cache,target=/var/cache/pip bash docker/make-environment.sh server-gpu /headway
 
 FROM builder AS client-builder
 COPY client/ client/
-RUN --mount=type=cache,target=/var/cache/pip bash docker/make-environment.sh client /opt/headway
+RUN --mount=type=cache,target=/var/cache/pip bash docker/make-environment.sh client /headway
 
 FROM python:${PYTHON_VERSION}-slim AS runtime
-# A fixed id, so that the rights of mounted folders can be set before the container runs.
-RUN groupadd --gid 10001 headway \
-    && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /nonexistent --shell /usr/sbin/nologin headway
-# Bytecode was compiled with the environment; the root file system may be read-only. Without the second line ONNX
+# Bytecode was compiled with the environment; the root file system may be read-only. Without the third line ONNX
 # Runtime reports its use to its maker.
-ENV PATH=/opt/headway/bin:$PATH \
+ENV PATH=/headway/bin:$PATH \
+    HOME=/nonexistent \
     ORT_DISABLE_TELEMETRY=1 \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1
+# A fixed id, so that the rights of mounted folders can be set before the container runs. It has no line in /etc/passwd:
+# nothing asks for its name, and a layer with the day's date in /etc/shadow would differ from build to build.
 USER 10001:10001
-WORKDIR /
 
 FROM runtime AS server
-COPY docker/health_probe.py /opt/health_probe.py
 # Settings, not arguments: what is given after the image's name adds to them. The health check reads the port too.
 ENV HEADWAY_STORE=/models \
     HEADWAY_HOST=0.0.0.0 \
@@ -50,8 +47,8 @@ ENV HEADWAY_STORE=/models \
 EXPOSE 50051
 # The server drains on this signal: it refuses new calls and finishes those it has.
 STOPSIGNAL SIGTERM
-HEALTHCHECK --interval=10s --timeout=5s --start-period=30s --retries=3 \
-    CMD ["python", "/opt/health_probe.py"]
+HEALTHCHECK --interval=10s --timeout=5s --start-period=30s --start-interval=1s --retries=3 \
+    CMD ["python", "-IS", "/headway/health_probe.py"]
 ENTRYPOINT ["headway-server"]
 
 FROM server AS server-gpu
@@ -60,13 +57,13 @@ FROM server AS server-gpu
 ENV HEADWAY_DEVICE=cuda \
     NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility
-COPY --from=server-gpu-builder /opt/headway /opt/headway
+COPY --from=server-gpu-builder /headway /headway
 
 FROM runtime AS client
-COPY --from=client-builder /opt/headway /opt/headway
+COPY --from=client-builder /headway /headway
 ENTRYPOINT ["headway"]
 CMD ["--help"]
 
 # The last stage is what `docker build .` makes.
 FROM server AS server-cpu
-COPY --from=server-cpu-builder /opt/headway /opt/headway
+COPY --from=server-cpu-builder /headway /headway

@@ -16,7 +16,7 @@ define CHECK_PYTHON
 	+ sys.version.split()[0] + ": make PYTHON=/path/to/python3.12 ...")'
 endef
 
-.PHONY: help install lint proto test serve bench bench-shipped bench-compare bench-generation bench-classification bench-translation demo clean
+.PHONY: help install lint proto test serve bench bench-shipped bench-compare bench-generation bench-classification bench-translation demo container-test sbom clean
 
 help: ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -78,6 +78,13 @@ $(DEMO_VENV)/.installed: constraints.txt proto/pyproject.toml server/pyproject.t
 	$(PYTHON) -m venv $(DEMO_VENV)
 	$(DEMO_BIN)/$(PIP_INSTALL) --quiet --editable ./proto --editable "./server[cpu]" --editable ./client
 	@touch $@
+
+container-test: $(DEMO_VENV)/.installed ## Build the images and put their containers to the test; needs a Docker engine
+	$(DEMO_BIN)/python tests/container/run.py
+
+sbom: ## What is in the images' Python environments, with licences and known vulnerabilities, in build/sbom
+	$(CHECK_PYTHON)
+	$(PYTHON) docker/sbom.py $(ARGS)
 
 clean: ## Remove the environments and everything that tools leave behind
 	rm -rf $(VENV) $(DEMO_VENV) build dist

@@ -14,7 +14,10 @@ fi
 if [[ "$folder" != /* ]]; then folder="$PWD/$folder"; fi
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-scratch="$(mktemp -d)"
+# The same sources and versions give the same bytes wherever and whenever they are installed into the same folder.
+export SOURCE_DATE_EPOCH="${SOURCE_DATE_EPOCH:-1577836800}" PYTHONHASHSEED=0
+scratch="$folder.build" # not a random name, because pip writes down where a wheel lay
+mkdir "$scratch"
 trap 'rm -rf "$scratch"' EXIT
 constraints=(--constraint constraints.txt)
 if [[ "$target" == server-gpu ]]; then constraints+=(--constraint docker/constraints-gpu.txt); fi
@@ -35,11 +38,16 @@ pip_for "$scratch/build" wheel --no-deps --no-build-isolation --wheel-dir "$scra
 proto_wheel="$(echo "$scratch"/wheels/headway_proto-*.whl)"
 own_wheel="$(echo "$scratch/wheels/headway_$distribution"-*.whl)"
 case "$target" in
-    server-cpu) wheels=("$proto_wheel" "${own_wheel}[cpu,tracing]") ;;
+    server-cpu) wheels=("$proto_wheel" "${own_wheel}[cpu,signing,tracing]") ;;
     # The second extra brings the CUDA and cuDNN libraries that ONNX Runtime loads.
-    server-gpu) wheels=("$proto_wheel" "${own_wheel}[gpu,tracing]" "onnxruntime-gpu[cuda,cudnn]") ;;
+    server-gpu) wheels=("$proto_wheel" "${own_wheel}[gpu,signing,tracing]" "onnxruntime-gpu[cuda,cudnn]") ;;
     client) wheels=("$proto_wheel" "${own_wheel}[load]") ;;
 esac
 "$python" -m venv --without-pip "$folder"
 # Only wheels: an image has no compiler, and a source build would not be what was tested.
-pip_for "$folder" install --only-binary=:all: "${constraints[@]}" "${wheels[@]}"
+pip_for "$folder" install --only-binary=:all: --no-compile "${constraints[@]}" "${wheels[@]}"
+cp LICENSE "$folder/"
+if [[ "$distribution" == server ]]; then cp docker/health_probe.py "$folder/"; fi
+# Bytecode by default holds its source's time, which is that of the installation.
+"$folder/bin/python" -S -m compileall -q --invalidation-mode unchecked-hash "$folder/lib"
+find "$folder" -exec touch --no-dereference --date="@$SOURCE_DATE_EPOCH" {} +

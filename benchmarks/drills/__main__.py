@@ -1,4 +1,4 @@
-"""python -m benchmarks.drills overload|stop|kill|hold|surroundings|soak|agreement: the last line is one JSON object."""
+"""python -m benchmarks.drills NAME: does something to a server; the last line is one JSON object."""
 
 import json
 import sys
@@ -8,6 +8,7 @@ import typer
 
 from benchmarks.drills.hold import hold
 from benchmarks.drills.load_agreement import agreement
+from benchmarks.drills.mutated import mutated
 from benchmarks.drills.overload import overload
 from benchmarks.drills.server import DrillError
 from benchmarks.drills.soak import Kind, soak
@@ -45,6 +46,15 @@ def _kill(seconds: Seconds = 20) -> None:
 def _hold(seconds: Seconds = 30) -> None:
     """Callers that open much, send half, read nothing, or go away."""
     _say(hold(seconds))
+
+
+@app.command("mutated")
+def _mutated(
+    calls: Annotated[int, typer.Option(min=1, max=1_000_000, help="How many.")] = 10_000,
+    seed: Annotated[int, typer.Option(help="Of the mutations.")] = 7,
+) -> None:
+    """Calls that are random, cut off or mutated, of every method."""
+    _say(mutated(calls, seed))
 
 
 @app.command("surroundings")

@@ -246,8 +246,8 @@ class AsyncClient(BaseClient):
         return await self._send(requests.set_alias(alias, model=model, model_version=model_version), timeout_s)
 
     async def health(self, service: str = "", *, timeout_s: float | None = None) -> HealthStatus:
-        """Returns the health of the server, or of one service by its full name."""
-        return await self._send(requests.health(service), timeout_s)
+        """Returns the health of the server, or of one service by its full name, at this moment: it is asked once."""
+        return await self._send(requests.health(service), timeout_s, NO_RETRIES)
 
     async def wait_ready(self, timeout_s: float = 30.0) -> None:
         """Waits until the server serves.

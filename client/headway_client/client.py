@@ -235,8 +235,8 @@ class Client(BaseClient):
         return self._send(requests.set_alias(alias, model=model, model_version=model_version), timeout_s)
 
     def health(self, service: str = "", *, timeout_s: float | None = None) -> HealthStatus:
-        """Returns the health of the server, or of one service by its full name."""
-        return self._send(requests.health(service), timeout_s)
+        """Returns the health of the server, or of one service by its full name, at this moment: it is asked once."""
+        return self._send(requests.health(service), timeout_s, NO_RETRIES)
 
     def wait_ready(self, timeout_s: float = 30.0) -> None:
         """Waits until the server serves.

@@ -68,6 +68,8 @@ class ConnectionOptions(TypedDict, total=False):
     credentials: Annotated[grpc.ChannelCredentials | None, "Channel credentials of gRPC, instead of the files."]
 
 
+_SCHEMES: Final = ("dns:", "ipv4:", "ipv6:", "unix:", "unix-abstract:", "vsock:", "xds:")
+"""Of the targets that gRPC knows by itself."""
 _FILES: Final = ("ca_file", "client_key_file", "client_cert_file")  # in the order that gRPC takes them
 _VARIABLES: Final = {
     name: f"HEADWAY_{name.upper()}"
@@ -271,9 +273,16 @@ def _target(server: str) -> str:
     """Returns what gRPC calls a server, which may be several addresses with commas between them.
 
     Raises:
-        ValueError: One of several is a name: gRPC takes one name, of as many addresses as it may have.
+        ValueError: An address has no port, for which gRPC would take 443. One of several is a name: gRPC takes one
+            name, of as many addresses as it may have.
     """
-    if "," not in server or "://" in server or server.startswith(("ipv4:", "ipv6:", "unix:")):
+    if "://" in server or server.startswith(_SCHEMES):
+        return server
+    for address in server.split(","):
+        host, _, port = address.strip().rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+            raise ValueError(f"server: {address!r} is not HOST:PORT, such as 127.0.0.1:50051")
+    if "," not in server:
         return server
     addresses = [address.strip() for address in server.split(",")]
     versions = set()

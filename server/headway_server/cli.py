@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import NoReturn
 
@@ -28,7 +28,7 @@ from headway_server.log import configure_logging
 from headway_server.monitoring import Monitoring
 from headway_server.observers import NO_OBSERVER, joined
 from headway_server.runtime import Runtime, describe_cores
-from headway_server.serving.host import ModelHost
+from headway_server.serving.host import ModelHost, read_store
 from headway_server.settings import ServerSettings
 from headway_server.transports.grpc import Doors, HeadwayServer, Statistics, address_problem, format_address
 
@@ -53,8 +53,11 @@ def _print_settings(arguments: Sequence[str]) -> None:
     settings = _read_settings(arguments)
     try:
         Doors(settings)
+        paths, _ = read_store(settings)
     except ServerError as error:
         _fail(str(error))
+    for name, problem in _absent_models(settings, paths):
+        sys.stderr.write(f"headway-server: models.{name}: {problem}\n")
     sys.stdout.write(format_settings(settings, Sources(ServerSettings, arguments)))
 
 
@@ -63,9 +66,10 @@ def _serve(settings: ServerSettings) -> None:
     if hasattr(signal, "SIGHUP"):  # a server that starts looks at its store anyway
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
     configure_logging(level=settings.log_level, line_format=settings.log_format, texts=settings.log_texts)
-    if problem := address_problem(settings.host, settings.port):
-        address = format_address(settings.host, settings.port)
-        _fail(f"cannot listen on {address}: {problem}; stop what listens there or choose another --host or --port")
+    for port, flags in ((settings.port, "--host or --port"), (settings.health_port, "--health-port")):
+        if port is not None and (problem := address_problem(settings.host, port)):
+            address = format_address(settings.host, port)
+            _fail(f"cannot listen on {address}: {problem}; stop what listens there or choose another {flags}")
     try:
         Doors(settings)  # whose files may be wrong, which is better known before models are loaded
         monitoring = Monitoring.open(settings)
@@ -73,7 +77,8 @@ def _serve(settings: ServerSettings) -> None:
         statistics = Statistics() if settings.open_inference else None
         observer = joined((monitoring.observer, statistics or NO_OBSERVER))
         host = ModelHost.open(runtime, settings, observer=observer)
-        _warn_of_absent_models(host, settings)
+        for name, problem in _absent_models(settings, (bundle.path for bundle in host.bundles)):
+            _log.warning(problem, model=name)
         server = partial(HeadwayServer, host, settings, observer=observer, statistics=statistics)
         has_ended = asyncio.run(_run(server, host, runtime, settings, monitoring))
         monitoring.close()
@@ -84,11 +89,11 @@ def _serve(settings: ServerSettings) -> None:
         os._exit(_STUCK)
 
 
-def _warn_of_absent_models(host: ModelHost, settings: ServerSettings) -> None:
-    """Logs the settings of models that the store does not have: their names may be misspelt."""
-    names = {bundle.path.partition("/")[0] for bundle in host.bundles}
-    for name in settings.models.keys() - names:
-        _log.warning("settings of a model that the store does not have" + nearest_name(name, names), model=name)
+def _absent_models(settings: ServerSettings, paths: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yields the models that have settings and no bundle, which may be misspelt, with a line about each."""
+    names = {path.partition("/")[0] for path in paths}
+    for name in sorted(settings.models.keys() - names):
+        yield name, "settings of a model that the store does not have" + nearest_name(name, names)
 
 
 async def _run(

@@ -125,6 +125,8 @@ class Sources:
         origin = self.origin(place)
         if origin == "file":
             return f"{self.file}: {'.'.join(place)}"
+        if origin == "environment":
+            return variable_name(self._kind, place)
         return f"{flag_name(place)} ({variable_name(self._kind, place)})"
 
     def describe(self, place: Place) -> str:
@@ -156,7 +158,11 @@ def explain(error: ValidationError, kind: type[BaseSettings], sources: Sources) 
         return reason
     if first["type"] == "missing":
         return f"{flag_name(place)} is missing; give it, or set {variable_name(kind, place)}"
+    if first["type"] in ("model_type", "dict_type"):
+        return f"{sources.name(place)} is {first['input']!r}: it is a group of settings, the table [{'.'.join(place)}]"
     if first["type"] == "extra_forbidden":
+        if homes := [found for found, _ in _fields(kind) if found[1:] == place]:
+            return f"{sources.name(place)} is no setting; write it in the table [{homes[0][0]}]"
         known = _names_beside(kind, place)
         asked = nearest_name(place[-1], known) or f"; there are {', '.join(sorted(known))}"
         return f"{sources.name(place)} is no setting{asked}"
@@ -169,7 +175,7 @@ def explain_arguments(error: SettingsError, kind: type[BaseSettings]) -> str:
     if not message.startswith(_CLI_ERROR):  # a group in the environment that is not JSON
         return f"environment: {message}; set HEADWAY_<GROUP>__<NAME>, as --help lists them"
     message = message.removeprefix(_CLI_ERROR)
-    flag = next((word for word in message.split() if word.startswith("--")), "").partition("=")[0]
+    flag = next((word for word in message.split() if word.startswith("--")), "").partition("=")[0].rstrip(":")
     places = [place for place, _ in _fields(kind)]
     known = {flag_name(place) for place in places} | {flag_name(place[-1:]) for place in places}
     return message + ("" if flag in known else nearest_name(flag, known))
@@ -189,7 +195,8 @@ def misspelt_variable(kind: type[BaseSettings]) -> str | None:
             continue
         if name.partition("__")[0] in groups and "__" in name:
             continue  # one of a group, which checks its own
-        if found := get_close_matches(name.removeprefix(prefix), bare, n=1, cutoff=_NEAR):
+        in_group = [known for known in bare if known.endswith(f"__{name.removeprefix(prefix)}")]
+        if found := in_group or get_close_matches(name.removeprefix(prefix), bare, n=1, cutoff=_NEAR):
             return f"environment: {name} is no setting; did you mean {prefix}{found[0]}?"
     return None
 

@@ -7,14 +7,13 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Final
 
 from headway_server.errors import AccessError
-from headway_server.serving.access import AccessFile, format_grant, new_key
+from headway_server.serving.access import AccessFile, format_grant, new_key, read_text
+from headway_server.serving.files import replace_file
 
 _ENVIRONMENT: Final = "HEADWAY_ACCESS_FILE"
 _BUDGETS: Final = {
@@ -68,9 +67,7 @@ def main(arguments: Sequence[str]) -> None:
 def _create(given: argparse.Namespace) -> None:
     """Adds a key to the file and prints it."""
     path: Path = given.access_file
-    text = ""
-    with suppress(FileNotFoundError):
-        text = path.read_text(encoding="utf-8")
+    text = read_text(path) or ""
     if given.name in AccessFile.parse(text, str(path)).keys:
         raise AccessError(f"{path}: has a key {given.name}; choose another name, or revoke that one first")
     names = ["scopes", *(budget.replace("-", "_") for budget in _BUDGETS), "expires"]
@@ -116,13 +113,7 @@ def _write(path: Path, text: str) -> None:
     """
     AccessFile.parse(text, str(path))
     try:
-        mode = path.stat().st_mode & 0o777 if path.exists() else 0o644
-        with NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(file.name).chmod(mode)
-        Path(file.name).replace(path)
+        replace_file(path, text)
     except OSError as error:
         raise AccessError(f"{path}: cannot be written: {error.strerror}") from error
 

@@ -6,11 +6,12 @@ of the class and of each field is what `--help` shows. In the file it stands in 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Final, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_settings import (
     BaseSettings,
     CliSuppress,
@@ -42,6 +43,13 @@ DEFAULT_MAX_TEXT_KIB: Final = 256
 def _own_port(value: object) -> object:
     """Ignores the address that Kubernetes puts into HEADWAY_PORT where there is a Service named headway."""
     return _DEFAULT_PORT if isinstance(value, str) and value.startswith("tcp://") else value
+
+
+def _check_url(url: str) -> str:
+    """Checks that a collector is named by a URL."""
+    if not re.fullmatch(r"https?://\S+", url):
+        raise ValueError("must be a URL, such as http://127.0.0.1:4317")
+    return url
 
 
 def _short_flags(**groups: type[BaseModel]) -> dict[str, str]:
@@ -187,7 +195,7 @@ class ServerSettings(BaseSettings):
     """Port of the metrics in Prometheus' format; 0 takes a free one, which the log names. Left out, there are none."""
     metrics_host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
     """Address that the metrics are read at."""
-    trace_endpoint: Annotated[str, Field(pattern=r"^https?://\S+$")] | None = None
+    trace_endpoint: Annotated[str, AfterValidator(_check_url)] | None = None
     """Where traces are sent by OTLP over gRPC, such as http://collector:4317. Left out, there are none. Needs the extra
     `tracing`."""
     trace_sample_ratio: Annotated[float, Field(ge=0, le=1)] = 1.0
@@ -222,6 +230,15 @@ class ServerSettings(BaseSettings):
             raise ValueError("tls_cert_file and tls_key_file go together; give both, or neither")
         if self.tls_client_ca_file is not None and self.tls_cert_file is None:
             raise ValueError("tls_client_ca_file needs tls_cert_file and tls_key_file; give them too")
+        return self
+
+    @model_validator(mode="after")
+    def _check_ports(self) -> Self:
+        ports = [port for port in (self.port, self.health_port, self.metrics_port) if port]
+        if len(set(ports)) < len(ports):
+            raise ValueError(
+                "port, health_port and metrics_port are " + ", ".join(map(str, ports)) + "; give each its own"
+            )
         return self
 
     def for_model(self, name: str) -> ServerSettings:

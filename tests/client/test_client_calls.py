@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -270,6 +272,15 @@ def test_health_and_readiness(server: Any, connect: Connect) -> None:
     assert caller.call("health") is results.HealthStatus.NOT_SERVING
     with pytest.raises(headway_client.DeadlineExceededError, match=r"not ready within 0\.2 s"):
         caller.call("wait_ready", 0.2)
+
+
+def test_health_of_a_server_that_is_not_there_is_told_at_once(connect: Connect) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    began = time.monotonic()
+    with pytest.raises(headway_client.UnavailableError):
+        connect(f"127.0.0.1:{port}").call("health")
+    assert time.monotonic() - began < 10
 
 
 @pytest.mark.parametrize(

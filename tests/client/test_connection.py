@@ -170,6 +170,19 @@ def test_the_command_line_takes_flags_and_environment(mutual_tls_server: RuleSer
     assert rules.metadata[-1]["authorization"] == "Bearer other"
 
 
+def test_the_command_line_says_which_flag_may_be_missing_where_nobody_answers(
+    mutual_tls_server: RuleServer, files: dict[str, Path]
+) -> None:
+    for flags, advice in (
+        ((), "If it encrypts, give --tls or --ca-file"),
+        (("--tls",), "give the authority of the server's certificate by --ca-file"),
+        (("--ca-file", str(files["ca_file"])), "If it wants to see a certificate, give --client-cert-file"),
+    ):
+        ended = CliRunner().invoke(app, ["health", "--server", mutual_tls_server.address, "--timeout", "5", *flags])
+        assert ended.exit_code == 1
+        assert advice in ended.stderr
+
+
 def test_the_load_tester_takes_them_too(mutual_tls_server: RuleServer, files: dict[str, Path]) -> None:
     environment = variables(server=mutual_tls_server.address, **files)
     arguments = ["load", "classify-text", "--concurrency", "1", "--duration", "0.2", "--warmup", "0", "--json"]
@@ -291,6 +304,14 @@ def test_calls_go_to_several_servers_in_turn_and_on_to_those_that_are_left(conne
     finally:
         for server in servers:
             server.close()
+
+
+@pytest.mark.parametrize(
+    "server", ["127.0.0.1", "127.0.0.1:", ":50051", "localhost:99999", "[::1]", "1.2.3.4:5,6.7.8.9"]
+)
+def test_an_address_without_a_port_is_refused(connect: Connect, server: str) -> None:
+    with pytest.raises(ValueError, match="is not HOST:PORT, such as 127"):
+        connect(server)
 
 
 def test_several_servers_are_addresses_of_one_kind(connect: Connect) -> None:

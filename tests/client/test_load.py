@@ -245,7 +245,10 @@ async def test_a_fault_of_the_tester_is_raised(server: Any) -> None:
         ({"concurrency": 9999}, "concurrency"),
         ({"concurrency": 1, "ramp_to_per_s": 5}, "a ramp begins at a rate"),
         ({"concurrency": 1, "stream": True, "batch_size": 2}, "batch size is 2; a streaming call takes one input"),
-        ({"concurrency": 1, "options": {"beam_size": 4}}, "generate_text has no option 'beam_size'; it has choices"),
+        (
+            {"concurrency": 1, "options": {"beam_size": 4}},
+            "generate_text has no option 'beam_size'; it has cache_salt, choices",
+        ),
     ],
 )
 def test_a_plan_is_bounded(changes: dict[str, Any], message: str) -> None:
@@ -359,10 +362,10 @@ def test_a_closed_loop_is_shared_by_processes(server: Any) -> None:
             processes.run(plan_of(LoadTask.CLASSIFY_TEXT, concurrency=1))
 
 
-@pytest.mark.parametrize("arrivals", [{"concurrency": 4}, {"rate_per_s": 120.0, "arrivals": Arrivals.CONSTANT}])
+@pytest.mark.parametrize("arrivals", [{"concurrency": 8}, {"rate_per_s": 60.0, "arrivals": Arrivals.CONSTANT}])
 async def test_figures_agree_with_those_of_an_independent_client(server: Any, arrivals: dict[str, Any]) -> None:
-    """Raw gRPC and a clock, at the same time against the same server, which answers after 20 ms."""
-    server.rules.delay_s = 0.02
+    """Raw gRPC and a clock, at the same time against the same server, which answers after 100 ms."""
+    server.rules.delay_s = 0.1
     workload = Workload(task=LoadTask.CLASSIFY_TEXT, inputs=["a text"])
     plan = LoadPlan(workloads=(workload,), duration_s=2.0, warmup_s=0.0, **arrivals)
     request = text_classification_service_pb2.ClassifyTextRequest(texts=["a text"]).SerializeToString()
@@ -379,8 +382,8 @@ async def test_figures_agree_with_those_of_an_independent_client(server: Any, ar
 
     async def call_at_times() -> None:
         calls = []
-        for number in range(240):
-            await asyncio.sleep(max(0.0, begin_s + number / 120 - time.perf_counter()))
+        for number in range(120):
+            await asyncio.sleep(max(0.0, begin_s + number / 60 - time.perf_counter()))
             calls.append(asyncio.create_task(call_by_hand()))
         await asyncio.gather(*calls)
 
@@ -389,7 +392,7 @@ async def test_figures_agree_with_those_of_an_independent_client(server: Any, ar
         await rpc(request)
         begin_s = time.perf_counter()
         end_s = begin_s + plan.duration_s
-        by_hand = call_at_times() if plan.is_open else asyncio.gather(*(keep_calling() for _ in range(4)))
+        by_hand = call_at_times() if plan.is_open else asyncio.gather(*(keep_calling() for _ in range(8)))
         runner, _ = await asyncio.gather(run_plan(server.address, plan), by_hand)
     by_hand_per_s = len(latencies_s) / plan.duration_s
     assert runner.recorder.completed_count / runner.elapsed_s == pytest.approx(by_hand_per_s, rel=0.1)
@@ -458,6 +461,14 @@ def test_the_highest_rate_is_searched_within_a_number_of_probes(server: Any, tmp
     report = json.loads(file.read_text(encoding="utf-8"))
     assert report["search"]["max_rate_per_s"] == report["plan"]["rate_per_s"] == 40
     assert CliRunner().invoke(app, ["load", "classify-text", "--find-max"]).exit_code == 2
+
+
+@pytest.mark.parametrize("flag", ["--report", "--html"])
+def test_a_report_that_cannot_be_written_is_refused_before_the_test(tmp_path: Path, flag: str) -> None:
+    for file in (tmp_path, tmp_path / "absent" / "report"):
+        ended = CliRunner().invoke(app, ["load", "classify-text", "--rate", "1", flag, str(file)])
+        assert (ended.exit_code, ended.stdout) == (2, "")
+        assert ended.stderr == f"headway: {file}: cannot be written; name a file in a folder that is there\n"
 
 
 def test_a_page_and_a_comparison_hold_everything_themselves(server: Any, tmp_path: Path) -> None:

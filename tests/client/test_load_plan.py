@@ -141,8 +141,9 @@ def test_a_scenario_names_its_calls_and_their_inputs(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("rate = 4", "there is no 'rate'; is it 'rate_per_s'?"),
+        ('[[workloads]]\ntask = "talk"', "task is 'talk'; it is one of generate-text, chat"),
         ("rate_per_s = [", "scenario.toml: "),
-        ('rate_per_s = 1\narrivals = "uniform"', "'uniform' is not a valid Arrivals"),
+        ('rate_per_s = 1\narrivals = "uniform"', "arrivals is 'uniform'; it is one of "),
         ('rate_per_s = 1\nobjectives = ["fast"]', "'fast' is no objective"),
         ("[[workloads]]\nweight = 1", "a workload has no task; it is one of generate-text, chat"),
         ('[[workloads]]\ntask = "chat"\nwieght = 1', "there is no 'wieght'; is it 'weight'?"),

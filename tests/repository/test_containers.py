@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import threading
@@ -59,6 +60,14 @@ def test_the_compose_file_sets_only_settings_the_server_has(compose: dict[str, A
     assert {name.lower() for name in inside} <= set(ServerSettings.model_fields)
 
 
+def test_what_is_built_here_is_asked_of_no_registry(root: Path, compose: dict[str, Any]) -> None:
+    built = [service for service in compose["services"].values() if "build" in service]
+    assert [service["pull_policy"] for service in built] == ["never"] * 3
+    dockerfile = (root / "Dockerfile").read_text()
+    assert "# syntax=" not in dockerfile
+    assert set(re.findall(r"^FROM (\S+:\S+)", dockerfile, flags=re.MULTILINE)) == {"python:${PYTHON_VERSION}-slim"}
+
+
 def test_the_gpu_server_reserves_an_nvidia_device(compose: dict[str, Any]) -> None:
     (device,) = compose["services"]["server-gpu"]["deploy"]["resources"]["reservations"]["devices"]
     assert device == {"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}
@@ -86,7 +95,7 @@ def health_service() -> Iterator[tuple[str, health.HealthServicer]]:
 
 
 def _probe(root: Path, address: str) -> int:
-    command = [sys.executable, str(root / "docker" / "health_probe.py"), "--address", address, "--timeout-s", "2"]
+    command = [sys.executable, "-IS", str(root / "docker" / "health_probe.py"), address]
     return subprocess.run(command, capture_output=True, check=False).returncode
 
 

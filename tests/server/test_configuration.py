@@ -100,6 +100,10 @@ def test_the_file_may_be_named_by_the_environment(write, printed, monkeypatch):
         ("port = 70000", "headway.toml: port is 70000: Input should be less than or equal to 65535"),
         ("[models.a]\nnum_slots = 0", "headway.toml: models.a.num_slots is 0: Input should be greater than"),
         ("port = ", "headway.toml: is not TOML: "),
+        ("num_slots = 1", "headway.toml: num_slots is no setting; write it in the table [engine]"),
+        ("engine = 3", "headway.toml: engine is 3: it is a group of settings, the table [engine]"),
+        ('trace_endpoint = "here"', "trace_endpoint is 'here': must be a URL, such as http://"),
+        ("port = 9\nhealth_port = 9", "port, health_port and metrics_port are 9, 9; give each its own"),
         ('tls_cert_file = "a"', "tls_cert_file and tls_key_file go together"),
         ('tls_client_ca_file = "a"', "tls_client_ca_file needs tls_cert_file"),
     ],
@@ -114,10 +118,30 @@ def test_a_file_that_is_not_there_is_refused(refusal):
 
 def test_misspelt_flags_and_variables_are_refused_with_the_nearest_name(refusal, monkeypatch):
     assert "unrecognized arguments: --sture m; did you mean --store?" in refusal("--sture", "m")
+    assert refusal("--port") == "headway-server: argument --port: expected one argument\n"
     monkeypatch.setenv("HEADWAY_ENGINE__NUM_SLOT", "3")
-    assert "did you mean num_slots?" in refusal("--store", "models")
+    assert "HEADWAY_ENGINE__NUM_SLOT is no setting; did you mean num_slots?" in refusal("--store", "models")
+    monkeypatch.setenv("HEADWAY_NUM_SLOTS", "3")
+    assert "HEADWAY_NUM_SLOTS is no setting; did you mean HEADWAY_ENGINE__NUM_SLOTS?" in refusal("--store", "models")
+    monkeypatch.delenv("HEADWAY_NUM_SLOTS")
     monkeypatch.setenv("HEADWAY_TREADS", "3")
     assert "environment: HEADWAY_TREADS is no setting; did you mean HEADWAY_THREADS?" in refusal("--store", "models")
+
+
+def test_what_a_start_would_refuse_is_refused_before_it_is_printed(write, refusal, tmp_path):
+    assert "no such folder" in refusal("--store", str(tmp_path / "absent"))
+    assert "holds no bundle" in refusal("--store", str(tmp_path))
+    assert "absent: cannot be read as public keys (No such file" in refusal(
+        "--store", "models", "--require-signed", "absent"
+    )
+    assert "headway.toml: Invalid JSON" in refusal("--store", "models", "--routes-file", write("no JSON"))
+
+
+def test_settings_of_a_model_that_the_store_does_not_have_are_told(write, capsys):
+    cli.main(["config", "--store", "models", "--config", write("[models.ag-new]\nlanes = 1\n")])
+    assert capsys.readouterr().err == (
+        "headway-server: models.ag-new: settings of a model that the store does not have; did you mean ag-news?\n"
+    )
 
 
 def test_variables_of_the_client_of_compose_and_of_kubernetes_are_no_mistakes(printed, monkeypatch):

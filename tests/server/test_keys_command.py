@@ -77,7 +77,7 @@ def test_an_expired_key_is_listed_as_such(run, file):
     [
         (("create", "taken", "--scope", "admin"), "has a key taken; choose another name"),
         (("create", "new", "--scope", "admn"), "keys.new.scopes.0: must be admin, task:TASK or model:NAME"),
-        (("create", "a b", "--scope", "admin"), "keys.a b: String should match"),
+        (("create", "a b", "--scope", "admin"), "keys.a b: a name has 1 to 64 letters"),
         (("create", "new", "--scope", "admin", "--concurrency", "0"), "keys.new.concurrency: Input should be greater"),
         (("create", "new"), "the following arguments are required: --scope"),
         (("revoke", "absent"), "has no key absent"),
@@ -95,3 +95,9 @@ def test_the_file_must_be_named_and_a_key_that_does_not_stand_alone_is_not_remov
     assert "does not stand in a table of its own; remove it by hand" in refusal("revoke", "a")
     monkeypatch.delenv("HEADWAY_ACCESS_FILE")
     assert "--access-file is missing; give it, or set HEADWAY_ACCESS_FILE" in refusal("list")
+
+
+@pytest.mark.parametrize("command", [("create", "new", "--scope", "admin"), ("list",), ("revoke", "new")])
+def test_a_file_that_cannot_be_read_is_one_line(refusal, tmp_path, command):
+    line = refusal(*command, "--access-file", str(tmp_path))
+    assert line == f"headway-server: {tmp_path}: cannot be read: Is a directory\n"

@@ -165,8 +165,10 @@ def test_a_port_in_use_is_told(classifier_store: Path):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         line = refusal("--store", classifier_store, "--port", port)
+        health_line = refusal("--store", classifier_store, "--port", 0, "--health-port", port)
     assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in line
     assert "another --host or --port" in line
+    assert health_line == line.replace("--host or --port", "--health-port")
 
 
 def test_an_address_that_is_not_this_machines_is_told(classifier_store: Path):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
@@ -190,8 +190,7 @@ def reported_failures(connection: ConnectionFlags) -> Iterator[None]:
         yield
     except UnavailableError as error:
         # A server that refuses the call says why. Without a reason nobody answered.
-        server = settle(connection)["server"]
-        fail(str(error) if error.reason else f"{error}; is a headway-server running at {server}?", 1)
+        fail(str(error) if error.reason else f"{error}; {_advice(error, settle(connection))}", 1)
     except HeadwayError as error:
         fail(str(error), 1)
     except BrokenPipeError:  # whoever read our output has gone: the command ends quietly
@@ -202,6 +201,18 @@ def reported_failures(connection: ConnectionFlags) -> Iterator[None]:
         fail(f"the input is not UTF-8 text: {error.reason} at byte {error.start}", 2)
     except (ValueError, ImportError) as error:  # a number that its field cannot hold; an extra that is not installed
         fail(str(error), 2)
+
+
+def _advice(error: UnavailableError, connection: Mapping[str, Any]) -> str:
+    """Asks what may be wrong where nobody answered."""
+    running = f"is a headway-server running at {connection['server']}?"
+    if "CERTIFICATE_VERIFY_FAILED" in error.message:
+        return "give the authority of the server's certificate by --ca-file"
+    if "Socket closed" not in error.message or connection.get("client_cert_file"):
+        return running
+    if connection.get("tls") or connection.get("ca_file"):
+        return f"{running} If it wants to see a certificate, give --client-cert-file and --client-key-file"
+    return f"{running} If it encrypts, give --tls or --ca-file"
 
 
 @contextmanager

@@ -183,6 +183,7 @@ def load(
         made = make_plan(**plan | {name: value for name, value in flags.items() if value is not None})
         if search and (made.rate_per_s is None or made.ramp_to_per_s is not None or not made.objectives):
             raise ValueError("--find-max needs a --slo, and a --rate without --ramp-to if you name the first rate")
+        _check_outputs(report, html)
         typer.echo(made.describe(), err=True)
         started_at = datetime.now(UTC)
         with LoadProcesses(dict(connection), processes) as running:
@@ -282,6 +283,13 @@ def _live(plan: LoadPlan) -> Iterator[Callable[[Snapshot], None] | None]:
             live.update(Group(bar, table, f"{snapshot.outstanding_count} outstanding"), refresh=True)
 
         yield show
+
+
+def _check_outputs(*files: Path | None) -> None:
+    """Checks before a test that what it finds can be kept."""
+    for file in filter(None, files):
+        if not file.parent.is_dir() or file.is_dir():
+            raise ValueError(f"{file}: cannot be written; name a file in a folder that is there")
 
 
 def _write(result: Report, report: Path | None, html: Path | None, *, as_json: bool) -> None:

@@ -27,8 +27,9 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
+from enum import StrEnum
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from headway_client.load.objectives import Objective
 from headway_client.load.plan import Arrivals, Input, LoadPlan, LoadTask, Workload
@@ -38,6 +39,8 @@ _IMAGE_SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".w
 _AFTER_REPLAY_S = 0.001
 """Added to the length of a replay, so that its last call is within it."""
 _MAX_INPUT_BYTES = 512 * 2**20
+
+_Choice = TypeVar("_Choice", bound=StrEnum)
 
 
 class Inputs(NamedTuple):
@@ -60,7 +63,7 @@ def read_scenario(file: Path) -> dict[str, Any]:
         plan: dict[str, Any] = dict(given)
         plan["workloads"] = tuple(_read_workload(each, file.parent) for each in given.get("workloads", []))
         if "arrivals" in plan:
-            plan["arrivals"] = Arrivals(plan["arrivals"])
+            plan["arrivals"] = _choose("arrivals", plan["arrivals"], Arrivals)
         if "replay_s" in plan and isinstance(plan["replay_s"], str):
             plan["replay_s"] = read_times(file.parent / plan["replay_s"])
         plan["objectives"] = tuple(map(Objective.parse, plan.get("objectives", ())))
@@ -135,8 +138,14 @@ def _read_workload(given: dict[str, Any], folder: Path) -> Workload:
     values = dict(given)
     if "task" not in values:
         raise ValueError(f"a workload has no task; it is one of {', '.join(LoadTask)}")
-    task, file = LoadTask(values.pop("task")), values.pop("inputs", None)
+    task, file = _choose("task", values.pop("task"), LoadTask), values.pop("inputs", None)
     return make_workload(task, read_inputs(task, None if file is None else folder / file, folder), **values)
+
+
+def _choose(name: str, value: Any, kind: type[_Choice]) -> _Choice:
+    if value not in list(kind):
+        raise ValueError(f"{name} is {value!r}; it is one of {', '.join(kind)}")
+    return kind(value)
 
 
 def _read_line(line: str, task: LoadTask, place: str) -> tuple[Any, dict[str, Any]]:

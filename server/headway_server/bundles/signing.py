@@ -40,7 +40,7 @@ class TrustedKeys:
                 blocks = _PEM.findall(stream.read(_MAX_KEY_FILE_BYTES))
             keys = [serialization.load_pem_public_key(block) for block in blocks]
         except (OSError, ValueError) as error:
-            raise StoreError(f"{file}: cannot be read as public keys ({error})") from error
+            raise StoreError(f"{file}: cannot be read as public keys ({_why(error)})") from error
         if not keys or not all(isinstance(key, ed25519.Ed25519PublicKey) for key in keys):
             raise StoreError(
                 f"{file}: must hold Ed25519 public keys in PEM; make one with: openssl pkey -in KEY.pem -pubout"
@@ -94,13 +94,17 @@ def sign_bundle(folder: Path, key_file: Path, password: bytes | None = None) -> 
     try:
         key = serialization.load_pem_private_key(key_file.read_bytes(), password)
     except (OSError, ValueError, TypeError) as error:
-        raise StoreError(f"{key_file}: cannot be read as a private key ({error})") from error
+        raise StoreError(f"{key_file}: cannot be read as a private key ({_why(error)})") from error
     if not isinstance(key, ed25519.Ed25519PrivateKey):
         raise StoreError(f"{key_file}: is no Ed25519 key; make one with: openssl genpkey -algorithm ed25519")
     try:
         (folder / SIGNATURE_FILE).write_bytes(key.sign((folder / MANIFEST_FILE).read_bytes()))
     except OSError as error:
         raise BundleError(f"{folder}: cannot be signed ({error.strerror})") from error
+
+
+def _why(error: Exception) -> str:
+    return error.strerror or "" if isinstance(error, OSError) else str(error)
 
 
 def _cryptography() -> tuple[Any, Any]:

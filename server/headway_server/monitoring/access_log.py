@@ -29,8 +29,6 @@ class AccessLog(Observer):
             fields["reason"] = reason
             if self._texts:
                 fields["message"] = str(error)
-        if call.caller:
-            fields["caller"] = call.caller
         _log.info("call", method=call.method, **fields, **call.ids)
 
     def __repr__(self) -> str:

@@ -118,13 +118,25 @@ class AccessFile(BaseModel):
         Raises:
             AccessError: It cannot be read, is no TOML, or an entry is wrong.
         """
-        try:
-            text = path.read_text(encoding="utf-8")
-        except OSError as error:
-            raise AccessError(f"{path}: {error.strerror}; make it with headway-server keys create") from error
-        except UnicodeDecodeError:
-            raise AccessError(f"{path}: is not UTF-8 text") from None
+        if (text := read_text(path)) is None:
+            raise AccessError(f"{path}: No such file; make it with headway-server keys create")
         return cls.parse(text, str(path))
+
+
+def read_text(path: Path) -> str | None:
+    """Returns the text of an access file; None where there is no such file.
+
+    Raises:
+        AccessError: It cannot be read.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise AccessError(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError:
+        raise AccessError(f"{path}: is not UTF-8 text") from None
 
 
 class Caller:
@@ -409,6 +421,8 @@ def _problem(error: ValidationError) -> str:
         return f"{place} is no setting{nearest_name(str(last), known)}"
     if first["type"] == "missing":
         return f"{place} is missing"
+    if first["loc"][-1] == "[key]":
+        return f"{place}: a name has 1 to 64 letters, digits, '.', '_' and '-', and begins with a letter or a digit"
     if first["loc"][-1] == "sha256":
         return f"{place} is not 64 hexadecimal digits; make keys with headway-server keys create"
     return f"{place}: {first['msg'].removeprefix('Value error, ')}"

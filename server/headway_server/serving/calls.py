@@ -173,6 +173,7 @@ class Calls:
         certificate_names: Sequence[str] = (),
         is_admin: bool = False,
         is_local: bool = False,
+        caller: str = "",
         request_id: str = "",
     ) -> Caller | None:
         """Finds out who calls, before anything is taken from them; None where everyone may call.
@@ -183,6 +184,7 @@ class Calls:
             certificate_names: Names in the peer's certificate, if the transport has verified one.
             is_admin: True for a call that changes the server.
             is_local: True if the peer is on this machine, which may change a server without access control.
+            caller: Who calls, as far as the transport can tell.
             request_id: By which the caller or its proxy knows the call.
 
         Raises:
@@ -198,11 +200,12 @@ class Calls:
                     )
                 return None
             found = self._access.identify(metadata, certificate_names)
+            caller = found.name or caller
             if is_admin:
                 found.check_admin()
                 _log.info("call that changes the server", method=method, caller=found.name, request_id=request_id)
         except RequestError as error:
-            self.note_refusal(method, error, metadata=metadata, request_id=request_id)
+            self.note_refusal(method, error, metadata=metadata, caller=caller, request_id=request_id)
             raise
         return found
 
@@ -212,6 +215,7 @@ class Calls:
         error: RequestError,
         *,
         metadata: Iterable[tuple[str, str | bytes]] = (),
+        caller: str = "",
         request_id: str = "",
         waited_s: float = 0.0,
     ) -> None:
@@ -221,6 +225,7 @@ class Calls:
             method: Full name of the RPC or path of the route.
             error: Why.
             metadata: What the caller sent beside the request; keys in lower case.
+            caller: Who has made it, as far as that is known.
             request_id: By which the caller or its proxy knows the call.
             waited_s: For how long the transport has had it.
         """
@@ -230,6 +235,7 @@ class Calls:
             raw_metadata=metadata,
             started_at=time.monotonic() - waited_s,
             request_id=request_id,
+            caller=caller,
         )
         self._observer.call_started(call)
         self._observer.call_finished(call, error=error, duration_s=waited_s)

@@ -1,12 +1,14 @@
-"""Files that may change while the server runs: the access file, certificates and their keys."""
+"""Files that change while the server runs: the access file, certificates and their keys are read, others replaced."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any, Final, Generic, Self, TypeAlias, TypeVar
 
 import structlog
@@ -41,6 +43,9 @@ class WatchedFiles(Generic[Content]):
         self._use = use
         self._noun = noun
         self._seen: _Signature | None = None
+        """When they were read."""
+        self._last: _Signature | None = None
+        """At the last look."""
         self._problem = ""
 
     def read(self) -> Content:
@@ -52,6 +57,10 @@ class WatchedFiles(Generic[Content]):
         """Reads the files if they have changed."""
         try:
             found = await run_apart(self._look, name=f"read {self._noun}")
+            if found is None:
+                return
+            signature, content = found
+            self._use(content)
         except Exception as error:  # whatever it is, the files are looked at again
             unexpected = None if isinstance(error, ServerError) else error
             problem = str(error) if unexpected is None else type(error).__name__
@@ -60,17 +69,17 @@ class WatchedFiles(Generic[Content]):
                 _log.error(message, reason=problem, exc_info=unexpected)
             self._problem = problem
             return
-        if found is None:
-            return
-        self._problem = ""
-        self._seen, content = found
-        self._use(content)
+        self._seen, self._problem = signature, ""
         _log.info(f"{self._noun} read again", files=list(map(str, self._paths)))
 
     def _look(self) -> tuple[_Signature, Content] | None:
-        """Reads the files, if they have changed and nobody is writing them just now."""
-        signature = _signature(self._paths)
-        if signature == self._seen:
+        """Reads the files, if they have changed since they were read and have not since the last look.
+
+        A file that somebody is writing may be complete for its reader: half an access file names half the keys.
+        """
+        signature, last = _signature(self._paths), self._last
+        self._last = signature
+        if signature == self._seen or signature != last:
             return None
         content = self._read()
         return (signature, content) if _signature(self._paths) == signature else None
@@ -105,7 +114,7 @@ def _state(path: Path) -> tuple[int, int, int] | None:
 class Certificates:
     """What a server shows of itself, and whom it trusts. PEM."""
 
-    key: bytes
+    key: bytes = field(repr=False)
     chain: bytes
     client_authorities: bytes | None
 
@@ -144,3 +153,23 @@ class Certificates:
 def _no_password() -> str:
     """Stands in for a question on the terminal."""
     return ""
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Replaces a file, so that a reader sees the old or the new one, whole. It keeps its mode; a new one has 0644.
+
+    Raises:
+        OSError: It cannot be written; the old one is as it was, and nothing is left beside it.
+    """
+    mode = path.stat().st_mode & 0o777 if path.exists() else 0o644
+    with NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+        staged = Path(file.name)
+        try:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+            staged.chmod(mode)
+            staged.replace(path)
+        except OSError:
+            staged.unlink(missing_ok=True)
+            raise

@@ -146,7 +146,7 @@ class BundleLoader:
     @property
     def routes_file(self) -> Path:
         """File that keeps the routes."""
-        return self.settings.versions.routes_file or self.settings.store / ROUTES_FILE
+        return _routes_file(self.settings)
 
     def fingerprint(self, path: str) -> Fingerprint:
         """Returns the fingerprint of the bundle in the folder `path` below the store.
@@ -176,6 +176,22 @@ class BundleLoader:
         own = self.settings.models.get(manifest.name)
         niceness = 0 if own is None else -own.priority
         return run_nicely(niceness, partial(family.load, bundle, runtime, settings, observer))
+
+
+def read_store(settings: ServerSettings) -> tuple[list[str], Routes]:
+    """Returns the paths of a store's bundles, `<model>/<version>`, and its routes; reads trusted keys too.
+
+    Raises:
+        StoreError: The store is missing or holds no bundle, or the file of the routes or of the trusted keys is wrong.
+    """
+    if settings.versions.require_signed is not None:
+        TrustedKeys.read(settings.versions.require_signed)
+    routes = read_routes(_routes_file(settings))
+    return [folder.relative_to(settings.store).as_posix() for folder in find_bundles(settings.store)], routes
+
+
+def _routes_file(settings: ServerSettings) -> Path:
+    return settings.versions.routes_file or settings.store / ROUTES_FILE
 
 
 class ModelHost:
@@ -243,13 +259,10 @@ class ModelHost:
             StoreError: The store is missing, none of its bundles can be loaded, or the file of the routes or of the
                 trusted keys is wrong.
         """
-        loader = BundleLoader(runtime=runtime, settings=settings, families=families)
-        if settings.versions.require_signed is not None:
-            TrustedKeys.read(settings.versions.require_signed)
-        host = cls(loader=loader, observer=observer)
-        host.routes = host._routes_in_file = read_routes(loader.routes_file)
-        folders = find_bundles(settings.store)
-        for paths in _by_model(folder.relative_to(settings.store).as_posix() for folder in folders):
+        found, routes = read_store(settings)
+        host = cls(loader=BundleLoader(runtime=runtime, settings=settings, families=families), observer=observer)
+        host.routes = host._routes_in_file = routes
+        for paths in _by_model(found):
             num_ready = 0
             for path in paths:
                 entry = host._entries[path] = _Entry(ModelState.AVAILABLE)
@@ -947,7 +960,7 @@ def _reason(error: Exception, path: str, store: Path | None) -> str:
     """Says why a bundle cannot be loaded; where the store lies is not the business of those who list models."""
     if not isinstance(error, ServerError):  # its text may hold anything
         return "cannot be loaded; the server's log says why"
-    return str(error).removeprefix(f"{store}/{path}: ").replace(f"{store}/", "")
+    return str(error).replace(f"{store}/", "").removeprefix(f"{path}: ")
 
 
 def _task(model: ServedModel) -> Task:

@@ -14,9 +14,7 @@ call.
 
 from __future__ import annotations
 
-import os
 import random
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -24,7 +22,9 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from headway_server.bundles.manifest import Name
+from headway_server.configuration import nearest_name
 from headway_server.errors import ModelNotFoundError, StoreError
+from headway_server.serving.files import replace_file
 
 _MAX_FILE_BYTES = 2**20
 
@@ -140,7 +140,11 @@ def read_routes(file: Path) -> Routes:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise StoreError(f"{file.name}: {where + ': ' if where else ''}{first['msg']}") from error
+        problem = f": {first['msg'].removeprefix('Value error, ')}"
+        if first["type"] == "extra_forbidden":
+            known = [name for part in (Routes, Route, Alias) for name in part.model_fields]
+            problem = f" is no setting{nearest_name(str(first['loc'][-1]), known)}"
+        raise StoreError(f"{file.name}{': ' + where if where else ''}{problem}") from error
 
 
 def write_routes(file: Path, routes: Routes) -> None:
@@ -151,11 +155,6 @@ def write_routes(file: Path, routes: Routes) -> None:
     """
     text = routes.model_dump_json(indent=1, exclude_defaults=True) + "\n"
     try:
-        with tempfile.NamedTemporaryFile("w", dir=file.parent, prefix=".routes-", delete=False) as staged:
-            staged.write(text)
-            staged.flush()
-            os.fsync(staged.fileno())
-        os.chmod(staged.name, 0o644)  # noqa: PTH101
-        os.replace(staged.name, file)  # noqa: PTH105
+        replace_file(file, text)
     except OSError as error:
         raise StoreError(f"{file.name} cannot be written ({error.strerror})") from error

@@ -204,7 +204,7 @@ def test_a_changed_file_keeps_what_was_used_up_and_forgets_who_is_gone(clock, ke
             f'[keys.a]\nsha256 = "{"0" * 64}"\nscope = []',
             "keys.a.scope(s is missing| is no setting; did you mean scopes)",
         ),
-        (f'[keys."a b"]\nsha256 = "{"0" * 64}"\nscopes = []', "keys.a b: String should match"),
+        (f'[keys."a b"]\nsha256 = "{"0" * 64}"\nscopes = []', "keys.a b: a name has 1 to 64 letters"),
         ('[anonymous]\nscopes = ["task:genration"]', "there is no task 'genration'; did you mean generation?"),
         ('[anonymous]\nscopes = ["everything"]', "must be admin, task:TASK or model:NAME"),
         ("[anonymous]\nscopes = []\nconcurrency = 0", "anonymous.concurrency: Input should be greater"),

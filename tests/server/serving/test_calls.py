@@ -1,12 +1,14 @@
 """What happens around a call."""
 
 import asyncio
+import hashlib
 import random
 
 import pytest
 
-from headway_server.errors import DeadlineError, DrainingError, OverloadedError
+from headway_server.errors import DeadlineError, DrainingError, ForbiddenError, OverloadedError, UnknownCallerError
 from headway_server.observers import Observer
+from headway_server.serving.access import Access, AccessFile
 from headway_server.serving.calls import Calls, current_call
 
 
@@ -14,6 +16,7 @@ class Recorder(Observer):
     def __init__(self) -> None:
         self.ids: list[int] = []
         self.ends: list[str] = []
+        self.callers: list[str] = []
 
     def call_started(self, call) -> None:
         self.ids.append(call.call_id)
@@ -22,6 +25,7 @@ class Recorder(Observer):
         assert call.call_id in self.ids
         assert duration_s >= 0
         self.ends.append(type(error).__name__)
+        self.callers.append(call.caller)
 
 
 @pytest.fixture
@@ -119,3 +123,13 @@ async def test_refused_calls_are_observed_too(recorder):
                 pass
     assert recorder.ends == ["OverloadedError", "NoneType"]
     assert repr(calls) == "Calls(0 running)"
+
+
+def test_refused_callers_are_named_as_far_as_they_are_known(recorder):
+    digest = hashlib.sha256(b"hw_mine").hexdigest()
+    file = AccessFile.parse(f'[keys.mine]\nsha256 = "{digest}"\nscopes = []', "access.toml")
+    calls = Calls(access=Access(file), observer=recorder)
+    for key, error in (("hw_mine", ForbiddenError), ("hw_wrong", UnknownCallerError)):
+        with pytest.raises(error):
+            calls.identify("/one", metadata=[("x-api-key", key)], is_admin=True, caller="ipv4:192.0.2.1:9")
+    assert recorder.callers == ["mine", "ipv4:192.0.2.1:9"]

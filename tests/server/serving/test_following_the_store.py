@@ -533,7 +533,7 @@ async def test_a_file_of_routes_that_changes_is_followed_and_a_wrong_one_changes
     (tmp_path / "routes.json").write_text('{"modles": 1}')
     await host.scan()
     assert await ask(host) == "version 1"
-    assert host.store_problem == "routes.json: modles: Extra inputs are not permitted"
+    assert host.store_problem == "routes.json: modles is no setting; did you mean models?"
     with pytest.raises(StoreError, match="modles"):
         open_host()
     (tmp_path / "routes.json").unlink()

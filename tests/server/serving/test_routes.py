@@ -102,8 +102,8 @@ def test_the_table_is_kept_in_a_file(tmp_path):
     ("content", "problem"),
     [
         ("{", "routes.json: Invalid JSON"),
-        ('{"modles": {}}', "routes.json: modles: Extra inputs are not permitted"),
-        ('{"models": {"news": {"default": "1"}}}', "routes.json: models.news.default: Extra inputs"),
+        ('{"modles": {}}', "routes.json: modles is no setting; did you mean models?"),
+        ('{"models": {"news": {"default": "1"}}}', "models.news.default is no setting; did you mean default_version?"),
         (" " * (2**20 + 1), "more than 1048576 bytes"),
     ],
 )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import grpc
 import structlog
@@ -14,9 +15,7 @@ from headway_server.errors import ServerError
 from headway_server.serving.access import Access, AccessFile, is_local
 from headway_server.serving.files import Certificates, WatchedFiles, watch
 from headway_server.settings import ServerSettings
-
-_HEALTH_CALLS: Final = 64
-"""Calls at a time at the port for health; a probe makes one."""
+from headway_server.transports.grpc.health import Health
 
 _log = structlog.get_logger(__name__)
 
@@ -61,11 +60,15 @@ class Doors:
         )
         return server.add_secure_port(address, credentials)
 
-    async def open(self, health: Any) -> None:
+    async def open(
+        self, health: Health, interceptor: grpc.aio.ServerInterceptor, options: Sequence[tuple[str, Any]]
+    ) -> None:
         """Begins to watch the files and to answer at the port for health; called with the event loop running.
 
         Args:
             health: Answers health checks.
+            interceptor: Holds their callers to limits, as at the server's own port.
+            options: What gRPC is told of the connections.
 
         Raises:
             ServerError: The port is taken.
@@ -75,7 +78,7 @@ class Doors:
             _log.warning("API keys can be read on their way: this server does not encrypt; give it --tls-cert-file")
         if self._settings.health_port is None:
             return
-        server = grpc.aio.server(maximum_concurrent_rpcs=_HEALTH_CALLS, options=[("grpc.so_reuseport", 0)])
+        server = grpc.aio.server(interceptors=[interceptor], options=options)
         health_pb2_grpc.add_HealthServicer_to_server(health, server)
         address = format_address(self._settings.host, self._settings.health_port)
         try:

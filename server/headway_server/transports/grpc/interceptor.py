@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import re
 import secrets
 import time
@@ -106,19 +105,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
     def _wrap(self, handler: Handler, method: str, max_bytes: int) -> Handler:
         """Wraps a method that is a call."""
-        assert handler.request_deserializer is not None, method
-        deserialize = handler.request_deserializer
-        message = descriptor_pool.Default().FindMethodByName(method.strip("/").replace("/", ".")).input_type
-
-        def read(data: bytes) -> Any:
-            return _parse(data, deserialize, message)
-
-        async def parse(data: bytes) -> Any:
-            _check_size(data, max_bytes)
-            if len(data) <= _PARSED_ON_LOOP_BYTES:
-                return read(data)
-            return await asyncio.get_running_loop().run_in_executor(request_pool(), read, data)
-
+        parse = _parser(handler, method, max_bytes)
         behaviour: Any = handler.unary_stream or handler.unary_unary or handler.stream_stream  # typed for threads
         if handler.request_streaming:
             return _method(self._wrap_streamed_calls(behaviour, parse, method), handler)
@@ -131,7 +118,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             answered: Call | None = None
             try:
                 who = self._identify(method, context, pairs, request_id)
-                data = await self._receive(method, context, pairs, request_id)
+                data = await self._receive(method, context, who, pairs, request_id)
                 async with self._answer(method, data, who, pairs, request_id) as answered:
                     return await behaviour(await parse(data), context)
             except grpc.aio.AbortError:
@@ -150,7 +137,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             answered: Call | None = None
             try:
                 who = self._identify(method, context, pairs, request_id)
-                data = await self._receive(method, context, pairs, request_id)
+                data = await self._receive(method, context, who, pairs, request_id)
                 async with (
                     self._answer(method, data, who, pairs, request_id) as answered,
                     aclosing(behaviour(await parse(data), context)) as responses,
@@ -167,14 +154,17 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
         return call
 
-    async def _receive(self, method: str, context: Context, pairs: Pairs, request_id: str) -> bytes:
+    async def _receive(self, method: str, context: Context, who: Who, pairs: Pairs, request_id: str) -> bytes:
         """Receives the request of a call; one that does not come is a call that was refused."""
         began = time.monotonic()
         try:
             data = await self._callers.receive(context)
         except RequestError as error:
             waited_s = time.monotonic() - began
-            self._calls.note_refusal(method, error, metadata=pairs, request_id=request_id, waited_s=waited_s)
+            caller = (who[1] and who[1].name) or who[0]
+            self._calls.note_refusal(
+                method, error, metadata=pairs, caller=caller, request_id=request_id, waited_s=waited_s
+            )
             raise
         await self._callers.pass_gate()
         return data
@@ -182,16 +172,21 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     def _wrap_streamed_calls(self, behaviour: StreamedCallsMethod, parse: Parser, method: str) -> Behaviour:
         """Wraps a method each of whose requests is a call; its stream has a place among those that last."""
 
-        async def stream(messages: AsyncIterator[bytes], context: Context) -> None:
+        # gRPC's own iterator keeps the last message until there is another one.
+        async def stream(_: object, context: Context) -> None:
             pairs, request_id = await _open(context)
 
             def begin(data: bytes) -> AbstractAsyncContextManager[Call]:
                 who = self._identify(method, context, pairs, request_id)  # who may have lost the right meanwhile
                 return self._answer(method, data, who, pairs, request_id)
 
+            async def receive() -> StreamedCall[Any] | None:
+                data = await context.read()
+                return None if data is grpc.aio.EOF else StreamedCall(data, begin, parse, method)
+
             async def calls() -> AsyncGenerator[StreamedCall[Any], None]:
-                async for data in messages:
-                    yield StreamedCall(partial(begin, data), partial(parse, data), method)
+                while (call := await receive()) is not None:
+                    yield call
 
             try:
                 self._identify(method, context, pairs, request_id)
@@ -211,15 +206,17 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         peer = context.peer()
         names = _certificate_names(context) if self._verifies_clients else ()
         is_admin = method in self._admin_methods
+        caller = names[0] if names else peer
         rights = self._calls.identify(
             method,
             metadata=pairs,
             certificate_names=names,
             is_admin=is_admin,
             is_local=is_admin and is_local(_address(peer)),
+            caller=caller,
             request_id=request_id,
         )
-        return names[0] if names else peer, rights
+        return caller, rights
 
     def _answer(
         self, method: str, data: bytes, who: Who, pairs: Pairs, request_id: str
@@ -232,7 +229,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
     def _limit(self, handler: Handler, method: str) -> Handler:
         """Wraps a method that is no call."""
-        parse: Deserializer = handler.request_deserializer or bytes
+        parse = _parser(handler, method, _PARSED_ON_LOOP_BYTES)
         streams = handler.request_streaming
         behaviour: Any = handler.unary_unary or handler.unary_stream or handler.stream_stream
 
@@ -240,13 +237,12 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             lasting = self._callers.lasting(context.peer()) if handler.response_streaming else nullcontext()
             try:
                 with lasting:
-                    request = _parsed(requests, parse) if streams else parse(await self._callers.receive(context))
+                    request = _parsed(requests, parse) if streams else await parse(await self._callers.receive(context))
                     if not handler.response_streaming:
                         return await behaviour(request, context)
-                    if inspect.iscoroutinefunction(behaviour):  # it writes to the context
-                        return await behaviour(request, context)
-                    async for response in behaviour(request, context):
-                        await self._callers.send(context, response)
+                    async with aclosing(behaviour(request, context)) as responses:
+                        async for response in responses:
+                            await self._callers.send(context, response)
                     return None
             except grpc.aio.AbortError:
                 raise
@@ -265,10 +261,12 @@ class StreamedCall(Generic[Request]):
 
     def __init__(
         self,
-        begin: Callable[[], AbstractAsyncContextManager[Call]],
-        parse: Callable[[], Awaitable[Request]],
+        data: bytes,
+        begin: Callable[[bytes], AbstractAsyncContextManager[Call]],
+        parse: Callable[[bytes], Awaitable[Request]],
         method: str,
     ) -> None:
+        self._data = data
         self._begin = begin
         self._parse = parse
         self._method = method
@@ -277,9 +275,12 @@ class StreamedCall(Generic[Request]):
     @asynccontextmanager
     async def answer(self) -> AsyncIterator[Request]:
         """Surrounds all work that is done for the call; gives its request. Errors are those of `Calls.answer`."""
-        async with self._begin() as self._call:
+        data, self._data = self._data, b""  # which is not counted any more when the call has ended
+        async with self._begin(data) as self._call:
             with no_panics():
-                yield await self._parse()
+                request = await self._parse(data)
+                del data
+                yield request
 
     def status_of(self, error: Exception) -> status_pb2.Status:
         """Describes an error that has ended the call to its caller; logs it if it is the server's own."""
@@ -322,6 +323,24 @@ def _method(behaviour: Behaviour, handler: Handler) -> Handler:
     return method
 
 
+def _parser(handler: Handler, method: str, max_bytes: int) -> Parser:
+    """Returns what makes a request of a method of its bytes, of which it takes so many."""
+    assert handler.request_deserializer is not None, method
+    deserialize = handler.request_deserializer
+    message = descriptor_pool.Default().FindMethodByName(method.strip("/").replace("/", ".")).input_type
+
+    def read(data: bytes) -> Any:
+        return _parse(data, deserialize, message)
+
+    async def parse(data: bytes) -> Any:
+        _check_size(data, max_bytes)
+        if len(data) <= _PARSED_ON_LOOP_BYTES:
+            return read(data)
+        return await asyncio.get_running_loop().run_in_executor(request_pool(), read, data)
+
+    return parse
+
+
 async def _open(context: Context) -> tuple[Pairs, str]:
     """Reads what came with a call, and sets what goes with its answer: returns the metadata and the request's id."""
     pairs = [(key, value) for key, value in context.invocation_metadata() or () if isinstance(value, str)]
@@ -352,9 +371,9 @@ async def _abort(context: Context, status: Any, request_id: str = "") -> NoRetur
     await context.abort(status.code, status.details, trailers)
 
 
-async def _parsed(requests: AsyncIterator[bytes], parse: Deserializer) -> AsyncGenerator[Any, None]:
+async def _parsed(requests: AsyncIterator[bytes], parse: Parser) -> AsyncGenerator[Any, None]:
     async for request in requests:
-        yield parse(request)
+        yield await parse(request)
 
 
 def _check_size(data: bytes, max_bytes: int) -> None:

@@ -5,6 +5,7 @@ import time
 
 import grpc
 import pytest
+import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from h2_caller import Caller, frame
 from rpc_failures import failure_of
@@ -22,6 +23,7 @@ from headway_server.transports.grpc.callers import Callers, WaitLimits
 from headway_server.transports.grpc.server import HeadwayServer
 
 CLASSIFY = "/headway.v1.TextClassificationService/ClassifyText"
+HEALTH = "/grpc.health.v1.Health"
 GENERATE = "/headway.v1.GenerationService/StreamGenerateText"
 TEXT = texts_pb.ClassifyTextRequest(texts=["goal"])
 
@@ -63,6 +65,42 @@ async def test_health_watches_and_headers_alone_shut_nobody_out(serve, classifie
             await new_channel_answers(serving.port)
         for watch in watches:
             watch.cancel()
+
+
+async def test_a_health_watch_that_nobody_reads_keeps_no_state_from_being_told(serve, classifier_store):
+    async with serve(classifier_store) as serving:
+        with Caller(serving.port, window=0) as caller:
+            caller.send(caller.begin(f"{HEALTH}/Watch"), frame(b""))
+            await until(lambda: len(serving.server._callers._unread) == 1)
+            reader = health_pb2_grpc.HealthStub(serving.channel).Watch(health_pb2.HealthCheckRequest())
+            assert (await reader.read()).status == health_pb2.HealthCheckResponse.SERVING
+            serving.server._health.set("", is_serving=False)
+            assert (await asyncio.wait_for(reader.read(), 5)).status == health_pb2.HealthCheckResponse.NOT_SERVING
+            reader.cancel()
+            serving.server._callers._unread.sweep(time.monotonic() + 3600)
+            await until(lambda: not serving.server._callers._lasting)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        f"{HEALTH}/Check",
+        f"{HEALTH}/Watch",
+        "/inference.GRPCInferenceService/ModelReady",
+        "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+    ],
+)
+@pytest.mark.parametrize(
+    "request_bytes", [b"\xff", b"\x0a\x80\x80\x05" + b"x" * 81920], ids=["no message", "too large"]
+)
+async def test_what_is_no_request_of_health_or_reflection_is_invalid(serving, method, request_bytes):
+    with Caller(serving.port) as caller, structlog.testing.capture_logs() as lines:
+        stream = caller.begin(method)
+        for start in range(0, len(data := frame(request_bytes)), 16384):
+            caller.send(stream, data[start : start + 16384], ends=start + 16384 >= len(data))
+            await asyncio.to_thread(caller.read, 0.05)
+        assert await asyncio.to_thread(caller.status, stream, 10) == "3"  # INVALID_ARGUMENT
+    assert lines == []
 
 
 async def test_a_body_that_never_ends_is_cut_off(serve, classifier_store):

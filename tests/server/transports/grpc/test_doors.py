@@ -242,6 +242,18 @@ async def test_health_has_a_port_of_its_own_for_probes_without_certificates(
             assert await _code(classify(channel)) is grpc.StatusCode.UNIMPLEMENTED
 
 
+async def test_watches_at_the_port_for_health_shut_no_probe_out(serve, classifier_store):
+    async with serve(classifier_store, health_port=0) as serving:
+        assert (await classify(serving.channel)).results
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{serving.server._doors.health_port}") as channel:
+            assert await _code(classify(channel)) is grpc.StatusCode.UNIMPLEMENTED
+            watch = health_pb2_grpc.HealthStub(channel).Watch
+            watches = [watch(health_pb2.HealthCheckRequest()) for _ in range(100)]
+            states = await asyncio.gather(*(each.read() for each in watches), return_exceptions=True)
+            assert sum(isinstance(state, health_pb2.HealthCheckResponse) for state in states) == 16
+            assert await health(channel) == health_pb2.HealthCheckResponse.SERVING
+
+
 def test_certificates_that_cannot_be_used_are_refused(authority, tmp_path):
     cert, key = write_certificate(authority, tmp_path).values()
     (tmp_path / "other").mkdir()

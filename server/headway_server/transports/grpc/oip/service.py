@@ -212,30 +212,45 @@ class OpenInferenceService(pb_grpc.GRPCInferenceServiceServicer):
         room = asyncio.Semaphore(_MAX_RUNNING)
 
         async def answer(call: StreamedCall[pb.ModelInferRequest]) -> None:
-            request_id = ""
             try:
-                async with call.answer() as request:
-                    request_id = request.id
-                    read = await self._read(request, deadline_of(context))
-                    async with aclosing(read.stream()) as responses:
-                        async for response in responses:
-                            await calls.send(pb.ModelStreamInferResponse(infer_response=response))
-            except Exception as error:
-                if errors_end_it or calls.is_over:
-                    raise
-                message = call.status_of(error).message
-                failed = pb.ModelInferResponse(id=request_id)
-                await calls.send(pb.ModelStreamInferResponse(error_message=message, infer_response=failed))
+                if (failed := await self._answer(call, calls, deadline_of(context), errors_end_it)) is not None:
+                    await calls.send(failed)
             finally:
                 room.release()
 
         try:
             async with asyncio.TaskGroup() as group:
+                await room.acquire()  # before a request is read, so that none is held that has no room
                 async for call in calls:
-                    await room.acquire()
                     group.create_task(answer(call))
+                    await room.acquire()
         except ExceptionGroup as failed:  # one is enough to tell
             raise failed.exceptions[0] from None
+
+    async def _answer(
+        self,
+        call: StreamedCall[pb.ModelInferRequest],
+        calls: StreamedCalls[pb.ModelInferRequest],
+        deadline: float | None,
+        errors_end_it: bool,
+    ) -> pb.ModelStreamInferResponse | None:
+        """Answers a call of a stream; returns the message of its error, whose sending holds nothing of the call."""
+        request_id = ""
+        try:
+            async with call.answer() as request:
+                request_id = request.id
+                read = await self._read(request, deadline)
+                async with aclosing(read.stream()) as responses:
+                    async for response in responses:
+                        await calls.send(pb.ModelStreamInferResponse(infer_response=response))
+        except Exception as error:
+            if errors_end_it or calls.is_over:
+                raise
+            message = call.status_of(error).message
+        else:
+            return None
+        failed = pb.ModelInferResponse(id=request_id)
+        return pb.ModelStreamInferResponse(error_message=message, infer_response=failed)
 
     async def _read(self, message: pb.ModelInferRequest, deadline: float | None) -> _Request:
         """Finds the model of a request and reads its tensors and parameters.

@@ -1,6 +1,9 @@
 """ModelStreamInfer by the real Triton client: text in pieces, many requests at once, errors, cancelling, draining."""
 
 import asyncio
+import tracemalloc
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -11,8 +14,11 @@ from triton_client import Received
 from waiting import until
 
 from headway.oip import grpc_predict_v2_pb2_grpc as pb_grpc
+from headway_server.errors import OverloadedError
 from headway_server.serving.host import ModelHost
 from headway_server.settings import ServerSettings
+from headway_server.transports.grpc.interceptor import StreamedCalls
+from headway_server.transports.grpc.oip.service import OpenInferenceService
 
 DRAWN = {"temperature": 1.0, "seed": 5, "max_new_tokens": 30}
 
@@ -28,7 +34,7 @@ def test_text_comes_in_pieces_that_make_the_whole_and_the_last_is_marked(triton)
     whole = triton("infer", GENERATION, {"text": text("the cat")}, parameters=DRAWN).arrays
     received = triton("stream", [(GENERATION, {"text": text("the cat")}, {"parameters": DRAWN})])
     assert texts_by_request(received, "generated_text") == {"0": whole["generated_text"][0].decode()}
-    assert len(received.answers) > 2
+    assert len(received.answers) > 1  # a reader that comes late finds pieces joined
     assert [answer.is_final for answer in received.answers] == [False] * (len(received.answers) - 1) + [True]
     last = received.answers[-1].arrays
     assert {name: array.tolist() for name, array in last.items()} == {
@@ -170,6 +176,55 @@ async def test_a_slow_reader_holds_up_its_own_stream_alone(served):
         assert ids == set(map(str, range(100)))
         await unread.done_writing()
         assert await unread.code() is grpc.StatusCode.OK
+
+
+async def test_an_idle_stream_holds_nothing_of_its_last_request(served):
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{served.port}") as channel:
+        stream = pb_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer()
+        await stream.write(infer_request("topics", "goal"))
+        assert not (await stream.read()).error_message
+        tracemalloc.start()
+        try:
+            await stream.write(infer_request("nope", "x" * 2**22))
+            assert (await stream.read()).error_message
+            await until(lambda: tracemalloc.get_traced_memory()[0] < 2**20)
+            assert tracemalloc.get_traced_memory()[1] > 2**22
+        finally:
+            tracemalloc.stop()
+        stream.cancel()
+
+
+async def test_a_stream_reads_no_request_that_it_has_no_room_for():
+    num_read, hold = 0, asyncio.Event()
+
+    async def calls():
+        nonlocal num_read
+        while num_read < 100:
+            num_read += 1
+            yield SimpleNamespace(answer=answer, status_of=lambda _: SimpleNamespace(message="refused"))
+
+    @asynccontextmanager
+    async def answer():
+        await hold.wait()
+        raise OverloadedError("no room", 1.0)
+        yield
+
+    sent = []
+
+    async def send(response):
+        sent.append(response)
+
+    context = SimpleNamespace(invocation_metadata=tuple, time_remaining=lambda: None)
+    service = OpenInferenceService(
+        None, statistics=None, is_draining=bool, stall_timeout_s=0, max_text_request_bytes=2**20
+    )
+    stream = asyncio.create_task(service.ModelStreamInfer(StreamedCalls(calls(), send), context))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert num_read == 64
+    hold.set()
+    await stream
+    assert (num_read, len(sent)) == (100, 100)
 
 
 async def test_a_stream_that_nobody_reads_is_ended_and_holds_nothing(serve_in_thread, runtime, classifier_store):
