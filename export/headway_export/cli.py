@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
+from typer.core import TyperGroup
 
 from headway_export.errors import ExportError, SourceError
 from headway_export.exporter import ExportOptions, export
@@ -18,7 +21,27 @@ from headway_export.source import ExportSource, from_checkpoint, from_factory, o
 from headway_server.bundles import CHAT_TEMPLATE_FILE, Bundle, ImagePreprocessing, Languages, Precision, SpecialTokens
 from headway_server.errors import ServerError
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+_COMMAND = "checkpoint"
+"""The command that is meant where none is named."""
+
+
+class _Commands(TyperGroup):
+    """Commands, of which `headway-export CHECKPOINT` need not name its own."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Puts the name of the command before arguments that begin with none."""
+        named = bool(args) and (args[0] in self.commands or args[0] == "--help")
+        return super().parse_args(ctx, args if named else [_COMMAND, *args])
+
+
+app = typer.Typer(
+    cls=_Commands,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="Exports models to bundles, each proved to compute the same function. CHECKPOINT, or --model, may be given "
+    "without naming the command checkpoint.",
+)
 _console = Console(stderr=True)
 
 
@@ -26,7 +49,7 @@ _CHECKPOINT_PARAMETERS = {"checkpoint", "store", "name", "version", "precision",
 """Parameters that go with CHECKPOINT; all others describe --model, and a checkpoint holds what they give."""
 
 
-@app.command()
+@app.command(_COMMAND)
 def main(
     context: typer.Context,
     checkpoint: Annotated[
@@ -84,9 +107,7 @@ def main(
     license_name: Annotated[str, typer.Option("--license", help="Licence of the weights.")] = "not stated",
 ) -> None:
     """Export CHECKPOINT, or a module of your own with --model, and prove that the export computes the same function."""
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns of optional packages that are not needed
-    warnings.filterwarnings("ignore", module=r"torch\..*")
-    try:
+    with _reporting(exit_code=1):
         if (checkpoint is None) == (model is None):
             raise SourceError("give either CHECKPOINT or --model")
         if checkpoint is not None:
@@ -119,11 +140,84 @@ def main(
         options = ExportOptions(
             store=store, version=version, precisions=_precisions(precision, source), cache=cache, replace=replace
         )
-        with _console.status("") as status:
-            bundle = export(source, options, progress=status.update)
+        _export(source, options)
+
+
+@app.command()
+def hf(
+    folder: Annotated[Path, typer.Argument(help="Model folder of Hugging Face transformers.")],
+    store: Annotated[Path, typer.Option(help="Folder of bundles to write into.")] = Path("models"),
+    name: Annotated[
+        str | None, typer.Option(help="Name of the model in the store. [default: the folder's, in small letters]")
+    ] = None,
+    version: Annotated[str, typer.Option(help="Version of the model in the store.")] = "1",
+    precision: Annotated[
+        list[Precision] | None,
+        typer.Option(help="Variant to write; repeat for several. [default: fp32; with --evaluation, int8 too]"),
+    ] = None,
+    cache: Annotated[
+        Literal["int8", "fp32"], typer.Option(help="Key/value cache of a decoder's int8 variant.")
+    ] = "int8",
+    replace: Annotated[bool, typer.Option("--replace", help="Replace that version if it exists.")] = False,
+    task: Annotated[str | None, typer.Option(help="Task, where the folder does not tell it.")] = None,
+    max_length: Annotated[
+        int | None, typer.Option(min=8, help="Most tokens of a text. [default: the model's, 2048 at most]")
+    ] = None,
+    allow_pickle: Annotated[
+        bool, typer.Option("--allow-pickle", help="Read pickled weights, which may run any code.")
+    ] = False,
+    evaluation: Annotated[Path | None, typer.Option(help="Data that int8 is judged on (docs/checkpoint.md).")] = None,
+    license_name: Annotated[
+        str | None, typer.Option("--license", help="Licence of the weights. [default: what the folder's README states]")
+    ] = None,
+) -> None:
+    """Export FOLDER of Hugging Face transformers, and prove that the export computes the same function."""
+    with _reporting(exit_code=2):
+        try:
+            from headway_export import huggingface  # noqa: PLC0415 (an extra, which this command alone needs)
+        except ModuleNotFoundError as error:
+            raise SourceError(f'{error}; install what this command needs: pip install "headway-export[hf]"') from error
+        source, notes = huggingface.from_folder(
+            folder,
+            huggingface.FolderOptions(
+                name=name,
+                task=task,
+                max_length=max_length,
+                allow_pickle=allow_pickle,
+                evaluation_file=evaluation,
+                license_name=license_name,
+            ),
+        )
+        default = [Precision.FP32] if evaluation is None else [Precision.FP32, Precision.INT8]
+        options = ExportOptions(
+            store=store,
+            version=version,
+            precisions=tuple(dict.fromkeys(precision or default)),
+            cache=cache,
+            replace=replace,
+        )
+        _export(source, options)
+        if precision is None and evaluation is None:
+            notes += ("fp32 alone: int8 is judged on evaluation data, which --evaluation FILE gives",)
+        for note in notes:
+            Console().print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def _reporting(*, exit_code: int) -> Iterator[None]:
+    """Ends the program with a sentence and no traceback if what is exported cannot be."""
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns of optional packages that are not needed
+    warnings.filterwarnings("ignore", module=r"torch\..*")
+    try:
+        yield
     except (ExportError, ServerError, ValidationError, OSError) as error:
         _console.print(f"headway-export: {_message(error)}", style="red", markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(1) from None
+        raise typer.Exit(exit_code) from None
+
+
+def _export(source: ExportSource, options: ExportOptions) -> None:
+    with _console.status("") as status:
+        bundle = export(source, options, progress=status.update)
     _print_summary(bundle)
 
 

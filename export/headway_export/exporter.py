@@ -278,6 +278,7 @@ def _manifest(
         image_preprocessing=source.image_preprocessing,
         languages=source.languages,
         sampling_defaults=source.sampling_defaults,
+        prompt_prefix=source.prompt_prefix,
         opset=opset,
         libraries=_libraries(("torch", "onnx", "onnxscript", "onnxruntime", "onnxruntime-gpu", "headway-export")),
         files=files,

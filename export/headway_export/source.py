@@ -125,6 +125,8 @@ class ExportSource:
     image_preprocessing: ImagePreprocessing | None = None
     languages: Languages | None = None
     sampling_defaults: SamplingDefaults | None = None
+    prompt_prefix: tuple[int, ...] = ()
+    """Tokens that come before a prompt that is given as text; for generation."""
     evaluation: EvaluationData | None = None
     training: TrainingRecord | None = None
 
@@ -171,7 +173,7 @@ def from_checkpoint(path: Path, *, name: str | None = None) -> ExportSource:
     except TrainingError as error:
         raise SourceError(str(error)) from error
     task = _exportable(checkpoint.task)
-    _check_tags(task, checkpoint.labels)
+    check_tags(task, checkpoint.labels)
     evaluation = checkpoint.evaluation
     return ExportSource(
         name=name or checkpoint.name,
@@ -195,7 +197,7 @@ def from_checkpoint(path: Path, *, name: str | None = None) -> ExportSource:
         languages=_convert(Languages, checkpoint.languages),
         sampling_defaults=_convert(SamplingDefaults, checkpoint.sampling_defaults),
         evaluation=(
-            _read_evaluation(path / evaluation.file, task, evaluation.dataset, len(checkpoint.labels))
+            read_evaluation(path / evaluation.file, task, evaluation.dataset, len(checkpoint.labels))
             if evaluation
             else None
         ),
@@ -256,7 +258,7 @@ def from_factory(
             "--chat-template": chat_template_file is not None,
         },
     )
-    _check_tags(exportable, labels)
+    check_tags(exportable, labels)
     chat_template = read_chat_template(chat_template_file) if chat_template_file else None
     if chat_template_file is not None and chat_template is None:
         raise SourceError(f"{chat_template_file}: holds no chat_template")
@@ -287,9 +289,7 @@ def from_factory(
         image_preprocessing=image_preprocessing,
         languages=languages,
         evaluation=(
-            _read_evaluation(evaluation_file, exportable, evaluation_file.name, len(labels))
-            if evaluation_file
-            else None
+            read_evaluation(evaluation_file, exportable, evaluation_file.name, len(labels)) if evaluation_file else None
         ),
     )
 
@@ -331,7 +331,7 @@ def _check_flags(task: Task, given: Mapping[str, bool]) -> None:
             raise SourceError(f"{flag} is for {', '.join(tasks)}, not for {task}; leave it out")
 
 
-def _check_tags(task: Task, labels: Sequence[str]) -> None:
+def check_tags(task: Task, labels: Sequence[str]) -> None:
     """Checks that the labels of a token classifier are tags."""
     if task is Task.TOKEN_CLASSIFICATION:
         try:
@@ -470,7 +470,7 @@ class _LabelsRow(_TextRow):
     labels: list[NonNegativeInt]
 
 
-def _read_evaluation(file: Path, task: Task, dataset: str, num_labels: int) -> EvaluationData:
+def read_evaluation(file: Path, task: Task, dataset: str, num_labels: int) -> EvaluationData:
     """Reads evaluation data in the format of docs/checkpoint.md.
 
     Raises:

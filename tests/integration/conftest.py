@@ -11,7 +11,7 @@ import pytest
 from headway_client import Client
 
 
-def _serve(store: Path, precision: str, log: Path) -> Iterator[str]:
+def serve(store: Path, precision: str, log: Path) -> Iterator[str]:
     """Runs a server until the generator is closed; yields its address."""
     command = [sys.executable, "-m", "headway_server", "--store", str(store), "--port", "0", "--precision", precision]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HEADWAY_")}
@@ -31,13 +31,13 @@ def _serve(store: Path, precision: str, log: Path) -> Iterator[str]:
 @pytest.fixture(scope="session", params=["fp32", "int8"])
 def server(request: pytest.FixtureRequest, tiny_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a server on the tiny bundles, once in each precision."""
-    yield from _serve(tiny_store, request.param, tmp_path_factory.mktemp("log") / "server.log")
+    yield from serve(tiny_store, request.param, tmp_path_factory.mktemp("log") / "server.log")
 
 
 @pytest.fixture(scope="session")
 def fp32_server(tiny_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of an fp32 server on the tiny bundles."""
-    yield from _serve(tiny_store, "fp32", tmp_path_factory.mktemp("log") / "server.log")
+    yield from serve(tiny_store, "fp32", tmp_path_factory.mktemp("log") / "server.log")
 
 
 @pytest.fixture(scope="session")
@@ -54,7 +54,7 @@ def topic_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     write_topic_bundle(
         folder / "store", name="both", classification=several, text_pairs="optional", has_token_types=True
     )
-    yield from _serve(folder / "store", "fp32", folder / "server.log")
+    yield from serve(folder / "store", "fp32", folder / "server.log")
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def chat_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
 
     folder = tmp_path_factory.mktemp("chat")
     write_chat_bundle(folder / "store", chat_checkpoint(folder / "checkpoint"))
-    for address in _serve(folder / "store", "fp32", folder / "server.log"):
+    for address in serve(folder / "store", "fp32", folder / "server.log"):
         with Client(address) as connected:
             yield connected
 
@@ -86,7 +86,7 @@ def llama_server(
     request: pytest.FixtureRequest, llama_store: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[str, str]]:
     """Precision and address of a server on the tiny Llama, once in each precision."""
-    for address in _serve(llama_store, request.param, tmp_path_factory.mktemp("log") / "server.log"):
+    for address in serve(llama_store, request.param, tmp_path_factory.mktemp("log") / "server.log"):
         yield request.param, address
 
 
@@ -94,6 +94,6 @@ def llama_server(
 def shipped_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     """A client of a server on the models of this repository, int8."""
     store = Path(__file__).parents[2] / "models"
-    for address in _serve(store, "int8", tmp_path_factory.mktemp("log") / "server.log"):
+    for address in serve(store, "int8", tmp_path_factory.mktemp("log") / "server.log"):
         with Client(address) as connected:
             yield connected

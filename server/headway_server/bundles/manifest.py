@@ -198,6 +198,9 @@ class SpecialTokens(Record):
     bos: Index | None = None
     """First token of a translation, and of a generation with an empty prompt."""
     eos: Index | None = None
+    """Token that ends a text."""
+    more_eos: tuple[Index, ...] = ()
+    """Further tokens that end a generated text, such as the end of a turn beside the end of a document."""
     unk: Index | None = None
 
 
@@ -296,6 +299,9 @@ class Manifest(Record):
     image_preprocessing: ImagePreprocessing | None = None
     languages: Languages | None = None
     sampling_defaults: SamplingDefaults | None = None
+    prompt_prefix: tuple[Index, ...] = ()
+    """Tokens that come before a prompt that is given as text, such as a Llama's bos; a conversation's template writes
+    its own."""
     opset: int
     """The highest opset of the graphs: a runtime must support it to load every variant."""
     libraries: dict[str, str]

@@ -222,6 +222,7 @@ class Sequence:
         "first_token_at",
         "log_probability",
         "masked_at",
+        "more_eos_ids",
         "num_cached_tokens",
         "num_new_tokens",
         "num_prefilled",
@@ -257,6 +258,7 @@ class Sequence:
         parameters: SamplingParameters,
         output: OutputAssembler,
         eos_id: int | None,
+        more_eos_ids: frozenset[int] = frozenset(),
         deadline: float | None = None,
         wants_deltas: bool = False,
         priority: int = 0,
@@ -275,6 +277,7 @@ class Sequence:
             parameters: How to choose tokens.
             output: Makes the output of the new tokens.
             eos_id: Token that ends the sequence.
+            more_eos_ids: Further tokens that end it, where there is no search.
             deadline: When the caller stops waiting, in seconds of `time.monotonic`.
             wants_deltas: True hands the output out as it appears.
             priority: Among those of its caller, higher ones go first.
@@ -293,6 +296,7 @@ class Sequence:
         self.output = output
         self.reply = Reply(output)
         self.eos_id = eos_id
+        self.more_eos_ids = more_eos_ids
         self.deadline = float("inf") if deadline is None else deadline
         self.wants_deltas = wants_deltas
         self.priority = priority
@@ -346,7 +350,8 @@ class Sequence:
     @property
     def end_ids(self) -> frozenset[int]:
         """Tokens that end it."""
-        return self.stop_ids if self.eos_id is None else self.stop_ids | {self.eos_id}
+        own = self.more_eos_ids if self.eos_id is None else self.more_eos_ids | {self.eos_id}
+        return self.stop_ids | own
 
     def accept(
         self, token_id: int, log_probability: float, top_tokens: Elements[tuple[int, float]] = ()
@@ -354,7 +359,7 @@ class Sequence:
         """Takes the next token; returns why the sequence ends with it, if it does."""
         self.num_new_tokens += 1
         self.log_probability += log_probability
-        if token_id == self.eos_id:
+        if token_id == self.eos_id or token_id in self.more_eos_ids:
             return FinishReason.END_OF_SEQUENCE
         if token_id in self.stop_ids:
             return FinishReason.STOP

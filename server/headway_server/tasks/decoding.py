@@ -86,6 +86,7 @@ class DecodingModel:
         self._num_lanes = len(parts.decoders)
         assert parts.verifier is None or self._num_lanes == 1, "drafts are verified in the slots of one lane"
         self._eos_id = manifest.special_tokens.eos
+        self._more_eos_ids = frozenset(manifest.special_tokens.more_eos)
         self._capacity = sum(decoder.num_slots for decoder in parts.decoders) + parts.settings.max_waiting
         self._lanes = Lanes(
             [
@@ -230,9 +231,16 @@ def _check_fits(bundle: Bundle, largest_id: int, vocab_size: int) -> None:
         )
     special_tokens = bundle.manifest.special_tokens
     assert special_tokens is not None, "the manifest's validator demands it"
-    for name, token_id in (("bos", special_tokens.bos), ("eos", special_tokens.eos)):
-        if token_id is not None and not 0 <= token_id < vocab_size:
-            raise BundleError(f"{bundle.path}: special_tokens.{name} is {token_id}, {holds}; export the model again")
+    named = {
+        "special_tokens.bos": (special_tokens.bos,),
+        "special_tokens.eos": (special_tokens.eos,),
+        "special_tokens.more_eos": special_tokens.more_eos,
+        "prompt_prefix": bundle.manifest.prompt_prefix,
+    }
+    for name, token_ids in named.items():
+        for token_id in token_ids:
+            if token_id is not None and not 0 <= token_id < vocab_size:
+                raise BundleError(f"{bundle.path}: {name} is {token_id}, {holds}; export the model again")
     defaults = bundle.manifest.sampling_defaults
     if defaults is not None and defaults.top_k > vocab_size:
         raise BundleError(

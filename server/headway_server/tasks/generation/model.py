@@ -72,6 +72,7 @@ class GenerationModel(DecodingModel):
             parts.tokenizer,
             limits=self.limits,
             chat_template=chat_template or _load_chat_template(bundle),
+            prefix=bundle.manifest.prompt_prefix,
             owner=bundle.manifest.name,
         )
 
@@ -205,6 +206,7 @@ class GenerationModel(DecodingModel):
                     eager=is_stream,
                 ),
                 eos_id=self._eos_id,
+                more_eos_ids=self._more_eos_ids,
                 deadline=request.deadline,
                 wants_deltas=is_stream,
                 priority=request.priority,
@@ -212,7 +214,9 @@ class GenerationModel(DecodingModel):
                 cache_salt=cache_salt,
                 constraint=None
                 if constraint is None
-                else constraint.start(end_ids=frozenset(parameters.stop_token_ids), follows_text=follows_text),
+                else constraint.start(
+                    end_ids=self._more_eos_ids.union(parameters.stop_token_ids), follows_text=follows_text
+                ),
             )
             for parameters in plan.for_samples(prompt.max_new_tokens, 1 if is_stream else request.sample_count)
         ]

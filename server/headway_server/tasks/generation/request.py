@@ -84,13 +84,28 @@ class PromptReader:
     """Reads prompts for one model."""
 
     def __init__(
-        self, tokenizer: TextTokenizer, *, limits: DecodingLimits, chat_template: ChatTemplate | None, owner: str
+        self,
+        tokenizer: TextTokenizer,
+        *,
+        limits: DecodingLimits,
+        chat_template: ChatTemplate | None,
+        owner: str,
+        prefix: Sequence[int] = (),
     ) -> None:
-        """Reads with the tokenizer of the model `owner`, and conversations with its chat template too."""
+        """Reads with the tokenizer of the model `owner`, and conversations with its chat template too.
+
+        Args:
+            tokenizer: The model's.
+            limits: The model's.
+            chat_template: The model's, if it has one.
+            owner: Name of the model.
+            prefix: Tokens that come before a prompt that is given as text.
+        """
         self._tokenizer = tokenizer
         self._limits = limits
         self._chat_template = chat_template
         self._owner = owner
+        self._prefix = np.array(prefix, np.int64)
 
     def check_kind(self, prompts: Sequence[Prompt]) -> None:
         """Checks, before any work is done for a call, that its prompts can be read at all.
@@ -133,7 +148,8 @@ class PromptReader:
     ) -> AsyncGenerator[tuple[str | None, NDArray[np.int64]], None]:
         """Yields the text and the tokens (T,) of each prompt.
 
-        The tokenizer's post-processor is left out: what it adds at the end of a text would end the prompt.
+        The tokenizer's post-processor is left out: what it adds at the end of a text would end the prompt. The
+        manifest's `prompt_prefix` is what is wanted of it.
         """
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
         conversations = [prompt for prompt in prompts if isinstance(prompt, tuple)]
@@ -142,7 +158,8 @@ class PromptReader:
         async with aclosing(self._tokenizer.encode_each(texts, add_special_tokens=False)) as each:
             index = 0
             async for encoded in each:
-                yield texts[index], encoded.input_ids
+                ids = encoded.input_ids
+                yield texts[index], np.concatenate([self._prefix, ids]) if len(self._prefix) else ids
                 index += 1
         for conversation, field in zip(conversations, fields, strict=False):
             assert self._chat_template is not None, "see check_kind"

@@ -1,0 +1,211 @@
+"""Folders of Hugging Face `transformers` that cannot be exported: one sentence, exit code 2, and nothing written."""
+
+import json
+
+import pytest
+import tiny_huggingface as tiny
+import torch
+import transformers
+from typer.testing import CliRunner
+
+from headway_export.cli import app
+from headway_export.huggingface import FolderOptions, from_folder
+from headway_server.bundles import Task
+
+
+@pytest.fixture
+def llama(tmp_path):
+    """A folder that can be exported."""
+    folder = tiny.write_model(tmp_path / "Tiny-Llama", "llama")
+    tiny.write_tokenizer(folder, frame="<s> $A")
+    return folder
+
+
+def change(folder, **values):
+    """Changes `config.json`; None takes an entry out."""
+    file = folder / "config.json"
+    content = json.loads(file.read_text()) | values
+    file.write_text(json.dumps({name: value for name, value in content.items() if value is not None}))
+
+
+def refusal(folder, *flags):
+    """Returns the sentence that a folder is refused with."""
+    store = folder.parent / "store"
+    result = CliRunner().invoke(app, ["hf", str(folder), "--store", str(store), *flags])
+    assert result.exit_code == 2, result.output
+    assert not store.exists() or not any(store.iterdir())
+    message = result.output.strip()
+    assert "Traceback" not in message
+    assert len(message.splitlines()) == 1, message
+    return message
+
+
+def test_a_folder_without_weights_is_refused(llama):
+    (llama / "model.safetensors").unlink()
+    assert "has no weights" in refusal(llama)
+
+
+def test_a_shard_that_is_missing_is_named(llama):
+    (llama / "model.safetensors").rename(llama / "model-00001-of-00002.safetensors")
+    shards = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
+    (llama / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
+    assert "names model-00002-of-00002.safetensors, which is not there" in refusal(llama)
+
+
+def test_weights_that_lack_some_of_the_models_are_refused(llama):
+    change(llama, num_hidden_layers=3)
+    assert "weights of LlamaForCausalLM are not there (model.layers.2." in refusal(llama)
+
+
+def test_weights_of_another_size_are_refused(llama):
+    change(llama, intermediate_size=56)
+    assert "of another shape" in refusal(llama) or "cannot be loaded" in refusal(llama)
+
+
+def test_a_file_that_is_no_safetensors_is_refused(llama):
+    (llama / "model.safetensors").write_bytes(b"not weights")
+    assert "cannot be loaded for generation" in refusal(llama)
+
+
+def test_pickled_weights_need_a_flag_that_says_what_it_risks(llama):
+    model = transformers.AutoModelForCausalLM.from_pretrained(llama)
+    torch.save(model.state_dict(), llama / "pytorch_model.bin")
+    (llama / "model.safetensors").unlink()
+    assert "a pickle may run any code when it is read; give --allow-pickle" in refusal(llama)
+    source, _ = from_folder(llama, FolderOptions(allow_pickle=True))
+    assert (source.task, source.name) == (Task.GENERATION, "tiny-llama")
+
+
+def test_a_family_that_transformers_does_not_know_is_refused(llama):
+    change(llama, model_type="llama9000")
+    assert "model type llama9000 is not one that transformers" in refusal(llama)
+
+
+def test_code_in_a_folder_is_never_run(llama):
+    change(llama, model_type="own", auto_map={"AutoModelForCausalLM": "modeling_own.Own"})
+    (llama / "modeling_own.py").write_text("raise SystemExit(99)")
+    assert "no code of a folder is ever run" in refusal(llama)
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(llama):
+    tiny.write_tokenizer(llama, extra_words=5)
+    assert "the tokenizer has a token of id 84, and the model's vocabulary ends at 79" in refusal(llama)
+
+
+def test_a_folder_without_a_tokenizer_is_refused(llama):
+    for file in llama.glob("tokenizer*"):
+        file.unlink()
+    assert "tokenizer" in refusal(llama)
+
+
+@pytest.mark.parametrize(
+    "architectures", [None, [], ["LlamaModel"], ["LlamaForCausalLM", "BertForTokenClassification"]]
+)
+def test_a_task_that_cannot_be_told_is_asked_for(llama, architectures):
+    change(llama, architectures=architectures)
+    assert "the task cannot be told from architectures" in refusal(llama)
+    assert from_folder(llama, FolderOptions(task="generation"))[0].task is Task.GENERATION
+
+
+def test_a_task_that_is_not_exported_is_refused(llama):
+    assert "--task poetry: this command exports generation" in refusal(llama, "--task", "poetry")
+
+
+def test_a_folder_that_is_none_is_refused(tmp_path):
+    assert "is no folder; fetch a model first" in refusal(tmp_path / "org" / "model")
+    (tmp_path / "empty").mkdir()
+    assert "has no config.json" in refusal(tmp_path / "empty")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "by the running length"),
+        ({"is_encoder_decoder": True}, "is an encoder-decoder (llama)"),
+    ],
+)
+def test_what_a_configuration_asks_for_and_no_graph_computes_is_refused(llama, values, message):
+    change(llama, **values)
+    assert message in refusal(llama)
+
+
+@pytest.mark.parametrize(
+    ("family", "values", "message"),
+    [
+        ("MixtralForCausalLM", {"num_local_experts": 2}, "is a mixture of experts (mixtral)"),
+        ("GPTJForCausalLM", {"n_layer": 1, "n_head": 4, "rotary_dim": 4}, "gptj does not attend through"),
+        ("BloomForCausalLM", {"n_layer": 1, "n_head": 4}, "0 of 1 layers attend through"),
+        ("MambaForCausalLM", {"state_size": 4}, "0 of 1 layers attend through"),
+        ("Gemma2ForCausalLM", {"head_dim": 8, "num_key_value_heads": 2}, "its attention has softcap"),
+    ],
+)
+def test_families_that_attend_in_another_way_are_refused(tmp_path, family, values, message):
+    sizes = {"vocab_size": tiny.WORDS, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
+    prefix = family.removesuffix("ForCausalLM")
+    config = getattr(transformers, f"{prefix}Config")(**sizes, intermediate_size=48, **values)
+    getattr(transformers, family)(config).save_pretrained(tmp_path / "model")
+    tiny.write_tokenizer(tmp_path / "model")
+    assert message in refusal(tmp_path / "model")
+
+
+@pytest.mark.parametrize(
+    ("head", "values", "message"),
+    [
+        ("ForSequenceClassification", {"num_labels": 1}, "has one output, a score"),
+        ("ForTokenClassification", {}, "'LABEL_0' is no tag"),
+    ],
+)
+def test_answers_that_no_call_gives_are_refused(tmp_path, head, values, message):
+    folder = tiny.write_model(tmp_path / "model", "bert", head, **values)
+    tiny.write_tokenizer(folder)
+    assert message in refusal(folder)
+
+
+def test_a_sliding_window_bounds_the_length(tmp_path):
+    sizes = {name: value for name, value in tiny.DECODERS["llama"][1].items() if name != "num_hidden_layers"}
+    config = transformers.MistralConfig(**sizes, num_hidden_layers=1, sliding_window=24)
+    transformers.MistralForCausalLM(config).save_pretrained(tmp_path / "mistral")
+    tiny.write_tokenizer(tmp_path / "mistral", frame="<s> $A")
+    source, notes = from_folder(tmp_path / "mistral", FolderOptions())
+    assert source.limits.max_total_tokens == 24
+    assert "sees a window of 24 tokens" in notes[0]
+    assert "--max-length 40: its attention sees a window" in refusal(tmp_path / "mistral", "--max-length", "40")
+
+
+def test_sampling_defaults_and_end_tokens_come_from_the_generation_config(llama):
+    tiny.write_generation_config(
+        llama, eos_token_id=[7, 2], pad_token_id=0, do_sample=True, temperature=0.6, top_p=0.9, no_repeat_ngram_size=3
+    )
+    source, notes = from_folder(llama, FolderOptions())
+    assert (source.special_tokens.eos, source.special_tokens.more_eos) == (2, (7,))
+    defaults = source.sampling_defaults
+    assert (defaults.temperature, defaults.top_k, defaults.top_p) == (0.6, 50, 0.9)
+    assert notes == ("generation_config: no_repeat_ngram_size: not applied by the server",)
+    assert source.prompt_prefix == (1,)
+
+
+@pytest.mark.parametrize("scaling", ["llama3", "yarn", "linear"])
+def test_rotary_positions_may_be_scaled_by_a_fixed_factor(tmp_path, scaling):
+    rope = {"rope_type": scaling, "factor": 2.0, "rope_theta": 1e4, "original_max_position_embeddings": 24}
+    if scaling == "llama3":
+        rope |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    folder = tiny.write_model(tmp_path / "model", "llama", rope_parameters=rope)
+    tiny.write_tokenizer(folder)
+    assert from_folder(folder, FolderOptions())[0].limits.max_total_tokens == tiny.LENGTH
+
+
+@pytest.mark.parametrize("family", tiny.FURTHER_DECODERS)
+def test_further_decoders_follow_injected_attention(tmp_path, family):
+    """`from_folder` holds them against their own attention; tests/integration exports those of the table."""
+    folder = tiny.write_model(tmp_path / "model", family)
+    tiny.write_tokenizer(folder)
+    assert from_folder(folder, FolderOptions())[0].task is Task.GENERATION
+
+
+def test_several_labels_may_apply_to_a_text(tmp_path):
+    folder = tiny.write_model(
+        tmp_path / "model", "bert", "ForSequenceClassification", problem_type="multi_label_classification"
+    )
+    tiny.write_tokenizer(folder)
+    scheme = from_folder(folder, FolderOptions())[0].classification
+    assert (scheme.kind, scheme.thresholds) == ("multi_label", (0.5, 0.5, 0.5))

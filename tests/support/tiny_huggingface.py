@@ -1,0 +1,120 @@
+"""Tiny models of Hugging Face `transformers` with random weights, as the folders that its `save_pretrained` writes.
+
+Tracing takes seconds a layer, so there are two layers only where layers differ, and in the Llama.
+"""
+
+import json
+import string
+from pathlib import Path
+
+import torch
+import transformers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+
+WORDS = 80
+LENGTH = 48
+SPECIAL = ("<pad>", "<s>", "</s>", "<unk>")
+_SIZES = {
+    "vocab_size": WORDS,
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "max_position_embeddings": LENGTH,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+_TWO_LAYERS = {"num_hidden_layers": 2}
+_GROUPED = {**_SIZES, "num_key_value_heads": 2}
+_GPT2 = {"vocab_size": WORDS, "n_positions": LENGTH, "n_embd": 32, "n_layer": 1, "n_head": 4}
+_OPT = {"ffn_dim": 48, "word_embed_proj_dim": 32}
+_ENCODER = {**_SIZES, "num_labels": 3}
+_DISTIL = {"dim": 32, "n_layers": 1, "n_heads": 4, "hidden_dim": 48}
+
+DECODERS = {
+    "gpt2": ("GPT2", {**_GPT2, "bos_token_id": 1, "eos_token_id": 2}),
+    "llama": ("Llama", {**_GROUPED, **_TWO_LAYERS}),
+    "qwen2": ("Qwen2", _GROUPED),
+    "qwen3": ("Qwen3", {**_GROUPED, "head_dim": 16}),
+    "gpt_neox": ("GPTNeoX", _SIZES),
+    "opt": ("OPT", {**_SIZES, **_OPT}),
+    "phi3": ("Phi3", _GROUPED),
+    "olmo2": ("Olmo2", _GROUPED),
+    "smollm3": ("SmolLM3", {**_GROUPED, **_TWO_LAYERS, "no_rope_layer_interval": 2}),
+}
+"""Prefix of the classes of a family and its configuration, by model type."""
+_SCALED = {"logits_scaling": 3.0, "embedding_multiplier": 2.0, "attention_multiplier": 0.3, "residual_multiplier": 0.5}
+FURTHER_DECODERS = {
+    "granite": ("Granite", {**_GROUPED, **_SCALED}),
+    "stablelm": ("StableLm", _GROUPED),
+    "starcoder2": ("Starcoder2", {**_GROUPED, "sliding_window": None}),
+    "mistral": ("Mistral", {**_GROUPED, "sliding_window": None}),
+    "gemma": ("Gemma", {**_GROUPED, "head_dim": 8}),
+    "cohere": ("Cohere", _GROUPED),
+    "phi": ("Phi", _GROUPED),
+    "nanochat": ("NanoChat", _GROUPED),
+}
+"""Decoders that are held against `transformers` and not exported in the tests."""
+ENCODERS = {
+    "bert": ("Bert", _ENCODER),
+    "roberta": ("Roberta", {**_ENCODER, "max_position_embeddings": LENGTH + 1, "type_vocab_size": 1}),
+    "distilbert": ("DistilBert", {**_ENCODER, **_DISTIL}),
+    "modernbert": ("ModernBert", {**_ENCODER, **_TWO_LAYERS, "local_attention": 8, "global_attn_every_n_layers": 2}),
+    "electra": ("Electra", {**_ENCODER, "embedding_size": 16}),
+}
+
+
+def write_tokenizer(
+    folder: Path,
+    *,
+    frame: str = "<s> $A </s>",
+    extra_words: int = 0,
+    has_types: bool = False,
+    chat_template: str | None = None,
+) -> None:
+    """Writes a tokenizer of bytes and a few merges, all of ASCII; 0 pads, 1 begins and 2 ends a text.
+
+    Args:
+        folder: Where to.
+        frame: What it puts around a text: a Llama's puts nothing behind it.
+        extra_words: How many words it has past `WORDS`.
+        has_types: True if it tells the model which text of a pair each token belongs to, as BERT's does.
+        chat_template: Jinja.
+    """
+    letters = [*string.ascii_lowercase, "Ġ"]
+    merges = [("Ġ", letter) for letter in string.ascii_lowercase]
+    merges += [(first, second) for first in "aeiou" for second in "nrst"]
+    pieces = [*SPECIAL, *letters, *("".join(pair) for pair in merges)]
+    pieces += [f"<{number}>" for number in range(len(pieces), WORDS + extra_words)]
+    tokenizer = Tokenizer(models.BPE({piece: index for index, piece in enumerate(pieces)}, merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    marks = [("<s>", 1), ("</s>", 2)]
+    pair = "<s> $A </s> $B:1 </s>:1"
+    tokenizer.post_processor = processors.TemplateProcessing(single=frame, pair=pair, special_tokens=marks)
+    names = dict(zip(("pad_token", "bos_token", "eos_token", "unk_token"), SPECIAL, strict=True))
+    inputs = ["input_ids", *(["token_type_ids"] if has_types else []), "attention_mask"]
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_input_names=inputs, **names)
+    fast.chat_template = chat_template
+    fast.save_pretrained(folder)
+
+
+def write_model(folder: Path, family: str, head: str = "", **changes) -> Path:
+    """Writes a model with random weights, drawn wide enough that greedy answers do not repeat one word."""
+    prefix, values = {**DECODERS, **FURTHER_DECODERS, **ENCODERS}[family]
+    config = getattr(transformers, f"{prefix}Config")(**{**values, **changes})
+    name = head or {"gpt2": "LMHeadModel"}.get(family, "ForCausalLM")
+    torch.manual_seed(7)
+    model = getattr(transformers, prefix + name)(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(std=0.3)
+    model.save_pretrained(folder)
+    return folder
+
+
+def write_generation_config(folder: Path, **values):
+    """Writes `generation_config.json`."""
+    (folder / "generation_config.json").write_text(json.dumps(values))
