@@ -22,6 +22,9 @@ MAX_GROUPS = 256
 
 _BLOCK_LOGITS = 2**18
 """Logits of rows that are worked on at a time, so that they stay in a core's cache: 1 MiB, and as much of weights."""
+_MODERATE = np.float32(60)
+"""Where a row's largest logit is nearer to 0, its exponentials are summed as they are, which saves a pass over them: no
+sum of millions of them leaves float32, and none that counts beside the largest is lost."""
 
 
 class WeightScratch:
@@ -60,10 +63,13 @@ class WeightScratch:
             self._weights = np.zeros((self.num_rows, width), np.float32)
         padded = self._weights[: len(logits)]
         weights = padded[:, : self.vocab_size]  # (n, V)
-        np.subtract(logits, maximum[:, np.newaxis], out=weights)
+        if maximum.any():
+            np.subtract(logits, maximum[:, np.newaxis], out=weights)
+            logits = weights
         if temperature is not None and (temperature != 1).any():
-            np.divide(weights, temperature[:, np.newaxis], out=weights)
-        np.exp(weights, out=weights)
+            np.divide(logits, temperature[:, np.newaxis], out=weights)
+            logits = weights
+        np.exp(logits, out=weights)
         return padded
 
     def running_sums(self, weights: NDArray[np.float32]) -> NDArray[np.float64]:
@@ -75,10 +81,11 @@ class WeightScratch:
         """Returns log sum exp(logits - maximum), (n,), for any number of rows; NaN where logits are not finite."""
         totals = np.zeros(len(logits))
         with np.errstate(invalid="ignore", under="ignore"):
+            shift = np.where(np.abs(maximum) < _MODERATE, np.float32(0), maximum)  # by each row's own maximum
             for start in range(0, len(logits), self.num_rows):
                 rows = slice(start, start + self.num_rows)
-                totals[rows] = self.running_sums(self.weights(logits[rows], maximum[rows]))[:, -1]
-            return np.log(totals)
+                totals[rows] = self.weights(logits[rows], shift[rows]).sum(axis=1)
+            return np.log(totals) + shift - maximum
 
     def pick(
         self, weights: NDArray[np.float32], running: NDArray[np.float64], numbers: NDArray[np.float64]
