@@ -7,7 +7,7 @@ itself in `decoding/sampling/`.
 
 from __future__ import annotations
 
-import secrets
+import random
 from collections.abc import Mapping
 from collections.abc import Sequence as Elements
 from dataclasses import dataclass, replace
@@ -138,7 +138,7 @@ def plan_sampling(
 
 def draw_seed(given: int | None) -> int:
     """Returns the caller's seed, or a new one."""
-    return secrets.randbits(64) if given is None else given
+    return random.getrandbits(64) if given is None else given
 
 
 def check_drawing(parameters: SamplingParameters, vocab_size: int) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import re
-import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Container, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
@@ -353,7 +353,7 @@ async def _open(context: Context) -> tuple[Pairs, str]:
     if wants_gzip:
         context.set_compression(grpc.Compression.Gzip)
         await context.send_initial_metadata(())  # with a unary answer's own, gRPC would leave the encoding out
-    request_id = request_id or secrets.token_hex(8)
+    request_id = request_id or f"{random.getrandbits(64):016x}"
     context.set_trailing_metadata(((REQUEST_ID, request_id),))
     return pairs, request_id
 
