@@ -62,7 +62,7 @@ Rounds = Annotated[int, typer.Option(min=1, help="Times everything is measured; 
 Seconds = Annotated[float, typer.Option(min=0.1, max=600, help="Shortest measurement.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="Threads of every contestant. [default: usable cores]")]
 Peers = Annotated[str, typer.Option(help="all, none, or how names of rows begin, with commas between.")]
-Quick = Annotated[bool, typer.Option("--quick", help="Tiny models, short measurements, and only peers that are named.")]
+Quick = Annotated[bool, typer.Option("--quick", help="Tiny models, few and short measurements, and only peers that are named.")]
 Output = Annotated[
     Path | None, typer.Option(help="JSON file; the picture is written beside it. [default: in benchmarks/results/]")
 ]
@@ -218,7 +218,7 @@ def classification(
         texts = {case.name for case in run.cases if case.texts}
         run.add("bare, sorted", "bare", bare, cases=texts, precision=precision, order="sorted")
         run.add_peers(peers)
-        run.measure((1, 8) if quick else (1, 8, 32, 128), by_case=True)
+        run.measure((1, 8, 32, 128), by_case=True)
         run.finish(f"Inputs a second, {precision}", not_drawn=("gRPC echo",))
 
 
@@ -227,7 +227,7 @@ class _Run:
 
     def __init__(self, name: str, options: dict[str, Any]) -> None:
         self.name, self.quick = name, bool(options.get("quick"))
-        self.settings = options | ({"rounds": 2, "seconds": 0.3} if self.quick else {})
+        self.settings = options | ({"rounds": 1, "seconds": 0.1} if self.quick else {})
         self.settings["threads"] = self.threads = options["threads"] or usable_cores()
         self.data = Path(os.environ["HEADWAY_DATA_DIR"]) if os.environ.get("HEADWAY_DATA_DIR") else None
         self.cases: list[Case] = []
@@ -303,7 +303,7 @@ class _Run:
         loads = [
             Load(case=case.name, file=file, rate=case.rate, callers=count, seconds=seconds)
             for case, file in [(case, case.write(self.folder)) for case in self.cases]
-            for count in callers
+            for count in (callers[:2] if self.quick else callers)
         ]
         if not loads:
             raise ContestantError("there is no model that can be measured")

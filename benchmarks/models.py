@@ -31,7 +31,7 @@ _MODELS: dict[str, tuple[str, str, dict[str, int]]] = {
     VIT: ("vit", "image_classification", _BASE | {"image_size": 224, "patch_size": 16, "num_classes": 1000}),
 }
 """By size: the kit's architecture, the task, and the sizes."""
-_TINY = {"num_layers": 2, "d_model": 64, "num_heads": 2, "d_ff": 128, "vocabulary_size": 1024, "image_size": 32}
+_TINY = {"num_layers": 1, "d_model": 64, "num_heads": 2, "d_ff": 128, "vocabulary_size": 1024, "image_size": 32}
 """What is smaller in a model that is only to try whether all of this runs."""
 _BOS_ID, _EOS_ID, _PAD_ID = 0, 1, 2
 """Bytes that no word of the tokenizer has."""

@@ -48,7 +48,7 @@ def report_of(output: Path, *arguments: str) -> dict:
 
 @pytest.fixture(scope="module")
 def shipped(tiny_store: Path, tmp_path_factory: pytest.TempPathFactory) -> dict:
-    length = ["--rounds", "1", "--seconds", "0.4", "--new-tokens", "12"]
+    length = ["--rounds", "1", "--seconds", "0.1", "--new-tokens", "12"]
     output = tmp_path_factory.mktemp("shipped") / "shipped.json"
     return report_of(output, "shipped", "--store", str(tiny_store), "--against", str(ROOT), *length)
 
@@ -97,9 +97,9 @@ def test_shipped_tells_start_and_memory_of_each_server(shipped: dict) -> None:
 
 def test_generation_measures_both_precisions_served_and_bare(generation: dict) -> None:
     prompts = ["prompts of 128 tokens", "prompts of 32 to 256 tokens"]
-    assert loads(generation) == [(row, case, n) for row in RANDOM_ROWS for case in prompts for n in (1, 8, 32)]
+    assert loads(generation) == [(row, case, n) for row in RANDOM_ROWS for case in prompts for n in (1, 8)]
     for row in generation["rows"]:
-        assert all(len(load["rounds"]) == 2 and load["tokens_per_s"] > 0 for load in row["loads"])
+        assert all(len(load["rounds"]) == 1 and load["tokens_per_s"] > 0 for load in row["loads"])
     assert generation["int8 memory"]["peak_resident_mib"] > 0
 
 
@@ -111,7 +111,7 @@ def test_generation_measures_newcomers_and_running_streams(generation: dict) -> 
 
 def test_translations_are_measured_greedy_and_with_beams_and_are_as_long_as_their_sources(translation: dict) -> None:
     cases = ("greedy", "beam 4")
-    assert loads(translation) == [(row, case, n) for row in RANDOM_ROWS for case in cases for n in (1, 8, 32)]
+    assert loads(translation) == [(row, case, n) for row in RANDOM_ROWS for case in cases for n in (1, 8)]
     for load in translation["rows"][0]["loads"]:
         assert 13 < load["tokens_per_s"] / load["inputs_per_s"] < 20, "a sentence has 16 tokens on average"
 
@@ -127,7 +127,7 @@ def test_classification_measures_every_model_beside_bare_and_echo(classification
 
 def test_a_picture_lies_beside_the_figures(generation: dict) -> None:
     picture = ElementTree.parse(Path(generation["settings"]["output"]).with_suffix(".svg"))
-    assert len(list(picture.iter("{http://www.w3.org/2000/svg}rect"))) == 1 + 6 * 4
+    assert len(list(picture.iter("{http://www.w3.org/2000/svg}rect"))) == 1 + 4 * 4
 
 
 @pytest.mark.parametrize(
