@@ -62,7 +62,9 @@ Rounds = Annotated[int, typer.Option(min=1, help="Times everything is measured; 
 Seconds = Annotated[float, typer.Option(min=0.1, max=600, help="Shortest measurement.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="Threads of every contestant. [default: usable cores]")]
 Peers = Annotated[str, typer.Option(help="all, none, or how names of rows begin, with commas between.")]
-Quick = Annotated[bool, typer.Option("--quick", help="Tiny models, few and short measurements, and only peers that are named.")]
+Quick = Annotated[
+    bool, typer.Option("--quick", help="Tiny models, few and short measurements, and only peers that are named.")
+]
 Output = Annotated[
     Path | None, typer.Option(help="JSON file; the picture is written beside it. [default: in benchmarks/results/]")
 ]
@@ -137,7 +139,7 @@ def generation(
 ) -> None:
     """Measures a GPT-2 small with random weights beside other libraries, and what streams notice of newcomers."""
     with _Run("generation", locals()) as run:
-        model = run.prepare(GPT2)
+        model = run.prepare(GPT2)[GPT2]
         address = run.serve_random(model, num_slots=32)
         run.cases += [
             _prompts(model, lengths, new_tokens, count=64 if run.quick else 4096) for lengths in inputs.PROMPTS
@@ -169,7 +171,7 @@ def translation(
 ) -> None:
     """Measures a Transformer base with random weights, greedy and with four beams, beside other libraries."""
     with _Run("translation", locals()) as run:
-        model = run.prepare(TRANSFORMER)
+        model = run.prepare(TRANSFORMER)[TRANSFORMER]
         run.serve_random(model, num_slots=128)
         texts, token_ids = random_texts(model.tokenizer, inputs.MULTI30K, 256)
         greedy = Case(
@@ -203,7 +205,9 @@ def classification(
 ) -> None:
     """Measures BERT-base and ViT-B/16 with random weights, and shipped classifiers, beside other servers."""
     with _Run("classification", locals()) as run:
-        run.cases += [_classifier(run, name) for name in _chosen("models", models, (BERT, VIT, "ag-news", "cifar10"))]
+        names = _chosen("models", models, (BERT, VIT, "ag-news", "cifar10"))
+        random_models = run.prepare(*(name for name in names if name in (BERT, VIT)))
+        run.cases += [_classifier(run, name, random_models.get(name)) for name in names]
         store = Path(run.stack.enter_context(tempfile.TemporaryDirectory()))
         for case in run.cases:
             (store / case.bundle.parent.name).symlink_to(case.bundle.parent)
@@ -251,10 +255,11 @@ class _Run:
         if isinstance(error, ContestantError):
             _fail(str(error))
 
-    def prepare(self, size: str) -> RandomModel:
-        """Makes a random model if it is missing."""
-        _say(f"{size}: looked for, and exported if this code has not done so yet (about two minutes)")
-        return prepare(size, tiny=self.quick)
+    def prepare(self, *sizes: str) -> dict[str, RandomModel]:
+        """Makes the random models that are missing."""
+        for size in sizes:
+            _say(f"{size}: looked for, and exported if this code has not done so yet (about two minutes)")
+        return prepare(*sizes, tiny=self.quick)
 
     def worker(self, module: str, *arguments: str, tree: Path = ROOT) -> Worker:
         """Starts a worker that imports headway."""
@@ -350,10 +355,9 @@ def _prompts(model: RandomModel, lengths: Lengths, new_tokens: int, *, count: in
     )
 
 
-def _classifier(run: _Run, name: str) -> Case:
-    if name not in (BERT, VIT):
+def _classifier(run: _Run, name: str, model: RandomModel | None) -> Case:
+    if model is None:
         return shipped_case(next((ROOT / "models" / name).glob("*/bundle.json")).parent, 0, run.data)
-    model = run.prepare(name)
     if name == VIT:
         source, images = photographs(run.data, longer_side=500)
         return Case(name=name, task="image_classification", bundle=model.bundle, source=source, images=images)

@@ -10,6 +10,7 @@ import hashlib
 import json
 import logging
 import warnings
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,24 +63,30 @@ class RandomModel:
         return Tokenizer.from_file(str(self.folder / "tokenizer.json"))
 
 
-def prepare(size: str, *, tiny: bool) -> RandomModel:
-    """Finds a model, and makes it if it is missing or was made by other code.
+def prepare(*sizes: str, tiny: bool) -> dict[str, RandomModel]:
+    """Finds models, by size, and makes those that are missing or were made by other code.
 
     Raises:
-        ContestantError: It cannot be made.
+        ContestantError: One cannot be made.
     """
-    name = f"tiny-{size}" if tiny else f"random-{size}"
     folders = ("export/headway_export", "training/headway_training/models", "server/headway_server/bundles")
-    sources = [file for folder in folders for file in sorted((ROOT / folder).rglob("*.py"))]
-    folder = SCRATCH / "models" / f"{name}-{_digest([Path(__file__), Path(__file__).with_name('inputs.py')])}"
-    model = RandomModel(name=name, folder=folder, store=folder / f"store-{_digest(sources)}")
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # another run may be making the same files
-        if not model.bundle.is_dir():
-            with Worker("models", environment=tree_environment(ROOT)) as worker:
-                worker.ask(size=size, name=name, folder=str(folder), store=str(model.store))
-    return model
+    exporting = _digest([file for folder in folders for file in sorted((ROOT / folder).rglob("*.py"))])
+    sizing = _digest([Path(__file__), Path(__file__).with_name("inputs.py")])
+    models = {}
+    for size in sorted(sizes):
+        name = f"tiny-{size}" if tiny else f"random-{size}"
+        folder = SCRATCH / "models" / f"{name}-{sizing}"
+        folder.mkdir(parents=True, exist_ok=True)
+        models[size] = RandomModel(name=name, folder=folder, store=folder / f"store-{exporting}")
+    with ExitStack() as stack:
+        for model in models.values():  # another run may be making the same files
+            fcntl.flock(stack.enter_context((model.folder / "lock").open("w")), fcntl.LOCK_EX)
+        missing = {size: model for size, model in models.items() if not model.bundle.is_dir()}
+        if missing:
+            worker = stack.enter_context(Worker("models", environment=tree_environment(ROOT)))
+        for size, model in missing.items():
+            worker.ask(size=size, name=model.name, folder=str(model.folder), store=str(model.store))
+    return models
 
 
 def _digest(files: list[Path]) -> str:

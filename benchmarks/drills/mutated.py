@@ -12,6 +12,7 @@ from typing import Any, Final
 import grpc
 from google.protobuf.message import Message
 
+from benchmarks.drills.mutation import mutate
 from benchmarks.drills.server import Server, check, running
 from headway.oip import grpc_predict_v2_pb2 as oip
 from headway.v1 import common_pb2 as common
@@ -23,6 +24,8 @@ from headway.v1 import translation_service_pb2 as translation
 
 _CALLERS: Final = 32
 _DEADLINE_S: Final = 20.0
+_RANDOM_SHARE: Final = 0.05
+"""Of the calls that are random bytes alone."""
 _NEIGHBOUR: Final = texts.ClassifyTextRequest(texts=["Oil prices fall as supplies rise."], model="ag-news")
 _BAD: Final = frozenset({"INTERNAL", "UNKNOWN", "UNIMPLEMENTED", "DATA_LOSS"})
 
@@ -64,27 +67,6 @@ def _samples() -> list[tuple[str, Message]]:
     ]
 
 
-def _mutate(generator: random.Random, data: bytes, others: list[bytes]) -> bytes:
-    """Changes, inserts, repeats or cuts off bytes, joins two requests, or makes random ones."""
-    if generator.random() < 0.05:
-        return generator.randbytes(generator.randrange(200))
-    mutated = bytearray(data)
-    for _ in range(generator.choice((1, 1, 1, 2, 8))):
-        place = generator.randrange(len(mutated) + 1)
-        kind = generator.randrange(5)
-        if kind == 0 and mutated:
-            mutated[place % len(mutated)] = generator.randrange(256)
-        elif kind == 1:
-            mutated[place:place] = generator.randbytes(generator.randrange(1, 9))
-        elif kind == 2:
-            mutated[place:place] = mutated[place : place + 40] * generator.randrange(1, 20)
-        elif kind == 3:
-            del mutated[place : place + generator.randrange(1, 9)]
-        else:
-            mutated += generator.choice(others)
-    return bytes(mutated)
-
-
 async def _call(server: Server, count: int, seed: int) -> dict[str, Any]:
     samples = [(path, message.SerializeToString()) for path, message in _samples()]
     others = [data for _, data in samples]
@@ -103,7 +85,9 @@ async def _call(server: Server, count: int, seed: int) -> dict[str, Any]:
             for index in range(number, count, _CALLERS):
                 generator = random.Random(f"{seed} {index}")  # noqa: S311 (nothing secret)
                 path, data = generator.choice(samples)
-                mutated = _mutate(generator, data, others)
+                mutated = mutate(generator, data, others)
+                if generator.random() < _RANDOM_SHARE:
+                    mutated = generator.randbytes(generator.randrange(200))
                 try:
                     await methods[path](mutated, timeout=_DEADLINE_S)
                     code = "OK"

@@ -1,5 +1,6 @@
 """Damaged inputs for every parser of the server: what a call or a bundle brings may be refused, and nothing else.
 
+    export PYTHONPATH=.:tests/support
     python tests/support/fuzzing.py images --seconds 300            # seeded mutations
     python tests/support/fuzzing.py images --seconds 300 --guided   # by coverage, if atheris is installed
     python tests/support/fuzzing.py all --seconds 60
@@ -30,6 +31,7 @@ from typing import Any
 
 import constraint_vocabularies as vocabularies
 import tiny_chat
+from benchmarks.drills.mutation import mutate
 from google.protobuf.message import DecodeError, Message
 from PIL import Image
 from tiny_engine import TOKENIZER, VOCAB_SIZE
@@ -81,32 +83,6 @@ class Outcome:
 
 
 _MEMORY_BYTES = 4 * 2**30
-_NUMBERS = (b"0", b"-1", b"1e999", b"-9223372036854775808", b"9223372036854775807", b"1" * 400, b"NaN", b"0.1")
-_BYTES = (b"\0", b"\xff", b"\x80\x80\x80\x80\x80\x01", b"\n", b'"', b"\\", b"\xed\xa0\x80", b"\xef\xb7\xba", b"{", b"[")
-
-
-def mutate(rng: random.Random, samples: list[bytes], words: tuple[bytes, ...]) -> bytes:
-    """Damages a sample in one to eight places."""
-    data = bytearray(rng.choice(samples))
-    for _ in range(rng.choice((1, 1, 2, 3, 8))):
-        start = rng.randrange(len(data) + 1)
-        stop = min(len(data), start + rng.choice((0, 1, 2, 4, 8, 64, 512)))
-        match rng.randrange(6):
-            case 0:
-                data[start:stop] = rng.choice((*words, *_BYTES, *_NUMBERS))
-            case 1:
-                data[start:stop] = b""
-            case 2:
-                data[start:stop] = rng.randbytes(stop - start)
-            case 3:
-                other = rng.choice(samples)
-                begin = rng.randrange(len(other) + 1)
-                data[start:stop] = other[begin : begin + rng.choice((4, 32, 256))]
-            case 4:
-                data[start:stop] = bytes(data[start:stop]) * rng.choice((2, 3, 50))
-            case _ if data:
-                data[min(start, len(data) - 1)] ^= 1 << rng.randrange(8)
-    return bytes(data[: 2**18])
 
 
 def cases(target: Target, seed: int) -> Iterator[bytes]:
@@ -114,7 +90,7 @@ def cases(target: Target, seed: int) -> Iterator[bytes]:
     rng, samples = random.Random(seed), target.samples()
     yield from samples
     while True:
-        yield mutate(rng, samples, target.words)
+        yield mutate(rng, rng.choice(samples), samples, target.words)
 
 
 def attempt(target: Target, data: bytes, outcome: Outcome) -> None:
