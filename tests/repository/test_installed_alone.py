@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -34,14 +36,22 @@ def _package_index(root: Path, tmp_path_factory: pytest.TempPathFactory) -> None
         pytest.skip(f"no package index: {probe.stderr.strip().splitlines()[-1]}")
 
 
+@pytest.fixture(scope="module")
+def environments(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[Path]]]:
+    """The environment of each image; they are made at once, on one core each."""
+    folder = tmp_path_factory.mktemp("environments")
+    with ThreadPoolExecutor() as pool:
+        yield {target: pool.submit(_make, root, target, folder / target) for target in ("server-cpu", "client")}
+
+
 def _make(root: Path, target: str, folder: Path) -> Path:
-    """Makes the environment of an image and returns its folder of programs."""
+    """Makes the environment of an image and returns its folder."""
     command = ["bash", str(root / "docker" / "make-environment.sh"), target, str(folder)]
     made = subprocess.run(
         command, env=os.environ | {"PYTHON": sys.executable}, capture_output=True, text=True, check=False
     )
     assert made.returncode == 0, made.stderr
-    return folder / "bin"
+    return folder
 
 
 def _run(*command: str | Path) -> str:
@@ -59,12 +69,13 @@ def _run(*command: str | Path) -> str:
         ("client", "headway_client", "headway", {"headway_server", "onnxruntime", "numpy"}),
     ],
 )
-def test_works_alone_without_torch_and_onnx(  # noqa: PLR0917 - pytest passes parameters by name
-    root: Path, tmp_path: Path, target: str, package: str, program: str, foreign: set[str]
+def test_works_alone_without_torch_and_onnx(
+    environments: dict[str, Future[Path]], target: str, package: str, program: str, foreign: set[str]
 ) -> None:
-    programs = _make(root, target, tmp_path / "environment")
+    environment = environments[target].result()
+    programs = environment / "bin"
 
-    (libraries,) = (tmp_path / "environment" / "lib").glob("python3.*/site-packages")
+    (libraries,) = (environment / "lib").glob("python3.*/site-packages")
     for name in {"torch", "onnx", "onnxscript", "onnx_ir", "pip"} | foreign:
         assert not (libraries / name).exists(), name
 
