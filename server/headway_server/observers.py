@@ -35,6 +35,10 @@ class Rights(Protocol):
     """What the caller of a call may do (`serving/access.py`)."""
 
     @property
+    def name(self) -> str:
+        """Of the API key or the certificate; empty for all who have neither."""
+
+    @property
     def counts_tokens(self) -> bool:
         """True if tokens are limited."""
 
