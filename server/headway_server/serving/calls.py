@@ -120,6 +120,7 @@ class Calls:
         call = Call(
             call_id=next(self._ids),
             method=method,
+            num_bytes=num_bytes,
             raw_metadata=metadata,
             started_at=time.monotonic(),
             request_id=request_id,

@@ -311,7 +311,7 @@ def test_what_was_checked_is_kept_up_to_a_number() -> None:
 def test_a_refusal_is_remembered_and_told_again_by_the_callers_field(monkeypatch: pytest.MonkeyPatch) -> None:
     compiler = ConstraintCompiler(vocabularies.byte_level(300), vocab_size=300, eos_id=None)
     trials: list[str] = []
-    monkeypatch.setattr(compiler_module, "try_grammar", lambda text: trials.append(text))
+    monkeypatch.setattr(compiler_module, "try_grammar", trials.append)
     request = ConstraintRequest(json_schema='{"allOf": [{"minLength": 1}]}')
     for field in ("parameters.constraint", "options"):
         with pytest.raises(InvalidInputError, match="takes more than") as caught:

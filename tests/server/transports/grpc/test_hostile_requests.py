@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import threading
 import time
 import tracemalloc
 from contextlib import asynccontextmanager, contextmanager
@@ -12,9 +13,13 @@ from decoding_server import serving as serving_decoders
 from rpc_failures import failure_of
 from tiny_engine import make_decoder
 
+from headway.oip import grpc_predict_v2_pb2 as inference_pb
+from headway.oip import grpc_predict_v2_pb2_grpc as inference_grpc
 from headway.v1 import generation_service_pb2 as pb
 from headway.v1 import generation_service_pb2_grpc as pb_grpc
 from headway.v1 import text_classification_service_pb2 as texts_pb
+from headway_server.transports.grpc.oip import service as oip_service
+from headway_server.transports.grpc.oip import tensors
 
 _PARAMETERS, _LOGIT_BIASES = 5, 7
 
@@ -96,6 +101,24 @@ async def test_millions_of_empty_elements_cost_what_their_bytes_cost(serve, clas
         assert max(gaps) < 0.5, "some milliseconds, and what the machine does besides"
         assert held < 2 * len(body), "no refused request is kept, but that the last one may be on its way out"
         assert peak < 4 * len(body)
+
+
+async def test_tensors_of_megabytes_are_read_off_the_event_loop(serving, monkeypatch):
+    threads = []
+
+    def read(message, *arguments, **options):
+        threads.append(threading.current_thread().name)
+        return tensors.read_inputs(message, *arguments, **options)
+
+    monkeypatch.setattr(oip_service, "read_inputs", read)
+    stub = inference_grpc.GRPCInferenceServiceStub(serving.channel)
+    for size in (10, 4 * 2**20):
+        element = len(b"x" * size).to_bytes(4, "little") + b"x" * size
+        tensor = inference_pb.ModelInferRequest.InferInputTensor(name="image", datatype="BYTES", shape=[1])
+        request = inference_pb.ModelInferRequest(model_name="colours", inputs=[tensor], raw_input_contents=[element])
+        assert (await failure_of(stub.ModelInfer(request))).code is grpc.StatusCode.INVALID_ARGUMENT
+    assert threads[0] == "MainThread"
+    assert threads[1].startswith("preprocessing")
 
 
 async def test_a_compressed_request_is_held_to_its_decoded_size(serve, classifier_store):
