@@ -240,6 +240,8 @@ def _advice(error: UnavailableError, connection: Mapping[str, Any]) -> str:
     running = f"is a headway-server running at {connection['server']}?"
     if "CERTIFICATE_VERIFY_FAILED" in error.message:
         return "give the authority of the server's certificate by --ca-file"
+    if "WRONG_VERSION_NUMBER" in error.message:
+        return "the server does not encrypt; leave out --tls and certificate files"
     if "Socket closed" not in error.message or connection.get("client_cert_file"):
         return running
     if connection.get("tls") or connection.get("ca_file"):
