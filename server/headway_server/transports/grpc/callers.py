@@ -47,11 +47,13 @@ class _Wait:
 
     __slots__ = ("_waits", "error", "num_sweeps", "since", "task")
 
-    def __init__(self, waits: dict[_Wait, None], num_sweeps: int = 0) -> None:
+    def __init__(
+        self, waits: dict[_Wait, None], num_sweeps: int = 0, loop: asyncio.AbstractEventLoop | None = None
+    ) -> None:
         self._waits = waits
         self.num_sweeps = num_sweeps
         self.since = time.monotonic()
-        self.task = asyncio.current_task()
+        self.task = asyncio.current_task(loop)
         self.error: RequestError | None = None
 
     def __enter__(self) -> Self:
@@ -82,6 +84,7 @@ class _Waits:
         self._advice = advice
         self._waits: dict[_Wait, None] = {}
         self._num_sweeps = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def __len__(self) -> int:
         return len(self._waits)
@@ -98,7 +101,9 @@ class _Waits:
             oldest = next(iter(waits))
             del waits[oldest]
             oldest.cut(self._overload())
-        return _Wait(waits, self._num_sweeps)
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+        return _Wait(waits, self._num_sweeps, self._loop)
 
     def sweep(self, now: float) -> None:
         """Ends the waits that take too long, and the longest ones where too many are slow."""
