@@ -1,5 +1,11 @@
 """Python client, command line and load tester of the headway API."""
 
+import os
+
+# gRPC's core writes a line of its own to stderr for each handshake that fails; what is wrong is told by the call. It
+# reads this when it is imported.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
 from headway_client.async_client import AsyncClient
 from headway_client.client import Client
 from headway_client.connection import LoadBalancing

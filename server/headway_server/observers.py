@@ -35,6 +35,10 @@ class Rights(Protocol):
     """What the caller of a call may do (`serving/access.py`)."""
 
     @property
+    def name(self) -> str:
+        """Of the API key or the certificate; empty for all who have neither."""
+
+    @property
     def counts_tokens(self) -> bool:
         """True if tokens are limited."""
 
@@ -53,6 +57,8 @@ class Call:
     """Unique within the process."""
     method: str
     """Full name of the RPC or path of the route."""
+    num_bytes: int = 0
+    """Size of the request as it was received."""
     raw_metadata: Iterable[tuple[str, str | bytes]] = ()
     """What the caller sent beside the request, as the transport has it; keys in lower case."""
     started_at: float

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import grpc
 import pytest
@@ -19,7 +19,9 @@ from typer.testing import CliRunner
 
 from headway.v1 import common_pb2
 from headway.v1 import generation_service_pb2 as pb
-from headway_client.cli import app
+from headway_client import Client
+from headway_client.cli import app, flags, models
+from headway_client.results import Task
 
 Run = Callable[..., Any]
 
@@ -307,7 +309,10 @@ def test_bundles_are_listed_with_routes_aliases_and_problems(run: Run) -> None:
 def test_models_are_loaded_unloaded_and_routed(run: Run, server: Any) -> None:
     assert run("load-model", "rule", "--model-version", "1").stdout == "rule 1 (fp32) is ready\n"
     assert objects(run("load-model", "rule", "--json").stdout)[0]["name"] == "rule"
-    assert (run("unload-model", "rule").exit_code, run("unload-model", "rule").stdout) == (0, "")
+    unloaded = run("unload-model", "rule")
+    assert (unloaded.exit_code, unloaded.stdout) == (0, "")
+    assert "its canary still names rule 2, which is not loaded" in unloaded.stderr
+    assert "still names" not in run("unload-model", "rule", "--model-version", "7").stderr
     assert len(run("scan-store").stdout.splitlines()) == 3
     assert objects(run("scan-store", "--json").stdout)[1]["state"] == "incomplete"
     ended = run("set-route", "rule", "--default-version", "1", "--canary-version", "2", "--canary-share", "0.1")
@@ -407,3 +412,27 @@ def test_the_installed_program_reads_stdin_and_survives_a_reader_that_leaves(ser
 
 def test_version(run: Run) -> None:
     assert run("--version").stdout.startswith("headway-client 0.")
+
+
+def test_who_waits_for_a_server_that_is_not_there_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flags, "_TOLD_AFTER_S", 0.2)
+    ended = CliRunner().invoke(app, ["list-models", "--server", "127.0.0.1:1", "--timeout", "1"])
+    told, failed = ended.stderr.splitlines()
+    assert told == "headway: waiting for 127.0.0.1:1; Ctrl-C ends"
+    assert failed.startswith("headway: UNAVAILABLE")
+
+
+def test_who_is_answered_late_is_told_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flags, "_TOLD_AFTER_S", 0.5)
+    assert "waiting for" not in run("list-models").stderr
+
+
+def test_every_task_can_be_asked_for_and_no_other() -> None:
+    assert {*get_args(models.TaskName), "unspecified"} == {task.value for task in Task}
+
+
+def test_a_scan_that_finds_nothing_says_so(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Client, "scan_store", lambda _: ())
+    ended = run("scan-store")
+    assert (ended.stdout, ended.stderr) == ("", "headway: nothing has changed\n")
+    assert run("scan-store", "--json").stdout == ""

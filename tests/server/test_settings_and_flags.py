@@ -168,8 +168,9 @@ def test_help_lists_every_setting_with_its_default_its_variable_and_what_it_does
     ("settings", "expected"),
     [
         ({}, 8 * MIB),
-        ({"max_text_kib": 1024}, 32 * MIB),
-        ({"max_text_kib": 4096}, 64 * MIB),
+        ({"max_text_kib": 512}, 16 * MIB),
+        ({"max_text_kib": 4096}, 20 * MIB),
+        ({"max_text_kib": 1024, "max_message_mib": 64}, 32 * MIB),
         ({"max_message_mib": 2}, 2 * MIB),
     ],
 )
@@ -183,6 +184,7 @@ def test_a_request_of_texts_is_held_to_what_its_texts_may_have(settings, expecte
         ({}, 1024 * 64, (4096, 8192 * MIB)),
         ({}, 1024 * 16, (1024, 2048 * MIB)),
         ({}, 1024, (256, 128 * MIB)),
+        ({"max_message_mib": 96}, 1024, (256, 192 * MIB)),
         ({"max_message_mib": 4}, 1024, (256, 128 * MIB)),
         ({"max_calls": 7, "max_inflight_mib": 9}, 1024 * 64, (7, 9 * MIB)),
     ],
@@ -192,4 +194,4 @@ def test_how_many_calls_run_at_a_time_follows_from_the_memory_there_is(settings,
 
 
 def test_where_the_memory_is_not_known_the_fewest_calls_run():
-    assert ServerSettings(store="m").call_limits(None) == (256, 128 * MIB)
+    assert ServerSettings(store="m").call_limits(None) == (256, 40 * MIB)

@@ -17,6 +17,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -24,7 +25,10 @@ from typing import Any, TypeAlias
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from h2_caller import Caller, frame
 
+from headway.oip import grpc_predict_v2_pb2 as inference_pb
+from headway.oip import grpc_predict_v2_pb2_grpc as inference_grpc
 from headway.v1 import generation_service_pb2 as pb
 from headway.v1 import generation_service_pb2_grpc as pb_grpc
 from headway.v1 import image_classification_service_pb2 as images_pb
@@ -33,6 +37,7 @@ from headway.v1 import text_classification_service_pb2 as texts_pb
 from headway.v1 import text_classification_service_pb2_grpc as texts_grpc
 
 _PROBE_INTERVAL_S = 0.005
+_HELD_S = 8.0
 
 
 def varint(number: int) -> bytes:
@@ -57,8 +62,11 @@ Call: TypeAlias = Callable[[], Awaitable[Any]]
 class Attacks:
     """The attacks, by name; each makes its calls, ready to be sent."""
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
+    def __init__(self, channel: grpc.aio.Channel, port: int) -> None:
         self._channel = channel
+        self._port = port
+        self._threads = ThreadPoolExecutor(32)
+        self._inference = inference_grpc.GRPCInferenceServiceStub(channel)
         self._generation = pb_grpc.GenerationServiceStub(channel)
         self._texts = texts_grpc.TextClassificationServiceStub(channel)
         self._images = images_grpc.ImageClassificationServiceStub(channel)
@@ -68,12 +76,17 @@ class Attacks:
             "multiples of 3,000 digits": self._multiples,
             "24 slow expressions and a long text": self._slow_expressions,
             "33 million empty elements, gzip": lambda: [self._raw(part(5, b"\x3a\x00" * 33_500_000), gzip=True)],
+            "10 million empty elements, gzip": lambda: [self._raw(part(5, b"\x3a\x00" * 10_000_000), gzip=True)],
             "4 million empty elements": lambda: [self._raw(part(5, b"\x3a\x00" * 4_000_000))],
             "8 million packed numbers": lambda: [self._raw(part(5, part(9, b"\1" * 8_000_000)))],
             "2.7 million unknown fields": lambda: [self._raw(b"\xf8\x01\x01" * 2_700_000)],
             "87,000 U+FDFA": lambda: [self._classify("\ufdfa" * 87_000)],
             "16 texts of 250 KiB": lambda: [self._classify(*["oil prices rose " * 16_000] * 16)],
-            "60 MiB that is no image": self._no_images,
+            "60 MiB that is no image": lambda: self._no_images(60),
+            "19 MiB that is no image": lambda: self._no_images(19),
+            "19 MiB that is no image, as tensors": lambda: [self._infer("cifar10", "image", 19)],
+            "19 MiB of text, as tensors": lambda: [self._infer("ag-news", "text", 19)],
+            "32 bodies of 19 MiB that never end": lambda: [self._endless_body] * 32,
             "256 conversations of 1,024 turns": self._conversations,
         }
 
@@ -97,9 +110,29 @@ class Attacks:
         request = texts_pb.ClassifyTextRequest(model="ag-news", texts=texts, truncate=True)
         return partial(self._texts.ClassifyText, request)
 
-    def _no_images(self) -> list[Call]:
-        request = images_pb.ClassifyImageRequest(images=[bytes(15 * 2**20)] * 4)
+    def _no_images(self, num_mib: int) -> list[Call]:
+        request = images_pb.ClassifyImageRequest(images=[bytes(num_mib * 2**18)] * 4)
         return [partial(self._images.ClassifyImage, request)]
+
+    def _infer(self, model: str, name: str, num_mib: int) -> Call:
+        elements = [bytes(num_mib * 2**18)] * 4
+        request = inference_pb.ModelInferRequest(
+            model_name=model,
+            inputs=[inference_pb.ModelInferRequest.InferInputTensor(name=name, datatype="BYTES", shape=[4])],
+            raw_input_contents=[b"".join(len(element).to_bytes(4, "little") + element for element in elements)],
+        )
+        return partial(self._inference.ModelInfer, request)
+
+    async def _endless_body(self) -> str:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._send_endless_body)
+
+    def _send_endless_body(self) -> str:
+        with Caller(self._port) as caller:
+            stream = caller.begin("/headway.v1.TextClassificationService/ClassifyText")
+            body = bytes(19 * 2**20)
+            caller.send_slowly(stream, frame(part(3, body))[:-1], _HELD_S)
+            status = caller.status(stream, _HELD_S / 2)
+            return "held" if status is None else grpc_code(int(status))
 
     def _conversations(self) -> list[Call]:
         conversation = pb.Conversation(messages=[pb.ChatMessage(role=pb.ROLE_USER, content="hi")] * 1024)
@@ -146,10 +179,15 @@ def _probe(port: int, pipe: Connection) -> None:
 
 async def _end(call: Call) -> str:
     try:
-        await call()
+        answer = await call()
     except grpc.aio.AioRpcError as error:
         return str(error.code().name)
-    return "OK"
+    return answer if isinstance(answer, str) else "OK"
+
+
+def grpc_code(number: int) -> str:
+    """Returns the name of a status."""
+    return next(code.name for code in grpc.StatusCode if code.value[0] == number)
 
 
 def _memory_mib(pid: int, name: str) -> float:
@@ -168,7 +206,7 @@ async def attack(port: int, pid: int) -> None:
     prober = Prober(port)
     options = [("grpc.max_send_message_length", -1)]
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
-        for name, make in Attacks(channel).all.items():
+        for name, make in Attacks(channel, port).all.items():
             calls = make()
             await asyncio.sleep(0.3)
             prober.longest_s()

@@ -21,6 +21,7 @@ import resource
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -30,6 +31,8 @@ from types import FunctionType
 from typing import Any
 
 import constraint_vocabularies as vocabularies
+import hostile_images
+import hostile_texts
 import tiny_chat
 from benchmarks.drills.mutation import mutate
 from google.protobuf.message import DecodeError, Message
@@ -49,6 +52,7 @@ from headway_server.preprocessing import (
     TextTokenizer,
     split_sentences,
 )
+from headway_server.runtime.machine import give_back_memory
 from headway_server.serving.limits import check_text
 from headway_server.tasks.parameters import DecodingLimits, plan_sampling
 from headway_server.transports.grpc import generation_requests, translation_requests
@@ -68,6 +72,12 @@ class Target:
     refusals: tuple[type[Exception], ...] = (RequestError,)
     limit_s: float = 2.0
     """Processor time of a case on its thread."""
+    draw: Callable[[random.Random], bytes] | None = None
+    """Makes a case of its own; None: a sample is damaged anywhere."""
+    limit_mib: float | None = None
+    """Memory that a case adds at most; None: it is not measured."""
+    slowest: dict[str, float] = field(default_factory=dict)
+    """Seconds of a processor that parts of it took at most, kept by `parse`."""
 
 
 @dataclass
@@ -78,6 +88,8 @@ class Outcome:
     taken: int = 0
     refused: int = 0
     slowest_s: float = 0.0
+    most_mib: float = 0.0
+    """Memory that a case has added at most, where it is measured."""
     kinds: dict[str, int] = field(default_factory=dict)
     """Refusals by error."""
 
@@ -90,11 +102,12 @@ def cases(target: Target, seed: int) -> Iterator[bytes]:
     rng, samples = random.Random(seed), target.samples()
     yield from samples
     while True:
-        yield mutate(rng, rng.choice(samples), samples, target.words)
+        yield target.draw(rng) if target.draw else mutate(rng, rng.choice(samples), samples, target.words)
 
 
 def attempt(target: Target, data: bytes, outcome: Outcome) -> None:
     """Has a case parsed; what is neither taken nor refused goes on as it is."""
+    had_mib = 0.0 if target.limit_mib is None else forget_peak()
     began = time.thread_time()
     outcome.cases += 1
     try:
@@ -106,6 +119,24 @@ def attempt(target: Target, data: bytes, outcome: Outcome) -> None:
     seconds = time.thread_time() - began
     outcome.slowest_s = max(outcome.slowest_s, seconds)
     assert seconds <= target.limit_s, f"took {seconds:.2f} s of the processor, at most {target.limit_s:g}"
+    if target.limit_mib is not None:
+        mib = memory_mib("VmHWM") - had_mib
+        outcome.most_mib = max(outcome.most_mib, mib)
+        assert mib <= target.limit_mib, f"took {mib:.0f} MiB, at most {target.limit_mib:g}"
+
+
+def memory_mib(name: str, pid: int | str = "self") -> float:
+    """Returns what the kernel says of a process's memory under such a name."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition(f"{name}:")[2].split()[0]) / 1024
+
+
+def forget_peak(pid: int | str = "self") -> float:
+    """Makes the kernel forget the most memory that a process has had; returns what it has now, in MiB."""
+    if pid == "self":
+        give_back_memory()  # or a case would take what earlier ones left with the allocator
+    Path(f"/proc/{pid}/clear_refs").write_text("5")
+    return memory_mib("VmRSS", pid)
 
 
 def fuzz(target: Target, seed: int, *, seconds: float, max_cases: int) -> Outcome:
@@ -175,6 +206,20 @@ def _images() -> list[bytes]:
         image.save(file := io.BytesIO(), **options)
         written.append(file.getvalue())
     return written
+
+
+_SERVERS_PREPROCESSOR = ImagePreprocessor(
+    ImagePreprocessing(
+        height=224,
+        width=224,
+        resize="shorter_side",
+        resize_size=256,
+        interpolation="bicubic",
+        mean=(0.5, 0.5, 0.5),
+        std=(0.5, 0.5, 0.5),
+    ),
+    ImageLimits(max_bytes=16 * 2**20, max_pixels=hostile_images.MAX_PIXELS),
+)
 
 
 # Templates and conversations
@@ -350,6 +395,21 @@ def _text(data: bytes) -> None:
         assert split.join([sentence.text for sentence in split.sentences])[0] is not None
 
 
+_SLOWEST: dict[str, float] = {}
+
+
+def _tokenizer(data: bytes) -> None:
+    """Encodes a text with every kind of tokenizer, as large as the server takes it."""
+    text = data.decode(errors="ignore")
+    check_text("text", text or "a", hostile_texts.MAX_BYTES)
+    for name, tokenizer in hostile_texts.tokenizers().items():
+        began = time.thread_time()
+        encoded = tokenizer.encode_now(text)
+        seconds = time.thread_time() - began
+        tokenizer.decode(encoded.input_ids.tolist())
+        _SLOWEST[name] = round(max(_SLOWEST.get(name, 0.0), seconds), 3)
+
+
 TARGETS = {
     "manifests": Target(
         parse=_manifest,
@@ -358,6 +418,13 @@ TARGETS = {
         refusals=(BundleError,),
     ),
     "images": Target(parse=_PREPROCESSOR.prepare, samples=_images, words=(b"\xff\xda", b"\xff\xd8", b"IDAT", b"fcTL")),
+    "headers": Target(
+        parse=_SERVERS_PREPROCESSOR.prepare,
+        samples=hostile_images.samples,
+        draw=hostile_images.damage,
+        limit_s=4.0,
+        limit_mib=400,
+    ),
     "templates": Target(
         parse=_template,
         samples=_templates,
@@ -384,6 +451,14 @@ TARGETS = {
         parse=_text,
         samples=lambda: [_TEXT.encode(), "\ufdfa".encode() * 2000],
         words=("\ufdfa".encode() * 400, "\u0301".encode() * 400, b". " * 400, b'"' * 400, b"<eos>", b"</s>"),
+    ),
+    "tokenizers": Target(
+        parse=_tokenizer,
+        samples=lambda: [_TEXT.encode()],
+        draw=lambda rng: hostile_texts.text(rng).encode(),
+        limit_s=30.0,
+        limit_mib=400,
+        slowest=_SLOWEST,
     ),
 }
 
@@ -413,12 +488,15 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--guided", action="store_true", help="by coverage, with atheris; one target")
     arguments = parser.parse_args()
+    warnings.simplefilter("ignore")  # Pillow's, of pictures that are damaged
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))  # what takes more is a finding
     if arguments.guided:
         _guided(TARGETS[arguments.target], arguments.seconds)
     for name in TARGETS if arguments.target == "all" else [arguments.target]:
         outcome = fuzz(TARGETS[name], arguments.seed, seconds=arguments.seconds, max_cases=10**9)
-        sys.stdout.write(json.dumps({"target": name, "seed": arguments.seed, **vars(outcome)}) + "\n")
+        sys.stdout.write(
+            json.dumps({"target": name, "seed": arguments.seed, **vars(outcome), "parts": TARGETS[name].slowest}) + "\n"
+        )
         sys.stdout.flush()
 
 

@@ -45,6 +45,27 @@ class Caller:
         self.connection.send_data(stream, data, end_stream=ends)
         self._flush()
 
+    def send_slowly(self, stream: int, data: bytes, timeout_s: float) -> int:
+        """Sends data of a call that goes on, as the server gives it room; returns how much was sent in time."""
+        end, position = time.monotonic() + timeout_s, 0
+        while position < len(data) and time.monotonic() < end and not self.has_ended(stream):
+            room = min(
+                self.connection.local_flow_control_window(stream),
+                self.connection.max_outbound_frame_size,
+                len(data) - position,
+            )
+            if room <= 0:
+                self.read(0.05)
+                continue
+            self.send(stream, data[position : position + room], ends=False)
+            position += room
+        return position
+
+    def has_ended(self, stream: int) -> bool:
+        """True if the server has ended a call, as far as was read."""
+        ends = (h2.events.StreamEnded, h2.events.StreamReset)
+        return any(isinstance(event, ends) and event.stream_id == stream for event in self.events)
+
     def read(self, seconds: float) -> None:
         """Reads for a time, which also answers pings."""
         end = time.monotonic() + seconds

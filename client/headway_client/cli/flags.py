@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
+from threading import Event, Thread
 from typing import Annotated, Any, NamedTuple, NoReturn, get_args, get_origin, is_typeddict
 
+import grpc
 import typer
 
 from headway_client.cli.output import shorten
@@ -32,6 +34,12 @@ File = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
 BatchSize = Annotated[int, typer.Option("--batch-size", min=1, help="Inputs to send with one call.")]
 
+_TOLD_AFTER_S = 2.0
+_LOOKS = 4
+"""Looks at the connection in that time, of which none must find one."""
+_WITHOUT_CONNECTION = tuple(
+    state.value[0] for state in (grpc.ChannelConnectivity.CONNECTING, grpc.ChannelConnectivity.TRANSIENT_FAILURE)
+)
 _ELEMENT = re.compile(r"^(?:texts|prompts|images)\[(\d+)\]")
 
 
@@ -179,8 +187,32 @@ def _given(names: Sequence[str], arguments: dict[str, Any]) -> dict[str, Any]:
 @contextmanager
 def connected(connection: ConnectionFlags) -> Iterator[Client]:
     """Opens a client for the length of a command."""
-    with reported_failures(connection), Client(**connection) as client:
+    with reported_failures(connection), Client(**connection) as client, _told_of_waits(client):
         yield client
+
+
+@contextmanager
+def _told_of_waits(client: Client) -> Iterator[None]:
+    """Prints a line on stderr once nobody has answered for a while: calls go on trying until their time is over."""
+    has_ended = Event()
+    watch = Thread(target=_watch, args=(client, has_ended), daemon=True)
+    watch.start()
+    try:
+        yield
+    finally:
+        has_ended.set()
+        watch.join()  # before the channel is closed
+
+
+def _watch(client: Client, has_ended: Event) -> None:
+    """Prints a line when a client has been without a connection for `_TOLD_AFTER_S`, while it wants one."""
+    num_looks = 0
+    while num_looks < _LOOKS and not has_ended.wait(_TOLD_AFTER_S / _LOOKS):
+        # gRPC's own subscription has a thread that fails where the channel is closed.
+        state = client._channel._channel.check_connectivity_state(False)  # type: ignore[attr-defined]  # noqa: SLF001
+        num_looks = num_looks + 1 if state in _WITHOUT_CONNECTION else 0
+    if num_looks == _LOOKS:
+        typer.echo(f"headway: waiting for {client.server}; Ctrl-C ends", err=True)
 
 
 @contextmanager
@@ -208,6 +240,8 @@ def _advice(error: UnavailableError, connection: Mapping[str, Any]) -> str:
     running = f"is a headway-server running at {connection['server']}?"
     if "CERTIFICATE_VERIFY_FAILED" in error.message:
         return "give the authority of the server's certificate by --ca-file"
+    if "WRONG_VERSION_NUMBER" in error.message:
+        return "the server does not encrypt; leave out --tls and certificate files"
     if "Socket closed" not in error.message or connection.get("client_cert_file"):
         return running
     if connection.get("tls") or connection.get("ca_file"):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from typing import Annotated
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Literal
 
 import typer
 
@@ -12,13 +12,14 @@ from headway_client import results
 from headway_client.cli.flags import AsJson, ConnectionFlags, connected, fail, takes_options
 from headway_client.cli.output import as_dict, print_json, print_table
 
+TaskName = Literal["generation", "translation", "text_classification", "token_classification", "image_classification"]
 ModelArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the model.")]
 
 
 @takes_options
 def list_models(
     *,
-    task: Annotated[results.Task | None, typer.Option("--task", help="List only models for this task.")] = None,
+    task: Annotated[TaskName | None, typer.Option("--task", help="List only models for this task.")] = None,
     as_json: AsJson = False,
     connection: ConnectionFlags,
 ) -> None:
@@ -27,7 +28,7 @@ def list_models(
     Bundles that could not be loaded are listed on stderr.
     """
     with connected(connection) as client:
-        listing = client.list_models(task)
+        listing = client.list_models(task and results.Task(task))
     if as_json:
         for model in listing:
             print_json(as_dict(model))
@@ -119,6 +120,14 @@ def unload_model(
     """Unload a model when the calls that use it are finished."""
     with connected(connection) as client:
         client.unload_model(model, model_version=model_version)
+        listing = client.list_bundles()
+    for what, version in _names_of(listing, model):
+        if model_version in (None, version):
+            typer.echo(
+                f"headway: {what} still names {model} {version}, which is not loaded; change it by set-route or "
+                "set-alias, or load the version again",
+                err=True,
+            )
 
 
 @takes_options
@@ -129,8 +138,10 @@ def scan_store(*, as_json: AsJson = False, connection: ConnectionFlags) -> None:
     if as_json:
         for bundle in changed:
             print_json(as_dict(bundle))
-    else:
+    elif changed:
         _print_bundles(changed)
+    else:
+        typer.echo("headway: nothing has changed", err=True)
 
 
 @takes_options
@@ -203,6 +214,17 @@ def health(
         typer.echo(status.value)
     if status is not results.HealthStatus.SERVING:
         fail(f"{service or client.server} is not serving: {status.value}", 1)
+
+
+def _names_of(listing: results.BundleList, model: str) -> Iterator[tuple[str, str]]:
+    """Yields what names a version of a model, and that version."""
+    for route in listing.routes:
+        if route.model == model:
+            yield from (("its default", route.default_version),) if route.default_version else ()
+            yield from (("its canary", route.canary_version),) if route.canary_version else ()
+    for alias in listing.aliases:
+        if alias.model == model and alias.model_version:
+            yield f"the alias {alias.alias}", alias.model_version
 
 
 def _print_bundles(bundles: Iterable[results.BundleStatus]) -> None:

@@ -335,9 +335,10 @@ class GenerateTextRequest(_message.Message):
     priority: _builtins.int
     """Priority among the texts of its caller: higher goes first. Range -100 to 100. Default 0."""
     cache_salt: _builtins.str
-    """Beginnings of prompts that were computed are kept and used again for later prompts with the same salt alone. Give
-    each of your users one, so that cached_prompt_token_count, or the time of an answer, tells none of them what another
-    has asked. At most 256 characters. Default: empty.
+    """Beginnings of prompts that were computed are kept and used again for later prompts with the same API key and salt
+    alone; without a key, with the same salt, and without both, of the same connection. Give each of your users one, so
+    that cached_prompt_token_count, or the time of an answer, tells none of them what another has asked. At most 256
+    characters. Default: empty.
     """
     @_builtins.property
     def prompts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -575,9 +576,10 @@ class StreamGenerateTextRequest(_message.Message):
     priority: _builtins.int
     """Priority among the texts of its caller: higher goes first. Range -100 to 100. Default 0."""
     cache_salt: _builtins.str
-    """Beginnings of prompts that were computed are kept and used again for later prompts with the same salt alone. Give
-    each of your users one, so that cached_prompt_token_count, or the time of an answer, tells none of them what another
-    has asked. At most 256 characters. Default: empty.
+    """Beginnings of prompts that were computed are kept and used again for later prompts with the same API key and salt
+    alone; without a key, with the same salt, and without both, of the same connection. Give each of your users one, so
+    that cached_prompt_token_count, or the time of an answer, tells none of them what another has asked. At most 256
+    characters. Default: empty.
     """
     @_builtins.property
     def conversation(self) -> Global___Conversation:

@@ -8,6 +8,7 @@ The spans below a call are made from events when they are over, with the times o
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import threading
@@ -34,9 +35,35 @@ _CLOSE_TIMEOUT_S: Final = 3.0
 """How long the end of a server waits for the last spans to be sent."""
 _MAX_CHILDREN: Final = 64
 """Most spans below that of a call: one of 32 prompts with 16 samples would have 1,536."""
+_TOLD_EVERY_S: Final = 300.0
+"""How often the log says that the collector is away."""
+_EXPORTER_LOG: Final = "opentelemetry.exporter.otlp.proto.grpc.exporter"
 _SERVER_ERRORS: Final = frozenset({"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE"})
 """Codes that make a server's span an error (OpenTelemetry's semantic conventions for gRPC); the others are the
 caller's."""
+
+
+class _Seldom(logging.Filter):
+    """Lets one line through, and then one every `_TOLD_EVERY_S` with the number of those between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lock = threading.Lock()
+        self._told_at = -_TOLD_EVERY_S
+        self._num_left_out = 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """See `logging.Filter`."""
+        with self._lock:
+            now = time.monotonic()
+            if now - self._told_at < _TOLD_EVERY_S:
+                self._num_left_out += 1
+                return False
+            if self._num_left_out:
+                record.msg = f"{record.getMessage()} ({self._num_left_out} such lines before this one were left out)"
+                record.args = ()
+            self._told_at, self._num_left_out = now, 0
+            return True
 
 
 class _CallSpan:
@@ -83,6 +110,9 @@ class Tracing(Observer):
     @classmethod
     def sending_to(cls, endpoint: str, *, sample_ratio: float) -> Self:
         """Sends spans by OTLP over gRPC; an endpoint with http:// is not encrypted."""
+        log = logging.getLogger(_EXPORTER_LOG)  # of the library, which writes a line for each try
+        if not any(isinstance(each, _Seldom) for each in log.filters):
+            log.addFilter(_Seldom())
         return cls(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)), sample_ratio=sample_ratio)
 
     def call_started(self, call: Call) -> None:

@@ -276,8 +276,11 @@ class ModelHost:
                     else:
                         num_ready += 1
         if not host.models:
-            reasons = "; ".join(f"{bundle.path}: {bundle.reason}" for bundle in host.rejected)
-            raise StoreError(f"store {settings.store}: none of its bundles can be served: {reasons}")
+            first, *others = host.rejected
+            more = f"; the log says why {len(others)} more cannot" if others else ""
+            raise StoreError(
+                f"store {settings.store}: none of its bundles can be served: {first.path}: {first.reason}{more}"
+            )
         return host
 
     @property

@@ -9,9 +9,7 @@ the queue takes.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Protocol
+from typing import Protocol, Self
 
 from headway_server.errors import OverloadedError
 
@@ -73,7 +71,10 @@ class MeasuredPace:
 
 
 class Permit:
-    """What a call holds of an admission; its inputs give their parts back one by one, or all at the end."""
+    """What a call holds of an admission; its inputs give their parts back one by one, or all at the end.
+
+    A context manager, which releases what is left. All of it runs for every call, so no generator stands behind it.
+    """
 
     __slots__ = ("_admission", "_began", "_bytes", "_caller", "_count", "_work")
 
@@ -84,6 +85,12 @@ class Permit:
         self._work = work
         self._caller = caller
         self._began = time.monotonic()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
 
     def release(self, count: int | None = None) -> None:
         """Gives back the part of `count` inputs, or all that is left."""
@@ -128,7 +135,6 @@ class Admission:
         """How many are admitted and not yet answered."""
         return self._num_admitted
 
-    @contextmanager
     def admit(
         self,
         count: int,
@@ -137,8 +143,8 @@ class Admission:
         work: float | None = None,
         deadline: float | None = None,
         caller: str = "",
-    ) -> Iterator[Permit]:
-        """Holds a permit for `count` inputs of `num_bytes` together.
+    ) -> Permit:
+        """Gives a permit for `count` inputs of `num_bytes` together.
 
         Inputs of more bytes than the limit are admitted when nothing else is.
 
@@ -154,17 +160,13 @@ class Admission:
         """
         work = float(count) if work is None else work
         self._check(count, num_bytes, work, deadline, caller)
-        permit = Permit(self, count, num_bytes, work, caller)
         if self._pace is not None:
             if not self._num_admitted and isinstance(self._pace, MeasuredPace):
                 self._pace.begin()
             self._work_of[caller] = self._work_of.get(caller, 0.0) + work
         self._num_admitted += count
         self._num_bytes += num_bytes
-        try:
-            yield permit
-        finally:
-            permit.release()
+        return Permit(self, count, num_bytes, work, caller)
 
     def take_back(self, count: int, num_bytes: int, work: float, caller: str, held_s: float) -> None:
         """Takes back a part of a permit that was held for `held_s` seconds; called by the permit."""

@@ -1,6 +1,7 @@
 """Traces: from the caller's span through queue, batch, prefill and decode to the answer, as a collector gets them."""
 
 import asyncio
+import logging
 import re
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from tiny_engine import make_decoder, make_sequence, running_engine
 
 from headway.v1 import text_classification_service_pb2 as pb
 from headway_client import AsyncClient, Client
+from headway_server.monitoring import tracing as tracing_module
 from headway_server.monitoring.tracing import Tracing
 from headway_server.observers import BatchEvent, BatchMember, ModelId
 from headway_server.serving.calls import Calls
@@ -211,3 +213,18 @@ def test_a_server_without_the_extra_says_what_to_install(classifier_store):
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert ended.returncode == 2
     assert "install headway-server[tracing]" in ended.stderr
+
+
+def test_the_log_says_once_in_a_while_that_the_collector_is_away(monkeypatch, caplog):
+    Tracing.sending_to("http://127.0.0.1:1", sample_ratio=1.0).close()
+    log = logging.getLogger(tracing_module._EXPORTER_LOG)
+    (seldom,) = (each for each in log.filters if isinstance(each, tracing_module._Seldom))
+    seldom._told_at, seldom._num_left_out = -tracing_module._TOLD_EVERY_S, 0
+    for number in range(4):
+        log.warning(f"Transient error, try {number}")
+    monkeypatch.setattr(tracing_module, "_TOLD_EVERY_S", 0.0)
+    log.warning("Transient error, try 4")
+    assert [record.getMessage() for record in caplog.records] == [
+        "Transient error, try 0",
+        "Transient error, try 4 (3 such lines before this one were left out)",
+    ]

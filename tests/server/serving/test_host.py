@@ -141,10 +141,12 @@ def test_an_error_that_nobody_foresaw_is_told_in_the_log_alone(tmp_path, load, m
     assert [type(line["exc_info"]) for line in lines if line["event"] == "bundle rejected"] == [PermissionError]
 
 
-def test_a_store_without_a_usable_bundle_is_refused_with_every_reason(tmp_path, load):
+def test_a_store_without_a_usable_bundle_is_refused_with_a_reason(tmp_path, load):
     for name in ("a", "b"):
         flip_a_byte(tiny_bundles.write_topic_bundle(tmp_path, name=name).path / "model.onnx")
-    with pytest.raises(StoreError, match=r"none of its bundles can be served: a/1: .*SHA-256.*; b/1: .*SHA-256"):
+    with pytest.raises(
+        StoreError, match=r"none of its bundles can be served: a/1: .*SHA-256.*; the log says why 1 more"
+    ):
         load(tmp_path)
 
 

@@ -8,8 +8,9 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock
+from threading import Lock, RLock
 from types import SimpleNamespace
+from typing import ClassVar
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
@@ -23,7 +24,7 @@ from headway_server.decoding.constraints.trial import (
     MEMORY_LIMIT_BYTES,
     WALL_LIMIT_S,
     BusyError,
-    passes_trial,
+    try_grammar,
 )
 from headway_server.decoding.constraints.vocabulary import (
     UnsupportedTokenizerError,
@@ -37,12 +38,15 @@ MAX_CACHED = 128
 """Constraints whose grammar, or refusal, is remembered, so that it is checked once."""
 MAX_COMPILING_S = 10.0
 """How long a call waits for its constraint, those of other calls before it included."""
+MAX_HELD_BYTES = 256 * 2**20
+"""Memory that the constraints of all calls may hold together, those that wait included, by what their trials took."""
 
 _MAX_REMEMBERED_CHARACTERS = 512 * 1024
 """Of a constraint that is remembered: the limits of a valid one allow no more, and an invalid one may be any size."""
 _MAX_SHARING = 8
 """Sequences that share an automaton, if another one takes less than `_CHEAP_S`."""
 _CHEAP_S = 0.005
+_RETRY_S = 1.0
 
 _IDENTIFIERS = "[a-zA-Z0-9]{1,10}"
 """Tokens of this kind are marked together where all of them may follow; the library has other such kinds for JSON."""
@@ -58,12 +62,60 @@ class _ModelParts:
 
 
 @dataclass(frozen=True, slots=True)
+class _Grammar:
+    """A constraint that has passed its trial."""
+
+    text: str
+    """As the library reads it."""
+    num_bytes: int
+    """What it takes when it is compiled."""
+
+
+@dataclass(frozen=True, slots=True)
 class _Refusal:
     """Why a constraint was refused."""
 
     path: str
     """Of the field below the constraint, such as `.regex`."""
     description: str
+
+
+class Held:
+    """What a compiled grammar takes of the memory for all of them, for as long as something refers to this."""
+
+    __slots__ = ("_num_bytes",)
+
+    _lock: ClassVar = RLock()  # an object may be deleted at any time, within this lock too
+    _total_bytes: ClassVar[int] = 0
+
+    def __init__(self, num_bytes: int) -> None:
+        """Takes the memory.
+
+        Raises:
+            OverloadedError: Others hold it.
+        """
+        self._num_bytes = 0
+        with self._lock:
+            if Held._total_bytes + num_bytes > MAX_HELD_BYTES:
+                raise OverloadedError(
+                    f"the constraints of other calls hold {Held._total_bytes >> 20} MiB, this one takes "
+                    f"{num_bytes / 2**20:g}, and the limit is {MAX_HELD_BYTES >> 20}; try again later",
+                    _RETRY_S,
+                )
+            Held._total_bytes += num_bytes
+            self._num_bytes = num_bytes
+
+    @classmethod
+    def total_bytes(cls) -> int:
+        """Returns what all of them hold together."""
+        return cls._total_bytes
+
+    def __del__(self) -> None:
+        with self._lock:
+            Held._total_bytes -= self._num_bytes
+
+    def __repr__(self) -> str:
+        return f"Held({self._num_bytes} of {Held._total_bytes} bytes)"
 
 
 class CompiledConstraint:
@@ -73,11 +125,25 @@ class CompiledConstraint:
     few sequences share one, and never those of different calls, so that no call uses up the limit of another.
     """
 
-    __slots__ = ("_build", "_end_ids", "_is_cheap", "_lock", "_masks", "_matcher", "_num_started")
+    __slots__ = (
+        "_build",
+        "_end_ids",
+        "_held",
+        "_is_cheap",
+        "_lock",
+        "_masks",
+        "_matcher",
+        "_num_bytes",
+        "_num_started",
+    )
 
-    def __init__(self, build: Callable[[], LLMatcher], masks: ModelMasks, eos_id: int | None) -> None:
+    def __init__(
+        self, build: Callable[[], LLMatcher], masks: ModelMasks, eos_id: int | None, *, num_bytes: int
+    ) -> None:
         began = time.monotonic()
         self._build = build
+        self._num_bytes = num_bytes
+        self._held = Held(num_bytes)
         self._matcher = build()
         self._is_cheap = time.monotonic() - began < _CHEAP_S
         self._num_started = 0
@@ -97,13 +163,19 @@ class CompiledConstraint:
             end_ids: The request's stop tokens, which end the text as the end-of-sequence token does. They may follow
                 only where the text may end.
             follows_text: True if the prompt has any text; False if it has only special tokens.
+
+        Raises:
+            OverloadedError: It takes another automaton, and there is no memory for it.
         """
         with self._lock:
             if self._is_cheap and self._num_started == _MAX_SHARING:
+                self._held = Held(self._num_bytes)
                 self._matcher, self._num_started = self._build(), 0
             self._num_started += 1
-            matcher = self._matcher.deep_copy()
-        return ConstraintState(matcher, self._masks, end_ids=self._end_ids | end_ids, is_at_beginning=not follows_text)
+            matcher, held = self._matcher.deep_copy(), self._held
+        return ConstraintState(
+            matcher, self._masks, end_ids=self._end_ids | end_ids, is_at_beginning=not follows_text, held=held
+        )
 
     def __repr__(self) -> str:
         return f"CompiledConstraint({'wrong' if self._matcher.is_error() else 'ready'})"
@@ -128,13 +200,13 @@ class ConstraintCompiler:
         self._eos_id = eos_id
         self._lock = Lock()
         self._parts: _ModelParts | None = None
-        self._known: OrderedDict[ConstraintRequest, str | _Refusal] = OrderedDict()  # its grammar, or why not
+        self._known: OrderedDict[ConstraintRequest, _Grammar | _Refusal] = OrderedDict()  # its grammar, or why not
 
     async def compile_off_loop(self, request: ConstraintRequest, *, field: str) -> CompiledConstraint:
         """Does `compile` on a thread for constraints; the caller waits at most `MAX_COMPILING_S`.
 
         Raises:
-            OverloadedError: It took longer, most likely because of constraints of other calls.
+            OverloadedError: It took longer, most likely because of constraints of other calls, or they hold the memory.
         """
         loop = asyncio.get_running_loop()
         compiling = loop.run_in_executor(constraint_pool(), lambda: self.compile(request, field=field))
@@ -155,6 +227,7 @@ class ConstraintCompiler:
 
         Raises:
             InvalidInputError: It is too large, means nothing, allows no text, or needs what is not supported.
+            OverloadedError: The constraints of other calls hold all memory there is for them.
             WrongTaskError: The model's tokenizer cannot be constrained.
         """
         parts = self._load()
@@ -174,19 +247,19 @@ class ConstraintCompiler:
         self._remember(request, grammar)
         return constraint
 
-    def _check(self, parts: _ModelParts, request: ConstraintRequest, field: str) -> tuple[str, CompiledConstraint]:
+    def _check(self, parts: _ModelParts, request: ConstraintRequest, field: str) -> tuple[_Grammar, CompiledConstraint]:
         """Compiles a constraint that is not known yet, and tries its first step."""
         request.check_size(field)
         field = f"{field}.{request.kind}"
-        grammar = write_grammar(request, parts.vocabulary, field)
-        _check_cost(grammar, field)
+        text = write_grammar(request, parts.vocabulary, field)
+        grammar = _Grammar(text, _check_cost(text, field))
         constraint = self._constraint(parts, grammar)
         if constraint.complaint is not None:
             raise InvalidInputError(field, explain(constraint.complaint, request))
         _check_beginning(constraint, parts.masks, field)
         return grammar, constraint
 
-    def _remember(self, request: ConstraintRequest, outcome: str | _Refusal) -> None:
+    def _remember(self, request: ConstraintRequest, outcome: _Grammar | _Refusal) -> None:
         """Remembers what became of a request, unless it is too large to be kept."""
         if request.num_characters > _MAX_REMEMBERED_CHARACTERS:
             return
@@ -195,14 +268,14 @@ class ConstraintCompiler:
             if len(self._known) > MAX_CACHED:
                 self._known.popitem(last=False)
 
-    def _constraint(self, parts: _ModelParts, grammar: str) -> CompiledConstraint:
+    def _constraint(self, parts: _ModelParts, grammar: _Grammar) -> CompiledConstraint:
         def build() -> LLMatcher:
-            matcher = LLMatcher(parts.tokenizer, grammar, log_level=0, limits=LIMITS)
+            matcher = LLMatcher(parts.tokenizer, grammar.text, log_level=0, limits=LIMITS)
             if not matcher.is_error():
                 matcher.compute_bitmask()  # some errors show only here, and the first step finds it done
             return matcher
 
-        return CompiledConstraint(build, parts.masks, self._eos_id)
+        return CompiledConstraint(build, parts.masks, self._eos_id, num_bytes=grammar.num_bytes)
 
     def _load(self) -> _ModelParts:
         with self._lock:
@@ -214,16 +287,16 @@ class ConstraintCompiler:
         return f"ConstraintCompiler({self._vocab_size} tokens, {len(self._known)} of {MAX_CACHED} constraints known)"
 
 
-def _check_cost(grammar: str, field: str) -> None:
-    """Compiles a grammar where it may crash, before the server does.
+def _check_cost(grammar: str, field: str) -> int:
+    """Compiles a grammar where it may crash, before the server does; returns the bytes it takes.
 
     Raises:
         InvalidInputError: It took too much.
         OverloadedError: The machine is too busy to tell.
     """
     try:
-        if passes_trial(grammar):
-            return
+        if (num_bytes := try_grammar(grammar)) is not None:
+            return num_bytes
     except BusyError:
         raise OverloadedError(
             f"the server is too busy to check a constraint in {WALL_LIMIT_S:g} s; try again later", WALL_LIMIT_S

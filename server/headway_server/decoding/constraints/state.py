@@ -40,6 +40,7 @@ class ConstraintState:
         "_can_run_out",
         "_end_bits",
         "_first",
+        "_held",
         "_matcher",
         "_num_words",
         "_only_end_follows",
@@ -47,8 +48,16 @@ class ConstraintState:
     )
 
     def __init__(
-        self, matcher: LLMatcher, masks: ModelMasks, *, end_ids: frozenset[int], is_at_beginning: bool
+        self,
+        matcher: LLMatcher,
+        masks: ModelMasks,
+        *,
+        end_ids: frozenset[int],
+        is_at_beginning: bool,
+        held: object = None,
     ) -> None:
+        """Begins at a matcher's state; `held` is referred to for as long as this has the matcher."""
+        self._held = held
         self._matcher = matcher
         self._num_words = masks.num_words
         self._end_bits = _bits(end_ids, len(masks.text))

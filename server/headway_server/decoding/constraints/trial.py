@@ -6,7 +6,7 @@ same for the same grammar. What it compiles cannot be handed from process to pro
 
 The server starts this file as a program, which has the library loaded and forks for every grammar: a trial takes 3 ms.
 As a program it imports nothing of the server's. It reads frames (4 bytes of length, the grammar) and answers each with
-one byte.
+one byte, which also tells how much memory the grammar took.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import subprocess
 import sys
 from pathlib import Path
 from threading import Lock
-from typing import BinaryIO
+from typing import BinaryIO, Final
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
@@ -43,18 +43,22 @@ LIMITS = LLParserLimits(
 )
 """Beside the library's own limits on the work to build a grammar and on its size."""
 
-_PASSED, _FAILED, _BUSY = b"1", b"0", b"?"
+_FAILED, _BUSY = 0, 1
+_PASSED: Final = 2
+"""Answer to a grammar that took no memory; one more for every unit."""
+_UNIT_BYTES: Final = 256 * 2**10
 
 
 class BusyError(Exception):
     """A trial got too little of the processor to tell."""
 
 
-def passes_trial(grammar: str) -> bool:
+def try_grammar(grammar: str) -> int | None:
     """Compiles a grammar in a process of its own. May be called by several threads, each of which gets a process.
 
     Returns:
-        True if that stayed within the limits, whether the grammar is right or not.
+        Bytes that it takes, in steps of 256 KiB, if that stayed within the limits, whether the grammar is right or not;
+        else None.
 
     Raises:
         BusyError: The process got too little of the processor to tell.
@@ -65,9 +69,9 @@ def passes_trial(grammar: str) -> bool:
         answer = program.ask(frame)
         if answer:
             _TRIALS.give_back(program)
-            if answer == _BUSY:
+            if answer[0] == _BUSY:
                 raise BusyError
-            return answer == _PASSED
+            return None if answer[0] == _FAILED else (answer[0] - _PASSED) * _UNIT_BYTES
         program.close()
     raise BusyError
 
@@ -142,27 +146,44 @@ def _write(descriptor: int, data: bytes) -> None:
 def _serve(requests: BinaryIO) -> None:
     """Answers the server's grammars until it closes the pipe, as it does when it ends, however it ends."""
     tokenizer = LLTokenizer("byte")
+    LLMatcher(tokenizer, "start: /a/", log_level=0, limits=LIMITS).compute_bitmask()  # what is made once, here
     while header := requests.read(4):
         grammar = requests.read(int.from_bytes(header)).decode(errors="surrogatepass")
         child = os.fork()
         if not child:
             _try(tokenizer, grammar)
         _, status = os.waitpid(child, 0)
-        was_out_of_time = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM
-        _write(1, _PASSED if status == 0 else _BUSY if was_out_of_time else _FAILED)
+        if os.WIFEXITED(status):
+            answer = os.WEXITSTATUS(status)
+        else:
+            answer = _BUSY if os.WTERMSIG(status) == signal.SIGALRM else _FAILED
+        _write(1, bytes([answer]))
 
 
 def _try(tokenizer: LLTokenizer, grammar: str) -> None:
-    """Compiles a grammar and ends the process."""
+    """Compiles a grammar and ends the process, with the answer as its exit code."""
     signal.setitimer(signal.ITIMER_PROF, CPU_LIMIT_S)  # SIGPROF and SIGALRM end it
     signal.setitimer(signal.ITIMER_REAL, WALL_LIMIT_S)
+    answer = _FAILED  # a panic is no Exception
     try:
+        had_bytes = _resident_bytes()
         matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LIMITS)
         if not matcher.is_error():
             matcher.compute_bitmask()
+        num_units = -(-max(_resident_bytes() - had_bytes, 1) // _UNIT_BYTES)
         del matcher  # what is nested deeply may overflow the stack here
+        answer = min(_PASSED + num_units, 255)
     finally:
-        os._exit(1 if sys.exc_info()[0] is not None else 0)  # a panic is no Exception
+        os._exit(answer)
+
+
+def _resident_bytes() -> int:
+    """Returns the memory of this process without that of files; 0 where the system does not tell."""
+    statistics = Path("/proc/self/statm")
+    if not statistics.exists():
+        return 0
+    _, resident, of_files, *_ = statistics.read_text().split()
+    return (int(resident) - int(of_files)) * resource.getpagesize()
 
 
 def _limit() -> None:

@@ -189,10 +189,7 @@ class GenerationModel(DecodingModel):
         is_stream: bool = False,
     ) -> list[Sequence]:
         """Makes the sequences of a prompt, one for each sample, which compute the prompt once."""
-        caller = current_caller()
-        call, cache_salt = current_call(), request.cache_salt
-        if call is not None and call.rights is not None:  # each key has a cache of its own
-            cache_salt = f"{caller}\n{cache_salt}"
+        caller, cache_salt = current_caller(), _cache_salt(request.cache_salt)
         context_ids = prompt.input_ids[-_CONTEXT_TOKENS:].tolist()
         follows_text = constraint is not None and bool(self._tokenizer.decode(context_ids))
         sequences = [
@@ -241,6 +238,20 @@ class GenerationModel(DecodingModel):
         if prompt.truncated or prompt.text is None:
             return self._tokenizer.decode(prompt.input_ids.tolist())
         return prompt.text
+
+
+def _cache_salt(salt: str) -> str:
+    """Returns what the present call shares the prefix cache by, for the salt it brings.
+
+    That is its API key or certificate and the salt. Callers whom the server does not know share by their salts, and
+    those who bring none have what came by their own connection: nobody learns by default what another has asked.
+    """
+    call = current_call()
+    if call is not None and call.rights is not None and call.rights.name:
+        return f"key\n{call.rights.name}\n{salt}"
+    if salt or call is None:
+        return f"salt\n{salt}"
+    return f"caller\n{call.caller}"
 
 
 def _load_chat_template(bundle: Bundle) -> ChatTemplate | None:

@@ -13,7 +13,8 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from types import TracebackType
+from typing import Any, Final, Self, TypeAlias
 
 import grpc
 
@@ -21,9 +22,9 @@ from headway_server.errors import DeadlineError, InvalidInputError, OverloadedEr
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
-_SWEEP_S: Final = 0.5
-_SLOW_S: Final = 1.0
-"""A wait that is shorter is nobody's fault and counts for nothing."""
+_SWEEP_S: Final = 0.1
+_FEWEST_SWEEPS: Final = 4
+"""Looks at a wait before it counts as slow: an event loop that is late has not taken what is there either."""
 _RETRY_S: Final = 1.0
 
 
@@ -34,20 +35,38 @@ class WaitLimits:
     timeout_s: float
     """Seconds that a wait may take; 0: any time."""
     max_slow: int
-    """Waits of more than a second at a time."""
+    """Waits of more than `slow_s` at a time."""
+    slow_s: float = 1.0
+    """A wait that is shorter is nobody's fault and counts for nothing."""
     max_waits: int | None = None
     """Waits at a time; None: any number."""
 
 
 class _Wait:
-    """A call that waits for its caller."""
+    """A call that waits for its caller, from its beginning to its end as a context."""
 
-    __slots__ = ("error", "since", "task")
+    __slots__ = ("_waits", "error", "num_sweeps", "since", "task")
 
-    def __init__(self) -> None:
+    def __init__(
+        self, waits: dict[_Wait, None], num_sweeps: int = 0, loop: asyncio.AbstractEventLoop | None = None
+    ) -> None:
+        self._waits = waits
+        self.num_sweeps = num_sweeps
         self.since = time.monotonic()
-        self.task = asyncio.current_task()
+        self.task = asyncio.current_task(loop)
         self.error: RequestError | None = None
+
+    def __enter__(self) -> Self:
+        self._waits[self] = None
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._waits.pop(self, None)
+        if isinstance(error, asyncio.CancelledError) and self.error is not None and self.task is not None:
+            self.task.uncancel()
+            raise self.error from None
 
     def cut(self, error: RequestError) -> None:
         """Ends the wait with an error."""
@@ -64,12 +83,13 @@ class _Waits:
         self._fault = fault
         self._advice = advice
         self._waits: dict[_Wait, None] = {}
+        self._num_sweeps = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def __len__(self) -> int:
         return len(self._waits)
 
-    @contextmanager
-    def wait(self) -> Iterator[None]:
+    def wait(self) -> _Wait:
         """Surrounds a wait.
 
         Raises:
@@ -81,27 +101,19 @@ class _Waits:
             oldest = next(iter(waits))
             del waits[oldest]
             oldest.cut(self._overload())
-        wait = _Wait()
-        waits[wait] = None
-        try:
-            yield
-        except asyncio.CancelledError:
-            if wait.error is None or wait.task is None:
-                raise
-            wait.task.uncancel()
-            raise wait.error from None
-        finally:
-            waits.pop(wait, None)
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+        return _Wait(waits, self._num_sweeps, self._loop)
 
     def sweep(self, now: float) -> None:
         """Ends the waits that take too long, and the longest ones where too many are slow."""
-        slow = []
+        slow, limits = [], self._limits
+        self._num_sweeps += 1
         for wait in self._waits:
-            if now - wait.since < _SLOW_S:
+            if now - wait.since < limits.slow_s or self._num_sweeps - wait.num_sweeps < _FEWEST_SWEEPS:
                 break
             if wait.error is None:
                 slow.append(wait)
-        limits = self._limits
         for number, wait in enumerate(slow):
             if limits.timeout_s and now - wait.since > limits.timeout_s:
                 wait.cut(DeadlineError(f"{self._fault} within {limits.timeout_s:g} s; {self._advice}"))
@@ -121,7 +133,13 @@ class Callers:
     """The calls that wait for their callers, and the streams that last. Belongs to the event loop."""
 
     def __init__(
-        self, *, requests: WaitLimits, answers: WaitLimits, max_lasting: int, max_lasting_per_connection: int
+        self,
+        *,
+        requests: WaitLimits,
+        answers: WaitLimits,
+        max_lasting: int,
+        max_lasting_per_connection: int,
+        max_receiving: int | None = None,
     ) -> None:
         """Starts with no call.
 
@@ -130,11 +148,15 @@ class Callers:
             answers: For calls whose answer nobody reads.
             max_lasting: Streams that last, such as health watches, at a time.
             max_lasting_per_connection: Likewise of one connection.
+            max_receiving: Likewise of those that receive requests, each of which may hold half of one for as long as it
+                lasts; None: `max_lasting`.
         """
         self._arriving = _Waits(requests, "the request was not received", "send it at once after its headers")
         self._unread = _Waits(answers, "the answer was not read", "read what the server sends")
         self._max_lasting = max_lasting
         self._max_lasting_per_connection = max_lasting_per_connection
+        self._max_receiving = max_lasting if max_receiving is None else max_receiving
+        self._num_receiving = 0
         self._lasting: dict[_Wait, None] = {}
         self._lasting_of: Counter[str] = Counter()
         self._gate: asyncio.Event | None = None
@@ -165,8 +187,8 @@ class Callers:
             await context.write(message)
 
     @contextmanager
-    def lasting(self, peer: str) -> Iterator[None]:
-        """Surrounds a stream that lasts for as long as its caller likes.
+    def lasting(self, peer: str, *, receives: bool = False) -> Iterator[None]:
+        """Surrounds a stream that lasts for as long as its caller likes, and may receive requests.
 
         Raises:
             OverloadedError: There are too many, of all callers or of this connection.
@@ -177,18 +199,18 @@ class Callers:
             raise OverloadedError(f"this connection has {most} such streams, which is the limit", _RETRY_S)
         if len(self._lasting) >= self._max_lasting:
             raise OverloadedError(f"there are {self._max_lasting} such streams, which is the limit", _RETRY_S)
-        wait = _Wait()
-        self._lasting[wait] = None
+        if receives and self._num_receiving >= self._max_receiving:
+            raise OverloadedError(
+                f"there are {self._max_receiving} streams of requests, which is the limit; raise --max-arriving-mib",
+                _RETRY_S,
+            )
+        self._num_receiving += receives
         self._lasting_of[peer] += 1
         try:
-            yield
-        except asyncio.CancelledError:
-            if wait.error is None or wait.task is None:
-                raise
-            wait.task.uncancel()
-            raise wait.error from None
+            with _Wait(self._lasting):
+                yield
         finally:
-            del self._lasting[wait]
+            self._num_receiving -= receives
             self._lasting_of[peer] -= 1
             if not self._lasting_of[peer]:
                 del self._lasting_of[peer]

@@ -56,7 +56,9 @@ _HOLD_S = 0.1
 """How long calls that arrive are held before connections are sent away, and after."""
 _ANY_NUMBER = 2**31 - 1
 _FEWEST_SLOW = 16
-"""Calls that may be slow to send their request, or to read their answer, whatever the memory."""
+"""Calls that may be slow to read their answer, whatever the memory."""
+_SLOW_REQUEST_S = 0.25
+"""A request that takes longer to arrive counts with all that it may hold."""
 _MAX_LASTING = 1024
 """Health watches and reflection streams at a time."""
 _MAX_LASTING_PER_CONNECTION = 16
@@ -155,6 +157,7 @@ class HeadwayServer:
         self._host = host
         self._settings = settings
         max_calls, max_bytes = settings.call_limits(available_bytes("cpu"))
+        max_arriving = settings.connection.max_arriving(settings.max_message_bytes)
         self._health = Health()
         self._watch: asyncio.Task[None] | None = None
         self._sweep: asyncio.Task[None] | None = None
@@ -163,7 +166,8 @@ class HeadwayServer:
         self._callers = Callers(
             requests=WaitLimits(
                 timeout_s=settings.connection.request_timeout,
-                max_slow=max(_FEWEST_SLOW, max_bytes // settings.max_message_bytes),
+                max_slow=max_arriving,
+                slow_s=_SLOW_REQUEST_S,
                 max_waits=max_calls,
             ),
             answers=WaitLimits(
@@ -171,11 +175,12 @@ class HeadwayServer:
             ),
             max_lasting=_MAX_LASTING,
             max_lasting_per_connection=_MAX_LASTING_PER_CONNECTION,
+            max_receiving=max_arriving,
         )
         self._doors = Doors(settings)
         self.calls = Calls(max_calls=max_calls, max_bytes=max_bytes, access=self._doors.access, observer=observer)
         """Those that are being answered."""
-        _log.info("calls", max_calls=max_calls, max_inflight_mib=max_bytes >> 20)
+        _log.info("calls", max_calls=max_calls, max_inflight_mib=max_bytes >> 20, max_arriving=max_arriving)
         max_request_bytes = {
             service.name: settings.max_text_request_bytes if service.reads_texts else settings.max_message_bytes
             for service in _SERVICES

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import threading
 import time
@@ -24,8 +25,8 @@ from headway_server.decoding.constraints import (
     trial,
 )
 from headway_server.decoding.constraints import compiler as compiler_module
-from headway_server.decoding.constraints.compiler import MAX_CACHED
-from headway_server.decoding.constraints.trial import BusyError, passes_trial
+from headway_server.decoding.constraints.compiler import MAX_CACHED, Held
+from headway_server.decoding.constraints.trial import BusyError, try_grammar
 from headway_server.errors import InvalidInputError, OverloadedError, WrongTaskError
 from headway_server.tasks.generation.request import GenerationRequest
 
@@ -234,22 +235,22 @@ def test_multiples_of_thousands_of_digits_are_refused(compiler: ConstraintCompil
 def test_a_grammar_that_crashes_the_library_costs_a_trial_and_nothing_else() -> None:
     head = '%llguidance {"no_forcing": true}\nstart: '
     for _ in range(2):
-        assert not passes_trial(f'{head}%json {{"const": -9223372036854775808}}')
-        assert passes_trial(f"{head}/a+/")
+        assert try_grammar(f'{head}%json {{"const": -9223372036854775808}}') is None
+        assert try_grammar(f"{head}/a+/") is not None
 
 
 def test_a_trial_is_ended_at_its_processor_time(monkeypatch: pytest.MonkeyPatch) -> None:
     began = time.monotonic()
-    assert not passes_trial(f"start: /{'.*' * 8000}/")
+    assert try_grammar(f"start: /{'.*' * 8000}/") is None
     assert time.monotonic() - began < 10
 
 
 def test_a_program_for_trials_that_was_killed_is_replaced() -> None:
-    assert passes_trial("start: /a/")
+    assert try_grammar("start: /a/") is not None
     for program in trial._TRIALS._idle:
         program._process.kill()
         program._process.wait()
-    assert passes_trial("start: /a/")
+    assert try_grammar("start: /a/") is not None
 
 
 @pytest.mark.parametrize(
@@ -265,6 +266,38 @@ def test_a_schema_that_would_take_minutes_is_given_up(compiler: ConstraintCompil
     assert "takes more than 1 s or 32 MiB to be compiled" in refusal.description
 
 
+def test_the_constraints_of_all_calls_hold_no_more_memory_than_there_is_for_them(
+    compiler: ConstraintCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gc.collect()
+    had = Held.total_bytes()
+    request = ConstraintRequest(json_schema=json.dumps({"enum": [f"word {index}" for index in range(5000)]}))
+    first = compiler.compile(request, field=FIELD)
+    each = Held.total_bytes() - had
+    assert each >= 256 * 2**10
+    monkeypatch.setattr(compiler_module, "MAX_HELD_BYTES", had + 2 * each)
+    second = compiler.compile(request, field=FIELD)
+    with pytest.raises(OverloadedError, match="the constraints of other calls hold"):
+        compiler.compile(request, field=FIELD)
+    state = second.start()
+    del second  # what a sequence still follows is held
+    with pytest.raises(OverloadedError):
+        compiler.compile(request, field=FIELD)
+    del state
+    compiler.compile(request, field=FIELD)
+    del first
+    assert Held.total_bytes() == had
+
+
+def test_a_constraint_of_many_sequences_counts_each_automaton(compiler: ConstraintCompiler) -> None:
+    gc.collect()
+    had = Held.total_bytes()
+    constraint = compiler.compile(ConstraintRequest(regex="[ab]+"), field=FIELD)
+    one = Held.total_bytes() - had
+    states = [constraint.start() for _ in range(20)]
+    assert Held.total_bytes() - had == one * -(-len(states) // 8)
+
+
 def test_what_was_checked_is_kept_up_to_a_number() -> None:
     compiler = ConstraintCompiler(vocabularies.byte_level(300), vocab_size=300, eos_id=None)
     for index in range(MAX_CACHED + 5):
@@ -278,7 +311,7 @@ def test_what_was_checked_is_kept_up_to_a_number() -> None:
 def test_a_refusal_is_remembered_and_told_again_by_the_callers_field(monkeypatch: pytest.MonkeyPatch) -> None:
     compiler = ConstraintCompiler(vocabularies.byte_level(300), vocab_size=300, eos_id=None)
     trials: list[str] = []
-    monkeypatch.setattr(compiler_module, "passes_trial", lambda text: bool(trials.append(text)))
+    monkeypatch.setattr(compiler_module, "try_grammar", trials.append)
     request = ConstraintRequest(json_schema='{"allOf": [{"minLength": 1}]}')
     for field in ("parameters.constraint", "options"):
         with pytest.raises(InvalidInputError, match="takes more than") as caught:
@@ -295,7 +328,7 @@ def test_a_schema_that_a_busy_machine_could_not_check_is_not_refused_for_good(mo
         raise BusyError
 
     with monkeypatch.context() as busy:
-        busy.setattr(compiler_module, "passes_trial", is_busy)
+        busy.setattr(compiler_module, "try_grammar", is_busy)
         with pytest.raises(OverloadedError, match="try again later"):
             compiler.compile(request, field=FIELD)
     assert compiler.compile(request, field=FIELD).complaint is None

@@ -2,6 +2,8 @@
 
 import asyncio
 import time
+from collections import Counter
+from contextlib import ExitStack
 
 import grpc
 import pytest
@@ -26,6 +28,12 @@ CLASSIFY = "/headway.v1.TextClassificationService/ClassifyText"
 HEALTH = "/grpc.health.v1.Health"
 GENERATE = "/headway.v1.GenerationService/StreamGenerateText"
 TEXT = texts_pb.ClassifyTextRequest(texts=["goal"])
+
+
+def sweep(waits, seconds: float) -> None:
+    """Looks at waits as often as it takes, as if so many seconds had passed."""
+    for _ in range(4):
+        waits.sweep(time.monotonic() + seconds)
 
 
 async def new_channel_answers(port: int) -> None:
@@ -77,7 +85,7 @@ async def test_a_health_watch_that_nobody_reads_keeps_no_state_from_being_told(s
             serving.server._health.set("", is_serving=False)
             assert (await asyncio.wait_for(reader.read(), 5)).status == health_pb2.HealthCheckResponse.NOT_SERVING
             reader.cancel()
-            serving.server._callers._unread.sweep(time.monotonic() + 3600)
+            sweep(serving.server._callers._unread, 3600)
             await until(lambda: not serving.server._callers._lasting)
 
 
@@ -128,7 +136,7 @@ async def test_streams_that_nobody_reads_hold_no_permits():
             stub = generation_grpc.GenerationServiceStub(channel)
             assert (await stub.GenerateText(generation_pb.GenerateTextRequest(prompts=["the cat"]), timeout=10)).results
         assert server.calls.num_running == 12
-        server._callers._unread.sweep(time.monotonic() + 3600)
+        sweep(server._callers._unread, 3600)
         await until(lambda: server.calls.num_running == 0)
     await server.stop()
 
@@ -154,12 +162,50 @@ async def test_the_calls_that_have_waited_longest_make_room(callers):
     await until(waits[1].done)
     assert [wait.done() for wait in waits] == [True, True, False, False, False, False]
     assert isinstance(waits[0].exception(), OverloadedError)
-    callers._arriving.sweep(time.monotonic() + 2)  # all four are slow by now
+    sweep(callers._arriving, 2)  # all four are slow by now
     await until(waits[3].done)
     assert [wait.done() for wait in waits] == [True] * 4 + [False, False]
-    callers._arriving.sweep(time.monotonic() + 6)
+    sweep(callers._arriving, 6)
     outcomes = await asyncio.gather(*waits, return_exceptions=True)
     assert [type(outcome) for outcome in outcomes] == [OverloadedError] * 4 + [DeadlineError] * 2
+
+
+async def test_a_call_is_not_slow_where_the_event_loop_is_late(callers):
+    waits = [asyncio.create_task(callers.receive(Silent())) for _ in range(4)]
+    await asyncio.sleep(0)
+    callers._arriving.sweep(time.monotonic() + 6)
+    await asyncio.sleep(0.01)
+    assert not any(wait.done() for wait in waits)
+    for wait in waits:
+        wait.cancel()
+
+
+async def test_bodies_that_never_end_hold_what_is_said_at_start(serve, classifier_store):
+    async with serve(classifier_store, max_message_mib=1, connection={"max_arriving_mib": 4}) as serving:
+        with ExitStack() as stack:
+            opened = [stack.enter_context(Caller(serving.port)) for _ in range(7)]
+            streams = [caller.begin(CLASSIFY) for caller in opened]
+            await until(lambda: len(serving.server._callers._arriving) == 7)
+            await until(lambda: len(serving.server._callers._arriving) == 4)
+            await new_channel_answers(serving.port)
+            begun = zip(opened, streams, strict=True)
+            ends = await asyncio.gather(*(asyncio.to_thread(caller.status, stream, 0.5) for caller, stream in begun))
+            assert Counter(ends) == {"8": 3, None: 4}, "RESOURCE_EXHAUSTED, and nothing yet"
+
+
+async def test_streams_of_requests_have_as_many_places_as_half_requests():
+    limits = WaitLimits(timeout_s=5, max_slow=2)
+    callers = Callers(requests=limits, answers=limits, max_lasting=9, max_lasting_per_connection=9, max_receiving=2)
+    with (
+        callers.lasting("a", receives=True),
+        callers.lasting("b", receives=True),
+        callers.lasting("b"),
+        pytest.raises(OverloadedError, match="there are 2 streams of requests"),
+        callers.lasting("c", receives=True),
+    ):
+        pass
+    with callers.lasting("c", receives=True):
+        pass
 
 
 async def test_a_call_that_is_cancelled_while_it_waits_is_just_cancelled(callers):
