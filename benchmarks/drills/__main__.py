@@ -9,7 +9,7 @@ import typer
 from benchmarks.drills.hold import hold
 from benchmarks.drills.load_agreement import agreement
 from benchmarks.drills.mutated import mutated
-from benchmarks.drills.overload import overload
+from benchmarks.drills.overload import SERVICES, overload
 from benchmarks.drills.server import DrillError
 from benchmarks.drills.soak import soak
 from benchmarks.drills.stop import kill, stop
@@ -21,13 +21,16 @@ Seconds = Annotated[float, typer.Option(min=1, max=3600, help="How long the dril
 
 @app.command("overload")
 def _overload(
-    service: Annotated[str, typer.Option(help="generation, translation, texts or images.")] = "generation",
+    service: Annotated[str, typer.Option(help=f"One of {', '.join(SERVICES)}.")] = "generation",
     seconds: Seconds = 30,
-    factor: Annotated[float, typer.Option(min=1, max=10, help="Times the capacity.")] = 3,
-    deadline: Annotated[float, typer.Option(min=0.01, help="Seconds that each call has.")] = 5,
+    factor: Annotated[float, typer.Option(min=1, max=10, help="Times the peak.")] = 3,
+    deadline: Annotated[
+        float | None, typer.Option(min=0.01, help="Seconds that each call has; left out: as suits the service.")
+    ] = None,
+    threads: Annotated[int, typer.Option(min=1, help="Of the server.")] = 1,
 ) -> None:
     """More calls than the server can answer."""
-    _say(overload(service, seconds, factor=factor, deadline_s=deadline))
+    _say(overload(service, seconds, factor=factor, deadline_s=deadline, threads=threads))
 
 
 @app.command("stop")

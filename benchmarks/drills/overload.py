@@ -1,7 +1,12 @@
 """More calls than the server can answer: calls in time, and what becomes of the others.
 
-The peak is what closed-loop callers get. Then calls begin at a multiple of that rate, whatever becomes of them, each
-with the same deadline; then again at half of it, until answers are as quick as before.
+Closed-loop callers tell about how many calls the server can answer. Calls then begin by a Poisson process, whatever
+becomes of them, each with the same deadline; goodput counts answers in time while calls come. The peak is the best
+goodput among rates around that of the closed loop, before the overload and once more after it. Then calls come at
+a multiple of the peak, and at once after that at half of it, until answers are as quick as at that rate before.
+
+Callers and server share the machine. Callers are a process of their own that yields to the server (nice 10), and a call
+brings several inputs where the model is quick, so that the model and not the making of calls is what is overloaded.
 """
 
 import asyncio
@@ -11,13 +16,14 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple
 
 import grpc
 from PIL import Image
 
-from benchmarks.drills.server import Server, running
+from benchmarks.drills.server import Server, check, running
 from headway.v1 import generation_service_pb2 as generation_pb
 from headway.v1 import generation_service_pb2_grpc as generation_grpc
 from headway.v1 import image_classification_service_pb2 as images_pb
@@ -27,33 +33,74 @@ from headway.v1 import text_classification_service_pb2_grpc as texts_grpc
 from headway.v1 import translation_service_pb2 as translation_pb
 from headway.v1 import translation_service_pb2_grpc as translation_grpc
 
-Send = Callable[[float], Awaitable[Any]]
+Send = Callable[..., Awaitable[Any]]
 _NUM_CHANNELS = 8
 _NUM_CLOSED = 64
+_PEAK_FACTORS = (0.8, 0.9, 1.0, 1.1)
+"""Rates at which the peak is looked for, of what the closed loop got."""
+_AFTER_S = 4.0
+_SHORT_S = 0.25
+"""Recovery is looked for in parts of so many seconds."""
 
 
-def _calls(service: str, channel: grpc.aio.Channel) -> Send:
-    """Returns what sends one call of a service, with a time limit in seconds."""
-    if service == "generation":
-        generation = generation_grpc.GenerationServiceStub(channel)
-        asked = generation_pb.GenerateTextRequest(prompts=["To be, or not to be"])
-        return lambda timeout: generation.GenerateText(asked, timeout=timeout)
-    if service == "translation":
-        translation = translation_grpc.TranslationServiceStub(channel)
-        text = translation_pb.TranslateTextRequest(texts=["A man is riding a bike."], model="multi30k-en-de")
-        return lambda timeout: translation.TranslateText(text, timeout=timeout)
-    if service == "images":
-        images = images_grpc.ImageClassificationServiceStub(channel)
-        picture = images_pb.ClassifyImageRequest(images=[_picture()])
-        return lambda timeout: images.ClassifyImage(picture, timeout=timeout)
-    texts = texts_grpc.TextClassificationServiceStub(channel)
-    news = texts_pb.ClassifyTextRequest(texts=["Oil prices fall as supplies rise. " * 8], model="ag-news")
-    return lambda timeout: texts.ClassifyText(news, timeout=timeout)
+class _Service(NamedTuple):
+    """What is called."""
+
+    stub: Callable[[grpc.aio.Channel], Any]
+    method: str
+    request: Any
+    deadline_s: float
+    """Of each call, unless there is another one."""
+
+
+def _services() -> dict[str, _Service]:
+    texts = [f"{number}. " + "Oil prices fall as supplies rise. " * 8 for number in range(16)]
+    return {
+        "generation": _Service(
+            generation_grpc.GenerationServiceStub,
+            "GenerateText",
+            generation_pb.GenerateTextRequest(prompts=["To be, or not to be"]),
+            5,
+        ),
+        "translation": _Service(
+            translation_grpc.TranslationServiceStub,
+            "TranslateText",
+            translation_pb.TranslateTextRequest(texts=["A man is riding a bike."] * 2, model="multi30k-en-de"),
+            2,
+        ),
+        "texts": _Service(
+            texts_grpc.TextClassificationServiceStub,
+            "ClassifyText",
+            texts_pb.ClassifyTextRequest(texts=texts, model="ag-news"),
+            1,
+        ),
+        "tokens": _Service(
+            texts_grpc.TextClassificationServiceStub,
+            "ClassifyTokens",
+            texts_pb.ClassifyTokensRequest(texts=texts),
+            1,
+        ),
+        "embeddings": _Service(
+            texts_grpc.TextClassificationServiceStub,
+            "EmbedText",
+            texts_pb.EmbedTextRequest(texts=texts, model="ag-news"),
+            1,
+        ),
+        "images": _Service(
+            images_grpc.ImageClassificationServiceStub,
+            "ClassifyImage",
+            images_pb.ClassifyImageRequest(images=[_picture()] * 16),
+            1,
+        ),
+    }
+
+
+SERVICES = ("generation", "translation", "texts", "tokens", "embeddings", "images")
 
 
 def _picture() -> bytes:
     data = io.BytesIO()
-    Image.effect_noise((256, 256), 60).convert("RGB").save(data, "PNG")
+    Image.effect_noise((64, 64), 60).convert("RGB").save(data, "PNG")
     return data.getvalue()
 
 
@@ -64,84 +111,177 @@ class _Recorder:
         self.codes: Counter[str] = Counter()
         self.ok_s: list[float] = []
         self.ok_at: list[float] = []
+        self.due_at: list[float] = []
         self.refused_s: list[float] = []
 
     async def send(self, call: Send, timeout_s: float) -> None:
         began = time.monotonic()
         try:
-            await call(timeout_s)
+            await call(timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             self.codes[error.code().name] += 1
             if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
                 self.refused_s.append(time.monotonic() - began)
         else:
+            ended = time.monotonic()
             self.codes["OK"] += 1
-            self.ok_s.append(time.monotonic() - began)
-            self.ok_at.append(time.monotonic())
+            self.ok_s.append(ended - began)
+            self.ok_at.append(ended)
+            self.due_at.append(began)
 
 
-async def _closed(calls: list[Send], seconds: float) -> tuple[float, _Recorder]:
-    """Calls from as many callers as keep the server busy; returns the rate of answers."""
-    recorder, end = _Recorder(), time.monotonic() + seconds
+class _Phase(NamedTuple):
+    """Calls at a rate."""
 
-    async def caller(number: int) -> None:
-        while time.monotonic() < end:
-            await recorder.send(calls[number % len(calls)], 60)
-
-    began = time.monotonic()
-    await asyncio.gather(*map(caller, range(_NUM_CLOSED)))
-    return recorder.codes["OK"] / (time.monotonic() - began), recorder
-
-
-async def _open(calls: list[Send], rate: float, seconds: float, deadline_s: float) -> tuple[float, _Recorder]:
-    """Begins calls at a rate, by a Poisson process; returns the rate of answers in time, but for the first seconds."""
-    recorder, generator = _Recorder(), random.Random(7)  # noqa: S311 (when calls begin is no secret)
-    tasks: set[asyncio.Task[None]] = set()
-    began = due = time.monotonic()
-    while (due := due + generator.expovariate(rate)) < began + seconds:
-        if (wait_s := due - time.monotonic()) > 0:
-            await asyncio.sleep(wait_s)
-        task = asyncio.create_task(recorder.send(calls[generator.randrange(len(calls))], deadline_s))
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
-    if tasks:
-        await asyncio.wait(tasks)
-    first = began + min(deadline_s, seconds / 3)
-    return sum(first < at <= began + seconds for at in recorder.ok_at) / (began + seconds - first), recorder
+    offered_per_s: float
+    goodput_per_s: float
+    server_cores: float
+    """Processor time of the server, of the whole."""
+    caller_cores: float
+    recorder: _Recorder
+    ended_at: float
+    """When the last call was due."""
 
 
-async def _run(server: Server, service: str, seconds: float, factor: float, deadline_s: float) -> dict[str, Any]:
+class _Load:
+    """Calls one service of a server."""
+
+    def __init__(self, server: Server, calls: list[Send], deadline_s: float) -> None:
+        self._server = server
+        self._calls = calls
+        self._deadline_s = deadline_s
+        self._seed = 0
+
+    async def closed(self, seconds: float) -> float:
+        """Calls from as many callers as keep the server busy; returns the rate of answers."""
+        recorder, end = _Recorder(), time.monotonic() + seconds
+
+        async def caller(number: int) -> None:
+            while time.monotonic() < end:
+                await recorder.send(self._calls[number % len(self._calls)], 60)
+
+        began = time.monotonic()
+        await asyncio.gather(*map(caller, range(_NUM_CLOSED)))
+        return recorder.codes["OK"] / (time.monotonic() - began)
+
+    async def open(self, rate: float, seconds: float, *, waits: bool = True) -> _Phase:
+        """Begins calls at a rate; goodput is measured past the first seconds, in which the queue fills.
+
+        Args:
+            rate: Calls a second.
+            seconds: For how long.
+            waits: True waits until the last call has ended.
+        """
+        self._seed += 1
+        recorder, generator = _Recorder(), random.Random(self._seed)  # noqa: S311 (when calls begin is no secret)
+        tasks: set[asyncio.Task[None]] = set()
+        began = due = time.monotonic()
+        first = began + min(self._deadline_s, seconds / 3)
+        cpu_s: tuple[float, float] | None = None
+        while (due := due + generator.expovariate(rate)) < began + seconds:
+            if (wait_s := due - time.monotonic()) > 0:
+                await asyncio.sleep(wait_s)
+            if cpu_s is None and due >= first:
+                cpu_s = self._server.cpu_s, time.process_time()
+            call = self._calls[generator.randrange(len(self._calls))]
+            task = asyncio.create_task(recorder.send(call, self._deadline_s))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+        ended, was = time.monotonic(), cpu_s or (0.0, 0.0)
+        measured_s = ended - first
+        used = [
+            (now - then) / measured_s for now, then in zip((self._server.cpu_s, time.process_time()), was, strict=True)
+        ]
+        if tasks and waits:
+            await asyncio.wait(tasks)
+        goodput = sum(first < at <= ended for at in recorder.ok_at) / measured_s
+        return _Phase(rate, goodput, *used, recorder, ended)
+
+
+@asynccontextmanager
+async def _memory(server: Server) -> AsyncIterator[list[float]]:
+    """Gives the server's memory, in MiB, once a second."""
+    samples: list[float] = []
+
+    async def look() -> None:
+        while True:
+            samples.append(server.rss_mib)
+            await asyncio.sleep(1)
+
+    task = asyncio.create_task(look())
+    try:
+        yield samples
+    finally:
+        task.cancel()
+
+
+async def _run(server: Server, name: str, seconds: float, factor: float, deadline_s: float | None) -> dict[str, Any]:
+    service = _services()[name]
+    deadline_s = deadline_s or service.deadline_s
     options = [("grpc.use_local_subchannel_pool", 1)]
     channels = [grpc.aio.insecure_channel(server.address, options=options) for _ in range(_NUM_CHANNELS)]
-    calls = [_calls(service, channel) for channel in channels]
-    await _closed(calls, 2)
-    peak, closed = await _closed(calls, max(5.0, seconds / 6))
-    before_mib = server.rss_mib
-    goodput, overloaded = await _open(calls, factor * peak, seconds, deadline_s)
-    after_mib = server.rss_mib
-    _, recovered = await _open(calls, peak / 4, 2, deadline_s)
+    request = service.request.SerializeToString()
+    calls = [_sends(getattr(service.stub(channel), service.method), request) for channel in channels]
+    load, part_s = _Load(server, calls, deadline_s), min(20.0, max(3 * deadline_s, seconds / 10))
+    await load.closed(2)
+    closed_per_s = await load.closed(part_s / 2)
+    peaks = [await load.open(times * closed_per_s, part_s) for times in _PEAK_FACTORS]
+    best = max(peaks, key=lambda phase: phase.goodput_per_s)
+    half = await load.open(best.goodput_per_s / 2, max(3.0, part_s / 2))
+    usual_s = _percentile_s(half.recorder.ok_s, 99) or 0.0
+    async with _memory(server) as memory_mib:
+        over = await load.open(factor * best.goodput_per_s, seconds, waits=False)
+    after = await load.open(best.goodput_per_s / 2, _AFTER_S)
+    peaks.append(await load.open(best.offered_per_s, part_s))
+    peak = max(phase.goodput_per_s for phase in peaks)
     for channel in channels:
         await channel.close()
+    third = max(1, len(memory_mib) // 3)
     return {
-        "service": service,
+        "drill": "overload",
+        "service": name,
         "seconds": seconds,
         "factor": factor,
         "deadline_s": deadline_s,
+        "closed_per_s": round(closed_per_s, 1),
+        "peaks": {f"{phase.offered_per_s:.1f}": round(phase.goodput_per_s, 1) for phase in peaks},
         "peak_per_s": round(peak, 1),
-        "goodput_per_s": round(goodput, 1),
-        "goodput_of_peak": round(goodput / peak, 3),
-        "closed_p99_ms": _percentile(closed.ok_s, 99),
-        "accepted_p50_ms": _percentile(overloaded.ok_s, 50),
-        "accepted_p99_ms": _percentile(overloaded.ok_s, 99),
-        "refused_p50_ms": _percentile(overloaded.refused_s, 50),
-        "refused_p99_ms": _percentile(overloaded.refused_s, 99),
-        "refused_within_100_ms": _share(overloaded.refused_s, 0.1),
-        "codes": dict(overloaded.codes),
-        "rss_before_mib": round(before_mib),
-        "rss_after_mib": round(after_mib),
-        "p99_in_the_2_s_after_ms": _percentile(recovered.ok_s, 99),
-        "codes_in_the_2_s_after": dict(recovered.codes),
+        "offered_per_s": round(over.offered_per_s, 1),
+        "goodput_per_s": round(over.goodput_per_s, 1),
+        "goodput_of_peak": round(over.goodput_per_s / peak, 3),
+        "server_cores": [round(best.server_cores, 2), round(over.server_cores, 2)],
+        "caller_cores": [round(best.caller_cores, 2), round(over.caller_cores, 2)],
+        "accepted_p50_ms": _percentile(over.recorder.ok_s, 50),
+        "accepted_p99_ms": _percentile(over.recorder.ok_s, 99),
+        "refused_p50_ms": _percentile(over.recorder.refused_s, 50),
+        "refused_p99_ms": _percentile(over.recorder.refused_s, 99),
+        "refused_within_100_ms": _share(over.recorder.refused_s, 0.1),
+        "codes": dict(over.recorder.codes),
+        "rss_mib": [round(max(memory_mib[:third])), round(max(memory_mib[-third:]))],
+        "half_peak_p99_ms": _percentile(half.recorder.ok_s, 99),
+        "recovered_after_s": _recovery_s(after, over.ended_at, usual_s),
+        "codes_after": dict(after.recorder.codes),
     }
+
+
+def _sends(method: Any, request: bytes) -> Send:
+    """Returns what sends one call; its request is serialized once."""
+    # The generated stubs serialize at every call, which for large requests costs the callers more than the server.
+    method._request_serializer = None  # noqa: SLF001 (the bytes are the same)
+    return lambda timeout: method(request, timeout=timeout)
+
+
+def _recovery_s(after: _Phase, ended_at: float, usual_s: float) -> float | None:
+    """Returns after how long the calls that began were as quick as usual, but for one in a hundred; None: not yet."""
+    calls = list(zip(after.recorder.due_at, after.recorder.ok_s, strict=True))
+    late = [due for due, took_s in calls if took_s > 1.5 * usual_s]
+    num_parts = round(_AFTER_S / _SHORT_S)
+    for part in range(num_parts):
+        from_s = ended_at + part * _SHORT_S
+        rest = sum(due >= from_s for due, _ in calls)
+        if rest and sum(due >= from_s for due in late) <= rest / 50:
+            return part * _SHORT_S
+    return None
 
 
 def _share(values: list[float], limit: float) -> float | None:
@@ -149,17 +289,29 @@ def _share(values: list[float], limit: float) -> float | None:
     return round(sum(value <= limit for value in values) / len(values), 3) if values else None
 
 
+def _percentile_s(values: list[float], percent: float) -> float | None:
+    """Returns a percentile of seconds."""
+    ordered = sorted(values)
+    return ordered[math.ceil(percent / 100 * len(ordered)) - 1] if ordered else None
+
+
 def _percentile(values: list[float], percent: float) -> float | None:
     """Returns a percentile of seconds, in milliseconds."""
-    ordered = sorted(values)
-    return round(1e3 * ordered[math.ceil(percent / 100 * len(ordered)) - 1], 1) if ordered else None
+    value = _percentile_s(values, percent)
+    return None if value is None else round(1e3 * value, 1)
 
 
-def overload(service: str, seconds: float, *, factor: float = 3.0, deadline_s: float = 5.0) -> dict[str, Any]:
+def overload(
+    service: str, seconds: float, *, factor: float = 3.0, deadline_s: float | None = None, threads: int = 1
+) -> dict[str, Any]:
     """Overloads a server on the shipped models with calls of one service; returns the figures.
 
     Callers would be on other machines: the server computes on one core, and its threads go before those of the callers.
+
+    Raises:
+        DrillError: There is no such service.
     """
-    with running("--threads", "1") as server:
+    check(service in SERVICES, f"there is no service {service!r}; there are {', '.join(SERVICES)}")
+    with running("--threads", str(threads)) as server:
         os.nice(10)
         return asyncio.run(_run(server, service, seconds, factor, deadline_s))

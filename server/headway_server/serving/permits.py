@@ -8,6 +8,7 @@ the queue takes.
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Protocol, Self
 
@@ -36,30 +37,40 @@ class Pace(Protocol):
 class MeasuredPace:
     """The pace of a model that answers inputs one after another, from what it has answered.
 
-    The rate is the best of late: what a model answers in a while with little to do says nothing of what it can do.
+    While there is always work, it is what the model answers. What it answers in a while with little to do says nothing
+    of what it can do: then it is the best of late.
     """
 
     _WINDOW_S = 0.5
     _DECAY = 0.98
+    _SMOOTHING = 0.4
+    _BUSY_S = 0.1
+    """A model that had work for so long, at each moment of a window, was busy in it."""
 
     def __init__(self) -> None:
         self._rate = 0.0  # work a second
-        self._done = 0.0
-        self._began = time.monotonic()
+        self._begin_window()
 
-    def note(self, work: float, *, is_idle: bool) -> None:
-        """Counts work that was done; `is_idle` says that there is no more."""
-        now = time.monotonic()
+    def note(self, work: float, *, left: float) -> None:
+        """Counts work that was done; `left` is what is still to be done."""
+        elapsed_s = time.monotonic() - self._began
         self._done += work
-        elapsed_s = now - self._began
+        self._least_left = min(self._least_left, left)
         if elapsed_s >= self._WINDOW_S:
-            self._rate = max(self._rate * self._DECAY, self._done / elapsed_s)
-        if is_idle or elapsed_s >= self._WINDOW_S:
-            self._done, self._began = 0.0, now
+            rate = self._done / elapsed_s
+            if self._rate and self._least_left >= self._BUSY_S * rate:
+                self._rate += self._SMOOTHING * (rate - self._rate)
+            else:
+                self._rate = max(self._rate * self._DECAY, rate)
+        if not left or elapsed_s >= self._WINDOW_S:
+            self._begin_window()
 
     def begin(self) -> None:
         """Notes that there is work again."""
-        self._done, self._began = 0.0, time.monotonic()
+        self._begin_window()
+
+    def _begin_window(self) -> None:
+        self._done, self._least_left, self._began = 0.0, math.inf, time.monotonic()
 
     def queue_s(self, ahead: float, work: float) -> float | None:  # noqa: ARG002 (one after another, whatever it is)
         """See `Pace`."""
@@ -89,11 +100,11 @@ class Permit:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.release()
+    def __exit__(self, kind: object, *_: object) -> None:
+        self.release(is_done=kind is None)
 
-    def release(self, count: int | None = None) -> None:
-        """Gives back the part of `count` inputs, or all that is left."""
+    def release(self, count: int | None = None, *, is_done: bool = True) -> None:
+        """Gives back the part of `count` inputs, or all that is left; `is_done` is False where it was not answered."""
         if not self._count:
             return
         count = self._count if count is None else min(count, self._count)
@@ -102,7 +113,8 @@ class Permit:
         self._count -= count
         self._bytes -= num_bytes
         self._work -= work
-        self._admission.take_back(count, num_bytes, work, self._caller, time.monotonic() - self._began)
+        held_s = time.monotonic() - self._began
+        self._admission.take_back(count, num_bytes, work, self._caller, held_s, is_done=is_done)
 
 
 class Admission:
@@ -127,7 +139,8 @@ class Admission:
         self._pace = pace
         self._num_admitted = 0
         self._num_bytes = 0
-        self._work_of: dict[str, float] = {}  # by caller, in the pace's unit
+        self._work = 0.0  # in the pace's unit
+        self._work_of: dict[str, float] = {}  # by caller
         self._mean_held_s = _SHORTEST_RETRY_S
 
     @property
@@ -163,24 +176,29 @@ class Admission:
         if self._pace is not None:
             if not self._num_admitted and isinstance(self._pace, MeasuredPace):
                 self._pace.begin()
+            self._work += work
             self._work_of[caller] = self._work_of.get(caller, 0.0) + work
         self._num_admitted += count
         self._num_bytes += num_bytes
         return Permit(self, count, num_bytes, work, caller)
 
-    def take_back(self, count: int, num_bytes: int, work: float, caller: str, held_s: float) -> None:
-        """Takes back a part of a permit that was held for `held_s` seconds; called by the permit."""
+    def take_back(self, count: int, num_bytes: int, work: float, caller: str, held_s: float, *, is_done: bool) -> None:
+        """Takes back a part of a permit that was held for `held_s` seconds; called by the permit.
+
+        Work that was given up says nothing of the pace: a model that is late would seem to be quick.
+        """
         self._num_admitted -= count
         self._num_bytes -= num_bytes
         self._mean_held_s += _SMOOTHING * (held_s - self._mean_held_s)
         if self._pace is not None:
+            self._work = self._work - work if self._num_admitted else 0.0
             left = self._work_of[caller] - work
             if left > 1e-6:
                 self._work_of[caller] = left
             else:
                 del self._work_of[caller]
             if isinstance(self._pace, MeasuredPace):
-                self._pace.note(work, is_idle=not self._num_admitted)
+                self._pace.note(work if is_done else 0.0, left=self._work)
 
     def _check(self, count: int, num_bytes: int, work: float, deadline: float | None, caller: str) -> None:
         if self._limit is not None and self._num_admitted + count > self._limit:
@@ -208,7 +226,7 @@ class Admission:
 
     def _full(self, waiting: str, limit: int, brought: int) -> OverloadedError:
         # Without a pace: after the mean time that a permit is held, most of what waits now has been answered.
-        wait_s = None if self._pace is None else self._pace.queue_s(sum(self._work_of.values()), 0.0)
+        wait_s = None if self._pace is None else self._pace.queue_s(self._work, 0.0)
         return _overload(
             f"{self._owner} has {waiting}, the limit is {limit} and this call brings {brought}",
             wait_s or self._mean_held_s,

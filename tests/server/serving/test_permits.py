@@ -1,6 +1,8 @@
 """Permits."""
 
 import time
+from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
 
@@ -108,16 +110,43 @@ async def test_permits_are_given_back_one_by_one(paced):
     assert (paced.num_admitted, paced._num_bytes) == (0, 0)
 
 
-def test_a_measured_pace_is_the_best_of_late(monkeypatch):
-    now = 0.0
-    monkeypatch.setattr("headway_server.serving.permits.time.monotonic", lambda: now)
+@pytest.fixture
+def clock(monkeypatch):
+    now = SimpleNamespace(s=0.0)
+    monkeypatch.setattr("headway_server.serving.permits.time.monotonic", lambda: now.s)
+    return now
+
+
+def test_a_measured_pace_is_the_best_of_late_where_there_is_little_to_do(clock):
     pace = MeasuredPace()
     assert pace.queue_s(10, 1) is None
     for _ in range(10):
-        now += 0.1
-        pace.note(10, is_idle=False)
+        clock.s += 0.1
+        pace.note(10, left=5)
     assert pace.queue_s(100, 1) == pytest.approx(1.0, rel=0.1)
     for _ in range(3):
-        now += 1
-        pace.note(1, is_idle=False)
+        clock.s += 1
+        pace.note(1, left=0.05)
     assert pace.queue_s(100, 1) == pytest.approx(1.0, rel=0.15)
+
+
+def test_a_measured_pace_is_what_is_answered_while_there_is_always_work(clock):
+    pace = MeasuredPace()
+    for each in (10, 5):
+        for _ in range(30):
+            clock.s += 0.1
+            pace.note(each, left=100)
+        assert pace.queue_s(100, 1) == pytest.approx(10 / each, rel=0.1)
+
+
+def test_calls_that_were_given_up_do_not_make_a_model_seem_quick(clock):
+    pace = MeasuredPace()
+    admission = Admission(limit=1000, noun="texts", owner="topics", pace=pace)
+    with admission.admit(50):
+        for _ in range(30):
+            clock.s += 0.1
+            with admission.admit(1):
+                pass
+            with suppress(TimeoutError), admission.admit(9):
+                raise TimeoutError
+    assert pace.queue_s(100, 1) == pytest.approx(10.0, rel=0.1)
