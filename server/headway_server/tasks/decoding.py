@@ -276,7 +276,7 @@ def open_decoders(
     weights = sessions * sum(  # with external data, which is in files beside the graph's
         file.size_bytes
         for path, file in manifest.files.items()
-        if any(path.startswith(graph.file) for graph in variant.graphs.values())
+        if any(path.startswith(graph.file) for role, graph in variant.graphs.items() if role != "attention")
     )
     available = available_bytes(runtime.device)
     plan = plan_memory(
