@@ -23,12 +23,14 @@ from headway_client.errors import (
     UnavailableError,
     UnimplementedError,
 )
-from headway_client.options import EarlyStopping, PhraseConstraints
+from headway_client.options import AttentionSummary, EarlyStopping, PhraseConstraints
 from headway_client.requests import ChatMessage, Role
 from headway_client.results import (
     Alias,
     Alignment,
     Answer,
+    Attention,
+    AttentionMap,
     BundleList,
     BundleState,
     BundleStatus,
@@ -39,6 +41,9 @@ from headway_client.results import (
     HealthStatus,
     ImageClassification,
     ImageEmbedding,
+    ImageInspection,
+    InspectedPatch,
+    InspectedToken,
     LabeledSpan,
     LabelScore,
     Model,
@@ -53,6 +58,7 @@ from headway_client.results import (
     TextClassification,
     TextDelta,
     TextEmbedding,
+    TextInspection,
     TextSpan,
     Timings,
     TokenAlignment,
@@ -61,6 +67,7 @@ from headway_client.results import (
     TokenLogProbability,
     TranslatedText,
     TranslationHypothesis,
+    TranslationInspection,
     WordPair,
 )
 from headway_client.retry import NO_RETRIES, RetryPolicy
@@ -73,6 +80,9 @@ __all__ = [
     "Answer",
     "AsyncClient",
     "AsyncTextStream",
+    "Attention",
+    "AttentionMap",
+    "AttentionSummary",
     "BundleList",
     "BundleState",
     "BundleStatus",
@@ -94,6 +104,9 @@ __all__ = [
     "HealthStatus",
     "ImageClassification",
     "ImageEmbedding",
+    "ImageInspection",
+    "InspectedPatch",
+    "InspectedToken",
     "InternalError",
     "InvalidArgumentError",
     "LabelScore",
@@ -119,6 +132,7 @@ __all__ = [
     "TextClassification",
     "TextDelta",
     "TextEmbedding",
+    "TextInspection",
     "TextSpan",
     "TextStream",
     "Timings",
@@ -128,6 +142,7 @@ __all__ = [
     "TokenLogProbability",
     "TranslatedText",
     "TranslationHypothesis",
+    "TranslationInspection",
     "UnauthenticatedError",
     "UnavailableError",
     "UnimplementedError",

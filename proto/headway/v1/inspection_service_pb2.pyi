@@ -282,16 +282,14 @@ class InspectTextRequest(_message.Message):
 Global___InspectTextRequest: _TypeAlias = InspectTextRequest  # noqa: Y015
 
 @_typing.final
-class InspectTextResponse(_message.Message):
-    """Response of InspectText."""
+class TextInspection(_message.Message):
+    """A text as a model read it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     TOKENS_FIELD_NUMBER: _builtins.int
     ATTENTION_FIELD_NUMBER: _builtins.int
     TRUNCATED_FIELD_NUMBER: _builtins.int
-    MODEL_FIELD_NUMBER: _builtins.int
-    TIMINGS_FIELD_NUMBER: _builtins.int
     truncated: _builtins.bool
     """True if the text was cut."""
     @_builtins.property
@@ -300,7 +298,35 @@ class InspectTextResponse(_message.Message):
 
     @_builtins.property
     def attention(self) -> Global___Attention:
-        """Attention of the tokens to each other."""
+        """Attention of the tokens to each other; in a generation model, of each to itself and to those before it."""
+
+    def __init__(
+        self,
+        *,
+        tokens: _abc.Iterable[Global___InspectedToken] | None = ...,
+        attention: Global___Attention | None = ...,
+        truncated: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attention", b"attention"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention", b"attention", "tokens", b"tokens", "truncated", b"truncated"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TextInspection: _TypeAlias = TextInspection  # noqa: Y015
+
+@_typing.final
+class InspectTextResponse(_message.Message):
+    """Response of InspectText."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESULT_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    TIMINGS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def result(self) -> Global___TextInspection:
+        """The text as the model read it."""
 
     @_builtins.property
     def model(self) -> _common_pb2.ModelReference:
@@ -313,15 +339,13 @@ class InspectTextResponse(_message.Message):
     def __init__(
         self,
         *,
-        tokens: _abc.Iterable[Global___InspectedToken] | None = ...,
-        attention: Global___Attention | None = ...,
-        truncated: _builtins.bool = ...,
+        result: Global___TextInspection | None = ...,
         model: _common_pb2.ModelReference | None = ...,
         timings: _common_pb2.Timings | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attention", b"attention", "model", b"model", "timings", b"timings"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "result", b"result", "timings", b"timings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention", b"attention", "model", b"model", "timings", b"timings", "tokens", b"tokens", "truncated", b"truncated"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "result", b"result", "timings", b"timings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -366,8 +390,8 @@ class InspectImageRequest(_message.Message):
 Global___InspectImageRequest: _TypeAlias = InspectImageRequest  # noqa: Y015
 
 @_typing.final
-class InspectImageResponse(_message.Message):
-    """Response of InspectImage."""
+class ImageInspection(_message.Message):
+    """An image as a model read it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -377,8 +401,6 @@ class InspectImageResponse(_message.Message):
     ATTENTION_FIELD_NUMBER: _builtins.int
     WIDTH_FIELD_NUMBER: _builtins.int
     HEIGHT_FIELD_NUMBER: _builtins.int
-    MODEL_FIELD_NUMBER: _builtins.int
-    TIMINGS_FIELD_NUMBER: _builtins.int
     patch_row_count: _builtins.int
     """Rows of patches."""
     patch_column_count: _builtins.int
@@ -395,6 +417,37 @@ class InspectImageResponse(_message.Message):
     def attention(self) -> Global___Attention:
         """Attention of the patches to each other."""
 
+    def __init__(
+        self,
+        *,
+        patches: _abc.Iterable[Global___InspectedPatch] | None = ...,
+        patch_row_count: _builtins.int = ...,
+        patch_column_count: _builtins.int = ...,
+        attention: Global___Attention | None = ...,
+        width: _builtins.int = ...,
+        height: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attention", b"attention"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention", b"attention", "height", b"height", "patch_column_count", b"patch_column_count", "patch_row_count", b"patch_row_count", "patches", b"patches", "width", b"width"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ImageInspection: _TypeAlias = ImageInspection  # noqa: Y015
+
+@_typing.final
+class InspectImageResponse(_message.Message):
+    """Response of InspectImage."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESULT_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    TIMINGS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def result(self) -> Global___ImageInspection:
+        """The image as the model read it."""
+
     @_builtins.property
     def model(self) -> _common_pb2.ModelReference:
         """The model that was asked."""
@@ -406,18 +459,13 @@ class InspectImageResponse(_message.Message):
     def __init__(
         self,
         *,
-        patches: _abc.Iterable[Global___InspectedPatch] | None = ...,
-        patch_row_count: _builtins.int = ...,
-        patch_column_count: _builtins.int = ...,
-        attention: Global___Attention | None = ...,
-        width: _builtins.int = ...,
-        height: _builtins.int = ...,
+        result: Global___ImageInspection | None = ...,
         model: _common_pb2.ModelReference | None = ...,
         timings: _common_pb2.Timings | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attention", b"attention", "model", b"model", "timings", b"timings"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "result", b"result", "timings", b"timings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention", b"attention", "height", b"height", "model", b"model", "patch_column_count", b"patch_column_count", "patch_row_count", b"patch_row_count", "patches", b"patches", "timings", b"timings", "width", b"width"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "result", b"result", "timings", b"timings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -471,20 +519,12 @@ class InspectGenerationResponse(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    TOKENS_FIELD_NUMBER: _builtins.int
-    ATTENTION_FIELD_NUMBER: _builtins.int
-    TRUNCATED_FIELD_NUMBER: _builtins.int
+    RESULT_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
-    truncated: _builtins.bool
-    """True if the text was cut."""
     @_builtins.property
-    def tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___InspectedToken]:
-        """The tokens; rows and columns of the attention."""
-
-    @_builtins.property
-    def attention(self) -> Global___Attention:
-        """Attention of each token to itself and to those before it."""
+    def result(self) -> Global___TextInspection:
+        """The text as the model read it."""
 
     @_builtins.property
     def model(self) -> _common_pb2.ModelReference:
@@ -497,15 +537,13 @@ class InspectGenerationResponse(_message.Message):
     def __init__(
         self,
         *,
-        tokens: _abc.Iterable[Global___InspectedToken] | None = ...,
-        attention: Global___Attention | None = ...,
-        truncated: _builtins.bool = ...,
+        result: Global___TextInspection | None = ...,
         model: _common_pb2.ModelReference | None = ...,
         timings: _common_pb2.Timings | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attention", b"attention", "model", b"model", "timings", b"timings"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "result", b"result", "timings", b"timings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention", b"attention", "model", b"model", "timings", b"timings", "tokens", b"tokens", "truncated", b"truncated"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "result", b"result", "timings", b"timings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -558,8 +596,8 @@ class InspectTranslationRequest(_message.Message):
 Global___InspectTranslationRequest: _TypeAlias = InspectTranslationRequest  # noqa: Y015
 
 @_typing.final
-class InspectTranslationResponse(_message.Message):
-    """Response of InspectTranslation."""
+class TranslationInspection(_message.Message):
+    """A source and its translation as a model read them."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -570,8 +608,6 @@ class InspectTranslationResponse(_message.Message):
     DECODER_ATTENTION_FIELD_NUMBER: _builtins.int
     CROSS_ATTENTION_FIELD_NUMBER: _builtins.int
     TRUNCATED_FIELD_NUMBER: _builtins.int
-    MODEL_FIELD_NUMBER: _builtins.int
-    TIMINGS_FIELD_NUMBER: _builtins.int
     translation: _builtins.str
     """The translation, as it was given or made."""
     truncated: _builtins.bool
@@ -598,6 +634,38 @@ class InspectTranslationResponse(_message.Message):
     def cross_attention(self) -> Global___Attention:
         """Attention of the translation's tokens, the rows, to the source's."""
 
+    def __init__(
+        self,
+        *,
+        source_tokens: _abc.Iterable[Global___InspectedToken] | None = ...,
+        target_tokens: _abc.Iterable[Global___InspectedToken] | None = ...,
+        translation: _builtins.str = ...,
+        encoder_attention: Global___Attention | None = ...,
+        decoder_attention: Global___Attention | None = ...,
+        cross_attention: Global___Attention | None = ...,
+        truncated: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cross_attention", b"cross_attention", "decoder_attention", b"decoder_attention", "encoder_attention", b"encoder_attention"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cross_attention", b"cross_attention", "decoder_attention", b"decoder_attention", "encoder_attention", b"encoder_attention", "source_tokens", b"source_tokens", "target_tokens", b"target_tokens", "translation", b"translation", "truncated", b"truncated"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TranslationInspection: _TypeAlias = TranslationInspection  # noqa: Y015
+
+@_typing.final
+class InspectTranslationResponse(_message.Message):
+    """Response of InspectTranslation."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESULT_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    TIMINGS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def result(self) -> Global___TranslationInspection:
+        """Source and translation as the model read them."""
+
     @_builtins.property
     def model(self) -> _common_pb2.ModelReference:
         """The model that was asked."""
@@ -609,19 +677,13 @@ class InspectTranslationResponse(_message.Message):
     def __init__(
         self,
         *,
-        source_tokens: _abc.Iterable[Global___InspectedToken] | None = ...,
-        target_tokens: _abc.Iterable[Global___InspectedToken] | None = ...,
-        translation: _builtins.str = ...,
-        encoder_attention: Global___Attention | None = ...,
-        decoder_attention: Global___Attention | None = ...,
-        cross_attention: Global___Attention | None = ...,
-        truncated: _builtins.bool = ...,
+        result: Global___TranslationInspection | None = ...,
         model: _common_pb2.ModelReference | None = ...,
         timings: _common_pb2.Timings | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cross_attention", b"cross_attention", "decoder_attention", b"decoder_attention", "encoder_attention", b"encoder_attention", "model", b"model", "timings", b"timings"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "result", b"result", "timings", b"timings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cross_attention", b"cross_attention", "decoder_attention", b"decoder_attention", "encoder_attention", b"encoder_attention", "model", b"model", "source_tokens", b"source_tokens", "target_tokens", b"target_tokens", "timings", b"timings", "translation", b"translation", "truncated", b"truncated"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "result", b"result", "timings", b"timings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
