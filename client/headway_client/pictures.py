@@ -32,6 +32,8 @@ _COLOURS = "Blues"
 _OVERLAY = "inferno"
 _MAX_LABELS = 48
 """Tokens that are named along a map."""
+_MAX_SMALL_LABELS = 12
+"""The same where several maps are drawn."""
 _INCHES_OF_TOKEN = 0.24
 _SMALL_MAP_INCHES = 1.9
 _MOST_MAPS = 400
@@ -128,8 +130,18 @@ def _draw_maps(section: Any, attention: Attention, rows: Sequence[str], columns:
         axis.set_xticks([])
         axis.set_yticks([])
         if len(attention.maps) == 1:
-            _name_tokens(axis, rows, columns)
+            _name_tokens(axis, rows, columns, _MAX_LABELS)
+            axis.set_xlabel("is attended to")
+            axis.set_ylabel("attends")
             section.colorbar(drawn, ax=axis, shrink=0.6)
+        else:  # along the edges alone
+            subplot = axis.get_subplotspec()
+            _name_tokens(
+                axis,
+                rows if subplot.is_first_col() else (),
+                columns if subplot.is_last_row() else (),
+                _MAX_SMALL_LABELS,
+            )
 
 
 def _placed(maps: Sequence[AttentionMap], axes: NDArray[Any]) -> list[tuple[int, AttentionMap, Any]]:
@@ -150,13 +162,12 @@ def _placed(maps: Sequence[AttentionMap], axes: NDArray[Any]) -> list[tuple[int,
     return placed
 
 
-def _name_tokens(axis: Any, rows: Sequence[str], columns: Sequence[str]) -> None:
-    if len(columns) <= _MAX_LABELS:
+def _name_tokens(axis: Any, rows: Sequence[str], columns: Sequence[str], most: int) -> None:
+    """Names the tokens along a map, if they are `most` at most."""
+    if len(columns) <= most:
         axis.set_xticks(range(len(columns)), columns, rotation=90)
-    if len(rows) <= _MAX_LABELS:
+    if len(rows) <= most:
         axis.set_yticks(range(len(rows)), rows)
-    axis.set_xlabel("is attended to")
-    axis.set_ylabel("attends")
 
 
 def _draw_image(inspection: ImageInspection, image: bytes | Path | str) -> Figure:
@@ -183,7 +194,9 @@ def _draw_image(inspection: ImageInspection, image: bytes | Path | str) -> Figur
         rows = weights[place]
         attended = rows[0, 1:] if num_before else rows.mean(axis=0)  # of the class token, or of all patches
         axis.imshow(picture, extent=(0, picture.width, picture.height, 0))
-        axis.imshow(attended.reshape(shape), cmap=_OVERLAY, alpha=0.55, extent=extent, interpolation="bilinear")
+        axis.imshow(
+            attended.reshape(shape), cmap=_OVERLAY, alpha=0.55, extent=extent, vmin=0.0, interpolation="nearest"
+        )
         axis.set_xlim(0, picture.width)
         axis.set_ylim(picture.height, 0)
         axis.set_title(found.title, fontsize=8)
