@@ -88,6 +88,53 @@ def test_every_layer_of_every_kind_is_an_output_and_the_proof_stands_in_the_mani
         assert variant.attention.checked_shape_count >= 3
 
 
+def encoder_weights(module, text):
+    """The weights of each layer of a classifier of texts or tokens."""
+    found = []
+    module.kernel = einsum_kernel(found)
+    with torch.inference_mode():
+        module(torch.tensor([text]), torch.ones(1, len(text), dtype=torch.int64))
+    return {f"attention_{layer}": weights[0].numpy() for layer, weights in enumerate(found)}
+
+
+def decoder_weights(module, text):
+    """The weights of each layer of a generation model."""
+    found = []
+    kernel = einsum_kernel(found)
+    with torch.inference_mode():
+        positions = torch.arange(len(text))[None]
+        module.hidden_states(torch.tensor([text]), positions, lambda *qkv, **_: kernel(*qkv, causal=True))
+    return {f"attention_{layer}": weights[0].numpy() for layer, weights in enumerate(found)}
+
+
+def translation_weights(module, source, target):
+    """The weights of each layer of each kind of a translation model."""
+    encoder, decoder, cross = [], [], []
+    decode, attend_cross = einsum_kernel(decoder), einsum_kernel(cross)
+    module.kernel = einsum_kernel(encoder)
+    ids = torch.tensor([source])
+    with torch.inference_mode():
+        keys_values = module.cross_keys_values(module.encode(ids, torch.ones_like(ids)))
+        module.decode(
+            torch.tensor([target]),
+            torch.arange(len(target))[None],
+            lambda *qkv, **_: decode(*qkv, causal=True),
+            lambda query, layer, **_: attend_cross(query, *keys_values[layer]),
+        )
+    found = {"encoder": encoder, "decoder": decoder, "cross": cross}
+    return {
+        f"{kind}_attention_{layer}": weights[0].numpy()
+        for kind, layers in found.items()
+        for layer, weights in enumerate(layers)
+    }
+
+
+def assert_equal(found, expected):
+    assert found.keys() == expected.keys()
+    for name, weights in expected.items():
+        np.testing.assert_allclose(found[name], weights, atol=1e-5, err_msg=name)
+
+
 @pytest.mark.parametrize("task", ["text_classification", "token_classification"])
 def test_weights_of_texts_are_those_of_the_models_own_layers_whatever_stands_beside_them(opened, task):
     graph, _, checkpoint = opened(task)
@@ -95,12 +142,7 @@ def test_weights_of_texts_are_those_of_the_models_own_layers_whatever_stands_bes
     texts = [[1, 4, 9, 5, 7], [1, 8], [1, 3, 3, 4, 6, 7, 8]]
     items = [as_item(input_ids=text, attention_mask=np.ones(len(text))) for text in texts]
     for text, weights in zip(texts, run(graph, items), strict=True):
-        found = []
-        module.kernel = einsum_kernel(found)
-        with torch.inference_mode():
-            module(torch.tensor([text]), torch.ones(1, len(text), dtype=torch.int64))
-        for layer, expected in enumerate(found):
-            np.testing.assert_allclose(weights[f"attention_{layer}"], expected[0].numpy(), atol=1e-5)
+        assert_equal(weights, encoder_weights(module, text))
 
 
 def test_a_token_of_a_generation_model_attends_to_none_after_it(opened):
@@ -108,14 +150,8 @@ def test_a_token_of_a_generation_model_attends_to_none_after_it(opened):
     module = from_checkpoint(checkpoint).module
     texts = [[3, 1, 4, 1, 5], [9, 2, 6]]
     for text, weights in zip(texts, run(graph, [as_item(input_ids=text) for text in texts]), strict=True):
-        found = []
-        kernel = einsum_kernel(found)
-        ids = torch.tensor([text])
-        with torch.inference_mode():
-            module.hidden_states(ids, torch.arange(len(text))[None], lambda *qkv, layer, **_: kernel(*qkv, causal=True))
-        for layer, expected in enumerate(found):
-            np.testing.assert_allclose(weights[f"attention_{layer}"], expected[0].numpy(), atol=1e-5)
-            assert (np.triu(weights[f"attention_{layer}"], 1) == 0).all()
+        assert_equal(weights, decoder_weights(module, text))
+        assert all((np.triu(layer, 1) == 0).all() for layer in weights.values())
 
 
 def test_all_three_kinds_of_a_translation_model_are_those_of_its_own_layers(opened):
@@ -124,21 +160,7 @@ def test_all_three_kinds_of_a_translation_model_are_those_of_its_own_layers(open
     pairs = [([5, 6, 7, 2], [1, 16, 15]), ([8, 2], [1, 17, 18, 14, 15])]
     items = [as_item(input_ids=source, attention_mask=[1] * len(source), target_ids=target) for source, target in pairs]
     for (source, target), weights in zip(pairs, run(graph, items), strict=True):
-        found = {"encoder": [], "decoder": [], "cross": []}
-        kernels = {kind: einsum_kernel(weights) for kind, weights in found.items()}
-        module.kernel = kernels["encoder"]
-        ids = torch.tensor([source])
-        with torch.inference_mode():
-            keys_values = module.cross_keys_values(module.encode(ids, torch.ones_like(ids)))
-            module.decode(
-                torch.tensor([target]),
-                torch.arange(len(target))[None],
-                lambda *qkv, layer, **_: kernels["decoder"](*qkv, causal=True),
-                lambda query, layer, **_: kernels["cross"](query, *keys_values[layer]),
-            )
-        for kind, layers in found.items():
-            for layer, expected in enumerate(layers):
-                np.testing.assert_allclose(weights[f"{kind}_attention_{layer}"], expected[0].numpy(), atol=1e-5)
+        assert_equal(weights, translation_weights(module, source, target))
 
 
 def test_the_serving_graphs_are_the_same_with_and_without_the_graph_of_weights(tiny_store, tiny_checkpoints, tmp_path):
