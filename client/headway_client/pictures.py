@@ -7,17 +7,9 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
-from typing import Any
-
-try:
-    import matplotlib as mpl
-    import numpy as np
-    from matplotlib.figure import Figure
-    from numpy.typing import NDArray
-    from PIL import Image, ImageOps
-except ImportError as error:
-    raise ImportError(f"{error}; run: pip install 'headway-client[pictures]'") from None
+from typing import TYPE_CHECKING, Any
 
 from headway_client.results import (
     Attention,
@@ -27,6 +19,9 @@ from headway_client.results import (
     TextInspection,
     TranslationInspection,
 )
+
+if TYPE_CHECKING:  # extras
+    from matplotlib.figure import Figure
 
 _COLOURS = "Blues"
 _OVERLAY = "inferno"
@@ -57,17 +52,29 @@ def save(
         image: What was inspected, encoded or by path; for images.
 
     Raises:
+        ImportError: The extra `pictures` is not installed.
         ValueError: The format is not known, there is nothing to draw, or there are too many maps for a picture.
         OSError: The image cannot be read, or the file cannot be written.
     """
+    try:
+        import matplotlib as mpl  # noqa: PLC0415 (an extra)
+    except ImportError as error:
+        raise ImportError(f"{error}; run: pip install 'headway-client[pictures]'") from None
     path = Path(file)
-    known = Figure().canvas.get_supported_filetypes()
+    known = _new_figure(1, 1).canvas.get_supported_filetypes()
     if path.suffix.removeprefix(".") not in known:
         raise ValueError(f"{path}: is of no known format; end its name in one of {', '.join(sorted(known))}")
     with mpl.rc_context({"svg.hashsalt": "headway", "svg.fonttype": "none", "font.size": 8}):
         figure = _drawn(inspection, image)
         svg = {"metadata": {"Date": None}} if path.suffix == ".svg" else {}
         figure.savefig(path, dpi=_DPI, bbox_inches="tight", **svg)  # type: ignore[arg-type]
+
+
+def _new_figure(width: float, height: float) -> Figure:
+    """Makes a figure of so many inches."""
+    from matplotlib.figure import Figure  # noqa: PLC0415 (an extra)
+
+    return Figure(figsize=(width, height), layout="constrained")
 
 
 def _drawn(
@@ -90,9 +97,7 @@ def _drawn(
     parts = [part for part in parts if part[1].maps]
     _check_count(sum(len(part[1].maps) for part in parts))
     sizes = [_size_of(attention) for _, attention, _, _ in parts]
-    figure = Figure(
-        figsize=(max(width for width, _ in sizes), sum(height for _, height in sizes)), layout="constrained"
-    )
+    figure = _new_figure(max(width for width, _ in sizes), sum(height for _, height in sizes))
     sections = figure.subfigures(len(parts), 1, height_ratios=[height for _, height in sizes], squeeze=False)
     for section, (kind, attention, rows, columns) in zip(sections[:, 0], parts, strict=True):
         _draw_maps(section, attention, rows, columns, kind)
@@ -144,7 +149,7 @@ def _draw_maps(section: Any, attention: Attention, rows: Sequence[str], columns:
             )
 
 
-def _placed(maps: Sequence[AttentionMap], axes: NDArray[Any]) -> list[tuple[int, AttentionMap, Any]]:
+def _placed(maps: Sequence[AttentionMap], axes: Any) -> list[tuple[int, AttentionMap, Any]]:
     """Gives each map its place: layers below each other, heads side by side; empty places are taken away."""
     down, across = axes.shape
     placed, taken = [], set()
@@ -156,9 +161,9 @@ def _placed(maps: Sequence[AttentionMap], axes: NDArray[Any]) -> list[tuple[int,
         in_row[found.layer] += 1
         taken.add((row, column))
         placed.append((place, found, axes[row, column]))
-    for where in np.ndindex(axes.shape):
-        if where not in taken:
-            axes[where].remove()
+    for row, column in product(range(down), range(across)):
+        if (row, column) not in taken:
+            axes[row, column].remove()
     return placed
 
 
@@ -171,6 +176,8 @@ def _name_tokens(axis: Any, rows: Sequence[str], columns: Sequence[str], most: i
 
 
 def _draw_image(inspection: ImageInspection, image: bytes | Path | str) -> Figure:
+    from PIL import Image, ImageOps  # noqa: PLC0415 (an extra)
+
     with Image.open(io.BytesIO(image) if isinstance(image, bytes) else image) as opened:
         picture = ImageOps.exif_transpose(opened).convert("RGB")
     if picture.size != (inspection.width, inspection.height):
@@ -188,7 +195,7 @@ def _draw_image(inspection: ImageInspection, image: bytes | Path | str) -> Figur
     across, down = _grid_of(maps) if len(maps) > 1 else (1, 1)
     inches = _SMALL_MAP_INCHES if len(maps) > 1 else 4.0
     height = min(2.5, max(0.4, picture.height / picture.width))
-    figure = Figure(figsize=(inches * across, (inches * height + 0.3) * down), layout="constrained")
+    figure = _new_figure(inches * across, (inches * height + 0.3) * down)
     axes = figure.subplots(down, across, squeeze=False)
     for place, found, axis in _placed(maps, axes):
         rows = weights[place]

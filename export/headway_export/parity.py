@@ -250,7 +250,7 @@ def _attention_items(candidate: Candidate) -> Iterator[list[Tensors]]:
             yield [{"input_ids": text} for text in batch]
         elif source.task is Task.TRANSLATION:
             targets = [texts[-row - 1][: 1 + length // 2] for row, length in enumerate(lengths)]
-            yield [text_tensors(text) | {"target_ids": target} for text, target in zip(batch, targets, strict=True)]
+            yield [{**text_tensors(text), "target_ids": target} for text, target in zip(batch, targets, strict=True)]
         else:
             yield [text_tensors(text, _halved(text), has_types=source.has_token_types) for text in batch]
 

@@ -8,6 +8,7 @@ from typing import Annotated, TypeVar
 
 import typer
 
+from headway_client import pictures
 from headway_client.cli.flags import AsJson, ConnectionFlags, connected, takes_options
 from headway_client.cli.output import print_answer_json, print_heading, print_table
 from headway_client.options import (
@@ -120,8 +121,6 @@ def _show(
 ) -> None:
     """Prints and draws a result; `read` is the text, or the image's file."""
     if picture is not None:
-        from headway_client import pictures  # noqa: PLC0415 (an extra)
-
         pictures.save(answer[0], picture, image=read if isinstance(read, Path) else None)  # type: ignore[arg-type]
     if as_json:
         print_answer_json([str(read)], answer)
