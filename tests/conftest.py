@@ -24,13 +24,13 @@ def tiny_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path
 
 @pytest.fixture(scope="session")
 def tiny_store(tiny_checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with a bundle of each task, exported in fp32 and int8."""
+    """A store with a bundle of each task, exported in fp32 and int8 with the graph of the attention weights."""
     from headway_export.exporter import ExportOptions, export
     from headway_export.source import from_checkpoint
     from headway_server.bundles import Precision
 
     store = tmp_path_factory.mktemp("store")
-    options = ExportOptions(store=store, precisions=(Precision.FP32, Precision.INT8))
+    options = ExportOptions(store=store, precisions=(Precision.FP32, Precision.INT8), attention=True)
     for checkpoint in tiny_checkpoints.values():
         export(from_checkpoint(checkpoint), options)
     return store

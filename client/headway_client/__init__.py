@@ -29,12 +29,14 @@ from headway_client.errors import (
     UnavailableError,
     UnimplementedError,
 )
-from headway_client.options import EarlyStopping, PhraseConstraints
+from headway_client.options import AttentionSummary, EarlyStopping, PhraseConstraints
 from headway_client.requests import ChatMessage, Role
 from headway_client.results import (
     Alias,
     Alignment,
     Answer,
+    Attention,
+    AttentionMap,
     BundleList,
     BundleState,
     BundleStatus,
@@ -45,6 +47,9 @@ from headway_client.results import (
     HealthStatus,
     ImageClassification,
     ImageEmbedding,
+    ImageInspection,
+    InspectedPatch,
+    InspectedToken,
     LabeledSpan,
     LabelScore,
     Model,
@@ -59,6 +64,7 @@ from headway_client.results import (
     TextClassification,
     TextDelta,
     TextEmbedding,
+    TextInspection,
     TextSpan,
     Timings,
     TokenAlignment,
@@ -67,6 +73,7 @@ from headway_client.results import (
     TokenLogProbability,
     TranslatedText,
     TranslationHypothesis,
+    TranslationInspection,
     WordPair,
 )
 from headway_client.retry import NO_RETRIES, RetryPolicy
@@ -79,6 +86,9 @@ __all__ = [
     "Answer",
     "AsyncClient",
     "AsyncTextStream",
+    "Attention",
+    "AttentionMap",
+    "AttentionSummary",
     "BundleList",
     "BundleState",
     "BundleStatus",
@@ -100,6 +110,9 @@ __all__ = [
     "HealthStatus",
     "ImageClassification",
     "ImageEmbedding",
+    "ImageInspection",
+    "InspectedPatch",
+    "InspectedToken",
     "InternalError",
     "InvalidArgumentError",
     "LabelScore",
@@ -125,6 +138,7 @@ __all__ = [
     "TextClassification",
     "TextDelta",
     "TextEmbedding",
+    "TextInspection",
     "TextSpan",
     "TextStream",
     "Timings",
@@ -134,6 +148,7 @@ __all__ = [
     "TokenLogProbability",
     "TranslatedText",
     "TranslationHypothesis",
+    "TranslationInspection",
     "UnauthenticatedError",
     "UnavailableError",
     "UnimplementedError",

@@ -20,13 +20,17 @@ from headway_client.options import (
     EmbedImageOptions,
     EmbedTextOptions,
     GenerateTextOptions,
+    InspectGenerationOptions,
+    InspectImageOptions,
+    InspectTextOptions,
+    InspectTranslationOptions,
     StreamGenerateTextOptions,
     StreamTranslateTextOptions,
     Texts,
     TranslateTextOptions,
     spell_out,
 )
-from headway_client.requests import Call, Conversation, Conversations, Images
+from headway_client.requests import Call, Conversation, Conversations, Image, Images
 from headway_client.results import (
     Answer,
     BundleList,
@@ -36,14 +40,17 @@ from headway_client.results import (
     HealthStatus,
     ImageClassification,
     ImageEmbedding,
+    ImageInspection,
     Model,
     ModelDetails,
     ModelList,
     Task,
     TextClassification,
     TextEmbedding,
+    TextInspection,
     TokenClassification,
     TranslatedText,
+    TranslationInspection,
 )
 from headway_client.retry import NO_RETRIES, Readiness, RetryPolicy
 from headway_client.streams import AsyncTextStream, raise_if_closed
@@ -175,6 +182,34 @@ class AsyncClient(BaseClient):
         Any number of images: more than a call may have are sent with several calls, each within `timeout_s`.
         """
         return requests.join(await self._send_all(requests.embed_image(images, **options), timeout_s, reads_files=True))
+
+    @spell_out
+    async def inspect_text(
+        self, text: str, *, timeout_s: float | None = None, **options: Unpack[InspectTextOptions]
+    ) -> Answer[TextInspection]:
+        """Shows what the tokens of one text attend to, in a classifier of texts or tokens."""
+        return await self._send(requests.inspect_text(text, **options), timeout_s)
+
+    @spell_out
+    async def inspect_image(
+        self, image: Image, *, timeout_s: float | None = None, **options: Unpack[InspectImageOptions]
+    ) -> Answer[ImageInspection]:
+        """Shows what the patches of one image attend to; it is given as bytes or by path."""
+        return await self._send(requests.inspect_image(image, **options), timeout_s)
+
+    @spell_out
+    async def inspect_generation(
+        self, text: str, *, timeout_s: float | None = None, **options: Unpack[InspectGenerationOptions]
+    ) -> Answer[TextInspection]:
+        """Shows what the tokens of one text attend to in a generation model."""
+        return await self._send(requests.inspect_generation(text, **options), timeout_s)
+
+    @spell_out
+    async def inspect_translation(
+        self, text: str, *, timeout_s: float | None = None, **options: Unpack[InspectTranslationOptions]
+    ) -> Answer[TranslationInspection]:
+        """Shows what the tokens of one source and of its translation attend to."""
+        return await self._send(requests.inspect_translation(text, **options), timeout_s)
 
     async def list_models(self, task: Task | str | None = None, *, timeout_s: float | None = None) -> ModelList:
         """Lists the loaded models, for one task or all."""

@@ -30,6 +30,17 @@ class EarlyStopping(StrEnum):
     """When no continuation of an open beam can score better than the worst complete translation."""
 
 
+class AttentionSummary(StrEnum):
+    """What is made of the heads of a layer."""
+
+    MEAN = "mean"
+    """A map for each layer: the mean over its heads."""
+    MAXIMUM = "maximum"
+    """A map for each layer: the largest weight of its heads."""
+    ROLLOUT = "rollout"
+    """One map for all layers: attention rollout (Abnar and Zuidema 2020)."""
+
+
 @dataclass(frozen=True, slots=True)
 class PhraseConstraints:
     """Phrases that must or must not appear in one translation, such as the terms of a glossary."""
@@ -169,6 +180,40 @@ class EmbedImageOptions(ModelOptions, total=False):
     """Options of EmbedImage."""
 
     normalize: Annotated[bool | None, "Scale vectors to length 1. Default: true."]
+
+
+class AttentionOptions(ModelOptions, total=False):
+    """Which attention weights to return."""
+
+    layers: Annotated[Sequence[int] | None, "Layer to return, from 0. Default: all."]
+    heads: Annotated[Sequence[int] | None, "Head to return, from 0. Default: all."]
+    summary: Annotated[
+        AttentionSummary | str | None, "What to make of the heads of a layer. Default: a map for each head."
+    ]
+
+
+class InspectTextOptions(AttentionOptions, total=False):
+    """Options of InspectText."""
+
+    text_pair: Annotated[str | None, "Second text, for models that read pairs."]
+    truncate: Annotated[bool | None, "Cut the end off a text that is too long instead of refusing it."]
+
+
+class InspectImageOptions(AttentionOptions, total=False):
+    """Options of InspectImage."""
+
+
+class InspectGenerationOptions(AttentionOptions, total=False):
+    """Options of InspectGeneration."""
+
+    truncate: Annotated[bool | None, "Cut the beginning off a text that is too long instead of refusing it."]
+
+
+class InspectTranslationOptions(AttentionOptions, total=False):
+    """Options of InspectTranslation."""
+
+    translation: Annotated[str | None, "Translation of the text. Default: the model's own, by greedy decoding."]
+    truncate: Annotated[bool | None, "Cut the end off a source text that is too long instead of refusing it."]
 
 
 class Option(NamedTuple):

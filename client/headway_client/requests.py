@@ -21,11 +21,13 @@ from grpc_health.v1 import health_pb2
 from headway.v1 import common_pb2
 from headway.v1 import generation_service_pb2 as generation_pb2
 from headway.v1 import image_classification_service_pb2 as images_pb2
+from headway.v1 import inspection_service_pb2 as inspection_pb2
 from headway.v1 import model_service_pb2 as models_pb2
 from headway.v1 import text_classification_service_pb2 as texts_pb2
 from headway.v1 import translation_service_pb2 as translation_pb2
 from headway_client.errors import ProtocolError
 from headway_client.options import (
+    AttentionSummary,
     ClassifyImageOptions,
     ClassifyTextOptions,
     ClassifyTokensOptions,
@@ -33,6 +35,10 @@ from headway_client.options import (
     EmbedImageOptions,
     EmbedTextOptions,
     GenerateTextOptions,
+    InspectGenerationOptions,
+    InspectImageOptions,
+    InspectTextOptions,
+    InspectTranslationOptions,
     PhraseConstraints,
     StreamGenerateTextOptions,
     StreamTranslateTextOptions,
@@ -49,6 +55,7 @@ from headway_client.results import (
     HealthStatus,
     ImageClassification,
     ImageEmbedding,
+    ImageInspection,
     Model,
     ModelDetails,
     ModelList,
@@ -56,9 +63,11 @@ from headway_client.results import (
     Task,
     TextClassification,
     TextEmbedding,
+    TextInspection,
     Timings,
     TokenClassification,
     TranslatedText,
+    TranslationInspection,
     read,
     read_timings,
 )
@@ -227,6 +236,52 @@ def embed_image(images: Images, **options: Unpack[EmbedImageOptions]) -> Iterato
         contents = _as_images("images", many[part])
         values = _values(EmbedImageOptions, options, images=contents)
         yield _unary("ImageClassificationService/EmbedImage", images_pb2, values, ImageEmbedding, len(contents))
+
+
+def inspect_text(text: str, **options: Unpack[InspectTextOptions]) -> Call[Answer[TextInspection]]:
+    """InspectText."""
+    values = _values(InspectTextOptions, options, text=as_text("text", text))
+    return _inspect("InspectText", values, TextInspection)
+
+
+def inspect_image(image: Image, **options: Unpack[InspectImageOptions]) -> Call[Answer[ImageInspection]]:
+    """InspectImage.
+
+    Raises:
+        OSError: The image file cannot be read.
+    """
+    values = _values(InspectImageOptions, options, image=_as_image("image", image))
+    return _inspect("InspectImage", values, ImageInspection)
+
+
+def inspect_generation(text: str, **options: Unpack[InspectGenerationOptions]) -> Call[Answer[TextInspection]]:
+    """InspectGeneration."""
+    values = _values(InspectGenerationOptions, options, text=as_text("text", text))
+    return _inspect("InspectGeneration", values, TextInspection)
+
+
+def inspect_translation(text: str, **options: Unpack[InspectTranslationOptions]) -> Call[Answer[TranslationInspection]]:
+    """InspectTranslation."""
+    values = _values(InspectTranslationOptions, options, text=as_text("text", text))
+    return _inspect("InspectTranslation", values, TranslationInspection)
+
+
+def _inspect(method: str, values: dict[str, Any], result_type: type[ResultT]) -> Call[Answer[ResultT]]:
+    """Makes a call of the inspection service.
+
+    Raises:
+        ValueError: `summary` is none of `AttentionSummary`.
+    """
+    if (summary := values.get("summary")) is not None:
+        values["summary"] = f"ATTENTION_SUMMARY_{AttentionSummary(summary).name}"
+    values["attention"] = _take(inspection_pb2.AttentionOptions, values)
+    request, response_type = _request(method, inspection_pb2, values)
+    return Call(
+        path=f"/headway.v1.InspectionService/{method}",
+        request=request,
+        response_type=response_type,
+        read=lambda response: _answer([response.result], response, result_type),
+    )
 
 
 def list_models(task: Task | str | None = None) -> Call[ModelList]:

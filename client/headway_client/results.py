@@ -139,12 +139,8 @@ class EmbeddingAnswer(Answer[EmbeddingT_co]):
         Raises:
             ImportError: NumPy is not installed.
         """
-        try:
-            import numpy as np  # noqa: PLC0415 (an extra)
-        except ImportError:
-            message = "NumPy is not installed; run: pip install 'headway-client[numpy]', or use the results' `values`"
-            raise ImportError(message) from None
-        return np.array([result.values for result in self.results], np.float32)
+        array: NDArray[np.float32] = _import_numpy().array([result.values for result in self.results], "float32")
+        return array
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,6 +352,108 @@ class TranslatedText:
 
 
 @dataclass(frozen=True, slots=True)
+class AttentionMap:
+    """How much each token of the rows attends to each token of the columns."""
+
+    layer: int | None
+    """From 0; None: a rollout through all that were asked for."""
+    head: int | None
+    """From 0; None: a summary of all that were asked for."""
+    weights: tuple[float, ...]
+    """Row by row."""
+
+    @property
+    def title(self) -> str:
+        """What it shows, such as `layer 0, head 3`."""
+        if self.layer is None:
+            return "rollout"
+        return f"layer {self.layer}" if self.head is None else f"layer {self.layer}, head {self.head}"
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """The attention of one kind: maps of the same rows and columns."""
+
+    row_count: int
+    """Tokens that attend."""
+    column_count: int
+    """Tokens that are attended to."""
+    maps: tuple[AttentionMap, ...]
+
+    def to_numpy(self) -> NDArray[np.float32]:
+        """Returns the maps as one array, float32 (maps, rows, columns).
+
+        Raises:
+            ImportError: NumPy is not installed.
+        """
+        values = _import_numpy().array([each.weights for each in self.maps], "float32")
+        array: NDArray[np.float32] = values.reshape(len(self.maps), self.row_count, self.column_count)
+        return array
+
+
+@dataclass(frozen=True, slots=True)
+class InspectedToken:
+    """A token as the model read it: characters `start` to `end`, `end` excluded."""
+
+    token_id: int
+    text: str
+    """The token by itself; a special one by its name."""
+    start: int
+    end: int
+    """Equal to `start` for a token that stands for no characters."""
+    of_pair: bool = False
+    """True if it is of the second text of a pair, in which its characters are counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class InspectedPatch:
+    """Where a patch lies, in pixels of the upright image; zeros for the class token, which stands for no patch."""
+
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+
+@dataclass(frozen=True, slots=True)
+class TextInspection:
+    """A text as a model read it, and what its tokens attend to."""
+
+    tokens: tuple[InspectedToken, ...]
+    attention: Attention
+    truncated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ImageInspection:
+    """An image as a model read it, what its patches attend to, and the image's size in pixels."""
+
+    patches: tuple[InspectedPatch, ...]
+    """Row by row, after the class token if the model has one."""
+    patch_row_count: int
+    patch_column_count: int
+    attention: Attention
+    width: int
+    height: int
+
+
+@dataclass(frozen=True, slots=True)
+class TranslationInspection:
+    """A source and its translation as a model read them, and what their tokens attend to."""
+
+    source_tokens: tuple[InspectedToken, ...]
+    target_tokens: tuple[InspectedToken, ...]
+    """As the decoder reads them, after the token that a translation starts from. By what a token attends to, the next
+    one is chosen."""
+    translation: str
+    encoder_attention: Attention
+    decoder_attention: Attention
+    cross_attention: Attention
+    """Of the translation's tokens, the rows, to the source's."""
+    truncated: bool
+
+
+@dataclass(frozen=True, slots=True)
 class QualityFigure:
     """A figure that was measured when the model was exported."""
 
@@ -508,6 +606,15 @@ class ModelDetails:
 
     model: Model
     manifest_json: str
+
+
+def _import_numpy() -> Any:
+    try:
+        import numpy as np  # noqa: PLC0415 (an extra)
+    except ImportError:
+        message = "NumPy is not installed; run: pip install 'headway-client[numpy]', or use the numbers as they came"
+        raise ImportError(message) from None
+    return np
 
 
 def read(kind: type[ResultT], message: Any) -> ResultT:

@@ -45,6 +45,10 @@ class Candidate:
         """Opens the encoder of a translation model."""
         return EncoderRunner(self.runtime, self.bundle, self.variant)
 
+    def open_attention(self) -> BatchGraph:
+        """Opens the graph of the attention weights."""
+        return BatchGraph(self.runtime.open(self.bundle, self.variant.graphs["attention"]))
+
     def open_stateless(self) -> BatchGraph:
         """Opens the graph of a model without state."""
         session = self.runtime.open(self.bundle, self.variant.graphs["model"])

@@ -45,7 +45,17 @@ app = typer.Typer(
 _console = Console(stderr=True)
 
 
-_CHECKPOINT_PARAMETERS = {"checkpoint", "store", "name", "version", "precision", "cache", "replace", "task"}
+_CHECKPOINT_PARAMETERS = {
+    "checkpoint",
+    "store",
+    "name",
+    "version",
+    "precision",
+    "cache",
+    "attention",
+    "replace",
+    "task",
+}
 """Parameters that go with CHECKPOINT; all others describe --model, and a checkpoint holds what they give."""
 
 
@@ -67,6 +77,10 @@ def main(
     cache: Annotated[
         Literal["int8", "fp32"], typer.Option(help="Key/value cache of a decoder's int8 variant.")
     ] = "int8",
+    attention: Annotated[
+        bool,
+        typer.Option("--attention", help="Write the graph of the attention weights too (docs/attention.md)."),
+    ] = False,
     replace: Annotated[bool, typer.Option("--replace", help="Replace that version if it exists.")] = False,
     task: Annotated[
         str | None, typer.Option(help="Task of --model. With CHECKPOINT: refuse one of another task.")
@@ -138,7 +152,12 @@ def main(
                 license_name=license_name,
             )
         options = ExportOptions(
-            store=store, version=version, precisions=_precisions(precision, source), cache=cache, replace=replace
+            store=store,
+            version=version,
+            precisions=_precisions(precision, source),
+            cache=cache,
+            attention=attention,
+            replace=replace,
         )
         _export(source, options)
 
@@ -158,6 +177,10 @@ def hf(
     cache: Annotated[
         Literal["int8", "fp32"], typer.Option(help="Key/value cache of a decoder's int8 variant.")
     ] = "int8",
+    attention: Annotated[
+        bool,
+        typer.Option("--attention", help="Write the graph of the attention weights too (docs/attention.md)."),
+    ] = False,
     replace: Annotated[bool, typer.Option("--replace", help="Replace that version if it exists.")] = False,
     task: Annotated[str | None, typer.Option(help="Task, where the folder does not tell it.")] = None,
     max_length: Annotated[
@@ -194,6 +217,7 @@ def hf(
             version=version,
             precisions=tuple(dict.fromkeys(precision or default)),
             cache=cache,
+            attention=attention,
             replace=replace,
         )
         _export(source, options)

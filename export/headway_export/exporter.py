@@ -33,6 +33,7 @@ from headway_server.bundles import (
     Graph,
     Manifest,
     ParityFigures,
+    PatchGrid,
     Precision,
     QualityFigure,
     Task,
@@ -69,6 +70,8 @@ class ExportOptions:
     """Variants to write."""
     cache: Literal["int8", "fp32"] = "int8"
     """Key/value cache of an int8 decoder."""
+    attention: bool = False
+    """True to write the graph that gives the attention weights too."""
     replace: bool = False
     """True to replace that version if it exists."""
     external_data_threshold_bytes: int = EXTERNAL_DATA_THRESHOLD_BYTES
@@ -174,7 +177,7 @@ class _Prover:
     def _quantize(self, traced: TracedModel) -> None:
         """Makes a traced model int8, in place."""
         self._progress("int8: quantizing")
-        for graph in traced.graphs:
+        for graph in _all_graphs(traced):
             rewrite(graph.model, QuantizeProducts())
         has_cache = any(tensor.update == "in_place" for tensor in traced.state)
         # Without evaluation data the variant is refused anyway.
@@ -185,6 +188,7 @@ class _Prover:
         self._progress(f"{precision}: comparing with PyTorch")
         candidate = self._write(precision, traced)
         figures = parity.check(candidate)
+        attention = parity.check_attention(candidate) if traced.attention is not None else None
         if self._source.evaluation is not None:
             evaluation = self._source.evaluation
             self._progress(f"{precision}: {evaluation.metric} on {evaluation.dataset}")
@@ -194,7 +198,7 @@ class _Prover:
             quality.check(candidate, figure, self._fp32_quality)
         calibration = measured.calibration if measured else None
         variant = candidate.variant.model_copy(
-            update={"parity": figures, "quality": figure, "calibration": calibration}
+            update={"parity": figures, "quality": figure, "calibration": calibration, "attention": attention}
         )
         kept = precision in self._options.precisions
         weak_points = measured.weak_points if measured else ()
@@ -204,9 +208,9 @@ class _Prover:
     def _write(self, precision: Precision, traced: TracedModel) -> Candidate:
         """Writes the graphs of a variant and opens them as a server would."""
         graphs = {
-            graph.role: self._write_graph(precision, self._verifying(precision, graph)) for graph in traced.graphs
+            graph.role: self._write_graph(precision, self._verifying(precision, graph)) for graph in _all_graphs(traced)
         }
-        opset = self._opsets[precision] = max(graph.model.graph.opset_imports[""] for graph in traced.graphs)
+        opset = self._opsets[precision] = max(graph.model.graph.opset_imports[""] for graph in _all_graphs(traced))
         variant = Variant(
             device=_DEVICES[precision],
             graphs=graphs,
@@ -227,7 +231,7 @@ class _Prover:
 
     def _verifying(self, precision: Precision, graph: TracedGraph) -> TracedGraph:
         """Returns the graph as it is written: a decoder of prompts on the CPU can verify drafts as well."""
-        if self._source.task is not Task.GENERATION or _DEVICES[precision] != "cpu":
+        if graph.role != "decoder" or self._source.task is not Task.GENERATION or _DEVICES[precision] != "cpu":
             return graph
         model = graph.model.clone()
         rewrite(model, AddVerification())
@@ -250,7 +254,12 @@ class _Prover:
             self._source.task,
             image_size=(image.height, image.width) if image else None,
             has_token_types=self._source.has_token_types,
+            attention=self._options.attention,
         )
+
+
+def _all_graphs(traced: TracedModel) -> tuple[TracedGraph, ...]:
+    return traced.graphs if traced.attention is None else (*traced.graphs, traced.attention)
 
 
 def _manifest(
@@ -276,6 +285,7 @@ def _manifest(
         text_pairs=source.text_pairs,
         embedding=_embedding(source, variants),
         image_preprocessing=source.image_preprocessing,
+        patches=_patches(source, variants),
         languages=source.languages,
         sampling_defaults=source.sampling_defaults,
         prompt_prefix=source.prompt_prefix,
@@ -293,6 +303,28 @@ def _embedding(source: ExportSource, variants: dict[Precision, Variant]) -> Embe
     if dimension is None or pooling is None:
         return None
     return Embedding.model_validate({"pooling": pooling, "dimension": dimension})
+
+
+def _patches(source: ExportSource, variants: dict[Precision, Variant]) -> PatchGrid | None:
+    """Describes the patches that the tokens of an image stand for, where there is a graph of attention weights.
+
+    Raises:
+        SourceError: As many tokens are neither a grid of square patches nor one more.
+    """
+    image = source.image_preprocessing
+    graphs = [variant.graphs["attention"] for variant in variants.values() if "attention" in variant.graphs]
+    if image is None or not graphs:
+        return None
+    num_tokens = graphs[0].outputs[0].shape[-1]
+    for side in range(1, min(image.height, image.width) + 1):
+        rows, columns = image.height // side, image.width // side
+        if image.height % side or image.width % side or num_tokens not in (rows * columns, rows * columns + 1):
+            continue
+        return PatchGrid(rows=rows, columns=columns, has_class_token=num_tokens == rows * columns + 1)
+    raise SourceError(
+        f"an image of {image.width} x {image.height} pixels is {num_tokens} tokens, which are neither a grid of square "
+        "patches nor one with a class token; leave out --attention"
+    )
 
 
 def _libraries(names: Sequence[str]) -> dict[str, str]:

@@ -8,15 +8,28 @@ are asked for, D model width, H heads, G key/value heads, K head width, V vocabu
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, Unpack, cast
 
 import torch
 from torch import Tensor, nn
 
 from headway_export.errors import SourceError
-from headway_server.bundles import ALIGNMENT
-from headway_training.models.protocols import Decoder, EmbeddingClassifier, EncoderDecoder, RecurrentEncoderDecoder
+from headway_server.bundles import ALIGNMENT, Task
+from headway_training.models.parts.attention import (
+    RecordingKernel,
+    Scoring,
+    causal_attention,
+    cross_attention,
+)
+from headway_training.models.protocols import (
+    Decoder,
+    EmbeddingClassifier,
+    EncoderDecoder,
+    RecurrentEncoderDecoder,
+    ShowsAttention,
+)
 
 Outputs = dict[str, Tensor]
 
@@ -342,3 +355,103 @@ class RecurrentDecoderGraph(nn.Module):
             ALIGNMENT: weights.float().reshape(-1, 1, weights.shape[-1]),
             **{f"present_state_{number}": state.reshape(-1, state.shape[-1]) for number, state in enumerate(present)},
         }
+
+
+# Attention weights
+
+
+class AttentionGraph(nn.Module):
+    """Graph `attention`: reads whole inputs, without a cache, and gives the attention weights of every layer.
+
+    An output is a layer's weights, float32 (B, H, T, S). A stack of one kind gives `attention_<layer>`; an
+    encoder-decoder gives `encoder_attention_<layer>`, `decoder_attention_<layer>` and `cross_attention_<layer>`.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        """Takes a module whose encoder, where it has one, `shows_attention`."""
+        super().__init__()
+        self.recorder = RecordingKernel()
+        self.module = module
+        if shows_attention(module):
+            self.module = copy.copy(module)  # which shares the weights, and has a kernel of its own
+            cast("ShowsAttention", self.module).kernel = self.recorder
+
+    def _recorded(self, name: str) -> Outputs:
+        """Takes out what was recorded of a stack of layers, and names it."""
+        weights, self.recorder.weights = self.recorder.weights, []
+        return {f"{name}_{layer}": tensor.float() for layer, tensor in enumerate(weights)}
+
+
+def shows_attention(module: nn.Module) -> bool:
+    """True if a module follows `ShowsAttention`."""
+    return callable(getattr(module, "kernel", None))
+
+
+class StatelessAttentionGraph(AttentionGraph):
+    """Graph `attention` of a model without state."""
+
+    def forward(self, first: Tensor, *rest: Tensor) -> Outputs:
+        """The inputs of `StatelessGraph`."""
+        if first.is_floating_point():
+            first = first.to(float_dtype(self.module))
+        outputs_of(self.module, first, *rest)
+        return self._recorded("attention")
+
+
+class DecoderAttentionGraph(AttentionGraph):
+    """Graph `attention` of a generation model."""
+
+    def forward(self, input_ids: Tensor) -> Outputs:
+        """Texts, int64 (B, T)."""
+        position_ids = _positions_of(input_ids)
+        attend = _in_order(causal_attention(self.recorder), self.recorder)
+        cast("Decoder", self.module).hidden_states(input_ids, position_ids, attend)
+        return self._recorded("attention")
+
+
+class EncoderDecoderAttentionGraph(AttentionGraph):
+    """Graph `attention` of a translation model."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, target_ids: Tensor) -> Outputs:
+        """Sources and their mask, int64 (B, S), and translations from their first token on, int64 (B, T)."""
+        module = cast("EncoderDecoder", self.module)
+        memory = module.encode(input_ids, attention_mask)
+        found = self._recorded("encoder_attention")
+        cross = RecordingKernel()
+        attend = _in_order(causal_attention(self.recorder), self.recorder)
+        attend_cross = _in_order(cross_attention(module.cross_keys_values(memory), attention_mask, cross), cross)
+        module.decode(target_ids, _positions_of(target_ids), attend, attend_cross)
+        found |= self._recorded("decoder_attention")
+        self.recorder.weights = cross.weights
+        return found | self._recorded("cross_attention")
+
+
+def attention_graph(module: nn.Module, task: Task) -> AttentionGraph:
+    """Returns the graph `attention` of a module."""
+    match task:
+        case Task.GENERATION:
+            return DecoderAttentionGraph(module)
+        case Task.TRANSLATION:
+            return EncoderDecoderAttentionGraph(module)
+        case _:
+            return StatelessAttentionGraph(module)
+
+
+def _positions_of(ids: Tensor) -> Tensor:
+    return torch.arange(ids.shape[1], device=ids.device).unsqueeze(0).expand_as(ids)  # (B, T)
+
+
+def _in_order(attend: Any, recorder: RecordingKernel) -> Any:
+    """Returns an `Attend` or `AttendCross` whose layers are called in order, as they are recorded.
+
+    Raises:
+        SourceError: When called, if they are not.
+    """
+
+    def attend_in_order(*tensors: Tensor, layer: int, **scoring: Unpack[Scoring]) -> Tensor:
+        if layer != len(recorder.weights):
+            raise SourceError(f"layer {layer} attends after {len(recorder.weights)} others; call layers in order")
+        context: Tensor = attend(*tensors, layer=layer, **scoring)
+        return context
+
+    return attend_in_order

@@ -31,15 +31,22 @@ from headway_export.candidate import (
 )
 from headway_export.errors import ParityError
 from headway_export.source import ExportSource
-from headway_server.bundles import ParityFigures, Precision, Task
+from headway_server.batching import Tensors
+from headway_server.bundles import AttentionFigures, ParityFigures, Precision, Task
 from headway_server.tasks.text.model import text_tensors
 
 LOGIT_BOUND = 1e-4
+WEIGHT_BOUND = 1e-4
+"""Of an attention weight, and of what rows of them sum to in fp32 and int8; both are from 0 to 1."""
+_HALF_SUM_BOUND = 2e-3
+"""Of what rows sum to in fp16."""
 TIE_MARGIN = 1e-4
 
 _BATCH_SIZES = (1, 3, 8)
 _LENGTHS = (1, 2, 7, 16, 33, 64, 100, 128, 129, 200, 256, 500)
 _DECODED_TOKENS = 16
+_MAX_ATTENTION_BYTES = 64 << 20
+"""Of the weights that are compared at a time."""
 _SEED = 0
 
 
@@ -189,6 +196,63 @@ def _compare_images(candidate: Candidate, comparison: _Comparison) -> None:
         for image, found in zip(images, run_batch(graph, items), strict=False):
             comparison.add_outputs(found, reference.outputs(source.module, image), f"batch {batch_size}")
         comparison.num_shapes += 1
+
+
+def check_attention(candidate: Candidate) -> AttentionFigures:
+    """Compares the attention weights of a variant with PyTorch's, padded inputs among them.
+
+    Raises:
+        ParityError: Weights of fp32 are past their bound, or rows do not sum to 1.
+    """
+    graph = candidate.open_attention()
+    bound = WEIGHT_BOUND if candidate.precision is Precision.FP32 else None
+    sum_bound = _HALF_SUM_BOUND if candidate.precision is Precision.FP16 else WEIGHT_BOUND
+    max_error = max_sum_error = 0.0
+    num_shapes = 0
+    for items in _attention_items(candidate):
+        for item, found in zip(items, run_batch(graph, items), strict=True):
+            sizes = {name: array.shape for name, array in item.items()}
+            for name, expected in reference.attention_weights(candidate.source, item).items():
+                rows = found[name].astype(np.float64)  # (H, T, S)
+                error, sum_error = float(np.abs(rows - expected).max()), float(np.abs(rows.sum(-1) - 1).max())
+                max_error, max_sum_error = np.fmax(max_error, error), np.fmax(max_sum_error, sum_error)
+                if not (bound is None or error <= bound):
+                    raise ParityError(f"{name} of {sizes}: {error:.2e} from PyTorch's weights, bound {bound:.0e}")
+                if not sum_error <= sum_bound:
+                    raise ParityError(f"{name} of {sizes}: a row sums to 1 ± {sum_error:.2e}, bound {sum_bound:.0e}")
+        num_shapes += len({str([array.shape for array in item.values()]) for item in items})
+    return AttentionFigures(
+        max_weight_error=float(max_error),
+        bound=bound,
+        max_row_sum_error=float(max_sum_error),
+        checked_shape_count=num_shapes,
+    )
+
+
+def _attention_items(candidate: Candidate) -> Iterator[list[Tensors]]:
+    """Yields batches of inputs of the graph `attention`."""
+    source, graph = candidate.source, candidate.variant.graphs["attention"]
+    if source.task is Task.IMAGE_CLASSIFICATION:
+        images = pixel_values_of(source, _sample_images(source, max(_BATCH_SIZES)))
+        for batch_size in _BATCH_SIZES:
+            yield [{"pixel_values": image} for image in images[:batch_size]]
+        return
+    limit = source.limits.max_input_tokens
+    assert limit is not None, "the source has read the module's lengths"
+    assert source.tokenizer is not None, "a text model has its tokenizer"
+    num_maps = sum(int(spec.shape[1]) for spec in graph.outputs) * max(_BATCH_SIZES)
+    limit = min(limit, source.limits.max_total_tokens or limit, int((_MAX_ATTENTION_BYTES / 4 / num_maps) ** 0.5))
+    vocabulary = source.tokenizer.get_vocab_size()
+    texts = _sample_tokens(source, vocabulary, limit, frame=source.task is not Task.GENERATION)
+    for lengths in _batches(limit):
+        batch = [texts[row % len(texts)][:length] for row, length in enumerate(lengths)]
+        if source.task is Task.GENERATION:
+            yield [{"input_ids": text} for text in batch]
+        elif source.task is Task.TRANSLATION:
+            targets = [texts[-row - 1][: 1 + length // 2] for row, length in enumerate(lengths)]
+            yield [{**text_tensors(text), "target_ids": target} for text, target in zip(batch, targets, strict=True)]
+        else:
+            yield [text_tensors(text, _halved(text), has_types=source.has_token_types) for text in batch]
 
 
 def _halved(text: NDArray[np.int64]) -> NDArray[np.int64]:

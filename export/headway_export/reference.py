@@ -17,9 +17,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from headway_export.graphs import outputs_of
+from headway_export.graphs import attention_graph, outputs_of
 from headway_export.rewriting import LayerRange
 from headway_export.source import ExportSource
+from headway_server.batching import Tensors
 from headway_server.bundles import Task
 from headway_training.evaluation import evaluation_windows
 from headway_training.models.parts.attention import (
@@ -92,6 +93,19 @@ def outputs(module: nn.Module, *inputs: NDArray[Any]) -> dict[str, NDArray[Any]]
         tensors.insert(1, torch.ones_like(tensors[0]))
     with torch.inference_mode():
         return {name: value[0].numpy() for name, value in outputs_of(module, *tensors).items()}
+
+
+def attention_weights(source: ExportSource, inputs: Tensors) -> dict[str, NDArray[np.float32]]:
+    """Attention weights of every layer, by the names of the graph `attention`: (H, T, S) float32 each.
+
+    Args:
+        source: A model that this graph was traced of.
+        inputs: What the graph reads, without the batch.
+    """
+    tensors = {name: torch.from_numpy(array).unsqueeze(0) for name, array in inputs.items()}
+    with torch.inference_mode():
+        found = attention_graph(source.module, source.task)(*tensors.values())
+        return {name: weights[0].numpy() for name, weights in found.items()}
 
 
 def cache_ranges(source: ExportSource) -> list[LayerRange]:

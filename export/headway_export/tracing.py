@@ -11,7 +11,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, cast
 
 import onnx_ir as ir
@@ -26,14 +26,16 @@ from headway_export.graphs import (
     RecurrentDecoderGraph,
     RecurrentEncoderGraph,
     StatelessGraph,
+    attention_graph,
     float_dtype,
+    shows_attention,
 )
 from headway_export.rewriting import Declare, FuseAttention, rewrite
-from headway_server.bundles import StateTensor, Task, TensorSpec
+from headway_server.bundles import StateTensor, Task, TensorSpec, attention_layers
 from headway_training.models.protocols import Decoder, EncoderDecoder, is_recurrent
 
 OPSET = 21
-Role: TypeAlias = Literal["model", "encoder", "decoder"]
+Role: TypeAlias = Literal["model", "encoder", "decoder", "attention"]
 
 _TRACED_SIZES = {
     "batch": 2,
@@ -80,13 +82,21 @@ class TracedModel:
     """All graphs of one precision, with what a manifest says of them."""
 
     graphs: tuple[TracedGraph, ...]
+    """Those that serve."""
+    attention: TracedGraph | None = None
+    """What gives the attention weights, where it was asked for."""
     state: tuple[StateTensor, ...] = ()
     cross: tuple[str, ...] = ()
     alignment_layer: int | None = None
 
 
 def trace(
-    module: nn.Module, task: Task, *, image_size: tuple[int, int] | None = None, has_token_types: bool = False
+    module: nn.Module,
+    task: Task,
+    *,
+    image_size: tuple[int, int] | None = None,
+    has_token_types: bool = False,
+    attention: bool = False,
 ) -> TracedModel:
     """Traces a module, in the dtype of its parameters.
 
@@ -95,22 +105,51 @@ def trace(
         task: The task.
         image_size: Height and width, for image_classification.
         has_token_types: True if a text classifier reads which text of a pair each token belongs to.
+        attention: True to trace what gives the attention weights too.
 
     Raises:
         SourceError: The module does not follow the protocol.
         TraceError: PyTorch cannot trace it.
     """
     if task is Task.GENERATION:
-        return _trace_decoder(module)
-    if task is Task.TRANSLATION:
-        return _trace_recurrent(module) if is_recurrent(module) else _trace_encoder_decoder(module)
-    if task is Task.IMAGE_CLASSIFICATION:
-        assert image_size is not None, "an image model has its preprocessing"
-        inputs = [make_spec("pixel_values", "float32", "batch", 3, *image_size)]
+        traced = _trace_decoder(module)
+        inputs = [make_spec("input_ids", "int64", "batch", "length")]
+    elif task is Task.TRANSLATION:
+        traced = _trace_recurrent(module) if is_recurrent(module) else _trace_encoder_decoder(module)
+        inputs = [_as_read(make_spec(*spec), "batch") for spec in _ENCODER_INPUTS]
+        inputs.append(make_spec("target_ids", "int64", "batch", "length"))
     else:
-        names = ("input_ids", "attention_mask", *(("token_type_ids",) if has_token_types else ()))
-        inputs = [make_spec(name, "int64", "batch", "length") for name in names]
-    return TracedModel(graphs=(_trace_graph("model", module, StatelessGraph(module), inputs),))
+        if task is Task.IMAGE_CLASSIFICATION:
+            assert image_size is not None, "an image model has its preprocessing"
+            inputs = [make_spec("pixel_values", "float32", "batch", 3, *image_size)]
+        else:
+            names = ("input_ids", "attention_mask", *(("token_type_ids",) if has_token_types else ()))
+            inputs = [make_spec(name, "int64", "batch", "length") for name in names]
+        traced = TracedModel(graphs=(_trace_graph("model", module, StatelessGraph(module), inputs),))
+    return replace(traced, attention=_trace_attention(module, task, inputs)) if attention else traced
+
+
+def _trace_attention(module: nn.Module, task: Task, inputs: Sequence[TensorSpec]) -> TracedGraph:
+    """Traces what gives the attention weights.
+
+    Raises:
+        SourceError: Its layers cannot be made to show them.
+    """
+    name = type(module).__name__
+    if is_recurrent(module):
+        raise SourceError(
+            f"{name}: has a recurrent state in place of attention to its own tokens; leave out --attention. Its "
+            "attention to the source comes with each translation as its alignment"
+        )
+    if task is not Task.GENERATION and not shows_attention(module):
+        raise SourceError(
+            f"{name}: has no attribute kernel, which computes the attention of its encoder; give it one "
+            "(docs/bring-your-own.md), or leave out --attention"
+        )
+    traced = _trace_graph("attention", module, attention_graph(module, task), inputs)
+    if not attention_layers(traced.outputs):
+        raise SourceError(f"{name}: never called its kernel with (B, T, H, K), so there is no attention to show")
+    return traced
 
 
 # Models with state

@@ -16,6 +16,7 @@ ServerError                   what this package raises
     ├── WrongTaskError        the model cannot do what was asked
     ├── NoChatTemplateError   the model cannot continue conversations
     ├── NoAlignmentError      the model cannot align words
+    ├── NoAttentionError      the model cannot show what it attends to
     ├── UnknownCallerError    the call has no API key, or none that this server knows
     ├── ForbiddenError        the caller may not do this
     ├── OverloadedError       there is no room for the call now
@@ -102,6 +103,10 @@ class NoChatTemplateError(RequestError):
 
 class NoAlignmentError(RequestError):
     """The model cannot align words, because its graphs do not give its attention."""
+
+
+class NoAttentionError(RequestError):
+    """The model cannot show what it attends to, because its bundle has no graph for it."""
 
 
 class UnknownCallerError(RequestError):

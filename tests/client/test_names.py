@@ -18,11 +18,12 @@ from headway.v1 import (
     common_pb2,
     generation_service_pb2,
     image_classification_service_pb2,
+    inspection_service_pb2,
     model_service_pb2,
     text_classification_service_pb2,
     translation_service_pb2,
 )
-from headway_client import AsyncClient, Client, EarlyStopping, Role, results
+from headway_client import AsyncClient, AttentionSummary, Client, EarlyStopping, Role, results
 from headway_client.cli import app
 from headway_client.load import LoadTask
 
@@ -30,6 +31,7 @@ FILES = (
     common_pb2,
     generation_service_pb2,
     image_classification_service_pb2,
+    inspection_service_pb2,
     model_service_pb2,
     text_classification_service_pb2,
     translation_service_pb2,
@@ -49,7 +51,7 @@ FLATTENED = {"json_schema", "regex", "choices", "prompt_log_probabilities"}
 
 
 def is_about_models(method: MethodDescriptor) -> bool:
-    return method.containing_service.name == "ModelService"
+    return method.containing_service.name in ("ModelService", "InspectionService")
 
 
 def snake_case(name: str) -> str:
@@ -59,7 +61,7 @@ def snake_case(name: str) -> str:
 def field_names(message: Descriptor) -> Iterator[str]:
     """The fields of a request, and of its parameters and sampling in their place."""
     for field in message.fields:
-        if field.name in ("parameters", "sampling"):
+        if field.name in ("parameters", "sampling", "attention"):
             yield from field_names(field.message_type)
         else:
             yield field.name
@@ -120,6 +122,7 @@ def test_every_result_of_an_rpc_has_a_class() -> None:
         (results.FinishReason, common_pb2.FinishReason),
         (results.Task, model_service_pb2.Task),
         (results.BundleState, model_service_pb2.BundleState),
+        (AttentionSummary, inspection_service_pb2.AttentionSummary),
         (EarlyStopping, translation_service_pb2.EarlyStopping),
         (Role, generation_service_pb2.Role),
     ],

@@ -29,7 +29,11 @@ _INTEGERS = {
 _INTEGERS_THAT_DO_NOT_COUNT = {
     "beam_size",
     "end",
+    "head",
+    "heads",
     "height",
+    "layer",
+    "layers",
     "max_new_tokens",
     "min_new_tokens",
     "no_repeat_ngram_size",

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from headway_client.cli import classification, generation, load, models, translation
+from headway_client.cli import classification, generation, inspection, load, models, translation
 
 __all__ = ["app"]
 
@@ -30,6 +30,10 @@ for command in (
     classification.classify_image,
     classification.embed_text,
     classification.embed_image,
+    inspection.inspect_text,
+    inspection.inspect_image,
+    inspection.inspect_generation,
+    inspection.inspect_translation,
     models.list_models,
     models.get_model,
     models.list_bundles,

@@ -118,6 +118,8 @@ _FLAGS: dict[str, _Flag] = {
         description="JSON Schema of the text: JSON that begins with {, or a file that holds it.",
     ),
     "choices": _Flag("--choice", list[str], "TEXT"),
+    "layers": _Flag("--layer", list[int], "NUMBER"),
+    "heads": _Flag("--head", list[int], "NUMBER"),
     "normalize": _Flag("--normalize/--no-normalize"),
     "phrase_constraints": _Flag("--required-phrase and --forbidden-phrase"),
 }

@@ -3,6 +3,7 @@
 from headway_server.bundles.listing import Fingerprint, ListedBundle, fingerprint_of, list_store
 from headway_server.bundles.manifest import (
     ALIGNMENT,
+    ATTENTION_KINDS,
     CARD_FILE,
     CHAT_TEMPLATE_FILE,
     MANIFEST_FILE,
@@ -10,6 +11,7 @@ from headway_server.bundles.manifest import (
     SIGNATURE_FILE,
     TOKENIZER_FILE,
     Architecture,
+    AttentionFigures,
     BundleFile,
     CalibrationFigures,
     ClassificationScheme,
@@ -20,6 +22,7 @@ from headway_server.bundles.manifest import (
     Limits,
     Manifest,
     ParityFigures,
+    PatchGrid,
     Precision,
     QualityFigure,
     SamplingDefaults,
@@ -28,6 +31,7 @@ from headway_server.bundles.manifest import (
     Task,
     TensorSpec,
     Variant,
+    attention_layers,
 )
 from headway_server.bundles.reader import NAME, Bundle, find_bundles, open_bundle, read_manifest, version_key
 from headway_server.bundles.settings import ROUTES_FILE, VersionSettings
@@ -36,6 +40,7 @@ from headway_server.bundles.writer import describe_files, publish, staging_folde
 
 __all__ = [
     "ALIGNMENT",
+    "ATTENTION_KINDS",
     "CARD_FILE",
     "CHAT_TEMPLATE_FILE",
     "MANIFEST_FILE",
@@ -45,6 +50,7 @@ __all__ = [
     "SIGNATURE_FILE",
     "TOKENIZER_FILE",
     "Architecture",
+    "AttentionFigures",
     "Bundle",
     "BundleFile",
     "CalibrationFigures",
@@ -58,6 +64,7 @@ __all__ = [
     "ListedBundle",
     "Manifest",
     "ParityFigures",
+    "PatchGrid",
     "Precision",
     "QualityFigure",
     "SamplingDefaults",
@@ -68,6 +75,7 @@ __all__ = [
     "TrustedKeys",
     "Variant",
     "VersionSettings",
+    "attention_layers",
     "describe_files",
     "find_bundles",
     "fingerprint_of",

@@ -13,7 +13,7 @@ Axis names used in tensor shapes:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Final, Literal
@@ -32,6 +32,10 @@ CHAT_TEMPLATE_FILE = "chat_template.jinja"
 ALIGNMENT = "alignment"
 """Output of a decoder: how much each token it reads attends to each token of the source, (slots, length,
 source_length) float32. A row sums to one over the source's tokens and is 0 at padding."""
+ATTENTION_KINDS = ("attention", "encoder_attention", "decoder_attention", "cross_attention")
+"""Outputs of a graph `attention`, `<kind>_<layer>` with layers from 0, are a layer's attention weights, float32 (batch,
+heads, rows, columns): a row is what one token attends with, over the tokens of the columns, and sums to one. An
+encoder-decoder has the last three kinds, and any other model the first."""
 CARD_FILE = "README.md"
 
 NAME_PATTERN = r"^[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?$"
@@ -146,13 +150,25 @@ class CalibrationFigures(Record):
     """Bins of equal width that predictions are put into by their probability."""
 
 
+class AttentionFigures(Record):
+    """How far the weights of the graph `attention` are from PyTorch's fp32 on the exporter's grid of sizes."""
+
+    max_weight_error: float
+    """Largest difference of a weight, which is from 0 to 1."""
+    bound: float | None
+    """The bound that was enforced; none for other variants than fp32."""
+    max_row_sum_error: float
+    """Largest difference of a row's sum from 1, held to a bound in every variant."""
+    checked_shape_count: int
+
+
 class Variant(Record):
     """The graphs of one precision."""
 
     device: Literal["cpu", "cuda"]
     """Where this variant is meant to run."""
-    graphs: dict[Literal["model", "encoder", "decoder"], Graph]
-    """Those that `TASK_PARTS` names for the task."""
+    graphs: dict[Literal["model", "encoder", "decoder", "attention"], Graph]
+    """Those that `TASK_PARTS` names for the task, and `attention` where the attention weights can be looked at."""
     state: tuple[StateTensor, ...] = ()
     cross: tuple[str, ...] = ()
     """Encoder outputs, (batch, heads, length, head_dim), that every step of the decoder reads, under the same names."""
@@ -164,6 +180,15 @@ class Variant(Record):
     """None where the checkpoint carried no evaluation data."""
     calibration: CalibrationFigures | None = None
     """Of classifiers, measured with their quality."""
+    attention: AttentionFigures | None = None
+    """Of the graph `attention`; None where there is none."""
+
+    @model_validator(mode="after")
+    def _check_attention(self) -> Variant:
+        """Checks that the outputs of the graph `attention` are weights."""
+        if (graph := self.graphs.get("attention")) is not None and not attention_layers(graph.outputs):
+            raise ValueError(f"graphs.attention: its outputs are not {', '.join(ATTENTION_KINDS)} with layers from 0")
+        return self
 
     @model_validator(mode="after")
     def _check_tensors(self) -> Variant:
@@ -181,6 +206,19 @@ class Variant(Record):
             if missing := names - found:
                 raise ValueError(f"{min(missing)} is named as {where}, which has no such tensor")
         return self
+
+
+def attention_layers(outputs: Sequence[TensorSpec]) -> dict[str, tuple[TensorSpec, ...]]:
+    """Returns the outputs of a graph `attention` by their kind, in the order of the layers; empty if they are none."""
+    found: dict[str, dict[str, TensorSpec]] = {}
+    for spec in outputs:
+        kind, _, layer = spec.name.rpartition("_")
+        if kind not in ATTENTION_KINDS or len(spec.shape) != 4 or not isinstance(spec.shape[1], int):
+            return {}
+        found.setdefault(kind, {})[layer] = spec
+    if any(set(layers) != {str(number) for number in range(len(layers))} for layers in found.values()):
+        return {}
+    return {kind: tuple(layers[str(number)] for number in range(len(layers))) for kind, layers in found.items()}
 
 
 class Architecture(Record):
@@ -228,6 +266,15 @@ class ImagePreprocessing(Record):
     """Subtracted from values in 0 to 1, a channel."""
     std: tuple[Positive, Positive, Positive]
     """Divides what is left, a channel."""
+
+
+class PatchGrid(Record):
+    """How the tokens of an image lie in what the model reads of it, row by row, each as large as the others."""
+
+    rows: Size
+    columns: Size
+    has_class_token: bool
+    """True if a token that stands for no patch comes before those that do."""
 
 
 class ClassificationScheme(Record):
@@ -297,6 +344,8 @@ class Manifest(Record):
     embedding: Embedding | None = None
     """None where the graphs have no such output."""
     image_preprocessing: ImagePreprocessing | None = None
+    patches: PatchGrid | None = None
+    """Of images whose attention weights can be looked at."""
     languages: Languages | None = None
     sampling_defaults: SamplingDefaults | None = None
     prompt_prefix: tuple[Index, ...] = ()
@@ -325,6 +374,12 @@ class Manifest(Record):
             raise ValueError(f"files: {CHAT_TEMPLATE_FILE} belongs to {Task.GENERATION}, not to {self.task}")
         if parts.check is not None:
             parts.check(self)
+        if (
+            self.image_preprocessing is not None
+            and self.patches is None
+            and any("attention" in variant.graphs for variant in self.variants.values())
+        ):
+            raise ValueError("patches: an image model with a graph attention needs it")
         return self
 
     @model_validator(mode="after")
@@ -334,7 +389,7 @@ class Manifest(Record):
             raise ValueError("variants: at least one is needed")
         parts = TASK_PARTS[self.task]
         for precision, variant in self.variants.items():
-            if set(variant.graphs) != set(parts.graphs):
+            if set(variant.graphs) - {"attention"} != set(parts.graphs):
                 raise ValueError(f"variants.{precision}.graphs: {self.task} needs {', '.join(parts.graphs)}")
             if not parts.replaces_state and any(state.update == "replace" for state in variant.state):
                 raise ValueError(

@@ -356,6 +356,23 @@ class ModelHost:
             prefers=next(filter(None, by_task), []).__contains__,
         )
 
+    def find_inspected(self, tasks: Sequence[Task], name: str, version: str) -> ServedModel:
+        """Finds the model for a call that asks what it attends to; errors are those of `find`.
+
+        Args:
+            tasks: What models that read such inputs are made for; the first of them that has one is preferred.
+            name: Of the model; empty for the only one of the preferred task whose bundle has the graph for it.
+            version: Of the model; empty for the latest one.
+        """
+        able = [[m for m in self.models if _task(m) is task and _shows_attention(m)] for task in tasks]
+        return self._find(
+            "show what it attends to in such an input",
+            lambda model: _task(model) in tasks,
+            name,
+            version,
+            prefers=next(filter(None, able), []).__contains__,
+        )
+
     def get(self, name: str, version: str) -> ServedModel:
         """Finds a model by its name or alias, whatever its task; without a version, the default one.
 
@@ -964,6 +981,10 @@ def _reason(error: Exception, path: str, store: Path | None) -> str:
     if not isinstance(error, ServerError):  # its text may hold anything
         return "cannot be loaded; the server's log says why"
     return str(error).replace(f"{store}/", "").removeprefix(f"{path}: ")
+
+
+def _shows_attention(model: ServedModel) -> bool:
+    return "attention" in model.bundle.manifest.variants[model.precision].graphs
 
 
 def _task(model: ServedModel) -> Task:

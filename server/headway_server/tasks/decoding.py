@@ -27,6 +27,7 @@ from headway_server.runtime import Cores, Device, Runtime, available_bytes
 from headway_server.serving.calls import counted_tokens, current_caller
 from headway_server.serving.permits import Admission, Permit
 from headway_server.settings import DEFAULT_MAX_TEXT_KIB, ServerSettings
+from headway_server.tasks.inspection.inspector import Inspector
 from headway_server.tasks.parameters import DecodingLimits
 
 _log = structlog.get_logger(__name__)
@@ -53,6 +54,8 @@ class ModelParts:
     """Largest text, in bytes of UTF-8."""
     observer: Observer = NO_OBSERVER
     """Is told of every run and of inputs that leave the queue."""
+    inspector: Inspector | None = None
+    """Shows what the model attends to; None: nobody does."""
 
 
 class DecodingModel:
@@ -82,6 +85,7 @@ class DecodingModel:
         )
         self._max_text_bytes = parts.max_text_bytes
         self._tokenizer = parts.tokenizer
+        self._inspector = parts.inspector
         self._cores = parts.cores
         self._num_lanes = len(parts.decoders)
         assert parts.verifier is None or self._num_lanes == 1, "drafts are verified in the slots of one lane"
@@ -132,6 +136,7 @@ class DecodingModel:
             settings=settings.engine,
             max_text_bytes=settings.max_text_bytes,
             observer=observer,
+            inspector=Inspector(bundle, chosen, runtime, max_mib=settings.max_attention_mib, observer=observer),
         )
         model = cls(bundle, parts)
         model._check_runs(parts)
@@ -160,7 +165,8 @@ class DecodingModel:
 
     def close(self) -> bool:
         """Stops the engines; what still runs or waits fails. Returns False if a thread hangs and was left behind."""
-        return self._lanes.close()
+        has_ended = self._inspector is None or self._inspector.close()
+        return self._lanes.close() and has_ended
 
     def _run_once(self, decoder: Decoder, encoder: Encoder | None) -> None:
         """Runs each kind of step with the largest token id, which a graph with too small an embedding refuses."""
@@ -276,7 +282,7 @@ def open_decoders(
     weights = sessions * sum(  # with external data, which is in files beside the graph's
         file.size_bytes
         for path, file in manifest.files.items()
-        if any(path.startswith(graph.file) for graph in variant.graphs.values())
+        if any(path.startswith(graph.file) for role, graph in variant.graphs.items() if role != "attention")
     )
     available = available_bytes(runtime.device)
     plan = plan_memory(

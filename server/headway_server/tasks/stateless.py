@@ -9,6 +9,7 @@ from headway_server.bundles import Bundle, ClassificationScheme, Manifest, Preci
 from headway_server.observers import ModelId, ModelUsage, Observer
 from headway_server.runtime import Device
 from headway_server.serving.permits import Admission, MeasuredPace
+from headway_server.tasks.inspection.inspector import Inspector
 from headway_server.tasks.outputs import EMBEDDING, LOGITS, LabelReader
 
 _MIB = 2**20
@@ -31,6 +32,7 @@ class StatelessModel:
         max_waiting: int,
         max_waiting_mib: int,
         observer: Observer,
+        inspector: Inspector,
     ) -> None:
         """Makes a model of its parts; `load` makes the parts.
 
@@ -43,6 +45,7 @@ class StatelessModel:
             max_waiting: Most inputs that are admitted and not yet answered.
             max_waiting_mib: Likewise, most MiB of them.
             observer: See `Batcher`.
+            inspector: Shows what the model attends to.
         """
         manifest = bundle.manifest
         self.bundle = bundle
@@ -51,6 +54,7 @@ class StatelessModel:
         self.classification = manifest.classification or ClassificationScheme()
         """How logits become probabilities, and which labels apply."""
         self._label_reader = LabelReader(manifest.labels, self.classification)
+        self._inspector = inspector
         self._batcher = Batcher(
             graph,
             budget=budget,
@@ -90,8 +94,9 @@ class StatelessModel:
         return ModelUsage(num_waiting=self._batcher.num_waiting)
 
     def close(self) -> bool:
-        """Stops the batcher; what still waits fails. True if its threads have ended."""
-        return self._batcher.close()
+        """Stops the batcher and the inspector; what still waits fails. True if their threads have ended."""
+        has_ended = self._inspector.close()
+        return self._batcher.close() and has_ended
 
     def __repr__(self) -> str:
         manifest = self.bundle.manifest

@@ -16,6 +16,7 @@ from headway_training.models.parts.attention import (
     KERNELS,
     MASKED_SCORE,
     Kernel,
+    RecordingKernel,
     causal_attention,
     cross_attention,
     full_attention,
@@ -204,3 +205,18 @@ def make_scoring(size: dict[str, Any]) -> tuple[Tensor | None, float | None]:
     shape = (1, size["groups"] * size["heads_per_group"], size["queries"], size["keys"])
     bias = torch.randn(shape, generator=generator) if size["scoring"] in ("bias", "both") else None
     return bias, 0.3 if size["scoring"] in ("scale", "both") else None
+
+
+def test_a_recording_kernel_keeps_the_weights_that_it_averages_values_by() -> None:
+    generator = torch.Generator().manual_seed(3)
+    query, key, value = (torch.randn(2, 5, heads, 8, generator=generator) for heads in (4, 2, 2))
+    recorder = RecordingKernel()
+    for causal in (False, True):
+        context = recorder(query, key, value, causal=causal)
+        torch.testing.assert_close(context, scaled_dot_product_attention(query, key, value, causal=causal))
+    full, masked = recorder.weights
+    assert full.shape == masked.shape == (2, 4, 5, 5)
+    torch.testing.assert_close(full.sum(-1), torch.ones(2, 4, 5))
+    assert (masked == masked.tril()).all()
+    values = value.repeat_interleave(2, dim=2)
+    torch.testing.assert_close(torch.einsum("bhts,bshk->bthk", masked, values), context)

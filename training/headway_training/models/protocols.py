@@ -11,7 +11,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from headway_training.models.parts.attention import Attend, AttendCross
+from headway_training.models.parts.attention import Attend, AttendCross, Kernel
 from headway_training.models.recurrent import Recur
 
 
@@ -101,6 +101,14 @@ class EmbeddingClassifier(Protocol):
     def logits_and_embedding(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:
         """The inputs of `__call__` -> the logits of `__call__`, and the embeddings (B, D)."""
         ...
+
+
+class ShowsAttention(Protocol):
+    """A model with layers that attend without being given an attention function: an encoder of texts or images."""
+
+    kernel: Kernel
+    """Computes the attention of each of these layers, called once a layer, in their order. Another one may be put in
+    its place."""
 
 
 class ImageClassifier(Protocol):

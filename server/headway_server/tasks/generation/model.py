@@ -22,6 +22,7 @@ from headway_server.observers import current_call
 from headway_server.preprocessing import ChatTemplate
 from headway_server.serving.answers import Answer, CallTimings
 from headway_server.serving.calls import current_caller
+from headway_server.serving.limits import check_text
 from headway_server.serving.permits import Permit
 from headway_server.tasks.decoding import DecodingModel, ModelParts, counted
 from headway_server.tasks.generation.request import (
@@ -32,6 +33,8 @@ from headway_server.tasks.generation.request import (
     check_prompt,
     check_prompts,
 )
+from headway_server.tasks.inspection.inspector import InspectedText, inspected_tokens
+from headway_server.tasks.inspection.maps import AttentionRequest
 from headway_server.tasks.parameters import SamplingPlan, plan_sampling
 
 _CONTEXT_TOKENS: Final = 16
@@ -86,6 +89,47 @@ class GenerationModel(DecodingModel):
     def token_text(self, token_id: int) -> str:
         """Returns the text of a token by itself."""
         return self._tokenizer.token_text(token_id)
+
+    async def inspect(
+        self, text: str, *, request: AttentionRequest, truncate: bool, deadline: float | None
+    ) -> InspectedText:
+        """Shows what the tokens of a text attend to, which is read at once.
+
+        Args:
+            text: The text.
+            request: Which weights are asked for.
+            truncate: True cuts the beginning off a text that is too long; False refuses it.
+            deadline: When the caller stops waiting, by `time.monotonic`.
+
+        Raises:
+            RequestError: An argument is out of its range, the bundle has no graph for it, the weights are past the
+                limit, there is no room, the deadline passed, the server is draining.
+        """
+        assert self._inspector is not None, "`load` makes it"
+        check_text("text", text, self._max_text_bytes)
+        plan = self._inspector.plan(request)
+        prefix = self.bundle.manifest.prompt_prefix
+        with self._inspector.admit(deadline):
+            began = time.monotonic()
+            [encoded] = await self._tokenizer.encode_limited(
+                [text],
+                fields=["text"],
+                max_tokens=self.limits.max_total_tokens - len(prefix),
+                truncate=truncate,
+                add_special_tokens=False,
+                keep="end",
+                with_offsets=True,
+            )
+            tokens = inspected_tokens(self._tokenizer, encoded, prefix=prefix)
+            maps, timings = await self._inspector.read(
+                {"input_ids": np.concatenate([np.array(prefix, np.int64), encoded.input_ids])},
+                plan,
+                field="text",
+                num_tokens=len(tokens),
+                deadline=deadline,
+                preprocessing_s=time.monotonic() - began,
+            )
+        return InspectedText(tokens=tokens, maps=maps, truncated=encoded.truncated, timings=timings)
 
     async def generate(
         self, prompts: Elements[Prompt], *, fields: Elements[str], request: GenerationRequest

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from headway_server.batching import BatchGraph, RunCosts, Tensors
 from headway_server.batching.settings import MAX_IMAGES
-from headway_server.bundles import Bundle, Precision
+from headway_server.bundles import Bundle, PatchGrid, Precision
 from headway_server.observers import NO_OBSERVER, Observer
 from headway_server.preprocessing import ImagePreprocessor, PreparedImage
 from headway_server.runtime import Runtime
@@ -23,6 +23,8 @@ from headway_server.serving.answers import Answer, CallTimings
 from headway_server.serving.calls import current_caller
 from headway_server.serving.limits import check_count, check_top_k
 from headway_server.settings import ServerSettings
+from headway_server.tasks.inspection.inspector import Inspector
+from headway_server.tasks.inspection.maps import AttentionRequest, Maps
 from headway_server.tasks.outputs import (
     EMBEDDING,
     LOGITS,
@@ -59,6 +61,19 @@ class EmbeddedImage:
     height: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InspectedImage:
+    """The patches of one image and what they attend to, and the image's size in pixels."""
+
+    boxes: NDArray[np.float64]
+    """(T, 4): left, top, right and bottom of each, in pixels of the image; zeros for the class token."""
+    grid: PatchGrid
+    maps: Maps
+    width: int
+    height: int
+    timings: CallTimings
+
+
 class ImageClassifier(StatelessModel):
     """Labels images, and turns them into vectors where its graph gives embeddings."""
 
@@ -74,6 +89,7 @@ class ImageClassifier(StatelessModel):
         *,
         costs: RunCosts,
         observer: Observer,
+        inspector: Inspector,
     ) -> None:
         """Makes a model of its parts; `load` makes the parts."""
         batching = settings.batching
@@ -86,6 +102,7 @@ class ImageClassifier(StatelessModel):
             max_waiting=batching.max_waiting_images,
             max_waiting_mib=batching.max_waiting_mib,
             observer=observer,
+            inspector=inspector,
         )
         self._preprocessor = preprocessor
 
@@ -104,7 +121,10 @@ class ImageClassifier(StatelessModel):
         graph = BatchGraph(runtime.open(bundle, variant.graphs["model"]), postprocess=label_postprocess(manifest))
         blank = np.zeros((3, manifest.image_preprocessing.height, manifest.image_preprocessing.width), np.float32)
         costs = graph.warm_up({"pixel_values": blank}, 1, expected_outputs(manifest))
-        return cls(bundle, precision, graph, preprocessor, settings, costs=costs, observer=observer)
+        inspector = Inspector(bundle, precision, runtime, max_mib=settings.max_attention_mib, observer=observer)
+        return cls(
+            bundle, precision, graph, preprocessor, settings, costs=costs, observer=observer, inspector=inspector
+        )
 
     async def classify(
         self,
@@ -157,6 +177,40 @@ class ImageClassifier(StatelessModel):
 
         return await self._answer(images, (EMBEDDING,), read, deadline)
 
+    async def inspect(self, image: bytes, *, request: AttentionRequest, deadline: float | None) -> InspectedImage:
+        """Shows what the patches of an image attend to.
+
+        Args:
+            image: The encoded image.
+            request: Which weights are asked for.
+            deadline: When the caller stops waiting, by `time.monotonic`.
+
+        Raises:
+            RequestError: As `classify`, or the bundle has no graph for it, or the weights are past the limit.
+        """
+        plan = self._inspector.plan(request)
+        with self._inspector.admit(deadline):
+            began = time.monotonic()
+            [prepared] = await self._preprocessor.prepare_batch([image], fields=["image"])
+            maps, timings = await self._inspector.read(
+                {"pixel_values": prepared.pixel_values},
+                plan,
+                field="image",
+                num_tokens=0,
+                deadline=deadline,
+                preprocessing_s=time.monotonic() - began,
+            )
+        grid = self.bundle.manifest.patches
+        assert grid is not None, "the manifest's validator demands it"
+        return InspectedImage(
+            boxes=_boxes_of(grid, prepared),
+            grid=grid,
+            maps=maps,
+            width=prepared.width,
+            height=prepared.height,
+            timings=timings,
+        )
+
     async def _answer(
         self,
         images: Images,
@@ -186,3 +240,13 @@ class ImageClassifier(StatelessModel):
             )
         timings = CallTimings.of(batched.runs, preprocessing_s=preprocessing_s)
         return Answer(results=batched.results, timings=timings)
+
+
+def _boxes_of(grid: PatchGrid, image: PreparedImage) -> NDArray[np.float64]:
+    """Returns where the tokens of an image lie in it, (T, 4)."""
+    height, width = image.pixel_values.shape[1:]
+    row, column = np.divmod(np.arange(grid.rows * grid.columns), grid.columns)
+    size = np.array([width / grid.columns, height / grid.rows])
+    corners = np.stack([column, row], axis=-1) * size  # (T, 2), upper left
+    boxes = np.concatenate([image.transform.to_image(corners), image.transform.to_image(corners + size)], axis=-1)
+    return np.concatenate([np.zeros((1, 4)), boxes]) if grid.has_class_token else boxes

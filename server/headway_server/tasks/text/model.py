@@ -22,8 +22,17 @@ from headway_server.preprocessing import EncodedText, TextTokenizer
 from headway_server.runtime import Runtime, Session
 from headway_server.serving.answers import Answer, CallTimings
 from headway_server.serving.calls import counted_tokens, current_caller
-from headway_server.serving.limits import check_count, check_one_each, check_texts, check_token_ids, num_bytes
+from headway_server.serving.limits import (
+    check_count,
+    check_one_each,
+    check_text,
+    check_texts,
+    check_token_ids,
+    num_bytes,
+)
 from headway_server.settings import ServerSettings
+from headway_server.tasks.inspection.inspector import InspectedText, Inspector, inspected_tokens
+from headway_server.tasks.inspection.maps import AttentionRequest
 from headway_server.tasks.outputs import EMBEDDING, label_postprocess, read_vector
 from headway_server.tasks.stateless import StatelessModel, expected_outputs
 
@@ -100,6 +109,7 @@ class TextModel(StatelessModel):
         *,
         costs: RunCosts,
         observer: Observer,
+        inspector: Inspector,
     ) -> None:
         """Makes a model of its parts; `load` makes the parts."""
         super().__init__(
@@ -111,6 +121,7 @@ class TextModel(StatelessModel):
             max_waiting=settings.batching.max_waiting_texts,
             max_waiting_mib=settings.batching.max_waiting_mib,
             observer=observer,
+            inspector=inspector,
         )
         assert bundle.manifest.limits.max_input_tokens is not None, "the manifest's validator demands it"
         self.max_input_tokens: int = bundle.manifest.limits.max_input_tokens
@@ -139,7 +150,8 @@ class TextModel(StatelessModel):
             length,
             expected_outputs(manifest, *((length,) if cls._labels_tokens else ())),
         )
-        return cls(bundle, precision, graph, tokenizer, settings, costs=costs, observer=observer)
+        inspector = Inspector(bundle, precision, runtime, max_mib=settings.max_attention_mib, observer=observer)
+        return cls(bundle, precision, graph, tokenizer, settings, costs=costs, observer=observer, inspector=inspector)
 
     async def embed(
         self, inputs: TextInputs | TokenInputs, *, normalize: bool, deadline: float | None
@@ -160,6 +172,54 @@ class TextModel(StatelessModel):
             return EmbeddedText(values=values, num_tokens=len(encoded), truncated=encoded.truncated)
 
         return await self._answer(inputs, (EMBEDDING,), read, deadline=deadline)
+
+    async def inspect(
+        self,
+        text: str,
+        *,
+        text_pair: str | None,
+        request: AttentionRequest,
+        truncate: bool,
+        deadline: float | None,
+    ) -> InspectedText:
+        """Shows what the tokens of a text, or of a pair, attend to.
+
+        Args:
+            text: The text.
+            text_pair: What it is paired with; None: nothing.
+            request: Which weights are asked for.
+            truncate: As in `TextInputs`.
+            deadline: When the caller stops waiting, by `time.monotonic`.
+
+        Raises:
+            RequestError: An argument is out of its range, the bundle has no graph for it, the weights are past the
+                limit, there is no room, the deadline passed, the server is draining.
+        """
+        check_text("text", text, self._max_text_bytes)
+        self._check_paired("text_pair", is_paired=text_pair is not None)
+        if text_pair is not None:
+            check_text("text_pair", text_pair, self._max_text_bytes)
+        plan = self._inspector.plan(request)
+        with self._inspector.admit(deadline):
+            began = time.monotonic()
+            [encoded] = await self._tokenizer.encode_limited(
+                [text],
+                fields=["text"],
+                max_tokens=self.max_input_tokens,
+                truncate=truncate,
+                text_pairs=None if text_pair is None else [text_pair],
+                with_offsets=True,
+            )
+            tokens = inspected_tokens(self._tokenizer, encoded)
+            maps, timings = await self._inspector.read(
+                text_tensors(encoded.input_ids, encoded.type_ids, has_types=self._has_types),
+                plan,
+                field="text",
+                num_tokens=len(encoded),
+                deadline=deadline,
+                preprocessing_s=time.monotonic() - began,
+            )
+        return InspectedText(tokens=tokens, maps=maps, truncated=encoded.truncated, timings=timings)
 
     async def _answer(
         self,
@@ -223,20 +283,27 @@ class TextModel(StatelessModel):
             InvalidInputError: There are too few or too many, one is empty or too large, or they are paired where the
                 model reads single texts, or the reverse.
         """
-        manifest, pairs = self.bundle.manifest, inputs.text_pairs
+        pairs = inputs.text_pairs
         fields = check_texts("texts", inputs.texts, MAX_TEXTS, self._max_text_bytes)
-        if not pairs and manifest.text_pairs == "required":
-            raise InvalidInputError(
-                "text_pairs", f"is empty, and model {manifest.name} reads pairs of texts; give one for every text"
-            )
+        self._check_paired("text_pairs", is_paired=bool(pairs))
         if pairs:
-            if manifest.text_pairs == "never":
-                raise InvalidInputError(
-                    "text_pairs", f"is set, and model {manifest.name} reads single texts; leave it out"
-                )
             check_one_each("text_pairs", len(pairs), len(inputs.texts))
             check_texts("text_pairs", pairs, MAX_TEXTS, self._max_text_bytes)
         return fields
+
+    def _check_paired(self, field: str, *, is_paired: bool) -> None:
+        """Checks that a call gives second texts, in `field`, if and only if the model reads pairs.
+
+        Raises:
+            InvalidInputError: It does not, or the reverse.
+        """
+        manifest = self.bundle.manifest
+        if not is_paired and manifest.text_pairs == "required":
+            raise InvalidInputError(
+                field, f"is empty, and model {manifest.name} reads pairs of texts; give one for every text"
+            )
+        if is_paired and manifest.text_pairs == "never":
+            raise InvalidInputError(field, f"is set, and model {manifest.name} reads single texts; leave it out")
 
     def _check_tokens(self, inputs: TokenInputs) -> None:
         """Checks tokens, before any work is done for them.

@@ -15,11 +15,13 @@ from headway_server.bundles import Bundle
 from headway_server.decoding.interfaces import Decoder, Encoder, EncoderInput
 from headway_server.decoding.sequence import Delta, SequenceResult
 from headway_server.errors import BundleError, InvalidInputError, NoAlignmentError
-from headway_server.preprocessing import SplitText, split_sentences
+from headway_server.preprocessing import EncodedText, SplitText, split_sentences
 from headway_server.preprocessing.pool import text_pool
 from headway_server.serving.answers import Answer, CallTimings
 from headway_server.serving.limits import check_size_of_call, check_text, check_texts, num_bytes
 from headway_server.tasks.decoding import DecodingModel, ModelParts, counted
+from headway_server.tasks.inspection.inspector import InspectedTranslation, inspected_tokens
+from headway_server.tasks.inspection.maps import AttentionRequest
 from headway_server.tasks.translation.answer import TranslatedText, read_result, regroup
 from headway_server.tasks.translation.call import Passage, Source, TranslationCall, named_passages, whole_texts
 from headway_server.tasks.translation.phrases import PhraseEncoder
@@ -91,6 +93,77 @@ class TranslationModel(DecodingModel):
             if any(source.phrases.forbidden_forms for source in sources):
                 sources, results = await self._search_again(call, sources, results)
         return await self._answer(call, sources, results, splits, preprocessing_s)
+
+    async def inspect(
+        self,
+        text: str,
+        *,
+        translation: str | None,
+        request: AttentionRequest,
+        truncate: bool,
+        deadline: float | None,
+    ) -> InspectedTranslation:
+        """Shows what the tokens of a source and of its translation attend to.
+
+        Args:
+            text: The source.
+            translation: Its translation; None: the model's own, by greedy decoding.
+            request: Which weights are asked for.
+            truncate: True cuts the end off a source that is too long; False refuses it.
+            deadline: When the caller stops waiting, by `time.monotonic`.
+
+        Raises:
+            RequestError: An argument is out of its range, the bundle has no graph for it, the weights are past the
+                limit, there is no room, the deadline passed, the server is draining.
+        """
+        assert self._inspector is not None, "`load` makes it"
+        check_text("text", text, self._max_text_bytes)
+        if translation is not None:
+            check_text("translation", translation, self._max_text_bytes)
+        plan = self._inspector.plan(request)
+        with self._inspector.admit(deadline):
+            if translation is None:
+                made = await self.translate([text], request=TranslationRequest(truncate=truncate, deadline=deadline))
+                translation = made.results[0].text
+            began = time.monotonic()
+            [source] = await self._tokenizer.encode_limited(
+                [text],
+                fields=["text"],
+                max_tokens=self.limits.max_input_tokens,
+                truncate=truncate,
+                with_offsets=True,
+            )
+            target = EncodedText(input_ids=np.empty(0, np.int64))
+            if translation:  # a model may answer with nothing
+                [target] = await self._tokenizer.encode_limited(
+                    [translation],
+                    fields=["translation"],
+                    max_tokens=self.limits.max_total_tokens - 1,
+                    truncate=False,
+                    add_special_tokens=False,
+                    with_offsets=True,
+                )
+            target_tokens = inspected_tokens(self._tokenizer, target, prefix=[self._bos_id])
+            maps, timings = await self._inspector.read(
+                {
+                    "input_ids": source.input_ids,
+                    "attention_mask": np.ones_like(source.input_ids),
+                    "target_ids": np.insert(target.input_ids, 0, self._bos_id),
+                },
+                plan,
+                field="text",
+                num_tokens=len(source) + len(target_tokens),
+                deadline=deadline,
+                preprocessing_s=time.monotonic() - began,
+            )
+        return InspectedTranslation(
+            tokens=inspected_tokens(self._tokenizer, source),
+            target_tokens=target_tokens,
+            translation=translation,
+            maps=maps,
+            truncated=source.truncated,
+            timings=timings,
+        )
 
     async def stream(
         self, text: str, *, field: str, request: TranslationRequest

@@ -21,6 +21,8 @@ from headway.v1 import (
     generation_service_pb2_grpc,
     image_classification_service_pb2,
     image_classification_service_pb2_grpc,
+    inspection_service_pb2,
+    inspection_service_pb2_grpc,
     model_service_pb2,
     model_service_pb2_grpc,
     text_classification_service_pb2,
@@ -42,6 +44,7 @@ from headway_server.transports.grpc.doors import Doors, format_address
 from headway_server.transports.grpc.generation import GenerationService
 from headway_server.transports.grpc.health import Health
 from headway_server.transports.grpc.image_classification import ImageClassificationService
+from headway_server.transports.grpc.inspection import InspectionService
 from headway_server.transports.grpc.interceptor import CallInterceptor
 from headway_server.transports.grpc.models import ADMIN_METHODS, ModelService
 from headway_server.transports.grpc.text_classification import TextClassificationService
@@ -109,6 +112,13 @@ _SERVICES = (
         tasks=frozenset({Task.IMAGE_CLASSIFICATION}),
         servicer=ImageClassificationService,
         add=image_classification_service_pb2_grpc.add_ImageClassificationServiceServicer_to_server,
+        reads_texts=False,
+    ),
+    _Service(
+        descriptor=inspection_service_pb2.DESCRIPTOR.services_by_name["InspectionService"],
+        tasks=frozenset(),
+        servicer=InspectionService,
+        add=inspection_service_pb2_grpc.add_InspectionServiceServicer_to_server,
         reads_texts=False,
     ),
     _Service(

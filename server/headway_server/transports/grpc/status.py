@@ -28,6 +28,7 @@ from headway_server.errors import (
     ModelNotFoundError,
     ModelRunError,
     NoAlignmentError,
+    NoAttentionError,
     NoChatTemplateError,
     OverloadedError,
     RequestError,
@@ -47,6 +48,7 @@ STATUS: Final[dict[type[RequestError], tuple[grpc.StatusCode, str]]] = {
     WrongTaskError: (grpc.StatusCode.FAILED_PRECONDITION, "WRONG_TASK"),
     NoChatTemplateError: (grpc.StatusCode.FAILED_PRECONDITION, "NO_CHAT_TEMPLATE"),
     NoAlignmentError: (grpc.StatusCode.FAILED_PRECONDITION, "NO_ALIGNMENT"),
+    NoAttentionError: (grpc.StatusCode.FAILED_PRECONDITION, "NO_ATTENTION"),
     UnknownCallerError: (grpc.StatusCode.UNAUTHENTICATED, "UNKNOWN_CALLER"),
     ForbiddenError: (grpc.StatusCode.PERMISSION_DENIED, "FORBIDDEN"),
     BudgetError: (grpc.StatusCode.RESOURCE_EXHAUSTED, "BUDGET_USED_UP"),  # before its base

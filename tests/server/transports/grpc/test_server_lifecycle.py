@@ -129,6 +129,7 @@ async def test_reflection_lists_every_service(serving):
         "grpc.reflection.v1alpha.ServerReflection",
         "headway.v1.GenerationService",
         "headway.v1.ImageClassificationService",
+        "headway.v1.InspectionService",
         "headway.v1.ModelService",
         "headway.v1.TextClassificationService",
         "headway.v1.TranslationService",

@@ -116,10 +116,23 @@ def scaled_dot_product_attention(
     Returns:
         The context, (B, T, H, K). A query that may see nothing gets the mean of the values.
     """
-    repeats = query.shape[2] // key.shape[2]
-    if repeats > 1:  # one key and value head for each query head
-        key, value = (tensor.repeat_interleave(repeats, dim=2) for tensor in (key, value))
-    query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))  # (B, H, ., K)
+    return _weigh(attention_weights(query, key, mask, causal=causal, bias=bias, scale=scale), value)
+
+
+def attention_weights(
+    query: Tensor,
+    key: Tensor,
+    mask: Tensor | None = None,
+    *,
+    causal: bool = False,
+    bias: Tensor | None = None,
+    scale: float | None = None,
+) -> Tensor:
+    """Computes softmax(scale Q K^T + bias), (B, H, T, S); the arguments are those of `scaled_dot_product_attention`.
+
+    A row sums to 1 and is exactly 0 where the query may not see the key.
+    """
+    query, key = query.transpose(1, 2), _by_query_head(key, query.shape[2])  # (B, H, ., K)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     scores = query @ key.transpose(-2, -1) * scale  # (B, H, T, S)
     if bias is not None:
@@ -127,7 +140,49 @@ def scaled_dot_product_attention(
     visible = _visible(mask, query.shape[2], causal, query.device)
     if visible is not None:
         scores = torch.where(visible, scores, MASKED_SCORE)
-    return (scores.softmax(dim=-1) @ value).transpose(1, 2)  # (B, T, H, K)
+    return scores.softmax(dim=-1)
+
+
+def _weigh(weights: Tensor, value: Tensor) -> Tensor:
+    """Averages values by weights: (B, H, T, S), (B, S, G, K) -> (B, T, H, K)."""
+    return (weights @ _by_query_head(value, weights.shape[1])).transpose(1, 2)
+
+
+def _by_query_head(tensor: Tensor, num_heads: int) -> Tensor:
+    """Gives each query head its key or value head: (B, S, G, K) -> (B, H, S, K)."""
+    repeats = num_heads // tensor.shape[2]
+    if repeats > 1:
+        tensor = tensor.repeat_interleave(repeats, dim=2)
+    return tensor.transpose(1, 2)
+
+
+class RecordingKernel:
+    """`scaled_dot_product_attention` that keeps the weights of its calls, in their order.
+
+    Attributes:
+        weights: float (B, H, T, S) of each call.
+    """
+
+    def __init__(self) -> None:
+        self.weights: list[Tensor] = []
+
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None = None,
+        *,
+        causal: bool = False,
+        **scoring: Unpack[Scoring],
+    ) -> Tensor:
+        """The arguments and result are those of `scaled_dot_product_attention`."""
+        weights = attention_weights(query, key, mask, causal=causal, **scoring)
+        self.weights.append(weights)
+        return _weigh(weights, value)
+
+    def __repr__(self) -> str:
+        return f"RecordingKernel({len(self.weights)} calls)"
 
 
 def fused_attention(

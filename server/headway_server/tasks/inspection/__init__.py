@@ -1,0 +1,1 @@
+"""What models attend to (docs/attention.md)."""

@@ -1,0 +1,268 @@
+"""Runs the graph of a model's attention weights beside the model itself.
+
+The graph is opened by the first call that wants it. Its threads give way to those that answer other calls, and the
+weights that are computed or wait to be sent are bounded in bytes, together and call by call.
+
+T is the number of tokens of a text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import structlog
+
+from headway_server.batching import Batcher, BatchGraph, Tensors
+from headway_server.bundles import Bundle, Graph, Precision
+from headway_server.errors import BundleError, DrainingError, InvalidInputError, ModelRunError, NoAttentionError
+from headway_server.observers import NO_OBSERVER, ModelId, Observer
+from headway_server.preprocessing import EncodedText, TextTokenizer
+from headway_server.runtime import Runtime, own_niceness, run_nicely
+from headway_server.serving.answers import CallTimings
+from headway_server.serving.calls import counted_tokens, current_caller
+from headway_server.serving.permits import Admission
+from headway_server.tasks.inspection.maps import AttentionPlan, AttentionRequest, Maps, num_bytes_of
+
+_NICENESS: Final = 10
+"""Of the threads: they get about a tenth of a core that others want too. Heeded on Linux."""
+_MAX_WAITING: Final = 64
+"""Inspections of a model that are admitted and not yet answered."""
+_MIB: Final = 2**20
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InspectedToken:
+    """A token as the model read it, and its characters: `start` to `end`, `end` excluded, in Unicode code points."""
+
+    token_id: int
+    text: str
+    start: int
+    end: int
+    of_pair: bool = False
+    """True if it is of the second text of a pair."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InspectedText:
+    """The tokens of one text and what they attend to."""
+
+    tokens: Sequence[InspectedToken]
+    maps: Maps
+    truncated: bool
+    timings: CallTimings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InspectedTranslation(InspectedText):
+    """The tokens of one source and of its translation, and what they attend to."""
+
+    target_tokens: Sequence[InspectedToken]
+    """As the decoder reads them, after the token that a translation starts from."""
+    translation: str
+
+
+class Inspector:
+    """The graph of one model's attention weights. Belongs to the event loop, but for `close`."""
+
+    def __init__(
+        self, bundle: Bundle, precision: Precision, runtime: Runtime, *, max_mib: int, observer: Observer = NO_OBSERVER
+    ) -> None:
+        """Opens nothing yet.
+
+        Args:
+            bundle: Of the model.
+            precision: Of the variant that runs.
+            runtime: Where it runs.
+            max_mib: Most MiB of weights, of a call and of all calls together.
+            observer: See `Batcher`.
+        """
+        manifest = bundle.manifest
+        self._bundle = bundle
+        self._runtime = runtime
+        self._graph: Graph | None = manifest.variants[precision].graphs.get("attention")
+        self._max_bytes = max_mib * _MIB
+        self._observer = observer
+        self._name = f"{manifest.name}/{manifest.version}"
+        self._niceness = max(_NICENESS, own_niceness())  # of the thread that loads the model
+        self._waiting = Admission(limit=_MAX_WAITING, noun="inspections", owner=self._name)
+        self._held = Admission(limit=None, noun="attention weights", owner=self._name, max_bytes=self._max_bytes)
+        self._opening = asyncio.Lock()
+        self._closing = threading.Lock()  # guards the two below
+        self._batcher: Batcher | None = None
+        self._is_closed = False
+
+    @contextmanager
+    def admit(self, deadline: float | None) -> Iterator[None]:
+        """Holds the permit of one call.
+
+        Args:
+            deadline: When the caller stops waiting, by `time.monotonic`.
+
+        Raises:
+            NoAttentionError: The bundle has no such graph.
+            OverloadedError: There is no room.
+        """
+        self._known_graph()
+        with self._waiting.admit(1, deadline=deadline, caller=current_caller()):
+            yield
+
+    def plan(self, request: AttentionRequest) -> AttentionPlan:
+        """Checks which weights a call asks for.
+
+        Raises:
+            InvalidInputError: The model has no such layer or head.
+            NoAttentionError: The bundle has no such graph.
+        """
+        return AttentionPlan(request, self._known_graph())
+
+    async def read(
+        self,
+        item: Tensors,
+        plan: AttentionPlan,
+        *,
+        field: str,
+        num_tokens: int,
+        deadline: float | None,
+        preprocessing_s: float,
+    ) -> tuple[Maps, CallTimings]:
+        """Computes the maps of one input.
+
+        Args:
+            item: The graph's inputs, without the batch axis.
+            plan: What is asked for.
+            field: What the request calls the input, for messages.
+            num_tokens: That the input has, for the caller's budget.
+            deadline: When the caller stops waiting, by `time.monotonic`.
+            preprocessing_s: What the input's preparation took.
+
+        Raises:
+            RequestError: The weights are past the limit, there is no room for them, the deadline passed, the server is
+                draining.
+            ModelRunError: The graph does not run.
+        """
+        num_bytes = self._check_size(item, plan, field)
+        caller = current_caller()
+        with self._held.admit(1, num_bytes, deadline=deadline, caller=caller), counted_tokens(num_tokens):
+            batcher = await self._open()
+            batched = await batcher.submit(
+                [item],
+                [1],
+                outputs=plan.outputs,
+                read=lambda row, _: plan.read(row),
+                deadline=deadline,
+                caller=caller,
+            )
+        return batched.results[0], CallTimings.of(batched.runs, preprocessing_s=preprocessing_s)
+
+    def close(self) -> bool:
+        """Ends the threads; what waits fails. May be called from any thread. True if they have ended."""
+        with self._closing:
+            self._is_closed = True
+            batcher = self._batcher
+        return batcher is None or batcher.close()
+
+    def _known_graph(self) -> Graph:
+        if self._graph is None:
+            raise NoAttentionError(
+                f"{self._name} cannot show what it attends to: its bundle has no graph for it; export it again with "
+                "--attention"
+            )
+        return self._graph
+
+    def _check_size(self, item: Tensors, plan: AttentionPlan, field: str) -> int:
+        """Returns the bytes of the weights that the graph will give.
+
+        Raises:
+            InvalidInputError: They are more than the limit.
+        """
+        axes = {
+            axis: size
+            for spec in self._known_graph().inputs
+            for axis, size in zip(spec.shape[1:], item[spec.name].shape, strict=True)
+            if isinstance(axis, str)
+        }
+        sizes = plan.sizes(axes)
+        if (num_bytes := num_bytes_of(sizes)) > self._max_bytes:
+            products = " and ".join(
+                f"{layers} layers x {heads} heads x {rows} x {columns} tokens" for layers, heads, rows, columns in sizes
+            )
+            raise InvalidInputError(
+                field,
+                f"needs {num_bytes / _MIB:.1f} MiB of attention weights ({products} x 4 bytes), the limit is "
+                f"{self._max_bytes // _MIB} MiB; shorten it, ask for fewer layers, or have the server's operator raise "
+                "max_attention_mib",
+            )
+        return num_bytes
+
+    async def _open(self) -> Batcher:
+        """Opens the graph, if no call has before.
+
+        Raises:
+            DrainingError: The model is being closed.
+            ModelRunError: The graph cannot be opened.
+        """
+        async with self._opening:
+            if self._batcher is None:
+                opened = await asyncio.to_thread(run_nicely, self._niceness, self._make_batcher)
+                with self._closing:
+                    if self._is_closed:
+                        raise DrainingError(f"{self._name} is being unloaded, or the server is shutting down")
+                    opened.start()
+                    self._batcher = opened
+            return self._batcher
+
+    def _make_batcher(self) -> Batcher:
+        """Opens the graph on a thread whose niceness the threads of the session and the batcher take over."""
+        manifest = self._bundle.manifest
+        try:
+            session = self._runtime.open(self._bundle, self._known_graph(), in_lanes=False)
+            graph = BatchGraph(session)
+        except BundleError as error:
+            _log.error("the graph of the attention weights cannot be opened", model=self._name, reason=str(error))
+            raise ModelRunError(str(error)) from error
+        _log.info("the graph of the attention weights is open", model=self._name)
+        return Batcher(
+            graph,
+            budget=1,
+            model=ModelId(name=manifest.name, version=manifest.version),
+            observer=self._observer,
+        )
+
+    def __repr__(self) -> str:
+        state = "no graph" if self._graph is None else "open" if self._batcher is not None else "not open"
+        return f"Inspector({self._name}, {state}, {self._held!r})"
+
+
+def inspected_tokens(
+    tokenizer: TextTokenizer, encoded: EncodedText, *, prefix: Sequence[int] = ()
+) -> list[InspectedToken]:
+    """Names the tokens of a text.
+
+    Args:
+        tokenizer: That encoded it.
+        encoded: Its T tokens, with their characters.
+        prefix: Tokens that stand for no characters and were put before it.
+    """
+    types = encoded.type_ids if encoded.type_ids is not None else np.zeros_like(encoded.input_ids)
+    spans = [(0, 0)] * len(prefix) + list(encoded.offsets)
+    tokens = [*prefix, *encoded.input_ids.tolist()]
+    of_pair = [False] * len(prefix) + types.astype(bool).tolist()
+    return [
+        InspectedToken(
+            token_id=token,
+            # A special token has no space before it that were part of the text.
+            text=tokenizer.token_text(token) if start < end else tokenizer.token_text(token).strip(),
+            start=start,
+            end=end,
+            of_pair=is_second,
+        )
+        for token, (start, end), is_second in zip(tokens, spans, of_pair, strict=True)
+    ]

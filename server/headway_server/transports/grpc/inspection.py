@@ -1,0 +1,195 @@
+"""InspectionService."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import grpc
+
+from headway.v1 import inspection_service_pb2 as pb
+from headway.v1 import inspection_service_pb2_grpc as pb_grpc
+from headway_server.bundles import Task
+from headway_server.errors import InvalidInputError
+from headway_server.serving.host import ModelHost
+from headway_server.tasks.generation.model import GenerationModel
+from headway_server.tasks.images.classifier import ImageClassifier, InspectedImage
+from headway_server.tasks.inspection.inspector import InspectedText, InspectedToken, InspectedTranslation
+from headway_server.tasks.inspection.maps import AttentionMap, AttentionRequest, Maps, Summary
+from headway_server.tasks.text.model import TextModel
+from headway_server.tasks.translation.model import TranslationModel
+from headway_server.transports.grpc.messages import build, deadline_of, model_reference, timings_of_call
+
+_READ_TEXTS: Final = (Task.TEXT_CLASSIFICATION, Task.TOKEN_CLASSIFICATION)
+_SUMMARIES: Final = {
+    pb.ATTENTION_SUMMARY_UNSPECIFIED: Summary.EACH_HEAD,
+    pb.ATTENTION_SUMMARY_MEAN: Summary.MEAN,
+    pb.ATTENTION_SUMMARY_MAXIMUM: Summary.MAXIMUM,
+    pb.ATTENTION_SUMMARY_ROLLOUT: Summary.ROLLOUT,
+}
+_WEIGHTS_OF_A_PART: Final = 16
+"""Weights that take as long to put into a message as a small message takes to make."""
+
+
+class InspectionService(pb_grpc.InspectionServiceServicer):
+    """Shows what the host's models attend to."""
+
+    def __init__(self, host: ModelHost) -> None:
+        self._host = host
+
+    async def InspectText(  # noqa: N802 (the method's name in the protocol)
+        self, request: pb.InspectTextRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.InspectTextResponse:
+        """Shows what the tokens of a text attend to."""
+        arrived = time.monotonic()
+        model = self._host.find_inspected(_READ_TEXTS, request.model, request.model_version)
+        assert isinstance(model, TextModel)  # by the table of families
+        found = await model.inspect(
+            request.text,
+            text_pair=request.text_pair or None,
+            request=_asked(request.attention),
+            truncate=request.truncate,
+            deadline=deadline_of(context),
+        )
+        return await build(
+            _num_parts(found.maps),
+            lambda: pb.InspectTextResponse(
+                result=_text(found),
+                model=model_reference(model),
+                timings=timings_of_call(found.timings, arrived),
+            ),
+        )
+
+    async def InspectImage(  # noqa: N802 (the method's name in the protocol)
+        self, request: pb.InspectImageRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.InspectImageResponse:
+        """Shows what the patches of an image attend to."""
+        arrived = time.monotonic()
+        model = self._host.find_inspected((Task.IMAGE_CLASSIFICATION,), request.model, request.model_version)
+        assert isinstance(model, ImageClassifier)  # by the table of families
+        found = await model.inspect(request.image, request=_asked(request.attention), deadline=deadline_of(context))
+        return await build(
+            _num_parts(found.maps),
+            lambda: pb.InspectImageResponse(
+                result=_image(found),
+                model=model_reference(model),
+                timings=timings_of_call(found.timings, arrived),
+            ),
+        )
+
+    async def InspectGeneration(  # noqa: N802 (the method's name in the protocol)
+        self, request: pb.InspectGenerationRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.InspectGenerationResponse:
+        """Shows what the tokens of a text attend to in a generation model."""
+        arrived = time.monotonic()
+        model = self._host.find_inspected((Task.GENERATION,), request.model, request.model_version)
+        assert isinstance(model, GenerationModel)  # by the table of families
+        found = await model.inspect(
+            request.text,
+            request=_asked(request.attention),
+            truncate=request.truncate,
+            deadline=deadline_of(context),
+        )
+        return await build(
+            _num_parts(found.maps),
+            lambda: pb.InspectGenerationResponse(
+                result=_text(found),
+                model=model_reference(model),
+                timings=timings_of_call(found.timings, arrived),
+            ),
+        )
+
+    async def InspectTranslation(  # noqa: N802 (the method's name in the protocol)
+        self, request: pb.InspectTranslationRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.InspectTranslationResponse:
+        """Shows what the tokens of a source and of its translation attend to."""
+        arrived = time.monotonic()
+        model = self._host.find_inspected((Task.TRANSLATION,), request.model, request.model_version)
+        assert isinstance(model, TranslationModel)  # by the table of families
+        found = await model.inspect(
+            request.text,
+            translation=request.translation or None,
+            request=_asked(request.attention),
+            truncate=request.truncate,
+            deadline=deadline_of(context),
+        )
+        return await build(
+            _num_parts(found.maps),
+            lambda: pb.InspectTranslationResponse(
+                result=_translation(found),
+                model=model_reference(model),
+                timings=timings_of_call(found.timings, arrived),
+            ),
+        )
+
+
+def _asked(options: pb.AttentionOptions) -> AttentionRequest:
+    """Parses which weights a call asks for.
+
+    Raises:
+        InvalidInputError: There is no such summary.
+    """
+    if options.summary not in _SUMMARIES:
+        known = ", ".join(pb.AttentionSummary.Name(number) for number in _SUMMARIES)
+        raise InvalidInputError("attention.summary", f"is {options.summary}; give one of {known}")
+    return AttentionRequest(
+        layers=tuple(options.layers), heads=tuple(options.heads), summary=_SUMMARIES[options.summary]
+    )
+
+
+def _num_parts(maps: Maps) -> int:
+    return sum(found.weights.size for kind in maps.values() for found in kind) // _WEIGHTS_OF_A_PART
+
+
+def _text(found: InspectedText) -> pb.TextInspection:
+    return pb.TextInspection(
+        tokens=_tokens(found.tokens), attention=_attention(found.maps["attention"]), truncated=found.truncated
+    )
+
+
+def _image(found: InspectedImage) -> pb.ImageInspection:
+    return pb.ImageInspection(
+        patches=[
+            pb.InspectedPatch(left=left, top=top, right=right, bottom=bottom)
+            for left, top, right, bottom in found.boxes.tolist()
+        ],
+        patch_row_count=found.grid.rows,
+        patch_column_count=found.grid.columns,
+        attention=_attention(found.maps["attention"]),
+        width=found.width,
+        height=found.height,
+    )
+
+
+def _translation(found: InspectedTranslation) -> pb.TranslationInspection:
+    return pb.TranslationInspection(
+        source_tokens=_tokens(found.tokens),
+        target_tokens=_tokens(found.target_tokens),
+        translation=found.translation,
+        encoder_attention=_attention(found.maps["encoder_attention"]),
+        decoder_attention=_attention(found.maps["decoder_attention"]),
+        cross_attention=_attention(found.maps["cross_attention"]),
+        truncated=found.truncated,
+    )
+
+
+def _tokens(tokens: Iterable[InspectedToken]) -> list[pb.InspectedToken]:
+    return [
+        pb.InspectedToken(
+            token_id=token.token_id, text=token.text, start=token.start, end=token.end, of_pair=token.of_pair
+        )
+        for token in tokens
+    ]
+
+
+def _attention(maps: Sequence[AttentionMap]) -> pb.Attention:
+    rows, columns = maps[0].weights.shape if maps else (0, 0)
+    return pb.Attention(
+        row_count=rows,
+        column_count=columns,
+        maps=[
+            pb.AttentionMap(layer=found.layer, head=found.head, weights=found.weights.ravel().tolist())
+            for found in maps
+        ],
+    )
