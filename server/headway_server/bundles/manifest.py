@@ -54,6 +54,9 @@ class Task(StrEnum):
     TEXT_CLASSIFICATION = "text_classification"
     TOKEN_CLASSIFICATION = "token_classification"  # noqa: S105 (a task, not a password)
     IMAGE_CLASSIFICATION = "image_classification"
+    TEXT_EMBEDDING = "text_embedding"
+    TEXT_SCORING = "text_scoring"
+    IMAGE_EMBEDDING = "image_embedding"
 
 
 class Precision(StrEnum):
@@ -245,8 +248,24 @@ class Embedding(Record):
     """The output `embedding` of a model's graphs: float32 (batch, dimension)."""
 
     pooling: Annotated[str, Field(min_length=1)]
-    """How states are pooled: `mean`, `max`, `first_token`, `class_token`, or a name of the module's."""
+    """How states are pooled: `mean`, `max`, `first_token`, `last_token`, `class_token`, or a name of the module's."""
     dimension: Size
+    prompts: dict[str, str] = {}
+    """Texts that can be put before what is embedded, by name; for texts."""
+    default_prompt: str | None = None
+    """Name of the prompt of a call that names none; None: none is put before."""
+
+    @model_validator(mode="after")
+    def _check_prompts(self) -> Embedding:
+        if self.default_prompt is not None and self.default_prompt not in self.prompts:
+            raise ValueError(f"embedding.default_prompt: there is no prompt named {self.default_prompt}")
+        return self
+
+
+class Scoring(Record):
+    """How the one logit of a scorer becomes its score."""
+
+    activation: Literal["none", "sigmoid"]
 
 
 class SamplingDefaults(Record):
@@ -296,6 +315,8 @@ class Manifest(Record):
     """When a text model reads two texts as one input: never, where a second one is given, or always."""
     embedding: Embedding | None = None
     """None where the graphs have no such output."""
+    scoring: Scoring | None = None
+    """None but for text_scoring."""
     image_preprocessing: ImagePreprocessing | None = None
     languages: Languages | None = None
     sampling_defaults: SamplingDefaults | None = None
@@ -404,5 +425,8 @@ TASK_PARTS: Final[Mapping[Task, TaskParts]] = {
     Task.TEXT_CLASSIFICATION: TaskParts(needs=("labels", *_OF_TEXTS), files=(TOKENIZER_FILE,)),
     Task.TOKEN_CLASSIFICATION: TaskParts(needs=("labels", *_OF_TEXTS), files=(TOKENIZER_FILE,), check=_check_tags),
     Task.IMAGE_CLASSIFICATION: TaskParts(needs=("labels", "image_preprocessing")),
+    Task.TEXT_EMBEDDING: TaskParts(needs=("embedding", *_OF_TEXTS), files=(TOKENIZER_FILE,)),
+    Task.TEXT_SCORING: TaskParts(needs=("scoring", *_OF_TEXTS), files=(TOKENIZER_FILE,)),
+    Task.IMAGE_EMBEDDING: TaskParts(needs=("embedding", "image_preprocessing")),
 }
 """The manifest's part of each task; how it is served is in `serving/families.py`."""

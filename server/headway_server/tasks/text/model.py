@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Self, TypeVar
 
 import numpy as np
@@ -24,7 +24,7 @@ from headway_server.serving.answers import Answer, CallTimings
 from headway_server.serving.calls import counted_tokens, current_caller
 from headway_server.serving.limits import check_count, check_one_each, check_texts, check_token_ids, num_bytes
 from headway_server.settings import ServerSettings
-from headway_server.tasks.outputs import EMBEDDING, label_postprocess, read_vector
+from headway_server.tasks.outputs import EMBEDDING, logits_postprocess, read_vector
 from headway_server.tasks.stateless import StatelessModel, expected_outputs
 
 Result = TypeVar("Result")
@@ -46,11 +46,13 @@ class TextInputs:
     """What each is paired with; None: nothing."""
     truncate: bool = False
     """True to cut a text past the limit at its end instead of refusing it; of a pair, the longer one first."""
+    prompt: str = ""
+    """What is put before each text."""
 
     @property
     def num_bytes(self) -> int:
         """Size of all texts in UTF-8."""
-        return sum(map(num_bytes, (*self.texts, *(self.text_pairs or ()))))
+        return sum(map(num_bytes, (*self.texts, *(self.text_pairs or ())))) + len(self.texts) * num_bytes(self.prompt)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +86,7 @@ class EmbeddedText:
 
 
 class TextModel(StatelessModel):
-    """Reads texts; turns them into vectors where its graph gives embeddings."""
+    """Reads texts; turns them into vectors where its graph gives embeddings, which a model for embeddings alone does."""
 
     _noun = "texts"
     _labels_tokens = False
@@ -131,7 +133,7 @@ class TextModel(StatelessModel):
         tokenizer = TextTokenizer.load(bundle.file(TOKENIZER_FILE))
         session = runtime.open(bundle, variant.graphs["model"])
         graph = text_graph(
-            session, manifest.special_tokens, None if cls._labels_tokens else label_postprocess(manifest)
+            session, manifest.special_tokens, None if cls._labels_tokens else logits_postprocess(manifest)
         )
         length = min(_WARM_UP_LENGTH, manifest.limits.max_input_tokens or 1)
         costs = graph.warm_up(
@@ -142,7 +144,7 @@ class TextModel(StatelessModel):
         return cls(bundle, precision, graph, tokenizer, settings, costs=costs, observer=observer)
 
     async def embed(
-        self, inputs: TextInputs | TokenInputs, *, normalize: bool, deadline: float | None
+        self, inputs: TextInputs | TokenInputs, *, normalize: bool, deadline: float | None, prompt_name: str = ""
     ) -> Answer[EmbeddedText]:
         """Turns texts into vectors; for bundles whose graphs give embeddings.
 
@@ -150,10 +152,14 @@ class TextModel(StatelessModel):
             inputs: The texts.
             normalize: True to scale vectors to length 1.
             deadline: When the caller stops waiting, by `time.monotonic`.
+            prompt_name: Which of the model's prompts comes before each text; empty: its default, if it has one.
 
         Raises:
-            RequestError: The texts cannot be read, the queue is full, the deadline passed, the server is draining.
+            RequestError: The texts cannot be read, there is no such prompt, the queue is full, the deadline passed, the
+                server is draining.
         """
+        if prompt := self._prompt(prompt_name, is_text=isinstance(inputs, TextInputs)):
+            inputs = replace(inputs, prompt=prompt)
 
         def read(row: Tensors, _: str, encoded: EncodedText) -> EmbeddedText:
             values = read_vector(row[EMBEDDING], normalize=normalize)
@@ -189,7 +195,7 @@ class TextModel(StatelessModel):
             began = time.monotonic()
             if isinstance(inputs, TextInputs):
                 encoded = await self._tokenizer.encode_limited(
-                    inputs.texts,
+                    [inputs.prompt + text for text in texts] if inputs.prompt else texts,
                     fields=fields,
                     max_tokens=self.max_input_tokens,
                     truncate=inputs.truncate,
@@ -215,6 +221,25 @@ class TextModel(StatelessModel):
                 )
         timings = CallTimings.of(batched.runs, preprocessing_s=preprocessing_s)
         return Answer(results=batched.results, timings=timings)
+
+    def _prompt(self, name: str, *, is_text: bool) -> str:
+        """Returns the text of a prompt, or of the default one.
+
+        Raises:
+            InvalidInputError: The model has no such prompt, or it is named beside tokens.
+        """
+        embedding = self.bundle.manifest.embedding
+        assert embedding is not None, "the host finds embedders by it"
+        if not name:
+            return embedding.prompts[embedding.default_prompt] if embedding.default_prompt and is_text else ""
+        if not is_text:
+            raise InvalidInputError("prompt_name", "is set beside tokens, which hold their prompt; leave it out")
+        if name not in embedding.prompts:
+            known = ", ".join(embedding.prompts) or "none"
+            raise InvalidInputError(
+                "prompt_name", f"is {name!r}; the prompts of model {self.bundle.manifest.name}: {known}"
+            )
+        return embedding.prompts[name]
 
     def _check(self, inputs: TextInputs) -> list[str]:
         """Checks the texts of a call, before any work is done for them, and returns their names for messages.
