@@ -157,9 +157,7 @@ class EmbedTextOptions(_PairOptions, total=False):
     """Options of EmbedText."""
 
     normalize: Annotated[bool | None, "Scale vectors to length 1. Default: true."]
-    prompt_name: Annotated[
-        str | None, "The model's prompt to put before every text. Default: the model's own, or none."
-    ]
+    prompt_name: Annotated[str | None, "The model's prompt before every text. Default: the model's own, or none."]
 
 
 class ScoreTextOptions(_PairOptions, total=False):

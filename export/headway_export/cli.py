@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -170,6 +170,14 @@ def hf(
     license_name: Annotated[
         str | None, typer.Option("--license", help="Licence of the weights. [default: what the folder's README states]")
     ] = None,
+    pooling: Annotated[
+        str | None,
+        typer.Option(help="How an encoder's token vectors become one: cls, mean, max, last; for embeddings of texts."),
+    ] = None,
+    prompt: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=TEXT, which a call can have put before its texts; repeat for several; for embeddings."),
+    ] = None,
 ) -> None:
     """Export FOLDER of Hugging Face transformers, and prove that the export computes the same function."""
     with _reporting(exit_code=2):
@@ -186,6 +194,8 @@ def hf(
                 allow_pickle=allow_pickle,
                 evaluation_file=evaluation,
                 license_name=license_name,
+                pooling=pooling,
+                prompts=_prompts(prompt or ()),
             ),
         )
         default = [Precision.FP32] if evaluation is None else [Precision.FP32, Precision.INT8]
@@ -201,6 +211,14 @@ def hf(
             notes += ("fp32 alone: int8 is judged on evaluation data, which --evaluation FILE gives",)
         for note in notes:
             Console().print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _prompts(given: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    pairs = [entry.partition("=") for entry in given]
+    for entry, (name, separator, _) in zip(given, pairs, strict=True):
+        if not (name and separator):
+            raise SourceError(f"--prompt {entry}: give it as NAME=TEXT, such as query='query: '")
+    return tuple((name, text) for name, _, text in pairs)
 
 
 @contextmanager

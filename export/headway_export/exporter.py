@@ -18,7 +18,6 @@ from headway_export import parity, quality
 from headway_export.candidate import Candidate
 from headway_export.card import Proof, write_card, write_learning_curve
 from headway_export.errors import SourceError
-from headway_export.graphs import pooling_of
 from headway_export.reference import cache_ranges
 from headway_export.rewriting import AddVerification, QuantizeCache, QuantizeProducts, rewrite
 from headway_export.source import ExportSource, check_chat_template
@@ -26,6 +25,7 @@ from headway_export.tracing import TracedGraph, TracedModel, trace
 from headway_server.bundles import (
     CARD_FILE,
     CHAT_TEMPLATE_FILE,
+    EMBEDDING_TASKS,
     TOKENIZER_FILE,
     Bundle,
     BundleFile,
@@ -117,10 +117,11 @@ def _check_outputs(source: ExportSource, traced: TracedModel) -> None:
     """Checks that labels or tokenizer belong to the model: its logits have a column for each."""
     graph = traced.graphs[-1]
     shapes = {output.name: output.shape for output in graph.outputs}
-    if "logits" not in shapes:
-        raise SourceError(f"the model gives {', '.join(shapes) or 'nothing'}; {source.task} needs an output logits")
-    columns = shapes["logits"][-1]
-    if graph.role == "model" and len(source.labels) != columns:
+    needed = "embedding" if source.task in EMBEDDING_TASKS else "logits"
+    if needed not in shapes:
+        raise SourceError(f"the model gives {', '.join(shapes) or 'nothing'}; {source.task} needs an output {needed}")
+    columns = shapes[needed][-1]
+    if graph.role == "model" and needed == "logits" and (len(source.labels) or 1) != columns:
         raise SourceError(f"there are {len(source.labels)} labels, and the model has {columns} classes; name each once")
     if source.tokenizer is not None and graph.role == "decoder":
         assert isinstance(columns, int), "the vocabulary is a fixed axis"
@@ -275,6 +276,7 @@ def _manifest(
         classification=source.classification,
         text_pairs=source.text_pairs,
         embedding=_embedding(source, variants),
+        scoring=source.scoring,
         image_preprocessing=source.image_preprocessing,
         languages=source.languages,
         sampling_defaults=source.sampling_defaults,
@@ -289,10 +291,11 @@ def _embedding(source: ExportSource, variants: dict[Precision, Variant]) -> Embe
     """Describes the output `embedding`, where the graphs have one."""
     outputs = [output for variant in variants.values() for graph in variant.graphs.values() for output in graph.outputs]
     dimension = next((output.shape[-1] for output in outputs if output.name == "embedding"), None)
-    pooling = pooling_of(source.module)
-    if dimension is None or pooling is None:
+    pooling = getattr(source.module, "pooling", None)
+    if dimension is None or not isinstance(pooling, str):
         return None
-    return Embedding.model_validate({"pooling": pooling, "dimension": dimension})
+    prompts = {"prompts": source.prompts, "default_prompt": source.default_prompt}
+    return Embedding.model_validate({"pooling": pooling, "dimension": dimension, **prompts})
 
 
 def _libraries(names: Sequence[str]) -> dict[str, str]:

@@ -93,7 +93,7 @@ def trace(
     Args:
         module: Follows the protocol of the task (docs/bring-your-own.md); in evaluation mode.
         task: The task.
-        image_size: Height and width, for image_classification.
+        image_size: Height and width, for images.
         has_token_types: True if a text classifier reads which text of a pair each token belongs to.
 
     Raises:
@@ -104,8 +104,7 @@ def trace(
         return _trace_decoder(module)
     if task is Task.TRANSLATION:
         return _trace_recurrent(module) if is_recurrent(module) else _trace_encoder_decoder(module)
-    if task is Task.IMAGE_CLASSIFICATION:
-        assert image_size is not None, "an image model has its preprocessing"
+    if image_size is not None:
         inputs = [make_spec("pixel_values", "float32", "batch", 3, *image_size)]
     else:
         names = ("input_ids", "attention_mask", *(("token_type_ids",) if has_token_types else ()))

@@ -1,4 +1,4 @@
-"""The commands that classify, embed and score: classify-text, classify-tokens, classify-image, embed-text, score-text, embed-image."""
+"""The commands that classify, embed and score texts and images."""
 
 from __future__ import annotations
 

@@ -45,6 +45,10 @@ class FolderOptions:
     """Evaluation data in the format of docs/checkpoint.md."""
     license_name: str | None = None
     """Licence of the weights; None: the one that the folder's README states."""
+    pooling: str | None = None
+    """How an encoder's token vectors become one, for embeddings; None: as the folder says."""
+    prompts: tuple[tuple[str, str], ...] = ()
+    """Names and texts of further prompts, for embeddings of texts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,12 +130,13 @@ class ModelFolder:
         texts = {name: token.get("content") if isinstance(token, dict) else token for name, token in tokens.items()}
         return {name: text for name, text in texts.items() if isinstance(text, str)}
 
-    def load(self, auto_class: Any, *, attention: str = "eager") -> nn.Module:
+    def load(self, auto_class: Any, *, attention: str = "eager", unused: tuple[str, ...] = ()) -> nn.Module:
         """Loads the weights, in fp32.
 
         Args:
             auto_class: The `Auto` class of `transformers` that makes models of this kind.
             attention: Name of the attention that the model is made with.
+            unused: What the names of weights begin with that may be missing, because nothing reads them.
 
         Raises:
             SourceError: They cannot be read, or are not those of the model.
@@ -156,10 +161,10 @@ class ModelFolder:
                 ) from error
             raise SourceError(f"{self.path}: cannot be loaded for {self.task} ({first_line(error)})") from error
         for what in ("missing_keys", "mismatched_keys"):
-            if report[what]:
-                first = min(map(str, report[what]))
+            if names := [name for name in map(str, report[what]) if not name.startswith(unused)]:
+                first = min(names)
                 raise SourceError(
-                    f"{self.path}: {len(report[what])} weights of {type(model).__name__} are "
+                    f"{self.path}: {len(names)} weights of {type(model).__name__} are "
                     f"{'not there' if what == 'missing_keys' else 'of another shape'} ({first} is the first); "
                     f"these are not the weights of a model for {self.task}"
                 )

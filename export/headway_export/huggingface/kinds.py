@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from headway_export.errors import SourceError
 from headway_export.huggingface.decoders import read_decoder
+from headway_export.huggingface.embedders import read_embedder, read_layout
 from headway_export.huggingface.encoders import read_classifier
 from headway_export.huggingface.folder import (
     FolderOptions,
@@ -37,6 +38,8 @@ KINDS: Final = (
     Kind(task=Task.GENERATION, heads=("ForCausalLM", "LMHeadModel"), read=read_decoder),
     Kind(task=Task.TEXT_CLASSIFICATION, heads=("ForSequenceClassification",), read=read_classifier),
     Kind(task=Task.TOKEN_CLASSIFICATION, heads=("ForTokenClassification",), read=read_classifier),
+    Kind(task=Task.TEXT_SCORING, heads=(), read=read_classifier),
+    Kind(task=Task.TEXT_EMBEDDING, heads=(), read=read_embedder),
 )
 
 
@@ -53,10 +56,15 @@ def from_folder(path: Path, options: FolderOptions) -> tuple[ExportSource, tuple
     Raises:
         SourceError: The folder is incomplete, or its model is of a kind that cannot be served.
     """
-    content = read_configuration(path)
-    kind = _kind_of(path, content, options.task)
-    check_weights(path, allow_pickle=options.allow_pickle)
-    config = parse_configuration(path, content)
+    layout = read_layout(path)
+    weights = path if layout is None else layout.transformer
+    content = read_configuration(weights)
+    embeds = layout is not None or options.pooling is not None
+    kind = _kind_of(path, content, options.task or (str(Task.TEXT_EMBEDDING) if embeds else None))
+    if kind.task is not Task.TEXT_EMBEDDING and (options.pooling is not None or options.prompts):
+        raise SourceError(f"--pooling and --prompt are for {Task.TEXT_EMBEDDING}, and the task is {kind.task}")
+    check_weights(weights, allow_pickle=options.allow_pickle)
+    config = parse_configuration(weights, content)
     return kind.read(ModelFolder(path=path, task=kind.task, config=config, options=options))
 
 

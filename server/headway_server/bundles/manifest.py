@@ -59,6 +59,10 @@ class Task(StrEnum):
     IMAGE_EMBEDDING = "image_embedding"
 
 
+EMBEDDING_TASKS = (Task.TEXT_EMBEDDING, Task.IMAGE_EMBEDDING)
+"""Tasks whose models give an embedding and no logits."""
+
+
 class Precision(StrEnum):
     """Precision of a variant's matrix products."""
 

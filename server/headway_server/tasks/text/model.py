@@ -86,7 +86,7 @@ class EmbeddedText:
 
 
 class TextModel(StatelessModel):
-    """Reads texts; turns them into vectors where its graph gives embeddings, which a model for embeddings alone does."""
+    """Reads texts; turns them into vectors where its graph gives embeddings. A model for embeddings does this alone."""
 
     _noun = "texts"
     _labels_tokens = False
