@@ -172,7 +172,7 @@ def hf(
     ] = None,
     pooling: Annotated[
         str | None,
-        typer.Option(help="How an encoder's token vectors become one: cls, mean, max, last; for embeddings of texts."),
+        typer.Option(help="How an encoder's token vectors become one, such as cls, mean, max or last; for embeddings."),
     ] = None,
     prompt: Annotated[
         list[str] | None,

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from headway_export.errors import SourceError
 from headway_export.huggingface.decoders import read_decoder
-from headway_export.huggingface.embedders import read_embedder, read_layout
+from headway_export.huggingface.embedders import Layout, read_embedder, read_layout
 from headway_export.huggingface.encoders import read_classifier
 from headway_export.huggingface.folder import (
     FolderOptions,
@@ -19,8 +19,9 @@ from headway_export.huggingface.folder import (
     parse_configuration,
     read_configuration,
 )
+from headway_export.huggingface.images import PREPROCESSOR_FILE, read_image_classifier, read_image_embedder
 from headway_export.source import ExportSource
-from headway_server.bundles import Task
+from headway_server.bundles import EMBEDDING_TASKS, Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +41,12 @@ KINDS: Final = (
     Kind(task=Task.TOKEN_CLASSIFICATION, heads=("ForTokenClassification",), read=read_classifier),
     Kind(task=Task.TEXT_SCORING, heads=(), read=read_classifier),
     Kind(task=Task.TEXT_EMBEDDING, heads=(), read=read_embedder),
+    Kind(
+        task=Task.IMAGE_CLASSIFICATION,
+        heads=("ForImageClassification", "ForImageClassificationWithTeacher"),
+        read=read_image_classifier,
+    ),
+    Kind(task=Task.IMAGE_EMBEDDING, heads=(), read=read_image_embedder),
 )
 
 
@@ -59,13 +66,25 @@ def from_folder(path: Path, options: FolderOptions) -> tuple[ExportSource, tuple
     layout = read_layout(path)
     weights = path if layout is None else layout.transformer
     content = read_configuration(weights)
-    embeds = layout is not None or options.pooling is not None
-    kind = _kind_of(path, content, options.task or (str(Task.TEXT_EMBEDDING) if embeds else None))
-    if kind.task is not Task.TEXT_EMBEDDING and (options.pooling is not None or options.prompts):
-        raise SourceError(f"--pooling and --prompt are for {Task.TEXT_EMBEDDING}, and the task is {kind.task}")
+    kind = _kind_of(path, content, options.task or _embedding_task(path, content, layout, options))
+    if options.pooling is not None and kind.task not in EMBEDDING_TASKS:
+        raise SourceError(f"--pooling is for {' and '.join(EMBEDDING_TASKS)}, and the task is {kind.task}")
+    if options.prompts and kind.task is not Task.TEXT_EMBEDDING:
+        raise SourceError(f"--prompt is for {Task.TEXT_EMBEDDING}, and the task is {kind.task}")
     check_weights(weights, allow_pickle=options.allow_pickle)
     config = parse_configuration(weights, content)
     return kind.read(ModelFolder(path=path, task=kind.task, config=config, options=options))
+
+
+def _embedding_task(
+    path: Path, content: Mapping[str, Any], layout: Layout | None, options: FolderOptions
+) -> str | None:
+    """Returns the task of a model without a head, where the folder or the options tell it."""
+    names = [str(name) for name in content.get("architectures") or []]
+    sees = (path / PREPROCESSOR_FILE).exists() and "text_config" not in content
+    if sees and names and all(name.endswith("Model") for name in names):
+        return str(Task.IMAGE_EMBEDDING)
+    return str(Task.TEXT_EMBEDDING) if layout is not None or options.pooling is not None else None
 
 
 def _kind_of(path: Path, content: Mapping[str, Any], asked: str | None) -> Kind:

@@ -226,9 +226,11 @@ class ImagePreprocessing(Record):
     height: Size
     width: Size
     resize: Literal["stretch", "shorter_side"]
-    """`stretch`: to height and width. `shorter_side`: keeping proportions, so that the shorter side is
-    `resize_size`, then a crop of height and width from the centre."""
+    """`stretch`: to height and width, or to a square of `resize_size`. `shorter_side`: keeping proportions, so that the
+    shorter side is `resize_size`. A crop of height and width from the centre follows where that is larger."""
     resize_size: Size | None = None
+    rounding: Literal["nearest", "down"] = "nearest"
+    """How the longer side becomes whole pixels where proportions are kept."""
     interpolation: Literal["bilinear", "bicubic"]
     """Pillow's filter of that name, with antialiasing."""
     mean: tuple[float, float, float]
