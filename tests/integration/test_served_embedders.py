@@ -114,7 +114,7 @@ def test_a_prompt_comes_before_every_text(folders, client):
         np.testing.assert_allclose(result.values, expected_vector(folders[name], name, text), atol=1e-5)
     with pytest.raises(InvalidArgumentError, match="is 'poem'; the prompts of model e5: query, document, passage"):
         client.embed_text("rain", model="e5", prompt_name="poem")
-    with pytest.raises(InvalidArgumentError, match="must have"):
+    with pytest.raises(InvalidArgumentError, match="is empty; give at least one character"):
         client.embed_text("", model="e5")
 
 

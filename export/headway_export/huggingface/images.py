@@ -268,8 +268,8 @@ def _check_pixels(
         if not difference <= LEVEL * 1.01:
             raise SourceError(
                 f"{folder.path / PREPROCESSOR_FILE}: {type(processor).__name__} prepares an image of {width} x "
-                f"{height} in a way that a bundle cannot say (the largest difference is {255 * difference:.1f} levels, a level "
-                "of rounding is allowed); such preprocessing is not supported"
+                f"{height} in a way that a bundle cannot say (the largest difference is {255 * difference:.1f} levels, "
+                "a level of rounding is allowed); such preprocessing is not supported"
             )
 
 
