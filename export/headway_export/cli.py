@@ -18,7 +18,15 @@ from typer.core import TyperGroup
 from headway_export.errors import ExportError, SourceError
 from headway_export.exporter import ExportOptions, export
 from headway_export.source import ExportSource, from_checkpoint, from_factory, open_tokenizer
-from headway_server.bundles import CHAT_TEMPLATE_FILE, Bundle, ImagePreprocessing, Languages, Precision, SpecialTokens
+from headway_server.bundles import (
+    CHAT_TEMPLATE_FILE,
+    Bundle,
+    ImagePreprocessing,
+    Languages,
+    Precision,
+    SpecialTokens,
+    Variant,
+)
 from headway_server.errors import ServerError
 
 _COMMAND = "checkpoint"
@@ -170,6 +178,13 @@ def hf(
     license_name: Annotated[
         str | None, typer.Option("--license", help="Licence of the weights. [default: what the folder's README states]")
     ] = None,
+    texts: Annotated[
+        Path | None,
+        typer.Option(
+            help="Texts, a line each, that int8 is held against fp32 on where there is no --evaluation. "
+            "[default: generated ones]"
+        ),
+    ] = None,
     pooling: Annotated[
         str | None,
         typer.Option(help="How an encoder's token vectors become one, such as cls, mean, max or last; for embeddings."),
@@ -194,6 +209,7 @@ def hf(
                 allow_pickle=allow_pickle,
                 evaluation_file=evaluation,
                 license_name=license_name,
+                texts_file=texts,
                 pooling=pooling,
                 prompts=_prompts(prompt or ()),
             ),
@@ -208,7 +224,10 @@ def hf(
         )
         _export(source, options)
         if precision is None and evaluation is None:
-            notes += ("fp32 alone: int8 is judged on evaluation data, which --evaluation FILE gives",)
+            notes += (
+                "fp32 alone: int8 is judged on evaluation data, which --evaluation FILE gives, or else by fp32's "
+                "answers, which --precision fp32 --precision int8 asks for",
+            )
         for note in notes:
             Console().print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
 
@@ -303,6 +322,12 @@ def _message(error: Exception) -> str:
     return str(error)
 
 
+def _agreement(variant: Variant) -> str:
+    if variant.agreement is None:
+        return "not measured"
+    return ", ".join(f"{name} {value:.4f}" for name, value in variant.agreement.figures.items())
+
+
 def _print_summary(bundle: Bundle) -> None:
     manifest = bundle.manifest
     table = Table(title=f"{manifest.name}/{manifest.version}  ({manifest.task})", title_justify="left")
@@ -317,7 +342,7 @@ def _print_summary(bundle: Bundle) -> None:
             f"{size / 1e6:.2f} MB",
             f"{parity.max_relative_logit_error:.1e}",
             f"{parity.greedy_mismatch_count} of {parity.greedy_token_count}" if parity.greedy_token_count else "-",
-            f"{quality.metric} {quality.value:.3f}" if quality else "not measured",
+            f"{quality.metric} {quality.value:.3f}" if quality else _agreement(variant),
         )
     console = Console()
     console.print(table)

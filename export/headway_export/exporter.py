@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias
 import onnx_ir as ir
 from torch import nn
 
-from headway_export import parity, quality
+from headway_export import agreement, parity, quality
 from headway_export.candidate import Candidate
 from headway_export.card import Proof, write_card, write_learning_curve
 from headway_export.errors import SourceError
@@ -142,6 +142,7 @@ class _Prover:
         self._options = options
         self._progress = progress
         self._fp32_quality: QualityFigure | None = None
+        self._sample: agreement.Sample | None = None
         self._opsets: dict[Precision, int] = {}
         self.proofs: list[Proof] = []
         """Of every variant that was made; fp32 is among them even where it is not kept."""
@@ -179,8 +180,9 @@ class _Prover:
             rewrite(graph.model, QuantizeProducts())
         has_cache = any(tensor.update == "in_place" for tensor in traced.state)
         # Without evaluation data the variant is refused anyway.
-        if has_cache and self._options.cache == "int8" and self._source.evaluation is not None:
-            rewrite(traced.graphs[-1].model, QuantizeCache(cache_ranges(self._source)))
+        if has_cache and self._options.cache == "int8" and (self._source.evaluation or self._sample) is not None:
+            tokens = () if self._sample is None else self._sample.tokens
+            rewrite(traced.graphs[-1].model, QuantizeCache(cache_ranges(self._source, tokens)))
 
     def _prove(self, precision: Precision, traced: TracedModel) -> Variant:
         self._progress(f"{precision}: comparing with PyTorch")
@@ -191,16 +193,29 @@ class _Prover:
             self._progress(f"{precision}: {evaluation.metric} on {evaluation.dataset}")
         measured = quality.measure(candidate)
         figure = measured.figure if measured else None
-        if precision is not Precision.FP32:
+        agreed = None
+        if precision is Precision.FP32:
+            if self._is_judged_by_agreement:
+                self._progress("fp32: answering inputs that int8 is held against")
+                self._sample = agreement.draw(candidate)
+        elif self._sample is not None:
+            agreed = agreement.measure(candidate, self._sample)
+        else:
             quality.check(candidate, figure, self._fp32_quality)
         calibration = measured.calibration if measured else None
         variant = candidate.variant.model_copy(
-            update={"parity": figures, "quality": figure, "calibration": calibration}
+            update={"parity": figures, "quality": figure, "calibration": calibration, "agreement": agreed}
         )
         kept = precision in self._options.precisions
         weak_points = measured.weak_points if measured else ()
         self.proofs.append(Proof(precision=precision, variant=variant, kept=kept, weak_points=weak_points))
         return variant
+
+    @property
+    def _is_judged_by_agreement(self) -> bool:
+        """True if there are other variants than fp32, and no evaluation data that could judge them."""
+        others = set(self._options.precisions) - {Precision.FP32}
+        return bool(others) and self._source.evaluation is None and agreement.is_measured(self._source.task)
 
     def _write(self, precision: Precision, traced: TracedModel) -> Candidate:
         """Writes the graphs of a variant and opens them as a server would."""

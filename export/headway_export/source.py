@@ -135,6 +135,10 @@ class ExportSource:
     prompt_prefix: tuple[int, ...] = ()
     """Tokens that come before a prompt that is given as text; for generation."""
     evaluation: EvaluationData | None = None
+    texts: tuple[str, ...] = ()
+    """Texts that int8 is held against fp32 on where there is no evaluation data; none: drawn ones."""
+    texts_name: str = ""
+    """Where they come from."""
     training: TrainingRecord | None = None
 
     def __post_init__(self) -> None:

@@ -66,7 +66,13 @@ def test_weights_of_another_size_are_refused(llama):
 
 def test_a_file_that_is_no_safetensors_is_refused(llama):
     (llama / "model.safetensors").write_bytes(b"not weights")
-    assert "cannot be loaded for generation" in refusal(llama)
+    assert "model.safetensors: cannot be read as safetensors" in refusal(llama)
+
+
+def test_a_model_that_is_too_large_for_the_machine_is_refused_before_it_is_loaded(llama, monkeypatch):
+    monkeypatch.setattr("headway_export.huggingface.folder.available_bytes", lambda _: 10_000)
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", lambda *_, **__: pytest.fail("loaded"))
+    assert "is too large for this machine: its 20,640 weights take 0.0 GiB in fp32" in refusal(llama)
 
 
 def test_pickled_weights_need_a_flag_that_says_what_it_risks(llama):

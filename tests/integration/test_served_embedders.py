@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from headway_client import Client, FailedPreconditionError, InvalidArgumentError, Task
 from headway_client.cli import app as headway
 from headway_export.cli import app
-from headway_server.bundles import open_bundle
+from headway_server.bundles import Precision, open_bundle
 
 from .conftest import serve
 
@@ -41,6 +41,8 @@ SCORERS = {
     ),
     "regression": ("electra", {"problem_type": "regression"}, lambda logit: logit),
 }
+QUANTIZED = {"minilm": {"mean_cosine", "least_cosine"}, "raw": {"correlation"}}
+"""Exported in int8 too, and the figures that it is judged by."""
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +61,7 @@ def store(folders, tmp_path_factory):
     path = tmp_path_factory.mktemp("store")
     for name, folder in folders.items():
         flags = ["--pooling", "mean", "--prompt", "query=find: "] if name == "plain" else []
+        flags += ["--precision", "fp32", "--precision", "int8"] if name in QUANTIZED else []
         result = CliRunner().invoke(app, ["hf", str(folder), "--store", str(path), *flags])
         assert result.exit_code == 0, f"{name}: {result.output}"
     write_topic_bundle(path, name="topics")
@@ -131,6 +134,14 @@ def test_the_length_is_what_the_folder_states(client, store):
     with pytest.raises(InvalidArgumentError, match="24"):
         client.embed_text("rain " * 30, model="minilm")
     assert client.embed_text("rain " * 30, model="minilm", truncate=True)[0].truncated
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_int8_is_held_against_fp32(store, name):
+    variants = open_bundle(store / name / "1").manifest.variants
+    agreed = variants[Precision.INT8].agreement
+    assert set(agreed.figures) == QUANTIZED[name]
+    assert all(agreed.figures[figure] >= agreed.limits[figure] for figure in agreed.figures)
 
 
 @pytest.mark.parametrize("name", SCORERS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from headway_export.errors import SourceError
 from headway_export.graphs import parameter_count
 from headway_export.source import EvaluationData, read_evaluation
 from headway_server.bundles import TOKENIZER_FILE, Architecture, Task
+from headway_server.runtime import available_bytes
 
 DEFAULT_MAX_LENGTH: Final = 2048
 """Most tokens of a bundle if nothing else is asked for; the proof runs over all of them."""
@@ -27,6 +29,9 @@ DEFAULT_MAX_LENGTH: Final = 2048
 _CONFIG_FILE: Final = "config.json"
 _SAFETENSORS: Final = "model.safetensors"
 _PICKLE: Final = "pytorch_model.bin"
+_COPIES: Final = 2.5
+"""Of the weights in fp32 that an export holds at once: the module, the graph, and the session that proves it."""
+_FLOAT_BYTES: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +50,8 @@ class FolderOptions:
     """Evaluation data in the format of docs/checkpoint.md."""
     license_name: str | None = None
     """Licence of the weights; None: the one that the folder's README states."""
+    texts_file: Path | None = None
+    """Texts, a line each, that int8 is held against fp32 on without evaluation data; None: drawn ones."""
     pooling: str | None = None
     """How an encoder's token vectors become one, for embeddings; None: as the folder says."""
     prompts: tuple[tuple[str, str], ...] = ()
@@ -249,6 +256,33 @@ def _shards(index: Path) -> list[str]:
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise SourceError(f"{index}: cannot be read as an index of shards ({error})") from error
     return [str(name) for name in names]
+
+
+def check_memory(path: Path) -> None:
+    """Checks, by the headers of its weights, that a model fits into memory.
+
+    Raises:
+        SourceError: It does not, or the weights cannot be read.
+    """
+    available, num_weights = available_bytes("cpu"), 0
+    for file in sorted(path.glob("*.safetensors")):
+        try:
+            with file.open("rb") as opened:
+                header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
+            num_weights += sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, MemoryError) as error:
+            raise SourceError(f"{file}: cannot be read as safetensors ({first_line(error)}); fetch it again") from error
+    needed = _COPIES * _FLOAT_BYTES * num_weights
+    if available is not None and needed > available:
+        raise SourceError(
+            f"{path}: is too large for this machine: its {num_weights:,} weights take "
+            f"{_gib(_FLOAT_BYTES * num_weights)} in fp32, an export needs at least {_COPIES} times that, {_gib(needed)}, "
+            f"and {_gib(available)} of memory are free; export it on a larger machine"
+        )
+
+
+def _gib(num_bytes: float) -> str:
+    return f"{num_bytes / 2**30:.1f} GiB"
 
 
 def parse_configuration(path: Path, content: Mapping[str, Any]) -> Any:

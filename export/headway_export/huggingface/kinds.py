@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,6 +15,7 @@ from headway_export.huggingface.encoders import read_classifier
 from headway_export.huggingface.folder import (
     FolderOptions,
     ModelFolder,
+    check_memory,
     check_weights,
     parse_configuration,
     read_configuration,
@@ -72,8 +73,27 @@ def from_folder(path: Path, options: FolderOptions) -> tuple[ExportSource, tuple
     if options.prompts and kind.task is not Task.TEXT_EMBEDDING:
         raise SourceError(f"--prompt is for {Task.TEXT_EMBEDDING}, and the task is {kind.task}")
     check_weights(weights, allow_pickle=options.allow_pickle)
+    check_memory(weights)
     config = parse_configuration(weights, content)
-    return kind.read(ModelFolder(path=path, task=kind.task, config=config, options=options))
+    source, notes = kind.read(ModelFolder(path=path, task=kind.task, config=config, options=options))
+    return _with_texts(source, options.texts_file), notes
+
+
+def _with_texts(source: ExportSource, file: Path | None) -> ExportSource:
+    """Adds the texts of a file, a line each.
+
+    Raises:
+        SourceError: It cannot be read, has none, or the model reads no texts.
+    """
+    if file is None:
+        return source
+    try:
+        texts = tuple(filter(str.strip, file.read_text(encoding="utf-8").split("\n")))
+    except (OSError, ValueError) as error:
+        raise SourceError(f"{file}: cannot be read as lines of text ({error})") from error
+    if not texts or source.tokenizer is None:
+        raise SourceError(f"--texts {file}: {'holds no text' if not texts else f'{source.task} reads no texts'}")
+    return replace(source, texts=texts, texts_name=file.name)
 
 
 def _embedding_task(

@@ -139,6 +139,21 @@ class QualityFigure(Record):
     """The metric's own description of its settings, such as sacreBLEU's signature."""
 
 
+class AgreementFigures(Record):
+    """How far the answers of a variant are from fp32's, on inputs whose right answers nobody knows.
+
+    Figures are `mean_kl_divergence` (nats a prediction) and `top_agreement` (share of the likeliest tokens or labels
+    that are fp32's), `mean_cosine` and `least_cosine` of embeddings, `correlation` of scores.
+    """
+
+    dataset: str
+    """Name of the file with the texts; `generated` where none was given."""
+    example_count: int
+    figures: dict[str, float]
+    limits: dict[str, float]
+    """What was enforced: the most of a divergence, and the least of all others."""
+
+
 class CalibrationFigures(Record):
     """How far a classifier's probabilities are from its accuracy, on the data its quality was measured on.
 
@@ -171,6 +186,8 @@ class Variant(Record):
     """None where the checkpoint carried no evaluation data."""
     calibration: CalibrationFigures | None = None
     """Of classifiers, measured with their quality."""
+    agreement: AgreementFigures | None = None
+    """Of a variant that is judged by fp32's answers, because there was no evaluation data."""
 
     @model_validator(mode="after")
     def _check_tensors(self) -> Variant:
