@@ -178,6 +178,8 @@ def classify_text(texts: Texts, **options: Unpack[ClassifyTextOptions]) -> Call[
     """ClassifyText."""
     texts = as_texts("texts", texts)
     values = _values(ClassifyTextOptions, options, texts=texts)
+    if (given := values.get("candidate_labels")) is not None:
+        values["candidate_labels"] = as_texts("candidate_labels", given)
     return _unary("TextClassificationService/ClassifyText", texts_pb2, values, TextClassification, len(texts))
 
 

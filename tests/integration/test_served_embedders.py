@@ -28,8 +28,7 @@ FOLDERS = {
     "bge": {"family": "bert", "pooling": "cls", "is_new": True},
     "gte": {"family": "modernbert", "pooling": "cls", "inner": "0_Transformer", "normalizes": False},
     "nomic": {"family": "nomic_bert", "is_new": True},
-    "mpnet": {"family": "mpnet", "pooling": "max"},
-    "dense": {"family": "distilbert", "width": 8},
+    "dense": {"family": "mpnet", "pooling": "max", "width": 8},
     "last": {"family": "qwen3", "pooling": "lasttoken"},
 }
 SCORERS = {
@@ -41,6 +40,7 @@ SCORERS = {
     ),
     "regression": ("electra", {"problem_type": "regression"}, lambda logit: logit),
 }
+NLI = {"id2label": {0: "contradiction", 1: "neutral", 2: "entailment"}}
 QUANTIZED = {"minilm": {"mean_cosine", "least_cosine"}, "raw": {"correlation"}}
 """Exported in int8 too, and the figures that it is judged by."""
 
@@ -53,6 +53,8 @@ def folders(tmp_path_factory):
     for name, (family, changes, _) in SCORERS.items():
         found[name] = tiny.write_model(root / name, family, "ForSequenceClassification", num_labels=1, **changes)
         tiny.write_tokenizer(found[name], has_types=family != "roberta")
+    found["nli"] = tiny.write_model(root / "nli", "bert", "ForSequenceClassification", **NLI)
+    tiny.write_tokenizer(found["nli"], has_types=True)
     return found
 
 
@@ -160,6 +162,55 @@ def test_scores_are_those_of_transformers(folders, client, name):
     np.testing.assert_allclose(of_pairs, list(map(expected, TEXTS, documents)), atol=1e-5, rtol=1e-5)
     [alone] = client.score_text("the old fire", model=name)
     np.testing.assert_allclose(alone.score, expected("the old fire", None), atol=1e-5, rtol=1e-5)
+
+
+def test_labels_that_the_caller_gives_are_chosen_by_entailment(folders, client):
+    """As the zero-shot pipeline of transformers does, whose formulas are written anew here."""
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(folders["nli"]).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folders["nli"])
+    labels = ["fire", "rain", "an answer"]
+    for template, options in (("This example is {}.", {}), ("it is {}", {"hypothesis_template": "it is {}"})):
+        answer = client.classify_text(TEXTS[:2], model="nli", candidate_labels=labels, **options)
+        alone = client.classify_text(
+            TEXTS[:2], model="nli", candidate_labels=labels, independent_labels=True, **options
+        )
+        for text, together, each in zip(TEXTS[:2], answer, alone, strict=True):
+            with torch.inference_mode():
+                logits = torch.cat(
+                    [
+                        model(**tokenizer(text, template.replace("{}", label), return_tensors="pt")).logits
+                        for label in labels
+                    ]
+                )
+            for result, expected in (
+                (together, logits[:, 2].softmax(0)),
+                (each, logits[:, [0, 2]].softmax(1)[:, 1]),
+            ):
+                found = {label.label: label.probability for label in result.labels}
+                np.testing.assert_allclose([found[label] for label in labels], expected.numpy(), atol=1e-5)
+            assert [label.selected for label in together.labels] == [True, False, False]
+            assert [label.selected for label in each.labels] == [label.probability >= 0.5 for label in each.labels]
+    own = client.classify_text("rain", text_pairs="the", model="nli")[0].labels
+    assert sum(label.probability for label in own) == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"model": "topics", "candidate_labels": ["a"]}, "model topics tells no entailment"),
+        ({"model": "nli", "candidate_labels": ["a", ""]}, r"candidate_labels\[1\]: is empty"),
+        ({"model": "nli", "candidate_labels": ["a"] * 65}, "has 65 elements, the limit is 64"),
+        ({"model": "nli", "candidate_labels": ["a"], "hypothesis_template": "x"}, "write {} where the label goes"),
+        ({"model": "nli", "hypothesis_template": "x {}"}, "is set without candidate_labels"),
+        ({"model": "nli", "candidate_labels": ["a"], "text_pairs": ["b"]}, "is set beside candidate_labels"),
+        ({"model": "nli", "candidate_labels": ["a"], "top_k": 2}, "top_k"),
+    ],
+)
+def test_given_labels_that_cannot_be_chosen_are_refused(client, options, message):
+    with pytest.raises(InvalidArgumentError, match=message):
+        client.classify_text("rain", **options)
+    with pytest.raises(InvalidArgumentError, match="has 260 elements, the limit is 256"):
+        client.classify_text(["rain"] * 65, model="nli", candidate_labels=["a", "b", "c", "d"])
 
 
 def test_many_documents_are_scored_with_several_calls(client):

@@ -15,7 +15,7 @@ from headway_export.cli import app
 
 from .conftest import serve
 
-EMBEDDERS = ("dinov2", "vit", "resnet", "swin")
+EMBEDDERS = ("dinov2", "vit", "resnet")
 SIZES = ((64, 48), (33, 90), (120, 77))
 
 

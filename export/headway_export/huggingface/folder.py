@@ -276,8 +276,8 @@ def check_memory(path: Path) -> None:
     if available is not None and needed > available:
         raise SourceError(
             f"{path}: is too large for this machine: its {num_weights:,} weights take "
-            f"{_gib(_FLOAT_BYTES * num_weights)} in fp32, an export needs at least {_COPIES} times that, {_gib(needed)}, "
-            f"and {_gib(available)} of memory are free; export it on a larger machine"
+            f"{_gib(_FLOAT_BYTES * num_weights)} in fp32, an export needs at least {_COPIES} times that, "
+            f"{_gib(needed)}, and {_gib(available)} of memory are free; export it on a larger machine"
         )
 
 

@@ -32,6 +32,9 @@ class ClassifyTextRequest(_message.Message):
     TOP_K_FIELD_NUMBER: _builtins.int
     THRESHOLD_FIELD_NUMBER: _builtins.int
     TRUNCATE_FIELD_NUMBER: _builtins.int
+    CANDIDATE_LABELS_FIELD_NUMBER: _builtins.int
+    HYPOTHESIS_TEMPLATE_FIELD_NUMBER: _builtins.int
+    INDEPENDENT_LABELS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name of the model. Default: the only loaded model for this task; required if there are several."""
     model_version: _builtins.str
@@ -46,6 +49,12 @@ class ClassifyTextRequest(_message.Message):
     """
     truncate: _builtins.bool
     """True cuts the end off a text that is too long for the model, of a pair the longer text first; false refuses it."""
+    hypothesis_template: _builtins.str
+    """Sentence that a text may entail, with {} where a candidate label goes. Default "This example is {}."."""
+    independent_labels: _builtins.bool
+    """True judges every candidate label by itself: the probability that the text entails it rather than contradicts it.
+    False makes their probabilities add up to 1.
+    """
     @_builtins.property
     def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Texts to classify. 1 to 256, of at least 1 character."""
@@ -54,6 +63,12 @@ class ClassifyTextRequest(_message.Message):
     def text_pairs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Second text of each pair, for models that read pairs (some require it): none, or one for each text, of at least 1
         character.
+        """
+
+    @_builtins.property
+    def candidate_labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Labels to choose from in place of the model's own, for models of natural language inference that read pairs (one of
+        their labels is "entailment"). 0 to 64; labels times texts at most 256. Not with text_pairs.
         """
 
     def __init__(
@@ -66,10 +81,13 @@ class ClassifyTextRequest(_message.Message):
         top_k: _builtins.int = ...,
         threshold: _builtins.float | None = ...,
         truncate: _builtins.bool = ...,
+        candidate_labels: _abc.Iterable[_builtins.str] | None = ...,
+        hypothesis_template: _builtins.str = ...,
+        independent_labels: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_threshold", b"_threshold", "threshold", b"threshold"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_threshold", b"_threshold", "model", b"model", "model_version", b"model_version", "text_pairs", b"text_pairs", "texts", b"texts", "threshold", b"threshold", "top_k", b"top_k", "truncate", b"truncate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_threshold", b"_threshold", "candidate_labels", b"candidate_labels", "hypothesis_template", b"hypothesis_template", "independent_labels", b"independent_labels", "model", b"model", "model_version", b"model_version", "text_pairs", b"text_pairs", "texts", b"texts", "threshold", b"threshold", "top_k", b"top_k", "truncate", b"truncate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__threshold: _TypeAlias = _typing.Literal["threshold"]  # noqa: Y015
     _WhichOneofArgType__threshold: _TypeAlias = _typing.Literal["_threshold", b"_threshold"]  # noqa: Y015

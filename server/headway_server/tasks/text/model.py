@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from headway_server.batching import BatchGraph, Postprocess, RunCosts, Tensors
 from headway_server.batching.settings import MAX_TEXTS
-from headway_server.bundles import TOKENIZER_FILE, Bundle, Precision, SpecialTokens
+from headway_server.bundles import TOKENIZER_FILE, Bundle, Manifest, Precision, SpecialTokens
 from headway_server.errors import InvalidInputError
 from headway_server.observers import NO_OBSERVER, Observer
 from headway_server.preprocessing import EncodedText, TextTokenizer
@@ -132,9 +132,7 @@ class TextModel(StatelessModel):
         precision, variant = runtime.choose_variant(manifest, settings.precision)
         tokenizer = TextTokenizer.load(bundle.file(TOKENIZER_FILE))
         session = runtime.open(bundle, variant.graphs["model"])
-        graph = text_graph(
-            session, manifest.special_tokens, None if cls._labels_tokens else logits_postprocess(manifest)
-        )
+        graph = text_graph(session, manifest.special_tokens, cls._postprocess(manifest))
         length = min(_WARM_UP_LENGTH, manifest.limits.max_input_tokens or 1)
         costs = graph.warm_up(
             text_tensors(np.zeros(length, np.int64), has_types=_TYPES in graph.input_names),
@@ -142,6 +140,11 @@ class TextModel(StatelessModel):
             expected_outputs(manifest, *((length,) if cls._labels_tokens else ())),
         )
         return cls(bundle, precision, graph, tokenizer, settings, costs=costs, observer=observer)
+
+    @classmethod
+    def _postprocess(cls, manifest: Manifest) -> Postprocess | None:
+        """Returns what is made of the outputs of a batch; see `BatchGraph`."""
+        return None if cls._labels_tokens else logits_postprocess(manifest)
 
     async def embed(
         self, inputs: TextInputs | TokenInputs, *, normalize: bool, deadline: float | None, prompt_name: str = ""

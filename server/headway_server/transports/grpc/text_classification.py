@@ -10,8 +10,10 @@ import grpc
 from headway.v1 import text_classification_service_pb2 as pb
 from headway.v1 import text_classification_service_pb2_grpc as pb_grpc
 from headway_server.bundles import Task
+from headway_server.errors import InvalidInputError
 from headway_server.serving.host import ModelHost
 from headway_server.tasks.text.classifier import ClassifiedText, TextClassifier
+from headway_server.tasks.text.entailment import GivenLabels
 from headway_server.tasks.text.model import EmbeddedText, TextInputs, TextModel
 from headway_server.tasks.text.scorer import ScoredText, TextScorer
 from headway_server.tasks.tokens.classifier import TaggedText, TokenClassifier
@@ -33,12 +35,14 @@ class TextClassificationService(pb_grpc.TextClassificationServiceServicer):
         arrived = time.monotonic()
         model = self._host.find(Task.TEXT_CLASSIFICATION, request.model, request.model_version)
         assert isinstance(model, TextClassifier)  # by the table of families
-        answer = await model.classify(
-            _inputs(request),
-            top_k=request.top_k,
-            threshold=request.threshold if request.HasField("threshold") else None,
-            deadline=deadline_of(context),
-        )
+        threshold = request.threshold if request.HasField("threshold") else None
+        deadline, given = deadline_of(context), _given_labels(request)
+        if given is None:
+            answer = await model.classify(_inputs(request), top_k=request.top_k, threshold=threshold, deadline=deadline)
+        else:
+            answer = await model.classify_by_entailment(
+                _inputs(request), given, top_k=request.top_k, threshold=threshold, deadline=deadline
+            )
         return await build(
             sum(len(result.labels) for result in answer.results),
             lambda: pb.ClassifyTextResponse(
@@ -102,6 +106,19 @@ class TextClassificationService(pb_grpc.TextClassificationServiceServicer):
 
 def _inputs(request: pb.ClassifyTextRequest | pb.EmbedTextRequest | pb.ScoreTextRequest) -> TextInputs:
     return TextInputs(texts=list(request.texts), text_pairs=list(request.text_pairs) or None, truncate=request.truncate)
+
+
+def _given_labels(request: pb.ClassifyTextRequest) -> GivenLabels | None:
+    if not request.candidate_labels:
+        for field in ("hypothesis_template", "independent_labels"):
+            if getattr(request, field):
+                raise InvalidInputError(field, "is set without candidate_labels; give these too")
+        return None
+    return GivenLabels(
+        labels=list(request.candidate_labels),
+        template=request.hypothesis_template,
+        are_independent=request.independent_labels,
+    )
 
 
 def _text_classification(result: ClassifiedText) -> pb.TextClassification:
