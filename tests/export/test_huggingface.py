@@ -89,6 +89,13 @@ def test_a_family_that_transformers_does_not_know_is_refused(llama):
     assert "model type llama9000 is not one that transformers" in refusal(llama)
 
 
+def test_a_configuration_of_a_newer_version_is_noted(llama):
+    change(llama, transformers_version="99.1.0")
+    assert "config.json was written by transformers 99.1.0, and " in from_folder(llama, FolderOptions())[1][-1]
+    change(llama, transformers_version="new")
+    assert from_folder(llama, FolderOptions())[1] == ()
+
+
 def test_code_in_a_folder_is_never_run(llama):
     change(llama, model_type="own", auto_map={"AutoModelForCausalLM": "modeling_own.Own"})
     (llama / "modeling_own.py").write_text("raise SystemExit(99)")

@@ -204,12 +204,16 @@ def test_labels_that_the_caller_gives_are_chosen_by_entailment(folders, client):
         ({"model": "nli", "hypothesis_template": "x {}"}, "is set without candidate_labels"),
         ({"model": "nli", "candidate_labels": ["a"], "text_pairs": ["b"]}, "is set beside candidate_labels"),
         ({"model": "nli", "candidate_labels": ["a"], "top_k": 2}, "top_k"),
+        (
+            {"model": "nli", "candidate_labels": ["a", "b"]} | {"texts": ["a", "rain " * 60]},
+            r"texts\[1\]: has \d+ tokens",
+        ),
     ],
 )
 def test_given_labels_that_cannot_be_chosen_are_refused(client, options, message):
     with pytest.raises(InvalidArgumentError, match=message):
-        client.classify_text("rain", **options)
-    with pytest.raises(InvalidArgumentError, match="has 260 elements, the limit is 256"):
+        client.classify_text(**{"texts": "rain"} | options)
+    with pytest.raises(InvalidArgumentError, match="has 4 elements for 65 texts, 260 pairs; the limit is 256"):
         client.classify_text(["rain"] * 65, model="nli", candidate_labels=["a", "b", "c", "d"])
 
 

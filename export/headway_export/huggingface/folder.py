@@ -26,7 +26,7 @@ from headway_server.runtime import available_bytes
 DEFAULT_MAX_LENGTH: Final = 2048
 """Most tokens of a bundle if nothing else is asked for; the proof runs over all of them."""
 
-_CONFIG_FILE: Final = "config.json"
+CONFIG_FILE: Final = "config.json"
 _SAFETENSORS: Final = "model.safetensors"
 _PICKLE: Final = "pytorch_model.bin"
 _COPIES: Final = 2.5
@@ -217,11 +217,11 @@ def read_configuration(path: Path) -> dict[str, Any]:
         raise SourceError(
             f"{path}: is no folder; fetch a model first, for example with: hf download ID --local-dir FOLDER"
         )
-    file = path / _CONFIG_FILE
+    file = path / CONFIG_FILE
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise SourceError(f"{path}: has no {_CONFIG_FILE}, so it is no model folder of transformers") from None
+        raise SourceError(f"{path}: has no {CONFIG_FILE}, so it is no model folder of transformers") from None
     except (OSError, ValueError) as error:
         raise SourceError(f"{file}: cannot be read ({error})") from error
     if not isinstance(content, dict):
@@ -305,7 +305,7 @@ def parse_configuration(path: Path, content: Mapping[str, Any]) -> Any:
     try:
         return AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # the library raises many kinds
-        raise SourceError(f"{path / _CONFIG_FILE}: cannot be read ({first_line(error)})") from error
+        raise SourceError(f"{path / CONFIG_FILE}: cannot be read ({first_line(error)})") from error
 
 
 @contextmanager

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
+
+import transformers
 
 from headway_export.errors import SourceError
 from headway_export.huggingface.decoders import read_decoder
 from headway_export.huggingface.embedders import Layout, read_embedder, read_layout
 from headway_export.huggingface.encoders import read_classifier
 from headway_export.huggingface.folder import (
+    CONFIG_FILE,
     FolderOptions,
     ModelFolder,
     check_memory,
@@ -76,7 +80,19 @@ def from_folder(path: Path, options: FolderOptions) -> tuple[ExportSource, tuple
     check_memory(weights)
     config = parse_configuration(weights, content)
     source, notes = kind.read(ModelFolder(path=path, task=kind.task, config=config, options=options))
-    return _with_texts(source, options.texts_file), notes
+    return _with_texts(source, options.texts_file), notes + _note_of_version(content)
+
+
+def _note_of_version(content: Mapping[str, Any]) -> tuple[str, ...]:
+    """Says that a configuration was written by a newer `transformers` than the one that has read it."""
+    stated = str(content.get("transformers_version", ""))
+    written, own = (tuple(map(int, re.findall(r"\d+", version)[:2])) for version in (stated, transformers.__version__))
+    if written <= own:
+        return ()
+    return (
+        f"{CONFIG_FILE} was written by transformers {stated}, and {transformers.__version__} has read it, which "
+        "ignores what it does not know",
+    )
 
 
 def _with_texts(source: ExportSource, file: Path | None) -> ExportSource:

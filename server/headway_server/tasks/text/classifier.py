@@ -15,7 +15,7 @@ from headway_server.bundles import ClassificationScheme, Manifest
 from headway_server.errors import InvalidInputError
 from headway_server.preprocessing import EncodedText
 from headway_server.serving.answers import Answer
-from headway_server.serving.limits import check_count, check_probability, check_top_k
+from headway_server.serving.limits import check_probability, check_texts, check_top_k
 from headway_server.tasks.outputs import (
     EMBEDDING,
     LOGITS,
@@ -123,14 +123,21 @@ class TextClassifier(TextModel):
         if inputs.text_pairs:
             raise InvalidInputError("text_pairs", "is set beside candidate_labels; leave one of them out")
         hypotheses = given.hypotheses()
-        check_count("texts times candidate_labels", len(inputs.texts) * len(hypotheses) or 1, MAX_TEXTS)
+        fields = check_texts("texts", inputs.texts, MAX_TEXTS, self._max_text_bytes)
+        if (num_pairs := len(fields) * len(hypotheses)) > MAX_TEXTS:
+            raise InvalidInputError(
+                "candidate_labels",
+                f"has {len(hypotheses)} elements for {len(fields)} texts, {num_pairs} pairs; the limit is {MAX_TEXTS}; "
+                "send the texts in several calls",
+            )
         num_labels = check_top_k(top_k, len(hypotheses))
         if threshold is not None:
             check_probability("threshold", threshold)
         pairs = replace(
             inputs,
             texts=[text for text in inputs.texts for _ in hypotheses],
-            text_pairs=hypotheses * len(inputs.texts) or None,
+            text_pairs=hypotheses * len(inputs.texts),
+            fields=[field for field in fields for _ in hypotheses],
         )
 
         def read(row: Tensors, _: str, encoded: EncodedText) -> tuple[NDArray[np.float32], int, bool]:

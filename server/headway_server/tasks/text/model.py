@@ -48,6 +48,8 @@ class TextInputs:
     """True to cut a text past the limit at its end instead of refusing it; of a pair, the longer one first."""
     prompt: str = ""
     """What is put before each text."""
+    fields: Sequence[str] = ()
+    """What the request calls each of them, for messages; empty: `texts[0]` and so on."""
 
     @property
     def num_bytes(self) -> int:
@@ -264,7 +266,7 @@ class TextModel(StatelessModel):
                 )
             check_one_each("text_pairs", len(pairs), len(inputs.texts))
             check_texts("text_pairs", pairs, MAX_TEXTS, self._max_text_bytes)
-        return fields
+        return list(inputs.fields) or fields
 
     def _check_tokens(self, inputs: TokenInputs) -> None:
         """Checks tokens, before any work is done for them.
