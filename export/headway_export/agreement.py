@@ -129,7 +129,7 @@ def _size_of_sample(candidate: Candidate) -> tuple[int, int]:
     """Returns the tokens of a decoder's text, and how many texts there are."""
     limits, (count, length) = candidate.source.limits, _NUM_GENERATED
     assert limits.max_total_tokens is not None, "a decoder has a length"
-    vocabulary = next(axis for axis in reversed(candidate.variant.graphs["decoder"].outputs[0].shape))
+    vocabulary = candidate.variant.graphs["decoder"].outputs[0].shape[-1]
     assert isinstance(vocabulary, int), "the vocabulary is a fixed axis"
     length = min(length, limits.max_total_tokens)
     return length, max(2, min(count, _MOST_LOGITS // (vocabulary * length)))
@@ -187,9 +187,9 @@ def _outputs(candidate: Candidate, items: Sequence[Tensors]) -> Answers:
 
 def _compare(source: ExportSource, expected: Sequence[NDArray[Any]], found: Sequence[NDArray[Any]]) -> dict[str, float]:
     if source.task is Task.TEXT_SCORING:
-        activation = sigmoid if source.scoring is not None and source.scoring.activation == "sigmoid" else np.asarray
-        pairs = np.stack([activation(np.concatenate(side)) for side in (expected, found)])  # (2, N)
-        return {"correlation": float(np.corrcoef(pairs)[0, 1])}
+        pairs = np.stack([np.concatenate(side) for side in (expected, found)])  # (2, N)
+        has_sigmoid = source.scoring is not None and source.scoring.activation == "sigmoid"
+        return {"correlation": float(np.corrcoef(sigmoid(pairs) if has_sigmoid else pairs)[0, 1])}
     if source.task in (Task.TEXT_EMBEDDING, Task.IMAGE_EMBEDDING):
         first, second = (np.stack(side).astype(np.float64) for side in (expected, found))  # (N, E)
         norms = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)

@@ -179,8 +179,9 @@ class _Prover:
         for graph in traced.graphs:
             rewrite(graph.model, QuantizeProducts())
         has_cache = any(tensor.update == "in_place" for tensor in traced.state)
-        # Without evaluation data the variant is refused anyway.
-        if has_cache and self._options.cache == "int8" and (self._source.evaluation or self._sample) is not None:
+        # A translation model without evaluation data is refused anyway.
+        is_judged = self._source.evaluation is not None or self._sample is not None
+        if has_cache and self._options.cache == "int8" and is_judged:
             tokens = () if self._sample is None else self._sample.tokens
             rewrite(traced.graphs[-1].model, QuantizeCache(cache_ranges(self._source, tokens)))
 

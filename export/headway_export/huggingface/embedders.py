@@ -202,7 +202,7 @@ def read_embedder(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
     encoder.config.use_cache = False  # a decoder that embeds keeps none
     model = encoder.load(AutoModel, unused=_UNUSED)
     if getattr(model, "pooler", None) is not None:
-        model.pooler = None
+        cast("Any", model).pooler = None
     length, notes = _length_of(encoder, model, settings.get("max_seq_length"))
     poolings = layout.poolings if layout is not None else (_NAMES[str(asked)],)
     head = nn.Sequential(*(_read_module(kind, path) for kind, path in (layout.rest if layout is not None else ())))
@@ -303,5 +303,5 @@ def _length_of(folder: ModelFolder, model: nn.Module, stated: int | None) -> tup
 
 def _lower(tokenizer: Tokenizer) -> None:
     """Has a tokenizer read texts in small letters."""
-    parts = [normalizers.Lowercase(), *([tokenizer.normalizer] if tokenizer.normalizer is not None else [])]
+    parts: list[Any] = [normalizers.Lowercase(), *([tokenizer.normalizer] if tokenizer.normalizer is not None else [])]
     tokenizer.normalizer = normalizers.Sequence(parts)

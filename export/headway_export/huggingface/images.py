@@ -135,7 +135,7 @@ def read_image_embedder(folder: ModelFolder) -> tuple[ExportSource, tuple[str, .
     # A dense pooler was trained for another end; most folders come without its weights.
     is_trained = isinstance(getattr(getattr(model, "pooler", None), "dense", None), nn.Linear)
     if is_trained:
-        model.pooler = None
+        cast("Any", model).pooler = None
     pooling = {"cls": "class_token", "mean": "mean", None: "class_token" if is_trained else "pooler"}[asked]
     _fix_positions(folder, model, preprocessing)
     module = HuggingFaceImageEmbedder(model, pooling=pooling).eval()
