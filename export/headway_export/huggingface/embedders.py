@@ -21,7 +21,7 @@ from transformers import AutoModel
 
 from headway_export.errors import SourceError
 from headway_export.huggingface.folder import ModelFolder
-from headway_export.source import ExportSource, limits_of
+from headway_export.source import TOKENIZER_CONFIG_FILE, ExportSource, limits_of
 from headway_server.bundles import SpecialTokens
 
 _MODULES_FILE: Final = "modules.json"
@@ -203,7 +203,8 @@ def read_embedder(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
     model = encoder.load(AutoModel, unused=_UNUSED)
     if getattr(model, "pooler", None) is not None:
         cast("Any", model).pooler = None
-    length, notes = _length_of(encoder, model, settings.get("max_seq_length"))
+    stated = settings.get("max_seq_length") or _read_json(encoder.path / TOKENIZER_CONFIG_FILE).get("model_max_length")
+    length, notes = _length_of(encoder, model, stated)
     poolings = layout.poolings if layout is not None else (_NAMES[str(asked)],)
     head = nn.Sequential(*(_read_module(kind, path) for kind, path in (layout.rest if layout is not None else ())))
     module = HuggingFaceEmbedder(model, poolings=poolings, head=head, max_length=length).eval()
@@ -296,8 +297,8 @@ def _read_prompts(folder: ModelFolder) -> tuple[dict[str, str], str | None]:
 def _length_of(folder: ModelFolder, model: nn.Module, stated: int | None) -> tuple[int, tuple[str, ...]]:
     """Returns the most tokens of a text: those asked for, or what the folder states, or what the model takes."""
     if folder.options.max_length is None and stated is not None:
-        longest, _ = replace(folder, options=replace(folder.options, max_length=None)).length(model)
-        return min(int(stated), longest), ()
+        longest, notes = folder.length(model)
+        return (int(stated), ()) if int(stated) < longest else (longest, notes)
     return folder.length(model)
 
 
