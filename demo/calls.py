@@ -61,6 +61,7 @@ class Calls:
             "ClassifyText": self.classify_text,
             "ClassifyTokens": self.classify_tokens,
             "EmbedText": self.embed_text,
+            "ScoreText": self.score_text,
             "ClassifyImage": partial(self.classify_image, images),
             "EmbedImage": self.embed_image,
         }
@@ -185,6 +186,18 @@ class Calls:
             return
         values = answer[0].values
         _line("answer", f"{len(values)} values: {', '.join(f'{value:.3f}' for value in values[:4])} ...")
+        _line("model", str(answer.model))
+
+    def score_text(self) -> None:
+        """ScoreText. A server without a model for it says so, which counts as an answer."""
+        _section("ScoreText", "a number for each pair of texts, such as a query and its documents")
+        _line("question", HEADLINES[0])
+        try:
+            answer = self._client.score_text(HEADLINES[0], text_pairs=HEADLINES)
+        except FailedPreconditionError as error:
+            _line("answer", str(error))
+            return
+        _line("answer", ", ".join(f"{result.score:.3f}" for result in answer))
         _line("model", str(answer.model))
 
     def classify_image(self, images: list[Path]) -> None:

@@ -24,6 +24,7 @@ from headway_client.options import (
     InspectImageOptions,
     InspectTextOptions,
     InspectTranslationOptions,
+    ScoreTextOptions,
     StreamGenerateTextOptions,
     StreamTranslateTextOptions,
     Texts,
@@ -48,6 +49,7 @@ from headway_client.results import (
     TextClassification,
     TextEmbedding,
     TextInspection,
+    TextScore,
     TokenClassification,
     TranslatedText,
     TranslationInspection,
@@ -172,6 +174,16 @@ class AsyncClient(BaseClient):
         Any number of texts: more than a call may have are sent with several calls, each within `timeout_s`.
         """
         return requests.join(await self._send_all(requests.embed_text(texts, **options), timeout_s))
+
+    @spell_out
+    async def score_text(
+        self, texts: Texts, *, timeout_s: float | None = None, **options: Unpack[ScoreTextOptions]
+    ) -> Answer[TextScore]:
+        """Returns a score for every text or pair of texts; a single text is paired with each of `text_pairs`.
+
+        Any number of them: more than a call may have are sent with several calls, each within `timeout_s`.
+        """
+        return requests.join_scores(await self._send_all(requests.score_text(texts, **options), timeout_s))
 
     @spell_out
     async def embed_image(

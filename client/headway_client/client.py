@@ -22,6 +22,7 @@ from headway_client.options import (
     InspectImageOptions,
     InspectTextOptions,
     InspectTranslationOptions,
+    ScoreTextOptions,
     StreamGenerateTextOptions,
     StreamTranslateTextOptions,
     Texts,
@@ -46,6 +47,7 @@ from headway_client.results import (
     TextClassification,
     TextEmbedding,
     TextInspection,
+    TextScore,
     TokenClassification,
     TranslatedText,
     TranslationInspection,
@@ -165,6 +167,16 @@ class Client(BaseClient):
         Any number of texts: more than a call may have are sent with several calls, each within `timeout_s`.
         """
         return requests.join([self._send(call, timeout_s) for call in requests.embed_text(texts, **options)])
+
+    @spell_out
+    def score_text(
+        self, texts: Texts, *, timeout_s: float | None = None, **options: Unpack[ScoreTextOptions]
+    ) -> Answer[TextScore]:
+        """Returns a score for every text or pair of texts; a single text is paired with each of `text_pairs`.
+
+        Any number of them: more than a call may have are sent with several calls, each within `timeout_s`.
+        """
+        return requests.join_scores([self._send(call, timeout_s) for call in requests.score_text(texts, **options)])
 
     @spell_out
     def embed_image(

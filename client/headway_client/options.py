@@ -158,6 +158,13 @@ class ClassifyTextOptions(_PairOptions, total=False):
 
     top_k: Annotated[int | None, "Labels to return for each text, the most likely first. Default: all."]
     threshold: Annotated[float | None, "Probability from which a label applies, 0 to 1. Default: the model's own."]
+    candidate_labels: Annotated[
+        Texts | None, "Labels to choose from, for models of natural language inference. Default: the model's."
+    ]
+    hypothesis_template: Annotated[
+        str | None, 'Sentence with {} where a candidate label goes. Default: "This example is {}.".'
+    ]
+    independent_labels: Annotated[bool | None, "Judge every candidate label by itself."]
 
 
 class ClassifyTokensOptions(_TextOptions, total=False):
@@ -168,6 +175,11 @@ class EmbedTextOptions(_PairOptions, total=False):
     """Options of EmbedText."""
 
     normalize: Annotated[bool | None, "Scale vectors to length 1. Default: true."]
+    prompt_name: Annotated[str | None, "The model's prompt before every text. Default: the model's own, or none."]
+
+
+class ScoreTextOptions(_PairOptions, total=False):
+    """Options of ScoreText."""
 
 
 class ClassifyImageOptions(ModelOptions, total=False):

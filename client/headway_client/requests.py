@@ -40,6 +40,7 @@ from headway_client.options import (
     InspectTextOptions,
     InspectTranslationOptions,
     PhraseConstraints,
+    ScoreTextOptions,
     StreamGenerateTextOptions,
     StreamTranslateTextOptions,
     Texts,
@@ -64,6 +65,7 @@ from headway_client.results import (
     TextClassification,
     TextEmbedding,
     TextInspection,
+    TextScore,
     Timings,
     TokenClassification,
     TranslatedText,
@@ -185,6 +187,8 @@ def classify_text(texts: Texts, **options: Unpack[ClassifyTextOptions]) -> Call[
     """ClassifyText."""
     texts = as_texts("texts", texts)
     values = _values(ClassifyTextOptions, options, texts=texts)
+    if (given := values.get("candidate_labels")) is not None:
+        values["candidate_labels"] = as_texts("candidate_labels", given)
     return _unary("TextClassificationService/ClassifyText", texts_pb2, values, TextClassification, len(texts))
 
 
@@ -212,6 +216,27 @@ def embed_text(texts: Texts, **options: Unpack[EmbedTextOptions]) -> Iterator[Ca
         values = _values(EmbedTextOptions, options, texts=texts[part])
         values["text_pairs"] = None if pairs is None else pairs[part]
         yield _unary("TextClassificationService/EmbedText", texts_pb2, values, TextEmbedding, len(texts[part]))
+
+
+def score_text(texts: Texts, **options: Unpack[ScoreTextOptions]) -> Iterator[Call[Answer[TextScore]]]:
+    """ScoreText, in as many calls as the limits of a call require. A single text is paired with each of the pairs.
+
+    Raises:
+        ValueError: There are neither as many pairs as texts nor a single text.
+    """
+    texts = as_texts("texts", texts)
+    pairs = None if (given := options.get("text_pairs")) is None else as_texts("text_pairs", given)
+    if pairs is not None and len(texts) not in (1, len(pairs)):
+        raise ValueError(
+            f"text_pairs has {len(pairs)} elements for {len(texts)} texts; give one for each text, or a single text"
+        )
+    inputs = texts if pairs is None else pairs
+    own = [len(text.encode()) for text in texts] * (len(inputs) if len(texts) == 1 else 1)
+    sizes = own if pairs is None else [size + len(pair.encode()) for size, pair in zip(own, pairs, strict=True)]
+    for part in _parts(sizes, MAX_TEXTS, MAX_TEXT_BYTES):
+        values = _values(ScoreTextOptions, options, texts=texts if len(texts) == 1 else texts[part])
+        values["text_pairs"] = None if pairs is None else pairs[part]
+        yield _unary("TextClassificationService/ScoreText", texts_pb2, values, TextScore, len(inputs[part]))
 
 
 def classify_image(images: Images, **options: Unpack[ClassifyImageOptions]) -> Call[Answer[ImageClassification]]:
@@ -406,12 +431,25 @@ def join(answers: Sequence[Answer[EmbeddingT_co]]) -> EmbeddingAnswer[EmbeddingT
     Raises:
         ProtocolError: Different models answered, whose vectors cannot be compared.
     """
+    return EmbeddingAnswer(*_joined(answers))
+
+
+def join_scores(answers: Sequence[Answer[TextScore]]) -> Answer[TextScore]:
+    """Joins the answers of the calls that the inputs were split into.
+
+    Raises:
+        ProtocolError: Different models answered, whose scores cannot be compared.
+    """
+    return Answer(*_joined(answers))
+
+
+def _joined(answers: Sequence[Answer[ResultT]]) -> tuple[tuple[ResultT, ...], ModelReference, Timings]:
     models = {answer.model for answer in answers}
     if len(models) > 1:
         names = " and ".join(sorted(map(str, models)))
-        raise ProtocolError(f"the inputs were sent in several calls and embedded by {names}; name a model_version")
+        raise ProtocolError(f"the inputs were sent in several calls and answered by {names}; name a model_version")
     timings = [answer.timings for answer in answers]
-    return EmbeddingAnswer(
+    return (
         tuple(result for answer in answers for result in answer),
         answers[0].model,
         Timings(

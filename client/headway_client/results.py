@@ -49,6 +49,9 @@ class Task(StrEnum):
     TEXT_CLASSIFICATION = "text_classification"
     TOKEN_CLASSIFICATION = "token_classification"  # noqa: S105 (a task, not a password)
     IMAGE_CLASSIFICATION = "image_classification"
+    TEXT_EMBEDDING = "text_embedding"
+    TEXT_SCORING = "text_scoring"
+    IMAGE_EMBEDDING = "image_embedding"
 
 
 class HealthStatus(StrEnum):
@@ -216,6 +219,15 @@ class TextClassification:
     """The labels of a text, the most likely first."""
 
     labels: tuple[LabelScore, ...]
+    token_count: int
+    truncated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TextScore:
+    """The score of a text or of a pair of texts."""
+
+    score: float
     token_count: int
     truncated: bool
 
@@ -506,6 +518,10 @@ class Model:
     quality: tuple[QualityFigure, ...]
     license: str
     has_chat_template: bool
+    embedding_dimension: int = 0
+    """Numbers of an embedding; 0 if the model gives none."""
+    prompt_names: tuple[str, ...] = ()
+    """Prompts that `embed_text` can put before each text."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,11 +84,25 @@ def _quality_table(proofs: Sequence[Proof]) -> str:
         if (figure := proof.variant.quality) is not None
     ]
     if not rows:
-        return "Not measured: the model was exported without evaluation data."
+        return "Not measured: the model was exported without evaluation data." + _agreement(proofs)
     signatures = {proof.variant.quality.signature for proof in proofs if proof.variant.quality}
     notes = "".join(f"\n\nsacreBLEU signature: `{signature}`" for signature in sorted(signatures) if signature)
     table = _table(("variant", "metric", "value", "examples", "data"), rows)
     return f"Measured at export, through the runner that serves.\n\n{table}{notes}"
+
+
+def _agreement(proofs: Sequence[Proof]) -> str:
+    """How near the answers of variants are to fp32's."""
+    rows = [
+        (_variant(proof), name, f"{value:.4f}", f"{agreed.limits[name]:g}", f"{agreed.example_count}", agreed.dataset)
+        for proof in proofs
+        if (agreed := proof.variant.agreement) is not None
+        for name, value in agreed.figures.items()
+    ]
+    if not rows:
+        return ""
+    head = ("variant", "against fp32", "value", "limit", "inputs", "data")
+    return f" Its answers were held against those of fp32.\n\n{_table(head, rows)}"
 
 
 def _variant(proof: Proof) -> str:

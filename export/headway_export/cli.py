@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -18,7 +18,15 @@ from typer.core import TyperGroup
 from headway_export.errors import ExportError, SourceError
 from headway_export.exporter import ExportOptions, export
 from headway_export.source import ExportSource, from_checkpoint, from_factory, open_tokenizer
-from headway_server.bundles import CHAT_TEMPLATE_FILE, Bundle, ImagePreprocessing, Languages, Precision, SpecialTokens
+from headway_server.bundles import (
+    CHAT_TEMPLATE_FILE,
+    Bundle,
+    ImagePreprocessing,
+    Languages,
+    Precision,
+    SpecialTokens,
+    Variant,
+)
 from headway_server.errors import ServerError
 
 _COMMAND = "checkpoint"
@@ -193,6 +201,21 @@ def hf(
     license_name: Annotated[
         str | None, typer.Option("--license", help="Licence of the weights. [default: what the folder's README states]")
     ] = None,
+    texts: Annotated[
+        Path | None,
+        typer.Option(
+            help="Texts, a line each, that int8 is held against fp32 on where there is no --evaluation. "
+            "[default: generated ones]"
+        ),
+    ] = None,
+    pooling: Annotated[
+        str | None,
+        typer.Option(help="How an encoder's token vectors become one, such as cls, mean, max or last; for embeddings."),
+    ] = None,
+    prompt: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=TEXT, which a call can have put before its texts; repeat for several; for embeddings."),
+    ] = None,
 ) -> None:
     """Export FOLDER of Hugging Face transformers, and prove that the export computes the same function."""
     with _reporting(exit_code=2):
@@ -209,6 +232,9 @@ def hf(
                 allow_pickle=allow_pickle,
                 evaluation_file=evaluation,
                 license_name=license_name,
+                texts_file=texts,
+                pooling=pooling,
+                prompts=_prompts(prompt or ()),
             ),
         )
         default = [Precision.FP32] if evaluation is None else [Precision.FP32, Precision.INT8]
@@ -222,9 +248,20 @@ def hf(
         )
         _export(source, options)
         if precision is None and evaluation is None:
-            notes += ("fp32 alone: int8 is judged on evaluation data, which --evaluation FILE gives",)
+            notes += (
+                "fp32 alone: int8 is judged on evaluation data, which --evaluation FILE gives, or else by fp32's "
+                "answers, which --precision fp32 --precision int8 asks for",
+            )
         for note in notes:
             Console().print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _prompts(given: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    pairs = [entry.partition("=") for entry in given]
+    for entry, (name, separator, _) in zip(given, pairs, strict=True):
+        if not (name and separator):
+            raise SourceError(f"--prompt {entry}: give it as NAME=TEXT, such as query='query: '")
+    return tuple((name, text) for name, _, text in pairs)
 
 
 @contextmanager
@@ -309,6 +346,12 @@ def _message(error: Exception) -> str:
     return str(error)
 
 
+def _agreement(variant: Variant) -> str:
+    if variant.agreement is None:
+        return "not measured"
+    return ", ".join(f"{name} {value:.4f}" for name, value in variant.agreement.figures.items())
+
+
 def _print_summary(bundle: Bundle) -> None:
     manifest = bundle.manifest
     table = Table(title=f"{manifest.name}/{manifest.version}  ({manifest.task})", title_justify="left")
@@ -323,7 +366,7 @@ def _print_summary(bundle: Bundle) -> None:
             f"{size / 1e6:.2f} MB",
             f"{parity.max_relative_logit_error:.1e}",
             f"{parity.greedy_mismatch_count} of {parity.greedy_token_count}" if parity.greedy_token_count else "-",
-            f"{quality.metric} {quality.value:.3f}" if quality else "not measured",
+            f"{quality.metric} {quality.value:.3f}" if quality else _agreement(variant),
         )
     console = Console()
     console.print(table)

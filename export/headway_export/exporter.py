@@ -14,11 +14,10 @@ from typing import Literal, TypeAlias
 import onnx_ir as ir
 from torch import nn
 
-from headway_export import parity, quality
+from headway_export import agreement, parity, quality
 from headway_export.candidate import Candidate
 from headway_export.card import Proof, write_card, write_learning_curve
 from headway_export.errors import SourceError
-from headway_export.graphs import pooling_of
 from headway_export.reference import cache_ranges
 from headway_export.rewriting import AddVerification, QuantizeCache, QuantizeProducts, rewrite
 from headway_export.source import ExportSource, check_chat_template
@@ -26,6 +25,7 @@ from headway_export.tracing import TracedGraph, TracedModel, trace
 from headway_server.bundles import (
     CARD_FILE,
     CHAT_TEMPLATE_FILE,
+    EMBEDDING_TASKS,
     TOKENIZER_FILE,
     Bundle,
     BundleFile,
@@ -120,10 +120,11 @@ def _check_outputs(source: ExportSource, traced: TracedModel) -> None:
     """Checks that labels or tokenizer belong to the model: its logits have a column for each."""
     graph = traced.graphs[-1]
     shapes = {output.name: output.shape for output in graph.outputs}
-    if "logits" not in shapes:
-        raise SourceError(f"the model gives {', '.join(shapes) or 'nothing'}; {source.task} needs an output logits")
-    columns = shapes["logits"][-1]
-    if graph.role == "model" and len(source.labels) != columns:
+    needed = "embedding" if source.task in EMBEDDING_TASKS else "logits"
+    if needed not in shapes:
+        raise SourceError(f"the model gives {', '.join(shapes) or 'nothing'}; {source.task} needs an output {needed}")
+    columns = shapes[needed][-1]
+    if graph.role == "model" and needed == "logits" and (len(source.labels) or 1) != columns:
         raise SourceError(f"there are {len(source.labels)} labels, and the model has {columns} classes; name each once")
     if source.tokenizer is not None and graph.role == "decoder":
         assert isinstance(columns, int), "the vocabulary is a fixed axis"
@@ -144,6 +145,7 @@ class _Prover:
         self._options = options
         self._progress = progress
         self._fp32_quality: QualityFigure | None = None
+        self._sample: agreement.Sample | None = None
         self._opsets: dict[Precision, int] = {}
         self.proofs: list[Proof] = []
         """Of every variant that was made; fp32 is among them even where it is not kept."""
@@ -180,9 +182,11 @@ class _Prover:
         for graph in _all_graphs(traced):
             rewrite(graph.model, QuantizeProducts())
         has_cache = any(tensor.update == "in_place" for tensor in traced.state)
-        # Without evaluation data the variant is refused anyway.
-        if has_cache and self._options.cache == "int8" and self._source.evaluation is not None:
-            rewrite(traced.graphs[-1].model, QuantizeCache(cache_ranges(self._source)))
+        # A translation model without evaluation data is refused anyway.
+        is_judged = self._source.evaluation is not None or self._sample is not None
+        if has_cache and self._options.cache == "int8" and is_judged:
+            tokens = () if self._sample is None else self._sample.tokens
+            rewrite(traced.graphs[-1].model, QuantizeCache(cache_ranges(self._source, tokens)))
 
     def _prove(self, precision: Precision, traced: TracedModel) -> Variant:
         self._progress(f"{precision}: comparing with PyTorch")
@@ -194,16 +198,35 @@ class _Prover:
             self._progress(f"{precision}: {evaluation.metric} on {evaluation.dataset}")
         measured = quality.measure(candidate)
         figure = measured.figure if measured else None
-        if precision is not Precision.FP32:
+        agreed = None
+        if precision is Precision.FP32:
+            if self._is_judged_by_agreement:
+                self._progress("fp32: answering inputs that int8 is held against")
+                self._sample = agreement.draw(candidate)
+        elif self._sample is not None:
+            agreed = agreement.measure(candidate, self._sample)
+        else:
             quality.check(candidate, figure, self._fp32_quality)
         calibration = measured.calibration if measured else None
         variant = candidate.variant.model_copy(
-            update={"parity": figures, "quality": figure, "calibration": calibration, "attention": attention}
+            update={
+                "parity": figures,
+                "quality": figure,
+                "calibration": calibration,
+                "attention": attention,
+                "agreement": agreed,
+            }
         )
         kept = precision in self._options.precisions
         weak_points = measured.weak_points if measured else ()
         self.proofs.append(Proof(precision=precision, variant=variant, kept=kept, weak_points=weak_points))
         return variant
+
+    @property
+    def _is_judged_by_agreement(self) -> bool:
+        """True if there are other variants than fp32, and no evaluation data that could judge them."""
+        others = set(self._options.precisions) - {Precision.FP32}
+        return bool(others) and self._source.evaluation is None and agreement.is_measured(self._source.task)
 
     def _write(self, precision: Precision, traced: TracedModel) -> Candidate:
         """Writes the graphs of a variant and opens them as a server would."""
@@ -284,6 +307,7 @@ def _manifest(
         classification=source.classification,
         text_pairs=source.text_pairs,
         embedding=_embedding(source, variants),
+        scoring=source.scoring,
         image_preprocessing=source.image_preprocessing,
         patches=_patches(source, variants),
         languages=source.languages,
@@ -299,10 +323,11 @@ def _embedding(source: ExportSource, variants: dict[Precision, Variant]) -> Embe
     """Describes the output `embedding`, where the graphs have one."""
     outputs = [output for variant in variants.values() for graph in variant.graphs.values() for output in graph.outputs]
     dimension = next((output.shape[-1] for output in outputs if output.name == "embedding"), None)
-    pooling = pooling_of(source.module)
-    if dimension is None or pooling is None:
+    pooling = getattr(source.module, "pooling", None)
+    if dimension is None or not isinstance(pooling, str):
         return None
-    return Embedding.model_validate({"pooling": pooling, "dimension": dimension})
+    prompts = {"prompts": source.prompts, "default_prompt": source.default_prompt}
+    return Embedding.model_validate({"pooling": pooling, "dimension": dimension, **prompts})
 
 
 def _patches(source: ExportSource, variants: dict[Precision, Variant]) -> PatchGrid | None:

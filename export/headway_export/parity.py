@@ -5,7 +5,8 @@ the limit, most of which the trace never saw. A decoder must choose PyTorch's to
 best are closer than 1e-4. For int8 and fp16 the same figures are recorded without a bound: they are judged by their
 task metric.
 
-The relative error of a row is the largest difference divided by the largest magnitude of PyTorch's.
+The relative error of a row is the largest difference divided by the largest magnitude of PyTorch's. A score, which is a
+row of one number and may be near 0, is held to the bound itself where it is below 1.
 
 R rows, T tokens, V vocabulary.
 """
@@ -32,7 +33,7 @@ from headway_export.candidate import (
 from headway_export.errors import ParityError
 from headway_export.source import ExportSource
 from headway_server.batching import Tensors
-from headway_server.bundles import AttentionFigures, ParityFigures, Precision, Task
+from headway_server.bundles import EMBEDDING_TASKS, AttentionFigures, ParityFigures, Precision, Task
 from headway_server.tasks.text.model import text_tensors
 
 LOGIT_BOUND = 1e-4
@@ -56,13 +57,16 @@ def check(candidate: Candidate) -> ParityFigures:
     Raises:
         ParityError: An fp32 variant is past its bound; the message gives output, shape, difference and bound.
     """
-    comparison = _Comparison(bound=LOGIT_BOUND if candidate.precision is Precision.FP32 else None)
+    comparison = _Comparison(
+        bound=LOGIT_BOUND if candidate.precision is Precision.FP32 else None,
+        recorded="embedding" if candidate.source.task in EMBEDDING_TASKS else "logits",
+    )
     match candidate.source.task:
         case Task.GENERATION:
             _compare_generation(candidate, comparison)
         case Task.TRANSLATION:
             _compare_translation(candidate, comparison)
-        case Task.IMAGE_CLASSIFICATION:
+        case Task.IMAGE_CLASSIFICATION | Task.IMAGE_EMBEDDING:
             _compare_images(candidate, comparison)
         case _:
             _compare_texts(candidate, comparison)
@@ -81,6 +85,8 @@ class _Comparison:
     """Figures so far."""
 
     bound: float | None
+    recorded: str = "logits"
+    """The output whose error is kept."""
     max_error: float = 0.0
     num_shapes: int = 0
     num_tokens: int = 0
@@ -89,13 +95,14 @@ class _Comparison:
     def add(self, name: str, found: NDArray[Any], expected: NDArray[Any], where: str) -> None:
         """Compares rows of an output, (..., D).
 
-        The error of `logits` is what the manifest records.
+        The error of `logits` is what the manifest records; of an embedder's output, the embedding's.
         """
         exact = np.atleast_1d(expected).astype(np.float64)
         difference = np.abs(np.atleast_1d(found) - exact).max(axis=-1)
-        error = float((difference / np.maximum(np.abs(exact).max(axis=-1), 1e-6)).max())
+        least = 1e-6 if exact.shape[-1] > 1 else 1.0
+        error = float((difference / np.maximum(np.abs(exact).max(axis=-1), least)).max())
         error = error if np.isfinite(error) else float("inf")
-        if name == "logits":
+        if name == self.recorded:
             self.max_error = max(self.max_error, error)
         if self.bound is not None and error > self.bound:
             raise ParityError(

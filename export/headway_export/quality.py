@@ -69,7 +69,7 @@ def check(candidate: Candidate, figure: QualityFigure | None, fp32: QualityFigur
     """
     if figure is None or fp32 is None:
         raise ParityError(
-            f"{candidate.precision}: is judged by its task metric, and there is no evaluation data; "
+            f"{candidate.precision}: {candidate.source.task} is judged by its metric, and there is no evaluation data; "
             "pass --evaluation FILE, or export --precision fp32 alone"
         )
     loss = fp32.value - figure.value if figure.higher_is_better else figure.value - fp32.value

@@ -8,7 +8,7 @@ T tokens, S source tokens, G key/value heads, K head width, V vocabulary.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any, Unpack, cast
 
@@ -108,15 +108,16 @@ def attention_weights(source: ExportSource, inputs: Tensors) -> dict[str, NDArra
         return {name: weights[0].numpy() for name, weights in found.items()}
 
 
-def cache_ranges(source: ExportSource) -> list[LayerRange]:
+def cache_ranges(source: ExportSource, tokens: Sequence[NDArray[np.int64]] = ()) -> list[LayerRange]:
     """Lets the fp32 module read the first evaluation texts and returns what each layer writes into its cache.
 
     Args:
-        source: A generation or translation model that carries evaluation data.
+        source: A generation or translation model.
+        tokens: Texts, (T,) each, in place of the evaluation data that a generation model does not carry.
     """
     recorder = _Recorder()
     if source.task is Task.GENERATION:
-        for window in islice(_windows(source), NUM_RANGE_TEXTS):
+        for window in islice(tokens or _windows(source), NUM_RANGE_TEXTS):
             generation_logits(source.module, window, recorder)
     else:
         for text, translation in _pairs(source):

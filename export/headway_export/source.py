@@ -33,6 +33,7 @@ from headway_server.bundles import (
     Languages,
     Limits,
     SamplingDefaults,
+    Scoring,
     SpecialTokens,
     Task,
 )
@@ -125,9 +126,19 @@ class ExportSource:
     image_preprocessing: ImagePreprocessing | None = None
     languages: Languages | None = None
     sampling_defaults: SamplingDefaults | None = None
+    scoring: Scoring | None = None
+    """How the logit of a scorer becomes its score."""
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    """Texts that can be put before what is embedded, by name."""
+    default_prompt: str | None = None
+    """Name of the one that is put before where none is asked for."""
     prompt_prefix: tuple[int, ...] = ()
     """Tokens that come before a prompt that is given as text; for generation."""
     evaluation: EvaluationData | None = None
+    texts: tuple[str, ...] = ()
+    """Texts that int8 is held against fp32 on where there is no evaluation data; none: drawn ones."""
+    texts_name: str = ""
+    """Where they come from."""
     training: TrainingRecord | None = None
 
     def __post_init__(self) -> None:
@@ -308,7 +319,7 @@ def limits_of(module: nn.Module, task: Task) -> Limits:
             case Task.TRANSLATION:
                 source = int(cast("Any", module).max_source_length)
                 return Limits(max_input_tokens=source, max_total_tokens=int(cast("Any", module).max_target_length))
-            case Task.IMAGE_CLASSIFICATION:
+            case Task.IMAGE_CLASSIFICATION | Task.IMAGE_EMBEDDING:
                 return Limits()
             case _:
                 return Limits(max_input_tokens=int(cast("Any", module).max_length))
@@ -476,6 +487,8 @@ def read_evaluation(file: Path, task: Task, dataset: str, num_labels: int) -> Ev
     Raises:
         SourceError: The file cannot be read, or does not hold data of the task.
     """
+    if task not in _METRICS:
+        raise SourceError(f"{file}: no metric of {task} is known, so it is not judged on evaluation data")
     try:
         if task is Task.IMAGE_CLASSIFICATION:
             with np.load(file) as arrays:

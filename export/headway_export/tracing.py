@@ -103,7 +103,7 @@ def trace(
     Args:
         module: Follows the protocol of the task (docs/bring-your-own.md); in evaluation mode.
         task: The task.
-        image_size: Height and width, for image_classification.
+        image_size: Height and width, for images.
         has_token_types: True if a text classifier reads which text of a pair each token belongs to.
         attention: True to trace what gives the attention weights too.
 
@@ -119,8 +119,7 @@ def trace(
         inputs = [_as_read(make_spec(*spec), "batch") for spec in _ENCODER_INPUTS]
         inputs.append(make_spec("target_ids", "int64", "batch", "length"))
     else:
-        if task is Task.IMAGE_CLASSIFICATION:
-            assert image_size is not None, "an image model has its preprocessing"
+        if image_size is not None:
             inputs = [make_spec("pixel_values", "float32", "batch", 3, *image_size)]
         else:
             names = ("input_ids", "attention_mask", *(("token_type_ids",) if has_token_types else ()))

@@ -57,7 +57,7 @@ def test_vectors_of_two_models_are_not_joined() -> None:
         )
         for version in ("1", "2")
     ]
-    with pytest.raises(headway_client.ProtocolError, match=r"embedded by a 1 \(fp32\) and a 2 \(fp32\)"):
+    with pytest.raises(headway_client.ProtocolError, match=r"answered by a 1 \(fp32\) and a 2 \(fp32\)"):
         requests.join(answers)
 
 

@@ -3,7 +3,9 @@
 import json
 
 import pytest
+import tiny_embedders
 import tiny_huggingface as tiny
+import tiny_vision
 import torch
 import transformers
 from typer.testing import CliRunner
@@ -64,7 +66,13 @@ def test_weights_of_another_size_are_refused(llama):
 
 def test_a_file_that_is_no_safetensors_is_refused(llama):
     (llama / "model.safetensors").write_bytes(b"not weights")
-    assert "cannot be loaded for generation" in refusal(llama)
+    assert "model.safetensors: cannot be read as safetensors" in refusal(llama)
+
+
+def test_a_model_that_is_too_large_for_the_machine_is_refused_before_it_is_loaded(llama, monkeypatch):
+    monkeypatch.setattr("headway_export.huggingface.folder.available_bytes", lambda _: 10_000)
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", lambda *_, **__: pytest.fail("loaded"))
+    assert "is too large for this machine: its 20,640 weights take 0.0 GiB in fp32" in refusal(llama)
 
 
 def test_pickled_weights_need_a_flag_that_says_what_it_risks(llama):
@@ -79,6 +87,13 @@ def test_pickled_weights_need_a_flag_that_says_what_it_risks(llama):
 def test_a_family_that_transformers_does_not_know_is_refused(llama):
     change(llama, model_type="llama9000")
     assert "model type llama9000 is not one that transformers" in refusal(llama)
+
+
+def test_a_configuration_of_a_newer_version_is_noted(llama):
+    change(llama, transformers_version="99.1.0")
+    assert "config.json was written by transformers 99.1.0, and " in from_folder(llama, FolderOptions())[1][-1]
+    change(llama, transformers_version="new")
+    assert from_folder(llama, FolderOptions())[1] == ()
 
 
 def test_code_in_a_folder_is_never_run(llama):
@@ -151,7 +166,12 @@ def test_families_that_attend_in_another_way_are_refused(tmp_path, family, value
 @pytest.mark.parametrize(
     ("head", "values", "message"),
     [
-        ("ForSequenceClassification", {"num_labels": 1}, "has one output, a score"),
+        ("ForSequenceClassification", {"problem_type": "regression"}, "is a regression to 3 numbers"),
+        (
+            "ForSequenceClassification",
+            {"num_labels": 1, "sbert_ce_default_activation_function": "torch.nn.Tanh"},
+            "its score is made by torch.nn.Tanh",
+        ),
         ("ForTokenClassification", {}, "'LABEL_0' is no tag"),
     ],
 )
@@ -209,3 +229,78 @@ def test_several_labels_may_apply_to_a_text(tmp_path):
     tiny.write_tokenizer(folder)
     scheme = from_folder(folder, FolderOptions())[0].classification
     assert (scheme.kind, scheme.thresholds) == ("multi_label", (0.5, 0.5, 0.5))
+
+
+# Embeddings
+
+
+def test_an_encoder_is_asked_for_its_pooling(tmp_path):
+    folder = tiny_embedders.write_encoder(tmp_path / "model", "bert")
+    assert "the task cannot be told" in refusal(folder)
+    assert "give --pooling, one of cls, max, mean" in refusal(folder, "--task", "text_embedding")
+    assert "--pooling median: is none of" in refusal(folder, "--pooling", "median")
+    assert "--prompt query: give it as NAME=TEXT" in refusal(folder, "--pooling", "mean", "--prompt", "query")
+    assert "--pooling is for text_embedding" in refusal(folder, "--pooling", "mean", "--task", "generation")
+    source, _ = from_folder(folder, FolderOptions(pooling="mean"))
+    assert (source.task, source.module.pooling) == (Task.TEXT_EMBEDDING, "mean")
+
+
+def test_modules_that_are_not_supported_are_named(tmp_path):
+    folder = tiny_embedders.write_sentence_transformer(tmp_path / "model", "bert")
+    modules = json.loads((folder / "modules.json").read_text())
+    (folder / "modules.json").write_text(json.dumps([*modules, {"type": "own.Router", "path": "3"}]))
+    assert "has Router; a folder is exported that has Transformer and Pooling" in refusal(folder)
+    (folder / "modules.json").write_text(json.dumps(modules[1:]))
+    assert "has Pooling, Normalize; a folder" in refusal(folder)
+    (folder / "modules.json").write_text("[1]")
+    assert "modules.json: cannot be read as a list of modules" in refusal(folder)
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": "mean", "include_prompt": False}))
+    assert "include_prompt" in refusal(folder)
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": "splendid"}))
+    assert "pooling splendid is none of" in refusal(folder)
+    (folder / "1_Pooling" / "config.json").unlink()
+    assert "says how token vectors become one; fetch the folder again" in refusal(folder)
+
+
+def test_text_in_small_letters_is_read_as_the_folder_asks(tmp_path):
+    folder = tiny_embedders.write_sentence_transformer(tmp_path / "model", "bert")
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 20, "do_lower_case": True}))
+    source, _ = from_folder(folder, FolderOptions())
+    assert source.tokenizer.encode("The RAIN").ids == source.tokenizer.encode("the rain").ids
+    assert source.limits.max_input_tokens == 20
+    assert from_folder(folder, FolderOptions(max_length=30))[0].limits.max_input_tokens == 30
+
+
+# Images
+
+
+def test_preprocessing_that_a_bundle_cannot_say_is_refused(tmp_path):
+    folder = tiny_vision.write_vision_model(tmp_path / "model", "vit")
+    given = json.loads((folder / "preprocessor_config.json").read_text())
+    for changes, message in (
+        ({"do_resize": False}, "images are not resized"),
+        ({"resample": 0}, "images are resized by filter 0"),
+        ({"size": {"shortest_edge": 32}}, "keep their proportions and are not cropped"),
+        ({"size": {"height": 40, "width": 40}}, "does not read images of 40 x 40"),
+        (
+            {"size": {"height": 16, "width": 16}, "do_center_crop": True, "crop_size": {"height": 32, "width": 32}},
+            "resize_size is 16",
+        ),
+    ):
+        tiny_vision.write_preprocessing(folder, **given | changes)
+        assert message in refusal(folder)
+    (folder / "preprocessor_config.json").unlink()
+    assert "has no preprocessor_config.json" in refusal(folder)
+
+
+def test_pixels_that_are_not_rescaled_are_the_same(tmp_path):
+    """`from_folder` compares them."""
+    folder = tiny_vision.write_vision_model(tmp_path / "model", "vit")
+    given = json.loads((folder / "preprocessor_config.json").read_text())
+    tiny_vision.write_preprocessing(
+        folder, **given | {"do_rescale": False, "image_mean": [127.5] * 3, "image_std": [127.5] * 3}
+    )
+    assert from_folder(folder, FolderOptions())[0].image_preprocessing.std == (0.5, 0.5, 0.5)
+    tiny_vision.write_preprocessing(folder, **given | {"do_normalize": False})
+    assert from_folder(folder, FolderOptions())[0].image_preprocessing.std == (1.0, 1.0, 1.0)

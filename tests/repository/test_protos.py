@@ -28,6 +28,7 @@ _INTEGERS = {
 }
 _INTEGERS_THAT_DO_NOT_COUNT = {
     "beam_size",
+    "embedding_dimension",
     "end",
     "head",
     "heads",

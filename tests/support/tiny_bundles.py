@@ -57,11 +57,13 @@ def write_topic_bundle(
     has_token_types: bool = False,
     replace: bool = False,
     num_labels: int = 3,
+    prompts: dict[str, str] | None = None,
     **fields: object,
 ) -> Bundle:
     """Publishes the topic model.
 
-    With another `task`, a bundle that says it was made for that. With idle products, a run multiplies matrices of
+    With another `task`, a bundle that says it was made for that; one for vectors or scores has no labels, though its
+    graph still gives logits. With idle products, a run multiplies matrices of
     512 x 512 so many times before it answers: a call that takes a while. With token types, a word in the second text of
     a pair counts ten times. With `replace`, over the bundle that is there. Labels past the topics are unlikely.
     `fields` go into the manifest.
@@ -86,18 +88,26 @@ def write_topic_bundle(
             name=name,
             version=version,
             task=task,
-            labels=(*TOPICS, *(f"topic {number}" for number in range(num_labels - len(TOPICS)))),
+            labels=(
+                ()
+                if task in (Task.TEXT_EMBEDDING, Task.TEXT_SCORING)
+                else (*TOPICS, *(f"topic {number}" for number in range(num_labels - len(TOPICS))))
+            ),
             special_tokens=SpecialTokens(pad=0, unk=2),
             limits=Limits(max_input_tokens=MAX_INPUT_TOKENS),
-            embedding=Embedding(pooling="mean", dimension=len(TOPICS)) if offers_embeddings else None,
+            embedding=(
+                Embedding(pooling="mean", dimension=len(TOPICS), prompts=prompts or {}) if offers_embeddings else None
+            ),
             **fields,
         )
         write_manifest(folder, manifest)
         return publish(folder, store, replace=replace)
 
 
-def write_colour_bundle(store: Path, *, name: str = "colours", version: str = "1") -> Bundle:
-    """Publishes the colour model."""
+def write_colour_bundle(
+    store: Path, *, name: str = "colours", version: str = "1", task: Task = Task.IMAGE_CLASSIFICATION
+) -> Bundle:
+    """Publishes the colour model; with another `task`, without labels."""
     pixels = TensorSpec(name="pixel_values", dtype="float32", shape=("batch", 3, 8, 8))
     nodes = [
         _constant("axes", np.array([2, 3])),
@@ -112,8 +122,8 @@ def write_colour_bundle(store: Path, *, name: str = "colours", version: str = "1
             graph,
             name=name,
             version=version,
-            task=Task.IMAGE_CLASSIFICATION,
-            labels=COLOURS,
+            task=task,
+            labels=COLOURS if task is Task.IMAGE_CLASSIFICATION else (),
             image_preprocessing=COLOUR_PREPROCESSING,
             embedding=Embedding(pooling="doubled", dimension=len(COLOURS)),
         )

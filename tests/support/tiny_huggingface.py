@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 WORDS = 80
 LENGTH = 48
 SPECIAL = ("<pad>", "<s>", "</s>", "<unk>")
-_SIZES = {
+SIZES = {
     "vocab_size": WORDS,
     "hidden_size": 32,
     "num_hidden_layers": 1,
@@ -26,10 +26,10 @@ _SIZES = {
     "pad_token_id": 0,
 }
 _TWO_LAYERS = {"num_hidden_layers": 2}
-_GROUPED = {**_SIZES, "num_key_value_heads": 2}
+_GROUPED = {**SIZES, "num_key_value_heads": 2}
 _GPT2 = {"vocab_size": WORDS, "n_positions": LENGTH, "n_embd": 32, "n_layer": 1, "n_head": 4}
 _OPT = {"ffn_dim": 48, "word_embed_proj_dim": 32}
-_ENCODER = {**_SIZES, "num_labels": 3}
+_ENCODER = {**SIZES, "num_labels": 3}
 _DISTIL = {"dim": 32, "n_layers": 1, "n_heads": 4, "hidden_dim": 48}
 
 DECODERS = {
@@ -37,8 +37,8 @@ DECODERS = {
     "llama": ("Llama", {**_GROUPED, **_TWO_LAYERS}),
     "qwen2": ("Qwen2", _GROUPED),
     "qwen3": ("Qwen3", {**_GROUPED, "head_dim": 16}),
-    "gpt_neox": ("GPTNeoX", _SIZES),
-    "opt": ("OPT", {**_SIZES, **_OPT}),
+    "gpt_neox": ("GPTNeoX", SIZES),
+    "opt": ("OPT", {**SIZES, **_OPT}),
     "phi3": ("Phi3", _GROUPED),
     "olmo2": ("Olmo2", _GROUPED),
     "smollm3": ("SmolLM3", {**_GROUPED, **_TWO_LAYERS, "no_rope_layer_interval": 2}),

@@ -80,6 +80,8 @@ class ImagePreprocessing(Record):
                 f"resize_size is {self.resize_size}; resize 'shorter_side' needs at least {least}, "
                 "the larger of height and width"
             )
+        if self.resize == "stretch" and self.resize_size is not None:
+            raise ValueError(f"resize_size is {self.resize_size}; it is for resize 'shorter_side', leave it out")
         return self
 
 

@@ -29,6 +29,7 @@ for command in (
     classification.classify_tokens,
     classification.classify_image,
     classification.embed_text,
+    classification.score_text,
     classification.embed_image,
     inspection.inspect_text,
     inspection.inspect_image,

@@ -1,4 +1,4 @@
-"""The commands that classify and embed: classify-text, classify-tokens, classify-image, embed-text, embed-image."""
+"""The commands that classify, embed and score texts and images."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from headway_client.options import (
     ClassifyTokensOptions,
     EmbedImageOptions,
     EmbedTextOptions,
+    ScoreTextOptions,
 )
 from headway_client.results import (
     Answer,
@@ -32,6 +33,7 @@ from headway_client.results import (
     ImageEmbedding,
     TextClassification,
     TextEmbedding,
+    TextScore,
     TokenClassification,
 )
 
@@ -152,6 +154,39 @@ def embed_text(
             return client.embed_text(first, **options)
 
         print_answers(inputs, batch_size, call, None if as_json else _show_vector)
+
+
+@takes_options
+def score_text(
+    texts: TextArguments = None,
+    *,
+    file: File = None,
+    pairs: Pairs = False,
+    query: Annotated[
+        str | None, typer.Option(help="Text that each input is paired with: the scores are those of query and input.")
+    ] = None,
+    batch_size: BatchSize = 32,
+    as_json: AsJson = False,
+    options: ScoreTextOptions,
+    connection: ConnectionFlags,
+) -> None:
+    """Score texts, or pairs of texts.
+
+    Prints the score, a tab, the text.
+    """
+    inputs = read_inputs(texts, file)
+    if pairs and query is not None:
+        raise ValueError("--query and --pairs both say what the inputs are paired with; give one of them")
+    with connected(connection) as client:
+
+        def call(batch: list[str]) -> Answer[TextScore]:
+            first, options["text_pairs"] = _split(batch, pairs) if query is None else ([query], batch)
+            return client.score_text(first, **options)
+
+        def show(text: str, result: TextScore) -> None:
+            typer.echo(f"{result.score:.6g}\t{text}")
+
+        print_answers(inputs, batch_size, call, None if as_json else show)
 
 
 @takes_options

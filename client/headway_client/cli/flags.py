@@ -109,6 +109,7 @@ _FLAGS: dict[str, _Flag] = {
     "metadata": _Flag(kind=list[str], metavar="KEY=VALUE", convert=_parse_metadata),
     "timeout_s": _Flag("--timeout", metavar="SECONDS"),
     "stop_strings": _Flag("--stop-string", list[str], "TEXT"),
+    "candidate_labels": _Flag("--candidate-label", list[str], "TEXT"),
     "stop_token_ids": _Flag("--stop-token-id", list[int], "ID"),
     "logit_biases": _Flag("--logit-bias", list[str], "ID=BIAS", _parse_biases),
     "json_schema": _Flag(

@@ -36,6 +36,7 @@ class LoadTask(StrEnum):
     CLASSIFY_TOKENS = "classify-tokens"
     CLASSIFY_IMAGE = "classify-image"
     EMBED_TEXT = "embed-text"
+    SCORE_TEXT = "score-text"
     EMBED_IMAGE = "embed-image"
 
     @property

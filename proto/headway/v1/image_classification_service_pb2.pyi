@@ -136,8 +136,8 @@ class EmbedImageRequest(_message.Message):
     IMAGES_FIELD_NUMBER: _builtins.int
     NORMALIZE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """Name of the model: any classifier of images whose bundle has an embedding. Default: the only such model; required
-    if there are several.
+    """Name of the model: one for embeddings, or any classifier of images whose bundle has an embedding. Default: the only
+    model for embeddings or, if there is none, the only such classifier; required if there are several.
     """
     model_version: _builtins.str
     """Version of the model. Default: the latest loaded version."""
@@ -180,7 +180,7 @@ class ImageEmbedding(_message.Message):
     """Height of the image in pixels, after its Exif orientation was applied."""
     @_builtins.property
     def values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """The vector: the hidden states before the model's output layer, pooled as the bundle's manifest says."""
+        """The vector: the model's hidden states, pooled as the bundle's manifest says."""
 
     def __init__(
         self,

@@ -38,6 +38,12 @@ class _TaskEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Task.ValueType],
     """TextClassificationService.ClassifyTokens."""
     TASK_IMAGE_CLASSIFICATION: _Task.ValueType  # 5
     """ImageClassificationService."""
+    TASK_TEXT_EMBEDDING: _Task.ValueType  # 7
+    """TextClassificationService.EmbedText, without labels."""
+    TASK_TEXT_SCORING: _Task.ValueType  # 8
+    """TextClassificationService.ScoreText."""
+    TASK_IMAGE_EMBEDDING: _Task.ValueType  # 9
+    """ImageClassificationService.EmbedImage, without labels."""
 
 class Task(_Task, metaclass=_TaskEnumTypeWrapper):
     """What a model does."""
@@ -54,6 +60,12 @@ TASK_TOKEN_CLASSIFICATION: Task.ValueType  # 4
 """TextClassificationService.ClassifyTokens."""
 TASK_IMAGE_CLASSIFICATION: Task.ValueType  # 5
 """ImageClassificationService."""
+TASK_TEXT_EMBEDDING: Task.ValueType  # 7
+"""TextClassificationService.EmbedText, without labels."""
+TASK_TEXT_SCORING: Task.ValueType  # 8
+"""TextClassificationService.ScoreText."""
+TASK_IMAGE_EMBEDDING: Task.ValueType  # 9
+"""ImageClassificationService.EmbedImage, without labels."""
 Global___Task: _TypeAlias = Task  # noqa: Y015
 
 class _BundleState:
@@ -123,6 +135,8 @@ class Model(_message.Message):
     QUALITY_FIELD_NUMBER: _builtins.int
     LICENSE_FIELD_NUMBER: _builtins.int
     HAS_CHAT_TEMPLATE_FIELD_NUMBER: _builtins.int
+    EMBEDDING_DIMENSION_FIELD_NUMBER: _builtins.int
+    PROMPT_NAMES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name of the model."""
     version: _builtins.str
@@ -151,6 +165,8 @@ class Model(_message.Message):
     """Licence of the model."""
     has_chat_template: _builtins.bool
     """True if the model takes conversations: its bundle has a chat template."""
+    embedding_dimension: _builtins.int
+    """Numbers of an embedding; 0 if the model gives none."""
     @_builtins.property
     def labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Labels of a classifier, in the order of its outputs; for token classification, the labels that a span may have."""
@@ -162,6 +178,10 @@ class Model(_message.Message):
     @_builtins.property
     def quality(self) -> _containers.RepeatedCompositeFieldContainer[Global___QualityFigure]:
         """Task metric of each variant, measured when the model was exported."""
+
+    @_builtins.property
+    def prompt_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Prompts that EmbedText can put before each text, by name."""
 
     def __init__(
         self,
@@ -183,10 +203,12 @@ class Model(_message.Message):
         quality: _abc.Iterable[Global___QualityFigure] | None = ...,
         license: _builtins.str = ...,
         has_chat_template: _builtins.bool = ...,
+        embedding_dimension: _builtins.int = ...,
+        prompt_names: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["default_parameters", b"default_parameters"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "default_parameters", b"default_parameters", "description", b"description", "device", b"device", "has_chat_template", b"has_chat_template", "labels", b"labels", "license", b"license", "max_input_token_count", b"max_input_token_count", "max_token_count", b"max_token_count", "name", b"name", "parameter_count", b"parameter_count", "quality", b"quality", "source_language", b"source_language", "target_language", b"target_language", "task", b"task", "variant", b"variant", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "default_parameters", b"default_parameters", "description", b"description", "device", b"device", "embedding_dimension", b"embedding_dimension", "has_chat_template", b"has_chat_template", "labels", b"labels", "license", b"license", "max_input_token_count", b"max_input_token_count", "max_token_count", b"max_token_count", "name", b"name", "parameter_count", b"parameter_count", "prompt_names", b"prompt_names", "quality", b"quality", "source_language", b"source_language", "target_language", b"target_language", "task", b"task", "variant", b"variant", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

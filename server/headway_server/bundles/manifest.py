@@ -58,6 +58,13 @@ class Task(StrEnum):
     TEXT_CLASSIFICATION = "text_classification"
     TOKEN_CLASSIFICATION = "token_classification"  # noqa: S105 (a task, not a password)
     IMAGE_CLASSIFICATION = "image_classification"
+    TEXT_EMBEDDING = "text_embedding"
+    TEXT_SCORING = "text_scoring"
+    IMAGE_EMBEDDING = "image_embedding"
+
+
+EMBEDDING_TASKS = (Task.TEXT_EMBEDDING, Task.IMAGE_EMBEDDING)
+"""Tasks whose models give an embedding and no logits."""
 
 
 class Precision(StrEnum):
@@ -136,6 +143,21 @@ class QualityFigure(Record):
     """The metric's own description of its settings, such as sacreBLEU's signature."""
 
 
+class AgreementFigures(Record):
+    """How far the answers of a variant are from fp32's, on inputs whose right answers nobody knows.
+
+    Figures are `mean_kl_divergence` (nats a prediction) and `top_agreement` (share of the likeliest tokens or labels
+    that are fp32's), `mean_cosine` and `least_cosine` of embeddings, `correlation` of scores.
+    """
+
+    dataset: str
+    """Name of the file with the texts; `generated` where none was given."""
+    example_count: int
+    figures: dict[str, float]
+    limits: dict[str, float]
+    """What was enforced: the most of a divergence, and the least of all others."""
+
+
 class CalibrationFigures(Record):
     """How far a classifier's probabilities are from its accuracy, on the data its quality was measured on.
 
@@ -182,6 +204,8 @@ class Variant(Record):
     """Of classifiers, measured with their quality."""
     attention: AttentionFigures | None = None
     """Of the graph `attention`; None where there is none."""
+    agreement: AgreementFigures | None = None
+    """Of a variant that is judged by fp32's answers, because there was no evaluation data."""
 
     @model_validator(mode="after")
     def _check_attention(self) -> Variant:
@@ -257,9 +281,11 @@ class ImagePreprocessing(Record):
     height: Size
     width: Size
     resize: Literal["stretch", "shorter_side"]
-    """`stretch`: to height and width. `shorter_side`: keeping proportions, so that the shorter side is
-    `resize_size`, then a crop of height and width from the centre."""
+    """`stretch`: to height and width, or to a square of `resize_size`. `shorter_side`: keeping proportions, so that the
+    shorter side is `resize_size`. A crop of height and width from the centre follows where that is larger."""
     resize_size: Size | None = None
+    rounding: Literal["nearest", "down"] = "nearest"
+    """How the longer side becomes whole pixels where proportions are kept."""
     interpolation: Literal["bilinear", "bicubic"]
     """Pillow's filter of that name, with antialiasing."""
     mean: tuple[float, float, float]
@@ -292,8 +318,24 @@ class Embedding(Record):
     """The output `embedding` of a model's graphs: float32 (batch, dimension)."""
 
     pooling: Annotated[str, Field(min_length=1)]
-    """How states are pooled: `mean`, `max`, `first_token`, `class_token`, or a name of the module's."""
+    """How states are pooled: `mean`, `max`, `first_token`, `last_token`, `class_token`, or a name of the module's."""
     dimension: Size
+    prompts: dict[str, str] = {}
+    """Texts that can be put before what is embedded, by name; for texts."""
+    default_prompt: str | None = None
+    """Name of the prompt of a call that names none; None: none is put before."""
+
+    @model_validator(mode="after")
+    def _check_prompts(self) -> Embedding:
+        if self.default_prompt is not None and self.default_prompt not in self.prompts:
+            raise ValueError(f"embedding.default_prompt: there is no prompt named {self.default_prompt}")
+        return self
+
+
+class Scoring(Record):
+    """How the one logit of a scorer becomes its score."""
+
+    activation: Literal["none", "sigmoid"]
 
 
 class SamplingDefaults(Record):
@@ -343,6 +385,8 @@ class Manifest(Record):
     """When a text model reads two texts as one input: never, where a second one is given, or always."""
     embedding: Embedding | None = None
     """None where the graphs have no such output."""
+    scoring: Scoring | None = None
+    """None but for text_scoring."""
     image_preprocessing: ImagePreprocessing | None = None
     patches: PatchGrid | None = None
     """Of images whose attention weights can be looked at."""
@@ -459,5 +503,8 @@ TASK_PARTS: Final[Mapping[Task, TaskParts]] = {
     Task.TEXT_CLASSIFICATION: TaskParts(needs=("labels", *_OF_TEXTS), files=(TOKENIZER_FILE,)),
     Task.TOKEN_CLASSIFICATION: TaskParts(needs=("labels", *_OF_TEXTS), files=(TOKENIZER_FILE,), check=_check_tags),
     Task.IMAGE_CLASSIFICATION: TaskParts(needs=("labels", "image_preprocessing")),
+    Task.TEXT_EMBEDDING: TaskParts(needs=("embedding", *_OF_TEXTS), files=(TOKENIZER_FILE,)),
+    Task.TEXT_SCORING: TaskParts(needs=("scoring", *_OF_TEXTS), files=(TOKENIZER_FILE,)),
+    Task.IMAGE_EMBEDDING: TaskParts(needs=("embedding", "image_preprocessing")),
 }
 """The manifest's part of each task; how it is served is in `serving/families.py`."""

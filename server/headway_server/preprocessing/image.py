@@ -128,13 +128,12 @@ class ImagePreprocessor:
             BundleError: A resize of the shorter side without a size that covers the crop, or more pixels than an image
                 may have.
         """
-        if settings.resize == "shorter_side":
-            crop = max(settings.height, settings.width)
-            if settings.resize_size is None or settings.resize_size < crop:
-                raise BundleError(
-                    f"image_preprocessing.resize_size is {settings.resize_size}; shorter_side needs at least the "
-                    f"crop's {crop}: export the model again"
-                )
+        crop = max(settings.height, settings.width)
+        if (settings.resize_size or (crop if settings.resize == "stretch" else 0)) < crop:
+            raise BundleError(
+                f"image_preprocessing.resize_size is {settings.resize_size}; {settings.resize} needs at least the "
+                f"crop's {crop}: export the model again"
+            )
         largest = max(settings.resize_size or 0, settings.height, settings.width)
         if largest > limits.max_side or settings.height * settings.width > limits.max_pixels:
             raise BundleError(
@@ -239,13 +238,14 @@ class ImagePreprocessor:
     def _resize(self, image: Image.Image, field: str) -> tuple[Image.Image, ImageTransform]:
         """Resizes and crops an RGB image to the model's size."""
         settings = self._settings
-        size, left, top = (settings.width, settings.height), 0, 0
+        size = (settings.width, settings.height) if settings.resize_size is None else (settings.resize_size,) * 2
         if settings.resize == "shorter_side":
             assert settings.resize_size is not None
             shorter = min(image.size)
+            whole = round if settings.rounding == "nearest" else int
             size = (
-                round(image.width * settings.resize_size / shorter),
-                round(image.height * settings.resize_size / shorter),
+                whole(image.width * settings.resize_size / shorter),
+                whole(image.height * settings.resize_size / shorter),
             )
             if size[0] * size[1] > self._limits.max_pixels:  # a strip of 1 x 1,000,000 grows by the square of the scale
                 raise InvalidInputError(
@@ -253,7 +253,7 @@ class ImagePreprocessor:
                     f"is {image.width} x {image.height} pixels and would become {size[0]} x {size[1]} for this model, "
                     f"the limit is {self._limits.max_pixels} pixels; crop it",
                 )
-            left, top = (size[0] - settings.width) // 2, (size[1] - settings.height) // 2
+        left, top = (size[0] - settings.width) // 2, (size[1] - settings.height) // 2
         resized = image.resize(size, _RESAMPLING[settings.interpolation])
         if size != (settings.width, settings.height):
             resized = resized.crop((left, top, left + settings.width, top + settings.height))

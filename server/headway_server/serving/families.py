@@ -74,4 +74,7 @@ FAMILIES: Final[Mapping[Task, Family]] = {
     Task.TEXT_CLASSIFICATION: Family(loader="headway_server.tasks.text.classifier:TextClassifier.load"),
     Task.TOKEN_CLASSIFICATION: Family(loader="headway_server.tasks.tokens.classifier:TokenClassifier.load"),
     Task.IMAGE_CLASSIFICATION: Family(loader="headway_server.tasks.images.classifier:ImageClassifier.load"),
+    Task.TEXT_EMBEDDING: Family(loader="headway_server.tasks.text.model:TextModel.load"),
+    Task.TEXT_SCORING: Family(loader="headway_server.tasks.text.scorer:TextScorer.load"),
+    Task.IMAGE_EMBEDDING: Family(loader="headway_server.tasks.images.classifier:ImageClassifier.load"),
 }

@@ -68,8 +68,10 @@ class LabelReader:
         return f"LabelReader({len(self._labels)} labels, {self._scheme.kind})"
 
 
-def label_postprocess(manifest: Manifest) -> Postprocess:
-    """Returns what makes a graph's logits probabilities, a batch at a time, for `LabelReader`; see `BatchGraph`."""
+def logits_postprocess(manifest: Manifest) -> Postprocess:
+    """Returns what makes a graph's logits probabilities or scores, a batch at a time; see `BatchGraph`."""
+    if manifest.scoring is not None:
+        return {LOGITS: sigmoid} if manifest.scoring.activation == "sigmoid" else {}
     return {LOGITS: partial(to_probabilities, scheme=manifest.classification or ClassificationScheme())}
 
 

@@ -104,6 +104,10 @@ class StatelessModel:
 
 
 def expected_outputs(manifest: Manifest, *axes: int) -> Mapping[str, tuple[int, ...]]:
-    """Returns the shapes of an item's outputs: a logit for each label, at each place of `axes`, and an embedding."""
-    logits = {LOGITS: (*axes, len(manifest.labels))}
-    return logits if manifest.embedding is None else logits | {EMBEDDING: (manifest.embedding.dimension,)}
+    """Returns the shapes of an item's outputs: its logits, at each place of `axes`, and an embedding."""
+    expected: dict[str, tuple[int, ...]] = {}
+    if manifest.labels or manifest.scoring is not None:
+        expected[LOGITS] = (*axes, len(manifest.labels) or 1)
+    if manifest.embedding is not None:
+        expected[EMBEDDING] = (manifest.embedding.dimension,)
+    return expected

@@ -137,9 +137,17 @@ class PromptReader:
         fitted: list[FittedPrompt] = []
         async with aclosing(self._encode(prompts, fields)) as encoded:
             async for text, input_ids in encoded:
-                field = fields[len(fitted)]
+                index = len(fitted)
                 fitted.append(
-                    fit_prompt(text, input_ids, field=field, plan=plan, limits=self._limits, truncate=truncate)
+                    fit_prompt(
+                        text,
+                        input_ids,
+                        num_prefix_tokens=len(self._prefix) if isinstance(prompts[index], str) else 0,
+                        field=fields[index],
+                        plan=plan,
+                        limits=self._limits,
+                        truncate=truncate,
+                    )
                 )
         return fitted
 
@@ -230,6 +238,7 @@ def fit_prompt(
     text: str | None,
     input_ids: NDArray[np.int64],
     *,
+    num_prefix_tokens: int,
     field: str,
     plan: SamplingPlan,
     limits: DecodingLimits,
@@ -244,6 +253,7 @@ def fit_prompt(
     Args:
         text: The prompt; None where it came as tokens.
         input_ids: (T,) its tokens.
+        num_prefix_tokens: Tokens at its beginning that are the model's own and stay where a prompt is cut.
         field: What the request calls it.
         plan: The call's parameters.
         limits: The model's.
@@ -261,7 +271,9 @@ def fit_prompt(
         raise _too_long(len(input_ids), limit, field, requested, limits)
     if truncated:
         room = requested or min(plan.default_new_tokens, total // 2)
-        input_ids = input_ids[-min(limit, total - room) :]
+        length = min(limit, total - room)
+        kept = min(num_prefix_tokens, length)
+        input_ids = np.concatenate([input_ids[:kept], input_ids[len(input_ids) - (length - kept) :]])
     max_new_tokens = requested or min(plan.default_new_tokens, total - len(input_ids))
     if plan.parameters.min_new_tokens > max_new_tokens:
         raise InvalidInputError(

@@ -29,7 +29,7 @@ from headway_server.tasks.outputs import (
     EMBEDDING,
     LOGITS,
     ScoredLabel,
-    label_postprocess,
+    logits_postprocess,
     read_embedding,
     read_vector,
 )
@@ -118,7 +118,7 @@ class ImageClassifier(StatelessModel):
         assert manifest.image_preprocessing is not None, "the manifest's validator demands it"
         preprocessor = ImagePreprocessor(manifest.image_preprocessing, settings.image_limits)
         precision, variant = runtime.choose_variant(manifest, settings.precision)
-        graph = BatchGraph(runtime.open(bundle, variant.graphs["model"]), postprocess=label_postprocess(manifest))
+        graph = BatchGraph(runtime.open(bundle, variant.graphs["model"]), postprocess=logits_postprocess(manifest))
         blank = np.zeros((3, manifest.image_preprocessing.height, manifest.image_preprocessing.width), np.float32)
         costs = graph.warm_up({"pixel_values": blank}, 1, expected_outputs(manifest))
         inspector = Inspector(bundle, precision, runtime, max_mib=settings.max_attention_mib, observer=observer)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Self, TypeVar
 
 import numpy as np
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from headway_server.batching import BatchGraph, Postprocess, RunCosts, Tensors
 from headway_server.batching.settings import MAX_TEXTS
-from headway_server.bundles import TOKENIZER_FILE, Bundle, Precision, SpecialTokens
+from headway_server.bundles import TOKENIZER_FILE, Bundle, Manifest, Precision, SpecialTokens
 from headway_server.errors import InvalidInputError
 from headway_server.observers import NO_OBSERVER, Observer
 from headway_server.preprocessing import EncodedText, TextTokenizer
@@ -33,7 +33,7 @@ from headway_server.serving.limits import (
 from headway_server.settings import ServerSettings
 from headway_server.tasks.inspection.inspector import InspectedText, Inspector, inspected_tokens
 from headway_server.tasks.inspection.maps import AttentionRequest
-from headway_server.tasks.outputs import EMBEDDING, label_postprocess, read_vector
+from headway_server.tasks.outputs import EMBEDDING, logits_postprocess, read_vector
 from headway_server.tasks.stateless import StatelessModel, expected_outputs
 
 Result = TypeVar("Result")
@@ -55,11 +55,15 @@ class TextInputs:
     """What each is paired with; None: nothing."""
     truncate: bool = False
     """True to cut a text past the limit at its end instead of refusing it; of a pair, the longer one first."""
+    prompt: str = ""
+    """What is put before each text."""
+    fields: Sequence[str] = ()
+    """What the request calls each of them, for messages; empty: `texts[0]` and so on."""
 
     @property
     def num_bytes(self) -> int:
         """Size of all texts in UTF-8."""
-        return sum(map(num_bytes, (*self.texts, *(self.text_pairs or ()))))
+        return sum(map(num_bytes, (*self.texts, *(self.text_pairs or ())))) + len(self.texts) * num_bytes(self.prompt)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +97,7 @@ class EmbeddedText:
 
 
 class TextModel(StatelessModel):
-    """Reads texts; turns them into vectors where its graph gives embeddings."""
+    """Reads texts; turns them into vectors where its graph gives embeddings. A model for embeddings does this alone."""
 
     _noun = "texts"
     _labels_tokens = False
@@ -141,9 +145,7 @@ class TextModel(StatelessModel):
         precision, variant = runtime.choose_variant(manifest, settings.precision)
         tokenizer = TextTokenizer.load(bundle.file(TOKENIZER_FILE))
         session = runtime.open(bundle, variant.graphs["model"])
-        graph = text_graph(
-            session, manifest.special_tokens, None if cls._labels_tokens else label_postprocess(manifest)
-        )
+        graph = text_graph(session, manifest.special_tokens, cls._postprocess(manifest))
         length = min(_WARM_UP_LENGTH, manifest.limits.max_input_tokens or 1)
         costs = graph.warm_up(
             text_tensors(np.zeros(length, np.int64), has_types=_TYPES in graph.input_names),
@@ -153,8 +155,13 @@ class TextModel(StatelessModel):
         inspector = Inspector(bundle, precision, runtime, max_mib=settings.max_attention_mib, observer=observer)
         return cls(bundle, precision, graph, tokenizer, settings, costs=costs, observer=observer, inspector=inspector)
 
+    @classmethod
+    def _postprocess(cls, manifest: Manifest) -> Postprocess | None:
+        """Returns what is made of the outputs of a batch; see `BatchGraph`."""
+        return None if cls._labels_tokens else logits_postprocess(manifest)
+
     async def embed(
-        self, inputs: TextInputs | TokenInputs, *, normalize: bool, deadline: float | None
+        self, inputs: TextInputs | TokenInputs, *, normalize: bool, deadline: float | None, prompt_name: str = ""
     ) -> Answer[EmbeddedText]:
         """Turns texts into vectors; for bundles whose graphs give embeddings.
 
@@ -162,10 +169,14 @@ class TextModel(StatelessModel):
             inputs: The texts.
             normalize: True to scale vectors to length 1.
             deadline: When the caller stops waiting, by `time.monotonic`.
+            prompt_name: Which of the model's prompts comes before each text; empty: its default, if it has one.
 
         Raises:
-            RequestError: The texts cannot be read, the queue is full, the deadline passed, the server is draining.
+            RequestError: The texts cannot be read, there is no such prompt, the queue is full, the deadline passed, the
+                server is draining.
         """
+        if prompt := self._prompt(prompt_name, is_text=isinstance(inputs, TextInputs)):
+            inputs = replace(inputs, prompt=prompt)
 
         def read(row: Tensors, _: str, encoded: EncodedText) -> EmbeddedText:
             values = read_vector(row[EMBEDDING], normalize=normalize)
@@ -249,7 +260,7 @@ class TextModel(StatelessModel):
             began = time.monotonic()
             if isinstance(inputs, TextInputs):
                 encoded = await self._tokenizer.encode_limited(
-                    inputs.texts,
+                    [inputs.prompt + text for text in texts] if inputs.prompt else texts,
                     fields=fields,
                     max_tokens=self.max_input_tokens,
                     truncate=inputs.truncate,
@@ -276,6 +287,25 @@ class TextModel(StatelessModel):
         timings = CallTimings.of(batched.runs, preprocessing_s=preprocessing_s)
         return Answer(results=batched.results, timings=timings)
 
+    def _prompt(self, name: str, *, is_text: bool) -> str:
+        """Returns the text of a prompt, or of the default one.
+
+        Raises:
+            InvalidInputError: The model has no such prompt, or it is named beside tokens.
+        """
+        embedding = self.bundle.manifest.embedding
+        assert embedding is not None, "the host finds embedders by it"
+        if not name:
+            return embedding.prompts[embedding.default_prompt] if embedding.default_prompt and is_text else ""
+        if not is_text:
+            raise InvalidInputError("prompt_name", "is set beside tokens, which hold their prompt; leave it out")
+        if name not in embedding.prompts:
+            known = ", ".join(embedding.prompts) or "none"
+            raise InvalidInputError(
+                "prompt_name", f"is {name!r}; the prompts of model {self.bundle.manifest.name}: {known}"
+            )
+        return embedding.prompts[name]
+
     def _check(self, inputs: TextInputs) -> list[str]:
         """Checks the texts of a call, before any work is done for them, and returns their names for messages.
 
@@ -289,7 +319,7 @@ class TextModel(StatelessModel):
         if pairs:
             check_one_each("text_pairs", len(pairs), len(inputs.texts))
             check_texts("text_pairs", pairs, MAX_TEXTS, self._max_text_bytes)
-        return fields
+        return list(inputs.fields) or fields
 
     def _check_paired(self, field: str, *, is_paired: bool) -> None:
         """Checks that a call gives second texts, in `field`, if and only if the model reads pairs.

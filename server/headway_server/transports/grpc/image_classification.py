@@ -14,6 +14,8 @@ from headway_server.serving.host import ModelHost
 from headway_server.tasks.images.classifier import ClassifiedImage, EmbeddedImage, ImageClassifier
 from headway_server.transports.grpc.messages import build, deadline_of, label_scores, model_reference, timings_of_call
 
+_EMBED_IMAGES = (Task.IMAGE_EMBEDDING, Task.IMAGE_CLASSIFICATION)
+
 
 class ImageClassificationService(pb_grpc.ImageClassificationServiceServicer):
     """Answers from the host's image models."""
@@ -43,7 +45,7 @@ class ImageClassificationService(pb_grpc.ImageClassificationServiceServicer):
     ) -> pb.EmbedImageResponse:
         """Turns every image into a vector."""
         arrived = time.monotonic()
-        model = self._host.find_embedder((Task.IMAGE_CLASSIFICATION,), "images", request.model, request.model_version)
+        model = self._host.find_embedder(_EMBED_IMAGES, "images", request.model, request.model_version)
         assert isinstance(model, ImageClassifier)  # by the table of families
         answer = await model.embed(
             list(request.images),

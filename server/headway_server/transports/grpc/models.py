@@ -24,6 +24,9 @@ _TASKS: dict[Task, pb.Task.ValueType] = {
     Task.TEXT_CLASSIFICATION: pb.TASK_TEXT_CLASSIFICATION,
     Task.TOKEN_CLASSIFICATION: pb.TASK_TOKEN_CLASSIFICATION,
     Task.IMAGE_CLASSIFICATION: pb.TASK_IMAGE_CLASSIFICATION,
+    Task.TEXT_EMBEDDING: pb.TASK_TEXT_EMBEDDING,
+    Task.TEXT_SCORING: pb.TASK_TEXT_SCORING,
+    Task.IMAGE_EMBEDDING: pb.TASK_IMAGE_EMBEDDING,
 }
 _STATES: dict[ModelState, pb.BundleState.ValueType] = {
     state: pb.BundleState.Value(f"BUNDLE_STATE_{state.name}") for state in ModelState
@@ -174,6 +177,8 @@ def _model_message(model: ServedModel) -> pb.Model:
         quality=_quality(manifest),
         license=manifest.license,
         has_chat_template=CHAT_TEMPLATE_FILE in manifest.files,
+        embedding_dimension=manifest.embedding.dimension if manifest.embedding else 0,
+        prompt_names=manifest.embedding.prompts if manifest.embedding else (),
     )
 
 

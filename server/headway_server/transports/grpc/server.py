@@ -103,13 +103,13 @@ _SERVICES = (
     ),
     _Service(
         descriptor=text_classification_service_pb2.DESCRIPTOR.services_by_name["TextClassificationService"],
-        tasks=frozenset({Task.TEXT_CLASSIFICATION, Task.TOKEN_CLASSIFICATION}),
+        tasks=frozenset({Task.TEXT_CLASSIFICATION, Task.TOKEN_CLASSIFICATION, Task.TEXT_EMBEDDING, Task.TEXT_SCORING}),
         servicer=TextClassificationService,
         add=text_classification_service_pb2_grpc.add_TextClassificationServiceServicer_to_server,
     ),
     _Service(
         descriptor=image_classification_service_pb2.DESCRIPTOR.services_by_name["ImageClassificationService"],
-        tasks=frozenset({Task.IMAGE_CLASSIFICATION}),
+        tasks=frozenset({Task.IMAGE_CLASSIFICATION, Task.IMAGE_EMBEDDING}),
         servicer=ImageClassificationService,
         add=image_classification_service_pb2_grpc.add_ImageClassificationServiceServicer_to_server,
         reads_texts=False,

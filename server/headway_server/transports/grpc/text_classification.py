@@ -10,13 +10,16 @@ import grpc
 from headway.v1 import text_classification_service_pb2 as pb
 from headway.v1 import text_classification_service_pb2_grpc as pb_grpc
 from headway_server.bundles import Task
+from headway_server.errors import InvalidInputError
 from headway_server.serving.host import ModelHost
 from headway_server.tasks.text.classifier import ClassifiedText, TextClassifier
+from headway_server.tasks.text.entailment import GivenLabels
 from headway_server.tasks.text.model import EmbeddedText, TextInputs, TextModel
+from headway_server.tasks.text.scorer import ScoredText, TextScorer
 from headway_server.tasks.tokens.classifier import TaggedText, TokenClassifier
 from headway_server.transports.grpc.messages import build, deadline_of, label_scores, model_reference, timings_of_call
 
-_READ_TEXTS = (Task.TEXT_CLASSIFICATION, Task.TOKEN_CLASSIFICATION)
+_EMBED_TEXTS = (Task.TEXT_EMBEDDING, Task.TEXT_CLASSIFICATION, Task.TOKEN_CLASSIFICATION)
 
 
 class TextClassificationService(pb_grpc.TextClassificationServiceServicer):
@@ -32,12 +35,14 @@ class TextClassificationService(pb_grpc.TextClassificationServiceServicer):
         arrived = time.monotonic()
         model = self._host.find(Task.TEXT_CLASSIFICATION, request.model, request.model_version)
         assert isinstance(model, TextClassifier)  # by the table of families
-        answer = await model.classify(
-            _inputs(request),
-            top_k=request.top_k,
-            threshold=request.threshold if request.HasField("threshold") else None,
-            deadline=deadline_of(context),
-        )
+        threshold = request.threshold if request.HasField("threshold") else None
+        deadline, given = deadline_of(context), _given_labels(request)
+        if given is None:
+            answer = await model.classify(_inputs(request), top_k=request.top_k, threshold=threshold, deadline=deadline)
+        else:
+            answer = await model.classify_by_entailment(
+                _inputs(request), given, top_k=request.top_k, threshold=threshold, deadline=deadline
+            )
         return await build(
             sum(len(result.labels) for result in answer.results),
             lambda: pb.ClassifyTextResponse(
@@ -70,11 +75,12 @@ class TextClassificationService(pb_grpc.TextClassificationServiceServicer):
     ) -> pb.EmbedTextResponse:
         """Turns every text into a vector."""
         arrived = time.monotonic()
-        model = self._host.find_embedder(_READ_TEXTS, "texts", request.model, request.model_version)
+        model = self._host.find_embedder(_EMBED_TEXTS, "texts", request.model, request.model_version)
         assert isinstance(model, TextModel)  # by the table of families
         answer = await model.embed(
             _inputs(request),
             normalize=request.normalize if request.HasField("normalize") else True,
+            prompt_name=request.prompt_name,
             deadline=deadline_of(context),
         )
         return pb.EmbedTextResponse(
@@ -83,9 +89,36 @@ class TextClassificationService(pb_grpc.TextClassificationServiceServicer):
             timings=timings_of_call(answer.timings, arrived),
         )
 
+    async def ScoreText(  # noqa: N802 (the method's name in the protocol)
+        self, request: pb.ScoreTextRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.ScoreTextResponse:
+        """Gives every text or pair its score."""
+        arrived = time.monotonic()
+        model = self._host.find(Task.TEXT_SCORING, request.model, request.model_version)
+        assert isinstance(model, TextScorer)  # by the table of families
+        answer = await model.score(_inputs(request), deadline=deadline_of(context))
+        return pb.ScoreTextResponse(
+            results=[_text_score(result) for result in answer.results],
+            model=model_reference(model),
+            timings=timings_of_call(answer.timings, arrived),
+        )
 
-def _inputs(request: pb.ClassifyTextRequest | pb.EmbedTextRequest) -> TextInputs:
+
+def _inputs(request: pb.ClassifyTextRequest | pb.EmbedTextRequest | pb.ScoreTextRequest) -> TextInputs:
     return TextInputs(texts=list(request.texts), text_pairs=list(request.text_pairs) or None, truncate=request.truncate)
+
+
+def _given_labels(request: pb.ClassifyTextRequest) -> GivenLabels | None:
+    if not request.candidate_labels:
+        for field in ("hypothesis_template", "independent_labels"):
+            if getattr(request, field):
+                raise InvalidInputError(field, "is set without candidate_labels; give these too")
+        return None
+    return GivenLabels(
+        labels=list(request.candidate_labels),
+        template=request.hypothesis_template,
+        are_independent=request.independent_labels,
+    )
 
 
 def _text_classification(result: ClassifiedText) -> pb.TextClassification:
@@ -96,6 +129,10 @@ def _text_classification(result: ClassifiedText) -> pb.TextClassification:
 
 def _text_embedding(result: EmbeddedText) -> pb.TextEmbedding:
     return pb.TextEmbedding(values=result.values.tolist(), token_count=result.num_tokens, truncated=result.truncated)
+
+
+def _text_score(result: ScoredText) -> pb.TextScore:
+    return pb.TextScore(score=result.score, token_count=result.num_tokens, truncated=result.truncated)
 
 
 def _token_classification(result: TaggedText) -> pb.TokenClassification:

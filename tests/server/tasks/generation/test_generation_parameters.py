@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from numpy_decoder import NumpyDecoder
 from tiny_engine import (
@@ -18,8 +19,8 @@ from headway_server.bundles import SamplingDefaults
 from headway_server.decoding.constraints import ConstraintRequest
 from headway_server.decoding.sequence import Delta, FinishReason
 from headway_server.errors import InvalidInputError, NoChatTemplateError
-from headway_server.preprocessing import ChatTurn
-from headway_server.tasks.generation.request import GenerationRequest
+from headway_server.preprocessing import ChatTurn, TextTokenizer
+from headway_server.tasks.generation.request import GenerationRequest, PromptReader
 from headway_server.tasks.parameters import DecodingLimits, LogProbabilityRequest, plan_sampling
 
 LIMITS = DecodingLimits(max_input_tokens=40, max_total_tokens=64, vocab_size=300)
@@ -255,6 +256,18 @@ async def test_an_echo_of_a_prompt_that_was_cut_is_what_the_model_read(model):
     (cut,) = await generate(model, "the dog and " * 10 + "!" * 40, truncate=True, echo=True)
     assert cut.truncated
     assert cut.text == "!" * 40 + cut.result.output
+
+
+@pytest.mark.parametrize("is_text", [True, False])
+async def test_the_models_own_prefix_stays_where_a_text_is_cut(is_text):
+    reader = PromptReader(TextTokenizer(TOKENIZER), limits=LIMITS, chat_template=None, owner="model", prefix=(7, 9))
+    long = "!" * 90
+    ids = TOKENIZER.encode(long, add_special_tokens=False).ids
+    plan = plan_sampling(SEEDED, defaults=None, limits=LIMITS, log_probabilities=None)
+    prompt = long if is_text else np.array(ids)
+    (fitted,) = await reader.read([prompt], fields=["prompts[0]"], plan=plan, truncate=True)
+    assert fitted.truncated
+    assert fitted.input_ids.tolist() == ([7, 9, *ids[-38:]] if is_text else ids[-40:])
 
 
 async def test_a_streamed_echo_comes_first_and_the_deltas_join_to_the_text(model):

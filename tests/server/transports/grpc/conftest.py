@@ -22,7 +22,7 @@ from tiny_engine import (
 )
 from triton_client import triton_process
 
-from headway_server.bundles import CHAT_TEMPLATE_FILE, BundleFile, Task
+from headway_server.bundles import CHAT_TEMPLATE_FILE, BundleFile, Scoring, Task
 from headway_server.observers import Observer, joined
 from headway_server.runtime import Runtime
 from headway_server.serving.host import ModelHost
@@ -116,6 +116,12 @@ def served(
     tiny_bundles.write_topic_bundle(store)
     tiny_bundles.write_topic_bundle(store, name="pairs", text_pairs="optional", has_token_types=True)
     tiny_bundles.write_colour_bundle(store)
+    tiny_bundles.write_colour_bundle(store, name="hues", task=Task.IMAGE_EMBEDDING)
+    tiny_bundles.write_topic_bundle(store, name="vectors", task=Task.TEXT_EMBEDDING, prompts={"query": "goal "})
+    scoring = Scoring(activation="sigmoid")
+    tiny_bundles.write_topic_bundle(
+        store, name="scorer", task=Task.TEXT_SCORING, num_labels=1, scoring=scoring, text_pairs="optional"
+    )
     tiny_tagger.write_tagger_bundle(store)
     settings = ServerSettings(store=store, port=0)
 

@@ -31,7 +31,8 @@ from headway_server.tasks.generation.request import MAX_PROMPTS, GenerationReque
 from headway_server.tasks.images.classifier import ImageClassifier
 from headway_server.tasks.outputs import ScoredLabel
 from headway_server.tasks.text.classifier import TextClassifier
-from headway_server.tasks.text.model import TextInputs, TokenInputs
+from headway_server.tasks.text.model import TextInputs, TextModel, TokenInputs
+from headway_server.tasks.text.scorer import TextScorer
 from headway_server.tasks.tokens.classifier import TokenClassifier
 from headway_server.tasks.translation.answer import TranslatedText
 from headway_server.tasks.translation.model import TranslationModel
@@ -206,6 +207,24 @@ async def _classify_texts(model: TextClassifier, call: InferCall) -> Arrays:
     return {
         **_label_arrays([one.labels for one in answer.results]),
         **_embedding_array(one.embedding for one in answer.results),
+        **_length_arrays(answer.results),
+    }
+
+
+async def _embed_texts(model: TextModel, call: InferCall) -> Arrays:
+    answer = await model.embed(
+        _text_inputs(call),
+        normalize=call.parameters.get("normalize", True),
+        deadline=call.deadline,
+        **call.select("prompt_name"),
+    )
+    return {**_embedding_array(one.values for one in answer.results), **_length_arrays(answer.results)}
+
+
+async def _score_texts(model: TextScorer, call: InferCall) -> Arrays:
+    answer = await model.score(_text_inputs(call), deadline=call.deadline)
+    return {
+        "score": np.array([one.score for one in answer.results], np.float32),
         **_length_arrays(answer.results),
     }
 
@@ -485,6 +504,28 @@ TASKS: Final[Mapping[Task, TensorTask]] = {
         inputs=_image_specs,
         outputs=lambda model: (*_LABELS, *_embedding(model)),
         parameters=_COMMON | {"top_k": Kind.INTEGER, "normalize": Kind.BOOLEAN},
+        max_rows=MAX_IMAGES,
+        infer=_classify_images,
+        reads_texts=False,
+    ),
+    Task.TEXT_EMBEDDING: TensorTask(
+        inputs=_text_specs,
+        outputs=lambda model: (*_embedding(model), _TOKEN_COUNT, _TRUNCATED),
+        parameters=_COMMON | {"truncate": Kind.BOOLEAN, "normalize": Kind.BOOLEAN, "prompt_name": Kind.TEXT},
+        max_rows=MAX_TEXTS,
+        infer=_embed_texts,
+    ),
+    Task.TEXT_SCORING: TensorTask(
+        inputs=_text_specs,
+        outputs=lambda _: (TensorSpec(name="score", datatype="FP32", shape=(-1,)), _TOKEN_COUNT, _TRUNCATED),
+        parameters=_COMMON | {"truncate": Kind.BOOLEAN},
+        max_rows=MAX_TEXTS,
+        infer=_score_texts,
+    ),
+    Task.IMAGE_EMBEDDING: TensorTask(
+        inputs=_image_specs,
+        outputs=_embedding,
+        parameters=_COMMON | {"normalize": Kind.BOOLEAN},
         max_rows=MAX_IMAGES,
         infer=_classify_images,
         reads_texts=False,

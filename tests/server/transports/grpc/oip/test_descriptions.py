@@ -33,6 +33,9 @@ ARRAYS = {
     "pairs": {"text": text("goal")},
     "tagger": {"text": text("Ada")},
     "colours": {"image": np.array([picture((9, 9, 200))], object)},
+    "hues": {"image": np.array([picture((9, 9, 200))], object)},
+    "vectors": {"text": text("goal")},
+    "scorer": {"text": text("goal")},
     GENERATION: {"text": text("the cat")},
     TRANSLATION: {"text": text("the cat")},
 }

@@ -53,6 +53,22 @@ def test_outputs_parameters_and_shapes_are_those_that_are_asked_for(triton):
     assert cut.arrays["truncated"].tolist() == [True]
 
 
+def test_vectors_and_scores_come_from_models_without_labels(triton):
+    request = {"text": text("goal")}
+    plain = triton("infer", "vectors", {"text": text("goal goal")}, parameters={"normalize": False})
+    prompted = triton("infer", "vectors", request, parameters={"normalize": False, "prompt_name": "query"})
+    np.testing.assert_array_equal(prompted.arrays["embedding"], plain.arrays["embedding"])
+    assert prompted.arrays["token_count"].tolist() == [3]
+    assert "the prompts of model vectors: query" in str(
+        refusal(triton, "vectors", request, parameters={"prompt_name": "x"})
+    )
+    scores = triton("infer", "scorer", {"text": text("goal"), "text_pair": text("goal")}).arrays["score"]
+    logit = (4 / 4) * 1.1 + 0  # the mean of two tokens of 2 and two of 0, mixed
+    assert scores.shape == (1,)
+    assert 0 < scores[0] < 1
+    np.testing.assert_allclose(scores, 1 / (1 + np.exp(-logit)), rtol=1e-5)
+
+
 @pytest.mark.parametrize("dtype", INTEGERS)
 def test_token_ids_of_every_integer_type_answer_as_their_text(triton, dtype):
     rows = [ids_of("goal match"), [*ids_of("atom"), 0]]

@@ -1,0 +1,211 @@
+"""Measures how far a variant's answers are from fp32's, where nobody knows the right ones.
+
+The inputs are texts that are given, or drawn: a decoder's are what its fp32 variant writes at a temperature of 1, those
+of other models of texts are random words of its vocabulary, and images are random patches of colour. All of them go
+through the runners that serve.
+
+N inputs, T tokens, V vocabulary, C labels, E width of an embedding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway_export.candidate import Candidate, pixel_values_of, prefill, run_batch
+from headway_export.errors import ParityError
+from headway_export.source import ExportSource
+from headway_server.batching import Tensors
+from headway_server.bundles import AgreementFigures, ClassificationScheme, Task
+from headway_server.tasks.outputs import log_softmax, sigmoid
+from headway_server.tasks.text.model import text_tensors
+from headway_training.tokenizers import encode_pairs
+
+LIMITS: Final = {
+    "mean_kl_divergence": 0.05,
+    "top_agreement": 0.95,
+    "mean_cosine": 0.99,
+    "least_cosine": 0.95,
+    "correlation": 0.99,
+}
+"""The most nats a prediction, of fp32's distribution against the variant's; of all others the least."""
+GENERATED: Final = "generated"
+
+_NUM_ROWS: Final = 64
+_NUM_GENERATED: Final = (8, 48)
+"""Texts that a decoder writes, and tokens of each."""
+_MOST_LOGITS: Final = 2**25
+"""That are kept of fp32: 128 MiB."""
+_SEED: Final = 0
+
+Answers = list[NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """Inputs without right answers, and what fp32 answers."""
+
+    dataset: str
+    """Name of the file they come from, or `GENERATED`."""
+    tokens: tuple[NDArray[np.int64], ...] = ()
+    """Texts of a decoder, (T,) each."""
+    items: tuple[Tensors, ...] = ()
+    """Inputs of a model without state."""
+    answers: tuple[NDArray[Any], ...] = ()
+    """Of fp32, of each input."""
+
+
+def is_measured(task: Task) -> bool:
+    """True of tasks whose variants can be judged without evaluation data."""
+    return task is not Task.TRANSLATION
+
+
+def draw(candidate: Candidate) -> Sample:
+    """Draws inputs for a source without evaluation data, and notes what fp32, the candidate, answers."""
+    source, generator = candidate.source, np.random.default_rng(_SEED)
+    dataset = source.texts_name if source.texts else GENERATED
+    if source.task is Task.GENERATION:
+        tokens = tuple(_given_tokens(candidate) if source.texts else _written_tokens(candidate, generator))
+        answers = tuple(_distributions(candidate, tokens))
+        return Sample(dataset=dataset, tokens=tokens, answers=answers)
+    items = tuple(_images(source, generator) if source.image_preprocessing is not None else _texts(source, generator))
+    return Sample(dataset=dataset, items=items, answers=tuple(_outputs(candidate, items)))
+
+
+def measure(candidate: Candidate, sample: Sample) -> AgreementFigures:
+    """Compares a variant with fp32.
+
+    Raises:
+        ParityError: A figure is past its limit.
+    """
+    source = candidate.source
+    of_decoder = source.task is Task.GENERATION
+    found = _distributions(candidate, sample.tokens) if of_decoder else _outputs(candidate, sample.items)
+    figures = _compare(source, sample.answers, found)
+    limits = {name: LIMITS[name] for name in figures}
+    for name, value in figures.items():
+        is_past = value > limits[name] if name == "mean_kl_divergence" else value < limits[name]
+        if is_past or not np.isfinite(value):
+            raise ParityError(
+                f"{candidate.precision}: {name} with fp32 on {len(found)} inputs ({sample.dataset}) is {value:.4f}, "
+                f"limit {limits[name]}; export --precision fp32 alone, or judge it on data of your own: --texts FILE, "
+                "or --evaluation FILE"
+            )
+    return AgreementFigures(dataset=sample.dataset, example_count=len(found), figures=figures, limits=limits)
+
+
+# Inputs
+
+
+def _given_tokens(candidate: Candidate) -> list[NDArray[np.int64]]:
+    """Cuts the texts that are given into windows."""
+    length, count = _size_of_sample(candidate)
+    prefix = np.array(candidate.source.prompt_prefix, np.int64)
+    texts = [np.concatenate([prefix, ids]) for ids in candidate.source.encode(candidate.source.texts, frame=False)]
+    windows = [text[start : start + length] for text in texts for start in range(0, len(text), length)]
+    return [window for window in windows if len(window) > 1][:count] or texts[:1]
+
+
+def _written_tokens(candidate: Candidate, generator: np.random.Generator) -> list[NDArray[np.int64]]:
+    """Lets the model write."""
+    source, runner = candidate.source, candidate.open_decoder()
+    length, count = _size_of_sample(candidate)
+    assert source.tokenizer is not None, "a text model has its tokenizer"
+    last = min(source.tokenizer.get_vocab_size(), runner.vocab_size)
+    texts = [np.array([*source.prompt_prefix, token]) for token in generator.integers(0, last, count)]
+    logits = np.stack([prefill(runner, slot, text) for slot, text in enumerate(texts)])  # (N, V)
+    while len(texts[0]) < length:
+        tokens = (logits + generator.gumbel(size=logits.shape)).argmax(axis=-1)
+        texts = [np.append(text, token) for text, token in zip(texts, tokens, strict=True)]
+        logits = runner.decode(tokens, np.full(len(texts), len(texts[0]) - 1))
+    return texts
+
+
+def _size_of_sample(candidate: Candidate) -> tuple[int, int]:
+    """Returns the tokens of a decoder's text, and how many texts there are."""
+    limits, (count, length) = candidate.source.limits, _NUM_GENERATED
+    assert limits.max_total_tokens is not None, "a decoder has a length"
+    vocabulary = candidate.variant.graphs["decoder"].outputs[0].shape[-1]
+    assert isinstance(vocabulary, int), "the vocabulary is a fixed axis"
+    length = min(length, limits.max_total_tokens)
+    return length, max(2, min(count, _MOST_LOGITS // (vocabulary * length)))
+
+
+def _texts(source: ExportSource, generator: np.random.Generator) -> list[Tensors]:
+    """Returns inputs of texts; of pairs, where the model reads such."""
+    assert source.tokenizer is not None, "a text model has its tokenizer"
+    limit = source.limits.max_input_tokens
+    assert limit is not None, "the source has read the module's length"
+    if source.texts:
+        texts = list(source.texts[:_NUM_ROWS])
+    else:
+        lengths = generator.integers(4, max(5, min(64, limit)), _NUM_ROWS)
+        drawn = [generator.integers(0, source.tokenizer.get_vocab_size(), length) for length in lengths]
+        texts = [source.tokenizer.decode(ids.tolist()) or "a" for ids in drawn]
+    if source.text_pairs == "never":
+        return [text_tensors(ids) for ids in source.encode(texts, limit)]
+    encoded = zip(*encode_pairs(source.tokenizer, texts, texts[1:] + texts[:1], limit), strict=True)
+    return [text_tensors(np.array(ids), np.array(types), has_types=source.has_token_types) for ids, types in encoded]
+
+
+def _images(source: ExportSource, generator: np.random.Generator) -> list[Tensors]:
+    """Returns inputs of images: patches of 1, 2, 4 ... pixels."""
+    assert source.image_preprocessing is not None, "an image model has its preprocessing"
+    height, width = source.image_preprocessing.height, source.image_preprocessing.width
+    images = np.empty((_NUM_ROWS, height, width, 3), np.uint8)
+    for index, image in enumerate(images):
+        side = 2 ** (index % max(1, min(height, width).bit_length() - 1))
+        coarse = generator.integers(0, 256, (height // side + 1, width // side + 1, 3))
+        image[:] = coarse.repeat(side, axis=0).repeat(side, axis=1)[:height, :width]
+    return [{"pixel_values": pixels} for pixels in pixel_values_of(source, images)]
+
+
+# Answers
+
+
+def _distributions(candidate: Candidate, texts: Sequence[NDArray[np.int64]]) -> Answers:
+    """Returns the log-probabilities after every token of each text, (T, V)."""
+    runner = candidate.open_decoder()
+    answers = []
+    for text in texts:
+        chunks = range(0, len(text), runner.prefill_chunk)
+        logits = [runner.score(0, text[at : at + runner.prefill_chunk], at) for at in chunks]
+        answers.append(log_softmax(np.concatenate(logits)))
+    return answers
+
+
+def _outputs(candidate: Candidate, items: Sequence[Tensors]) -> Answers:
+    """Returns the logits or the embedding of each input."""
+    graph = candidate.open_stateless()
+    name = "embedding" if not candidate.source.labels and candidate.source.scoring is None else "logits"
+    return [run_batch(graph, [item])[0][name] for item in items]
+
+
+def _compare(source: ExportSource, expected: Sequence[NDArray[Any]], found: Sequence[NDArray[Any]]) -> dict[str, float]:
+    if source.task is Task.TEXT_SCORING:
+        pairs = np.stack([np.concatenate(side) for side in (expected, found)])  # (2, N)
+        has_sigmoid = source.scoring is not None and source.scoring.activation == "sigmoid"
+        return {"correlation": float(np.corrcoef(sigmoid(pairs) if has_sigmoid else pairs)[0, 1])}
+    if source.task in (Task.TEXT_EMBEDDING, Task.IMAGE_EMBEDDING):
+        first, second = (np.stack(side).astype(np.float64) for side in (expected, found))  # (N, E)
+        norms = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
+        cosines = (first * second).sum(axis=1) / np.maximum(norms, np.finfo(np.float64).tiny)
+        return {"mean_cosine": float(cosines.mean()), "least_cosine": float(cosines.min())}
+    first, second = (
+        np.concatenate([np.atleast_2d(rows) for rows in side]) for side in (expected, found)
+    )  # (N, C or V)
+    scheme = source.classification or ClassificationScheme()
+    if scheme.kind == "multi_label":
+        limits = np.asarray(scheme.thresholds, np.float32)
+        agree = (sigmoid(first / scheme.temperature) >= limits) == (sigmoid(second / scheme.temperature) >= limits)
+        return {"top_agreement": float(agree.mean())}
+    first, second = log_softmax(first / scheme.temperature), log_softmax(second / scheme.temperature)
+    divergence = (np.exp(first) * (first - second)).sum(axis=-1, dtype=np.float64)
+    return {
+        "mean_kl_divergence": float(divergence.mean()),
+        "top_agreement": float((first.argmax(axis=-1) == second.argmax(axis=-1)).mean()),
+    }

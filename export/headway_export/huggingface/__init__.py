@@ -1,0 +1,9 @@
+"""Reads a model folder of Hugging Face's `transformers`, without running any code that lies in it.
+
+One adapter serves a kind of model, not one an architecture; `kinds.py` lists the kinds (docs/huggingface.md).
+"""
+
+from headway_export.huggingface.folder import FolderOptions
+from headway_export.huggingface.kinds import from_folder
+
+__all__ = ["FolderOptions", "from_folder"]

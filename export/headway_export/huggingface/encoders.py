@@ -1,0 +1,123 @@
+"""Classifiers of texts, pairs and tokens, exported as they are: an encoder needs no cache.
+
+B rows, T tokens, C classes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Final, Literal, cast
+
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
+
+from headway_export.errors import SourceError
+from headway_export.huggingface.folder import ModelFolder
+from headway_export.source import ExportSource, check_tags, limits_of
+from headway_server.bundles import ClassificationScheme, Scoring, SpecialTokens, Task
+
+_AUTO_CLASSES: Final = {
+    Task.TEXT_CLASSIFICATION: AutoModelForSequenceClassification,
+    Task.TOKEN_CLASSIFICATION: AutoModelForTokenClassification,
+}
+_SCORE_ACTIVATIONS: Final[dict[str, Literal["none", "sigmoid"]]] = {"Identity": "none", "Sigmoid": "sigmoid"}
+"""By the name of the class that a folder states, such as `torch.nn.modules.linear.Identity`."""
+
+
+class HuggingFaceClassifier(nn.Module):
+    """A classifier of texts or tokens of `transformers`, in its own arithmetic."""
+
+    def __init__(self, model: nn.Module, *, max_length: int, has_types: bool) -> None:
+        super().__init__()
+        self.model = model
+        self.max_length = max_length
+        self.num_token_types = int(getattr(cast("Any", model).config, "type_vocab_size", 0) or 0) if has_types else 0
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
+        """(B, T), (B, T), (B, T) -> logits (B, C), or (B, T, C) of a token classifier."""
+        types = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
+        output = self.model(input_ids=input_ids, attention_mask=attention_mask, return_dict=True, **types)
+        return cast("Tensor", output.logits)
+
+
+def read_classifier(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
+    """Reads a classifier of texts or tokens.
+
+    Raises:
+        SourceError: The folder is incomplete, or its model is none that can be served.
+    """
+    scoring = _scoring_of(folder)
+    if scoring is not None:
+        folder = replace(folder, task=Task.TEXT_SCORING)
+    tokenizer, has_types = folder.tokenizer()
+    model = folder.load(_AUTO_CLASSES.get(folder.task, AutoModelForSequenceClassification))
+    length, notes = folder.length(model)
+    module = HuggingFaceClassifier(model, max_length=length, has_types=has_types)
+    labels, scheme = _labels_of(folder) if scoring is None else ((), None)
+    return (
+        ExportSource(
+            name=folder.name(),
+            task=folder.task,
+            module=module,
+            description=f"{type(model).__name__}, exported from a folder of transformers.",
+            license=folder.license(),
+            architecture=folder.architecture(model),
+            limits=limits_of(module, folder.task),
+            tokenizer=tokenizer,
+            special_tokens=SpecialTokens(pad=folder.config.pad_token_id),
+            labels=labels,
+            classification=scheme,
+            scoring=scoring,
+            text_pairs=_text_pairs(tokenizer, folder.task),
+            evaluation=folder.evaluation(len(labels)),
+        ),
+        notes,
+    )
+
+
+def _scoring_of(folder: ModelFolder) -> Scoring | None:
+    """Returns how the one output of a reranker or a regression is read; None for a model with labels.
+
+    Raises:
+        SourceError: It has several outputs and no labels, or another function is applied to the one it has.
+    """
+    config = folder.config
+    if folder.task is Task.TOKEN_CLASSIFICATION or (config.num_labels > 1 and config.problem_type != "regression"):
+        if folder.task is Task.TEXT_SCORING:
+            raise SourceError(
+                f"{folder.path}: has {config.num_labels} labels; {Task.TEXT_SCORING} needs a model of one output"
+            )
+        return None
+    if config.num_labels > 1:
+        raise SourceError(
+            f"{folder.path}: is a regression to {config.num_labels} numbers, and a score is one; not supported"
+        )
+    stated = (getattr(config, "sentence_transformers", None) or {}).get("activation_fn")
+    stated = stated or getattr(config, "sbert_ce_default_activation_function", None)
+    if stated is None:  # what sentence-transformers and the pipelines of transformers do
+        return Scoring(activation="none" if config.problem_type == "regression" else "sigmoid")
+    name = str(stated).rsplit(".", 1)[-1]
+    if name not in _SCORE_ACTIVATIONS:
+        raise SourceError(
+            f"{folder.path}: its score is made by {stated}, which is none of {', '.join(_SCORE_ACTIVATIONS)}"
+        )
+    return Scoring(activation=_SCORE_ACTIVATIONS[name])
+
+
+def _labels_of(folder: ModelFolder) -> tuple[tuple[str, ...], ClassificationScheme | None]:
+    config = folder.config
+    labels = tuple(str(config.id2label[index]) for index in range(config.num_labels))
+    try:
+        check_tags(folder.task, labels)
+    except SourceError as error:
+        raise SourceError(f"{folder.path}: {error}; token classifiers are served as spans (docs/spans.md)") from error
+    if folder.task is Task.TEXT_CLASSIFICATION and config.problem_type == "multi_label_classification":
+        return labels, ClassificationScheme(kind="multi_label", thresholds=(0.5,) * len(labels))
+    return labels, None
+
+
+def _text_pairs(tokenizer: Tokenizer, task: Task) -> Literal["never", "optional"]:
+    """A classifier reads pairs where its tokenizer knows how to join two texts."""
+    joins = tokenizer.num_special_tokens_to_add(True) > tokenizer.num_special_tokens_to_add(False)
+    return "optional" if task is not Task.TOKEN_CLASSIFICATION and joins else "never"

@@ -1,0 +1,326 @@
+"""A model folder: configuration, weights, tokenizer, and what it says of itself, whatever kind of model it holds."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, cast
+
+import torch
+import transformers
+from tokenizers import Tokenizer
+from torch import nn
+from transformers import AutoConfig, AutoTokenizer
+
+from headway_export.errors import SourceError
+from headway_export.graphs import parameter_count
+from headway_export.source import EvaluationData, read_evaluation
+from headway_server.bundles import TOKENIZER_FILE, Architecture, Task
+from headway_server.runtime import available_bytes
+
+DEFAULT_MAX_LENGTH: Final = 2048
+"""Most tokens of a bundle if nothing else is asked for; the proof runs over all of them."""
+
+CONFIG_FILE: Final = "config.json"
+_SAFETENSORS: Final = "model.safetensors"
+_PICKLE: Final = "pytorch_model.bin"
+_COPIES: Final = 2.5
+"""Of the weights in fp32 that an export holds at once: the module, the graph, and the session that proves it."""
+_FLOAT_BYTES: Final = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FolderOptions:
+    """What is asked for beside the folder."""
+
+    name: str | None = None
+    """Name in the store; None: the folder's, in small letters."""
+    task: str | None = None
+    """Task; None: the one that `architectures` in the configuration stands for."""
+    max_length: int | None = None
+    """Most tokens; None: the model's, `DEFAULT_MAX_LENGTH` at most."""
+    allow_pickle: bool = False
+    """True to read weights that are pickled, which can run any code."""
+    evaluation_file: Path | None = None
+    """Evaluation data in the format of docs/checkpoint.md."""
+    license_name: str | None = None
+    """Licence of the weights; None: the one that the folder's README states."""
+    texts_file: Path | None = None
+    """Texts, a line each, that int8 is held against fp32 on without evaluation data; None: drawn ones."""
+    pooling: str | None = None
+    """How an encoder's token vectors become one, for embeddings; None: as the folder says."""
+    prompts: tuple[tuple[str, str], ...] = ()
+    """Names and texts of further prompts, for embeddings of texts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFolder:
+    """A folder whose configuration has been read and whose weights are there."""
+
+    path: Path
+    task: Task
+    config: Any
+    """The configuration as `transformers` parses it."""
+    options: FolderOptions
+
+    def name(self) -> str:
+        """Returns the model's name in the store.
+
+        Raises:
+            SourceError: None is asked for, and the folder's is no name of a model.
+        """
+        if self.options.name:
+            return self.options.name
+        name = re.sub(r"[^a-z0-9._-]+", "-", self.path.resolve().name.lower()).strip("._-")[:64].strip("._-")
+        if not name:
+            raise SourceError(f"{self.path}: its name is no name of a model; give one with --name")
+        return name
+
+    def license(self) -> str:
+        """Returns the licence that is asked for, or the one in the front matter of the folder's README."""
+        if self.options.license_name:
+            return self.options.license_name
+        try:
+            text = (self.path / "README.md").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return "not stated"
+        matter = re.match(r"---\n(.*?)\n---", text, re.DOTALL)
+        stated = re.search(r"^license:\s*(\S+)", matter[1], re.MULTILINE) if matter else None
+        return stated[1].strip("\"'") if stated else "not stated"
+
+    def architecture(self, model: nn.Module) -> Architecture:
+        """Returns what the manifest says of a model."""
+        return Architecture(
+            kind=type(model).__name__,
+            parameter_count=parameter_count(model),
+            configuration={"model_type": self.config.model_type, "transformers": transformers.__version__},
+        )
+
+    def evaluation(self, num_labels: int = 0) -> EvaluationData | None:
+        """Reads the evaluation data that is given."""
+        file = self.options.evaluation_file
+        return read_evaluation(file, self.task, file.name, num_labels) if file else None
+
+    def tokenizer(self) -> tuple[Tokenizer, bool]:
+        """Returns the tokenizer as transformers reads it, and whether it gives its model the types of a pair's tokens.
+
+        Raises:
+            SourceError: There is none that can be read, or it is not the model's.
+        """
+        try:
+            read = AutoTokenizer.from_pretrained(self.path, trust_remote_code=False, local_files_only=True)
+            tokenizer = Tokenizer.from_str(read.backend_tokenizer.to_str())
+        except Exception as error:  # the library raises many kinds
+            raise SourceError(
+                f"{self.path}: has no tokenizer that can be read ({first_line(error)}); it needs {TOKENIZER_FILE}"
+            ) from error
+        vocabulary = int(self.config.get_text_config().vocab_size)
+        if (largest := max(tokenizer.get_vocab().values(), default=0)) >= vocabulary:
+            raise SourceError(
+                f"{self.path}: the tokenizer has a token of id {largest}, and the model's vocabulary ends at "
+                f"{vocabulary - 1}; they do not belong together"
+            )
+        return tokenizer, "token_type_ids" in read.model_input_names
+
+    def token_names(self) -> dict[str, str]:
+        """Returns the special tokens that `tokenizer_config.json` names, by what they are for."""
+        try:
+            content = json.loads((self.path / "tokenizer_config.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        tokens = {name: content.get(name) for name in ("bos_token", "eos_token")}
+        texts = {name: token.get("content") if isinstance(token, dict) else token for name, token in tokens.items()}
+        return {name: text for name, text in texts.items() if isinstance(text, str)}
+
+    def load(self, auto_class: Any, *, attention: str = "eager", unused: tuple[str, ...] = ()) -> nn.Module:
+        """Loads the weights, in fp32.
+
+        Args:
+            auto_class: The `Auto` class of `transformers` that makes models of this kind.
+            attention: Name of the attention that the model is made with.
+            unused: What the names of weights begin with that may be missing, because nothing reads them.
+
+        Raises:
+            SourceError: They cannot be read, or are not those of the model.
+        """
+        try:
+            with quiet():
+                model, report = auto_class.from_pretrained(
+                    self.path,
+                    config=self.config,
+                    dtype=torch.float32,
+                    attn_implementation=attention,
+                    trust_remote_code=False,
+                    local_files_only=True,
+                    use_safetensors=not self.options.allow_pickle or None,
+                    output_loading_info=True,
+                )
+        except Exception as error:  # the library raises many kinds
+            if isinstance(error, KeyError) and error.args == (attention,):  # it chose a class by the attention's name
+                raise SourceError(
+                    f"{self.path}: {self.config.model_type} does not attend through the interface that transformers "
+                    "has for it; a key/value cache needs that, so this family is not supported"
+                ) from error
+            raise SourceError(f"{self.path}: cannot be loaded for {self.task} ({first_line(error)})") from error
+        for what in ("missing_keys", "mismatched_keys"):
+            if names := [name for name in map(str, report[what]) if not name.startswith(unused)]:
+                first = min(names)
+                raise SourceError(
+                    f"{self.path}: {len(names)} weights of {type(model).__name__} are "
+                    f"{'not there' if what == 'missing_keys' else 'of another shape'} ({first} is the first); "
+                    f"these are not the weights of a model for {self.task}"
+                )
+        return cast("nn.Module", model.eval())
+
+    def length(self, model: nn.Module, window: int | None = None) -> tuple[int, tuple[str, ...]]:
+        """Returns the most tokens of the bundle, and a note if the model could take more.
+
+        Args:
+            model: The model.
+            window: Tokens that its attention sees; None: all.
+
+        Raises:
+            SourceError: More are asked for than the model takes.
+        """
+        whole = int(getattr(self.config, "max_position_embeddings", None) or DEFAULT_MAX_LENGTH)
+        length, asked = whole, self.options.max_length
+        table = getattr(getattr(cast("Any", model).base_model, "embeddings", None), "position_embeddings", None)
+        if isinstance(table, nn.Embedding) and table.padding_idx is not None:  # positions begin after the padding's
+            length -= table.padding_idx + 1
+        limit = f"the model takes {length} tokens"
+        if window is not None and window < length:
+            length, limit = window, f"its attention sees a window of {window} tokens, and the bundle has no windows"
+        if asked is not None:
+            if asked > length:
+                raise SourceError(f"{self.path}: --max-length {asked}: {limit}")
+            return asked, ()
+        chosen = min(length, DEFAULT_MAX_LENGTH)
+        if length > chosen:
+            return chosen, (f"texts of at most {chosen} tokens: {limit}; --max-length N changes it",)
+        if window == length and whole > length:
+            return chosen, (f"texts of at most {chosen} tokens: {limit}",)
+        return chosen, ()
+
+
+def read_configuration(path: Path) -> dict[str, Any]:
+    """Reads `config.json` of a folder.
+
+    Raises:
+        SourceError: There is none, or it cannot be read.
+    """
+    if not path.is_dir():
+        raise SourceError(
+            f"{path}: is no folder; fetch a model first, for example with: hf download ID --local-dir FOLDER"
+        )
+    file = path / CONFIG_FILE
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise SourceError(f"{path}: has no {CONFIG_FILE}, so it is no model folder of transformers") from None
+    except (OSError, ValueError) as error:
+        raise SourceError(f"{file}: cannot be read ({error})") from error
+    if not isinstance(content, dict):
+        raise SourceError(f"{file}: is not a JSON object")
+    return content
+
+
+def check_weights(path: Path, *, allow_pickle: bool) -> None:
+    """Checks that all weights are there.
+
+    Raises:
+        SourceError: They are not, or they are pickled and that is not allowed.
+    """
+    for name in (_SAFETENSORS, _PICKLE):
+        index = path / f"{name}.index.json"
+        files = [name] if (path / name).exists() else _shards(index) if index.exists() else []
+        if missing := [file for file in files if not (path / file).exists()]:
+            raise SourceError(f"{path}: {index.name} names {missing[0]}, which is not there; fetch the folder again")
+        if files and name == _PICKLE and not allow_pickle:
+            raise SourceError(
+                f"{path}: its weights are pickled ({files[0]}), and a pickle may run any code when it is read; "
+                "give --allow-pickle if you trust where it comes from, or convert it to safetensors"
+            )
+        if files:
+            return
+    raise SourceError(f"{path}: has no weights ({_SAFETENSORS}, or its shards with an index)")
+
+
+def _shards(index: Path) -> list[str]:
+    try:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise SourceError(f"{index}: cannot be read as an index of shards ({error})") from error
+    return [str(name) for name in names]
+
+
+def check_memory(path: Path) -> None:
+    """Checks, by the headers of its weights, that a model fits into memory.
+
+    Raises:
+        SourceError: It does not, or the weights cannot be read.
+    """
+    available, num_weights = available_bytes("cpu"), 0
+    for file in sorted(path.glob("*.safetensors")):
+        try:
+            with file.open("rb") as opened:
+                header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
+            num_weights += sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, MemoryError) as error:
+            raise SourceError(f"{file}: cannot be read as safetensors ({first_line(error)}); fetch it again") from error
+    needed = _COPIES * _FLOAT_BYTES * num_weights
+    if available is not None and needed > available:
+        raise SourceError(
+            f"{path}: is too large for this machine: its {num_weights:,} weights take "
+            f"{_gib(_FLOAT_BYTES * num_weights)} in fp32, an export needs at least {_COPIES} times that, "
+            f"{_gib(needed)}, and {_gib(available)} of memory are free; export it on a larger machine"
+        )
+
+
+def _gib(num_bytes: float) -> str:
+    return f"{num_bytes / 2**30:.1f} GiB"
+
+
+def parse_configuration(path: Path, content: Mapping[str, Any]) -> Any:
+    """Returns a configuration as `transformers` parses it.
+
+    Raises:
+        SourceError: It knows no such model.
+    """
+    model_type = content.get("model_type")
+    if model_type not in transformers.CONFIG_MAPPING:
+        if content.get("auto_map"):
+            raise SourceError(
+                f"{path}: model type {model_type} needs code that lies in the folder (auto_map), and no code of a "
+                "folder is ever run"
+            )
+        raise SourceError(
+            f"{path}: model type {model_type} is not one that transformers {transformers.__version__} knows; "
+            "a newer version may"
+        )
+    try:
+        return AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
+    except Exception as error:  # the library raises many kinds
+        raise SourceError(f"{path / CONFIG_FILE}: cannot be read ({first_line(error)})") from error
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Lets transformers report through what it returns, and not on the terminal."""
+    before = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers.logging.set_verbosity(before)
+        transformers.logging.enable_progress_bar()
+
+
+def first_line(error: Exception) -> str:
+    """Returns the first line of what an error says, or its name."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -1,0 +1,149 @@
+"""The kinds of models that are read, and the kind that a folder is of."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import transformers
+
+from headway_export.errors import SourceError
+from headway_export.huggingface.decoders import read_decoder
+from headway_export.huggingface.embedders import Layout, read_embedder, read_layout
+from headway_export.huggingface.encoders import read_classifier
+from headway_export.huggingface.folder import (
+    CONFIG_FILE,
+    FolderOptions,
+    ModelFolder,
+    check_memory,
+    check_weights,
+    parse_configuration,
+    read_configuration,
+)
+from headway_export.huggingface.images import PREPROCESSOR_FILE, read_image_classifier, read_image_embedder
+from headway_export.source import ExportSource
+from headway_server.bundles import EMBEDDING_TASKS, Task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """Models of one task that one function reads."""
+
+    task: Task
+    heads: tuple[str, ...]
+    """What the names of their architectures end with."""
+    read: Callable[[ModelFolder], tuple[ExportSource, tuple[str, ...]]]
+    """Returns what is exported, and notes for the user, a sentence each."""
+
+
+KINDS: Final = (
+    Kind(task=Task.GENERATION, heads=("ForCausalLM", "LMHeadModel"), read=read_decoder),
+    Kind(task=Task.TEXT_CLASSIFICATION, heads=("ForSequenceClassification",), read=read_classifier),
+    Kind(task=Task.TOKEN_CLASSIFICATION, heads=("ForTokenClassification",), read=read_classifier),
+    Kind(task=Task.TEXT_SCORING, heads=(), read=read_classifier),
+    Kind(task=Task.TEXT_EMBEDDING, heads=(), read=read_embedder),
+    Kind(
+        task=Task.IMAGE_CLASSIFICATION,
+        heads=("ForImageClassification", "ForImageClassificationWithTeacher"),
+        read=read_image_classifier,
+    ),
+    Kind(task=Task.IMAGE_EMBEDDING, heads=(), read=read_image_embedder),
+)
+
+
+def from_folder(path: Path, options: FolderOptions) -> tuple[ExportSource, tuple[str, ...]]:
+    """Reads a model folder.
+
+    Args:
+        path: Holds `config.json`, weights, and a tokenizer.
+        options: What is asked for beside it.
+
+    Returns:
+        What is exported, and notes for the user, a sentence each.
+
+    Raises:
+        SourceError: The folder is incomplete, or its model is of a kind that cannot be served.
+    """
+    layout = read_layout(path)
+    weights = path if layout is None else layout.transformer
+    content = read_configuration(weights)
+    kind = _kind_of(path, content, options.task or _embedding_task(path, content, layout, options))
+    if options.pooling is not None and kind.task not in EMBEDDING_TASKS:
+        raise SourceError(f"--pooling is for {' and '.join(EMBEDDING_TASKS)}, and the task is {kind.task}")
+    if options.prompts and kind.task is not Task.TEXT_EMBEDDING:
+        raise SourceError(f"--prompt is for {Task.TEXT_EMBEDDING}, and the task is {kind.task}")
+    check_weights(weights, allow_pickle=options.allow_pickle)
+    check_memory(weights)
+    config = parse_configuration(weights, content)
+    source, notes = kind.read(ModelFolder(path=path, task=kind.task, config=config, options=options))
+    return _with_texts(source, options.texts_file), notes + _note_of_version(content)
+
+
+def _note_of_version(content: Mapping[str, Any]) -> tuple[str, ...]:
+    """Says that a configuration was written by a newer `transformers` than the one that has read it."""
+    stated = str(content.get("transformers_version", ""))
+    written, own = (tuple(map(int, re.findall(r"\d+", version)[:2])) for version in (stated, transformers.__version__))
+    if written <= own:
+        return ()
+    return (
+        f"{CONFIG_FILE} was written by transformers {stated}, and {transformers.__version__} has read it, which "
+        "ignores what it does not know",
+    )
+
+
+def _with_texts(source: ExportSource, file: Path | None) -> ExportSource:
+    """Adds the texts of a file, a line each.
+
+    Raises:
+        SourceError: It cannot be read, has none, or the model reads no texts.
+    """
+    if file is None:
+        return source
+    try:
+        texts = tuple(filter(str.strip, file.read_text(encoding="utf-8").split("\n")))
+    except (OSError, ValueError) as error:
+        raise SourceError(f"{file}: cannot be read as lines of text ({error})") from error
+    if not texts or source.tokenizer is None:
+        raise SourceError(f"--texts {file}: {'holds no text' if not texts else f'{source.task} reads no texts'}")
+    return replace(source, texts=texts, texts_name=file.name)
+
+
+def _embedding_task(
+    path: Path, content: Mapping[str, Any], layout: Layout | None, options: FolderOptions
+) -> str | None:
+    """Returns the task of a model without a head, where the folder or the options tell it."""
+    names = [str(name) for name in content.get("architectures") or []]
+    sees = (path / PREPROCESSOR_FILE).exists() and "text_config" not in content
+    if sees and names and all(name.endswith("Model") for name in names):
+        return str(Task.IMAGE_EMBEDDING)
+    return str(Task.TEXT_EMBEDDING) if layout is not None or options.pooling is not None else None
+
+
+def _kind_of(path: Path, content: Mapping[str, Any], asked: str | None) -> Kind:
+    """Returns the kind of model that a folder holds.
+
+    Raises:
+        SourceError: It cannot be told, or is none that this command exports.
+    """
+    known = ", ".join(kind.task for kind in KINDS)
+    if content.get("is_encoder_decoder"):
+        raise SourceError(
+            f"{path}: is an encoder-decoder ({content.get('model_type')}), which this command does not export; "
+            "a translation model can be exported with --model (docs/bring-your-own.md)"
+        )
+    if asked is not None:
+        if not (kinds := [kind for kind in KINDS if kind.task == asked]):
+            raise SourceError(f"--task {asked}: this command exports {known}")
+        return kinds[0]
+    architectures = content.get("architectures") or []
+    found = [kind for kind in KINDS if any(str(name).endswith(kind.heads) for name in architectures)]
+    if len(found) != 1:
+        raise SourceError(
+            f"{path}: the task cannot be told from architectures {json.dumps(architectures)}; "
+            f"give it with --task, one of {known}"
+        )
+    return found[0]

@@ -1,0 +1,238 @@
+"""Folders of sentence-transformers and rerankers, exported by one command and served, against `transformers` itself."""
+
+import json
+
+import numpy as np
+import pytest
+import tiny_embedders
+import tiny_huggingface as tiny
+import torch
+import transformers
+from safetensors.torch import load_file
+from tiny_bundles import write_topic_bundle
+from torch import nn
+from typer.testing import CliRunner
+
+from headway_client import Client, FailedPreconditionError, InvalidArgumentError, Task
+from headway_client.cli import app as headway
+from headway_export.cli import app
+from headway_server.bundles import Precision, open_bundle
+
+from .conftest import serve
+
+TEXTS = ["the old fire", "rain", "an answer is not in the rain", "it is so " * 3]
+PROMPTS = {"query": "find: ", "document": ""}
+FOLDERS = {
+    "minilm": {"family": "bert", "max_seq_length": 24},
+    "e5": {"family": "xlm-roberta", "prompts": {**PROMPTS, "passage": "so: "}, "default_prompt": "query"},
+    "bge": {"family": "bert", "pooling": "cls", "is_new": True},
+    "gte": {"family": "modernbert", "pooling": "cls", "inner": "0_Transformer", "normalizes": False},
+    "nomic": {"family": "nomic_bert", "is_new": True},
+    "dense": {"family": "mpnet", "pooling": "max", "width": 8},
+    "last": {"family": "qwen3", "pooling": "lasttoken"},
+}
+SCORERS = {
+    "reranker": ("roberta", {}, lambda logit: logit.sigmoid()),
+    "raw": (
+        "bert",
+        {"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}},
+        lambda logit: logit,
+    ),
+    "regression": ("electra", {"problem_type": "regression"}, lambda logit: logit),
+}
+NLI = {"id2label": {0: "contradiction", 1: "neutral", 2: "entailment"}}
+QUANTIZED = {"minilm": {"mean_cosine", "least_cosine"}, "raw": {"correlation"}}
+"""Exported in int8 too, and the figures that it is judged by."""
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    root = tmp_path_factory.mktemp("embedders")
+    found = {name: tiny_embedders.write_sentence_transformer(root / name, **values) for name, values in FOLDERS.items()}
+    found["plain"] = tiny_embedders.write_encoder(root / "plain", "bert")
+    for name, (family, changes, _) in SCORERS.items():
+        found[name] = tiny.write_model(root / name, family, "ForSequenceClassification", num_labels=1, **changes)
+        tiny.write_tokenizer(found[name], has_types=family != "roberta")
+    found["nli"] = tiny.write_model(root / "nli", "bert", "ForSequenceClassification", **NLI)
+    tiny.write_tokenizer(found["nli"], has_types=True)
+    return found
+
+
+@pytest.fixture(scope="module")
+def store(folders, tmp_path_factory):
+    path = tmp_path_factory.mktemp("store")
+    for name, folder in folders.items():
+        flags = ["--pooling", "mean", "--prompt", "query=find: "] if name == "plain" else []
+        flags += ["--precision", "fp32", "--precision", "int8"] if name in QUANTIZED else []
+        result = CliRunner().invoke(app, ["hf", str(folder), "--store", str(path), *flags])
+        assert result.exit_code == 0, f"{name}: {result.output}"
+    write_topic_bundle(path, name="topics")
+    return path
+
+
+@pytest.fixture(scope="module")
+def client(store, tmp_path_factory):
+    for address in serve(store, "fp32", tmp_path_factory.mktemp("log") / "server.log"):
+        with Client(address) as connected:
+            yield connected
+
+
+def expected_vector(folder, name, text):
+    """What sentence-transformers computes of one text, written anew: (E,)."""
+    values = FOLDERS.get(name, {"family": "bert", "normalizes": False})
+    inner = folder / values.get("inner", "")
+    ids = transformers.AutoTokenizer.from_pretrained(inner)(text, return_tensors="pt").input_ids
+    with torch.inference_mode():
+        states = transformers.AutoModel.from_pretrained(inner, attn_implementation="eager").eval()(ids)[0][0]
+    pooled = {
+        "mean": lambda: states.mean(0),
+        "cls": lambda: states[0],
+        "max": lambda: states.max(0).values,
+        "lasttoken": lambda: states[-1],
+    }[values.get("pooling", "mean")]()
+    if "width" in values:
+        layer = nn.Linear(32, values["width"])
+        weights = load_file(folder / "2_Dense" / "model.safetensors")
+        layer.load_state_dict({key.removeprefix("linear."): value for key, value in weights.items()})
+        with torch.inference_mode():
+            pooled = layer(pooled).tanh()
+    return (pooled / pooled.norm() if values.get("normalizes", True) else pooled).numpy()
+
+
+@pytest.mark.parametrize("name", [*FOLDERS, "plain"])
+def test_vectors_are_those_of_the_folder(folders, client, name):
+    prompt = {"e5": "find: "}.get(name, "")
+    found = client.embed_text(TEXTS, model=name, normalize=False).to_numpy()
+    expected = np.stack([expected_vector(folders[name], name, prompt + text) for text in TEXTS])
+    np.testing.assert_allclose(found, expected, atol=1e-5 * max(1.0, float(np.abs(expected).max())))
+    scaled = client.embed_text(TEXTS, model=name).to_numpy()
+    np.testing.assert_allclose(scaled, expected / np.linalg.norm(expected, axis=1, keepdims=True), atol=1e-5)
+
+
+def test_a_prompt_comes_before_every_text(folders, client):
+    for name, prompt, text in (
+        ("e5", "passage", "so: rain"),
+        ("e5", "document", "rain"),
+        ("plain", "query", "find: rain"),
+    ):
+        [result] = client.embed_text("rain", model=name, prompt_name=prompt, normalize=False)
+        np.testing.assert_allclose(result.values, expected_vector(folders[name], name, text), atol=1e-5)
+    with pytest.raises(InvalidArgumentError, match="is 'poem'; the prompts of model e5: query, document, passage"):
+        client.embed_text("rain", model="e5", prompt_name="poem")
+    with pytest.raises(InvalidArgumentError, match="is empty; give at least one character"):
+        client.embed_text("", model="e5")
+
+
+def test_a_model_for_embeddings_says_what_it_is(client):
+    model = client.get_model("e5").model
+    assert (model.task, model.embedding_dimension, model.labels) == (Task.TEXT_EMBEDDING, 32, ())
+    assert model.prompt_names == ("query", "document", "passage")
+    with pytest.raises(FailedPreconditionError, match="cannot do text_classification; ask topics"):
+        client.classify_text("rain", model="e5")
+
+
+def test_the_length_is_what_the_folder_states(client, store):
+    assert open_bundle(store / "minilm" / "1").manifest.limits.max_input_tokens == 24
+    with pytest.raises(InvalidArgumentError, match="24"):
+        client.embed_text("rain " * 30, model="minilm")
+    assert client.embed_text("rain " * 30, model="minilm", truncate=True)[0].truncated
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_int8_is_held_against_fp32(store, name):
+    variants = open_bundle(store / name / "1").manifest.variants
+    agreed = variants[Precision.INT8].agreement
+    assert set(agreed.figures) == QUANTIZED[name]
+    assert all(agreed.figures[figure] >= agreed.limits[figure] for figure in agreed.figures)
+
+
+@pytest.mark.parametrize("name", SCORERS)
+def test_scores_are_those_of_transformers(folders, client, name):
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(folders[name]).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folders[name])
+    documents = ["rain", "the", "an old answer", "so it is " * 2]
+
+    def expected(first, second):
+        with torch.inference_mode():
+            return SCORERS[name][2](model(**tokenizer(first, second, return_tensors="pt")).logits[0, 0]).item()
+
+    of_query = [result.score for result in client.score_text("the old fire", text_pairs=documents, model=name)]
+    np.testing.assert_allclose(of_query, [expected("the old fire", text) for text in documents], atol=1e-5, rtol=1e-5)
+    of_pairs = [result.score for result in client.score_text(TEXTS, text_pairs=documents, model=name)]
+    np.testing.assert_allclose(of_pairs, list(map(expected, TEXTS, documents)), atol=1e-5, rtol=1e-5)
+    [alone] = client.score_text("the old fire", model=name)
+    np.testing.assert_allclose(alone.score, expected("the old fire", None), atol=1e-5, rtol=1e-5)
+
+
+def test_labels_that_the_caller_gives_are_chosen_by_entailment(folders, client):
+    """As the zero-shot pipeline of transformers does, whose formulas are written anew here."""
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(folders["nli"]).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folders["nli"])
+    labels = ["fire", "rain", "an answer"]
+    for template, options in (("This example is {}.", {}), ("it is {}", {"hypothesis_template": "it is {}"})):
+        answer = client.classify_text(TEXTS[:2], model="nli", candidate_labels=labels, **options)
+        alone = client.classify_text(
+            TEXTS[:2], model="nli", candidate_labels=labels, independent_labels=True, **options
+        )
+        for text, together, each in zip(TEXTS[:2], answer, alone, strict=True):
+            with torch.inference_mode():
+                logits = torch.cat(
+                    [
+                        model(**tokenizer(text, template.replace("{}", label), return_tensors="pt")).logits
+                        for label in labels
+                    ]
+                )
+            for result, expected in (
+                (together, logits[:, 2].softmax(0)),
+                (each, logits[:, [0, 2]].softmax(1)[:, 1]),
+            ):
+                found = {label.label: label.probability for label in result.labels}
+                np.testing.assert_allclose([found[label] for label in labels], expected.numpy(), atol=1e-5)
+            assert [label.selected for label in together.labels] == [True, False, False]
+            assert [label.selected for label in each.labels] == [label.probability >= 0.5 for label in each.labels]
+    own = client.classify_text("rain", text_pairs="the", model="nli")[0].labels
+    assert sum(label.probability for label in own) == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"model": "topics", "candidate_labels": ["a"]}, "model topics tells no entailment"),
+        ({"model": "nli", "candidate_labels": ["a", ""]}, r"candidate_labels\[1\]: is empty"),
+        ({"model": "nli", "candidate_labels": ["a"] * 65}, "has 65 elements, the limit is 64"),
+        ({"model": "nli", "candidate_labels": ["a"], "hypothesis_template": "x"}, "write {} where the label goes"),
+        ({"model": "nli", "hypothesis_template": "x {}"}, "is set without candidate_labels"),
+        ({"model": "nli", "candidate_labels": ["a"], "text_pairs": ["b"]}, "is set beside candidate_labels"),
+        ({"model": "nli", "candidate_labels": ["a"], "top_k": 2}, "top_k"),
+        (
+            {"model": "nli", "candidate_labels": ["a", "b"]} | {"texts": ["a", "rain " * 60]},
+            r"texts\[1\]: has \d+ tokens",
+        ),
+    ],
+)
+def test_given_labels_that_cannot_be_chosen_are_refused(client, options, message):
+    with pytest.raises(InvalidArgumentError, match=message):
+        client.classify_text(**{"texts": "rain"} | options)
+    with pytest.raises(InvalidArgumentError, match="has 4 elements for 65 texts, 260 pairs; the limit is 256"):
+        client.classify_text(["rain"] * 65, model="nli", candidate_labels=["a", "b", "c", "d"])
+
+
+def test_many_documents_are_scored_with_several_calls(client):
+    documents = ["rain"] * 300
+    scores = {result.score for result in client.score_text("the old fire", text_pairs=documents, model="reranker")}
+    assert max(scores) - min(scores) < 1e-6
+    with pytest.raises(ValueError, match="text_pairs has 3 elements for 2 texts"):
+        client.score_text(["a", "b"], text_pairs=["a", "b", "c"], model="reranker")
+    with pytest.raises(FailedPreconditionError, match="cannot do text_scoring; ask"):
+        client.score_text("rain", model="topics")
+
+
+def test_the_command_prints_scores(client):
+    command = ["score-text", "--server", client.server, "--model", "raw", "--query", "the old fire", "rain", "the"]
+    lines = CliRunner().invoke(headway, command).output.splitlines()
+    expected = client.score_text("the old fire", text_pairs=["rain", "the"], model="raw")
+    assert [line.split("\t")[1] for line in lines] == ["rain", "the"]
+    for line, result in zip(lines, expected, strict=True):
+        assert float(line.split("\t")[0]) == pytest.approx(result.score, rel=1e-4)
+    answer = CliRunner().invoke(headway, [*command, "--json"]).output.splitlines()[0]
+    assert json.loads(answer)["score"] == pytest.approx(expected[0].score)
