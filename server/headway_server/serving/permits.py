@@ -17,8 +17,12 @@ from typing import Protocol
 from headway_server.errors import OverloadedError
 
 _SMOOTHING = 0.1
-_MARGIN = 1.15
-"""What an estimate is multiplied by: a call that is refused late has cost its caller more than one refused at once."""
+_LEAST_MARGIN = 1.15
+_MOST_MARGIN = 2.0
+_MORE_MARGIN = 0.02
+_LESS_MARGIN = 0.0002
+"""An estimate is multiplied by a margin, since a call that is late has cost more than one refused at once. The margin
+grows with each admitted call that is late, and falls with each that is not: so about one in a hundred is late."""
 _SHORTEST_RETRY_S = 0.05
 _LONGEST_RETRY_S = 30.0
 
@@ -135,6 +139,7 @@ class Admission:
         self._work = 0.0  # in the pace's unit
         self._work_of: dict[str, float] = {}  # by caller
         self._mean_held_s = _SHORTEST_RETRY_S
+        self._margin = _LEAST_MARGIN
 
     @property
     def num_admitted(self) -> int:
@@ -177,10 +182,13 @@ class Admission:
         self._num_bytes += num_bytes
         try:
             yield permit
-        except BaseException:
+        except BaseException as error:
             permit.release(is_done=False)
+            if deadline is not None and (isinstance(error, OverloadedError) or time.monotonic() >= deadline):
+                self._margin = min(self._margin + _MORE_MARGIN, _MOST_MARGIN)
             raise
         permit.release()
+        self._margin = max(self._margin - _LESS_MARGIN, _LEAST_MARGIN)
 
     def take_back(self, count: int, num_bytes: int, work: float, caller: str, held_s: float, *, is_done: bool) -> None:
         """Takes back a part of a permit that was held for `held_s` seconds; called by the permit.
@@ -212,7 +220,7 @@ class Admission:
         wait_s = self._pace.queue_s(self._ahead(work, caller) - each, each)
         if not wait_s:
             return
-        takes_s, left_s = _MARGIN * (wait_s + self._pace.service_s(each)), deadline - time.monotonic()
+        takes_s, left_s = self._margin * (wait_s + self._pace.service_s(each)), deadline - time.monotonic()
         if takes_s > left_s:
             raise _overload(
                 f"{self._owner} would answer in {takes_s:.2f} s, and the call has {max(left_s, 0.0):.2f} s left",
