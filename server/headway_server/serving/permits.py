@@ -55,7 +55,7 @@ class MeasuredPace:
 
     def __init__(self) -> None:
         self._rate = 0.0  # work a second
-        self._begin_window()
+        self._done, self._least_left, self._began = 0.0, math.inf, time.monotonic()
 
     def note(self, work: float, *, left: float) -> None:
         """Counts work that was done; `left` is what is still to be done."""
@@ -69,13 +69,10 @@ class MeasuredPace:
             else:
                 self._rate = max(self._rate * self._DECAY, rate)
         if not left or elapsed_s >= self._WINDOW_S:
-            self._begin_window()
+            self.begin()
 
     def begin(self) -> None:
-        """Notes that there is work again."""
-        self._begin_window()
-
-    def _begin_window(self) -> None:
+        """Notes that there is work again: a window begins."""
         self._done, self._least_left, self._began = 0.0, math.inf, time.monotonic()
 
     def queue_s(self, ahead: float, work: float) -> float | None:  # noqa: ARG002 (one after another, whatever it is)
