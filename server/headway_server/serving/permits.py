@@ -23,6 +23,8 @@ _MORE_MARGIN = 0.02
 _LESS_MARGIN = 0.0002
 """An estimate is multiplied by a margin, since a call that is late has cost more than one refused at once. The margin
 grows with each admitted call that is late, and falls with each that is not: so about one in a hundred is late."""
+_LATE = 0.1
+"""A call that ends with less than this share of its time left has run out of it."""
 _SHORTEST_RETRY_S = 0.05
 _LONGEST_RETRY_S = 30.0
 
@@ -96,6 +98,10 @@ class Permit:
         self._work = work
         self._caller = caller
         self._began = time.monotonic()
+
+    def is_late(self, deadline: float | None) -> bool:
+        """True if the caller has stopped waiting or is about to: its own clock began before the server's."""
+        return deadline is not None and time.monotonic() >= deadline - _LATE * (deadline - self._began)
 
     def release(self, count: int | None = None, *, is_done: bool = True) -> None:
         """Gives back the part of `count` inputs, or all that is left; `is_done` is False where it was not answered."""
@@ -181,7 +187,7 @@ class Admission:
             yield permit
         except BaseException as error:
             permit.release(is_done=False)
-            if deadline is not None and (isinstance(error, OverloadedError) or time.monotonic() >= deadline):
+            if isinstance(error, OverloadedError) or permit.is_late(deadline):
                 self._margin = min(self._margin + _MORE_MARGIN, _MOST_MARGIN)
             raise
         permit.release()
