@@ -71,7 +71,7 @@ def _services() -> dict[str, _Service]:
         "translation": _Service(
             translation_grpc.TranslationServiceStub,
             "TranslateText",
-            translation_pb.TranslateTextRequest(texts=["A man is riding a bike."] * 2, model="multi30k-en-de"),
+            translation_pb.TranslateTextRequest(texts=["A man is riding a bike."] * 16, model="multi30k-en-de"),
             2,
         ),
         "texts": _Service(
