@@ -2,8 +2,9 @@
 
 Closed-loop callers tell about how many calls the server can answer. Calls then begin by a Poisson process, whatever
 becomes of them, each with the same deadline; goodput counts answers in time while calls come. The peak is the best
-goodput among rates around that of the closed loop, before the overload and once more after it. Then calls come at
-a multiple of the peak, and at once after that at half of it, until answers are as quick as at that rate before.
+goodput among rates that rise until calls are left unanswered, and at the best of these rates once more after the
+overload. In the overload calls come at a multiple of the peak, and at once after that at half of it, when every call
+should be answered again, and soon as quickly as at that rate before.
 
 Callers and server share the machine. Callers are a process of their own that yields to the server (nice 10), and a call
 brings several inputs where the model is quick, so that the model and not the making of calls is what is overloaded.
@@ -36,9 +37,14 @@ from headway.v1 import translation_service_pb2_grpc as translation_grpc
 Send = Callable[..., Awaitable[Any]]
 _NUM_CHANNELS = 8
 _NUM_CLOSED = 64
-_PEAK_FACTORS = (0.8, 0.9, 1.0, 1.1)
-"""Rates at which the peak is looked for, of what the closed loop got."""
-_AFTER_S = 4.0
+_FIRST_RATE = 0.8
+"""The peak is looked for from this rate on, of what the closed loop got, ..."""
+_NEXT_RATE = 1.15
+"""... each time at so many times the rate before, ..."""
+_ANSWERED = 0.85
+"""... until less than this share of the calls is answered in time."""
+_MAX_RATES = 8
+_AFTER_S = 6.0
 _SHORT_S = 0.25
 """Recovery is looked for in parts of so many seconds."""
 
@@ -65,7 +71,7 @@ def _services() -> dict[str, _Service]:
         "translation": _Service(
             translation_grpc.TranslationServiceStub,
             "TranslateText",
-            translation_pb.TranslateTextRequest(texts=["A man is riding a bike."] * 2, model="multi30k-en-de"),
+            translation_pb.TranslateTextRequest(texts=["A man is riding a bike."] * 16, model="multi30k-en-de"),
             2,
         ),
         "texts": _Service(
@@ -113,6 +119,7 @@ class _Recorder:
         self.ok_at: list[float] = []
         self.due_at: list[float] = []
         self.refused_s: list[float] = []
+        self.failed_due_at: list[float] = []
 
     async def send(self, call: Send, timeout_s: float) -> None:
         began = time.monotonic()
@@ -120,6 +127,7 @@ class _Recorder:
             await call(timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             self.codes[error.code().name] += 1
+            self.failed_due_at.append(began)
             if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
                 self.refused_s.append(time.monotonic() - began)
         else:
@@ -225,7 +233,9 @@ async def _run(server: Server, name: str, seconds: float, factor: float, deadlin
     load, part_s = _Load(server, calls, deadline_s), min(20.0, max(3 * deadline_s, seconds / 10))
     await load.closed(2)
     closed_per_s = await load.closed(part_s / 2)
-    peaks = [await load.open(times * closed_per_s, part_s) for times in _PEAK_FACTORS]
+    peaks = [await load.open(_FIRST_RATE * closed_per_s, part_s)]
+    while len(peaks) < _MAX_RATES and peaks[-1].goodput_per_s >= _ANSWERED * peaks[-1].offered_per_s:
+        peaks.append(await load.open(_NEXT_RATE * peaks[-1].offered_per_s, part_s))
     best = max(peaks, key=lambda phase: phase.goodput_per_s)
     half = await load.open(best.goodput_per_s / 2, max(3.0, part_s / 2))
     usual_s = _percentile_s(half.recorder.ok_s, 99) or 0.0
@@ -259,7 +269,8 @@ async def _run(server: Server, name: str, seconds: float, factor: float, deadlin
         "codes": dict(over.recorder.codes),
         "rss_mib": [round(max(memory_mib[:third])), round(max(memory_mib[-third:]))],
         "half_peak_p99_ms": _percentile(half.recorder.ok_s, 99),
-        "recovered_after_s": _recovery_s(after, over.ended_at, usual_s),
+        "all_answered_after_s": round(max([over.ended_at, *after.recorder.failed_due_at]) - over.ended_at, 2),
+        "usual_after_s": _recovery_s(after, over.ended_at, usual_s),
         "codes_after": dict(after.recorder.codes),
     }
 

@@ -15,8 +15,14 @@ from typing import Protocol, Self
 from headway_server.errors import OverloadedError
 
 _SMOOTHING = 0.1
-_MARGIN = 1.15
-"""What an estimate is multiplied by: a call that is refused late has cost its caller more than one refused at once."""
+_LEAST_MARGIN = 1.15
+_MOST_MARGIN = 2.0
+_MORE_MARGIN = 0.02
+_LESS_MARGIN = 0.0002
+"""An estimate is multiplied by a margin, since a call that is late has cost more than one refused at once. The margin
+grows with each admitted call that is late, and falls with each that is not: so about one in a hundred is late."""
+_LATE = 0.1
+"""A call that ends with less than this share of its time left has run out of it."""
 _SHORTEST_RETRY_S = 0.05
 _LONGEST_RETRY_S = 30.0
 
@@ -49,7 +55,7 @@ class MeasuredPace:
 
     def __init__(self) -> None:
         self._rate = 0.0  # work a second
-        self._begin_window()
+        self._done, self._least_left, self._began = 0.0, math.inf, time.monotonic()
 
     def note(self, work: float, *, left: float) -> None:
         """Counts work that was done; `left` is what is still to be done."""
@@ -63,13 +69,10 @@ class MeasuredPace:
             else:
                 self._rate = max(self._rate * self._DECAY, rate)
         if not left or elapsed_s >= self._WINDOW_S:
-            self._begin_window()
+            self.begin()
 
     def begin(self) -> None:
-        """Notes that there is work again."""
-        self._begin_window()
-
-    def _begin_window(self) -> None:
+        """Notes that there is work again: a window begins."""
         self._done, self._least_left, self._began = 0.0, math.inf, time.monotonic()
 
     def queue_s(self, ahead: float, work: float) -> float | None:  # noqa: ARG002 (one after another, whatever it is)
@@ -87,21 +90,34 @@ class Permit:
     A context manager, which releases what is left. All of it runs for every call, so no generator stands behind it.
     """
 
-    __slots__ = ("_admission", "_began", "_bytes", "_caller", "_count", "_work")
+    __slots__ = ("_admission", "_began", "_bytes", "_caller", "_count", "_deadline", "_work")
 
-    def __init__(self, admission: Admission, count: int, num_bytes: int, work: float, caller: str) -> None:
+    def __init__(
+        self, admission: Admission, count: int, num_bytes: int, work: float, caller: str, deadline: float | None
+    ) -> None:
         self._admission = admission
         self._count = count
         self._bytes = num_bytes
         self._work = work
         self._caller = caller
+        self._deadline = deadline
         self._began = time.monotonic()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: object, *_: object) -> None:
-        self.release(is_done=kind is None)
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
+        self.release(is_done=error is None)
+        if error is None:
+            self._admission.note_in_time()
+        elif isinstance(error, OverloadedError) or self._is_late:
+            self._admission.note_late()
+
+    @property
+    def _is_late(self) -> bool:
+        """True if the caller has stopped waiting or is about to: its own clock began before the server's."""
+        deadline = self._deadline
+        return deadline is not None and time.monotonic() >= deadline - _LATE * (deadline - self._began)
 
     def release(self, count: int | None = None, *, is_done: bool = True) -> None:
         """Gives back the part of `count` inputs, or all that is left; `is_done` is False where it was not answered."""
@@ -142,6 +158,7 @@ class Admission:
         self._work = 0.0  # in the pace's unit
         self._work_of: dict[str, float] = {}  # by caller
         self._mean_held_s = _SHORTEST_RETRY_S
+        self._margin = _LEAST_MARGIN
 
     @property
     def num_admitted(self) -> int:
@@ -180,7 +197,15 @@ class Admission:
             self._work_of[caller] = self._work_of.get(caller, 0.0) + work
         self._num_admitted += count
         self._num_bytes += num_bytes
-        return Permit(self, count, num_bytes, work, caller)
+        return Permit(self, count, num_bytes, work, caller, deadline)
+
+    def note_in_time(self) -> None:
+        """Notes that what was admitted was answered; called by the permit."""
+        self._margin = max(self._margin - _LESS_MARGIN, _LEAST_MARGIN)
+
+    def note_late(self) -> None:
+        """Notes that what was admitted could not be answered in time; called by the permit."""
+        self._margin = min(self._margin + _MORE_MARGIN, _MOST_MARGIN)
 
     def take_back(self, count: int, num_bytes: int, work: float, caller: str, held_s: float, *, is_done: bool) -> None:
         """Takes back a part of a permit that was held for `held_s` seconds; called by the permit.
@@ -212,7 +237,7 @@ class Admission:
         wait_s = self._pace.queue_s(self._ahead(work, caller) - each, each)
         if not wait_s:
             return
-        takes_s, left_s = _MARGIN * (wait_s + self._pace.service_s(each)), deadline - time.monotonic()
+        takes_s, left_s = self._margin * (wait_s + self._pace.service_s(each)), deadline - time.monotonic()
         if takes_s > left_s:
             raise _overload(
                 f"{self._owner} would answer in {takes_s:.2f} s, and the call has {max(left_s, 0.0):.2f} s left",

@@ -150,3 +150,28 @@ def test_calls_that_were_given_up_do_not_make_a_model_seem_quick(clock):
             with suppress(TimeoutError), admission.admit(9):
                 raise TimeoutError
     assert pace.queue_s(100, 1) == pytest.approx(10.0, rel=0.1)
+
+
+def test_calls_that_are_late_make_estimates_more_careful_and_others_less_so(clock):
+    admission = Admission(limit=1000, noun="texts", owner="topics", pace=Steady())
+
+    def takes(work):
+        """Returns whether a call of five seconds is taken behind so much work."""
+        with admission.admit(work):
+            try:
+                with admission.admit(1, deadline=clock.s + 5):
+                    return True
+            except OverloadedError:
+                return False
+
+    assert takes(40)
+    for _ in range(20):
+        with suppress(TimeoutError), admission.admit(1, deadline=clock.s + 1):
+            clock.s += 2
+            raise TimeoutError
+    assert not takes(40)
+    assert takes(25)
+    for _ in range(2000):
+        with admission.admit(1, deadline=clock.s + 1):
+            pass
+    assert takes(40)
