@@ -122,11 +122,13 @@ def mutate(rng: random.Random, samples: list[bytes], words: tuple[bytes, ...]) -
 
 
 def cases(target: Target, seed: int) -> Iterator[bytes]:
-    """Yields the samples, and then damaged ones without end."""
-    rng, samples = random.Random(seed), target.samples()
-    yield from samples
+    """Yields the samples, and then damaged ones without end; or what the target draws."""
+    rng = random.Random(seed)
+    while target.draw is not None:
+        yield target.draw(rng)
+    yield from (samples := target.samples())
     while True:
-        yield mutate(rng, samples, target.words) if target.draw is None else target.draw(rng)
+        yield mutate(rng, samples, target.words)
 
 
 def attempt(target: Target, data: bytes, outcome: Outcome) -> None:
