@@ -98,11 +98,13 @@ _MEMORY_BYTES = 4 * 2**30
 
 
 def cases(target: Target, seed: int) -> Iterator[bytes]:
-    """Yields the samples, and then damaged ones without end."""
-    rng, samples = random.Random(seed), target.samples()
-    yield from samples
+    """Yields the samples, and then damaged ones without end; or what the target draws."""
+    rng = random.Random(seed)
+    while target.draw is not None:
+        yield target.draw(rng)
+    yield from (samples := target.samples())
     while True:
-        yield target.draw(rng) if target.draw else mutate(rng, rng.choice(samples), samples, target.words)
+        yield mutate(rng, rng.choice(samples), samples, target.words)
 
 
 def attempt(target: Target, data: bytes, outcome: Outcome) -> None:

@@ -19,14 +19,15 @@ from PIL import Image
 
 MAX_PIXELS: Final = 20_000_000
 """The server's default."""
-_SIDES: Final = (5000, 4000)
+SIDES = (5000, 4000)
+"""Of the large pictures."""
 
 
 @cache
 def samples() -> list[bytes]:
     """Writes pictures of every format: small ones of noise, and flat ones of 20 megapixels."""
     noise = Image.frombytes("RGB", (48, 40), random.Random(0).randbytes(48 * 40 * 3))
-    large = Image.linear_gradient("L").resize(_SIDES).convert("RGB")
+    large = Image.linear_gradient("L").resize(SIDES).convert("RGB")
     written = []
     for picture in (noise, large):
         paletted = picture.convert("P")
@@ -49,7 +50,7 @@ def samples() -> list[bytes]:
             image.save(file := io.BytesIO(), **options)
             if len(file.getvalue()) <= 16 * 2**20:
                 written.append(file.getvalue())
-    written += [_interlaced_png(*_SIDES), _run_length_bmp(*_SIDES), _animated_gif(64)]
+    written += [_interlaced_png(*SIDES), _run_length_bmp(*SIDES), _animated_gif(64)]
     return written
 
 
@@ -66,7 +67,7 @@ def _interlaced_png(width: int, height: int) -> bytes:
 
 def _run_length_bmp(width: int, height: int) -> bytes:
     """Runs of one pixel each, which a decoder in Python goes through one by one."""
-    body = b"\x01\x00" * (4 * 2**20)
+    body = b"\x01\x00" * (width * height // 5)
     info = struct.pack("<IiiHHIIiiII", 40, width, height, 1, 8, 1, len(body), 0, 0, 256, 0)
     start = 14 + 40 + 1024
     return struct.pack("<2sIHHI", b"BM", start + len(body), 0, 0, start) + info + bytes(1024) + body

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 
 from headway_server.preprocessing import TextTokenizer
 
-MAX_BYTES: Final = 256 * 2**10
+MAX_BYTES = 256 * 2**10
 """The server's default."""
 _STORE: Final = Path(__file__).parents[2] / "models"
 

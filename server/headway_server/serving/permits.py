@@ -93,7 +93,14 @@ class Permit:
     __slots__ = ("_admission", "_began", "_bytes", "_caller", "_count", "_deadline", "_work")
 
     def __init__(
-        self, admission: Admission, count: int, num_bytes: int, work: float, caller: str, deadline: float | None
+        self,
+        admission: Admission,
+        count: int,
+        num_bytes: int,
+        work: float,
+        *,
+        caller: str,
+        deadline: float | None,
     ) -> None:
         self._admission = admission
         self._count = count
@@ -197,7 +204,7 @@ class Admission:
             self._work_of[caller] = self._work_of.get(caller, 0.0) + work
         self._num_admitted += count
         self._num_bytes += num_bytes
-        return Permit(self, count, num_bytes, work, caller, deadline)
+        return Permit(self, count, num_bytes, work, caller=caller, deadline=deadline)
 
     def note_in_time(self) -> None:
         """Notes that what was admitted was answered; called by the permit."""
