@@ -190,12 +190,13 @@ def _tokens(tokens: Iterable[InspectedToken]) -> list[pb.InspectedToken]:
 
 
 def _attention(maps: Sequence[AttentionMap]) -> pb.Attention:
+    # A list of the numbers would take eight times as much memory as the array.
     rows, columns = maps[0].weights.shape if maps else (0, 0)
     return pb.Attention(
         row_count=rows,
         column_count=columns,
         maps=[
-            pb.AttentionMap(layer=found.layer, head=found.head, weights=found.weights.ravel().tolist())
+            pb.AttentionMap(layer=found.layer, head=found.head, weights=memoryview(found.weights.ravel()))
             for found in maps
         ],
     )
