@@ -196,7 +196,6 @@ def _attention(maps: Sequence[AttentionMap]) -> pb.Attention:
         row_count=rows,
         column_count=columns,
         maps=[
-            pb.AttentionMap(layer=found.layer, head=found.head, weights=found.weights.ravel().data)
-            for found in maps
+            pb.AttentionMap(layer=found.layer, head=found.head, weights=found.weights.ravel().data) for found in maps
         ],
     )
