@@ -182,9 +182,9 @@ class ServerSettings(BaseSettings):
     """MiB that the requests of running calls may have together; further calls are refused when they have been received
     and before they are parsed. Left out, an eighth of the memory there is once the models are loaded, or twice the
     largest request if that is more."""
-    max_attention_mib: Annotated[int, Field(ge=1, le=1024)] = 64
+    max_attention_mib: Annotated[int, Field(ge=1, le=1024)] = 48
     """Most MiB of attention weights that a call of the inspection service may have computed, and all such calls to a
-    model together: layers x heads x tokens x tokens x 4 bytes."""
+    model together: layers x heads x tokens x tokens x 4 bytes. The Python client reads answers of up to 64 MiB."""
     open_inference: bool = True
     """Speak the Open Inference Protocol too; counting the statistics that it tells takes 5 µs a call."""
     drain_timeout: Annotated[float, Field(ge=0, le=3600)] = 30

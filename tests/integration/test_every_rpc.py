@@ -1,12 +1,17 @@
 """Every RPC through a real channel, to a server in a process of its own, in each precision that runs on a CPU."""
 
+import asyncio
 import io
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+from typer.testing import CliRunner
 
 from headway_client import (
+    AsyncClient,
+    AttentionSummary,
     Client,
     FailedPreconditionError,
     FinishReason,
@@ -14,6 +19,7 @@ from headway_client import (
     InvalidArgumentError,
     NotFoundError,
 )
+from headway_client.cli import app
 
 PROMPTS = ["a bird in the hand is worth", "practice makes", "the pen"]
 
@@ -124,3 +130,48 @@ def test_many_calls_at_once_answer_as_one_by_one(client: Client):
     with ThreadPoolExecutor(12) as pool:
         at_once = pool.map(lambda call: client.generate_text([call[0]], max_new_tokens=call[1]).results[0].text, calls)
         assert list(at_once) == one_by_one
+
+
+def test_what_models_attend_to_is_shown_alike_by_both_clients(client: Client):
+    text, image = "the old summer", _picture((200, 60, 60))
+
+    async def ask() -> list[object]:
+        async with AsyncClient(client.server) as other:
+            return [
+                (await other.inspect_text(text, layers=[1]))[0],
+                (await other.inspect_image(image, summary="rollout"))[0],
+                (await other.inspect_generation(text, summary=AttentionSummary.MAXIMUM))[0],
+                (await other.inspect_translation("one two", translation="zwei eins"))[0],
+            ]
+
+    found = [
+        client.inspect_text(text, layers=[1])[0],
+        client.inspect_image(image, summary="rollout")[0],
+        client.inspect_generation(text, summary=AttentionSummary.MAXIMUM)[0],
+        client.inspect_translation("one two", translation="zwei eins")[0],
+    ]
+    assert asyncio.run(ask()) == found
+    assert found[0].attention.to_numpy().shape == (4, 4, 4)
+    assert found[1].attention.to_numpy().sum(axis=-1) == pytest.approx(1, abs=1e-5)
+    with pytest.raises(ValueError, match="'median' is not a valid AttentionSummary"):
+        client.inspect_text(text, summary="median")
+
+
+def test_the_commands_print_and_draw_what_models_attend_to(client: Client, tmp_path: Path):
+    def run(*arguments: str) -> str:
+        ended = CliRunner().invoke(app, [*arguments, "--server", client.server])
+        assert ended.exit_code == 0, ended.output
+        return ended.stdout
+
+    printed = run("inspect-text", "the old summer", "--summary", "mean", "--layer", "0").splitlines()
+    assert printed[0] == "==> layer 0 <=="
+    assert [line.split()[0] for line in printed[1:]] == ["'[CLS]'", "'", "'", "'"]
+    assert run("inspect-translation", "one two three", "--summary", "mean").startswith("drei zwei eins\n==> encoder")
+    (tmp_path / "image.png").write_bytes(_picture((200, 60, 60)))
+    for name, *arguments in (
+        ("text.svg", "inspect-generation", "the pen"),
+        ("image.png", "inspect-image", str(tmp_path / "image.png")),
+        ("both.svg", "inspect-translation", "one two"),
+    ):
+        run(*arguments, "--picture", str(tmp_path / f"drawn-{name}"))
+        assert (tmp_path / f"drawn-{name}").stat().st_size > 1000

@@ -13,6 +13,7 @@ from headway.v1 import inspection_service_pb2_grpc as pb_grpc
 from headway_server.bundles import Task
 from headway_server.errors import InvalidInputError
 from headway_server.serving.host import ModelHost
+from headway_server.serving.limits import check_count
 from headway_server.tasks.generation.model import GenerationModel
 from headway_server.tasks.images.classifier import ImageClassifier, InspectedImage
 from headway_server.tasks.inspection.inspector import InspectedText, InspectedToken, InspectedTranslation
@@ -28,6 +29,8 @@ _SUMMARIES: Final = {
     pb.ATTENTION_SUMMARY_MAXIMUM: Summary.MAXIMUM,
     pb.ATTENTION_SUMMARY_ROLLOUT: Summary.ROLLOUT,
 }
+_MAX_NUMBERS: Final = 1024
+"""Layers, or heads, that a call may name."""
 _WEIGHTS_OF_A_PART: Final = 16
 """Weights that take as long to put into a message as a small message takes to make."""
 
@@ -128,8 +131,11 @@ def _asked(options: pb.AttentionOptions) -> AttentionRequest:
     """Parses which weights a call asks for.
 
     Raises:
-        InvalidInputError: There is no such summary.
+        InvalidInputError: There is no such summary, or there are more layers or heads than any model has.
     """
+    for field, numbers in (("attention.layers", options.layers), ("attention.heads", options.heads)):
+        if numbers:
+            check_count(field, len(numbers), _MAX_NUMBERS, "name each once, or leave it out for all")
     if options.summary not in _SUMMARIES:
         known = ", ".join(pb.AttentionSummary.Name(number) for number in _SUMMARIES)
         raise InvalidInputError("attention.summary", f"is {options.summary}; give one of {known}")
@@ -184,12 +190,12 @@ def _tokens(tokens: Iterable[InspectedToken]) -> list[pb.InspectedToken]:
 
 
 def _attention(maps: Sequence[AttentionMap]) -> pb.Attention:
+    # A list of the numbers would take eight times as much memory as the array.
     rows, columns = maps[0].weights.shape if maps else (0, 0)
     return pb.Attention(
         row_count=rows,
         column_count=columns,
         maps=[
-            pb.AttentionMap(layer=found.layer, head=found.head, weights=found.weights.ravel().tolist())
-            for found in maps
+            pb.AttentionMap(layer=found.layer, head=found.head, weights=found.weights.ravel().data) for found in maps
         ],
     )

@@ -122,6 +122,7 @@ async def test_wrong_requests_name_the_field_and_the_range(serving):
         (pb.InspectTextRequest(text=TEXT, attention=pb.AttentionOptions(layers=[2])), "attention.layers[0]", "0 to 1"),
         (pb.InspectTextRequest(text=TEXT, attention=pb.AttentionOptions(heads=[9])), "attention.heads[0]", "0 to 3"),
         (pb.InspectTextRequest(text=TEXT, attention=pb.AttentionOptions(summary=7)), "attention.summary", "is 7"),
+        (pb.InspectTextRequest(text=TEXT, attention=pb.AttentionOptions(heads=[0] * 1025)), "attention.heads", "1024"),
     ):
         failure = await failure_of(stub(serving).InspectText(request))
         assert (failure.code, failure.field) == (grpc.StatusCode.INVALID_ARGUMENT, field)
