@@ -189,21 +189,24 @@ def _compare(source: ExportSource, expected: Sequence[NDArray[Any]], found: Sequ
     if source.task is Task.TEXT_SCORING:
         pairs = np.stack([np.concatenate(side) for side in (expected, found)])  # (2, N)
         has_sigmoid = source.scoring is not None and source.scoring.activation == "sigmoid"
-        return {"correlation": float(np.corrcoef(sigmoid(pairs) if has_sigmoid else pairs)[0, 1])}
+        centred = (sigmoid(pairs) if has_sigmoid else pairs).astype(np.float64)
+        centred -= centred.mean(axis=1, keepdims=True)
+        return {"correlation": float(np.prod(centred, axis=0).sum() / np.linalg.norm(centred, axis=1).prod())}
     if source.task in (Task.TEXT_EMBEDDING, Task.IMAGE_EMBEDDING):
-        first, second = (np.stack(side).astype(np.float64) for side in (expected, found))  # (N, E)
-        norms = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
-        cosines = (first * second).sum(axis=1) / np.maximum(norms, np.finfo(np.float64).tiny)
+        vectors = [np.stack(side).astype(np.float64) for side in (expected, found)]  # (N, E) each
+        norms = np.linalg.norm(vectors[0], axis=1) * np.linalg.norm(vectors[1], axis=1)
+        cosines = (vectors[0] * vectors[1]).sum(axis=1) / np.maximum(norms, np.finfo(np.float64).tiny)
         return {"mean_cosine": float(cosines.mean()), "least_cosine": float(cosines.min())}
-    first, second = (
-        np.concatenate([np.atleast_2d(rows) for rows in side]) for side in (expected, found)
-    )  # (N, C or V)
     scheme = source.classification or ClassificationScheme()
+    first, second = (
+        np.concatenate([np.atleast_2d(rows) for rows in side]).astype(np.float32) / np.float32(scheme.temperature)
+        for side in (expected, found)
+    )  # (N, C or V)
     if scheme.kind == "multi_label":
         limits = np.asarray(scheme.thresholds, np.float32)
-        agree = (sigmoid(first / scheme.temperature) >= limits) == (sigmoid(second / scheme.temperature) >= limits)
+        agree = (sigmoid(first) >= limits) == (sigmoid(second) >= limits)
         return {"top_agreement": float(agree.mean())}
-    first, second = log_softmax(first / scheme.temperature), log_softmax(second / scheme.temperature)
+    first, second = log_softmax(first), log_softmax(second)
     divergence = (np.exp(first) * (first - second)).sum(axis=-1, dtype=np.float64)
     return {
         "mean_kl_divergence": float(divergence.mean()),

@@ -127,7 +127,7 @@ def test_a_model_for_embeddings_says_what_it_is(client):
     model = client.get_model("e5").model
     assert (model.task, model.embedding_dimension, model.labels) == (Task.TEXT_EMBEDDING, 32, ())
     assert model.prompt_names == ("query", "document", "passage")
-    with pytest.raises(FailedPreconditionError, match="cannot do text_classification; ask topics"):
+    with pytest.raises(FailedPreconditionError, match="cannot do text_classification; ask nli, topics"):
         client.classify_text("rain", model="e5")
 
 

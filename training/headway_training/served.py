@@ -56,6 +56,8 @@ _CALL_OPTIONS: Mapping[Task, type] = {
 }
 """Options of the client's call; those of generation do not bear on how likely a text is."""
 _SET_BY_MEASUREMENT = {"model", "model_version", "top_k", "text_pairs"}
+_OTHER_LABELS = {"candidate_labels", "hypothesis_template", "independent_labels"}
+"""Options that would have a model choose among other labels than the data's."""
 _UNITS = {Task.TRANSLATION: "sentences", Task.IMAGE_CLASSIFICATION: "images", Task.GENERATION: "characters"}
 
 
@@ -238,7 +240,7 @@ def _parse_option(setting: str) -> tuple[str, Any]:
 def _check_settings(settings: Mapping[str, Any], model: Model) -> None:
     """Checks that the client's call takes the options."""
     kind = _CALL_OPTIONS.get(model.task)
-    known = sorted(set(get_type_hints(kind)) - _SET_BY_MEASUREMENT) if kind else []
+    known = sorted(set(get_type_hints(kind)) - _SET_BY_MEASUREMENT - _OTHER_LABELS) if kind else []
     for name in settings:
         if name not in known:
             raise EvaluationError(

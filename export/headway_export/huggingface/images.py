@@ -289,7 +289,7 @@ def _fix_positions(folder: ModelFolder, model: nn.Module, preprocessing: ImagePr
             f"{folder.path}: {type(model).__name__} does not read images of {size[0]} x {size[1]}, which "
             f"{PREPROCESSOR_FILE} asks for ({first_line(error)})"
         ) from error
-    parts = getattr(cast("Any", model).base_model, "embeddings", None)
+    parts: Any = getattr(cast("Any", model).base_model, "embeddings", None)
     table = getattr(parts, "position_embeddings", None)
     trained = getattr(folder.config, "image_size", None)
     if not isinstance(table, nn.Parameter) or not hasattr(parts, "interpolate_pos_encoding") or trained == size[0]:

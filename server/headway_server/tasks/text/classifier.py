@@ -141,7 +141,8 @@ class TextClassifier(TextModel):
         )
 
         def read(row: Tensors, _: str, encoded: EncodedText) -> tuple[NDArray[np.float32], int, bool]:
-            return row[LOGITS] / np.float32(self.classification.temperature), len(encoded), encoded.truncated
+            logits: NDArray[np.float32] = row[LOGITS] / np.float32(self.classification.temperature)
+            return logits, len(encoded), encoded.truncated
 
         answer = await self._answer(pairs, (LOGITS,), read, deadline=deadline)
         scheme = (

@@ -175,7 +175,8 @@ class TextModel(StatelessModel):
             RequestError: The texts cannot be read, there is no such prompt, the queue is full, the deadline passed, the
                 server is draining.
         """
-        if prompt := self._prompt(prompt_name, is_text=isinstance(inputs, TextInputs)):
+        prompt = self._prompt(prompt_name, is_text=isinstance(inputs, TextInputs))
+        if prompt and isinstance(inputs, TextInputs):
             inputs = replace(inputs, prompt=prompt)
 
         def read(row: Tensors, _: str, encoded: EncodedText) -> EmbeddedText:

@@ -95,7 +95,7 @@ def test_statistics_count_calls_inputs_and_runs(triton):
     assert int(after["last_inference"]) > 1.7e12
     every = triton("ask", "get_inference_statistics")["model_stats"]
     assert [model["name"] for model in every] == sorted(model["name"] for model in every)
-    assert len(every) == 7
+    assert len(every) == 10
 
 
 @pytest.fixture
