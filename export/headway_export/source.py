@@ -127,6 +127,8 @@ class ExportSource:
     sampling_defaults: SamplingDefaults | None = None
     prompt_prefix: tuple[int, ...] = ()
     """Tokens that come before a prompt that is given as text; for generation."""
+    suppressed_tokens: tuple[int, ...] = ()
+    """Tokens that are never generated."""
     evaluation: EvaluationData | None = None
     training: TrainingRecord | None = None
 
