@@ -65,9 +65,9 @@ class HuggingFaceEncoderDecoder(nn.Module):
         attend = padding_attention(attention_mask)
 
         def attend_layer(
-            _module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, bias: Tensor | None
+            module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, bias: Tensor | None
         ) -> Tensor:
-            return attend(query, key, value, layer=0, scale=scale, bias=bias)
+            return attend(query, key, value, layer=getattr(module, "layer_idx", None) or 0, scale=scale, bias=bias)
 
         with attending(attend_layer):
             output = cast("Any", self.model).get_encoder()(

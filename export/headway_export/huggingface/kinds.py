@@ -37,8 +37,8 @@ class Kind:
 
 
 KINDS: Final = (
-    Kind(task=Task.TRANSLATION, heads=("MarianMTModel",), is_encoder_decoder=True, read=read_translator),
     Kind(task=Task.GENERATION, heads=("ForCausalLM", "LMHeadModel"), read=read_decoder),
+    Kind(task=Task.TRANSLATION, heads=("MarianMTModel",), is_encoder_decoder=True, read=read_translator),
     Kind(task=Task.TEXT_CLASSIFICATION, heads=("ForSequenceClassification",), read=read_classifier),
     Kind(task=Task.TOKEN_CLASSIFICATION, heads=("ForTokenClassification",), read=read_classifier),
 )

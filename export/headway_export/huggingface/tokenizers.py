@@ -14,7 +14,7 @@ import struct
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 from unicodedata import normalize
 
 import numpy as np
@@ -104,7 +104,7 @@ def read_pieces(file: Path) -> Any:
         from sentencepiece import sentencepiece_model_pb2  # noqa: PLC0415 (for folders that have such a model)
     except ImportError as error:
         raise SourceError(f"{file}: needs the library sentencepiece: pip install sentencepiece") from error
-    proto = sentencepiece_model_pb2.ModelProto()
+    proto = cast("Any", sentencepiece_model_pb2).ModelProto()
     try:
         proto.ParseFromString(file.read_bytes())
     except Exception as error:  # the library raises kinds of its own
@@ -170,7 +170,7 @@ def convert_pieces(file: Path, ids: Mapping[str, int], *, unknown: str, end: str
 
 def _normalization(table: bytes) -> list[normalizers.Normalizer]:
     """Returns what computes the replacements of a table exactly; none for an empty one."""
-    steps = [normalizers.Replace(Regex(f"[{_APART}{_TOGETHER}]"), _OTHER)]
+    steps: list[normalizers.Normalizer] = [normalizers.Replace(Regex(f"[{_APART}{_TOGETHER}]"), _OTHER)]
     if not table:
         return steps
     replacements = _read_table(table)
@@ -237,14 +237,14 @@ def _joints(keys: Iterable[str]) -> list[str]:
     by_ends: defaultdict[tuple[frozenset[str], frozenset[str]], set[str]] = defaultdict(set)  # middles
     for (firsts, middle), lasts in by_first.items():
         by_ends[firsts, frozenset(lasts)].add(middle)
-    patterns = []
-    for (firsts, lasts), middles in by_ends.items():
+    patterns: list[str] = []
+    for (firsts, ends), middles in by_ends.items():
         by_length: defaultdict[int, set[str]] = defaultdict(set)
         for middle in middles:
             by_length[len(middle)].add(middle)
         for length, some in sorted(by_length.items()):
             between = [""] if length == 0 else [_class(some)] if length == 1 else sorted(map(_escaped, some))
-            patterns += [f"(?<={_class(firsts)}{middle}){_class(lasts)}" for middle in between]
+            patterns += [f"(?<={_class(firsts)}{middle}){_class(ends)}" for middle in between]
     return patterns
 
 
