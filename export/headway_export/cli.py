@@ -198,6 +198,9 @@ def hf(
         bool, typer.Option("--allow-pickle", help="Read pickled weights, which may run any code.")
     ] = False,
     evaluation: Annotated[Path | None, typer.Option(help="Data that int8 is judged on (docs/checkpoint.md).")] = None,
+    languages: Annotated[
+        str | None, typer.Option(help="Source and target, such as en-de, where the folder does not tell them.")
+    ] = None,
     license_name: Annotated[
         str | None, typer.Option("--license", help="Licence of the weights. [default: what the folder's README states]")
     ] = None,
@@ -231,6 +234,7 @@ def hf(
                 max_length=max_length,
                 allow_pickle=allow_pickle,
                 evaluation_file=evaluation,
+                languages=_languages(languages) if languages else None,
                 license_name=license_name,
                 texts_file=texts,
                 pooling=pooling,

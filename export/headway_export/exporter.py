@@ -313,6 +313,7 @@ def _manifest(
         languages=source.languages,
         sampling_defaults=source.sampling_defaults,
         prompt_prefix=source.prompt_prefix,
+        suppressed_tokens=source.suppressed_tokens,
         opset=opset,
         libraries=_libraries(("torch", "onnx", "onnxscript", "onnxruntime", "onnxruntime-gpu", "headway-export")),
         files=files,

@@ -268,18 +268,23 @@ def _translate(candidate: Candidate, texts: Sequence[str]) -> list[str]:
     translations = [""] * len(ids)
     for batch in _by_length(ids):
         open_sources(decoder, encode_sources(encoder, [ids[index] for index in batch]))
-        for index, target in zip(batch, _decode_greedily(decoder, len(batch), bos, eos), strict=True):
+        targets = _decode_greedily(decoder, len(batch), bos, eos, source.suppressed_tokens)
+        for index, target in zip(batch, targets, strict=True):
             translations[index] = source.tokenizer.decode(target, skip_special_tokens=True)
     return translations
 
 
-def _decode_greedily(decoder: DecoderRunner, rows: int, bos: int, eos: int | None) -> list[list[int]]:
-    """Decodes until every row has ended; returns the tokens before the end of each."""
+def _decode_greedily(
+    decoder: DecoderRunner, rows: int, bos: int, eos: int | None, suppressed: Sequence[int]
+) -> list[list[int]]:
+    """Decodes until every row has ended, without suppressed tokens; returns the tokens before the end of each."""
     tokens = np.full(rows, bos, np.int64)
     targets: list[list[int]] = [[] for _ in range(rows)]
     running = np.ones(rows, bool)
     for position in range(decoder.max_length):
-        tokens = decoder.decode(tokens, np.full(rows, position)).argmax(axis=-1)
+        logits = decoder.decode(tokens, np.full(rows, position))
+        logits[:, list(suppressed)] = -np.inf
+        tokens = logits.argmax(axis=-1)
         running &= tokens != eos
         if not running.any():
             break

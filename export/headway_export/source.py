@@ -134,6 +134,8 @@ class ExportSource:
     """Name of the one that is put before where none is asked for."""
     prompt_prefix: tuple[int, ...] = ()
     """Tokens that come before a prompt that is given as text; for generation."""
+    suppressed_tokens: tuple[int, ...] = ()
+    """Tokens that are never generated."""
     evaluation: EvaluationData | None = None
     texts: tuple[str, ...] = ()
     """Texts that int8 is held against fp32 on where there is no evaluation data; none: drawn ones."""

@@ -136,7 +136,7 @@ def test_a_folder_that_is_none_is_refused(tmp_path):
     ("values", "message"),
     [
         ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "by the running length"),
-        ({"is_encoder_decoder": True}, "is an encoder-decoder (llama)"),
+        ({"is_encoder_decoder": True}, "is an encoder-decoder (llama), and is not exported for generation"),
     ],
 )
 def test_what_a_configuration_asks_for_and_no_graph_computes_is_refused(llama, values, message):

@@ -1,8 +1,7 @@
 """Causal language models, whose attention follows ours.
 
-`transformers` sends the attention of its families through one interface. A function that is registered there calls the
-`attend` that `HuggingFaceDecoder` is given, so that any decoder of that library follows docs/bring-your-own.md; rotary
-positions, norms and grouped heads stay with the library's own code.
+Their layers call the `attend` that `HuggingFaceDecoder` is given (`attention.py`), so that any decoder of the library
+follows docs/bring-your-own.md.
 
 A decoder is held against `transformers`' own attention before it is exported, so a family that computes anything beside
 what `attend` takes is refused with the difference.
@@ -13,19 +12,25 @@ B rows, T tokens, H heads, G key and value heads, K head width, D model width, V
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextvars import ContextVar
 from itertools import takewhile
 from typing import Any, Final, Unpack, cast
 
 import numpy as np
 import torch
-import transformers
 from tokenizers import Tokenizer
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers import AutoModelForCausalLM
 
 from headway_export.errors import SourceError
-from headway_export.huggingface.folder import ModelFolder, first_line, quiet
+from headway_export.huggingface.attention import ATTENTION, attending, layer_of
+from headway_export.huggingface.folder import (
+    IGNORED_GENERATION,
+    NEUTRAL,
+    ModelFolder,
+    as_ids,
+    first_line,
+    quiet,
+)
 from headway_export.reference import CAUSAL, generation_logits
 from headway_export.source import ExportSource, find_chat_template, limits_of
 from headway_server.bundles import SamplingDefaults, SpecialTokens
@@ -33,56 +38,6 @@ from headway_training.models.parts.attention import Attend, Scoring
 
 ORACLE_BOUND: Final = 1e-4
 """Largest relative difference of logits between `attend` and the library's own attention."""
-
-_ATTENTION: Final = "headway"
-_IGNORED_GENERATION: Final = (
-    "no_repeat_ngram_size",
-    "encoder_repetition_penalty",
-    "bad_words_ids",
-    "suppress_tokens",
-    "begin_suppress_tokens",
-    "forced_bos_token_id",
-    "forced_eos_token_id",
-    "exponential_decay_length_penalty",
-    "sequence_bias",
-    "typical_p",
-    "epsilon_cutoff",
-    "eta_cutoff",
-)
-"""Entries of `generation_config.json` that change what is generated and that a bundle has no place for."""
-_NEUTRAL: Final[tuple[Any, ...]] = (None, 0, 0.0, 1.0, [], {})
-
-
-_attend: ContextVar[Attend] = ContextVar("attend")
-
-
-def _injected_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,  # noqa: ARG001 (the attention that is injected is causal and has its own)
-    *,
-    scaling: float | None = None,
-    sliding_window: int | None = None,  # noqa: ARG001 (`ModelFolder.length` has compared it with the length)
-    **further: Any,
-) -> tuple[Tensor, None]:
-    """Attention of a layer of `transformers`: (B, H, T, K), twice (B, G, T, K) -> (B, T, H, K).
-
-    Raises:
-        SourceError: The layer asks for something that `attend` does not take.
-    """
-    for name in ("softcap", "s_aux", "position_bias", "alibi"):
-        if further.get(name) is not None:
-            raise SourceError(f"its attention has {name}, which the key/value cache's operator is not given")
-    number = getattr(module, "layer_idx", None)
-    if not isinstance(number, int):
-        raise SourceError(f"{type(module).__name__} does not know its number (layer_idx)")
-    query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))
-    return _attend.get()(query, key, value, layer=number, scale=scaling), None
-
-
-transformers.AttentionInterface.register(_ATTENTION, _injected_attention)
 
 
 class HuggingFaceDecoder(nn.Module):
@@ -99,13 +54,18 @@ class HuggingFaceDecoder(nn.Module):
 
     def hidden_states(self, input_ids: Tensor, position_ids: Tensor, attend: Attend) -> Tensor:
         """(B, T), (B, T) -> (B, T, D)."""
-        token = _attend.set(attend)
-        try:
+
+        def attend_layer(
+            module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, bias: Tensor | None
+        ) -> Tensor:
+            if bias is not None:
+                raise SourceError("its attention has position_bias, which the key/value cache's operator is not given")
+            return attend(query, key, value, layer=layer_of(module), scale=scale)
+
+        with attending(attend_layer):
             output = cast("Any", self.model).base_model(
                 input_ids=input_ids, position_ids=position_ids, use_cache=False, return_dict=True
             )
-        finally:
-            _attend.reset(token)
         return cast("Tensor", output.last_hidden_state)
 
     def logits(self, hidden_states: Tensor) -> Tensor:
@@ -128,7 +88,7 @@ def read_decoder(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
     """
     _check_config(folder)
     tokenizer, _ = folder.tokenizer()
-    model = folder.load(AutoModelForCausalLM, attention=_ATTENTION)
+    model = folder.load(AutoModelForCausalLM, attention=ATTENTION)
     length, notes = folder.length(model, _window_of(folder.config))
     module = HuggingFaceDecoder(model, max_length=length)
     _check_against_own_attention(folder, module)
@@ -208,7 +168,7 @@ def _check_against_own_attention(folder: ModelFolder, decoder: HuggingFaceDecode
         with torch.inference_mode():
             expected = model(input_ids=torch.from_numpy(ids)[None], use_cache=False).logits[0].float().numpy()
     finally:
-        model.set_attn_implementation(_ATTENTION)
+        model.set_attn_implementation(ATTENTION)
     error_size = float(np.abs(found - expected).max() / max(np.abs(expected).max(), 1e-6))
     if not error_size <= ORACLE_BOUND:
         raise SourceError(
@@ -238,11 +198,8 @@ def _generation_settings(
 ) -> tuple[SpecialTokens, SamplingDefaults, tuple[str, ...]]:
     """Reads `generation_config.json`, or what the configuration says in its place."""
     text = folder.config.get_text_config()
-    if (folder.path / "generation_config.json").exists():
-        settings = GenerationConfig.from_pretrained(folder.path, local_files_only=True)
-    else:
-        settings = GenerationConfig.from_model_config(folder.config)
-    ends = _as_ids(settings.eos_token_id) or _as_ids(text.eos_token_id)
+    settings = folder.generation_config()
+    ends = as_ids(settings.eos_token_id) or as_ids(text.eos_token_id)
     names = folder.token_names()
     turn_end = tokenizer.token_to_id(names["eos_token"]) if "eos_token" in names else None
     if turn_end in ends:  # the template knows this one as eos_token
@@ -261,12 +218,6 @@ def _generation_settings(
         values["temperature"] = 1.0 if settings.temperature is None else settings.temperature
         values["top_k"] = 50 if settings.top_k is None else settings.top_k  # what `generate` takes without one
         values |= {name: getattr(settings, name) for name in ("top_p", "min_p") if getattr(settings, name) is not None}
-    ignored = [name for name in _IGNORED_GENERATION if getattr(settings, name, None) not in _NEUTRAL]
+    ignored = [name for name in IGNORED_GENERATION if getattr(settings, name, None) not in NEUTRAL]
     notes = (f"generation_config: {', '.join(ignored)}: not applied by the server",) if ignored else ()
     return special, SamplingDefaults.model_validate(values), notes
-
-
-def _as_ids(value: int | Sequence[int] | None) -> list[int]:
-    if value is None:
-        return []
-    return [value] if isinstance(value, int) else list(dict.fromkeys(value))

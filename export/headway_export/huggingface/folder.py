@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,18 +15,34 @@ import torch
 import transformers
 from tokenizers import Tokenizer
 from torch import nn
-from transformers import AutoConfig, AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
 from headway_export.errors import SourceError
 from headway_export.graphs import parameter_count
 from headway_export.source import EvaluationData, read_evaluation
-from headway_server.bundles import TOKENIZER_FILE, Architecture, Task
+from headway_server.bundles import TOKENIZER_FILE, Architecture, Languages, Task
 from headway_server.runtime import available_bytes
 
 DEFAULT_MAX_LENGTH: Final = 2048
 """Most tokens of a bundle if nothing else is asked for; the proof runs over all of them."""
 
 CONFIG_FILE: Final = "config.json"
+IGNORED_GENERATION: Final = (
+    "no_repeat_ngram_size",
+    "encoder_repetition_penalty",
+    "bad_words_ids",
+    "suppress_tokens",
+    "begin_suppress_tokens",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "exponential_decay_length_penalty",
+    "sequence_bias",
+    "typical_p",
+    "epsilon_cutoff",
+    "eta_cutoff",
+)
+"""Entries of `generation_config.json` that change what is generated and that a bundle has no place for."""
+NEUTRAL: Final[tuple[Any, ...]] = (None, 0, 0.0, 1.0, [], {})
 _SAFETENSORS: Final = "model.safetensors"
 _PICKLE: Final = "pytorch_model.bin"
 _COPIES: Final = 2.5
@@ -48,6 +64,8 @@ class FolderOptions:
     """True to read weights that are pickled, which can run any code."""
     evaluation_file: Path | None = None
     """Evaluation data in the format of docs/checkpoint.md."""
+    languages: Languages | None = None
+    """Of a translation model; None: those that the folder states."""
     license_name: str | None = None
     """Licence of the weights; None: the one that the folder's README states."""
     texts_file: Path | None = None
@@ -119,13 +137,21 @@ class ModelFolder:
             raise SourceError(
                 f"{self.path}: has no tokenizer that can be read ({first_line(error)}); it needs {TOKENIZER_FILE}"
             ) from error
+        self.check_vocabulary(tokenizer)
+        return tokenizer, "token_type_ids" in read.model_input_names
+
+    def check_vocabulary(self, tokenizer: Tokenizer) -> None:
+        """Checks that a tokenizer gives no id that the model does not know.
+
+        Raises:
+            SourceError: It does.
+        """
         vocabulary = int(self.config.get_text_config().vocab_size)
         if (largest := max(tokenizer.get_vocab().values(), default=0)) >= vocabulary:
             raise SourceError(
                 f"{self.path}: the tokenizer has a token of id {largest}, and the model's vocabulary ends at "
                 f"{vocabulary - 1}; they do not belong together"
             )
-        return tokenizer, "token_type_ids" in read.model_input_names
 
     def token_names(self) -> dict[str, str]:
         """Returns the special tokens that `tokenizer_config.json` names, by what they are for."""
@@ -136,6 +162,12 @@ class ModelFolder:
         tokens = {name: content.get(name) for name in ("bos_token", "eos_token")}
         texts = {name: token.get("content") if isinstance(token, dict) else token for name, token in tokens.items()}
         return {name: text for name, text in texts.items() if isinstance(text, str)}
+
+    def generation_config(self) -> Any:
+        """Returns `generation_config.json` as `transformers` parses it, or what the configuration says in its place."""
+        if (self.path / "generation_config.json").exists():
+            return GenerationConfig.from_pretrained(self.path, local_files_only=True)
+        return GenerationConfig.from_model_config(self.config)
 
     def load(self, auto_class: Any, *, attention: str = "eager", unused: tuple[str, ...] = ()) -> nn.Module:
         """Loads the weights, in fp32.
@@ -324,3 +356,10 @@ def quiet() -> Iterator[None]:
 def first_line(error: Exception) -> str:
     """Returns the first line of what an error says, or its name."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def as_ids(value: int | Sequence[int] | None) -> list[int]:
+    """Returns the ids that an entry of a configuration gives: none, one, or several."""
+    if value is None:
+        return []
+    return [value] if isinstance(value, int) else list(dict.fromkeys(value))

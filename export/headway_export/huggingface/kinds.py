@@ -25,6 +25,7 @@ from headway_export.huggingface.folder import (
     read_configuration,
 )
 from headway_export.huggingface.images import PREPROCESSOR_FILE, read_image_classifier, read_image_embedder
+from headway_export.huggingface.translators import read_translator
 from headway_export.source import ExportSource
 from headway_server.bundles import EMBEDDING_TASKS, Task
 
@@ -36,12 +37,15 @@ class Kind:
     task: Task
     heads: tuple[str, ...]
     """What the names of their architectures end with."""
+    is_encoder_decoder: bool = False
+    """True for models of an encoder and a decoder."""
     read: Callable[[ModelFolder], tuple[ExportSource, tuple[str, ...]]]
     """Returns what is exported, and notes for the user, a sentence each."""
 
 
 KINDS: Final = (
     Kind(task=Task.GENERATION, heads=("ForCausalLM", "LMHeadModel"), read=read_decoder),
+    Kind(task=Task.TRANSLATION, heads=("MarianMTModel",), is_encoder_decoder=True, read=read_translator),
     Kind(task=Task.TEXT_CLASSIFICATION, heads=("ForSequenceClassification",), read=read_classifier),
     Kind(task=Task.TOKEN_CLASSIFICATION, heads=("ForTokenClassification",), read=read_classifier),
     Kind(task=Task.TEXT_SCORING, heads=(), read=read_classifier),
@@ -130,15 +134,10 @@ def _kind_of(path: Path, content: Mapping[str, Any], asked: str | None) -> Kind:
         SourceError: It cannot be told, or is none that this command exports.
     """
     known = ", ".join(kind.task for kind in KINDS)
-    if content.get("is_encoder_decoder"):
-        raise SourceError(
-            f"{path}: is an encoder-decoder ({content.get('model_type')}), which this command does not export; "
-            "a translation model can be exported with --model (docs/bring-your-own.md)"
-        )
     if asked is not None:
         if not (kinds := [kind for kind in KINDS if kind.task == asked]):
             raise SourceError(f"--task {asked}: this command exports {known}")
-        return kinds[0]
+        return _of_its_parts(path, content, kinds[0])
     architectures = content.get("architectures") or []
     found = [kind for kind in KINDS if any(str(name).endswith(kind.heads) for name in architectures)]
     if len(found) != 1:
@@ -146,4 +145,16 @@ def _kind_of(path: Path, content: Mapping[str, Any], asked: str | None) -> Kind:
             f"{path}: the task cannot be told from architectures {json.dumps(architectures)}; "
             f"give it with --task, one of {known}"
         )
-    return found[0]
+    return _of_its_parts(path, content, found[0])
+
+
+def _of_its_parts(path: Path, content: Mapping[str, Any], kind: Kind) -> Kind:
+    """Returns a kind, if it has an encoder and a decoder where the model does.
+
+    Raises:
+        SourceError: One of them has them and the other does not.
+    """
+    if bool(content.get("is_encoder_decoder")) != kind.is_encoder_decoder:
+        what = "an encoder-decoder" if content.get("is_encoder_decoder") else "no encoder-decoder"
+        raise SourceError(f"{path}: is {what} ({content.get('model_type')}), and is not exported for {kind.task}")
+    return kind

@@ -395,6 +395,8 @@ class Manifest(Record):
     prompt_prefix: tuple[Index, ...] = ()
     """Tokens that come before a prompt that is given as text, such as a Llama's bos; a conversation's template writes
     its own."""
+    suppressed_tokens: tuple[Index, ...] = ()
+    """Tokens that are never generated, whatever their logits; their probability counts as the model gives it."""
     opset: int
     """The highest opset of the graphs: a runtime must support it to load every variant."""
     libraries: dict[str, str]

@@ -105,6 +105,7 @@ class DecodingModel:
                     name=f"engine-{manifest.name}-{lane}",
                     observer=parts.observer,
                     model=ModelId(name=manifest.name, version=manifest.version),
+                    suppressed_ids=manifest.suppressed_tokens,
                 )
                 for lane, decoder in enumerate(parts.decoders)
             ]
@@ -242,6 +243,7 @@ def _check_fits(bundle: Bundle, largest_id: int, vocab_size: int) -> None:
         "special_tokens.eos": (special_tokens.eos,),
         "special_tokens.more_eos": special_tokens.more_eos,
         "prompt_prefix": bundle.manifest.prompt_prefix,
+        "suppressed_tokens": bundle.manifest.suppressed_tokens,
     }
     for name, token_ids in named.items():
         for token_id in token_ids:

@@ -21,10 +21,12 @@ from headway_server.decoding.sequence import Hypothesis, Sequence, SequenceResul
 class SearchStep:
     """Takes steps of searches. For the engine's thread alone."""
 
-    def __init__(self, decoder: Decoder) -> None:
-        """Uses a decoder whose slots the caller assigns."""
+    def __init__(self, decoder: Decoder, suppressed_ids: Elements[int] = ()) -> None:
+        """Uses a decoder whose slots the caller assigns; no beam is continued by one of `suppressed_ids`."""
         self._decoder = decoder
-        self._ranker = RowRanker(num_rows=decoder.num_slots, vocab_size=decoder.vocab_size)
+        self._ranker = RowRanker(
+            num_rows=decoder.num_slots, vocab_size=decoder.vocab_size, suppressed_ids=suppressed_ids
+        )
 
     def __repr__(self) -> str:
         return f"SearchStep({self._decoder!r})"

@@ -46,6 +46,7 @@ class Engine:
         name: str = "engine",
         observer: Observer = NO_OBSERVER,
         model: ModelId | None = None,
+        suppressed_ids: tuple[int, ...] = (),
     ) -> None:
         """Makes an engine with every slot free; `start` lets it run.
 
@@ -60,6 +61,7 @@ class Engine:
             name: Of the thread.
             observer: Is told of every run and of sequences that leave the queue.
             model: Names the model in these events.
+            suppressed_ids: Tokens that are never generated.
         """
         self._decoder = decoder
         self._encoder = encoder
@@ -73,6 +75,7 @@ class Engine:
         self._name = name
         self._observer = observer
         self._model = model or ModelId(name=name, version="")
+        self._suppressed_ids = suppressed_ids
         self._heartbeat = Heartbeat()
         self._niceness = own_niceness()  # of the thread that loads the model
         self._inbox: SimpleQueue[list[Sequence] | None] = SimpleQueue()
@@ -132,6 +135,7 @@ class Engine:
             pace=self.pace,
             observer=self._observer,
             model=self._model,
+            suppressed_ids=self._suppressed_ids,
         )
         self._thread = Thread(target=self._loop_forever, args=(self._stepper, outbox), name=self._name, daemon=True)
         self._thread.start()

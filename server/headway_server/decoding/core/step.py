@@ -77,6 +77,7 @@ class Stepper:
         pace: EnginePace | None = None,
         observer: Observer = NO_OBSERVER,
         model: ModelId | None = None,
+        suppressed_ids: Elements[int] = (),
     ) -> None:
         """Starts with every slot free.
 
@@ -91,6 +92,7 @@ class Stepper:
             pace: Is told what steps take and how long texts get.
             observer: Is told of every run and of sequences that leave the queue.
             model: Names the model in these events.
+            suppressed_ids: Tokens that are never generated.
         """
         self._decoder = decoder
         self._encoder = encoder
@@ -107,14 +109,17 @@ class Stepper:
         self._prefill_step = PrefillStep(decoder)
         self.prefix_cache = self._prefill_step.prefix_cache
         self._sampler = Sampler(
-            num_slots=decoder.num_slots, vocab_size=decoder.vocab_size, with_log_probabilities=encoder is not None
+            num_slots=decoder.num_slots,
+            vocab_size=decoder.vocab_size,
+            with_log_probabilities=encoder is not None,
+            suppressed_ids=suppressed_ids,
         )
         self.drafting: Drafting | None = None
         if verifier is not None:
             self.drafting = Drafting(verifier, num_slots=decoder.num_slots, max_length=decoder.max_length)
         self._token_ids = np.zeros(decoder.num_slots, np.int64)  # by slot: the token that the next step reads
         self._positions = np.zeros(decoder.num_slots, np.int64)  # and its position
-        self._search_step = SearchStep(decoder)
+        self._search_step = SearchStep(decoder, suppressed_ids)
         self._num_steps = 0
 
     def __repr__(self) -> str:

@@ -59,7 +59,14 @@ class SampledTokens:
 class Sampler:
     """The sampling parameters of every slot, and the draw."""
 
-    def __init__(self, *, num_slots: int, vocab_size: int, with_log_probabilities: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        num_slots: int,
+        vocab_size: int,
+        with_log_probabilities: bool = False,
+        suppressed_ids: Sequence[int] = (),
+    ) -> None:
         """Prepares for `num_slots` rows.
 
         Args:
@@ -67,8 +74,10 @@ class Sampler:
             vocab_size: V.
             with_log_probabilities: True computes log-probabilities for rows that do not ask for them too, which takes a
                 pass over all logits.
+            suppressed_ids: Tokens that no row is ever given.
         """
         self.vocab_size = vocab_size
+        self._suppressed_ids = list(suppressed_ids)
         self._temperature = np.zeros(num_slots, np.float32)
         self._top_k = np.zeros(num_slots, np.int64)
         self._top_p = np.ones(num_slots, np.float64)
@@ -159,6 +168,16 @@ class Sampler:
         """
         if slots is None:
             slots = np.arange(len(logits))
+        if not self._suppressed_ids:
+            return self._sample(logits, slots, logits)
+        allowed = logits.copy()
+        allowed[:, self._suppressed_ids] = -np.inf
+        return self._sample(allowed, slots, logits)
+
+    def _sample(
+        self, logits: NDArray[np.float32], slots: NDArray[np.intp], given: NDArray[np.float32]
+    ) -> SampledTokens:
+        """Samples as `sample` does; log-probabilities are those of the logits that were `given`."""
         best, maximum = _best(logits)  # NaN is the largest of all
         if self._is_plain[slots].all() and not self._masks.is_set[slots].any():
             return SampledTokens(best, np.zeros(len(logits)), np.isfinite(maximum))
@@ -179,7 +198,9 @@ class Sampler:
             if (edits := self._edits[slot]) is not None:
                 edits.record(token_id)
         self._masks.clear(slots)
-        log_probabilities, top_tokens = self._log_probabilities(logits, maximum, token_ids, slots)
+        if given is not logits:
+            maximum = given.max(axis=1)
+        log_probabilities, top_tokens = self._log_probabilities(given, maximum, token_ids, slots)
         return SampledTokens(token_ids, log_probabilities, is_valid, top_tokens)
 
     def _is_edited(self, slot: int) -> bool:

@@ -9,7 +9,7 @@ groups, G groups: token i is in group i mod G.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
@@ -140,8 +140,9 @@ class RankedRows:
 class RowRanker:
     """Finds the likeliest tokens of every row and their log-probabilities."""
 
-    def __init__(self, *, num_rows: int, vocab_size: int) -> None:
-        """Prepares for at most `num_rows` rows of `vocab_size` logits."""
+    def __init__(self, *, num_rows: int, vocab_size: int, suppressed_ids: Sequence[int] = ()) -> None:
+        """Prepares for at most `num_rows` rows of `vocab_size` logits; `suppressed_ids` are banned in every row."""
+        self._suppressed_ids = list(suppressed_ids)
         self._scratch = WeightScratch(num_rows=_block_rows(num_rows, vocab_size), vocab_size=vocab_size)
 
     def __repr__(self) -> str:
@@ -164,6 +165,8 @@ class RowRanker:
                 block = logits[rows]
                 maximum = block.max(axis=1)
                 normalizers[rows] = maximum + self._scratch.log_totals(block, maximum)
+                if self._suppressed_ids:
+                    block[:, self._suppressed_ids] = -np.inf
                 for row in range(rows.start, rows.stop) if banned else ():
                     if row in banned:
                         logits[row, list(banned[row])] = -np.inf

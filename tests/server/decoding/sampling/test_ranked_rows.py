@@ -78,3 +78,13 @@ def test_a_row_that_means_nothing_says_so_and_leaves_the_others(spoilt):
     assert np.isfinite(ranked.normalizers).tolist() == [True, False, True]
     for row in (0, 2):
         assert ranked.token_ids[row].tolist() == expected.token_ids[row].tolist()
+
+
+def test_suppressed_tokens_are_ranked_in_no_row_and_count_for_the_others():
+    logits = np.random.default_rng(5).normal(size=(3, 400)).astype(np.float32)
+    logits[:, 7] = 9.0
+    expected = RowRanker(num_rows=3, vocab_size=400).rank(logits.copy(), 8, {})
+    ranked = RowRanker(num_rows=3, vocab_size=400, suppressed_ids=(7,)).rank(logits.copy(), 8, {})
+    assert (expected.token_ids[:, 0] == 7).all()
+    np.testing.assert_array_equal(ranked.token_ids[:, :7], expected.token_ids[:, 1:])
+    np.testing.assert_array_equal(ranked.log_probabilities[:, :7], expected.log_probabilities[:, 1:])

@@ -142,3 +142,17 @@ def test_a_bias_may_not_make_a_row_infinite_without_a_word():
     for slot in range(2):
         sampler.assign(slot, SamplingParameters(max_new_tokens=9, repetition_penalty=0.01), prompt_ids=np.array([0]))
     assert sampler.sample(logits).is_valid.tolist() == [False, True]
+
+
+def test_suppressed_tokens_are_never_chosen_and_count_in_log_probabilities():
+    logits = np.array([[1.0, 4.0, 2.0], [0.0, 3.0, 1.0]], np.float32)
+    sampler = Sampler(num_slots=2, vocab_size=3, with_log_probabilities=True, suppressed_ids=(1,))
+    sampler.assign(0, SamplingParameters(max_new_tokens=9))
+    sampler.assign(1, SamplingParameters(max_new_tokens=9, temperature=2.0, seed=1))
+    normalizers = np.log(np.exp(logits).sum(axis=1))
+    for _ in range(20):
+        sampled = sampler.sample(logits)
+        assert sampled.token_ids[0] == 2
+        assert sampled.token_ids[1] != 1
+        expected = logits[[0, 1], sampled.token_ids] - normalizers
+        np.testing.assert_allclose(sampled.log_probabilities, expected, rtol=1e-6)

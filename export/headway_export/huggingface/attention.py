@@ -1,0 +1,85 @@
+"""Attention of `transformers`' models, given from outside.
+
+`transformers` sends the attention of its families through one interface. The function that is registered there calls
+what `attending` has put in place, so one adapter serves all models of a kind; rotary positions, norms and grouped heads
+stay with the library's own code.
+
+B rows, T tokens, S keys, H heads, G key and value heads, K head width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Final, Protocol
+
+import transformers
+from torch import Tensor, nn
+
+from headway_export.errors import SourceError
+
+ATTENTION: Final = "headway"
+"""Name that models are made with whose attention is given from outside."""
+
+
+class LayerAttention(Protocol):
+    """Attention of one layer, which is told by its module."""
+
+    def __call__(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, bias: Tensor | None
+    ) -> Tensor:
+        """(B, T, H, K), twice (B, S, G, K) -> (B, T, H, K)."""
+        ...
+
+
+_given: ContextVar[LayerAttention] = ContextVar("attention")
+
+
+@contextmanager
+def attending(attention: LayerAttention) -> Iterator[None]:
+    """Computes attention by a function in all models that are made with `ATTENTION`."""
+    token = _given.set(attention)
+    try:
+        yield
+    finally:
+        _given.reset(token)
+
+
+def layer_of(module: nn.Module) -> int:
+    """Returns the number of a layer of attention.
+
+    Raises:
+        SourceError: It has none.
+    """
+    number = getattr(module, "layer_idx", None)
+    if not isinstance(number, int):
+        raise SourceError(f"{type(module).__name__} does not know its number (layer_idx)")
+    return number
+
+
+def _injected_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,  # noqa: ARG001 (the attention that is injected has its own)
+    *,
+    scaling: float | None = None,
+    sliding_window: int | None = None,  # noqa: ARG001 (`ModelFolder.length` has compared it with the length)
+    position_bias: Tensor | None = None,
+    **further: Any,
+) -> tuple[Tensor, None]:
+    """Attention of a layer of `transformers`: (B, H, T, K), twice (B, G, S, K) -> (B, T, H, K).
+
+    Raises:
+        SourceError: The layer asks for something that injected attention does not take.
+    """
+    for name in ("softcap", "s_aux", "alibi"):
+        if further.get(name) is not None:
+            raise SourceError(f"its attention has {name}, which the key/value cache's operator is not given")
+    query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))
+    return _given.get()(module, query, key, value, scale=scaling, bias=position_bias), None
+
+
+transformers.AttentionInterface.register(ATTENTION, _injected_attention)

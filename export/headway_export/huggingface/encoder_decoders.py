@@ -1,0 +1,259 @@
+"""Encoder-decoders, whose decoder's attention follows ours.
+
+The layers of the decoder call the `attend` and `attend_cross` that `HuggingFaceEncoderDecoder` is given
+(`attention.py`). What a layer computes of the source, its keys and values, is computed once a source in
+`cross_keys_values`; what the layer itself computes of the empty source that it is shown instead is never read. The
+encoder may read anything.
+
+A model is held against `transformers`' own attention before it is exported.
+
+B rows, T target tokens, S source tokens, H heads, K head width, D model width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import Any, Final, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from headway_export.errors import SourceError
+from headway_export.huggingface.attention import ATTENTION, attending, layer_of
+from headway_export.huggingface.folder import (
+    IGNORED_GENERATION,
+    NEUTRAL,
+    ModelFolder,
+    as_ids,
+    first_line,
+    quiet,
+)
+from headway_export.reference import translation_logits
+from headway_server.bundles import SpecialTokens
+from headway_training.models.parts.attention import Attend, AttendCross, padding_attention
+
+ORACLE_BOUND: Final = 1e-4
+"""Largest relative difference of logits between injected attention and the library's own."""
+
+_MARK: Final = "attends_to_source"
+_positions: ContextVar[Tensor] = ContextVar("positions")
+
+
+class HuggingFaceEncoderDecoder(nn.Module):
+    """An encoder-decoder of `transformers` as an `EncoderDecoder`."""
+
+    def __init__(self, model: nn.Module, *, max_source_length: int, max_target_length: int) -> None:
+        """Adapts a model that was made with `ATTENTION`, and gives its decoder positions of its own.
+
+        Raises:
+            SourceError: The decoder has no attention to the source, or positions that are not known here.
+        """
+        super().__init__()
+        self.model = model
+        self.max_source_length = max_source_length
+        self.max_target_length = max_target_length
+        self._decoder = cast("Any", model).get_decoder()
+        self._cross = _cross_layers(self._decoder)
+        if hasattr(self._decoder, "embed_positions"):
+            self._decoder.embed_positions = _GivenPositions(self._decoder.embed_positions)
+        self._scale = float(self._decoder.config.d_model) ** -0.5 if _scales_output(model) else 1.0
+
+    def encode(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """(B, S), (B, S) -> (B, S, D)."""
+        attend = padding_attention(attention_mask)
+
+        def attend_layer(
+            module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, bias: Tensor | None
+        ) -> Tensor:
+            return attend(query, key, value, layer=getattr(module, "layer_idx", None) or 0, scale=scale, bias=bias)
+
+        with attending(attend_layer):
+            output = cast("Any", self.model).get_encoder()(
+                input_ids=input_ids, attention_mask=attention_mask, return_dict=True
+            )
+        return cast("Tensor", output.last_hidden_state)
+
+    def cross_keys_values(self, memory: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """(B, S, D) -> for each layer of the decoder twice (B, S, H, K)."""
+        return [(layer.key(memory), layer.value(memory)) for layer in self._cross]
+
+    def decode(self, input_ids: Tensor, position_ids: Tensor, attend: Attend, attend_cross: AttendCross) -> Tensor:
+        """(B, T), (B, T) -> (B, T, D)."""
+
+        def attend_layer(
+            module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, bias: Tensor | None
+        ) -> Tensor:
+            if bias is not None:
+                raise SourceError("its attention has position_bias, which the key/value cache's operator is not given")
+            if getattr(module, _MARK, False):
+                return attend_cross(query, layer=layer_of(module), scale=scale)
+            return attend(query, key, value, layer=layer_of(module), scale=scale)
+
+        width = self._cross[0].width
+        nothing = torch.zeros(1, 1, width, dtype=next(self.model.parameters()).dtype)
+        token = _positions.set(position_ids)
+        try:
+            with attending(attend_layer):
+                output = self._decoder(
+                    input_ids=input_ids, encoder_hidden_states=nothing, use_cache=False, return_dict=True
+                )
+        finally:
+            _positions.reset(token)
+        return cast("Tensor", output.last_hidden_state)
+
+    def logits(self, hidden_states: Tensor) -> Tensor:
+        """(..., D) -> (..., V)."""
+        if self._scale != 1.0:
+            hidden_states = hidden_states * self._scale
+        logits: Tensor = cast("Any", self.model).get_output_embeddings()(hidden_states)
+        bias = getattr(self.model, "final_logits_bias", None)
+        return logits if bias is None else logits + bias[0]
+
+
+class _GivenPositions(nn.Module):
+    """Embedding of the positions that `HuggingFaceEncoderDecoder.decode` is given, instead of 0, 1, 2."""
+
+    def __init__(self, embedding: nn.Module) -> None:
+        super().__init__()
+        table = getattr(embedding, "weight", getattr(embedding, "weights", None))
+        if not isinstance(table, Tensor):
+            raise SourceError(f"{type(embedding).__name__}: how it makes its positions is not known")
+        self.table = nn.Parameter(table.detach(), requires_grad=False)
+        first = getattr(embedding, "padding_idx", None) if hasattr(embedding, "weights") else None
+        self.offset = int(getattr(embedding, "offset", 0)) if first is None else int(first) + 1
+
+    def forward(self, *_inputs: Any, **_named: Any) -> Tensor:
+        return self.table[_positions.get() + self.offset]  # (B, T, D)
+
+
+class _CrossLayer:
+    """The projections of a layer's attention to the source."""
+
+    def __init__(self, module: nn.Module) -> None:
+        names = ("k_proj", "v_proj") if hasattr(module, "k_proj") else ("k", "v")
+        self._key, self._value = (cast("nn.Linear", getattr(module, name)) for name in names)
+        self._head_dim = int(getattr(module, "head_dim", 0) or cast("Any", module).key_value_proj_dim)
+        self.width = self._key.in_features
+
+    def key(self, memory: Tensor) -> Tensor:
+        """(B, S, D) -> (B, S, H, K)."""
+        return self._split(self._key(memory))
+
+    def value(self, memory: Tensor) -> Tensor:
+        """(B, S, D) -> (B, S, H, K)."""
+        return self._split(self._value(memory))
+
+    def _split(self, states: Tensor) -> Tensor:
+        """(B, S, H * K) -> (B, S, H, K)."""
+        return states.reshape(*states.shape[:-1], -1, self._head_dim)
+
+
+def _cross_layers(decoder: nn.Module) -> list[_CrossLayer]:
+    """Returns a decoder's attention to the source, in the order of the layers, and marks its modules.
+
+    A mark, since the tracer hands modules out as other objects with the same attributes.
+    """
+    found = [part for name, part in decoder.named_modules() if name.endswith((".encoder_attn", ".EncDecAttention"))]
+    if not found:
+        raise SourceError(f"{type(decoder).__name__}: where it attends to its source is not known")
+    for part in found:
+        setattr(part, _MARK, True)
+    return [_CrossLayer(part) for part in sorted(found, key=layer_of)]
+
+
+def _scales_output(model: nn.Module) -> bool:
+    """True if a model scales the states that logits are computed of, as T5 does where it ties its embeddings."""
+    return bool(getattr(cast("Any", model).config, "scale_decoder_outputs", False))
+
+
+def adapt(
+    folder: ModelFolder, model: nn.Module, *, max_source_length: int, max_target_length: int
+) -> HuggingFaceEncoderDecoder:
+    """Adapts a model, and compares its logits with those that `transformers` computes itself, on random tokens.
+
+    Args:
+        folder: The model's.
+        model: With the library's own attention; it is changed.
+        max_source_length: Most tokens of a source.
+        max_target_length: Most tokens of a target.
+
+    Raises:
+        SourceError: The logits differ: the family computes something that is not adapted.
+    """
+    kind = type(model).__name__
+    source = _random_tokens(folder, min(40, max_source_length))
+    target = _random_tokens(folder, min(48, max_target_length))
+    with torch.inference_mode():
+        output = model(
+            input_ids=torch.from_numpy(source)[None], decoder_input_ids=torch.from_numpy(target)[None], use_cache=False
+        )
+    expected = output.logits[0].float().numpy()
+    try:
+        with quiet():
+            cast("Any", model).set_attn_implementation(ATTENTION)
+            module = HuggingFaceEncoderDecoder(
+                model, max_source_length=max_source_length, max_target_length=max_target_length
+            )
+            found = translation_logits(module, source, target)
+    except SourceError as error:
+        raise SourceError(f"{folder.path}: {kind}: {error}") from error
+    except Exception as error:  # whatever its code raises
+        reason = first_line(error)
+        raise SourceError(f"{folder.path}: {kind} does not run with injected attention ({reason})") from error
+    error_size = float(np.abs(found - expected).max() / max(np.abs(expected).max(), 1e-6))
+    if not error_size <= ORACLE_BOUND:
+        raise SourceError(
+            f"{folder.path}: {kind} computes something that injected attention leaves out: its logits differ by "
+            f"{error_size:.1e} from those of transformers (bound {ORACLE_BOUND:.0e}); this family is not supported"
+        )
+    return module
+
+
+def _random_tokens(folder: ModelFolder, length: int) -> NDArray[np.int64]:
+    """Returns (T,) tokens, none of which pads."""
+    vocabulary = int(folder.config.get_text_config().vocab_size)
+    ids = np.random.default_rng(0).integers(0, vocabulary, length)
+    return np.where(ids == folder.config.pad_token_id, (ids + 1) % vocabulary, ids)
+
+
+def read_generation_config(folder: ModelFolder) -> tuple[SpecialTokens, tuple[int, ...], tuple[str, ...]]:
+    """Reads `generation_config.json`, or what the configuration says in its place.
+
+    Returns:
+        Special tokens, of which `bos` is what the decoder starts from; tokens that are never generated; and notes.
+
+    Raises:
+        SourceError: It is not said what the decoder starts from.
+    """
+    settings = folder.generation_config()
+    start = settings.decoder_start_token_id
+    start = folder.config.decoder_start_token_id if start is None else start
+    if start is None:
+        raise SourceError(f"{folder.path}: does not say what its decoder starts from (decoder_start_token_id)")
+    ends = as_ids(settings.eos_token_id) or as_ids(folder.config.eos_token_id)
+    bad_words = [list(word) for word in settings.bad_words_ids or ()]
+    suppressed = {word[0] for word in bad_words if len(word) == 1} | set(settings.suppress_tokens or ())
+    applied = {"suppress_tokens", *_ASKED_FOR}
+    if all(len(word) == 1 for word in bad_words):
+        applied.add("bad_words_ids")
+    names = ("min_length", "min_new_tokens", "repetition_penalty", *IGNORED_GENERATION)
+    ignored = [name for name in names if name not in applied and getattr(settings, name, None) not in NEUTRAL]
+    notes = [f"generation_config: {', '.join(ignored)}: not applied by the server"] if ignored else []
+    asked = {name: getattr(settings, key, None) for key, name in _ASKED_FOR.items()}
+    given = [f"{name} {value}" for name, value in asked.items() if value not in (*NEUTRAL, 1)]
+    if given:
+        notes.append(f"generation_config: {', '.join(given)}: give these with a call, whose defaults are others")
+    special = SpecialTokens(
+        pad=settings.pad_token_id, bos=int(start), eos=ends[0] if ends else None, more_eos=tuple(ends[1:])
+    )
+    return special, tuple(sorted(suppressed)), tuple(notes)
+
+
+_ASKED_FOR: Final = {
+    "num_beams": "beam_size",
+    "length_penalty": "length_penalty",
+    "no_repeat_ngram_size": "no_repeat_ngram_size",
+}
+"""Settings of a search and what calls call them; a bundle has no defaults for them."""
