@@ -7,6 +7,7 @@ Axis names used in tensor shapes:
     slots          rows of a decoder's step and of its state
     cache_length   positions a state tensor holds for a slot
     logits_length  positions of a row whose logits are asked for
+    likeliest      tokens that are ranked of each of these positions
     sources        sentences whose cross-attention tensors a decoder's step reads; `slots` is a multiple of it
     source_length  positions of those tensors
 """
@@ -32,6 +33,15 @@ CHAT_TEMPLATE_FILE = "chat_template.jinja"
 ALIGNMENT = "alignment"
 """Output of a decoder: how much each token it reads attends to each token of the source, (slots, length,
 source_length) float32. A row sums to one over the source's tokens and is 0 at padding."""
+NUM_LIKELIEST = "num_likeliest"
+"""Input of a decoder that ranks its logits: how many of the likeliest tokens are wanted, (1,) int64, at least 1 and at
+most the vocabulary. Such a decoder has the three outputs below."""
+LIKELIEST_IDS = "likeliest_ids"
+"""Their ids, (slots, logits_length, likeliest) int64, by falling logit; the lower id first among equals."""
+LIKELIEST_LOGITS = "likeliest_logits"
+"""Their logits, (slots, logits_length, likeliest) float32."""
+EXPONENTIAL_MEANS = "exponential_means"
+"""The means of exp(logits) over the vocabulary, (slots, logits_length) float32."""
 CARD_FILE = "README.md"
 
 NAME_PATTERN = r"^[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?$"

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from headway_server.decoding.interfaces import Ranking
 from headway_server.decoding.sampling.likeliest import top_candidates
 
 MAX_GROUPS = 256
@@ -147,14 +148,24 @@ class RowRanker:
     def __repr__(self) -> str:
         return f"RowRanker({self._scratch!r})"
 
-    def rank(self, logits: NDArray[np.float32], count: int, banned: Mapping[int, AbstractSet[int]]) -> RankedRows:
+    def rank(
+        self,
+        logits: NDArray[np.float32],
+        count: int,
+        banned: Mapping[int, AbstractSet[int]],
+        ranking: Ranking | None = None,
+    ) -> RankedRows:
         """Ranks the tokens of each row.
 
         Args:
             logits: (R, V) float32, contiguous; banned tokens become minus infinity there.
             count: C, 1 to V.
             banned: By row, the tokens that may not follow.
+            ranking: Of these logits, where they were ranked already, of C tokens if none is banned.
         """
+        if ranking is not None and not banned:
+            log_probabilities = ranking.logits - ranking.normalizers[:, np.newaxis]
+            return RankedRows(ranking.token_ids, log_probabilities, ranking.normalizers, logits)
         token_ids = np.empty((len(logits), count), np.int64)
         values = np.empty((len(logits), count), np.float32)
         normalizers = np.empty(len(logits))
