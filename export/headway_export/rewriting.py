@@ -487,8 +487,8 @@ class RankLogits(InPlacePass):
     """Lets a decoder find the likeliest tokens of each row, and the mean of the exponentials of its logits.
 
     A step needs nothing else of its logits if it takes the likeliest token or ranks beams. In the graph this is part of
-    a run that holds no lock of Python; in NumPy it is several passes, after each of which the engine waits until the
-    event loop gives the lock back (docs/decisions/ranking-in-the-graph.md).
+    a run that holds no lock of Python; in NumPy it is several passes, after each of which the engine may wait until
+    the event loop gives the lock back (docs/decisions/ranking-in-the-graph.md).
 
     The C largest logits are found among the C groups of neighbouring tokens with the largest maxima. Operators put the
     lower index first among equals. So a group that is left out has C others before it, each with a token that is
