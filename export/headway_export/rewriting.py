@@ -525,7 +525,7 @@ class RankLogits(InPlacePass):
             means = tape.op("Reshape", [means, _constant(tape, np.array([0, -1, width]))])
             means = tape.op("GlobalAveragePool", [means])  # (R, L groups, 1), and (R, L, 1)
         means = tape.op("Squeeze", [means, _constant(tape, np.array([-1]))])  # (R, L)
-        rows = list(logits.shape)[:2]
+        rows: list[int | str | ir.SymbolicDim | None] = [logits.shape[0], logits.shape[1]]
         for value, name, dtype, shape in (
             (token_ids, LIKELIEST_IDS, ir.DataType.INT64, [*rows, "likeliest"]),
             (values, LIKELIEST_LOGITS, ir.DataType.FLOAT, [*rows, "likeliest"]),

@@ -354,10 +354,10 @@ class _Binding:
     def read_ranking(self, vocab_size: int) -> Ranking | None:
         """Returns the ranking of the last run; None if the means of exponentials mean nothing."""
         assert self._ranked is not None, "it was bound before the run"
-        token_ids, logits, means = (array[:, 0] for array in self._ranked)
-        if not (np.isfinite(means).all() and (np.abs(logits[:, 0]) < _MODERATE).all()):
+        token_ids, logits, means = self._ranked
+        if not (np.isfinite(means).all() and (np.abs(logits[:, :, 0]) < _MODERATE).all()):
             return None
-        return Ranking(token_ids, logits, np.log(means, dtype=np.float64) + math.log(vocab_size))
+        return Ranking(token_ids[:, 0], logits[:, 0], np.log(means[:, 0], dtype=np.float64) + math.log(vocab_size))
 
     def bind_inputs(self, inputs: dict[str, NDArray[Any]]) -> None:
         """Binds host arrays; the binding keeps them alive."""

@@ -164,7 +164,9 @@ class Sampler:
             best, maximum = ranking.token_ids[:, 0].copy(), ranking.logits[:, 0].copy()
         is_known = ranking is not None or not self._with_log_probabilities
         if is_known and self._is_plain[slots].all() and not self._masks.is_set[slots].any():
-            log_probabilities = np.zeros(len(logits)) if ranking is None else maximum - ranking.normalizers
+            log_probabilities = np.zeros(len(logits))
+            if ranking is not None:
+                log_probabilities[:] = maximum - ranking.normalizers
             return SampledTokens(best, log_probabilities, np.isfinite(maximum))
         edited = np.array([row for row, slot in enumerate(slots.tolist()) if self._is_edited(slot)], np.intp)
         if edited.size:
