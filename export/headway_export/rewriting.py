@@ -517,7 +517,7 @@ class RankLogits(InPlacePass):
         size = min(sizes, key=lambda size: abs(size - self.USUAL_GROUP_SIZE))
         count = ir.val(NUM_LIKELIEST, ir.DataType.INT64, [1])
         graph.inputs.append(count)
-        tape = Tape(graph)
+        tape = Tape()
         grouping = _constant(tape, np.array([0, 0, vocab_size // size, size]))
         token_ids, values = self._rank(tape, tape.op("Reshape", [logits, grouping]), vocab_size // size, size, count)
         means = tape.op("Exp", [logits])
@@ -525,6 +525,10 @@ class RankLogits(InPlacePass):
             means = tape.op("Reshape", [means, _constant(tape, np.array([0, -1, width]))])
             means = tape.op("GlobalAveragePool", [means])  # (R, L groups, 1), and (R, L, 1)
         means = tape.op("Squeeze", [means, _constant(tape, np.array([-1]))])  # (R, L)
+        made = (output for node in tape.nodes for output in node.outputs)
+        for number, output in enumerate(made):  # names of their own, which no branch of an If before them has
+            output.name = f"ranking_{number}"
+        graph.extend(tape.nodes)
         rows: list[int | str | ir.SymbolicDim | None] = [logits.shape[0], logits.shape[1]]
         for value, name, dtype, shape in (
             (token_ids, LIKELIEST_IDS, ir.DataType.INT64, [*rows, "likeliest"]),

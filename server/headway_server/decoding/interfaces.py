@@ -53,7 +53,7 @@ class Ranking:
     logits: NDArray[np.float32]
     """(R, C)"""
     normalizers: NDArray[np.float64]
-    """(R,) log sum exp of all logits."""
+    """(R,) log sum exp of all logits; not finite if the logits are not, and then the tokens mean nothing."""
 
 
 class SlotCopy(NamedTuple):
@@ -82,8 +82,7 @@ class Decoder(Protocol):
     prefill_chunk: int
     """Tokens of a prefill at most."""
     ranking: Ranking | None
-    """Of the last `decode`, until the next one; None if the decoder does not rank logits, or cannot rank those of this
-    step: they are not finite, or far from 0."""
+    """Of the last `decode`, until the next one; None if the decoder does not rank logits."""
 
     def prefill(self, slot: int, token_ids: NDArray[np.int64], start: int, source: Any = None) -> NDArray[np.float32]:
         """Reads tokens (T,) into a slot from position `start`; returns the logits (V,) after the last of them.

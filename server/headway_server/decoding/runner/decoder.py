@@ -202,7 +202,7 @@ class DecoderRunner:
             logits_positions=np.zeros((rows, 1), np.int64),
             lengths=(positions + 1).astype(np.int32),
         )
-        self.ranking = self._binding(first_slot, rows).read_ranking(self.vocab_size) if ranks else None
+        self.ranking = self._binding(first_slot, rows).read_ranking(self._logits[:rows, 0]) if ranks else None
         return self._logits[:rows, 0]
 
     def move(self, source: int, target: int, length: int) -> None:
@@ -351,13 +351,20 @@ class _Binding:
         for name, array in (LIKELIEST_IDS, ids), (LIKELIEST_LOGITS, logits), (EXPONENTIAL_MEANS, means):
             self.bind_output(name, array)
 
-    def read_ranking(self, vocab_size: int) -> Ranking | None:
-        """Returns the ranking of the last run; None if the means of exponentials mean nothing."""
+    def read_ranking(self, logits: NDArray[np.float32]) -> Ranking:
+        """Returns the ranking of the last run, whose logits are (R, V).
+
+        Where a row's mean of exponentials means nothing, its normalizer is computed here. Each row's way is its own.
+        """
         assert self._ranked is not None, "it was bound before the run"
-        token_ids, logits, means = self._ranked
-        if not (np.isfinite(means).all() and (np.abs(logits[:, :, 0]) < _MODERATE).all()):
-            return None
-        return Ranking(token_ids[:, 0], logits[:, 0], np.log(means[:, 0], dtype=np.float64) + math.log(vocab_size))
+        token_ids, likeliest, means = self._ranked
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            normalizers = np.log(means[:, 0], dtype=np.float64) + math.log(logits.shape[1])  # (R,)
+            is_sure = np.isfinite(normalizers) & (np.abs(likeliest[:, 0, 0]) < _MODERATE)
+            for row in np.flatnonzero(~is_sure).tolist():
+                exact = logits[row].astype(np.float64)
+                normalizers[row] = exact.max() + np.log(np.exp(exact - exact.max()).sum())  # NaN if one is not finite
+        return Ranking(token_ids[:, 0], likeliest[:, 0], normalizers)
 
     def bind_inputs(self, inputs: dict[str, NDArray[Any]]) -> None:
         """Binds host arrays; the binding keeps them alive."""

@@ -161,7 +161,8 @@ class Sampler:
         if ranking is None:
             best, maximum = _best(logits)  # NaN is the largest of all
         else:
-            best, maximum = ranking.token_ids[:, 0].copy(), ranking.logits[:, 0].copy()
+            best = ranking.token_ids[:, 0].copy()
+            maximum = np.where(np.isfinite(ranking.normalizers), ranking.logits[:, 0], np.float32(np.nan))
         is_known = ranking is not None or not self._with_log_probabilities
         if is_known and self._is_plain[slots].all() and not self._masks.is_set[slots].any():
             log_probabilities = np.zeros(len(logits))

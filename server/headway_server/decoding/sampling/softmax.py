@@ -174,7 +174,9 @@ class RowRanker:
                 rows = slice(start, min(start + self._scratch.num_rows, len(logits)))
                 block = logits[rows]
                 maximum = block.max(axis=1)
-                normalizers[rows] = maximum + self._scratch.log_totals(block, maximum)
+                normalizers[rows] = (
+                    maximum + self._scratch.log_totals(block, maximum) if ranking is None else ranking.normalizers[rows]
+                )
                 for row in range(rows.start, rows.stop) if banned else ():
                     if row in banned:
                         logits[row, list(banned[row])] = -np.inf
