@@ -19,7 +19,7 @@ from headway_export.candidate import Candidate
 from headway_export.card import Proof, write_card, write_learning_curve
 from headway_export.errors import SourceError
 from headway_export.reference import cache_ranges
-from headway_export.rewriting import AddVerification, QuantizeCache, QuantizeProducts, rewrite
+from headway_export.rewriting import AddVerification, QuantizeCache, QuantizeProducts, RankLogits, rewrite
 from headway_export.source import ExportSource, check_chat_template
 from headway_export.tracing import TracedGraph, TracedModel, trace
 from headway_server.bundles import (
@@ -231,7 +231,8 @@ class _Prover:
     def _write(self, precision: Precision, traced: TracedModel) -> Candidate:
         """Writes the graphs of a variant and opens them as a server would."""
         graphs = {
-            graph.role: self._write_graph(precision, self._verifying(precision, graph)) for graph in _all_graphs(traced)
+            graph.role: self._write_graph(precision, self._with_more_outputs(precision, graph))
+            for graph in _all_graphs(traced)
         }
         opset = self._opsets[precision] = max(graph.model.graph.opset_imports[""] for graph in _all_graphs(traced))
         variant = Variant(
@@ -252,12 +253,16 @@ class _Prover:
             runtime=Runtime(device="auto" if variant.device == "cuda" else "cpu"),
         )
 
-    def _verifying(self, precision: Precision, graph: TracedGraph) -> TracedGraph:
-        """Returns the graph as it is written: a decoder of prompts on the CPU can verify drafts as well."""
-        if graph.role != "decoder" or self._source.task is not Task.GENERATION or _DEVICES[precision] != "cpu":
+    def _with_more_outputs(self, precision: Precision, graph: TracedGraph) -> TracedGraph:
+        """Returns the graph as it is written.
+
+        On the CPU a decoder of prompts can verify drafts, and one of translations ranks its logits, which nearly every
+        step of a translation needs.
+        """
+        if graph.role != "decoder" or _DEVICES[precision] != "cpu":
             return graph
         model = graph.model.clone()
-        rewrite(model, AddVerification())
+        rewrite(model, AddVerification() if self._source.task is Task.GENERATION else RankLogits())
         return dataclasses.replace(graph, model=model)
 
     def _write_graph(self, precision: Precision, graph: TracedGraph) -> Graph:

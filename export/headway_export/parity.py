@@ -3,12 +3,12 @@
 Every output of an fp32 variant must be PyTorch's within a relative error of 1e-4, over batch sizes and lengths up to
 the limit, most of which the trace never saw. A decoder must choose PyTorch's tokens, except where PyTorch's own two
 best are closer than 1e-4. For int8 and fp16 the same figures are recorded without a bound: they are judged by their
-task metric.
+task metric. A decoder that ranks its logits must rank them as a sort does, in every precision.
 
 The relative error of a row is the largest difference divided by the largest magnitude of PyTorch's. A score, which is a
 row of one number and may be near 0, is held to the bound itself where it is below 1.
 
-R rows, T tokens, V vocabulary.
+R rows, T tokens, V vocabulary, C ranked tokens.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from headway_export.errors import ParityError
 from headway_export.source import ExportSource
 from headway_server.batching import Tensors
 from headway_server.bundles import EMBEDDING_TASKS, AttentionFigures, ParityFigures, Precision, Task
+from headway_server.decoding.interfaces import Ranking
 from headway_server.tasks.text.model import text_tensors
 
 LOGIT_BOUND = 1e-4
@@ -48,6 +49,8 @@ _LENGTHS = (1, 2, 7, 16, 33, 64, 100, 128, 129, 200, 256, 500)
 _DECODED_TOKENS = 16
 _MAX_ATTENTION_BYTES = 64 << 20
 """Of the weights that are compared at a time."""
+_NUM_LIKELIEST = 8
+_NORMALIZER_BOUND = 1e-5
 _SEED = 0
 
 
@@ -131,6 +134,31 @@ class _Comparison:
             )
 
 
+def check_ranking(ranking: Ranking | None, logits: NDArray[np.float32], where: str) -> None:
+    """Compares what a decoder's graph ranked, if it ranks, with a sort of its logits (R, V).
+
+    Raises:
+        ParityError: A token, its logit or a normalizer is another.
+    """
+    if ranking is None:
+        return
+    count = ranking.token_ids.shape[1]
+    expected = np.argsort(-logits, axis=1, kind="stable")[:, :count]  # (R, C), the lower id first among equals
+    exact = logits.astype(np.float64)
+    largest = exact.max(axis=1)
+    normalizers = largest + np.log(np.exp(exact - largest[:, np.newaxis]).sum(axis=1))
+    error = np.abs(ranking.normalizers - normalizers).max()
+    if not (
+        np.array_equal(ranking.token_ids, expected)
+        and np.array_equal(ranking.logits, np.take_along_axis(logits, expected, axis=1))
+        and error <= _NORMALIZER_BOUND
+    ):
+        raise ParityError(
+            f"ranking at {where}: the graph gives tokens {ranking.token_ids.tolist()}, a sort of its logits "
+            f"{expected.tolist()}; log sum exp differs by {error:.2e}, bound {_NORMALIZER_BOUND:.0e}"
+        )
+
+
 def _compare_generation(candidate: Candidate, comparison: _Comparison) -> None:
     runner = candidate.open_decoder()
     num_steps = min(_DECODED_TOKENS, runner.max_length - 1)
@@ -160,17 +188,19 @@ def _compare_translation(candidate: Candidate, comparison: _Comparison) -> None:
     assert limits.max_input_tokens is not None, "the source has read the module's lengths"
     assert tokens is not None, "a text model has its special tokens"
     assert tokens.bos is not None, "the exporter has checked it"
-    num_steps = min(2 * _DECODED_TOKENS, runner.max_length)
+    num_steps, count = min(2 * _DECODED_TOKENS, runner.max_length), min(_NUM_LIKELIEST, runner.vocab_size)
     texts = _sample_tokens(candidate.source, runner.vocab_size, limits.max_input_tokens, frame=True)
     for rows in _batches(limits.max_input_tokens):
+        where = f"batch {len(rows)}, source lengths {rows}"
         sources = [texts[row % len(texts)][:length] for row, length in enumerate(rows)]
         open_sources(runner, encode_sources(encoder, sources))
         chosen = [np.full(len(rows), tokens.bos, np.int64)]
         steps = []
         for position in range(num_steps):
-            steps.append(runner.decode(chosen[-1], np.full(len(rows), position)).copy())
+            logits = runner.decode(chosen[-1], np.full(len(rows), position), num_likeliest=count)
+            check_ranking(runner.ranking, logits, where)
+            steps.append(logits.copy())
             chosen.append(steps[-1].argmax(axis=-1))
-        where = f"batch {len(rows)}, source lengths {rows}"
         for row, source in enumerate(sources):
             target = np.stack([step[row] for step in chosen])  # (T + 1,)
             expected = reference.translation_logits(candidate.source.module, source, target[:-1])

@@ -5,10 +5,12 @@
 `QuantizeProducts`   turns matrix products and embedding tables into int8
 `QuantizeCache`      turns the key/value cache of a decoder into int8
 `AddVerification`    lets a decoder read drafted tokens, bit for bit as it decodes them one by one
+`RankLogits`         lets a decoder find the likeliest tokens of each row itself
 
 Passes record a constant as a node wherever they need it; `rewrite` turns equal ones into one initializer.
 
-R rows (1 in a chunk), T tokens of a step, S cached tokens, G key/value heads, K head width.
+R rows (1 in a chunk), T tokens of a step, L of them whose logits are asked for, S cached tokens, G key/value heads, K
+head width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from onnx_ir.tape import Tape
 
 from headway_server.bundles import TensorSpec
 from headway_server.bundles.chain import VERIFIES, link_name
+from headway_server.bundles.manifest import EXPONENTIAL_MEANS, LIKELIEST_IDS, LIKELIEST_LOGITS, NUM_LIKELIEST
 
 ATTENTION = "GroupQueryAttention"
 """The operator that attends to a cache. Inputs: query, key, value, past key, past value, lengths, longest length, and
@@ -478,6 +481,78 @@ class AddVerification(InPlacePass):
         parts = [_constant(tape, empty), _constant(tape, sizes)]
         nothing = tape.op_multi_out("Split", parts, {"axis": 0}, num_outputs=num_links)  # one operator, for speed
         return ir.Graph([], [*outputs, *nothing], nodes=tape.nodes, name="read")
+
+
+class RankLogits(InPlacePass):
+    """Lets a decoder find the likeliest tokens of each row, and the mean of the exponentials of its logits.
+
+    A step needs nothing else of its logits if it takes the likeliest token or ranks beams. In the graph this is part of
+    a run that holds no lock of Python; in NumPy it is several passes, after each of which the engine may wait until
+    the event loop gives the lock back (docs/decisions/ranking-in-the-graph.md).
+
+    The C largest logits are found among the C groups of neighbouring tokens with the largest maxima. Operators put the
+    lower index first among equals. So a group that is left out has C others before it, each with a token that is
+    larger, or as large and of a lower id; and within the groups, whose order is that of their tokens, the same holds of
+    the tokens.
+
+    The exponentials are those of the logits as they are, so that the mean is not finite where a logit is NaN or far
+    above 0. `GlobalAveragePool` sums the numbers of a row in one order in any batch. `ReduceSum` does not: its order
+    depends on the number of rows and on their addresses. Means of means round less than one long sum.
+    """
+
+    GROUP_SIZES = range(8, 65)
+    """Tokens of a group. A vocabulary that is a multiple of none of them is left to the server."""
+    USUAL_GROUP_SIZE = 32
+
+    def call(self, model: ir.Model) -> PassResult:
+        """Adds an input and three outputs to a decoder, in place; nothing if its vocabulary has no groups."""
+        graph = model.graph
+        (logits,) = (value for value in graph.outputs if value.name == "logits")
+        assert logits.shape is not None, "the tracer has declared the output"
+        vocab_size = logits.shape[2]
+        assert isinstance(vocab_size, int), "the vocabulary is a fixed axis"
+        sizes = [size for size in self.GROUP_SIZES if vocab_size % size == 0]
+        if not sizes:
+            return PassResult(model, modified=False)
+        size = min(sizes, key=lambda size: abs(size - self.USUAL_GROUP_SIZE))
+        count = ir.val(NUM_LIKELIEST, ir.DataType.INT64, [1])
+        graph.inputs.append(count)
+        tape = Tape()
+        grouping = _constant(tape, np.array([0, 0, vocab_size // size, size]))
+        token_ids, values = self._rank(tape, tape.op("Reshape", [logits, grouping]), vocab_size // size, size, count)
+        means = tape.op("Exp", [logits])
+        for width in (size, vocab_size // size):  # of the tokens of each group, and of the groups
+            means = tape.op("Reshape", [means, _constant(tape, np.array([0, -1, width]))])
+            means = tape.op("GlobalAveragePool", [means])  # (R, L groups, 1), and (R, L, 1)
+        means = tape.op("Squeeze", [means, _constant(tape, np.array([-1]))])  # (R, L)
+        made = (output for node in tape.nodes for output in node.outputs)
+        for number, output in enumerate(made):  # names of their own, which no branch of an If before them has
+            output.name = f"ranking_{number}"
+        graph.extend(tape.nodes)
+        rows: list[int | str | ir.SymbolicDim | None] = [logits.shape[0], logits.shape[1]]
+        for value, name, dtype, shape in (
+            (token_ids, LIKELIEST_IDS, ir.DataType.INT64, [*rows, "likeliest"]),
+            (values, LIKELIEST_LOGITS, ir.DataType.FLOAT, [*rows, "likeliest"]),
+            (means, EXPONENTIAL_MEANS, ir.DataType.FLOAT, rows),
+        ):
+            value.name, value.shape, value.type = name, ir.Shape(shape), ir.TensorType(dtype)
+            graph.outputs.append(value)
+        return PassResult(model, modified=True)
+
+    @staticmethod
+    def _rank(tape: Tape, grouped: ir.Value, num_groups: int, size: int, count: ir.Value) -> tuple[ir.Value, ir.Value]:
+        """Returns ids and logits of the C likeliest tokens, (R, L, C) each, of logits (R, L, groups, size)."""
+        last, flat = _constant(tape, np.array([-1])), _constant(tape, np.array([0, 0, -1]))
+        maxima = tape.op("ReduceMax", [grouped, last], {"keepdims": 0})  # (R, L, groups)
+        most = tape.op("Min", [count, _constant(tape, np.array([num_groups]))])
+        _, largest = tape.op_multi_out("TopK", [maxima, most], {"axis": -1}, num_outputs=2)
+        groups, _ = tape.op_multi_out("TopK", [largest, most], {"axis": -1, "largest": 0}, num_outputs=2)  # rising
+        groups = tape.op("Unsqueeze", [groups, last])  # (R, L, C, 1)
+        members = tape.op("Reshape", [tape.op("GatherND", [grouped, groups], {"batch_dims": 2}), flat])
+        values, places = tape.op_multi_out("TopK", [members, count], {"axis": -1}, num_outputs=2)
+        firsts = tape.op("Mul", [groups, _constant(tape, np.array(size))])
+        ids = tape.op("Reshape", [tape.op("Add", [firsts, _constant(tape, np.arange(size))]), flat])  # (R, L, C size)
+        return tape.op("GatherElements", [ids, places], {"axis": -1}), values
 
 
 def _one_token_operator(node: ir.Node) -> ir.Node | None:

@@ -8,6 +8,7 @@ import pytest
 from torch import nn
 
 from headway_export import reference
+from headway_export.parity import check_ranking
 from headway_export.source import from_checkpoint
 from headway_server.bundles import Bundle, Precision, Task, open_bundle
 from headway_server.decoding.interfaces import EncoderInput
@@ -152,3 +153,19 @@ def test_graphs_carry_no_traces_of_the_machine_that_made_them(tiny_store):
         content = file.read_bytes()
         assert b"site-packages" not in content
         assert b"headway_export" not in content
+
+
+def test_a_decoder_of_translations_ranks_its_own_logits(tiny_store, runtime):
+    bundle = open_bundle(tiny_store / "tiny-translation" / "1")
+    generator = np.random.default_rng(4)
+    for precision in (Precision.FP32, Precision.INT8):
+        runner = _decoder(runtime, bundle, precision)
+        encoder = EncoderRunner(runtime, bundle, bundle.manifest.variants[precision])
+        sources = [generator.integers(4, runner.vocab_size, length) for length in (1, 9, 24)]
+        runner.set_sources(encoder.encode([EncoderInput.of_tokens(source) for source in sources]))
+        for position, count in enumerate((1, 8, 8, 1, runner.vocab_size)):
+            tokens = generator.integers(4, runner.vocab_size, 3)
+            logits = runner.decode(tokens, np.full(3, position), num_likeliest=count)
+            assert runner.ranking is not None
+            assert runner.ranking.token_ids.shape == (3, count)
+            check_ranking(runner.ranking, logits, f"step {position}")

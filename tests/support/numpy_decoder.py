@@ -17,7 +17,9 @@ WIDTH = 16
 
 
 class NumpyDecoder:
-    """Follows `headway_server.decoding.interfaces.Decoder`."""
+    """Follows `headway_server.decoding.interfaces.Decoder`; ranks nothing."""
+
+    ranking = None
 
     def __init__(
         self,
@@ -68,7 +70,12 @@ class NumpyDecoder:
         return np.stack([self._row(slot, token_id, position, None) for position, token_id in rows])
 
     def decode(
-        self, token_ids: NDArray[np.int64], positions: NDArray[np.int64], first_slot: int = 0
+        self,
+        token_ids: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        first_slot: int = 0,
+        *,
+        num_likeliest: int = 1,  # noqa: ARG002 (it ranks nothing)
     ) -> NDArray[np.float32]:
         self.steps.append("decode")
         self.decode_sizes.append(len(token_ids))

@@ -7,6 +7,7 @@ Axis names used in tensor shapes:
     slots          rows of a decoder's step and of its state
     cache_length   positions a state tensor holds for a slot
     logits_length  positions of a row whose logits are asked for
+    likeliest      tokens that are ranked of each of these positions
     sources        sentences whose cross-attention tensors a decoder's step reads; `slots` is a multiple of it
     source_length  positions of those tensors
 """
@@ -36,6 +37,15 @@ ATTENTION_KINDS = ("attention", "encoder_attention", "decoder_attention", "cross
 """Outputs of a graph `attention`, `<kind>_<layer>` with layers from 0, are a layer's attention weights, float32 (batch,
 heads, rows, columns): a row is what one token attends with, over the tokens of the columns, and sums to one. An
 encoder-decoder has the last three kinds, and any other model the first."""
+NUM_LIKELIEST = "num_likeliest"
+"""Input of a decoder that ranks its logits: how many of the likeliest tokens are wanted, (1,) int64, at least 1 and at
+most the vocabulary. Such a decoder has the three outputs below."""
+LIKELIEST_IDS = "likeliest_ids"
+"""Their ids, (slots, logits_length, likeliest) int64, by falling logit; the lower id first among equals."""
+LIKELIEST_LOGITS = "likeliest_logits"
+"""Their logits, (slots, logits_length, likeliest) float32."""
+EXPONENTIAL_MEANS = "exponential_means"
+"""The means of exp(logits) over the vocabulary, (slots, logits_length) float32."""
 CARD_FILE = "README.md"
 
 NAME_PATTERN = r"^[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?$"

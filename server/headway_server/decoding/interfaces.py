@@ -44,6 +44,18 @@ class Encoder(Protocol):
         """Encodes inputs in one batch; returns an `EncodedSource` for each, in order."""
 
 
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """The likeliest tokens of each row of a step, found where its logits were computed."""
+
+    token_ids: NDArray[np.int64]
+    """(R, C) by falling logit; the lower id first among equals."""
+    logits: NDArray[np.float32]
+    """(R, C)"""
+    normalizers: NDArray[np.float64]
+    """(R,) log sum exp of all logits; not finite if the logits are not, and then the tokens mean nothing."""
+
+
 class SlotCopy(NamedTuple):
     """Positions of a slot that are copied over the same positions of another."""
 
@@ -69,6 +81,8 @@ class Decoder(Protocol):
     """V."""
     prefill_chunk: int
     """Tokens of a prefill at most."""
+    ranking: Ranking | None
+    """Of the last `decode`, until the next one; None if the decoder does not rank logits."""
 
     def prefill(self, slot: int, token_ids: NDArray[np.int64], start: int, source: Any = None) -> NDArray[np.float32]:
         """Reads tokens (T,) into a slot from position `start`; returns the logits (V,) after the last of them.
@@ -81,11 +95,12 @@ class Decoder(Protocol):
         """Reads tokens as `prefill` does; returns a new array of the logits (T, V) after each of them."""
 
     def decode(
-        self, token_ids: NDArray[np.int64], positions: NDArray[np.int64], first_slot: int = 0
+        self, token_ids: NDArray[np.int64], positions: NDArray[np.int64], first_slot: int = 0, *, num_likeliest: int = 1
     ) -> NDArray[np.float32]:
         """Runs one token (R,) in each of R slots from `first_slot` on, at `positions` (R,).
 
-        Returns the logits (R, V) after each, which the caller may change.
+        Returns the logits (R, V) after each, which the caller may change. A decoder that ranks them sets `ranking`, of
+        `num_likeliest` tokens a row.
         """
 
     def move(self, source: int, target: int, length: int) -> None:

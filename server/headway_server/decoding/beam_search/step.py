@@ -48,11 +48,15 @@ class SearchStep:
             The sequences whose search has ended, whose slots still hold it; and those whose logits are not finite.
         """
         blocks = [_block(sequence) for sequence in sequences]
-        logits = self._decoder.decode(*_inputs(sequences, blocks), first_slot)  # (R, V)
+        searches = [block.search for block in blocks]
+        num_beams = len(blocks[0].slots)
+        wanted = max((num_candidates(search, num_beams) for search in searches if not search.is_plain), default=0)
+        count = min(max(wanted, 2 * num_beams), self._decoder.vocab_size)
+        logits = self._decoder.decode(*_inputs(sequences, blocks), first_slot, num_likeliest=count)  # (R, V)
         ended: list[Sequence] = []
         invalid: list[Sequence] = []
         copies: list[SlotCopy] = []
-        ranked = self._rank(blocks, logits)
+        ranked = self._rank(blocks, logits, count)
         for sequence, block, continuations in zip(sequences, blocks, ranked, strict=True):
             if continuations is None:
                 invalid.append(sequence)
@@ -68,8 +72,10 @@ class SearchStep:
             self._decoder.reorder(copies)
         return ended, invalid
 
-    def _rank(self, blocks: Elements[BeamBlock], logits: NDArray[np.float32]) -> list[list[Continuation] | None]:
-        """Ranks what may follow in each sequence; None if the logits of a beam are not finite."""
+    def _rank(
+        self, blocks: Elements[BeamBlock], logits: NDArray[np.float32], count: int
+    ) -> list[list[Continuation] | None]:
+        """Ranks what may follow in each sequence by `count` tokens a row; None if a beam's logits are not finite."""
         num_beams = len(blocks[0].slots)
         searches = [block.search for block in blocks]
         rows = np.array([block.slots for block in blocks])  # (B, K)
@@ -83,9 +89,7 @@ class SearchStep:
             for beam, row in zip(searches[number].beams, rows[number], strict=False)
             if (token_ids := searches[number].banned(beam))
         }
-        wanted = max((num_candidates(searches[number], num_beams) for number in restricted), default=0)
-        count = min(max(wanted, 2 * num_beams), logits.shape[1])
-        ranked = self._ranker.rank(logits, count, banned)
+        ranked = self._ranker.rank(logits, count, banned, self._decoder.ranking)
         lists: list[list[Continuation] | None] = [*rank_plain(ranked, rows, log_probabilities)]
         for number in restricted:
             if searches[number].is_restricted:

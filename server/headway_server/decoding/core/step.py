@@ -323,12 +323,13 @@ class Stepper:
         began = time.monotonic()
         slots = np.arange(group.start, group.stop)
         logits = self._decoder.decode(self._token_ids[slots], self._positions[slots], group.start)  # (R, V)
+        ranking = self._decoder.ranking
         self._report_run("decode", len(slots), len(slots), began)
         sequences = group.sequences.copy()
         if late := self._mask_all(sequences):
             ready = [row for row in range(len(sequences)) if row not in late]
-            sequences, slots, logits = [sequences[row] for row in ready], slots[ready], logits[ready]
-        self._hand_out(self._sampler.sample(logits, slots), sequences, slots)
+            sequences, slots, logits, ranking = [sequences[row] for row in ready], slots[ready], logits[ready], None
+        self._hand_out(self._sampler.sample(logits, slots, ranking), sequences, slots)
 
     def _mask_all(self, sequences: Elements[Sequence]) -> set[int]:
         """Restricts the next tokens of sequences with constraints, as far as the step's budget goes.

@@ -9,6 +9,7 @@ declares: a recurrent decoder needs no positions.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +18,8 @@ from numpy.typing import NDArray
 
 from headway_server.bundles import ALIGNMENT, Bundle, Graph, Manifest, Task, Variant
 from headway_server.bundles.chain import DECODING_AXES, VERIFIES
-from headway_server.decoding.interfaces import SlotCopy
+from headway_server.bundles.manifest import EXPONENTIAL_MEANS, LIKELIEST_IDS, LIKELIEST_LOGITS, NUM_LIKELIEST
+from headway_server.decoding.interfaces import Ranking, SlotCopy
 from headway_server.decoding.runner.encoder import CrossTensors, PackedSources, bytes_per_token
 from headway_server.decoding.runner.memory_plan import SlotSizes
 from headway_server.decoding.runner.state import SlotState, fixed_size, state_bytes
@@ -30,6 +32,9 @@ chunk takes about 50 ms at GPT-2-small size on two cores."""
 
 _LOGITS = "logits"
 _NO_DRAFTS: NDArray[np.int64] = np.zeros(0, np.int64)
+_MODERATE = 60.0
+"""How far from 0 a row's largest logit may be for the graph's mean of exponentials: no sum of millions of them leaves
+float32, and none that counts beside the largest is lost."""
 _BINDINGS_PER_SLOT = 4
 """Bindings that are kept for each slot: with beams, groups of slots begin anywhere and have any length."""
 
@@ -60,6 +65,7 @@ class DecoderRunner:
         cache_bytes: Memory of the state and of packed sources, in bytes, taken when the runner is made.
         prefill_chunk: Most tokens of a prefill; 1 if the graph reads no more in a step.
         has_alignment: True if `align` can be called.
+        ranking: Of the last `decode`, if the graph ranks its logits (`Decoder.ranking`).
     """
 
     def __init__(
@@ -112,6 +118,7 @@ class DecoderRunner:
         self.cache_bytes = self._state.num_bytes + self._packed.num_bytes
         self.prefill_chunk = _longest_step(graph)
         self.has_alignment = ALIGNMENT in specs
+        self.ranking: Ranking | None = None
         self._logits: NDArray[np.float32] = np.empty((num_slots, 1, self.vocab_size), np.float32)
 
     @property
@@ -170,7 +177,7 @@ class DecoderRunner:
         return scores
 
     def decode(
-        self, token_ids: NDArray[np.int64], positions: NDArray[np.int64], first_slot: int = 0
+        self, token_ids: NDArray[np.int64], positions: NDArray[np.int64], first_slot: int = 0, *, num_likeliest: int = 1
     ) -> NDArray[np.float32]:
         """Runs one token in each of R neighbouring slots, each at its own position.
 
@@ -178,12 +185,16 @@ class DecoderRunner:
             token_ids: (R,) int64.
             positions: (R,) int64 positions of these tokens.
             first_slot: The first of the slots.
+            num_likeliest: Tokens of each row that are ranked, if the graph ranks them.
 
         Returns:
             (R, V) float32 logits of the next tokens: a view that the next call overwrites; the caller may change it.
         """
         rows = len(token_ids)
         assert 0 < rows <= self.num_slots - first_slot, "the scheduler assigns these slots only"
+        ranks = NUM_LIKELIEST in self._input_names
+        if ranks:
+            self._binding(first_slot, rows).bind_ranking(num_likeliest)
         self._step(
             first_slot,
             input_ids=token_ids[:, np.newaxis],
@@ -191,6 +202,7 @@ class DecoderRunner:
             logits_positions=np.zeros((rows, 1), np.int64),
             lengths=(positions + 1).astype(np.int32),
         )
+        self.ranking = self._binding(first_slot, rows).read_ranking(self._logits[:rows, 0]) if ranks else None
         return self._logits[:rows, 0]
 
     def move(self, source: int, target: int, length: int) -> None:
@@ -306,6 +318,8 @@ class DecoderRunner:
         binding.bind_output(_LOGITS, self._logits[:rows])
         if VERIFIES in self._input_names:
             binding.bind_inputs({VERIFIES: _NO_DRAFTS})
+        if NUM_LIKELIEST in self._input_names:
+            binding.bind_inputs({NUM_LIKELIEST: np.ones(1, np.int64)})
         return binding
 
 
@@ -317,12 +331,40 @@ class _Binding:
         self._slots = (first_slot, rows)
         self._binding = session.new_binding()
         self.sources_are_bound = False
+        self._ranked: tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]] | None = None
         state.bind(self._binding, *self._slots)
 
-    def bind_output(self, name: str, array: NDArray[np.float32]) -> None:
+    def bind_output(self, name: str, array: NDArray[Any]) -> None:
         """Binds the array in host memory that an output is written to; the caller keeps it alive."""
         assert array.flags.c_contiguous, "the graph writes without gaps"
-        self._binding.bind_output(name, "cpu", np.float32, array.shape, array.ctypes.data)
+        self._binding.bind_output(name, "cpu", array.dtype.type, array.shape, array.ctypes.data)
+
+    def bind_ranking(self, num_likeliest: int) -> None:
+        """Binds what a graph that ranks its logits gives of each row, of a step of one token a row."""
+        rows = self._slots[1]
+        shape = (rows, 1, num_likeliest)
+        if self._ranked is not None and self._ranked[0].shape == shape:
+            return
+        ids, logits, means = np.empty(shape, np.int64), np.empty(shape, np.float32), np.empty((rows, 1), np.float32)
+        self._ranked = ids, logits, means
+        self.bind_inputs({NUM_LIKELIEST: np.array([num_likeliest])})
+        for name, array in (LIKELIEST_IDS, ids), (LIKELIEST_LOGITS, logits), (EXPONENTIAL_MEANS, means):
+            self.bind_output(name, array)
+
+    def read_ranking(self, logits: NDArray[np.float32]) -> Ranking:
+        """Returns the ranking of the last run, whose logits are (R, V).
+
+        Where a row's mean of exponentials means nothing, its normalizer is computed here. Each row's way is its own.
+        """
+        assert self._ranked is not None, "it was bound before the run"
+        token_ids, likeliest, means = self._ranked
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            normalizers = np.log(means[:, 0], dtype=np.float64) + math.log(logits.shape[1])  # (R,)
+            is_sure = np.isfinite(normalizers) & (np.abs(likeliest[:, 0, 0]) < _MODERATE)
+            for row in np.flatnonzero(~is_sure).tolist():
+                exact = logits[row].astype(np.float64)
+                normalizers[row] = exact.max() + np.log(np.exp(exact - exact.max()).sum())  # NaN if one is not finite
+        return Ranking(token_ids[:, 0], likeliest[:, 0], normalizers)
 
     def bind_inputs(self, inputs: dict[str, NDArray[Any]]) -> None:
         """Binds host arrays; the binding keeps them alive."""

@@ -36,6 +36,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from headway_server.decoding.interfaces import Ranking
 from headway_server.decoding.parameters import SamplingParameters
 from headway_server.decoding.sampling.draws import Nucleus, draw_likely, draw_top_k, stream_states, uniform
 from headway_server.decoding.sampling.logits_processors import LogitEdits, TokenMasks, apply_edits
@@ -90,7 +91,7 @@ class Sampler:
         self._masks = TokenMasks(num_slots=num_slots, vocab_size=vocab_size)
         self._scratch = WeightScratch(num_rows=num_slots, vocab_size=vocab_size)
         self._edited: NDArray[np.float32] | None = None  # (num_slots, V), made when first needed
-        self._is_plain = np.zeros(num_slots, np.bool_)  # nothing but the likeliest token that the mask allows matters
+        self._is_plain = np.zeros(num_slots, np.bool_)  # the likeliest token that the mask allows is all that is wanted
 
     def __repr__(self) -> str:
         return f"Sampler({len(self._temperature)} slots, {self.vocab_size} tokens)"
@@ -122,12 +123,7 @@ class Sampler:
         self._step[slot] = 0
         self._edits[slot] = LogitEdits.of(parameters, prompt_ids=prompt_ids, end_ids=end_ids)
         self._masks.clear(slot)
-        self._is_plain[slot] = (
-            self._temperature[slot] == 0
-            and self._edits[slot] is None
-            and self._num_top[slot] < 0
-            and not self._with_log_probabilities
-        )
+        self._is_plain[slot] = self._temperature[slot] == 0 and self._edits[slot] is None and self._num_top[slot] < 0
 
     def mask_row(self, slot: int) -> NDArray[np.int32]:
         """Returns the words (M,) of a slot's mask, to be filled in place and handed to `allow`."""
@@ -159,28 +155,39 @@ class Sampler:
         self._edits[source] = None
         self._masks.move(source, target)
 
-    def sample(self, logits: NDArray[np.float32], slots: NDArray[np.intp] | None = None) -> SampledTokens:
+    def sample(
+        self, logits: NDArray[np.float32], slots: NDArray[np.intp] | None = None, ranking: Ranking | None = None
+    ) -> SampledTokens:
         """Chooses a token for each of some slots, and takes their random streams a step on.
 
         Args:
             logits: (R, V) float32, contiguous; left as they are.
             slots: (R,) slots that the rows belong to, each once; None: 0 to R - 1.
+            ranking: Of these logits, where they were ranked already.
         """
         if slots is None:
             slots = np.arange(len(logits))
         if not self._suppressed_ids:
-            return self._sample(logits, slots, logits)
+            return self._sample(logits, slots, logits, ranking)
         allowed = logits.copy()
         allowed[:, self._suppressed_ids] = -np.inf
-        return self._sample(allowed, slots, logits)
+        return self._sample(allowed, slots, logits, None)
 
     def _sample(
-        self, logits: NDArray[np.float32], slots: NDArray[np.intp], given: NDArray[np.float32]
+        self, logits: NDArray[np.float32], slots: NDArray[np.intp], given: NDArray[np.float32], ranking: Ranking | None
     ) -> SampledTokens:
         """Samples as `sample` does; log-probabilities are those of the logits that were `given`."""
-        best, maximum = _best(logits)  # NaN is the largest of all
-        if self._is_plain[slots].all() and not self._masks.is_set[slots].any():
-            return SampledTokens(best, np.zeros(len(logits)), np.isfinite(maximum))
+        if ranking is None:
+            best, maximum = _best(logits)  # NaN is the largest of all
+        else:
+            best = ranking.token_ids[:, 0].copy()
+            maximum = np.where(np.isfinite(ranking.normalizers), ranking.logits[:, 0], np.float32(np.nan))
+        is_known = ranking is not None or not self._with_log_probabilities
+        if is_known and self._is_plain[slots].all() and not self._masks.is_set[slots].any():
+            log_probabilities = np.zeros(len(logits))
+            if ranking is not None:
+                log_probabilities[:] = maximum - ranking.normalizers
+            return SampledTokens(best, log_probabilities, np.isfinite(maximum))
         edited = np.array([row for row, slot in enumerate(slots.tolist()) if self._is_edited(slot)], np.intp)
         if edited.size:
             token_ids, is_valid = best.copy(), np.isfinite(maximum)
@@ -200,7 +207,8 @@ class Sampler:
         self._masks.clear(slots)
         if given is not logits:
             maximum = given.max(axis=1)
-        log_probabilities, top_tokens = self._log_probabilities(given, maximum, token_ids, slots)
+        normalizers = None if ranking is None else ranking.normalizers
+        log_probabilities, top_tokens = self._log_probabilities(given, maximum, normalizers, token_ids, slots)
         return SampledTokens(token_ids, log_probabilities, is_valid, top_tokens)
 
     def _is_edited(self, slot: int) -> bool:
@@ -270,6 +278,7 @@ class Sampler:
         self,
         logits: NDArray[np.float32],
         maximum: NDArray[np.float32],
+        normalizers: NDArray[np.float64] | None,
         token_ids: NDArray[np.int64],
         slots: NDArray[np.intp],
     ) -> tuple[NDArray[np.float64], dict[int, list[tuple[int, float]]]]:
@@ -280,7 +289,10 @@ class Sampler:
         if not wanted.size:
             return log_probabilities, {}
         some = _rows(logits, wanted)
-        normalizers = maximum[wanted] + self._scratch.log_totals(some, maximum[wanted])
+        if normalizers is None:
+            normalizers = maximum[wanted] + self._scratch.log_totals(some, maximum[wanted])
+        else:
+            normalizers = normalizers[wanted]
         log_probabilities[wanted] = logits[wanted, token_ids[wanted]] - normalizers
         lists = zip(wanted.tolist(), likeliest(some, normalizers, np.maximum(num_top[wanted], 0)), strict=True)
         return log_probabilities, {row: top_tokens for row, top_tokens in lists if top_tokens}

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from headway_server.decoding.interfaces import Ranking
 from headway_server.decoding.sampling.likeliest import top_candidates
 
 MAX_GROUPS = 256
@@ -148,14 +149,24 @@ class RowRanker:
     def __repr__(self) -> str:
         return f"RowRanker({self._scratch!r})"
 
-    def rank(self, logits: NDArray[np.float32], count: int, banned: Mapping[int, AbstractSet[int]]) -> RankedRows:
+    def rank(
+        self,
+        logits: NDArray[np.float32],
+        count: int,
+        banned: Mapping[int, AbstractSet[int]],
+        ranking: Ranking | None = None,
+    ) -> RankedRows:
         """Ranks the tokens of each row.
 
         Args:
             logits: (R, V) float32, contiguous; banned tokens become minus infinity there.
             count: C, 1 to V.
             banned: By row, the tokens that may not follow.
+            ranking: Of these logits, where they were ranked already, of C tokens if none is banned.
         """
+        if ranking is not None and not banned and not self._suppressed_ids:
+            log_probabilities = ranking.logits - ranking.normalizers[:, np.newaxis]
+            return RankedRows(ranking.token_ids, log_probabilities, ranking.normalizers, logits)
         token_ids = np.empty((len(logits), count), np.int64)
         values = np.empty((len(logits), count), np.float32)
         normalizers = np.empty(len(logits))
@@ -164,7 +175,9 @@ class RowRanker:
                 rows = slice(start, min(start + self._scratch.num_rows, len(logits)))
                 block = logits[rows]
                 maximum = block.max(axis=1)
-                normalizers[rows] = maximum + self._scratch.log_totals(block, maximum)
+                normalizers[rows] = (
+                    maximum + self._scratch.log_totals(block, maximum) if ranking is None else ranking.normalizers[rows]
+                )
                 if self._suppressed_ids:
                     block[:, self._suppressed_ids] = -np.inf
                 for row in range(rows.start, rows.stop) if banned else ():

@@ -203,8 +203,8 @@ async def test_logits_that_are_not_finite_end_their_own_sentence():
     decoder = new_decoder(12)
     decode = decoder.decode
 
-    def spoil_the_second(*arguments):
-        logits = decode(*arguments)
+    def spoil_the_second(*arguments, **options):
+        logits = decode(*arguments, **options)
         if len(logits) == 12:
             logits[4] = np.nan
         return logits

@@ -62,7 +62,7 @@ async def test_a_failure_in_one_lane_ends_the_whole_call_and_frees_every_slot():
     lanes.start()
     broken = lanes._engines[1]._decoder
     working = broken.decode
-    broken.decode = lambda *_: 1 / 0
+    broken.decode = lambda *_, **__: 1 / 0
     rng = np.random.default_rng(2)
     with pytest.raises(StepError):
         await lanes.run([make_source(rng) for _ in range(8)])

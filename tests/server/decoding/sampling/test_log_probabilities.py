@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from sampler_rows import make_sampler, pack
 
+from headway_server.decoding.interfaces import Ranking
 from headway_server.decoding.parameters import SamplingParameters
 from headway_server.decoding.sampling.softmax import token_log_probabilities
 
@@ -98,3 +99,22 @@ def test_rows_that_are_not_finite_have_no_log_probabilities():
     sampled = make_sampler(parameters, 50).sample(logits)
     assert set(sampled.top_tokens) == {0, 3}
     assert sampled.is_valid.tolist() == [True, False, False, True]
+
+
+def test_logits_that_were_ranked_already_give_the_same_tokens_and_log_probabilities():
+    rng = np.random.default_rng(9)
+    logits = np.round(rng.normal(size=(6, 300)) * 3).astype(np.float32)  # many equal ones
+    order = np.argsort(-logits, axis=1, kind="stable")[:, :1]
+    ranking = Ranking(order, np.take_along_axis(logits, order, axis=1), logits[:, 0] - exact(logits)[:, 0])
+    greedy = SamplingParameters(max_new_tokens=1)
+    drawn = SamplingParameters(max_new_tokens=1, temperature=1.0, seed=3)
+    biased = SamplingParameters(max_new_tokens=1, logit_biases=((3, 20.0),), num_top_tokens=2)
+    for parameters, is_masked in ([greedy] * 6, False), ([greedy] * 6, True), ([greedy, drawn, biased] * 2, True):
+        plain, ranked = (make_sampler(parameters, 300, with_log_probabilities=True) for _ in range(2))
+        for sampler in (plain, ranked) if is_masked else ():
+            sampler.allow(0, pack(np.arange(300) < 40))
+        expected, found = plain.sample(logits), ranked.sample(logits, ranking=ranking)
+        assert found.token_ids.tolist() == expected.token_ids.tolist()
+        assert found.is_valid.all()
+        assert found.log_probabilities == pytest.approx(expected.log_probabilities, abs=1e-6)
+        assert found.top_tokens.keys() == expected.top_tokens.keys()

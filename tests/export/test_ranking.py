@@ -1,0 +1,85 @@
+"""Logits ranked in the graph, against a sort of the whole row."""
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper
+
+from headway_export.errors import ParityError
+from headway_export.parity import check_ranking
+from headway_export.rewriting import RankLogits, rewrite
+from headway_server.decoding.interfaces import Ranking
+
+
+def ranked_graph(vocab_size: int) -> ir.Model:
+    """A decoder without a network: it is given its logits."""
+    shape = ["slots", "logits_length", vocab_size]
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in ("given", "logits")]
+    graph = helper.make_graph([helper.make_node("Identity", ["given"], ["logits"])], "decoder", values[:1], values[1:])
+    model = ir.from_proto(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10))
+    rewrite(model, RankLogits())
+    return model
+
+
+class Ranked:
+    """A session of such a graph on one thread."""
+
+    def __init__(self, vocab_size: int) -> None:
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        content = ir.to_proto(ranked_graph(vocab_size)).SerializeToString()
+        self._session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+
+    def rank(self, logits: np.ndarray, count: int) -> Ranking:
+        feeds = {"given": logits[:, np.newaxis], "num_likeliest": np.array([count])}
+        names = ["likeliest_ids", "likeliest_logits", "exponential_means"]
+        token_ids, values, means = (output[:, 0] for output in self._session.run(names, feeds))
+        return Ranking(token_ids, values, np.log(means, dtype=np.float64) + np.log(logits.shape[1]))
+
+
+@pytest.mark.parametrize("vocab_size", [8, 24, 300, 4000, 32000])
+def test_the_graph_ranks_as_a_sort_does_and_puts_the_lower_id_first_among_equals(vocab_size):
+    rng = np.random.default_rng(vocab_size)
+    graph = Ranked(vocab_size)
+    for num_rows in (1, 5):
+        for count in (1, 2, 8, min(40, vocab_size)):
+            plain = (rng.normal(size=(num_rows, vocab_size)) * 3).astype(np.float32)
+            tied = np.round(plain)
+            sparse = np.where(rng.random(plain.shape) < 0.9, np.float32(-np.inf), tied)
+            sparse[:, vocab_size // 2] = 0
+            for logits in (plain, tied, sparse, np.zeros_like(plain)):
+                check_ranking(graph.rank(logits, count), logits, f"{num_rows} rows, {count} tokens")
+
+
+@pytest.mark.parametrize("vocab_size", [24, 40, 4000, 4008, 32000])
+def test_a_row_is_ranked_alike_in_any_company_to_the_last_bit(vocab_size):
+    logits = np.random.default_rng(3).normal(size=(30, vocab_size)).astype(np.float32)
+    graph = Ranked(vocab_size)
+    together = graph.rank(logits, 8)
+    for row in range(30):
+        alone = graph.rank(logits[row : row + 1], 8)
+        assert alone.token_ids.tolist() == [together.token_ids[row].tolist()]
+        assert alone.normalizers.tolist() == [together.normalizers[row]]
+
+
+@pytest.mark.parametrize("place", [0, 1, 31, 32, 3999])
+@pytest.mark.parametrize("spoilt", [np.nan, np.inf])
+def test_the_mean_says_that_a_row_means_nothing(spoilt, place):
+    logits = np.random.default_rng(4).normal(size=(3, 4000)).astype(np.float32)
+    logits[1, place] = spoilt
+    assert np.isfinite(Ranked(4000).rank(logits, 8).normalizers).tolist() == [True, False, True]
+
+
+def test_a_vocabulary_without_groups_is_left_to_the_server():
+    names = {value.name for value in ranked_graph(4003).graph.outputs}
+    assert names == {"logits"}
+
+
+def test_a_wrong_ranking_is_no_proof():
+    logits = np.array([[0.0, 2.0, 2.0, 1.0]], np.float32)
+    exact = np.log(np.exp(logits.astype(np.float64)).sum(axis=1))
+    check_ranking(Ranking(np.array([[1, 2]]), np.full((1, 2), 2, np.float32), exact), logits, "here")
+    for ids, normalizers in (([[2, 1]], exact), ([[1, 2]], exact + 1e-4)):
+        with pytest.raises(ParityError, match="ranking at here"):
+            check_ranking(Ranking(np.array(ids), np.full((1, 2), 2, np.float32), normalizers), logits, "here")
