@@ -1,4 +1,4 @@
-"""HTTP: OpenAI's API, every call of the protocol by Connect, probes and metrics, on one port."""
+"""HTTP: OpenAI's API, probes and metrics, on one port."""
 
 from headway_server.transports.http.server import HttpServer
 

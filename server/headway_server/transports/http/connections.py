@@ -1,4 +1,4 @@
-"""Connections of the HTTP port: what uvicorn holds for ever without them has a limit here, in number, bytes and time."""
+"""Connections of the HTTP port: what uvicorn would hold for ever has a limit here, in number, bytes and time."""
 
 from __future__ import annotations
 

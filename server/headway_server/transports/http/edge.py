@@ -1,8 +1,8 @@
 """The edge between HTTP and the serving layer: a request's bytes become a call, its errors become answers of an API.
 
-What an API is, here: handlers, and a `Form` in which its errors are written. The edge finds out who calls before it reads
-a body, reads no more of it than the API takes, surrounds all work with `Calls.answer`, and ends the call when its caller
-closes the connection.
+An API has handlers, and a `Form` in which its errors are written. The edge finds out who calls before it reads a body,
+reads no more of it than the API takes, surrounds all work with `Calls.answer`, and ends the call when its caller closes
+the connection.
 """
 
 from __future__ import annotations

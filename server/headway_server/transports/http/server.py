@@ -1,4 +1,4 @@
-"""The HTTP server: its routes, its probes, and how it starts and stops beside the gRPC server, in the same event loop."""
+"""The HTTP server: its routes and probes, and how it starts and stops beside the gRPC server, in the same event loop."""
 
 from __future__ import annotations
 
@@ -153,6 +153,11 @@ class HttpServer:
         await self._server.has_started.wait()
         _log.info("http", address=settings.host, port=port, tls=tls is not None)
         return port
+
+    @property
+    def is_open(self) -> bool:
+        """True from `start` to `stop`."""
+        return self._server is not None and not self._server.should_exit
 
     async def stop(self) -> None:
         """Closes the port and its connections; until then calls that come are refused, and probes answered."""

@@ -28,7 +28,7 @@ class Recorder(Observer):
         self.finished: list[tuple[str, str]] = []
         self.calls: list[Call] = []
 
-    def call_finished(self, call, *, error, duration_s):
+    def call_finished(self, call, *, error, duration_s):  # noqa: ARG002 (the observer's)
         self.calls.append(call)
         self.finished.append((call.method, type(error).__name__))
 
@@ -85,12 +85,20 @@ def serve(classifier_store: Path, runtime: Runtime, tmp_path: Path) -> Serve:
         port = await server.start()
         scheme = "https" if settings.tls_files else "http"
         base = f"{scheme}://127.0.0.1:{server.port_beside}"
-        async with httpx2.AsyncClient(base_url=base, verify=verify, timeout=30) as client:
-            yield Serving(
-                server=server, http=http, host=host, decoder=decoder, recorder=recorder, grpc_port=port, client=client
-            )
-        if not server.calls.is_draining:
-            assert await server.stop()
+        try:
+            async with httpx2.AsyncClient(base_url=base, verify=verify, timeout=30) as client:
+                yield Serving(
+                    server=server,
+                    http=http,
+                    host=host,
+                    decoder=decoder,
+                    recorder=recorder,
+                    grpc_port=port,
+                    client=client,
+                )
+        finally:
+            if http.is_open:
+                assert await server.stop()
         assert server.calls.num_running == 0
 
     return start
