@@ -157,6 +157,7 @@ def _open_http(host: ModelHost, settings: ServerSettings, server: HeadwayServer,
         calls=server.calls,
         callers=server.callers,
         describe=to_status,
+        procedures=server.procedures,
         tls=server.doors.tls,
         write_metrics=monitoring.write_metrics if settings.http_metrics else None,
     )

@@ -208,8 +208,8 @@ class ServerSettings(BaseSettings):
     trace_sample_ratio: Annotated[float, Field(ge=0, le=1)] = 1.0
     """Share of the calls to trace, where the caller's own trace does not say."""
     http_port: Annotated[int, Field(ge=0, le=65535)] | None = None
-    """Port of the HTTP API, at the same address: OpenAI's API, /livez, /readyz and /metrics; 0 takes a free one, which
-    the ready line names. Left out, there is none. Needs the extra `http`."""
+    """Port of the HTTP API, at the same address: OpenAI's API, every method by Connect, /livez, /readyz and /metrics; 0
+    takes a free one, which the ready line names. Left out, there is none. Needs the extra `http`."""
     http_metrics: bool = True
     """Answer /metrics at the HTTP port too; with an access file, to callers who have a key."""
     http_cors_origins: tuple[Annotated[str, AfterValidator(_check_origin)], ...] = ()

@@ -6,13 +6,15 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Container, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Generic, NoReturn, TypeAlias, TypeVar
+from typing import Any, Final, Generic, NoReturn, Self, TypeAlias, TypeVar
 
 import grpc
 from google.protobuf import descriptor_pool
 from google.protobuf.descriptor import Descriptor
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.message_factory import GetMessageClass
 from google.rpc import status_pb2
 from grpc_status import rpc_status
 
@@ -332,6 +334,36 @@ async def send(callers: Callers, context: Context, message: object) -> None:
         await context.write(message)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Procedure:
+    """A method with one request, for transports other than gRPC, which hold its calls to limits of their own."""
+
+    request_type: type[Message]
+    behaviour: Callable[[Any, Any], Any]
+    """Answers a request: a coroutine, or an asynchronous generator of a stream. What it asks of the context, its second
+    argument, are `time_remaining` and `invocation_metadata`."""
+    parse: Parser
+    """Makes a request of its bytes; raises InvalidInputError."""
+    is_stream: bool
+    is_admin: bool
+    """True if it changes the server."""
+    max_bytes: int
+    """Largest request."""
+
+    @classmethod
+    def of(cls, handler: Handler, method: str, *, max_bytes: int, is_admin: bool) -> Self:
+        """Describes the method that gRPC knows by its full name `method`."""
+        behaviour: Any = handler.unary_stream or handler.unary_unary  # typed for threads
+        return cls(
+            request_type=GetMessageClass(_input_type(method)),
+            behaviour=behaviour,
+            parse=_parser(handler, method, max_bytes),
+            is_stream=handler.response_streaming,
+            is_admin=is_admin,
+            max_bytes=max_bytes,
+        )
+
+
 def _method(behaviour: Behaviour, handler: Handler) -> Handler:
     """Makes a method that reads bytes from its context and answers as `handler` does."""
     make: Any = grpc.stream_unary_rpc_method_handler  # typed for the synchronous API
@@ -342,11 +374,15 @@ def _method(behaviour: Behaviour, handler: Handler) -> Handler:
     return method
 
 
+def _input_type(method: str) -> Descriptor:
+    return descriptor_pool.Default().FindMethodByName(method.strip("/").replace("/", ".")).input_type
+
+
 def _parser(handler: Handler, method: str, max_bytes: int) -> Parser:
     """Returns what makes a request of a method of its bytes, of which it takes so many."""
     assert handler.request_deserializer is not None, method
     deserialize = handler.request_deserializer
-    message = descriptor_pool.Default().FindMethodByName(method.strip("/").replace("/", ".")).input_type
+    message = _input_type(method)
 
     def read(data: bytes) -> Any:
         return _parse(data, deserialize, message)

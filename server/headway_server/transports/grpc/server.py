@@ -42,7 +42,7 @@ from headway_server.transports.grpc.doors import Doors, format_address
 from headway_server.transports.grpc.generation import GenerationService
 from headway_server.transports.grpc.health import Health
 from headway_server.transports.grpc.image_classification import ImageClassificationService
-from headway_server.transports.grpc.interceptor import CallInterceptor
+from headway_server.transports.grpc.interceptor import CallInterceptor, Handler, Procedure
 from headway_server.transports.grpc.models import ADMIN_METHODS, ModelService
 from headway_server.transports.grpc.text_classification import TextClassificationService
 from headway_server.transports.grpc.translation import TranslationService
@@ -127,9 +127,12 @@ class _UnregisteredMethods:
 
     def __init__(self, server: grpc.aio.Server) -> None:
         self.add_generic_rpc_handlers = server.add_generic_rpc_handlers
+        self.handlers: dict[str, Handler] = {}
+        """By their full names, `/package.Service/Method`."""
 
     def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
-        """Does nothing."""
+        """Keeps the methods, and registers none."""
+        self.handlers |= {f"/{service}/{name}": handler for name, handler in handlers.items()}
 
 
 class Beside(Protocol):
@@ -193,12 +196,13 @@ class HeadwayServer:
         max_request_bytes = {
             service.name: settings.max_text_request_bytes if service.reads_texts else settings.max_message_bytes
             for service in _SERVICES
-        }
+        } | {oip.SERVICE.full_name: settings.max_message_bytes}
+        admin_methods = ADMIN_METHODS | oip.ADMIN_METHODS
         interceptor = CallInterceptor(
             self.calls,
             self.callers,
-            max_request_bytes=max_request_bytes | {oip.SERVICE.full_name: settings.max_message_bytes},
-            admin_methods=ADMIN_METHODS | oip.ADMIN_METHODS,
+            max_request_bytes=max_request_bytes,
+            admin_methods=admin_methods,
             probes=oip.PROBES,
             verifies_clients=settings.tls_client_ca_file is not None,
         )
@@ -206,7 +210,8 @@ class HeadwayServer:
             interceptors=[interceptor],
             options=_options(settings),
         )
-        methods: Any = _UnregisteredMethods(self._server)
+        added = _UnregisteredMethods(self._server)
+        methods: Any = added
         for service in _SERVICES:
             service.add(service.servicer(host), methods)
         names = [service.name for service in _SERVICES]
@@ -220,6 +225,12 @@ class HeadwayServer:
                 max_text_request_bytes=settings.max_text_request_bytes,
             )
             grpc_predict_v2_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(open_inference, methods)
+        self.procedures = {
+            name: Procedure.of(handler, name, max_bytes=max_request_bytes[service], is_admin=name in admin_methods)
+            for name, handler in added.handlers.items()
+            if not handler.request_streaming and (service := name.strip("/").partition("/")[0]) in max_request_bytes
+        }
+        """The methods with one request, for another transport, by their full names."""
         health_pb2_grpc.add_HealthServicer_to_server(self._health, methods)
         if settings.reflection:
             names += [health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME]

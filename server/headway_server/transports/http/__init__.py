@@ -1,4 +1,4 @@
-"""HTTP: OpenAI's API, probes and metrics, on one port."""
+"""HTTP: OpenAI's API, every method by the Connect protocol, probes and metrics, on one port."""
 
 from headway_server.transports.http.server import HttpServer
 

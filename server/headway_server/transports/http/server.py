@@ -1,4 +1,4 @@
-"""The HTTP server: its routes and probes, and how it starts and stops beside the gRPC server, in the same event loop."""
+"""The HTTP server: its routes and probes, and how it starts and stops beside the gRPC server, in one event loop."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import resource
 import socket
 import ssl
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 import structlog
@@ -26,6 +26,7 @@ from headway_server.serving.callers import Callers
 from headway_server.serving.calls import REQUEST_ID, Calls
 from headway_server.serving.host import ModelHost
 from headway_server.settings import ServerSettings
+from headway_server.transports.http.connect import Procedure, connect_routes
 from headway_server.transports.http.connections import Connection
 from headway_server.transports.http.edge import Edge, Endpoint, Reply, Request, to_json
 from headway_server.transports.http.openai import OPENAI_FORM, openai_routes
@@ -50,6 +51,7 @@ class HttpServer:
         calls: Calls,
         callers: Callers,
         describe: Describe,
+        procedures: Mapping[str, Procedure] | None = None,
         tls: ssl.SSLContext | None = None,
         write_metrics: Callable[[], bytes] | None = None,
     ) -> None:
@@ -61,12 +63,14 @@ class HttpServer:
             calls: Those that are being answered, by all transports.
             callers: What waits for callers, of all transports.
             describe: See `Describe`.
+            procedures: By their paths, `/package.Service/Method`, those that answer by Connect; None: there are none.
             tls: Encrypts; None: nothing is encrypted.
             write_metrics: Returns the metrics as Prometheus reads them; None: there are none.
         """
         self._host = host
         self._settings = settings
         self._calls = calls
+        self._procedures = procedures or {}
         self._tls = tls
         self._write_metrics = write_metrics
         self._edge = Edge(calls, callers, describe=describe, allows_origin=bool(settings.http_cors_origins))
@@ -78,6 +82,7 @@ class HttpServer:
     def _make_app(self) -> Starlette:
         routes: list[BaseRoute] = [
             *openai_routes(self._edge, self._host, self._settings),
+            *connect_routes(self._edge, self._procedures),
             Route("/livez", self._live),
             Route("/readyz", self._ready),
         ]

@@ -78,6 +78,7 @@ def serve(classifier_store: Path, runtime: Runtime, tmp_path: Path) -> Serve:
             calls=server.calls,
             callers=server.callers,
             describe=to_status,
+            procedures=server.procedures,
             tls=server.doors.tls,
             write_metrics=metrics.write,
         )
