@@ -11,7 +11,7 @@ from benchmarks.drills.load_agreement import agreement
 from benchmarks.drills.mutated import mutated
 from benchmarks.drills.overload import overload
 from benchmarks.drills.server import DrillError
-from benchmarks.drills.soak import Kind, soak
+from benchmarks.drills.soak import soak
 from benchmarks.drills.stop import kill, stop
 from benchmarks.drills.surroundings import surroundings
 
@@ -65,11 +65,24 @@ def _surroundings() -> None:
 
 @app.command("soak")
 def _soak(
-    kind: Annotated[Kind, typer.Option(help="What is called.")] = Kind.MIXED,
-    seconds: Annotated[float, typer.Option(min=20, max=3600, help="How long it is measured.")] = 300,
+    small_calls: Annotated[int, typer.Option(min=0, help="Small calls that are made first.")] = 20_000,
+    mixed_seconds: Annotated[float, typer.Option(min=0, help="Then calls of every task, for so long.")] = 120,
+    small_rate: Annotated[
+        float | None, typer.Option(min=1, help="Small calls a second; left out: as many as 8 callers get answered.")
+    ] = None,
+    mixed_rate: Annotated[float, typer.Option(min=1, help="Calls of every task a second.")] = 60,
+    minute: Annotated[float, typer.Option(min=5, max=600, help="Seconds that are measured and told as one.")] = 60,
 ) -> None:
-    """Minutes of calls, in which nothing grows."""
-    _say(soak(kind, seconds))
+    """Many calls to one server, in which nothing grows; a line a minute."""
+    _say(
+        soak(
+            num_small_calls=small_calls,
+            mixed_s=mixed_seconds,
+            small_rate_per_s=small_rate,
+            mixed_rate_per_s=mixed_rate,
+            minute_s=minute,
+        )
+    )
 
 
 @app.command("agreement")

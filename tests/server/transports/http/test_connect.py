@@ -3,10 +3,14 @@
 import asyncio
 import base64
 import json
+import os
+from pathlib import Path
 
 import grpc
 import pytest
+from google.protobuf.descriptor_pb2 import FileDescriptorSet
 from google.rpc import error_details_pb2
+from node_packages import install
 from tiny_engine import slow_down
 from waiting import until
 
@@ -150,3 +154,50 @@ async def test_every_method_with_one_request_can_be_called(serve):
             assert f"{MODELS}/{name}" in serving.server.procedures
         answer = await serving.client.post("/inference.GRPCInferenceService/ServerLive", json={})
         assert answer.json() == {"live": True}
+
+
+def name_fields(messages):
+    """Sets the names of fields in JSON, as protoc does, and Python does not when it copies a descriptor."""
+    for message in messages:
+        name_fields(message.nested_type)
+        for field in message.field:
+            first, *rest = field.name.split("_")
+            field.json_name = first + "".join(map(str.capitalize, rest))
+
+
+async def test_the_client_of_connects_own_makers_gets_the_same(serve, request, tmp_path):
+    modules = install(request.config, "connect")
+    files = FileDescriptorSet()
+    seen = set()
+
+    def add(descriptor):
+        if descriptor.name not in seen:
+            seen.add(descriptor.name)
+            for dependency in descriptor.dependencies:
+                add(dependency)
+            file = files.file.add()
+            descriptor.CopyToProto(file)
+            name_fields(file.message_type)
+
+    for module in (texts_pb, generation_pb, models_pb, error_details_pb2):
+        add(module.DESCRIPTOR)
+    (tmp_path / "descriptors").write_bytes(files.SerializeToString())
+    script = Path(__file__).parents[3] / "support" / "node" / "connect.cjs"
+    async with serve() as serving:
+        slow_down(serving.decoder, 0.01)
+        ran = await asyncio.create_subprocess_exec(
+            "node",
+            str(script),
+            serving.url,
+            str(tmp_path / "descriptors"),
+            env=os.environ | {"NODE_PATH": str(modules)},
+            stdout=asyncio.subprocess.PIPE,
+        )
+        output, _ = await asyncio.wait_for(ran.communicate(), 60)
+    for found in json.loads(output):
+        assert found["unary"] == ["science"]
+        assert found["text"] == found["deltas"] != ""
+        assert found["refused"] == ["InvalidArgument", "texts: is empty; give 1 to 256", "INVALID_INPUT"]
+        assert found["refusedStream"][::2] == ["InvalidArgument", "INVALID_INPUT"]
+        assert found["late"][0] == "DeadlineExceeded"
+        assert found["models"] == 3
