@@ -106,7 +106,7 @@ class CallContext:
 class _UnaryForm:
     """How errors of a method with one answer are written."""
 
-    def refuse(self, failure: Failure) -> Reply:
+    def refuse(self, failure: Failure, headers: Mapping[str, str]) -> Reply:  # noqa: ARG002 (the protocol's)
         """See `Form`."""
         status = 415 if failure.http_status == 415 else _CODES.get(failure.status.code, _CODES[2])[1]
         return Reply(status=status, body=to_json(_error(failure.status)))
@@ -119,11 +119,12 @@ class _UnaryForm:
 class _StreamForm:
     """How errors of a method with a stream of answers are written: they end it, with status 200."""
 
-    def refuse(self, failure: Failure) -> Reply:
+    def refuse(self, failure: Failure, headers: Mapping[str, str]) -> Reply:
         """See `Form`."""
         if failure.http_status == 415:  # so that a client sees that it has come to something else
             return Reply(status=415, body=to_json(_error(failure.status)))
-        return Reply(body=self.cut(failure), media_type=_JSON_STREAM)
+        is_binary = headers.get("content-type", "").lower().startswith(_PROTO_STREAM.decode())
+        return Reply(body=self.cut(failure), media_type=_PROTO_STREAM if is_binary else _JSON_STREAM)
 
     def cut(self, failure: Failure) -> bytes:
         """See `Form`."""

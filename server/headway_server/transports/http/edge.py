@@ -100,8 +100,8 @@ Handler: TypeAlias = Callable[[Request], Awaitable[Reply | Stream]]
 class Form(Protocol):
     """How an API writes errors."""
 
-    def refuse(self, failure: Failure) -> Reply:
-        """Returns the answer to a call that has failed."""
+    def refuse(self, failure: Failure, headers: Mapping[str, str]) -> Reply:
+        """Returns the answer to a call that has failed, whose request had these headers."""
 
     def cut(self, failure: Failure) -> bytes:
         """Returns the last part of a stream that has failed."""
@@ -369,7 +369,7 @@ class _Exchange:
         if self.is_over:
             return
         if not self._has_started:
-            await self.reply(form.refuse(failure))
+            await self.reply(form.refuse(failure, self.headers))
         elif (connection := self._scope["state"].get("connection")) is not None and connection.is_unread:
             connection.abort()
         else:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from typing import Any, Final
 
-from headway_server.transports.http.edge import Reply, to_json
+from headway_server.transports.http.edge import Headers, Reply, to_json
 from headway_server.transports.http.status import Failure
 
 EVENT_STREAM: Final = b"text/event-stream"
@@ -30,17 +31,17 @@ _NAMES: Final = (
 class OpenAIForm:
     """How OpenAI's API writes errors."""
 
-    def refuse(self, failure: Failure) -> Reply:
+    def refuse(self, failure: Failure, headers: Mapping[str, str]) -> Reply:  # noqa: ARG002 (the protocol's)
         """See `Form`."""
-        headers: tuple[tuple[bytes, bytes], ...] = ()
+        more: Headers = ()
         if (delay_s := failure.retry_after_s) is not None:
-            headers = (
+            more = (
                 (b"retry-after", str(max(1, math.ceil(delay_s))).encode()),
                 (b"retry-after-ms", str(math.ceil(delay_s * 1e3)).encode()),
             )
         if failure.http_status == 401:
-            headers = (*headers, (b"www-authenticate", b"Bearer"))
-        return Reply(status=failure.http_status, body=to_json(_error(failure)), headers=headers)
+            more = (*more, (b"www-authenticate", b"Bearer"))
+        return Reply(status=failure.http_status, body=to_json(_error(failure)), headers=more)
 
     def cut(self, failure: Failure) -> bytes:
         """See `Form`."""
