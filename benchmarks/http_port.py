@@ -43,9 +43,8 @@ class _HttpCaller:
 
     def __init__(self, port: int, path: str, body: bytes, media_type: str) -> None:
         self._port = port
-        self._request = (
-            f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: {media_type}\r\ncontent-length: {len(body)}\r\n\r\n"
-        ).encode() + body
+        head = f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: {media_type}\r\n"
+        self._request = f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
 
