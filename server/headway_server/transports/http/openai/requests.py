@@ -10,8 +10,7 @@ from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
-from pydantic_core import from_json
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError
 
 from headway_server.configuration import nearest_name
 from headway_server.decoding.constraints import ConstraintRequest
@@ -40,6 +39,7 @@ _SAME_NAME: Final = (
     "frequency_penalty",
     "repetition_penalty",
 )
+_OBJECT: Final = TypeAdapter(dict[str, Any])
 _ANY_OBJECT: Final = '{"type":"object"}'
 
 
@@ -69,11 +69,10 @@ class _Body(_Part):
             InvalidInputError: It is no JSON, or a field is wrong.
         """
         try:
-            found = from_json(body, allow_inf_nan=False, cache_strings="none")
-        except (ValueError, RecursionError) as error:
-            raise InvalidInputError("request", f"is not JSON ({str(error)[:200]})") from None
-        if not isinstance(found, dict):
-            raise InvalidInputError("request", "is not a JSON object; send one")
+            found = _OBJECT.validate_json(body)
+        except ValidationError as error:
+            reason = error.errors(include_url=False, include_input=False)[0]["msg"]
+            raise InvalidInputError("request", f"is not a JSON object ({reason[:200]}); send one") from None
         try:
             return cls.model_validate({key: value for key, value in found.items() if value is not None})
         except ValidationError as error:
