@@ -226,9 +226,9 @@ class HeadwayServer:
             )
             grpc_predict_v2_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(open_inference, methods)
         self.procedures = {
-            name: Procedure.of(handler, name, max_bytes=max_request_bytes[service], is_admin=name in admin_methods)
+            name: Procedure.of(handler, name, max_bytes=max_request_bytes[of], is_admin=name in admin_methods)
             for name, handler in added.handlers.items()
-            if not handler.request_streaming and (service := name.strip("/").partition("/")[0]) in max_request_bytes
+            if not handler.request_streaming and (of := name.strip("/").partition("/")[0]) in max_request_bytes
         }
         """The methods with one request, for another transport, by their full names."""
         health_pb2_grpc.add_HealthServicer_to_server(self._health, methods)

@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol
 from google.protobuf.json_format import MessageToJson, Parse, ParseError
 from google.protobuf.message import Message
 from google.rpc import status_pb2
+from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
@@ -133,7 +134,9 @@ class _StreamForm:
 
 def connect_routes(edge: Edge, procedures: Mapping[str, Procedure]) -> list[BaseRoute]:
     """Returns the routes of the methods."""
-    return [Route("/{service}/{method}", _Methods(edge, procedures), methods=["POST"])] if procedures else []
+    methods = _Methods(edge, procedures)
+    services = sorted({name.rpartition("/")[0] for name in procedures})
+    return [Route(f"{service}/{{method}}", methods) for service in services]
 
 
 class _Methods:
@@ -157,6 +160,8 @@ class _Methods:
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] != "POST":
+            raise HTTPException(405, headers={"Allow": "POST"})
         endpoint = self._endpoints.get(scope["path"], self._unknown)
         await endpoint(scope, receive, send)
 

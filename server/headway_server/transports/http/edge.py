@@ -266,12 +266,12 @@ class _Exchange:
 
         A page from elsewhere may have its name point here, and calls from the browser on this machine under that name.
         """
-        client = self._scope.get("client")
+        host = (self._scope.get("client") or ("unknown",))[0]
         origin = self.headers.get("origin")
         names = [self.headers.get("host", "")]
         if origin is not None and not self._edge.allows_origin:
             names.append(urlsplit(origin).netloc)
-        return bool(client) and is_local(client[0]) and all(is_local(_host_of(name)) for name in names)
+        return is_local(host) and all(is_local(_host_of(name)) for name in names)
 
     def check_media_type(self, accepted: frozenset[bytes]) -> None:
         """Checks what the body is said to be: a page of another origin may send other types without asking.

@@ -202,7 +202,7 @@ class _Server(uvicorn.Server):
         self.has_started.set()
 
     @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:  # type: ignore[override]  # it is typed as a generator
+    def capture_signals(self) -> Iterator[None]:
         """Leaves signals to the gRPC server, which drains both."""
         yield
 
@@ -247,9 +247,9 @@ async def _not_found(request: StarletteRequest, _: Exception) -> Response:
 async def _not_allowed(request: StarletteRequest, error: Exception) -> Response:
     allowed = (getattr(error, "headers", None) or {}).get("Allow", "another method")
     message = f"{request.url.path[:200]} does not take {request.method}; use {allowed}"
-    return _refusal(405, message, "method_not_allowed")
+    return _refusal(405, message, "method_not_allowed", {"allow": allowed})
 
 
-def _refusal(status: int, message: str, code: str) -> Response:
+def _refusal(status: int, message: str, code: str, headers: dict[str, str] | None = None) -> Response:
     error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
-    return Response(to_json({"error": error}), status, media_type="application/json")
+    return Response(to_json({"error": error}), status, headers, media_type="application/json")

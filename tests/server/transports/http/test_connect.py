@@ -102,6 +102,8 @@ async def test_errors_have_connects_code_and_the_details_of_grpc(serve):
         assert answer.status_code == 415
         answer = await serving.client.post("/headway.v1.GenerationService/Nothing", json={})
         assert (answer.status_code, answer.json()["code"]) == (404, "unimplemented")
+        answer = await serving.client.get(CLASSIFY)
+        assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
         assert set(_CODES) == {code.value[0] for code in grpc.StatusCode} - {0}
 
 
