@@ -25,7 +25,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, format_trace_id, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-from opentelemetry.util.types import Attributes
+from opentelemetry.util.types import Attributes, AttributeValue
 
 from headway_server.observers import BatchEvent, Call, Observer, SequenceEvent
 from headway_server.transports.grpc.status import outcome_of
@@ -122,12 +122,11 @@ class Tracing(Observer):
             return
         offset_ns = time.time_ns() - time.monotonic_ns()
         service, _, method = call.method.strip("/").rpartition("/")
-        attributes: Attributes = {
-            "rpc.system": "grpc",
-            "rpc.service": service,
-            "rpc.method": method,
-            "headway.call_id": call.call_id,
-        }
+        attributes: dict[str, AttributeValue] = {"headway.call_id": call.call_id}
+        if "." in service:
+            attributes |= {"rpc.system": "grpc", "rpc.service": service, "rpc.method": method}
+        else:  # a route of the HTTP port
+            attributes["http.route"] = call.method
         span = self._tracer.start_span(
             call.method.strip("/"),
             self._propagator.extract(dict(call.metadata)),

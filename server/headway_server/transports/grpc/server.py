@@ -8,7 +8,7 @@ import signal
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 import structlog
@@ -34,18 +34,18 @@ from headway_server.bundles import Task
 from headway_server.errors import DrainingError, ServerError
 from headway_server.observers import NO_OBSERVER, Observer
 from headway_server.runtime import CLOSE_TIMEOUT_S, available_bytes
+from headway_server.serving.callers import Callers, WaitLimits
 from headway_server.serving.calls import Calls
 from headway_server.serving.host import ModelHost
 from headway_server.serving.watchdog import Watchdog
 from headway_server.settings import ServerSettings
 from headway_server.transports.grpc import oip
-from headway_server.transports.grpc.callers import Callers, WaitLimits
 from headway_server.transports.grpc.doors import Doors, format_address
 from headway_server.transports.grpc.generation import GenerationService
 from headway_server.transports.grpc.health import Health
 from headway_server.transports.grpc.image_classification import ImageClassificationService
 from headway_server.transports.grpc.inspection import InspectionService
-from headway_server.transports.grpc.interceptor import CallInterceptor
+from headway_server.transports.grpc.interceptor import CallInterceptor, Handler, Procedure
 from headway_server.transports.grpc.models import ADMIN_METHODS, ModelService
 from headway_server.transports.grpc.text_classification import TextClassificationService
 from headway_server.transports.grpc.translation import TranslationService
@@ -139,9 +139,22 @@ class _UnregisteredMethods:
 
     def __init__(self, server: grpc.aio.Server) -> None:
         self.add_generic_rpc_handlers = server.add_generic_rpc_handlers
+        self.handlers: dict[str, Handler] = {}
+        """By their full names, `/package.Service/Method`."""
 
     def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
-        """Does nothing."""
+        """Keeps the methods, and registers none."""
+        self.handlers |= {f"/{service}/{name}": handler for name, handler in handlers.items()}
+
+
+class Beside(Protocol):
+    """A transport beside gRPC, which holds its calls to the same `Calls`."""
+
+    async def start(self) -> int:
+        """Listens, once the models are started; returns the port."""
+
+    async def stop(self) -> None:
+        """Closes its connections, once no call runs; until then it answers."""
 
 
 class HeadwayServer:
@@ -172,8 +185,12 @@ class HeadwayServer:
         self._watch: asyncio.Task[None] | None = None
         self._sweep: asyncio.Task[None] | None = None
         self._watchdog: Watchdog | None = None
+        self.beside: Beside | None = None
+        """Another transport, which is started and drained with this one; to be set before `start`."""
+        self.port_beside: int | None = None
+        """Where that listens, once it does."""
         self._ailing: dict[str, str] = {}
-        self._callers = Callers(
+        self.callers = Callers(
             requests=WaitLimits(
                 timeout_s=settings.connection.request_timeout,
                 max_slow=max_arriving,
@@ -187,19 +204,20 @@ class HeadwayServer:
             max_lasting_per_connection=_MAX_LASTING_PER_CONNECTION,
             max_receiving=max_arriving,
         )
-        self._doors = Doors(settings)
-        self.calls = Calls(max_calls=max_calls, max_bytes=max_bytes, access=self._doors.access, observer=observer)
+        self.doors = Doors(settings)
+        self.calls = Calls(max_calls=max_calls, max_bytes=max_bytes, access=self.doors.access, observer=observer)
         """Those that are being answered."""
         _log.info("calls", max_calls=max_calls, max_inflight_mib=max_bytes >> 20, max_arriving=max_arriving)
         max_request_bytes = {
             service.name: settings.max_text_request_bytes if service.reads_texts else settings.max_message_bytes
             for service in _SERVICES
-        }
+        } | {oip.SERVICE.full_name: settings.max_message_bytes}
+        admin_methods = ADMIN_METHODS | oip.ADMIN_METHODS
         interceptor = CallInterceptor(
             self.calls,
-            self._callers,
-            max_request_bytes=max_request_bytes | {oip.SERVICE.full_name: settings.max_message_bytes},
-            admin_methods=ADMIN_METHODS | oip.ADMIN_METHODS,
+            self.callers,
+            max_request_bytes=max_request_bytes,
+            admin_methods=admin_methods,
             probes=oip.PROBES,
             verifies_clients=settings.tls_client_ca_file is not None,
         )
@@ -207,7 +225,8 @@ class HeadwayServer:
             interceptors=[interceptor],
             options=_options(settings),
         )
-        methods: Any = _UnregisteredMethods(self._server)
+        added = _UnregisteredMethods(self._server)
+        methods: Any = added
         for service in _SERVICES:
             service.add(service.servicer(host), methods)
         names = [service.name for service in _SERVICES]
@@ -221,6 +240,12 @@ class HeadwayServer:
                 max_text_request_bytes=settings.max_text_request_bytes,
             )
             grpc_predict_v2_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(open_inference, methods)
+        self.procedures = {
+            name: Procedure.of(handler, name, max_bytes=max_request_bytes[of], is_admin=name in admin_methods)
+            for name, handler in added.handlers.items()
+            if not handler.request_streaming and (of := name.strip("/").partition("/")[0]) in max_request_bytes
+        }
+        """The methods with one request, for another transport, by their full names."""
         health_pb2_grpc.add_HealthServicer_to_server(self._health, methods)
         if settings.reflection:
             names += [health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME]
@@ -234,7 +259,7 @@ class HeadwayServer:
         """
         address = format_address(self._settings.host, self._settings.port)
         try:
-            port = self._doors.listen(self._server, address)
+            port = self.doors.listen(self._server, address)
         except RuntimeError as error:
             raise ServerError(f"cannot listen on {address}: {error}") from error
         self._host.start()
@@ -242,9 +267,11 @@ class HeadwayServer:
         await self._server.start()
         self._watch = asyncio.create_task(self._watch_health())
         # One of its own: an interceptor keeps the methods of its server, which that port must not answer.
-        interceptor = CallInterceptor(self.calls, self._callers, max_request_bytes={})
-        await self._doors.open(self._health, interceptor, _options(self._settings))
-        self._sweep = asyncio.create_task(self._callers.watch())
+        interceptor = CallInterceptor(self.calls, self.callers, max_request_bytes={})
+        await self.doors.open(self._health, interceptor, _options(self._settings))
+        self._sweep = asyncio.create_task(self.callers.watch())
+        if self.beside is not None:
+            self.port_beside = await self.beside.start()
         return port
 
     async def _watch_health(self) -> None:
@@ -291,17 +318,19 @@ class HeadwayServer:
         hold_s = 0.0 if hurry is not None and hurry.is_set() else _HOLD_S
         self._health.close()
         _log.info("draining", running_calls=self.calls.num_running, timeout_s=timeout_s)
-        self._callers.hold()
+        self.callers.hold()
         self.calls.refuse_new()
         await asyncio.sleep(hold_s)
         going = asyncio.create_task(self._server.stop(timeout_s + CLOSE_TIMEOUT_S + _LAST_WORDS_S))
         await asyncio.sleep(hold_s)
-        self._callers.let_go()
+        self.callers.let_go()
         await self._wait_for_calls(hurry)
         has_ended = await asyncio.to_thread(self._host.close)  # it waits for what is running
-        self._callers.end_lasting(DrainingError("the server is shutting down"))
+        self.callers.end_lasting(DrainingError("the server is shutting down"))
         await self._server.stop(_LAST_WORDS_S)
-        await self._doors.close()
+        if self.beside is not None:
+            await self.beside.stop()
+        await self.doors.close()
         await going
         if self._sweep is not None:
             self._sweep.cancel()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import google.rpc
 import pytest
+from node_packages import install
 from waiting import until
 
 _SUPPORT = Path(__file__).parents[3] / "support" / "node"
@@ -20,21 +20,8 @@ _ENOUGH_S = 60
 
 @pytest.fixture(scope="module")
 def node_modules(request: pytest.FixtureRequest) -> Path:
-    """The packages that the client needs, installed once and kept in pytest's cache."""
-    for program in ("node", "npm"):
-        if shutil.which(program) is None:
-            pytest.skip(f"{program} is not installed; on Debian: apt-get install nodejs npm")
-    declared = (_SUPPORT / "package.json").read_text()
-    folder = Path(request.config.cache.mkdir("node"))
-    installed = folder / "installed.json"
-    if not installed.exists() or installed.read_text() != declared:
-        (folder / "package.json").write_text(declared)
-        command = ["npm", "install", "--no-audit", "--no-fund", "--no-package-lock", "--ignore-scripts"]
-        ran = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=_ENOUGH_S, check=False)
-        if ran.returncode:
-            pytest.skip(f"npm cannot install the client: {ran.stderr.strip().splitlines()[-1]}")
-        installed.write_text(declared)
-    return folder / "node_modules"
+    """The packages that the client needs."""
+    return install(request.config)
 
 
 @pytest.fixture(scope="module")

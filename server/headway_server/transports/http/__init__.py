@@ -1,0 +1,5 @@
+"""HTTP: OpenAI's API, every method by the Connect protocol, probes and metrics, on one port."""
+
+from headway_server.transports.http.server import HttpServer
+
+__all__ = ["HttpServer"]

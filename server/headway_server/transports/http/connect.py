@@ -1,0 +1,292 @@
+"""The Connect protocol: every method of the servicers with one request, for browsers and `curl`, in JSON and binary.
+
+The protocol: https://connectrpc.com/docs/protocol/
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from google.protobuf.json_format import MessageToJson, Parse, ParseError
+from google.protobuf.message import Message
+from google.rpc import status_pb2
+from starlette.exceptions import HTTPException
+from starlette.routing import BaseRoute, Route
+from starlette.types import Receive, Scope, Send
+
+from headway_server.errors import InvalidInputError
+from headway_server.observers import current_call
+from headway_server.preprocessing.pool import text_pool
+from headway_server.transports.http.edge import Edge, Endpoint, Handler, Reply, Request, Stream, to_json
+from headway_server.transports.http.status import Failure
+
+_JSON: Final = b"application/json"
+_PROTO: Final = b"application/proto"
+_JSON_STREAM: Final = b"application/connect+json"
+_PROTO_STREAM: Final = b"application/connect+proto"
+_END: Final = 2
+"""Flag of the last envelope of a stream, which holds JSON."""
+_HEAD_BYTES: Final = 5
+_MAX_TIMEOUT_MS: Final = 10**10
+_WRITTEN_ON_LOOP_BYTES: Final = 16 * 2**10
+"""A message of so few bytes is written as JSON on the event loop, in a few milliseconds."""
+_MAX_DEPTH: Final = 64
+
+_CODES: Final = {
+    1: ("canceled", 499),
+    2: ("unknown", 500),
+    3: ("invalid_argument", 400),
+    4: ("deadline_exceeded", 504),
+    5: ("not_found", 404),
+    6: ("already_exists", 409),
+    7: ("permission_denied", 403),
+    8: ("resource_exhausted", 429),
+    9: ("failed_precondition", 400),
+    10: ("aborted", 409),
+    11: ("out_of_range", 400),
+    12: ("unimplemented", 501),
+    13: ("internal", 500),
+    14: ("unavailable", 503),
+    15: ("data_loss", 500),
+    16: ("unauthenticated", 401),
+}
+"""Name and status of each of gRPC's codes, as the protocol defines them."""
+
+
+class Procedure(Protocol):
+    """A method that can be called."""
+
+    @property
+    def request_type(self) -> type[Message]:
+        """Of its request."""
+
+    @property
+    def behaviour(self) -> Callable[[Any, Any], Any]:
+        """Answers a request and a `CallContext`: a coroutine, or an asynchronous generator of a stream."""
+
+    @property
+    def parse(self) -> Callable[[bytes], Awaitable[Any]]:
+        """Makes a request of its bytes; raises InvalidInputError."""
+
+    @property
+    def is_stream(self) -> bool:
+        """True if the answer is a stream."""
+
+    @property
+    def is_admin(self) -> bool:
+        """True if it changes the server."""
+
+    @property
+    def max_bytes(self) -> int:
+        """Largest request."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallContext:
+    """What a servicer may ask of its call."""
+
+    deadline: float | None
+    """When the caller stops waiting, by `time.monotonic`."""
+    headers: Mapping[str, str]
+
+    def time_remaining(self) -> float | None:
+        """Returns the seconds until the deadline; None where there is none."""
+        return None if self.deadline is None else self.deadline - time.monotonic()
+
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        """Returns the headers of the request."""
+        return tuple(self.headers.items())
+
+
+class _UnaryForm:
+    """How errors of a method with one answer are written."""
+
+    def refuse(self, failure: Failure, headers: Mapping[str, str]) -> Reply:  # noqa: ARG002 (the protocol's)
+        """See `Form`."""
+        status = 415 if failure.http_status == 415 else _CODES.get(failure.status.code, _CODES[2])[1]
+        return Reply(status=status, body=to_json(_error(failure.status)))
+
+    def cut(self, failure: Failure) -> bytes:
+        """See `Form`; there is no stream."""
+        raise AssertionError(failure)
+
+
+class _StreamForm:
+    """How errors of a method with a stream of answers are written: they end it, with status 200."""
+
+    def refuse(self, failure: Failure, headers: Mapping[str, str]) -> Reply:
+        """See `Form`."""
+        if failure.http_status == 415:  # so that a client sees that it has come to something else
+            return Reply(status=415, body=to_json(_error(failure.status)))
+        is_binary = headers.get("content-type", "").lower().startswith(_PROTO_STREAM.decode())
+        return Reply(body=self.cut(failure), media_type=_PROTO_STREAM if is_binary else _JSON_STREAM)
+
+    def cut(self, failure: Failure) -> bytes:
+        """See `Form`."""
+        return _envelope(to_json({"error": _error(failure.status)}), _END)
+
+
+def connect_routes(edge: Edge, procedures: Mapping[str, Procedure]) -> list[BaseRoute]:
+    """Returns the routes of the methods."""
+    methods = _Methods(edge, procedures)
+    services = sorted({name.rpartition("/")[0] for name in procedures})
+    return [Route(f"{service}/{{method}}", methods) for service in services]
+
+
+class _Methods:
+    """The ASGI application of all methods."""
+
+    def __init__(self, edge: Edge, procedures: Mapping[str, Procedure]) -> None:
+        unary, stream = _UnaryForm(), _StreamForm()
+        self._edge = edge
+        self._endpoints = {
+            name: Endpoint(
+                edge,
+                name,
+                _answer_in_parts(procedure) if procedure.is_stream else _answer_at_once(procedure),
+                stream if procedure.is_stream else unary,
+                max_bytes=procedure.max_bytes + (_HEAD_BYTES if procedure.is_stream else 0),
+                media_types=frozenset({_JSON_STREAM, _PROTO_STREAM} if procedure.is_stream else {_JSON, _PROTO}),
+                is_admin=procedure.is_admin,
+                timeout_of=_timeout_s,
+            )
+            for name, procedure in procedures.items()
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] != "POST":
+            raise HTTPException(405, headers={"Allow": "POST"})
+        endpoint = self._endpoints.get(scope["path"], self._unknown)
+        await endpoint(scope, receive, send)
+
+    async def _unknown(self, scope: Scope, _: Receive, send: Send) -> None:
+        message = f"there is no method {scope['path'][:200]}; a method with a stream of requests is called by gRPC"
+        body = to_json({"code": "unimplemented", "message": message})
+        headers = [(b"content-type", _JSON), (b"content-length", str(len(body)).encode()), (b"connection", b"close")]
+        await send({"type": "http.response.start", "status": 404, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    def __repr__(self) -> str:
+        return f"_Methods({len(self._endpoints)})"
+
+
+def _answer_at_once(procedure: Procedure) -> Handler:
+    async def answer(request: Request) -> Reply:
+        is_json = _is_json(request, _JSON)
+        message = await _read(procedure, request, is_json=is_json)
+        response = await procedure.behaviour(message, _context(request))
+        return Reply(body=await _write(response, is_json=is_json), media_type=_JSON if is_json else _PROTO)
+
+    return answer
+
+
+def _answer_in_parts(procedure: Procedure) -> Handler:
+    async def answer(request: Request) -> Stream:
+        is_json = _is_json(request, _JSON_STREAM)
+        opened = Request(headers=request.headers, path=request.path, body=_open_envelope(request.body))
+        message = await _read(procedure, opened, is_json=is_json)
+        responses = procedure.behaviour(message, _context(request))
+        return Stream(
+            parts=_envelopes(responses, is_json=is_json), media_type=_JSON_STREAM if is_json else _PROTO_STREAM
+        )
+
+    return answer
+
+
+async def _envelopes(responses: AsyncGenerator[Any, None], *, is_json: bool) -> AsyncGenerator[bytes, None]:
+    async with aclosing(responses):
+        async for response in responses:
+            yield _envelope(await _write(response, is_json=is_json))
+    yield _envelope(b"{}", _END)
+
+
+def _is_json(request: Request, media_type: bytes) -> bool:
+    return request.headers["content-type"].lower().startswith(media_type.decode())
+
+
+async def _read(procedure: Procedure, request: Request, *, is_json: bool) -> Message:
+    """Makes a message of a body.
+
+    Raises:
+        InvalidInputError: It is none, or holds too much.
+    """
+    if not is_json:
+        message: Message = await procedure.parse(request.body)
+        return message
+    return await request.parse(lambda body: _parse_json(body, procedure.request_type))
+
+
+def _parse_json(body: bytes, kind: type[Message]) -> Message:
+    try:
+        return Parse(body.decode() or "{}", kind(), max_recursion_depth=_MAX_DEPTH)
+    except (ParseError, UnicodeError, RecursionError) as error:
+        raise InvalidInputError("request", f"is not {kind.DESCRIPTOR.name} in JSON: {str(error)[:300]}") from None
+
+
+async def _write(message: Message, *, is_json: bool) -> bytes:
+    """Writes a message; as JSON off the event loop if that takes long."""
+    if not is_json:
+        return message.SerializeToString()
+    if message.ByteSize() <= _WRITTEN_ON_LOOP_BYTES:
+        return MessageToJson(message, indent=None, ensure_ascii=False).encode()
+    text: str = await asyncio.get_running_loop().run_in_executor(
+        text_pool(), lambda: MessageToJson(message, indent=None, ensure_ascii=False)
+    )
+    return text.encode()
+
+
+def _context(request: Request) -> CallContext:
+    timeout_s, call = _timeout_s(request.headers), current_call()
+    deadline = None if timeout_s is None or call is None else call.started_at + timeout_s
+    return CallContext(deadline=deadline, headers=request.headers)
+
+
+def _timeout_s(headers: Mapping[str, str]) -> float | None:
+    """Reads how long the caller waits.
+
+    Raises:
+        InvalidInputError: It is no number of milliseconds.
+    """
+    given = headers.get("connect-timeout-ms")
+    if given is None:
+        return None
+    if not (given.isdecimal() and given.isascii() and int(given[:12]) <= _MAX_TIMEOUT_MS):
+        raise InvalidInputError("connect-timeout-ms", f"is {given[:20]!r}; give milliseconds, at most 10 digits")
+    return int(given) / 1e3
+
+
+def _envelope(data: bytes, flags: int = 0) -> bytes:
+    return bytes((flags,)) + len(data).to_bytes(4, "big") + data
+
+
+def _open_envelope(body: bytes) -> bytes:
+    """Takes the one message of a request out of its envelope.
+
+    Raises:
+        InvalidInputError: There is not one, whole and as it is.
+    """
+    if len(body) < _HEAD_BYTES or int.from_bytes(body[1:_HEAD_BYTES], "big") != len(body) - _HEAD_BYTES:
+        raise InvalidInputError("request", "is not one message in an envelope; send flags, length and message")
+    if body[0]:
+        raise InvalidInputError("request", f"has the flags {body[0]}; send it as it is, not compressed")
+    return body[_HEAD_BYTES:]
+
+
+def _error(status: status_pb2.Status) -> dict[str, Any]:
+    """Writes an error as the protocol defines it, details included."""
+    error: dict[str, Any] = {"code": _CODES.get(status.code, _CODES[2])[0], "message": status.message}
+    if status.details:
+        error["details"] = [
+            {
+                "type": detail.type_url.rpartition("/")[2],
+                "value": base64.b64encode(detail.value).rstrip(b"=").decode(),
+            }
+            for detail in status.details
+        ]
+    return error

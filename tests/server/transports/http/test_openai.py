@@ -1,0 +1,315 @@
+"""OpenAI's API, called by OpenAI's own package: blocking, asyncio, and streams."""
+
+import asyncio
+import base64
+import json
+from contextlib import asynccontextmanager
+
+import numpy as np
+import openai
+import pytest
+from tiny_engine import MAX_LENGTH, TOKENIZER, slow_down
+from waiting import until
+
+CHAT = {"model": "tiny-generation", "messages": [{"role": "user", "content": "the cat"}], "max_completion_tokens": 8}
+NO_SPACE = {str(token): -100 for token in range(2, 300) if TOKENIZER.decode([token]).isspace()}
+COMPLETION = {"model": "tiny-generation", "prompt": "the cat", "max_tokens": 8}
+
+
+@pytest.fixture
+def calling(serve):
+    """A server, and OpenAI's client of it."""
+
+    @asynccontextmanager
+    async def start(**options):
+        async with (
+            serve(**options) as serving,
+            openai.AsyncOpenAI(base_url=f"{serving.url}/v1", api_key="none", max_retries=0) as client,
+        ):
+            yield serving, client
+
+    return start
+
+
+def free(serving) -> bool:
+    model = next(model for model in serving.host.models if model.bundle.manifest.name == "tiny-generation")
+    engine = model._lanes._engines[0]
+    return engine._stepper.scheduler.num_free == engine.num_slots
+
+
+async def test_models_are_listed_and_described(calling):
+    async with calling() as (_, client):
+        names = [model.id async for model in await client.models.list()]
+        assert names == ["colours", "tiny-generation", "topics"]
+        assert (await client.models.retrieve("topics/1")).id == "topics"
+        with pytest.raises(openai.NotFoundError, match="model 'nope' is not loaded"):
+            await client.models.retrieve("nope")
+
+
+async def test_the_blocking_client_gets_the_same_answers_as_the_asyncio_one(calling):
+    async with calling() as (serving, client):
+        expected = await client.chat.completions.create(**CHAT, seed=3)
+
+        def call():
+            with openai.OpenAI(base_url=f"{serving.url}/v1", api_key="none") as blocking:
+                whole = blocking.chat.completions.create(**CHAT, seed=3)
+                pieces = [
+                    chunk.choices[0].delta.content or ""
+                    for chunk in blocking.chat.completions.create(**CHAT, seed=3, stream=True)
+                ]
+                return whole, "".join(pieces)
+
+        whole, streamed = await asyncio.to_thread(call)
+        assert whole.choices[0].message.content == streamed == expected.choices[0].message.content
+        assert whole.choices[0].message.role == "assistant"
+
+
+async def test_a_chat_streams_what_it_answers_at_once_and_counts_its_tokens(calling):
+    async with calling() as (serving, client):
+        whole = await client.chat.completions.create(**CHAT, logprobs=True, top_logprobs=2)
+        stream = await client.chat.completions.create(
+            **CHAT, logprobs=True, top_logprobs=2, stream=True, stream_options={"include_usage": True}
+        )
+        chunks = [chunk async for chunk in stream]
+        assert chunks[0].choices[0].delta.role == "assistant"
+        assert chunks[-1].choices == []
+        assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens == 8
+        assert chunks[-1].usage.prompt_tokens == whole.usage.prompt_tokens
+        assert chunks[-2].choices[0].finish_reason == whole.choices[0].finish_reason == "length"
+        tokens = [token for chunk in chunks[:-1] for token in (chunk.choices[0].logprobs or whole_none()).content]
+        assert [token.token for token in tokens] == [token.token for token in whole.choices[0].logprobs.content]
+        for token in whole.choices[0].logprobs.content:
+            assert token.logprob <= 0
+            assert [top.logprob for top in token.top_logprobs] == sorted(
+                (top.logprob for top in token.top_logprobs), reverse=True
+            )
+            assert len(token.top_logprobs) == 2
+        assert whole.id.startswith("chatcmpl-")
+        assert serving.recorder.finished[-1] == ("/v1/chat/completions", "NoneType")
+
+
+def whole_none():
+    return type("_None", (), {"content": ()})
+
+
+async def test_samples_differ_and_a_seed_gives_them_again(calling):
+    async with calling() as (_, client):
+        ask = {**CHAT, "n": 3, "seed": -7, "temperature": 1.5}
+        first, again = [await client.chat.completions.create(**ask) for _ in range(2)]
+        texts = [choice.message.content for choice in first.choices]
+        assert [choice.index for choice in first.choices] == [0, 1, 2]
+        assert len(set(texts)) > 1
+        assert texts == [choice.message.content for choice in again.choices]
+        assert first.usage.completion_tokens == 24
+        assert first.usage.prompt_tokens < 40
+
+
+async def test_completions_of_texts_and_tokens_agree(calling):
+    async with calling() as (_, client):
+        of_text = await client.completions.create(**COMPLETION)
+        ids = TOKENIZER.encode("the cat", add_special_tokens=False).ids
+        of_tokens = await client.completions.create(**COMPLETION | {"prompt": [ids, ids]})
+        assert [choice.text for choice in of_tokens.choices] == [of_text.choices[0].text] * 2
+        stream = await client.completions.create(**COMPLETION, stream=True)
+        assert "".join([chunk.choices[0].text async for chunk in stream]) == of_text.choices[0].text
+
+
+async def test_completions_tell_the_probabilities_of_prompt_and_text(calling):
+    async with calling() as (_, client):
+        answer = await client.completions.create(**COMPLETION, logprobs=3, echo=True)
+        choice = answer.choices[0]
+        assert choice.text.startswith("the cat")
+        assert "".join(choice.logprobs.tokens) == choice.text or "\ufffd" in choice.text
+        assert choice.logprobs.token_logprobs[0] is None
+        assert len(choice.logprobs.tokens) == answer.usage.total_tokens
+        assert choice.logprobs.text_offset[0] == 0
+
+
+async def test_parameters_change_what_is_generated(calling):
+    async with calling() as (_, client):
+        plain = (await client.completions.create(**COMPLETION, logprobs=0)).choices[0]
+        first = TOKENIZER.token_to_id(plain.logprobs.tokens[0].replace(" ", "Ġ"))
+        if first is not None:
+            banned = await client.completions.create(**COMPLETION, logit_bias={str(first): -100}, logprobs=0)
+            assert banned.choices[0].logprobs.tokens[0] != plain.logprobs.tokens[0]
+        wanted = await client.completions.create(**COMPLETION, logit_bias={"100": 100})
+        assert set(wanted.choices[0].text) == {TOKENIZER.decode([100])}
+        stop = TOKENIZER.decode([100])
+        stopped = await client.completions.create(**COMPLETION, logit_bias={"100": 100}, stop=stop)
+        assert (stopped.choices[0].text, stopped.choices[0].finish_reason) == ("", "stop")
+        penalised = await client.completions.create(
+            **COMPLETION, logit_bias={"100": 30}, presence_penalty=2, frequency_penalty=2, extra_body={"top_k": 5}
+        )
+        assert penalised.usage.completion_tokens == 8
+
+
+async def test_an_answer_is_held_to_its_schema(calling):
+    schema = {
+        "type": "object",
+        "properties": {"ok": {"type": "boolean"}},
+        "required": ["ok"],
+        "additionalProperties": False,
+    }
+    response_format = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
+    async with calling() as (_, client):
+        answer = await client.chat.completions.create(
+            **CHAT | {"max_completion_tokens": 30}, response_format=response_format, logit_bias=NO_SPACE
+        )
+        assert set(json.loads(answer.choices[0].message.content)) == {"ok"}
+        assert answer.choices[0].finish_reason == "stop"
+        wrong = {"type": "json_schema", "json_schema": {"name": "answer", "schema": {"type": "nothing"}}}
+        with pytest.raises(openai.BadRequestError) as refused:
+            await client.chat.completions.create(**CHAT, response_format=wrong)
+        assert refused.value.param == "response_format.json_schema.schema"
+
+
+async def test_embeddings_are_unit_vectors_as_floats_or_bytes(calling):
+    async with calling() as (serving, client):
+        texts = ["star goal atom", "team"]
+        answer = await client.embeddings.create(model="topics", input=texts)  # the package asks for base64
+        vectors = np.array([item.embedding for item in answer.data])
+        assert np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
+        assert answer.usage.prompt_tokens == answer.usage.total_tokens > 0
+        floats = await client.embeddings.create(model="topics", input=texts, encoding_format="float")
+        assert np.allclose([item.embedding for item in floats.data], vectors, atol=1e-7)
+        raw = await serving.client.post(
+            "/v1/embeddings", json={"model": "topics", "input": texts[0], "encoding_format": "base64"}
+        )
+        assert np.allclose(np.frombuffer(base64.b64decode(raw.json()["data"][0]["embedding"]), "<f4"), vectors[0])
+        short = await client.embeddings.create(model="topics", input=texts, dimensions=2, encoding_format="float")
+        expected = vectors[:, :2] / np.maximum(np.linalg.norm(vectors[:, :2], axis=1, keepdims=True), 1e-30)
+        assert np.allclose([item.embedding for item in short.data], expected, atol=1e-6)
+        of_tokens = await client.embeddings.create(model="topics", input=[[3, 4]], encoding_format="float")
+        assert len(of_tokens.data) == 1
+        with pytest.raises(openai.BadRequestError, match="dimensions: is 4; must be from 1 to 3"):
+            await client.embeddings.create(model="topics", input="star", dimensions=4)
+
+
+WRONG = [
+    ("chat/completions", {"tools": [{"type": "function"}]}, 400, "tools", "is not supported by this server"),
+    ("chat/completions", {"user": "me"}, 400, "user", "is not supported by this server; leave it out"),
+    ("chat/completions", {"temprature": 1}, 400, "temprature", "temperature"),
+    ("chat/completions", {"messages": None}, 400, "messages", "is missing"),
+    ("chat/completions", {"messages": []}, 400, "messages", "at least 1 item"),
+    ("chat/completions", {"messages": [{"role": "tool", "content": "x"}]}, 400, "messages[0].role", "'system'"),
+    ("chat/completions", {"messages": [{"role": "user", "content": ""}]}, 400, "messages[0].content", "is empty"),
+    ("chat/completions", {"messages": [{"role": "user"}]}, 400, "messages[0].content", "is missing"),
+    (
+        "chat/completions",
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+        400,
+        "messages[0].content[0].type",
+        "input should be 'text'",
+    ),
+    ("chat/completions", {"temperature": 3}, 400, "temperature", "is 3; must be from 0 to 2"),
+    ("chat/completions", {"temperature": "1"}, 400, "temperature", "valid number"),
+    ("chat/completions", {"n": 2, "stream": True}, 400, "n", "a stream has one choice"),
+    ("chat/completions", {"n": 17}, 400, "n", "must be from 1 to 16"),
+    ("chat/completions", {"top_logprobs": 2}, 400, "top_logprobs", "without logprobs"),
+    ("chat/completions", {"logprobs": True, "top_logprobs": 21}, 400, "top_logprobs", "from 0 to 20"),
+    ("chat/completions", {"max_tokens": 5}, 400, "max_tokens", "beside max_completion_tokens"),
+    ("chat/completions", {"max_completion_tokens": 5000}, 400, "max_completion_tokens", "is 5000; must be from 1"),
+    ("chat/completions", {"logit_bias": {"a": 1}}, 400, "logit_bias.a", "should match"),
+    ("chat/completions", {"logit_bias": {"5": 101}}, 400, "logit_bias", "must be from -100 to 100"),
+    ("chat/completions", {"stream_options": {"include_usage": True}}, 400, "stream_options", "without stream"),
+    ("chat/completions", {"response_format": {"type": "xml"}}, 400, "response_format", "json_object"),
+    ("chat/completions", {"model": "topics"}, 400, None, "cannot do generation"),
+    ("chat/completions", {"model": "none"}, 404, None, "model 'none' is not loaded"),
+    ("chat/completions", {"model": "tiny-generation/9"}, 404, None, "model tiny-generation has no version '9'"),
+    ("completions", {"prompt": ["a", "b"], "stream": True}, 400, "prompt", "a stream continues one"),
+    ("completions", {"prompt": []}, 400, "prompt", "give 1 to 256"),
+    ("completions", {"prompt": ""}, 400, "prompt", "is empty"),
+    ("completions", {"prompt": [1, 5000]}, 400, "prompt[1]", "is 5000; must be from 0 to"),
+    ("completions", {"prompt": "the cat " * 50}, 400, "prompt", "tokens; at most"),
+    ("completions", {"suffix": "x"}, 400, "suffix", "is not supported"),
+    ("completions", {"best_of": 2}, 400, "best_of", ""),
+    ("embeddings", {"input": []}, 400, "input", "is empty"),
+    ("embeddings", {"input": ["a", ""]}, 400, "input[1]", "is empty"),
+    ("embeddings", {"input": 5}, 400, "input", ""),
+    ("embeddings", {"input": "star", "model": "tiny-generation"}, 400, None, "cannot embed texts"),
+    ("embeddings", {"input": "star", "user": "me"}, 400, "user", "is not supported"),
+]
+
+
+async def test_what_is_wrong_is_named(serve):
+    bodies = {"chat/completions": CHAT, "completions": COMPLETION, "embeddings": {"model": "topics"}}
+    async with serve() as serving:
+        for path, changes, status, param, message in WRONG:
+            answer = await serving.client.post(f"/v1/{path}", json=bodies[path] | changes)
+            error = answer.json()["error"]
+            assert (answer.status_code, error["param"]) == (status, param), (changes, error)
+            assert message in error["message"], (changes, error)
+            assert error["type"] == "invalid_request_error"
+
+
+async def test_what_is_no_json_is_refused(serve):
+    async with serve() as serving:
+        for body in (b"", b"{", b"[]", b'{"a":NaN}', b"\xff", b"[" * 100_000, b'{"model":"\\ud800"}', b"1" * 10_000):
+            answer = await serving.client.post(
+                "/v1/chat/completions", content=body, headers={"content-type": "application/json"}
+            )
+            assert answer.status_code == 400, (body[:20], answer.text)
+        assert {name for _, name in serving.recorder.finished} == {"InvalidInputError"}
+
+
+async def test_a_caller_who_closes_the_connection_frees_the_slot(calling):
+    async with calling() as (serving, client):
+        slow_down(serving.decoder, 0.02)
+        ask = CHAT | {"max_completion_tokens": MAX_LENGTH - 25}
+        stream = await client.chat.completions.create(**ask, stream=True)
+        async for _ in stream:
+            break
+        assert not free(serving)
+        await stream.close()
+        await until(lambda: free(serving) and serving.server.calls.num_running == 0)
+        assert serving.recorder.finished[-1] == ("/v1/chat/completions", "CancelledError")
+        waiting = asyncio.create_task(client.chat.completions.create(**ask))
+        await until(lambda: not free(serving))
+        waiting.cancel()
+        await until(lambda: free(serving) and serving.server.calls.num_running == 0)
+        assert serving.recorder.finished[-1] == ("/v1/chat/completions", "CancelledError")
+        assert len(serving.decoder.decode_sizes) < 20
+
+
+async def test_what_is_too_much_is_told_to_come_back(calling):
+    async with calling(max_calls=1) as (serving, client):
+        slow_down(serving.decoder, 0.02)
+        stream = await client.chat.completions.create(**CHAT | {"max_completion_tokens": 30}, stream=True)
+        with pytest.raises(openai.RateLimitError) as refused:
+            await client.chat.completions.create(**CHAT)
+        assert int(refused.value.response.headers["retry-after"]) >= 1
+        assert refused.value.code == "overloaded"
+        assert len([chunk async for chunk in stream]) > 1
+        patient = client.with_options(max_retries=3)
+        assert (await patient.chat.completions.create(**CHAT)).choices
+
+
+async def test_a_stream_that_is_accepted_ends_while_the_server_drains(calling):
+    async with calling() as (serving, client):
+        slow_down(serving.decoder, 0.02)
+        stream = await client.chat.completions.create(**CHAT | {"max_completion_tokens": 25}, stream=True)
+        stopping = asyncio.create_task(serving.server.stop())
+        chunks = [chunk async for chunk in stream]
+        assert chunks[-1].choices[0].finish_reason == "length"
+        assert await stopping
+
+
+async def test_a_stream_that_fails_says_so_at_its_end(calling, monkeypatch):
+    async with calling(drain_timeout=0.05) as (serving, client):
+        slow_down(serving.decoder, 0.05)
+        stream = await client.chat.completions.create(**CHAT | {"max_completion_tokens": 30}, stream=True)
+        stopping = asyncio.create_task(serving.server.stop())
+        with pytest.raises(openai.APIError, match=r"shutting down|unloaded|stopped"):
+            async for _ in stream:
+                pass
+        assert await stopping
+
+
+async def test_every_caller_gets_its_own_answer(calling):
+    async with calling() as (_, client):
+        prompts = [f"the cat {number}" for number in range(24)]
+        alone = [(await client.completions.create(**COMPLETION | {"prompt": each})).choices[0].text for each in prompts]
+        answers = await asyncio.gather(
+            *(client.completions.create(**COMPLETION | {"prompt": each}) for each in prompts)
+        )
+        assert [answer.choices[0].text for answer in answers] == alone
