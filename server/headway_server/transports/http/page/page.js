@@ -3,6 +3,7 @@
 import { call, key } from "./api.js";
 import { problem } from "./controls.js";
 import { element, show } from "./dom.js";
+import { attention } from "./panels/attention.js";
 import { classify } from "./panels/classify.js";
 import { compare } from "./panels/compare.js";
 import { generate } from "./panels/generate.js";
@@ -12,7 +13,7 @@ import { server } from "./panels/server.js";
 import { tag } from "./panels/tag.js";
 import { translate } from "./panels/translate.js";
 
-const PANELS = [models, generate, translate, classify, tag, compare, images, server];
+const PANELS = [models, generate, translate, classify, tag, compare, images, attention, server];
 const LOOK_EVERY_MS = 3000;
 
 const main = document.getElementById("main");
@@ -28,9 +29,10 @@ function panelOf(hash) {
 function openPanel(panel, served) {
   open.close?.();
   const place = element("article", { class: `panel ${panel.id}`, "aria-labelledby": "panel-title" });
-  const fitting = panel.task ? served.filter((model) => model.task === panel.task) : served;
+  const tasks = panel.tasks ?? [];
+  const fitting = tasks.length ? served.filter((model) => tasks.includes(model.task)) : served;
   place.append(element("h2", { id: "panel-title" }, panel.title), element("p", { class: "lead" }, panel.lead));
-  if (panel.task && !fitting.length) {
+  if (tasks.length && !fitting.length) {
     place.append(element("p", { class: "empty" }, "This server has no model for that. Put a bundle into its store."));
     open.close = null;
   } else open.close = panel.open(place, fitting) ?? null;
@@ -59,7 +61,7 @@ async function look() {
     const isFirst = known === null;
     known = now;
     look.models = served;
-    if (isFirst || !open.panel?.task) openPanel(panelOf(location.hash), served);
+    if (isFirst || !open.panel?.tasks) openPanel(panelOf(location.hash), served);
   } catch (error) {
     say("down", error.code === "unauthenticated" ? "API key needed" : "No answer");
     if (known === null) show(main, problem(error));

@@ -12,7 +12,7 @@ export const classify = {
   title: "Classify texts",
   tab: "Classify",
   lead: "One text a line; each gets its labels with their probabilities.",
-  task: "TASK_TEXT_CLASSIFICATION",
+  tasks: ["TASK_TEXT_CLASSIFICATION"],
   open(place, served) {
     const model = modelChoice(served);
     const texts = textArea(EXAMPLE, 5, { required: true });

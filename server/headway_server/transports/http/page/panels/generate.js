@@ -54,7 +54,7 @@ export const generate = {
   title: "Generate and chat",
   tab: "Generate",
   lead: "Text as the model writes it, with how sure it was of each token.",
-  task: "TASK_GENERATION",
+  tasks: ["TASK_GENERATION"],
   open(place, served) {
     const turns = [];
     const model = modelChoice(served, () => fit());

@@ -1,16 +1,10 @@
 import { call, CallError } from "../api.js";
 import { bars, caller, chosen, field, modelChoice, timings } from "../controls.js";
 import { element, show } from "../dom.js";
+import { base64 } from "../images.js";
 
 const MAX_IMAGES = 8;
 const MOST_LABELS = 5;
-
-async function base64(file) {
-  const bytes = new Uint8Array(await file.arrayBuffer());
-  let text = "";
-  for (let start = 0; start < bytes.length; start += 32768) text += String.fromCharCode(...bytes.subarray(start, start + 32768));
-  return btoa(text);
-}
 
 /** Takes one picture with the camera. */
 async function photograph() {
@@ -34,7 +28,7 @@ export const images = {
   title: "Classify images",
   tab: "Images",
   lead: "Drop, paste or choose pictures; the model names what they show.",
-  task: "TASK_IMAGE_CLASSIFICATION",
+  tasks: ["TASK_IMAGE_CLASSIFICATION"],
   open(place, served) {
     let files = [];
     const model = modelChoice(served);

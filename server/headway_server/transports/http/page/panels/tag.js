@@ -26,7 +26,7 @@ export const tag = {
   title: "Tag words",
   tab: "Tag",
   lead: "Marks the words or names of a text with their kinds.",
-  task: "TASK_TOKEN_CLASSIFICATION",
+  tasks: ["TASK_TOKEN_CLASSIFICATION"],
   open(place, served) {
     const model = modelChoice(served);
     const text = textArea(EXAMPLE, 4, { required: true });

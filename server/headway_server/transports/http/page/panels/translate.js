@@ -80,7 +80,7 @@ export const translate = {
   id: "translate",
   title: "Translate",
   lead: "A text in another language, with what else the model considered and where it looked.",
-  task: "TASK_TRANSLATION",
+  tasks: ["TASK_TRANSLATION"],
   open(place, served) {
     const isExample = (value) => Object.values(EXAMPLES).includes(value);
     const model = modelChoice(served, () => {
