@@ -29,7 +29,15 @@ from headway_server.observers import NO_OBSERVER, joined
 from headway_server.runtime import Runtime, describe_cores
 from headway_server.serving.host import ModelHost, read_store
 from headway_server.settings import ServerSettings
-from headway_server.transports.grpc import Doors, HeadwayServer, Statistics, address_problem, format_address
+from headway_server.transports.grpc import (
+    Beside,
+    Doors,
+    HeadwayServer,
+    Statistics,
+    address_problem,
+    format_address,
+    to_status,
+)
 
 if sys.platform == "win32":
     from asyncio import run as _run_loop
@@ -70,7 +78,12 @@ def _serve(settings: ServerSettings) -> None:
     if hasattr(signal, "SIGHUP"):  # a server that starts looks at its store anyway
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
     configure_logging(level=settings.log_level, line_format=settings.log_format, texts=settings.log_texts)
-    for port, flags in ((settings.port, "--host or --port"), (settings.health_port, "--health-port")):
+    ports = {
+        "--host or --port": settings.port,
+        "--health-port": settings.health_port,
+        "--http-port": settings.http_port,
+    }
+    for flags, port in ports.items():
         if port is not None and (problem := address_problem(settings.host, port)):
             address = format_address(settings.host, port)
             _fail(f"cannot listen on {address}: {problem}; stop what listens there or choose another {flags}")
@@ -110,17 +123,43 @@ async def _run(
     """Serves until a signal comes; returns True if every thread has ended."""
 
     def announce(port: int) -> None:
+        http = f" http={format_address(settings.host, server.port_beside)}" if server.port_beside else ""
         sys.stdout.write(
             f"headway-server ready on {format_address(settings.host, port)} models={len(host.models)} "
             f"rejected={len(host.rejected)} device={runtime.device} threads={runtime.num_threads} "
-            f"lanes={runtime.num_lanes}\n"
+            f"lanes={runtime.num_lanes}{http}\n"
         )
         sys.stdout.flush()
         _log.info("serving", store=str(settings.store), runtime=repr(runtime), cores=describe_cores())
 
     server = make_server()
+    if settings.http_port is not None:
+        server.beside = _open_http(host, settings, server, monitoring)
     monitoring.start(host, server.calls, runtime.cores)
     return await server.run(announce)
+
+
+def _open_http(host: ModelHost, settings: ServerSettings, server: HeadwayServer, monitoring: Monitoring) -> Beside:
+    """Makes the HTTP port.
+
+    Raises:
+        ServerError: Its libraries are not installed.
+    """
+    try:
+        from headway_server.transports.http import HttpServer  # noqa: PLC0415 (an extra brings its libraries)
+    except ImportError as error:
+        raise ServerError(
+            f"--http-port needs Starlette and uvicorn ({error}); install headway-server[http], or leave it out"
+        ) from error
+    return HttpServer(
+        host,
+        settings,
+        calls=server.calls,
+        callers=server.callers,
+        describe=to_status,
+        tls=server.doors.tls,
+        write_metrics=monitoring.write_metrics if settings.http_metrics else None,
+    )
 
 
 def _read_settings(arguments: Sequence[str]) -> ServerSettings:

@@ -10,6 +10,8 @@ ServerError                   what this package raises
 ├── ModelRunError             a model could not be run; logged where it was raised, and the caller learns no more
 └── RequestError              a call cannot be answered; each transport has one table from these to its codes
     ├── InvalidInputError     a field of the request is wrong; names the field
+    │   ├── RequestTooLargeError  it has more bytes than the method takes
+    │   └── MediaTypeError    it is of a type that the method does not read
     ├── ModelNotFoundError    there is no such model or version
     ├── BundleRejectedError   a bundle cannot be loaded, and the caller has asked for that
     ├── StoreUnavailableError the store cannot be looked at now
@@ -78,6 +80,14 @@ class InvalidInputError(RequestError):
         super().__init__(f"{field}: {description}")
         self.field = field
         self.description = description
+
+
+class RequestTooLargeError(InvalidInputError):
+    """The request has more bytes than its method takes."""
+
+
+class MediaTypeError(InvalidInputError):
+    """The request is of a type that its method does not read."""
 
 
 class ModelNotFoundError(RequestError):

@@ -52,6 +52,13 @@ def _check_url(url: str) -> str:
     return url
 
 
+def _check_origin(origin: str) -> str:
+    """Checks that an origin is one that a browser may send."""
+    if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+", origin):
+        raise ValueError("must be an origin without a path, such as https://app.example.org, or *")
+    return origin
+
+
 def _short_flags(**groups: type[BaseModel]) -> dict[str, str]:
     """Names the flags of groups without their group too: `--num-slots` beside `--engine.num-slots`."""
     flags = ((group, name.replace("_", "-")) for group, model in groups.items() for name in model.model_fields)
@@ -200,6 +207,14 @@ class ServerSettings(BaseSettings):
     `tracing`."""
     trace_sample_ratio: Annotated[float, Field(ge=0, le=1)] = 1.0
     """Share of the calls to trace, where the caller's own trace does not say."""
+    http_port: Annotated[int, Field(ge=0, le=65535)] | None = None
+    """Port of the HTTP API, at the same address: OpenAI's API, every call by Connect, /livez and /readyz; 0 takes a free
+    one, which the ready line names. Left out, there is none. Needs the extra `http`."""
+    http_metrics: bool = True
+    """Answer /metrics at the HTTP port too; with an access file, to callers who have a key."""
+    http_cors_origins: tuple[Annotated[str, AfterValidator(_check_origin)], ...] = ()
+    """Origins whose pages may call the HTTP port, such as https://app.example.org, or * for all. Left out, pages of no
+    other origin may."""
     engine: EngineSettings = EngineSettings()
     """Generation and translation models."""
     batching: BatchingSettings = BatchingSettings()
@@ -234,10 +249,12 @@ class ServerSettings(BaseSettings):
 
     @model_validator(mode="after")
     def _check_ports(self) -> Self:
-        ports = [port for port in (self.port, self.health_port, self.metrics_port) if port]
+        ports = [port for port in (self.port, self.health_port, self.metrics_port, self.http_port) if port]
         if len(set(ports)) < len(ports):
             raise ValueError(
-                "port, health_port and metrics_port are " + ", ".join(map(str, ports)) + "; give each its own"
+                "port, health_port, metrics_port and http_port are "
+                + ", ".join(map(str, ports))
+                + "; give each its own"
             )
         return self
 

@@ -1,7 +1,7 @@
 """The edge of a server whose services a test adds one by one."""
 
+from headway_server.serving.callers import Callers, WaitLimits
 from headway_server.serving.calls import Calls
-from headway_server.transports.grpc.callers import Callers, WaitLimits
 from headway_server.transports.grpc.interceptor import CallInterceptor
 
 SERVICES = ("GenerationService", "TranslationService", "TextClassificationService", "ImageClassificationService")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Self
 
 from headway_server.errors import ServerError
@@ -38,11 +39,12 @@ class Monitoring:
         others: tuple[Observer, ...] = ()
         if settings.trace_endpoint is not None:
             tracing = _open_tracing(settings.trace_endpoint, settings.trace_sample_ratio)
-        if settings.metrics_port is not None:
+        if settings.metrics_port is not None or (settings.http_port is not None and settings.http_metrics):
             from headway_server.monitoring.metrics import Metrics  # noqa: PLC0415 (only where it is used)
 
             metrics = Metrics()
-            metrics.listen(settings.metrics_host, settings.metrics_port)
+            if settings.metrics_port is not None:
+                metrics.listen(settings.metrics_host, settings.metrics_port)
         if settings.access_log:
             from headway_server.monitoring.access_log import AccessLog  # noqa: PLC0415 (as above)
 
@@ -53,6 +55,11 @@ class Monitoring:
         """Begins to look at what tells nothing by itself; called with the event loop running."""
         if self._metrics is not None:
             self._metrics.watch(host, calls, cores)
+
+    @property
+    def write_metrics(self) -> Callable[[], bytes] | None:
+        """Writes the metrics as Prometheus reads them; called from any thread. None where there are none."""
+        return None if self._metrics is None else self._metrics.write
 
     def close(self) -> None:
         """Sends the traces that are left, and ends the threads."""

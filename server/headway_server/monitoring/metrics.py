@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import psutil
 import structlog
-from prometheus_client import CollectorRegistry, MetricsHandler, ProcessCollector
+from prometheus_client import CollectorRegistry, MetricsHandler, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -338,6 +338,10 @@ class Metrics(Observer, Collector):
             ) from error
         threading.Thread(target=self._server.serve_forever, args=(_POLL_S,), name="metrics", daemon=True).start()
         _log.info("metrics", host=host, port=self._server.server_address[1], path="/metrics")
+
+    def write(self) -> bytes:
+        """Returns the metrics as `GET /metrics` answers them; called from any thread."""
+        return generate_latest(self.registry)
 
     @property
     def port(self) -> int | None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import random
+import re
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from typing import Final
 
 import structlog
 
@@ -15,7 +18,16 @@ from headway_server.observers import NO_OBSERVER, Call, Observer, current_call, 
 from headway_server.serving.access import ADMIN, Access, Caller
 from headway_server.serving.permits import Admission
 
+REQUEST_ID: Final = "x-request-id"
+"""The metadata by which callers and proxies name a call."""
+_IS_REQUEST_ID: Final = re.compile(r"[!-~]{1,128}").fullmatch
+
 _log = structlog.get_logger(__name__)
+
+
+def request_id_of(given: str) -> str:
+    """Returns the name that was given to a call, or a new one where that is empty, too long or no printable ASCII."""
+    return given if _IS_REQUEST_ID(given) else f"{random.getrandbits(64):016x}"
 
 
 @contextmanager

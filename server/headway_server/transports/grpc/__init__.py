@@ -2,6 +2,15 @@
 
 from headway_server.transports.grpc.doors import Doors, format_address
 from headway_server.transports.grpc.oip import Statistics
-from headway_server.transports.grpc.server import HeadwayServer, address_problem
+from headway_server.transports.grpc.server import Beside, HeadwayServer, address_problem
+from headway_server.transports.grpc.status import to_status
 
-__all__ = ["Doors", "HeadwayServer", "Statistics", "address_problem", "format_address"]
+__all__ = [
+    "Beside",
+    "Doors",
+    "HeadwayServer",
+    "Statistics",
+    "address_problem",
+    "format_address",
+    "to_status",
+]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -32,6 +33,7 @@ class Doors:
         self.access: Access | None = None
         """Who may call; None: everyone."""
         self._certificates: Certificates | None = None
+        self._tls: ssl.SSLContext | None = None
         self._is_new = False
         self._files: list[WatchedFiles[Any]] = []
         self._watch: asyncio.Task[None] | None = None
@@ -59,6 +61,20 @@ class Doors:
             require_client_authentication=self._certificates.client_authorities is not None,
         )
         return server.add_secure_port(address, credentials)
+
+    @property
+    def tls(self) -> ssl.SSLContext | None:
+        """How another port encrypts, which shows new certificates too once there are; None: not at all.
+
+        The authorities that it trusts stay those of its start.
+        """
+        if self._tls is None and (files := self._settings.tls_files) is not None:
+            self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            self._tls.load_cert_chain(*files[:2])
+            if files[2] is not None:
+                self._tls.load_verify_locations(files[2])
+                self._tls.verify_mode = ssl.CERT_REQUIRED
+        return self._tls
 
     async def open(
         self, health: Health, interceptor: grpc.aio.ServerInterceptor, options: Sequence[tuple[str, Any]]
@@ -102,6 +118,8 @@ class Doors:
 
     def _show(self, certificates: Certificates) -> None:
         self._certificates, self._is_new = certificates, True
+        if self._tls is not None and (files := self._settings.tls_files) is not None:
+            self._tls.load_cert_chain(*files[:2])  # which were checked as they were read
 
     def _fetch(self) -> Any:
         """Returns new certificates, or None; gRPC asks at each handshake, in a thread of its own."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
-import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Container, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
@@ -22,8 +20,8 @@ from headway_server.errors import CancelledError, InvalidInputError, RequestErro
 from headway_server.observers import Call
 from headway_server.preprocessing.pool import request_pool
 from headway_server.serving.access import Caller, is_local
-from headway_server.serving.calls import Calls
-from headway_server.transports.grpc.callers import Callers
+from headway_server.serving.callers import Callers
+from headway_server.serving.calls import REQUEST_ID, Calls, request_id_of
 from headway_server.transports.grpc.status import to_status
 from headway_server.transports.grpc.wire import check_fields, no_message
 
@@ -42,8 +40,6 @@ Who: TypeAlias = tuple[str, Caller | None]
 
 _PARSED_ON_LOOP_BYTES: Final = 64 * 2**10
 """A request of so few bytes is parsed on the event loop, in 3 ms at most; 64 MiB of images take 31 ms."""
-REQUEST_ID: Final = "x-request-id"
-_IS_REQUEST_ID: Final = re.compile(r"[!-~]{1,128}").fullmatch
 _ACCEPTS: Final = "accept-encoding"
 
 
@@ -143,7 +139,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                     aclosing(behaviour(await parse(data), context)) as responses,
                 ):
                     async for response in responses:
-                        await self._callers.send(context, response)
+                        await send(self._callers, context, response)
                 return
             except grpc.aio.AbortError:
                 raise
@@ -158,7 +154,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         """Receives the request of a call; one that does not come is a call that was refused."""
         began = time.monotonic()
         try:
-            data = await self._callers.receive(context)
+            data = await receive(self._callers, context)
         except RequestError as error:
             waited_s = time.monotonic() - began
             caller = (who[1] and who[1].name) or who[0]
@@ -180,18 +176,18 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 who = self._identify(method, context, pairs, request_id)  # who may have lost the right meanwhile
                 return self._answer(method, data, who, pairs, request_id)
 
-            async def receive() -> StreamedCall[Any] | None:
+            async def next_call() -> StreamedCall[Any] | None:
                 data = await context.read()
                 return None if data is grpc.aio.EOF else StreamedCall(data, begin, parse, method)
 
             async def calls() -> AsyncGenerator[StreamedCall[Any], None]:
-                while (call := await receive()) is not None:
+                while (call := await next_call()) is not None:
                     yield call
 
             try:
                 self._identify(method, context, pairs, request_id)
                 with self._callers.lasting(context.peer()):
-                    await behaviour(StreamedCalls(calls(), partial(self._callers.send, context)), context)
+                    await behaviour(StreamedCalls(calls(), partial(send, self._callers, context)), context)
                 return
             except grpc.aio.AbortError:
                 raise
@@ -237,12 +233,14 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             lasting = self._callers.lasting(context.peer()) if handler.response_streaming else nullcontext()
             try:
                 with lasting:
-                    request = _parsed(requests, parse) if streams else await parse(await self._callers.receive(context))
+                    request = (
+                        _parsed(requests, parse) if streams else await parse(await receive(self._callers, context))
+                    )
                     if not handler.response_streaming:
                         return await behaviour(request, context)
                     async with aclosing(behaviour(request, context)) as responses:
                         async for response in responses:
-                            await self._callers.send(context, response)
+                            await send(self._callers, context, response)
                     return None
             except grpc.aio.AbortError:
                 raise
@@ -301,7 +299,7 @@ class StreamedCalls(Generic[Request]):
         return self._calls
 
     async def send(self, response: object) -> None:
-        """Sends a message; may be called by several tasks at a time. Errors are those of `Callers.send`."""
+        """Sends a message; may be called by several tasks at a time. Errors are those of `send`."""
         async with self._writing:
             try:
                 await self._send(response)
@@ -311,6 +309,27 @@ class StreamedCalls(Generic[Request]):
             except grpc.aio.InternalError as error:  # before gRPC has cancelled the method
                 self.is_over = True
                 raise CancelledError("the caller has gone") from error
+
+
+async def receive(callers: Callers, context: Context) -> bytes:
+    """Receives the request of a call.
+
+    Raises:
+        InvalidInputError: The caller sent none.
+        RequestError: See `Callers.arriving`.
+    """
+    with callers.arriving():
+        data = await context.read()
+    if data is grpc.aio.EOF:
+        raise InvalidInputError("request", "is missing; send one message")
+    assert isinstance(data, bytes), "there is no deserializer"
+    return data
+
+
+async def send(callers: Callers, context: Context, message: object) -> None:
+    """Sends a message of a stream; errors are those of `Callers.unread`."""
+    with callers.unread():
+        await context.write(message)
 
 
 def _method(behaviour: Behaviour, handler: Handler) -> Handler:
@@ -344,16 +363,16 @@ def _parser(handler: Handler, method: str, max_bytes: int) -> Parser:
 async def _open(context: Context) -> tuple[Pairs, str]:
     """Reads what came with a call, and sets what goes with its answer: returns the metadata and the request's id."""
     pairs = [(key, value) for key, value in context.invocation_metadata() or () if isinstance(value, str)]
-    request_id, wants_gzip = "", False
+    given, wants_gzip = "", False
     for key, value in pairs:
-        if key == REQUEST_ID and _IS_REQUEST_ID(value):
-            request_id = value
+        if key == REQUEST_ID:
+            given = value
         elif key == _ACCEPTS and "gzip" in value:
             wants_gzip = True
     if wants_gzip:
         context.set_compression(grpc.Compression.Gzip)
         await context.send_initial_metadata(())  # with a unary answer's own, gRPC would leave the encoding out
-    request_id = request_id or f"{random.getrandbits(64):016x}"
+    request_id = request_id_of(given)
     context.set_trailing_metadata(((REQUEST_ID, request_id),))
     return pairs, request_id
 

@@ -8,7 +8,7 @@ import signal
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 import structlog
@@ -32,12 +32,12 @@ from headway_server.bundles import Task
 from headway_server.errors import DrainingError, ServerError
 from headway_server.observers import NO_OBSERVER, Observer
 from headway_server.runtime import CLOSE_TIMEOUT_S, available_bytes
+from headway_server.serving.callers import Callers, WaitLimits
 from headway_server.serving.calls import Calls
 from headway_server.serving.host import ModelHost
 from headway_server.serving.watchdog import Watchdog
 from headway_server.settings import ServerSettings
 from headway_server.transports.grpc import oip
-from headway_server.transports.grpc.callers import Callers, WaitLimits
 from headway_server.transports.grpc.doors import Doors, format_address
 from headway_server.transports.grpc.generation import GenerationService
 from headway_server.transports.grpc.health import Health
@@ -132,6 +132,16 @@ class _UnregisteredMethods:
         """Does nothing."""
 
 
+class Beside(Protocol):
+    """A transport beside gRPC, which holds its calls to the same `Calls`."""
+
+    async def start(self) -> int:
+        """Listens, once the models are started; returns the port."""
+
+    async def stop(self) -> None:
+        """Closes its connections, once no call runs; until then it answers."""
+
+
 class HeadwayServer:
     """Serves the models of a host at one address."""
 
@@ -159,8 +169,12 @@ class HeadwayServer:
         self._watch: asyncio.Task[None] | None = None
         self._sweep: asyncio.Task[None] | None = None
         self._watchdog: Watchdog | None = None
+        self.beside: Beside | None = None
+        """Another transport, which is started and drained with this one; to be set before `start`."""
+        self.port_beside: int | None = None
+        """Where that listens, once it does."""
         self._ailing: dict[str, str] = {}
-        self._callers = Callers(
+        self.callers = Callers(
             requests=WaitLimits(
                 timeout_s=settings.connection.request_timeout,
                 max_slow=max(_FEWEST_SLOW, max_bytes // settings.max_message_bytes),
@@ -172,8 +186,8 @@ class HeadwayServer:
             max_lasting=_MAX_LASTING,
             max_lasting_per_connection=_MAX_LASTING_PER_CONNECTION,
         )
-        self._doors = Doors(settings)
-        self.calls = Calls(max_calls=max_calls, max_bytes=max_bytes, access=self._doors.access, observer=observer)
+        self.doors = Doors(settings)
+        self.calls = Calls(max_calls=max_calls, max_bytes=max_bytes, access=self.doors.access, observer=observer)
         """Those that are being answered."""
         _log.info("calls", max_calls=max_calls, max_inflight_mib=max_bytes >> 20)
         max_request_bytes = {
@@ -182,7 +196,7 @@ class HeadwayServer:
         }
         interceptor = CallInterceptor(
             self.calls,
-            self._callers,
+            self.callers,
             max_request_bytes=max_request_bytes | {oip.SERVICE.full_name: settings.max_message_bytes},
             admin_methods=ADMIN_METHODS | oip.ADMIN_METHODS,
             probes=oip.PROBES,
@@ -219,7 +233,7 @@ class HeadwayServer:
         """
         address = format_address(self._settings.host, self._settings.port)
         try:
-            port = self._doors.listen(self._server, address)
+            port = self.doors.listen(self._server, address)
         except RuntimeError as error:
             raise ServerError(f"cannot listen on {address}: {error}") from error
         self._host.start()
@@ -227,9 +241,11 @@ class HeadwayServer:
         await self._server.start()
         self._watch = asyncio.create_task(self._watch_health())
         # One of its own: an interceptor keeps the methods of its server, which that port must not answer.
-        interceptor = CallInterceptor(self.calls, self._callers, max_request_bytes={})
-        await self._doors.open(self._health, interceptor, _options(self._settings))
-        self._sweep = asyncio.create_task(self._callers.watch())
+        interceptor = CallInterceptor(self.calls, self.callers, max_request_bytes={})
+        await self.doors.open(self._health, interceptor, _options(self._settings))
+        self._sweep = asyncio.create_task(self.callers.watch())
+        if self.beside is not None:
+            self.port_beside = await self.beside.start()
         return port
 
     async def _watch_health(self) -> None:
@@ -276,17 +292,19 @@ class HeadwayServer:
         hold_s = 0.0 if hurry is not None and hurry.is_set() else _HOLD_S
         self._health.close()
         _log.info("draining", running_calls=self.calls.num_running, timeout_s=timeout_s)
-        self._callers.hold()
+        self.callers.hold()
         self.calls.refuse_new()
         await asyncio.sleep(hold_s)
         going = asyncio.create_task(self._server.stop(timeout_s + CLOSE_TIMEOUT_S + _LAST_WORDS_S))
         await asyncio.sleep(hold_s)
-        self._callers.let_go()
+        self.callers.let_go()
         await self._wait_for_calls(hurry)
         has_ended = await asyncio.to_thread(self._host.close)  # it waits for what is running
-        self._callers.end_lasting(DrainingError("the server is shutting down"))
+        self.callers.end_lasting(DrainingError("the server is shutting down"))
         await self._server.stop(_LAST_WORDS_S)
-        await self._doors.close()
+        if self.beside is not None:
+            await self.beside.stop()
+        await self.doors.close()
         await going
         if self._sweep is not None:
             self._sweep.cancel()

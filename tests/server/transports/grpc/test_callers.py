@@ -17,9 +17,10 @@ from headway.v1 import generation_service_pb2_grpc as generation_grpc
 from headway.v1 import text_classification_service_pb2 as texts_pb
 from headway.v1 import text_classification_service_pb2_grpc as texts_grpc
 from headway_server.errors import DeadlineError, OverloadedError
+from headway_server.serving.callers import Callers, WaitLimits
 from headway_server.serving.host import ModelHost
 from headway_server.settings import ServerSettings
-from headway_server.transports.grpc.callers import Callers, WaitLimits
+from headway_server.transports.grpc.interceptor import receive, send
 from headway_server.transports.grpc.server import HeadwayServer
 
 CLASSIFY = "/headway.v1.TextClassificationService/ClassifyText"
@@ -71,14 +72,14 @@ async def test_a_health_watch_that_nobody_reads_keeps_no_state_from_being_told(s
     async with serve(classifier_store) as serving:
         with Caller(serving.port, window=0) as caller:
             caller.send(caller.begin(f"{HEALTH}/Watch"), frame(b""))
-            await until(lambda: len(serving.server._callers._unread) == 1)
+            await until(lambda: len(serving.server.callers._unread) == 1)
             reader = health_pb2_grpc.HealthStub(serving.channel).Watch(health_pb2.HealthCheckRequest())
             assert (await reader.read()).status == health_pb2.HealthCheckResponse.SERVING
             serving.server._health.set("", is_serving=False)
             assert (await asyncio.wait_for(reader.read(), 5)).status == health_pb2.HealthCheckResponse.NOT_SERVING
             reader.cancel()
-            serving.server._callers._unread.sweep(time.monotonic() + 3600)
-            await until(lambda: not serving.server._callers._lasting)
+            serving.server.callers._unread.sweep(time.monotonic() + 3600)
+            await until(lambda: not serving.server.callers._lasting)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +129,7 @@ async def test_streams_that_nobody_reads_hold_no_permits():
             stub = generation_grpc.GenerationServiceStub(channel)
             assert (await stub.GenerateText(generation_pb.GenerateTextRequest(prompts=["the cat"]), timeout=10)).results
         assert server.calls.num_running == 12
-        server._callers._unread.sweep(time.monotonic() + 3600)
+        server.callers._unread.sweep(time.monotonic() + 3600)
         await until(lambda: server.calls.num_running == 0)
     await server.stop()
 
@@ -150,7 +151,7 @@ class Silent:
 
 
 async def test_the_calls_that_have_waited_longest_make_room(callers):
-    waits = [asyncio.create_task(callers.receive(Silent())) for _ in range(6)]
+    waits = [asyncio.create_task(receive(callers, Silent())) for _ in range(6)]
     await until(waits[1].done)
     assert [wait.done() for wait in waits] == [True, True, False, False, False, False]
     assert isinstance(waits[0].exception(), OverloadedError)
@@ -163,7 +164,7 @@ async def test_the_calls_that_have_waited_longest_make_room(callers):
 
 
 async def test_a_call_that_is_cancelled_while_it_waits_is_just_cancelled(callers):
-    wait = asyncio.create_task(callers.send(Silent(), "message"))
+    wait = asyncio.create_task(send(callers, Silent(), "message"))
     await asyncio.sleep(0)
     wait.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -1,8 +1,9 @@
 """How long calls wait for their callers, and how many streams a connection keeps open.
 
-A call waits for its caller twice: for the request after its headers, and for room to send where nobody reads. gRPC for
-Python takes any number of such calls and waits for ever; here each has a time, and few may be slow at once: past that
-the ones that have waited longest make room. So nobody keeps others out by sending half a request or by reading nothing.
+A call waits for its caller twice: for the request after its headers, and for room to send where nobody reads. The
+libraries of the transports take any number of such calls and wait for ever; here each has a time, and few may be slow
+at once: past that the ones that have waited longest make room. So nobody keeps others out by sending half a request or
+by reading nothing. The transports share one `Callers`, and so these limits.
 """
 
 from __future__ import annotations
@@ -11,15 +12,11 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Final
 
-import grpc
-
-from headway_server.errors import DeadlineError, InvalidInputError, OverloadedError, RequestError
-
-Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+from headway_server.errors import DeadlineError, OverloadedError, RequestError
 
 _SWEEP_S: Final = 0.5
 _SLOW_S: Final = 1.0
@@ -139,30 +136,23 @@ class Callers:
         self._lasting_of: Counter[str] = Counter()
         self._gate: asyncio.Event | None = None
 
-    async def receive(self, context: Context) -> bytes:
-        """Receives the request of a call.
+    def arriving(self) -> AbstractContextManager[None]:
+        """Surrounds the wait for the request of a call.
 
         Raises:
             DeadlineError: It did not come in time.
-            InvalidInputError: The caller sent none.
             OverloadedError: It did not come at once, and others wait.
         """
-        with self._arriving.wait():
-            data = await context.read()
-        if data is grpc.aio.EOF:
-            raise InvalidInputError("request", "is missing; send one message")
-        assert isinstance(data, bytes), "there is no deserializer"
-        return data
+        return self._arriving.wait()
 
-    async def send(self, context: Context, message: object) -> None:
-        """Sends a message of a stream.
+    def unread(self) -> AbstractContextManager[None]:
+        """Surrounds the sending of a message of a stream.
 
         Raises:
             DeadlineError: Nobody read it in time.
             OverloadedError: Nobody read it at once, and others wait.
         """
-        with self._unread.wait():
-            await context.write(message)
+        return self._unread.wait()
 
     @contextmanager
     def lasting(self, peer: str) -> Iterator[None]:

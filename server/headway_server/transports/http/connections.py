@@ -1,0 +1,93 @@
+"""Connections of the HTTP port: what uvicorn holds for ever without them has a limit here, in number, bytes and time."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Final
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+_MAX_HEAD_BYTES: Final = 64 * 2**10
+"""Largest request line with its headers."""
+
+
+class Connection(HttpToolsProtocol):
+    """A connection, which the application finds in the state of its scope.
+
+    Attributes:
+        max_connections: Connections that are open at a time; a further one is closed at once.
+    """
+
+    max_connections = 0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._head_bytes = 0
+        self._awaits_head_since: float | None = time.monotonic()
+        self._unread: tuple[int, float] | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        """See `asyncio.Protocol`."""
+        super().connection_made(transport)
+        self.app_state = {"connection": self, "certificate_names": _certificate_names(transport)}
+        if len(self.connections) > self.max_connections:
+            transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See `asyncio.Protocol`."""
+        super().connection_lost(exc)
+        self.app_state = {}  # which holds this connection
+
+    def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol`."""
+        if self.cycle is None or self.cycle.response_complete:
+            if self._awaits_head_since is None:
+                self._awaits_head_since = time.monotonic()
+            self._head_bytes += len(data)
+            if self._head_bytes > _MAX_HEAD_BYTES and not self._has_head_within(data):
+                return
+        super().data_received(data)
+
+    def _has_head_within(self, data: bytes) -> bool:
+        """Ends the connection if the headers do not end in what has come so far."""
+        if self._head_bytes - len(data) <= _MAX_HEAD_BYTES and b"\r\n\r\n" in data[: _MAX_HEAD_BYTES + 4]:
+            return True
+        self.send_400_response("The headers have more than 64 KiB.")
+        return False
+
+    def on_headers_complete(self) -> None:
+        """See httptools."""
+        self._awaits_head_since, self._head_bytes = None, 0
+        super().on_headers_complete()
+
+    @property
+    def is_unread(self) -> bool:
+        """True if there is no room to send, because the peer does not read."""
+        return bool(self.flow.write_paused)
+
+    def abort(self) -> None:
+        """Closes the connection at once, and drops what was not sent."""
+        self.transport.abort()
+
+    def sweep(self, now: float, *, head_timeout_s: float, unread_timeout_s: float) -> None:
+        """Ends the connection if its peer sends no whole header, or reads nothing, for too long; 0: any time."""
+        if head_timeout_s and self._awaits_head_since is not None and now - self._awaits_head_since > head_timeout_s:
+            self.abort()
+            return
+        size = self.transport.get_write_buffer_size()
+        if not size:
+            self._unread = None
+        elif self._unread is None or self._unread[0] != size:
+            self._unread = (size, now)
+        elif unread_timeout_s and now - self._unread[1] > unread_timeout_s:
+            self.abort()
+
+
+def _certificate_names(transport: Any) -> tuple[str, ...]:
+    """Returns the subject alternative names of the client's certificate, or its common name where it has none."""
+    certificate = transport.get_extra_info("peercert")
+    if not certificate:
+        return ()
+    names = tuple(value for _, value in certificate.get("subjectAltName", ()))
+    subject = (pair for group in certificate.get("subject", ()) for pair in group)
+    return names or tuple(value for key, value in subject if key == "commonName")

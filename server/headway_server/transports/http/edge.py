@@ -1,0 +1,430 @@
+"""The edge between HTTP and the serving layer: a request's bytes become a call, its errors become answers of an API.
+
+What an API is, here: handlers, and a `Form` in which its errors are written. The edge finds out who calls before it reads
+a body, reads no more of it than the API takes, surrounds all work with `Calls.answer`, and ends the call when its caller
+closes the connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final, NoReturn, Protocol, TypeAlias, TypeVar
+from urllib.parse import urlsplit
+
+from starlette.types import Receive, Scope, Send
+
+from headway_server.errors import (
+    CancelledError,
+    InvalidInputError,
+    MediaTypeError,
+    RequestError,
+    RequestTooLargeError,
+    is_failure,
+    no_panics,
+)
+from headway_server.observers import Call
+from headway_server.preprocessing.pool import request_pool
+from headway_server.serving.access import Caller, is_local
+from headway_server.serving.callers import Callers
+from headway_server.serving.calls import REQUEST_ID, Calls, request_id_of
+from headway_server.transports.http.status import Describe, Failure
+
+Headers: TypeAlias = tuple[tuple[bytes, bytes], ...]
+Parsed = TypeVar("Parsed")
+
+PARSED_ON_LOOP_BYTES: Final = 64 * 2**10
+"""A body of so few bytes is parsed on the event loop."""
+MAX_OBJECTS: Final = 8_192
+"""Objects of a body in JSON. The largest conversation has 1,024."""
+MAX_ELEMENTS: Final = 65_536
+"""Elements of a body in JSON, those of its arrays and objects together."""
+_READ_TO_ITS_END_BYTES: Final = 64 * 2**10
+"""The rest of a refused request is read up to this size, so that its connection can be used again."""
+_JSON: Final = b"application/json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A request whose body has been received."""
+
+    headers: Mapping[str, str]
+    """Names in lower case."""
+    path: Mapping[str, str]
+    """Parts of the path that the route names."""
+    body: bytes
+
+    async def parse(self, read: Callable[[bytes], Parsed]) -> Parsed:
+        """Has a body in JSON read, off the event loop if it is large, once its elements have been counted.
+
+        Raises:
+            InvalidInputError: There are too many.
+        """
+
+        def checked() -> Parsed:
+            check_elements(self.body)
+            return read(self.body)
+
+        if len(self.body) <= PARSED_ON_LOOP_BYTES:
+            return checked()
+        return await asyncio.get_running_loop().run_in_executor(request_pool(), checked)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """An answer that is there as a whole."""
+
+    body: bytes = b""
+    status: int = 200
+    media_type: bytes = _JSON
+    headers: Headers = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stream:
+    """An answer in parts. Its status is sent with the first of them: what fails before has a status of its own."""
+
+    parts: AsyncGenerator[bytes, None]
+    media_type: bytes
+    headers: Headers = field(default=((b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")))
+
+
+Handler: TypeAlias = Callable[[Request], Awaitable[Reply | Stream]]
+
+
+class Form(Protocol):
+    """How an API writes errors."""
+
+    def refuse(self, failure: Failure) -> Reply:
+        """Returns the answer to a call that has failed."""
+
+    def cut(self, failure: Failure) -> bytes:
+        """Returns the last part of a stream that has failed."""
+
+
+class Edge:
+    """What all endpoints share."""
+
+    def __init__(self, calls: Calls, callers: Callers, *, describe: Describe, allows_origin: bool) -> None:
+        """Prepares to make endpoints.
+
+        Args:
+            calls: What every call is held to.
+            callers: What waits for callers.
+            describe: See `Describe`.
+            allows_origin: True if pages of other origins may call.
+        """
+        self.calls = calls
+        self.callers = callers
+        self.describe = describe
+        self.allows_origin = allows_origin
+
+    def fail(self, error: BaseException, method: str, call: Call | None, request_id: str) -> Failure:
+        """Describes an error to the caller; logs it if it is the server's own."""
+        return Failure.of(error, self.describe(error, method, call, request_id=request_id))
+
+    def __repr__(self) -> str:
+        return f"Edge({self.calls!r}, {self.callers!r})"
+
+
+class Endpoint:
+    """An ASGI application that answers the calls of one method."""
+
+    def __init__(
+        self,
+        edge: Edge,
+        method: str,
+        handler: Handler,
+        form: Form,
+        *,
+        max_bytes: int = 0,
+        media_types: frozenset[bytes] = frozenset({_JSON}),
+        is_admin: bool = False,
+        timeout_of: Callable[[Mapping[str, str]], float | None] = lambda _: None,
+    ) -> None:
+        """Describes the method.
+
+        Args:
+            edge: What all endpoints share.
+            method: By which metrics, traces and logs know it.
+            handler: Answers it.
+            form: Of its errors.
+            max_bytes: Largest body; 0 where there is none.
+            media_types: Of its body.
+            is_admin: True if it changes the server.
+            timeout_of: Reads from the headers the seconds that the caller waits for; may raise InvalidInputError.
+        """
+        self._edge = edge
+        self._method = method
+        self._handler = handler
+        self._form = form
+        self._max_bytes = max_bytes
+        self._media_types = media_types
+        self._is_admin = is_admin
+        self._timeout_of = timeout_of
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers one call."""
+        exchange = _Exchange(self._edge, scope, receive, send)
+        call: Call | None = None
+        try:
+            timeout_s = self._timeout_of(exchange.headers)
+            rights = self._identify(exchange)
+            body = await self._receive(exchange, rights)
+            request = Request(headers=exchange.headers, path=scope.get("path_params", {}), body=body)
+            async with (
+                exchange.watched(),
+                self._edge.calls.answer(
+                    self._method,
+                    metadata=exchange.pairs,
+                    num_bytes=len(body),
+                    timeout_s=timeout_s,
+                    caller=exchange.caller,
+                    rights=rights,
+                    request_id=exchange.request_id,
+                ) as call,
+            ):
+                with no_panics():
+                    reply = await self._handler(request)
+                    if isinstance(reply, Stream):
+                        await exchange.stream(reply)
+            await (exchange.end() if isinstance(reply, Stream) else exchange.reply(reply))
+            return
+        except asyncio.CancelledError:
+            if not exchange.is_over:
+                raise
+            exchange.forgive()
+            return
+        except BaseException as error:  # the one place where every error becomes an answer
+            if not is_failure(error):
+                raise
+            failure = self._edge.fail(error, self._method, call, exchange.request_id)
+        # Outside of the handler: an error that is being handled keeps the frames that hold the request.
+        await exchange.fail(failure, self._form)
+
+    def _identify(self, exchange: _Exchange) -> Caller | None:
+        """Finds out who calls before the body is read: of those who may not call, nothing is held."""
+        return self._edge.calls.identify(
+            self._method,
+            metadata=exchange.pairs,
+            certificate_names=exchange.certificate_names,
+            is_admin=self._is_admin,
+            is_local=self._is_admin and exchange.is_local,
+            caller=exchange.caller,
+            request_id=exchange.request_id,
+        )
+
+    async def _receive(self, exchange: _Exchange, rights: Caller | None) -> bytes:
+        """Receives the body of a call; one that does not come, or is none of ours, is a call that was refused."""
+        began = time.monotonic()
+        try:
+            if self._max_bytes:
+                exchange.check_media_type(self._media_types)
+            return await exchange.read(self._max_bytes)
+        except RequestError as error:
+            self._edge.calls.note_refusal(
+                self._method,
+                error,
+                metadata=exchange.pairs,
+                caller=(rights and rights.name) or exchange.caller,
+                request_id=exchange.request_id,
+                waited_s=time.monotonic() - began,
+            )
+            raise
+
+    def __repr__(self) -> str:
+        return f"Endpoint({self._method})"
+
+
+class _Exchange:
+    """A request and its answer."""
+
+    def __init__(self, edge: Edge, scope: Scope, receive: Receive, send: Send) -> None:
+        self._edge = edge
+        self._scope = scope
+        self._receive = receive
+        self._send = send
+        self._task = asyncio.current_task()
+        self._has_started = self._has_read = False
+        self.is_over = False
+        """True if the caller has gone."""
+        self.pairs = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
+        self.headers = dict(self.pairs)
+        self.request_id = request_id_of(self.headers.get(REQUEST_ID, ""))
+        client = scope.get("client")
+        self.certificate_names: tuple[str, ...] = scope["state"].get("certificate_names", ())
+        self.caller = self.certificate_names[0] if self.certificate_names else (client[0] if client else "")
+
+    @property
+    def is_local(self) -> bool:
+        """True if the caller is on this machine and knows it by a name of its own.
+
+        A page from elsewhere may have its name point here, and calls from the browser on this machine under that name.
+        """
+        client = self._scope.get("client")
+        origin = self.headers.get("origin")
+        names = [self.headers.get("host", "")]
+        if origin is not None and not self._edge.allows_origin:
+            names.append(urlsplit(origin).netloc)
+        return bool(client) and is_local(client[0]) and all(is_local(_host_of(name)) for name in names)
+
+    def check_media_type(self, accepted: frozenset[bytes]) -> None:
+        """Checks what the body is said to be: a page of another origin may send other types without asking.
+
+        Raises:
+            MediaTypeError: That is none of those accepted, or it is compressed.
+        """
+        given = self.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if given.encode("latin-1") not in accepted:
+            listed = " or ".join(sorted(name.decode() for name in accepted))
+            raise MediaTypeError("content-type", f"is {given[:100]!r}; send {listed}")
+        if (encoding := self.headers.get("content-encoding", "identity")) != "identity":
+            raise MediaTypeError("content-encoding", f"is {encoding[:100]!r}; send the body as it is")
+
+    async def read(self, max_bytes: int) -> bytes:
+        """Reads the body.
+
+        Raises:
+            CancelledError: The caller has gone.
+            RequestTooLargeError: It has more than `max_bytes`; it is not read.
+            RequestError: See `Callers.arriving`.
+        """
+        length = self.headers.get("content-length", "")
+        if length.isdecimal() and int(length) > max_bytes:
+            _refuse_size(int(length), max_bytes)
+        parts: list[bytes] = []
+        size, has_more = 0, bool(length.strip("0")) or "transfer-encoding" in self.headers
+        with self._edge.callers.arriving():
+            while has_more:
+                message = await self._receive()
+                if message["type"] == "http.disconnect":
+                    self.is_over = True
+                    raise CancelledError("the caller has gone")
+                parts.append(message.get("body", b""))
+                size += len(parts[-1])
+                has_more = message.get("more_body", False)
+                if size > max_bytes:
+                    _refuse_size(size, max_bytes)
+        self._has_read = True
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    @asynccontextmanager
+    async def watched(self) -> AsyncIterator[None]:
+        """Cancels the task if the caller closes the connection meanwhile."""
+
+        def note(watch: asyncio.Task[Any]) -> None:
+            if not watch.cancelled() and self._task is not None:
+                self.is_over = True
+                self._task.cancel()
+
+        watch = asyncio.ensure_future(self._wait_for_end())
+        watch.add_done_callback(note)
+        try:
+            yield
+        finally:
+            watch.remove_done_callback(note)
+            watch.cancel()
+
+    async def _wait_for_end(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    def forgive(self) -> None:
+        """Takes back that the task was cancelled for its caller."""
+        if self._task is not None:
+            self._task.uncancel()
+
+    async def reply(self, reply: Reply) -> None:
+        """Sends an answer."""
+        headers = [
+            (b"content-type", reply.media_type),
+            (b"content-length", str(len(reply.body)).encode()),
+            *reply.headers,
+        ]
+        if not self._has_read and self._rest_bytes() > _READ_TO_ITS_END_BYTES:
+            headers.append((b"connection", b"close"))
+        await self._start(reply.status, headers)
+        await self._send({"type": "http.response.body", "body": reply.body})
+
+    async def stream(self, stream: Stream) -> None:
+        """Sends an answer in parts; errors are those of `Callers.unread` and of what makes the parts."""
+        async with aclosing(stream.parts) as parts:
+            async for part in parts:
+                if not self._has_started:
+                    await self._start(200, [(b"content-type", stream.media_type), *stream.headers])
+                with self._edge.callers.unread():
+                    await self._send({"type": "http.response.body", "body": part, "more_body": True})
+
+    async def end(self) -> None:
+        """Ends an answer in parts."""
+        await self._send({"type": "http.response.body", "body": b""})
+
+    async def fail(self, failure: Failure, form: Form) -> None:
+        """Tells the caller of an error; one who reads nothing is cut off."""
+        if self.is_over:
+            return
+        if not self._has_started:
+            await self.reply(form.refuse(failure))
+        elif (connection := self._scope["state"].get("connection")) is not None and connection.is_unread:
+            connection.abort()
+        else:
+            await self._send({"type": "http.response.body", "body": form.cut(failure)})
+
+    async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        self._has_started = True
+        headers.append((REQUEST_ID.encode(), self.request_id.encode()))
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    def _rest_bytes(self) -> float:
+        """Returns the size of a body that was not read."""
+        if "transfer-encoding" in self.headers:
+            return math.inf
+        length = self.headers.get("content-length", "0")
+        return int(length) if length.isdecimal() else math.inf
+
+
+def _host_of(name: str) -> str:
+    """Returns host of `host:port`, with or without brackets."""
+    host = urlsplit(f"//{name}").hostname if "@" not in name else None
+    return host or "unknown"
+
+
+def _refuse_size(size: int, limit: int) -> NoReturn:
+    raise RequestTooLargeError(
+        "request", f"has {size} bytes or more, the limit of this method is {limit}; send it in several calls"
+    )
+
+
+def check_elements(body: bytes) -> None:
+    """Counts what a body in JSON holds before it is parsed; takes less than a millisecond a MiB.
+
+    An element takes two bytes in JSON and more than a hundred as an object. Commas and brackets within strings are not
+    counted: between two quotes is a string, once escaped backslashes and quotes are out of the way.
+
+    Raises:
+        InvalidInputError: There are more than `MAX_OBJECTS` objects or `MAX_ELEMENTS` elements.
+    """
+    most = len(body) // 2
+    if most <= MAX_OBJECTS:
+        return
+    if body.count(b'"') > 4 * MAX_ELEMENTS:
+        _refuse_elements("strings", 2 * MAX_ELEMENTS)
+    outside = b"".join(body.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2])
+    if outside.count(b"{") > MAX_OBJECTS:
+        _refuse_elements("objects", MAX_OBJECTS)
+    if outside.count(b",") + outside.count(b"[") > MAX_ELEMENTS:
+        _refuse_elements("elements", MAX_ELEMENTS)
+
+
+def _refuse_elements(noun: str, limit: int) -> NoReturn:
+    raise InvalidInputError("request", f"has more than {limit} {noun}; send several calls, or fewer elements")
+
+
+def to_json(value: Any) -> bytes:
+    """Writes a value as JSON."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")

@@ -1,0 +1,327 @@
+"""OpenAI's requests, as messages that are checked once, and what they ask of a task.
+
+What is not a field here is refused by its name. A field that is null is one that was left out.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Final, Literal, Self, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic_core import from_json
+
+from headway_server.configuration import nearest_name
+from headway_server.decoding.constraints import ConstraintRequest
+from headway_server.errors import InvalidInputError
+from headway_server.preprocessing import ChatTurn
+from headway_server.preprocessing.chat import Role
+from headway_server.tasks.generation.request import MAX_PROMPTS, MAX_TURNS, GenerationRequest, Prompt
+from headway_server.tasks.parameters import MAX_LOGIT_BIASES, LogProbabilityRequest
+
+Body = TypeVar("Body", bound="_Body")
+_TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+_Tokens = Annotated[list[_TokenId], Field(min_length=1)]
+
+_ROLES: Final[dict[str, Role]] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+}
+_SAME_NAME: Final = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+)
+_ANY_OBJECT: Final = '{"type":"object"}'
+
+
+class _Part(BaseModel):
+    """A part of a request."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class _Body(_Part):
+    """A request."""
+
+    model: str
+    """A model's name or alias, or `name/version`."""
+
+    @property
+    def name_and_version(self) -> tuple[str, str]:
+        """The model's; an empty version is the default one."""
+        name, _, version = self.model.partition("/")
+        return name, version
+
+    @classmethod
+    def read(cls, body: bytes) -> Self:
+        """Reads a request.
+
+        Raises:
+            InvalidInputError: It is no JSON, or a field is wrong.
+        """
+        try:
+            found = from_json(body, allow_inf_nan=False, cache_strings="none")
+        except (ValueError, RecursionError) as error:
+            raise InvalidInputError("request", f"is not JSON ({str(error)[:200]})") from None
+        if not isinstance(found, dict):
+            raise InvalidInputError("request", "is not a JSON object; send one")
+        try:
+            return cls.model_validate({key: value for key, value in found.items() if value is not None})
+        except ValidationError as error:
+            raise _problem(error, cls) from None
+
+
+class StreamOptions(_Part):
+    """What a stream has beside the text."""
+
+    include_usage: bool = False
+    include_obfuscation: Literal[False] = False
+
+
+class _GenerationBody(_Body):
+    """What completions and chat completions have in common. The last eight are this server's own."""
+
+    n: int = 1
+    seed: int | None = None
+    stop: str | list[str] = Field(default_factory=list)
+    temperature: float | None = None
+    top_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: Annotated[
+        dict[Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}$")], float], Field(max_length=MAX_LOGIT_BIASES)
+    ] = Field(default_factory=dict)
+    max_tokens: int | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int | None = None
+    stop_token_ids: list[_TokenId] = Field(default_factory=list)
+    cache_salt: str = ""
+    priority: int = 0
+    truncate: bool = False
+
+    @property
+    def includes_usage(self) -> bool:
+        """True if a stream ends with the numbers of tokens."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def _parameters(self, max_new_tokens: int | None) -> dict[str, Any]:
+        """Returns what is set of how tokens are chosen, by the names of `SamplingParameters`."""
+        given = {name: value for name in _SAME_NAME if (value := getattr(self, name)) is not None}
+        if max_new_tokens is not None:
+            given["max_new_tokens"] = max_new_tokens
+        if self.seed is not None:
+            given["seed"] = self.seed % 2**64
+        if self.min_tokens is not None:
+            given["min_new_tokens"] = self.min_tokens
+        if self.stop:
+            given["stop_strings"] = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        if self.stop_token_ids:
+            given["stop_token_ids"] = tuple(self.stop_token_ids)
+        if self.logit_bias:
+            given["logit_biases"] = tuple((int(token_id), bias) for token_id, bias in self.logit_bias.items())
+        return given
+
+    def _check_stream(self) -> None:
+        if self.stream and self.n != 1:
+            raise InvalidInputError("n", f"is {self.n}; a stream has one choice: leave out n, or stream")
+        if self.stream_options is not None and not self.stream:
+            raise InvalidInputError("stream_options", "is set without stream; set stream to true, or leave it out")
+
+
+class CompletionBody(_GenerationBody):
+    """A request of `/v1/completions`."""
+
+    prompt: str | _Tokens | list[str] | list[_Tokens]
+    logprobs: int | None = None
+    echo: bool = False
+    best_of: Literal[1] = 1
+
+    def prompts(self) -> tuple[list[Prompt], list[str]]:
+        """Returns the prompts, and the name of each for messages.
+
+        Raises:
+            InvalidInputError: There are too many.
+        """
+        prompts: list[Prompt]
+        if isinstance(self.prompt, str):
+            prompts, fields = [self.prompt], ["prompt"]
+        elif self.prompt and isinstance(self.prompt[0], int):
+            prompts, fields = [np.asarray(self.prompt, np.int64)], ["prompt"]
+        else:
+            prompts = [one if isinstance(one, str) else np.asarray(one, np.int64) for one in self.prompt]
+            fields = [f"prompt[{index}]" for index in range(len(prompts))]
+        if not 1 <= len(prompts) <= MAX_PROMPTS:
+            raise InvalidInputError("prompt", f"has {len(prompts)} elements; give 1 to {MAX_PROMPTS}")
+        if self.stream and len(prompts) > 1:
+            raise InvalidInputError(
+                "prompt", f"has {len(prompts)} elements; a stream continues one: send several calls"
+            )
+        return prompts, fields
+
+    def request(self) -> GenerationRequest:
+        """Returns what is asked for every prompt.
+
+        Raises:
+            InvalidInputError: A number does not depend on the model and is out of its range.
+        """
+        self._check_stream()
+        wanted = None
+        if self.logprobs is not None:
+            wanted = LogProbabilityRequest(num_top_tokens=self.logprobs, include_prompt=self.echo)
+        return GenerationRequest(
+            parameters=self._parameters(self.max_tokens),
+            sample_count=self.n,
+            truncate=self.truncate,
+            echo=self.echo,
+            log_probabilities=wanted,
+            priority=self.priority,
+            cache_salt=self.cache_salt,
+        )
+
+
+class TextPart(_Part):
+    """A part of what was said."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(_Part):
+    """A turn of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart] | None = None
+
+    def turn(self, field: str) -> ChatTurn:
+        """Returns the turn as models read it; `field` names the message.
+
+        Raises:
+            InvalidInputError: Somebody else than the assistant says nothing.
+        """
+        if self.content is None and self.role != "assistant":
+            raise InvalidInputError(f"{field}.content", "is missing; give a text")
+        content = self.content or ""
+        text = content if isinstance(content, str) else "".join(part.text for part in content)
+        return ChatTurn(role=_ROLES[self.role], content=text)
+
+
+class JsonSchema(_Part):
+    """The schema of an answer; name and description are for people."""
+
+    name: str
+    description: str | None = None
+    json_schema: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+
+
+class TextFormat(_Part):
+    """Any text, or any JSON object."""
+
+    type: Literal["text", "json_object"]
+
+
+class JsonSchemaFormat(_Part):
+    """JSON that a schema accepts."""
+
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+class ChatBody(_GenerationBody):
+    """A request of `/v1/chat/completions`."""
+
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_TURNS)]
+    max_completion_tokens: int | None = None
+    logprobs: bool = False
+    top_logprobs: int | None = None
+    response_format: Annotated[TextFormat | JsonSchemaFormat, Field(discriminator="type")] | None = None
+    store: Literal[False] = False
+    modalities: list[Literal["text"]] = Field(default_factory=list)
+
+    def conversation(self) -> tuple[ChatTurn, ...]:
+        """Returns the conversation; errors are those of `Message.turn`."""
+        return tuple(message.turn(f"messages[{index}]") for index, message in enumerate(self.messages))
+
+    def request(self) -> GenerationRequest:
+        """Returns what is asked for the conversation.
+
+        Raises:
+            InvalidInputError: Two fields contradict each other, or a number is out of its range.
+        """
+        self._check_stream()
+        if self.max_tokens is not None and self.max_completion_tokens is not None:
+            raise InvalidInputError("max_tokens", "is set beside max_completion_tokens, which replaces it; set one")
+        if self.top_logprobs is not None and not self.logprobs:
+            raise InvalidInputError("top_logprobs", "is set without logprobs; set logprobs to true, or leave it out")
+        most = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        parameters = self._parameters(most)
+        if (constraint := self._constraint()) is not None:
+            parameters["constraint"] = constraint
+        wanted = LogProbabilityRequest(num_top_tokens=self.top_logprobs or 0) if self.logprobs else None
+        return GenerationRequest(
+            parameters=parameters,
+            sample_count=self.n,
+            truncate=self.truncate,
+            log_probabilities=wanted,
+            priority=self.priority,
+            cache_salt=self.cache_salt,
+        )
+
+    def _constraint(self) -> ConstraintRequest | None:
+        wanted = self.response_format
+        if wanted is None or wanted.type == "text":
+            return None
+        if isinstance(wanted, TextFormat):
+            return ConstraintRequest(json_schema=_ANY_OBJECT)
+        return ConstraintRequest(json_schema=json.dumps(wanted.json_schema.json_schema))
+
+
+class EmbeddingBody(_Body):
+    """A request of `/v1/embeddings`; the last one is this server's own."""
+
+    input: str | _Tokens | list[str] | list[_Tokens]
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = None
+    truncate: bool = False
+
+    def inputs(self) -> list[str] | list[NDArray[np.int64]]:
+        """Returns the texts, or the tokens of each text, (T,)."""
+        given = self.input
+        if isinstance(given, str):
+            return [given]
+        texts = [one for one in given if isinstance(one, str)]
+        if texts or not given:
+            return texts
+        if isinstance(given[0], int):
+            return [np.asarray(given, np.int64)]
+        return [np.asarray(one, np.int64) for one in given]
+
+
+def _problem(error: ValidationError, kind: type[_Body]) -> InvalidInputError:
+    """Names the first wrong field; of a union's members, the one that the value came closest to."""
+    errors = error.errors(include_url=False, include_input=False)
+    first = max(errors, key=lambda each: len(each["loc"]) if each["loc"][0] == errors[0]["loc"][0] else 0)
+    names = [part for part in first["loc"] if not (isinstance(part, str) and ("[" in part or part in _UNION_PARTS))]
+    field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in names).lstrip(".")
+    if first["type"] == "extra_forbidden":
+        near = nearest_name(field, kind.model_fields) if len(names) == 1 else ""
+        return InvalidInputError(field, f"is not supported by this server; leave it out{near}")
+    if first["type"] == "missing":
+        return InvalidInputError(field, "is missing; give it")
+    return InvalidInputError(field, str(first["msg"])[:1].lower() + str(first["msg"])[1:])
+
+
+_UNION_PARTS: Final = frozenset({"str", "int", "TextFormat", "JsonSchemaFormat", "json_object"})

@@ -1,0 +1,346 @@
+"""OpenAI's API: the handlers, and what models' answers become."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import aclosing
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from starlette.routing import BaseRoute, Route
+
+from headway_server.bundles import Task
+from headway_server.decoding.sequence import Delta, FinishReason, TokenLogProbability
+from headway_server.errors import InvalidInputError
+from headway_server.observers import current_call
+from headway_server.preprocessing.pool import text_pool
+from headway_server.serving.answers import Answer
+from headway_server.serving.families import ServedModel
+from headway_server.serving.host import ModelHost
+from headway_server.settings import ServerSettings
+from headway_server.tasks.generation.model import GeneratedText, GenerationModel
+from headway_server.tasks.outputs import read_vector
+from headway_server.tasks.text.model import EmbeddedText, TextInputs, TextModel, TokenInputs
+from headway_server.transports.http.edge import Edge, Endpoint, Handler, Reply, Request, Stream, to_json
+from headway_server.transports.http.openai.form import DONE, EVENT_STREAM, OPENAI_FORM, event
+from headway_server.transports.http.openai.requests import ChatBody, CompletionBody, EmbeddingBody
+
+_REASONS: Final = {
+    FinishReason.END_OF_SEQUENCE: "stop",
+    FinishReason.STOP: "stop",
+    FinishReason.LENGTH: "length",
+    FinishReason.CONSTRAINT: "stop",
+}
+_READ_TEXTS: Final = (Task.TEXT_CLASSIFICATION, Task.TOKEN_CLASSIFICATION)
+_MAX_NUMBERS_ON_LOOP: Final = 5_000
+"""So many numbers are written on the event loop, in a few milliseconds."""
+
+
+class OpenAIService:
+    """Answers from a host's models."""
+
+    def __init__(self, host: ModelHost) -> None:
+        self._host = host
+
+    async def list_models(self, _: Request) -> Reply:
+        """Lists the loaded models."""
+        return Reply(body=to_json({"object": "list", "data": [_model(model) for model in self._host.models]}))
+
+    async def get_model(self, request: Request) -> Reply:
+        """Describes one model."""
+        name, _, version = request.path["model"].partition("/")
+        return Reply(body=to_json(_model(self._host.get(name, version))))
+
+    async def complete(self, request: Request) -> Reply | Stream:
+        """Continues prompts."""
+        body = await request.parse(CompletionBody.read)
+        model = self._generator(body.name_and_version)
+        prompts, fields = body.prompts()
+        wanted = body.request()
+        writer = _CompletionWriter(model)
+        if body.stream:
+            parts = model.stream(prompts[0], field=fields[0], request=wanted)
+            return Stream(parts=_events(parts, writer, body.includes_usage), media_type=EVENT_STREAM)
+        answer = await model.generate(prompts, fields=fields, request=wanted)
+        return await _reply(lambda: writer.whole(answer), is_long=body.logprobs is not None)
+
+    async def chat(self, request: Request) -> Reply | Stream:
+        """Continues a conversation."""
+        body = await request.parse(ChatBody.read)
+        model = self._generator(body.name_and_version)
+        conversation = body.conversation()
+        wanted = body.request()
+        writer = _ChatWriter(model)
+        if body.stream:
+            parts = model.stream(conversation, field="messages", request=wanted)
+            return Stream(parts=_events(parts, writer, body.includes_usage), media_type=EVENT_STREAM)
+        answer = await model.generate([conversation], fields=["messages"], request=wanted)
+        return await _reply(lambda: writer.whole(answer), is_long=body.logprobs)
+
+    async def embed(self, request: Request) -> Reply:
+        """Turns texts into vectors of length 1."""
+        body = await request.parse(EmbeddingBody.read)
+        model = self._host.find_embedder(_READ_TEXTS, "texts", *body.name_and_version)
+        assert isinstance(model, TextModel)  # by the table of families
+        embedding = model.bundle.manifest.embedding
+        assert embedding is not None, "the host has looked for it"
+        if body.dimensions is not None and not 1 <= body.dimensions <= embedding.dimension:
+            raise InvalidInputError("dimensions", f"is {body.dimensions}; must be from 1 to {embedding.dimension}")
+        given = body.inputs()
+        texts = [one for one in given if isinstance(one, str)]
+        inputs: TextInputs | TokenInputs = TextInputs(texts=texts, truncate=body.truncate)
+        if given and not texts:
+            inputs = TokenInputs(input_ids=[one for one in given if not isinstance(one, str)])
+        answer = await model.embed(inputs, normalize=body.dimensions is None, deadline=None)
+        num_numbers = len(answer.results) * embedding.dimension
+        return await _reply(lambda: _embeddings(answer, model, body), is_long=num_numbers > _MAX_NUMBERS_ON_LOOP)
+
+    def _generator(self, name_and_version: tuple[str, str]) -> GenerationModel:
+        model = self._host.find(Task.GENERATION, *name_and_version)
+        assert isinstance(model, GenerationModel)  # by the table of families
+        return model
+
+    def __repr__(self) -> str:
+        return f"OpenAIService({self._host!r})"
+
+
+def openai_routes(edge: Edge, host: ModelHost, settings: ServerSettings) -> list[BaseRoute]:
+    """Returns the routes of the API."""
+    service = OpenAIService(host)
+    num_bytes = settings.max_text_request_bytes
+    handlers: dict[str, Handler] = {
+        "/v1/chat/completions": service.chat,
+        "/v1/completions": service.complete,
+        "/v1/embeddings": service.embed,
+    }
+    of_models = Endpoint(edge, "/v1/models", service.list_models, OPENAI_FORM)
+    of_a_model = Endpoint(edge, "/v1/models/MODEL", service.get_model, OPENAI_FORM)
+    return [
+        *(
+            Route(path, Endpoint(edge, path, handler, OPENAI_FORM, max_bytes=num_bytes), methods=["POST"])
+            for path, handler in handlers.items()
+        ),
+        Route("/v1/models", of_models, methods=["GET"]),
+        Route("/v1/models/{model:path}", of_a_model, methods=["GET"]),
+    ]
+
+
+class _Writer:
+    """Writes what a model has generated. The two APIs differ in the names of things."""
+
+    kind = ""
+    kind_of_chunk = ""
+    prefix = ""
+
+    def __init__(self, model: GenerationModel) -> None:
+        call, manifest = current_call(), model.bundle.manifest
+        self._model = model
+        self._head = {
+            "id": f"{self.prefix}-{call.request_id if call is not None else ''}",
+            "created": int(time.time()),
+            "model": manifest.name,
+            "system_fingerprint": f"{manifest.name}/{manifest.version}/{model.precision.value}",
+        }
+
+    def whole(self, answer: Answer[GeneratedText]) -> dict[str, Any]:
+        """Writes the answer to a call that is no stream."""
+        choices = [self._choice(index, text) for index, text in enumerate(answer.results)]
+        return self._head | {"object": self.kind, "choices": choices, "usage": _usage(answer.results)}
+
+    def chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        """Writes an event of a stream."""
+        return self._head | {"object": self.kind_of_chunk, "choices": choices}
+
+    def first(self) -> list[dict[str, Any]]:
+        """Returns the choices of the event before the first text; none if there is no such event."""
+        return []
+
+    def delta(self, delta: Delta) -> dict[str, Any]:
+        """Writes what has appeared."""
+        raise NotImplementedError
+
+    def last(self, text: GeneratedText) -> dict[str, Any]:
+        """Writes why the text has ended."""
+        raise NotImplementedError
+
+    def _choice(self, index: int, text: GeneratedText) -> dict[str, Any]:
+        raise NotImplementedError
+
+
+class _CompletionWriter(_Writer):
+    """Writes completions."""
+
+    kind = kind_of_chunk = "text_completion"
+    prefix = "cmpl"
+
+    def __init__(self, model: GenerationModel) -> None:
+        super().__init__(model)
+        self._offset = 0
+
+    def delta(self, delta: Delta) -> dict[str, Any]:
+        """See `_Writer`."""
+        logprobs = self._logprobs(delta.tokens)
+        return {"index": 0, "text": delta.output, "logprobs": logprobs, "finish_reason": None}
+
+    def last(self, text: GeneratedText) -> dict[str, Any]:
+        """See `_Writer`."""
+        return {"index": 0, "text": "", "logprobs": None, "finish_reason": _REASONS[text.result.finish_reason]}
+
+    def _choice(self, index: int, text: GeneratedText) -> dict[str, Any]:
+        self._offset = 0
+        return {
+            "index": index,
+            "text": text.text,
+            "logprobs": self._logprobs((*text.result.prompt_tokens, *text.result.tokens)),
+            "finish_reason": _REASONS[text.result.finish_reason],
+        }
+
+    def _logprobs(self, tokens: Sequence[TokenLogProbability]) -> dict[str, Any] | None:
+        if not tokens:
+            return None
+        texts = [self._model.token_text(token.token_id) for token in tokens]
+        offsets = []
+        for text in texts:
+            offsets.append(self._offset)
+            self._offset += len(text)
+        return {
+            "tokens": texts,
+            "token_logprobs": [token.log_probability for token in tokens],
+            "top_logprobs": [
+                {self._model.token_text(token_id): value for token_id, value in token.top_tokens} or None
+                for token in tokens
+            ],
+            "text_offset": offsets,
+        }
+
+
+class _ChatWriter(_Writer):
+    """Writes chat completions."""
+
+    kind = "chat.completion"
+    kind_of_chunk = "chat.completion.chunk"
+    prefix = "chatcmpl"
+
+    def first(self) -> list[dict[str, Any]]:
+        """See `_Writer`."""
+        delta = {"role": "assistant", "content": ""}
+        return [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}]
+
+    def delta(self, delta: Delta) -> dict[str, Any]:
+        """See `_Writer`."""
+        said = {"content": delta.output}
+        return {"index": 0, "delta": said, "logprobs": self._logprobs(delta.tokens), "finish_reason": None}
+
+    def last(self, text: GeneratedText) -> dict[str, Any]:
+        """See `_Writer`."""
+        return {"index": 0, "delta": {}, "logprobs": None, "finish_reason": _REASONS[text.result.finish_reason]}
+
+    def _choice(self, index: int, text: GeneratedText) -> dict[str, Any]:
+        return {
+            "index": index,
+            "message": {"role": "assistant", "content": text.text, "refusal": None},
+            "logprobs": self._logprobs(text.result.tokens),
+            "finish_reason": _REASONS[text.result.finish_reason],
+        }
+
+    def _logprobs(self, tokens: Sequence[TokenLogProbability]) -> dict[str, Any] | None:
+        if not tokens:
+            return None
+        return {
+            "content": [
+                self._token(token.token_id, token.log_probability)
+                | {"top_logprobs": [self._token(token_id, value) for token_id, value in token.top_tokens]}
+                for token in tokens
+            ],
+            "refusal": None,
+        }
+
+    def _token(self, token_id: int, log_probability: float | None) -> dict[str, Any]:
+        text = self._model.token_text(token_id)
+        is_whole = "\N{REPLACEMENT CHARACTER}" not in text  # of a part of a character, the bytes are not known
+        return {"token": text, "logprob": log_probability, "bytes": list(text.encode()) if is_whole else None}
+
+
+async def _events(
+    parts: AsyncGenerator[Delta | Answer[GeneratedText], None], writer: _Writer, includes_usage: bool
+) -> AsyncGenerator[bytes, None]:
+    """Writes what a model generates as the events of a stream."""
+    beside = {"usage": None} if includes_usage else {}
+    is_first = True
+    async with aclosing(parts):
+        async for part in parts:
+            written = b""
+            if is_first and (choices := writer.first()):
+                written = event(writer.chunk(choices) | beside)
+            is_first = False
+            if isinstance(part, Delta):
+                if part.output or part.tokens:
+                    written += event(writer.chunk([writer.delta(part)]) | beside)
+                if written:
+                    yield written
+                continue
+            written += event(writer.chunk([writer.last(part.results[0])]) | beside)
+            if includes_usage:
+                written += event(writer.chunk([]) | {"usage": _usage(part.results)})
+            yield written + DONE
+
+
+async def _reply(make: Callable[[], dict[str, Any]], *, is_long: bool) -> Reply:
+    """Writes an answer, off the event loop if that takes long."""
+    if not is_long:
+        return Reply(body=to_json(make()))
+    body = await asyncio.get_running_loop().run_in_executor(text_pool(), lambda: to_json(make()))
+    return Reply(body=body)
+
+
+def _usage(texts: Iterable[GeneratedText]) -> dict[str, Any]:
+    """Counts tokens; samples of a prompt share it."""
+    texts = list(texts)
+    num_read = sum(text.num_prompt_tokens for text in texts if text.sample == 0)
+    num_cached = sum(text.result.num_cached_tokens for text in texts if text.sample == 0)
+    num_new = sum(text.result.num_new_tokens for text in texts)
+    return {
+        "prompt_tokens": num_read,
+        "completion_tokens": num_new,
+        "total_tokens": num_read + num_new,
+        "prompt_tokens_details": {"cached_tokens": num_cached},
+    }
+
+
+def _embeddings(answer: Answer[EmbeddedText], model: TextModel, body: EmbeddingBody) -> dict[str, Any]:
+    num_tokens = sum(result.num_tokens for result in answer.results)
+    return {
+        "object": "list",
+        "data": [
+            {"object": "embedding", "index": index, "embedding": _vector(result.values, body)}
+            for index, result in enumerate(answer.results)
+        ],
+        "model": model.bundle.manifest.name,
+        "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+    }
+
+
+def _vector(values: NDArray[np.float32], body: EmbeddingBody) -> list[float] | str:
+    """Writes a vector, (D,), or its first numbers scaled to length 1 again."""
+    if body.dimensions is not None:
+        values = read_vector(values[: body.dimensions], normalize=True)
+    if body.encoding_format == "float":
+        floats: list[float] = values.tolist()
+        return floats
+    return base64.b64encode(values.astype("<f4").tobytes()).decode()
+
+
+def _model(model: ServedModel) -> dict[str, Any]:
+    manifest = model.bundle.manifest
+    return {
+        "id": manifest.name,
+        "object": "model",
+        "created": 0,
+        "owned_by": "headway",
+        "version": manifest.version,
+        "task": manifest.task,
+    }

@@ -1,0 +1,245 @@
+"""The HTTP server: its routes, its probes, and how it starts and stops beside the gRPC server, in the same event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import resource
+import socket
+import ssl
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+import structlog
+import uvicorn
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request as StarletteRequest
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from headway_server.errors import ServerError
+from headway_server.serving.callers import Callers
+from headway_server.serving.calls import REQUEST_ID, Calls
+from headway_server.serving.host import ModelHost
+from headway_server.settings import ServerSettings
+from headway_server.transports.http.connections import Connection
+from headway_server.transports.http.edge import Edge, Endpoint, Reply, Request, to_json
+from headway_server.transports.http.openai import OPENAI_FORM, openai_routes
+from headway_server.transports.http.status import Describe
+
+_SWEEP_S: Final = 1.0
+_LAST_WORDS_S: Final = 1
+"""How long connections have to be read to their end when the server stops."""
+_MOST_CONNECTIONS: Final = 10_000
+
+_log = structlog.get_logger(__name__)
+
+
+class HttpServer:
+    """Answers over HTTP from the models of a host."""
+
+    def __init__(
+        self,
+        host: ModelHost,
+        settings: ServerSettings,
+        *,
+        calls: Calls,
+        callers: Callers,
+        describe: Describe,
+        tls: ssl.SSLContext | None = None,
+        write_metrics: Callable[[], bytes] | None = None,
+    ) -> None:
+        """Makes a server that does not listen yet.
+
+        Args:
+            host: Its models.
+            settings: Of the server.
+            calls: Those that are being answered, by all transports.
+            callers: What waits for callers, of all transports.
+            describe: See `Describe`.
+            tls: Encrypts; None: nothing is encrypted.
+            write_metrics: Returns the metrics as Prometheus reads them; None: there are none.
+        """
+        self._host = host
+        self._settings = settings
+        self._calls = calls
+        self._tls = tls
+        self._write_metrics = write_metrics
+        self._edge = Edge(calls, callers, describe=describe, allows_origin=bool(settings.http_cors_origins))
+        self._server: _Server | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self.app = self._make_app()
+        """The ASGI application."""
+
+    def _make_app(self) -> Starlette:
+        routes: list[BaseRoute] = [
+            *openai_routes(self._edge, self._host, self._settings),
+            Route("/livez", self._live),
+            Route("/readyz", self._ready),
+        ]
+        if self._write_metrics is not None:
+            metrics = Endpoint(self._edge, "/metrics", self._metrics, OPENAI_FORM)
+            routes.append(Route("/metrics", metrics, methods=["GET"]))
+        middleware = []
+        if origins := self._settings.http_cors_origins:
+            middleware.append(
+                Middleware(
+                    CORSMiddleware,
+                    allow_origins=list(origins),
+                    allow_methods=["GET", "POST"],
+                    allow_headers=["*"],
+                    expose_headers=[REQUEST_ID, "retry-after"],
+                    max_age=600,
+                )
+            )
+        return Starlette(routes=routes, middleware=middleware, exception_handlers={404: _not_found, 405: _not_allowed})
+
+    async def _live(self, _: StarletteRequest) -> Response:
+        """Says whether an orchestrator should leave the process as it is."""
+        ailing = self._host.ailing(stall_timeout_s=self._settings.stall_timeout)
+        return _probe([f"{path}: {reason}" for path, reason in ailing.items()])
+
+    async def _ready(self, _: StarletteRequest) -> Response:
+        """Says whether calls should be sent here."""
+        if self._calls.is_draining:
+            return _probe(["the server is shutting down"])
+        limit = self._settings.stall_timeout
+        ailing = self._host.ailing(stall_timeout_s=limit)
+        problems = [f"{path}: {reason}" for path, reason in ailing.items()]
+        return _probe(problems or ([] if self._host.serving(stall_timeout_s=limit) else ["no model is loaded"]))
+
+    async def _metrics(self, _: Request) -> Reply:
+        assert self._write_metrics is not None, "there is no route without"
+        text = await asyncio.to_thread(self._write_metrics)
+        return Reply(body=text, media_type=b"text/plain; version=0.0.4; charset=utf-8")
+
+    async def start(self) -> int:
+        """Listens; returns the port.
+
+        Raises:
+            ServerError: The address is taken.
+        """
+        settings = self._settings
+        listener = _listen(settings.host, settings.http_port or 0)
+        port: int = listener.getsockname()[1]
+        for name in ("uvicorn", "uvicorn.error"):
+            logging.getLogger(name).setLevel(logging.ERROR)  # what callers send wrong is no warning of the server's
+        connection = settings.connection
+        limit = connection.max_connections or _most_connections()
+        kind = type("_Connection", (Connection,), {"max_connections": limit})
+        tls = self._tls
+        config = uvicorn.Config(
+            self.app,
+            http=kind,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            timeout_keep_alive=max(1, round(connection.keepalive_time)),
+            timeout_graceful_shutdown=_LAST_WORDS_S,
+            ssl_context_factory=None if tls is None else lambda _config, _make: tls,
+        )
+        self._server = _Server(config)
+        self._tasks = [
+            asyncio.create_task(self._server.serve(sockets=[listener])),
+            asyncio.create_task(self._sweep(self._server)),
+        ]
+        await self._server.has_started.wait()
+        _log.info("http", address=settings.host, port=port, tls=tls is not None)
+        return port
+
+    async def stop(self) -> None:
+        """Closes the port and its connections; until then calls that come are refused, and probes answered."""
+        if self._server is None:
+            return
+        serving, sweep = self._tasks
+        sweep.cancel()
+        self._server.should_exit = True
+        await serving
+        for connection in list(self._server.server_state.connections):
+            assert isinstance(connection, Connection), "made so in `start`"
+            connection.abort()
+
+    async def _sweep(self, server: _Server) -> None:
+        limits = self._settings.connection
+        while True:
+            await asyncio.sleep(_SWEEP_S)
+            now = time.monotonic()
+            for connection in list(server.server_state.connections):
+                assert isinstance(connection, Connection), "made so in `start`"
+                connection.sweep(now, head_timeout_s=limits.request_timeout, unread_timeout_s=limits.unread_timeout)
+
+    def __repr__(self) -> str:
+        return f"HttpServer({self._edge!r})"
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server without its signal handlers."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.has_started = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """See uvicorn."""
+        await super().startup(sockets)
+        self.has_started.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:  # type: ignore[override]  # it is typed as a generator
+        """Leaves signals to the gRPC server, which drains both."""
+        yield
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+        except OSError:
+            listener.close()
+            raise
+    except OSError as error:
+        raise ServerError(
+            f"cannot listen on {host}, port {port}: {error.strerror or error}; choose another --http-port"
+        ) from error
+    listener.setblocking(False)
+    return listener
+
+
+def _most_connections() -> int:
+    """Returns an eighth of the file descriptors: gRPC takes three quarters."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _MOST_CONNECTIONS if limit == resource.RLIM_INFINITY else max(1, min(_MOST_CONNECTIONS, limit // 8))
+
+
+def _probe(problems: Sequence[str]) -> Response:
+    text = "\n".join(problems) or "ok"
+    return PlainTextResponse(text + "\n", 503 if problems else 200, headers={"cache-control": "no-store"})
+
+
+async def _not_found(request: StarletteRequest, _: Exception) -> Response:
+    return _refusal(
+        404, f"there is nothing at {request.method} {request.url.path[:200]}; see docs/http.md", "not_found"
+    )
+
+
+async def _not_allowed(request: StarletteRequest, error: Exception) -> Response:
+    allowed = (getattr(error, "headers", None) or {}).get("Allow", "another method")
+    message = f"{request.url.path[:200]} does not take {request.method}; use {allowed}"
+    return _refusal(405, message, "method_not_allowed")
+
+
+def _refusal(status: int, message: str, code: str) -> Response:
+    error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
+    return Response(to_json({"error": error}), status, media_type="application/json")

@@ -1,0 +1,242 @@
+"""The HTTP port itself: probes, metrics, ids, who is let in, what is read, and how it ends."""
+
+import asyncio
+import socket
+import ssl
+import time
+
+import pytest
+import trustme
+from waiting import until
+
+from headway_server import keys
+from headway_server.errors import InvalidInputError
+from headway_server.transports.http import edge
+from headway_server.transports.http.edge import check_elements
+
+MODELS = "/v1/models"
+
+
+@pytest.fixture
+def make_key(tmp_path, capsys):
+    def make(name, *scopes, **budget):
+        flags = [part for scope in scopes for part in ("--scope", scope)]
+        flags += [part for name, value in budget.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+        keys.main(["create", name, "--access-file", str(tmp_path / "access.toml"), *flags])
+        return {"authorization": f"Bearer {capsys.readouterr().out.splitlines()[-1]}"}
+
+    return make
+
+
+async def raw(port: int, data: bytes, *, ends: bool = False) -> bytes:
+    """Sends bytes, and returns what comes until the server closes the connection or is silent for a second."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(data)
+    if ends:
+        writer.write_eof()
+    answer = b""
+    try:
+        while part := await asyncio.wait_for(reader.read(65536), 1):
+            answer += part
+    except TimeoutError:
+        pass
+    except ConnectionResetError:
+        answer += b"reset"
+    writer.close()
+    return answer
+
+
+async def test_probes_and_metrics_answer(serve):
+    async with serve() as serving:
+        for path in ("/livez", "/readyz"):
+            answer = await serving.client.get(path)
+            assert (answer.status_code, answer.text) == (200, "ok\n")
+        await serving.client.get(MODELS)
+        metrics = (await serving.client.get("/metrics")).text
+        assert 'headway_calls_total{code="OK",method="v1/models",model="",reason="",version=""} 1.0' in metrics
+
+
+async def test_a_model_that_has_ended_by_itself_fails_both_probes(serve, monkeypatch):
+    async with serve() as serving:
+        monkeypatch.setattr(type(serving.host), "ailing", lambda *_, **__: {"tiny/1": "has ended by itself"})
+        for path in ("/livez", "/readyz"):
+            answer = await serving.client.get(path)
+            assert (answer.status_code, answer.text) == (503, "tiny/1: has ended by itself\n")
+
+
+async def test_request_ids_are_taken_or_made_and_given_back(serve):
+    async with serve() as serving:
+        answer = await serving.client.get(MODELS, headers={"x-request-id": "abc-1"})
+        assert answer.headers["x-request-id"] == "abc-1"
+        assert serving.recorder.calls[-1].request_id == "abc-1"
+        for given in ("", "with space", "x" * 129):
+            answer = await serving.client.get(MODELS, headers={"x-request-id": given})
+            assert len(answer.headers["x-request-id"]) == 16
+        refused = await serving.client.get(f"{MODELS}/nope", headers={"x-request-id": "abc-2"})
+        assert (refused.status_code, refused.headers["x-request-id"]) == (404, "abc-2")
+
+
+async def test_what_is_not_there_is_refused_in_a_sentence(serve):
+    async with serve() as serving:
+        answer = await serving.client.get("/v2/nothing")
+        assert answer.status_code == 404
+        assert answer.json()["error"]["message"] == "there is nothing at GET /v2/nothing; see docs/http.md"
+        answer = await serving.client.post(MODELS)
+        assert answer.status_code == 405
+        assert "does not take POST" in answer.json()["error"]["message"]
+
+
+async def test_keys_decide_who_may_call(serve, make_key, tmp_path):
+    key, poor = make_key("reader", "model:*"), make_key("poor", "model:*", calls_per_s=0.01, burst=1)
+    async with serve(access_file=tmp_path / "access.toml") as serving:
+        assert (await serving.client.get(MODELS, headers=key)).status_code == 200
+        assert (await serving.client.get("/metrics")).status_code == 401
+        for headers in ({}, {"authorization": "Bearer hw_no"}, {"authorization": "Basic abc"}):
+            refused = await serving.client.get(MODELS, headers=headers)
+            assert refused.status_code == 401
+            assert refused.json()["error"]["code"] == "invalid_api_key"
+            assert refused.headers["www-authenticate"] == "Bearer"
+        assert (await serving.client.get(MODELS, headers=poor)).status_code == 200
+        refused = await serving.client.get(MODELS, headers=poor)
+        assert refused.status_code == 429
+        assert 1 <= int(refused.headers["retry-after"]) <= 100
+        assert "has used up its 0.01 calls a second" in refused.json()["error"]["message"]
+        assert (await serving.client.get("/livez")).status_code == 200
+        assert (await serving.client.get("/readyz")).status_code == 200
+
+
+async def test_pages_of_other_origins_may_call_only_where_they_are_listed(serve):
+    asks = {"origin": "https://app.example", "access-control-request-method": "POST"}
+    async with serve() as serving:
+        assert (await serving.client.options("/v1/embeddings", headers=asks)).status_code == 405
+        answer = await serving.client.get(MODELS, headers=asks)
+        assert "access-control-allow-origin" not in answer.headers
+    async with serve(http_cors_origins=("https://app.example",)) as serving:
+        answer = await serving.client.options("/v1/embeddings", headers=asks)
+        assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, "https://app.example")
+        answer = await serving.client.get(MODELS, headers=asks)
+        assert answer.headers["access-control-allow-origin"] == "https://app.example"
+        answer = await serving.client.get(MODELS, headers={"origin": "https://evil.example"})
+        assert "access-control-allow-origin" not in answer.headers
+
+
+async def test_a_body_of_another_type_or_size_is_refused_before_it_is_read(serve):
+    async with serve(max_text_kib=1, max_message_mib=1) as serving:
+        answer = await serving.client.post("/v1/embeddings", content=b"{}", headers={"content-type": "text/plain"})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (415, "unsupported_media_type")
+        head = b"POST /v1/embeddings HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        answer = await raw(serving.port, head + b"content-length: 99999999\r\n\r\n{")
+        assert answer.startswith(b"HTTP/1.1 413 ")
+        assert b"has 99999999 bytes or more" in answer
+        answer = await raw(serving.port, head + b"expect: 100-continue\r\ncontent-length: 99999999\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 413 ")
+        answer = await raw(
+            serving.port, head + b"transfer-encoding: chunked\r\n\r\n" + b"10000\r\n" + b" " * 65536 + b"\r\n" * 1
+        )
+        assert answer == b""  # more may come
+        chunks = (b"10000\r\n" + b" " * 65536 + b"\r\n") * 20
+        answer = await raw(serving.port, head + b"transfer-encoding: chunked\r\n\r\n" + chunks)
+        assert answer.startswith(b"HTTP/1.1 413 ") or answer == b"reset"
+        await until(lambda: len(serving.server.callers._arriving) == 0)
+
+
+async def test_half_a_request_and_endless_headers_are_cut_off(serve, monkeypatch):
+    async with serve(connection={"request_timeout": 0.2}) as serving:
+        head = (
+            b"POST /v1/embeddings HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 10\r\n\r\n"
+        )
+        reader, writer = await asyncio.open_connection("127.0.0.1", serving.port)
+        writer.write(head + b"{")
+        answer = await asyncio.wait_for(reader.readuntil(b"\r\n"), 5)
+        assert answer.startswith(b"HTTP/1.1 504 ")
+        writer.close()
+        for start in (b"", b"GET /livez HTTP/1.1\r\nx: "):
+            reader, writer = await asyncio.open_connection("127.0.0.1", serving.port)
+            writer.write(start)
+            with pytest.raises((asyncio.IncompleteReadError, ConnectionResetError)):
+                await asyncio.wait_for(reader.readexactly(1), 5)
+            writer.close()
+        answer = await raw(serving.port, b"GET /livez HTTP/1.1\r\n" + b"x: " + b"y" * 200_000)
+        assert answer.startswith((b"HTTP/1.1 400 ", b"reset"))
+        assert (await serving.client.get("/livez")).status_code == 200
+        assert await raw(serving.port, b"\x16\x03\x01 nonsense\r\n\r\n") != b""
+
+
+async def test_connections_past_the_limit_are_closed_at_once(serve):
+    async with serve(connection={"max_connections": 2}) as serving:
+        held = [await asyncio.open_connection("127.0.0.1", serving.port) for _ in range(2)]
+        await asyncio.sleep(0.05)
+        reader, writer = await asyncio.open_connection("127.0.0.1", serving.port)
+        with pytest.raises((asyncio.IncompleteReadError, ConnectionResetError)):
+            await asyncio.wait_for(reader.readexactly(1), 5)
+        for _, open_writer in [*held, (reader, writer)]:
+            open_writer.close()
+
+
+async def test_what_a_body_holds_is_counted_before_it_is_parsed():
+    check_elements(b'{"input":["' + b"a,[{" * 20_000 + rb'\\"' + b',"\\",[[{{"]}')
+    with pytest.raises(InvalidInputError, match="more than 65536 elements"):
+        check_elements(b'{"input":[' + b"1," * 70_000 + b"1]}")
+    with pytest.raises(InvalidInputError, match="more than 8192 objects"):
+        check_elements(b'{"input":[' + b"{}," * 9_000 + b"1]}")
+    with pytest.raises(InvalidInputError, match="strings"):
+        check_elements(b'["",' * 140_000)
+    began = time.perf_counter()
+    check_elements(b'{"input":["' + b"a,[{" * 2**20 + b'"]}')
+    assert time.perf_counter() - began < 1
+
+
+async def test_it_is_encrypted_with_the_servers_certificate_and_knows_the_callers(serve, tmp_path):
+    authority = trustme.CA()
+    server, caller = authority.issue_cert("127.0.0.1"), authority.issue_cert("caller.example")
+    server.private_key_and_cert_chain_pem.write_to_path(tmp_path / "server.pem")
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    (tmp_path / "access.toml").write_text('[certificates."caller.example"]\nscopes = ["model:*"]\n')
+    trusting = ssl.create_default_context()
+    authority.configure_trust(trusting)
+    caller.configure_cert(trusting)
+    files = {"tls_cert_file": tmp_path / "server.pem", "tls_key_file": tmp_path / "server.pem"}
+    options = {"tls_client_ca_file": tmp_path / "ca.pem", "access_file": tmp_path / "access.toml"}
+    async with serve(verify=trusting, **files, **options) as serving:
+        assert (await serving.client.get(MODELS)).status_code == 200
+        assert serving.recorder.calls[-1].caller == "caller.example"
+
+
+async def test_while_it_drains_calls_are_refused_and_probes_answer(serve):
+    async with serve() as serving:
+        serving.server.calls.refuse_new()
+        answer = await serving.client.get(MODELS)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "draining")
+        assert answer.headers["retry-after"] == "1"
+        assert (await serving.client.get("/livez")).status_code == 200
+        assert (await serving.client.get("/readyz")).text == "the server is shutting down\n"
+        began = time.monotonic()
+        assert await serving.server.stop()
+        assert time.monotonic() - began < 5
+        with pytest.raises(OSError, match="refused"):
+            socket.create_connection(("127.0.0.1", serving.port), timeout=2)
+
+
+async def test_a_bug_is_told_as_an_incident_and_not_in_its_own_words(serve, monkeypatch):
+    async with serve() as serving:
+        monkeypatch.setattr(type(serving.host), "get", lambda *_: 1 / 0)
+        answer = await serving.client.get(f"{MODELS}/x")
+        assert answer.status_code == 500
+        assert "internal error; the server's log has it as incident" in answer.json()["error"]["message"]
+        assert "division" not in answer.text
+
+
+def test_only_this_machine_by_its_own_name_counts_as_local():
+    def exchange(client, **headers):
+        pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
+        scope = {"headers": pairs, "state": {}, "client": (client, 1)}
+        owner = type("_Edge", (), {"allows_origin": False})()
+        made = edge._Exchange.__new__(edge._Exchange)
+        made._edge, made._scope, made.headers = owner, scope, headers
+        return made
+
+    assert exchange("127.0.0.1", host="localhost:8080").is_local
+    assert exchange("::1", host="[::1]:8080", origin="http://[::1]:8080").is_local
+    assert not exchange("127.0.0.1", host="evil.example:8080").is_local
+    assert not exchange("127.0.0.1", host="localhost", origin="https://evil.example").is_local
+    assert not exchange("10.0.0.1", host="localhost").is_local
