@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
@@ -30,6 +31,8 @@ class Page(StaticFiles):
 
     async def get_response(self, path: str, scope: Scope) -> Response:
         """See starlette."""
+        if scope["method"] not in ("GET", "HEAD"):
+            raise HTTPException(404)  # a call of nothing that there is
         response = await super().get_response(path, scope)
         response.headers.update(_HEADERS)
         return response
