@@ -1,0 +1,98 @@
+// The call that a panel has made, as other programs make it.
+
+import { address } from "./api.js";
+import { element, newId } from "./dom.js";
+
+const SHORTENED = 400; // characters of a value that nobody reads, such as an image
+
+function shortened(value) {
+  if (typeof value === "string" && value.length > SHORTENED) return `${value.slice(0, 24)}…`;
+  if (Array.isArray(value)) return value.map(shortened);
+  if (value && typeof value === "object") {
+    return Object.fromEntries(Object.entries(value).map(([name, each]) => [name, shortened(each)]));
+  }
+  return value;
+}
+
+function quoted(text) {
+  return `'${text.replaceAll("'", `'\\''`)}'`;
+}
+
+function curl({ service, method, request, isStream }) {
+  const body = quoted(JSON.stringify(shortened(request)));
+  if (isStream) {
+    return `# the same call without a stream\ncurl -s -H 'content-type: application/json' \\\n  -d ${unary(request)} \\\n  ${address}headway.v1.${service}/${method.replace("Stream", "")}`;
+  }
+  return `curl -s -H 'content-type: application/json' \\\n  -d ${body} \\\n  ${address}headway.v1.${service}/${method}`;
+}
+
+function unary({ prompt, conversation, text, ...rest }) {
+  const several = { ...rest };
+  if (prompt !== undefined) several.prompts = [prompt];
+  if (conversation !== undefined) several.conversations = [conversation];
+  if (text !== undefined) several.texts = [text];
+  return quoted(JSON.stringify(shortened(several)));
+}
+
+function python({ service, method, request, isStream }) {
+  const module = service.replace(/(?<!^)([A-Z])/g, "_$1").toLowerCase();
+  const name = method.replace(/(?<!^)([A-Z])/g, "_$1").toLowerCase();
+  const lines = [
+    "import grpc",
+    "from google.protobuf import json_format",
+    `from headway.v1 import ${module}_pb2, ${module}_pb2_grpc`,
+    "",
+    `request = json_format.Parse(${JSON.stringify(JSON.stringify(shortened(request)))},`,
+    `                            ${module}_pb2.${method}Request())`,
+    `with grpc.insecure_channel("${address.hostname}:50051") as channel:`,
+    `    stub = ${module}_pb2_grpc.${service}Stub(channel)`,
+    isStream ? `    for message in stub.${method}(request):\n        print(message)` : `    print(stub.${method}(request))`,
+  ];
+  return `# or with headway-client: Client("${address.hostname}:50051").${name}(...)\n${lines.join("\n")}`;
+}
+
+function grpcurl({ service, method, request }) {
+  const body = quoted(JSON.stringify(shortened(request)));
+  return `grpcurl -plaintext -d ${body} \\\n  ${address.hostname}:50051 headway.v1.${service}/${method}`;
+}
+
+/** Shows a call {service, method, request, isStream} as commands to copy. */
+export function commands(call) {
+  const kinds = [["curl", curl], ["Python", python], ["gRPC", grpcurl]];
+  const code = element("code");
+  const box = element("pre", { tabindex: "0", "aria-label": "The call as a command" }, code);
+  const name = newId("commands");
+  const choose = (write) => {
+    code.textContent = write(call);
+  };
+  choose(curl);
+  const tabs = kinds.map(([label, write], index) =>
+    element(
+      "label",
+      {},
+      element("input", { type: "radio", name, checked: index === 0, onchange: () => choose(write) }),
+      ` ${label}`,
+    ),
+  );
+  const copy = element(
+    "button",
+    {
+      type: "button",
+      onclick: async () => {
+        await navigator.clipboard.writeText(code.textContent);
+        copy.textContent = "Copied";
+        setTimeout(() => {
+          copy.textContent = "Copy";
+        }, 1500);
+      },
+    },
+    "Copy",
+  );
+  return element(
+    "details",
+    { class: "commands" },
+    element("summary", {}, "The call that this panel made"),
+    element("fieldset", { class: "row" }, element("legend", { class: "spoken" }, "As"), ...tabs, copy),
+    box,
+  );
+}

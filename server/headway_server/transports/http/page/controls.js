@@ -1,0 +1,164 @@
+// Controls of a panel: fields with labels, the button that calls, and what came of the call.
+
+import { CallError } from "./api.js";
+import { commands } from "./commands.js";
+import { element, newId, show } from "./dom.js";
+
+/** A field with its label, and a hint below. */
+export function field(label, control, hint) {
+  const id = newId("field");
+  control.id = id;
+  if (!hint) return element("div", { class: "field" }, element("label", { for: id }, label), control);
+  const hintId = newId("hint");
+  control.setAttribute("aria-describedby", hintId);
+  return element(
+    "div",
+    { class: "field" },
+    element("label", { for: id }, label),
+    control,
+    element("small", { id: hintId }, hint),
+  );
+}
+
+export function textArea(value, rows, attributes = {}) {
+  const area = element("textarea", { rows, ...attributes });
+  area.value = value;
+  return area;
+}
+
+/** A number; `value()` is undefined where it is empty, which leaves the default to the model. */
+export function number(attributes) {
+  const input = element("input", { type: "number", inputmode: "decimal", ...attributes });
+  input.given = () => (input.value === "" ? undefined : Number(input.value));
+  return input;
+}
+
+export function check(label, isChecked, onchange) {
+  const box = element("input", { type: "checkbox", onchange });
+  box.checked = isChecked;
+  const whole = element("label", { class: "check" }, box, " ", label);
+  whole.box = box;
+  return whole;
+}
+
+export function choice(options, { value, onchange } = {}) {
+  const select = element("select", { onchange }, ...options.map(([name, label]) => element("option", { value: name }, label)));
+  if (value !== undefined) select.value = value;
+  return select;
+}
+
+/** Chooses among models; hidden from nobody, since it names the one that answers. */
+export function modelChoice(models, onchange) {
+  return choice(models.map((model) => [`${model.name}/${model.version}`, `${model.name} (${model.version})`]), { onchange });
+}
+
+/** Returns the model that was chosen. */
+export function chosen(select, models) {
+  return models.find((model) => `${model.name}/${model.version}` === select.value);
+}
+
+/** Returns an error as the page says it. */
+export function problem(error) {
+  const isOurs = error instanceof CallError;
+  return element(
+    "div",
+    { class: "problem", role: "alert" },
+    element("strong", {}, isOurs ? heading(error.code) : "This page made a mistake"),
+    element("p", {}, isOurs ? error.message : String(error)),
+  );
+}
+
+function heading(code) {
+  const headings = {
+    invalid_argument: "The call was refused",
+    unauthenticated: "The server wants an API key",
+    permission_denied: "This key may not do that",
+    not_found: "Not found",
+    resource_exhausted: "The server has too much to do",
+    unavailable: "The server cannot be reached",
+    deadline_exceeded: "It took too long",
+  };
+  return headings[code] ?? "The call failed";
+}
+
+/**
+ * A form that makes one call at a time.
+ *
+ * `prepare()` returns {service, method, request}; `run(prepared, signal, output)` makes the call and fills `output`.
+ * What was called is shown below as commands of other programs.
+ */
+export function caller({ fields, label, prepare, run, isLive = false }) {
+  const output = element("section", { class: "output", "aria-label": "Answer", "aria-live": isLive ? "off" : "polite" });
+  const spoken = element("p", { class: "spoken", role: "status" }); // of a stream only its end is read out
+  const shown = element("div");
+  const button = element("button", { type: "submit", class: "primary" }, label);
+  const stop = element("button", { type: "button", disabled: true }, "Stop");
+  let running = null;
+
+  async function submit(event) {
+    event?.preventDefault();
+    running?.abort();
+    const mine = new AbortController();
+    running = mine;
+    stop.disabled = false;
+    form.setAttribute("aria-busy", "true");
+    spoken.textContent = "";
+    try {
+      const prepared = await prepare();
+      if (!prepared) return;
+      show(shown, commands(prepared));
+      await run(prepared, mine.signal, output);
+      if (isLive) spoken.textContent = "The answer is whole.";
+    } catch (error) {
+      if (error.name === "AbortError") {
+        if (running === mine) spoken.textContent = "Stopped.";
+      } else output.append(problem(error));
+    } finally {
+      if (running === mine) {
+        running = null;
+        stop.disabled = true;
+        form.removeAttribute("aria-busy");
+      }
+    }
+  }
+
+  stop.addEventListener("click", () => running?.abort());
+  const form = element("form", { onsubmit: submit }, ...fields, element("div", { class: "row" }, button, stop));
+  form.addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) submit(event);
+  });
+  return {
+    node: element("div", { class: "caller" }, form, element("div", { class: "answer" }, output, spoken, shown)),
+    submit,
+    output,
+    stop: () => running?.abort(),
+  };
+}
+
+/** Horizontal bars of values from 0 to 1: [[label, value, isMarked]]. */
+export function bars(rows) {
+  return element(
+    "ul",
+    { class: "bars" },
+    ...rows.map(([label, value, isMarked]) => {
+      const bar = element("span", { class: "bar" });
+      bar.style.inlineSize = `${Math.max(value * 100, 0.5)}%`;
+      return element(
+        "li",
+        { class: isMarked ? "marked" : null },
+        element("span", { class: "name" }, label),
+        element("span", { class: "track", "aria-hidden": "true" }, bar),
+        element("span", { class: "value" }, `${(value * 100).toFixed(1)} %`),
+      );
+    }),
+  );
+}
+
+/** How long a call took, by its parts, from the timings that the API answers. */
+export function timings(answer) {
+  const seconds = (text) => (text ? Number.parseFloat(text) : 0);
+  const { total, queue, inference } = answer.timings ?? {};
+  if (!total) return null;
+  const part = (name, value) => `${name} ${(seconds(value) * 1000).toFixed(1)} ms`;
+  return element("p", { class: "timings" }, [part("total", total), part("queue", queue), part("model", inference)].join(" · "));
+}

@@ -1,0 +1,53 @@
+// Elements of the page, made without markup in strings: what models write is text and never becomes markup.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+function fill(node, attributes, children) {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value === undefined || value === null || value === false) continue;
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else node.setAttribute(name, value === true ? "" : value);
+  }
+  node.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+  return node;
+}
+
+/** Makes an element. `on...` attributes are listeners; null, undefined and false attributes and children are left out. */
+export function element(tag, attributes = {}, ...children) {
+  return fill(document.createElement(tag), attributes, children);
+}
+
+/** Makes an element of a drawing. */
+export function drawn(tag, attributes = {}, ...children) {
+  return fill(document.createElementNS(SVG, tag), attributes, children);
+}
+
+/** Replaces what an element holds. */
+export function show(node, ...children) {
+  node.replaceChildren(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+}
+
+let lastId = 0;
+
+/** Returns an id that no other element has. */
+export function newId(prefix) {
+  lastId += 1;
+  return `${prefix}-${lastId}`;
+}
+
+/** Returns the characters of a text as the API counts them: Unicode code points, not UTF-16 units. */
+export function characters(text) {
+  return Array.from(text);
+}
+
+/** Writes a number for people: 1,437,700; 0.912; 37.3 ms is left to `milliseconds`. */
+export function written(value, digits = 0) {
+  return Number(value).toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
+}
+
+/** Writes a duration given in seconds. */
+export function duration(seconds) {
+  if (!Number.isFinite(seconds)) return "–";
+  if (seconds < 0.01) return `${(seconds * 1000).toFixed(1)} ms`;
+  return seconds < 1 ? `${Math.round(seconds * 1000)} ms` : `${seconds.toFixed(2)} s`;
+}

@@ -1,0 +1,96 @@
+// The page: which panel is open, which models there are, whether the server answers.
+
+import { call, key } from "./api.js";
+import { problem } from "./controls.js";
+import { element, show } from "./dom.js";
+import { attention } from "./panels/attention.js";
+import { classify } from "./panels/classify.js";
+import { compare } from "./panels/compare.js";
+import { generate } from "./panels/generate.js";
+import { images } from "./panels/images.js";
+import { models } from "./panels/models.js";
+import { server } from "./panels/server.js";
+import { tag } from "./panels/tag.js";
+import { translate } from "./panels/translate.js";
+
+const PANELS = [models, generate, translate, classify, tag, compare, images, attention, server];
+const LOOK_EVERY_MS = 3000;
+
+const main = document.getElementById("main");
+const tabs = document.getElementById("tabs");
+const status = document.getElementById("status");
+const open = { panel: null, close: null };
+let known = null; // the models, as JSON, to see a change
+
+function panelOf(hash) {
+  return PANELS.find((panel) => `#${panel.id}` === hash) ?? PANELS[0];
+}
+
+function openPanel(panel, served) {
+  open.close?.();
+  const place = element("article", { class: `panel ${panel.id}`, "aria-labelledby": "panel-title" });
+  const tasks = panel.tasks ?? [];
+  const fitting = tasks.length ? served.filter((model) => tasks.includes(model.task)) : served;
+  place.append(element("h2", { id: "panel-title" }, panel.title), element("p", { class: "lead" }, panel.lead));
+  if (tasks.length && !fitting.length) {
+    place.append(element("p", { class: "empty" }, "This server has no model for that. Put a bundle into its store."));
+    open.close = null;
+  } else open.close = panel.open(place, fitting) ?? null;
+  open.panel = panel;
+  show(main, place);
+  document.title = `${panel.title} · headway`;
+  for (const link of tabs.children) {
+    if (link.hash === `#${panel.id}`) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+}
+
+function say(state, text) {
+  if (status.textContent === text) return;
+  status.className = state;
+  status.textContent = text;
+}
+
+async function look() {
+  try {
+    const answer = await call("ModelService", "ListModels", {});
+    const served = answer.models ?? [];
+    say("up", served.length === 1 ? "1 model" : `${served.length} models`);
+    const now = JSON.stringify(served.map(({ name, version }) => [name, version]));
+    if (now === known) return;
+    const isFirst = known === null;
+    known = now;
+    look.models = served;
+    if (isFirst || !open.panel?.tasks) openPanel(panelOf(location.hash), served);
+  } catch (error) {
+    say("down", error.code === "unauthenticated" ? "API key needed" : "No answer");
+    if (known === null) show(main, problem(error));
+  }
+}
+
+function askForKey() {
+  const dialog = document.getElementById("key-dialog");
+  const value = document.getElementById("key-value");
+  value.value = key.get();
+  dialog.addEventListener(
+    "close",
+    () => {
+      if (dialog.returnValue !== "save") return;
+      key.set(value.value.trim());
+      known = null;
+      look();
+    },
+    { once: true },
+  );
+  dialog.showModal();
+}
+
+for (const panel of PANELS) tabs.append(element("a", { href: `#${panel.id}` }, panel.tab ?? panel.title));
+document.getElementById("key").addEventListener("click", askForKey);
+addEventListener("hashchange", () => {
+  if (!look.models || !PANELS.some((panel) => `#${panel.id}` === location.hash)) return;
+  openPanel(panelOf(location.hash), look.models);
+  main.focus({ preventScroll: true });
+});
+await look();
+setInterval(look, LOOK_EVERY_MS);

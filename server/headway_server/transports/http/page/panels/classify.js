@@ -1,0 +1,47 @@
+import { call } from "../api.js";
+import { bars, caller, chosen, field, modelChoice, textArea, timings } from "../controls.js";
+import { element, show } from "../dom.js";
+
+const EXAMPLE =
+  "The central bank raised interest rates for the third time this year\nScientists find water on a distant planet\nThe home team won after extra time";
+
+const MOST_LABELS = 8;
+
+export const classify = {
+  id: "classify",
+  title: "Classify texts",
+  tab: "Classify",
+  lead: "One text a line; each gets its labels with their probabilities.",
+  tasks: ["TASK_TEXT_CLASSIFICATION"],
+  open(place, served) {
+    const model = modelChoice(served);
+    const texts = textArea(EXAMPLE, 5, { required: true });
+    const form = caller({
+      fields: [field("Model", model), field("Texts", texts, "One a line. Ctrl+Enter calls.")],
+      label: "Classify",
+      prepare() {
+        const { name, labels = [] } = chosen(model, served);
+        const lines = texts.value.split("\n").filter((line) => line.trim());
+        const request = { model: name, texts: lines, topK: Math.min(MOST_LABELS, labels.length) };
+        return { service: "TextClassificationService", method: "ClassifyText", request };
+      },
+      async run(prepared, signal, output) {
+        const answer = await call(prepared.service, prepared.method, prepared.request, { signal });
+        show(
+          output,
+          ...answer.results.map((result, index) =>
+            element(
+              "section",
+              { class: "result" },
+              element("h3", { class: "quote" }, prepared.request.texts[index]),
+              bars(result.labels.map((label) => [label.label, label.probability ?? 0, label.selected])),
+            ),
+          ),
+          timings(answer),
+        );
+      },
+    });
+    place.append(form.node);
+    return form.stop;
+  },
+};

@@ -1,0 +1,67 @@
+import { call } from "../api.js";
+import { caller, chosen, field, modelChoice, textArea, timings } from "../controls.js";
+import { element, show } from "../dom.js";
+
+const EXAMPLE =
+  "The striker scored twice in the final\nThe goalkeeper saved a penalty\nShares fell after the bank's report\nMarkets dropped on weak earnings";
+
+function similarity(a, b) {
+  return a.reduce((sum, value, index) => sum + value * b[index], 0);
+}
+
+function matrix(texts, vectors) {
+  const heads = texts.map((_, index) => element("th", { scope: "col" }, String(index + 1)));
+  const rows = texts.map((text, row) =>
+    element(
+      "tr",
+      {},
+      element("th", { scope: "row" }, `${row + 1}. ${text}`),
+      ...vectors.map((vector) => {
+        const value = similarity(vectors[row], vector);
+        return element("td", { class: `heat heat${Math.round(Math.max(0, Math.min(1, value)) * 9)}` }, value.toFixed(2));
+      }),
+    ),
+  );
+  return element(
+    "div",
+    { class: "scroll", tabindex: "0" },
+    element(
+      "table",
+      { class: "matrix" },
+      element("caption", {}, "Cosine of the texts' vectors: 1 is the same direction"),
+      element("thead", {}, element("tr", {}, element("td"), ...heads)),
+      element("tbody", {}, ...rows),
+    ),
+  );
+}
+
+export const compare = {
+  id: "compare",
+  title: "Compare texts",
+  tab: "Compare",
+  lead: "How near texts are to each other in a model's space.",
+  tasks: ["TASK_TEXT_CLASSIFICATION"],
+  open(place, served) {
+    const model = modelChoice(served);
+    const texts = textArea(EXAMPLE, 6, { required: true });
+    const form = caller({
+      fields: [field("Model", model), field("Texts", texts, "One a line, at most 24.")],
+      label: "Compare",
+      prepare: () => ({
+        service: "TextClassificationService",
+        method: "EmbedText",
+        request: {
+          model: chosen(model, served).name,
+          texts: texts.value.split("\n").filter((line) => line.trim()).slice(0, 24),
+          normalize: true,
+        },
+      }),
+      async run(prepared, signal, output) {
+        const answer = await call(prepared.service, prepared.method, prepared.request, { signal });
+        show(output, matrix(prepared.request.texts, answer.results.map((result) => result.values)), timings(answer));
+      },
+    });
+    place.append(form.node);
+    return form.stop;
+  },
+};

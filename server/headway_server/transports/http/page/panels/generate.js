@@ -1,0 +1,203 @@
+import { CallError, stream } from "../api.js";
+import { caller, check, choice, chosen, field, modelChoice, number, textArea } from "../controls.js";
+import { element, show, written } from "../dom.js";
+
+const EXAMPLE = "ROMEO:\n";
+const NUM_ALTERNATIVES = 5;
+const ENDS = {
+  FINISH_REASON_END_OF_SEQUENCE: "the model ended it",
+  FINISH_REASON_STOP: "a stop string appeared",
+  FINISH_REASON_LENGTH: "it reached its length",
+  FINISH_REASON_CONSTRAINT: "the constraint is met",
+};
+
+/** A token that shows its alternatives to who points at it or steps to it. */
+function token({ text = "", logProbability = 0, topTokens = [] }) {
+  const probability = Math.exp(logProbability);
+  const rows = topTokens.map((each) =>
+    element("tr", { class: each.text === text ? "taken" : null }, element("td", {}, visible(each.text ?? "")), element("td", {}, percent(each.logProbability ?? 0))),
+  );
+  const card = element("span", { class: "alternatives", role: "tooltip" }, element("table", {}, ...rows));
+  const label = `${visible(text)}, ${percent(logProbability)}`;
+  return element("span", { class: `token heat${Math.round((1 - probability) * 9)}`, role: "note", tabindex: "-1", "aria-label": label }, text, card);
+}
+
+/** Tokens of which one is in the tab order; the arrow keys go from one to the next. */
+function tokenRow() {
+  const row = element("span", { class: "tokens", role: "group", "aria-label": "Tokens" });
+  row.addEventListener("keydown", (event) => {
+    const step = { ArrowLeft: "previousElementSibling", ArrowRight: "nextElementSibling" }[event.key];
+    const next = step && document.activeElement?.[step];
+    if (!next) return;
+    event.preventDefault();
+    next.focus();
+  });
+  return row;
+}
+
+function visible(text) {
+  return text.replaceAll("\n", "⏎").replaceAll(" ", "␣") || "∅";
+}
+
+function percent(logProbability) {
+  return `${(Math.exp(logProbability) * 100).toFixed(1)} %`;
+}
+
+function constraint(kind, value) {
+  if (kind === "none" || !value.trim()) return undefined;
+  if (kind === "choices") return { choices: { texts: value.split("\n").filter((line) => line.trim()) } };
+  return kind === "json" ? { jsonSchema: value } : { regex: value };
+}
+
+export const generate = {
+  id: "generate",
+  title: "Generate and chat",
+  tab: "Generate",
+  lead: "Text as the model writes it, with how sure it was of each token.",
+  tasks: ["TASK_GENERATION"],
+  open(place, served) {
+    const turns = [];
+    const model = modelChoice(served, () => fit());
+    const isChat = check("As a chat", false, () => fit());
+    const prompt = textArea(EXAMPLE, 5);
+    const system = element("input", { type: "text", autocomplete: "off" });
+    const maxTokens = number({ min: 1, max: 4096, step: 1, value: 120 });
+    const temperature = number({ min: 0, max: 2, step: 0.05 });
+    const topK = number({ min: 0, step: 1 });
+    const topP = number({ min: 0.01, max: 1, step: 0.01 });
+    const minP = number({ min: 0, max: 1, step: 0.01 });
+    const penalty = number({ min: 0.01, max: 100, step: 0.05 });
+    const presence = number({ min: -2, max: 2, step: 0.1 });
+    const frequency = number({ min: -2, max: 2, step: 0.1 });
+    const seed = number({ min: 0, step: 1 });
+    const stops = textArea("", 2);
+    const kind = choice([["none", "None"], ["json", "JSON schema"], ["regex", "Regular expression"], ["choices", "One of several texts"]]);
+    const pattern = textArea("", 3, { spellcheck: "false" });
+    const coloured = check("Colour tokens by probability", true, () => form.output.classList.toggle("plain-text", !coloured.box.checked));
+    const systemField = field("System message", system);
+    const again = element(
+      "button",
+      {
+        type: "button",
+        onclick: () => {
+          turns.length = 0;
+          show(form.output);
+        },
+      },
+      "New chat",
+    );
+    const promptLabel = field("Prompt", prompt, "Ctrl+Enter calls.");
+
+    function fit() {
+      const model_ = chosen(model, served);
+      const defaults = model_.defaultParameters ?? {};
+      const sampling = defaults.sampling ?? {};
+      const shown = [[temperature, sampling.temperature ?? 0], [topK, sampling.topK ?? 0], [topP, sampling.topP ?? 1], [minP, sampling.minP ?? 0]];
+      for (const [input, value] of [...shown, [penalty, defaults.repetitionPenalty ?? 1], [presence, 0], [frequency, 0]]) {
+        input.placeholder = String(Number(Number(value).toFixed(3)));
+      }
+      isChat.hidden = !model_.hasChatTemplate;
+      if (!model_.hasChatTemplate) isChat.box.checked = false;
+      const chats = isChat.box.checked;
+      systemField.hidden = !chats;
+      again.hidden = !chats;
+      promptLabel.querySelector("label").textContent = chats ? "Message" : "Prompt";
+    }
+
+    function parameters() {
+      return {
+        maxNewTokens: maxTokens.given(),
+        sampling: { temperature: temperature.given(), topK: topK.given(), topP: topP.given(), minP: minP.given(), seed: seed.value || undefined },
+        repetitionPenalty: penalty.given(),
+        presencePenalty: presence.given(),
+        frequencyPenalty: frequency.given(),
+        stopStrings: stops.value.split("\n").filter(Boolean),
+        constraint: constraint(kind.value, pattern.value),
+      };
+    }
+
+    const form = caller({
+      isLive: true,
+      fields: [
+        field("Model", model),
+        isChat,
+        systemField,
+        promptLabel,
+        element("div", { class: "grid" }, field("Longest text", maxTokens, "Tokens"), field("Temperature", temperature, "0 takes the likeliest")),
+        element(
+          "details",
+          {},
+          element("summary", {}, "All parameters"),
+          element(
+            "div",
+            { class: "grid" },
+            field("Top-k", topK, "0: all"),
+            field("Top-p", topP),
+            field("Min-p", minP),
+            field("Repetition penalty", penalty),
+            field("Presence penalty", presence),
+            field("Frequency penalty", frequency),
+            field("Seed", seed, "Empty: a new one"),
+          ),
+          field("Stop strings", stops, "One a line"),
+          field("Constraint", kind, "What the text must be"),
+          field("Schema, expression or texts", pattern, "Texts one a line"),
+        ),
+        coloured,
+        again,
+      ],
+      label: "Generate",
+      prepare() {
+        const request = { model: chosen(model, served).name, parameters: parameters(), logProbabilities: { topTokenCount: NUM_ALTERNATIVES } };
+        if (!isChat.box.checked) request.prompt = prompt.value;
+        else {
+          if (!prompt.value.trim()) throw new CallError("invalid_argument", "Write a message first.");
+          const message = { role: "ROLE_USER", content: prompt.value };
+          const first = system.value ? [{ role: "ROLE_SYSTEM", content: system.value }] : [];
+          request.conversation = { messages: [...first, ...turns, message] };
+        }
+        return { service: "GenerationService", method: "StreamGenerateText", request, isStream: true };
+      },
+      async run(prepared, signal, output) {
+        const { conversation, prompt: start = "" } = prepared.request;
+        const text = element("span", { class: "text" });
+        const tokens = tokenRow();
+        const note = element("p", { class: "timings" }, "waiting for the first token …");
+        const said = conversation ? element("p", { class: "turn user" }, conversation.messages.at(-1).content) : null;
+        const written_ = element("p", { class: conversation ? "turn assistant" : "generated" }, element("span", { class: "given" }, start), text, tokens);
+        if (conversation && turns.length) output.append(said, written_, note);
+        else show(output, said, written_, note);
+        const began = performance.now();
+        let firstAt = 0;
+        let count = 0;
+        let whole = "";
+        const pace = () => {
+          const rate = count > 1 ? `, ${written((count - 1) / ((performance.now() - firstAt) / 1000))} tokens a second` : "";
+          return `first token after ${written(firstAt - began)} ms, ${written(count)} tokens${rate}`;
+        };
+        try {
+          for await (const message of stream(prepared.service, prepared.method, prepared.request, { signal })) {
+            firstAt ||= performance.now();
+            count = message.newTokenCount ?? message.result?.newTokenCount ?? count;
+            whole += message.textDelta ?? "";
+            text.textContent = whole;
+            tokens.append(...(message.tokens ?? []).map(token));
+            tokens.firstElementChild?.setAttribute("tabindex", "0");
+            note.textContent = pace();
+            if (message.result) note.textContent += `; ${ENDS[message.result.finishReason] ?? "ended"}; seed ${message.result.seed ?? "–"}`;
+          }
+        } catch (error) {
+          note.textContent = error.name === "AbortError" ? `${firstAt ? pace() : "no token"}; stopped` : "";
+          throw error;
+        }
+        if (conversation) {
+          turns.push({ role: "ROLE_USER", content: conversation.messages.at(-1).content }, { role: "ROLE_ASSISTANT", content: whole });
+          prompt.value = "";
+        }
+      },
+    });
+    fit();
+    place.append(form.node);
+    return form.stop;
+  },
+};

@@ -1,0 +1,109 @@
+import { call, CallError } from "../api.js";
+import { bars, caller, chosen, field, modelChoice, timings } from "../controls.js";
+import { element, show } from "../dom.js";
+import { base64 } from "../images.js";
+
+const MAX_IMAGES = 8;
+const MOST_LABELS = 5;
+
+/** Takes one picture with the camera. */
+async function photograph() {
+  const video = element("video", { autoplay: true, playsinline: true, muted: true });
+  const media = await navigator.mediaDevices.getUserMedia({ video: true });
+  try {
+    video.srcObject = media;
+    await video.play();
+    const canvas = element("canvas", { width: video.videoWidth, height: video.videoHeight });
+    canvas.getContext("2d").drawImage(video, 0, 0);
+    return await new Promise((done) => {
+      canvas.toBlob(done, "image/jpeg", 0.9);
+    });
+  } finally {
+    for (const track of media.getTracks()) track.stop();
+  }
+}
+
+export const images = {
+  id: "images",
+  title: "Classify images",
+  tab: "Images",
+  lead: "Drop, paste or choose pictures; the model names what they show.",
+  tasks: ["TASK_IMAGE_CLASSIFICATION"],
+  open(place, served) {
+    let files = [];
+    const model = modelChoice(served);
+    const input = element("input", { type: "file", accept: "image/*", multiple: true });
+    const thumbnails = element("ul", { class: "thumbnails", "aria-label": "Pictures" });
+
+    function take(some) {
+      files = [...some].filter((file) => file.type.startsWith("image/")).slice(0, MAX_IMAGES);
+      for (const image of thumbnails.querySelectorAll("img")) URL.revokeObjectURL(image.src);
+      show(thumbnails, ...files.map((file) => element("li", {}, element("img", { src: URL.createObjectURL(file), alt: file.name ?? "picture" }))));
+      if (files.length) form.submit();
+    }
+
+    const camera = element(
+      "button",
+      {
+        type: "button",
+        onclick: async () => {
+          try {
+            take([await photograph()]);
+          } catch {
+            show(form.output, element("p", { class: "problem", role: "alert" }, "The camera cannot be used here."));
+          }
+        },
+      },
+      "Use the camera",
+    );
+    const drop = element(
+      "div",
+      {
+        class: "drop",
+        ondragover: (event) => event.preventDefault(),
+        ondrop: (event) => {
+          event.preventDefault();
+          take(event.dataTransfer.files);
+        },
+      },
+      field("Pictures", input, `JPEG, PNG, WebP, BMP or GIF; up to ${MAX_IMAGES}. Drop them here, or paste.`),
+      camera,
+      thumbnails,
+    );
+    const form = caller({
+      fields: [field("Model", model), drop],
+      label: "Classify",
+      async prepare() {
+        if (!files.length) throw new CallError("invalid_argument", "Choose a picture first.");
+        const { name, labels = [] } = chosen(model, served);
+        const request = { model: name, images: await Promise.all(files.map(base64)), topK: Math.min(MOST_LABELS, labels.length) };
+        return { service: "ImageClassificationService", method: "ClassifyImage", request };
+      },
+      async run(prepared, signal, output) {
+        const answer = await call(prepared.service, prepared.method, prepared.request, { signal });
+        show(
+          output,
+          ...answer.results.map((result, index) =>
+            element(
+              "section",
+              { class: "result picture" },
+              element("img", { src: URL.createObjectURL(files[index]), alt: files[index].name ?? "picture" }),
+              bars(result.labels.map((label) => [label.label, label.probability ?? 0, label.selected])),
+            ),
+          ),
+          timings(answer),
+        );
+      },
+    });
+    input.addEventListener("change", () => take(input.files));
+    const pasted = (event) => {
+      if (event.clipboardData?.files.length) take(event.clipboardData.files);
+    };
+    addEventListener("paste", pasted);
+    place.append(form.node);
+    return () => {
+      removeEventListener("paste", pasted);
+      form.stop();
+    };
+  },
+};

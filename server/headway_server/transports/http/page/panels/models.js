@@ -1,0 +1,112 @@
+import { call } from "../api.js";
+import { problem } from "../controls.js";
+import { element, show, written } from "../dom.js";
+
+const STATES = {
+  BUNDLE_STATE_LOADING: "loading",
+  BUNDLE_STATE_READY: "ready",
+  BUNDLE_STATE_UNLOADING: "unloading",
+  BUNDLE_STATE_FAILED: "failed",
+  BUNDLE_STATE_REJECTED: "rejected",
+  BUNDLE_STATE_INCOMPLETE: "incomplete",
+  BUNDLE_STATE_AVAILABLE: "not loaded",
+};
+const LANGUAGES = new Intl.DisplayNames(["en"], { type: "language" });
+
+function taskName(task) {
+  return task.replace("TASK_", "").replaceAll("_", " ").toLowerCase();
+}
+
+function language(code) {
+  try {
+    return LANGUAGES.of(code);
+  } catch {
+    return code;
+  }
+}
+
+function quality(model) {
+  const best = (model.quality ?? []).find((figure) => figure.variant === model.variant) ?? model.quality?.[0];
+  if (!best) return null;
+  const value = written(best.value, best.value < 10 ? 3 : 1);
+  return [`${best.metric.replaceAll("_", " ")} ${value}`, `${written(best.exampleCount)} examples of ${best.dataset}`];
+}
+
+function facts(model) {
+  const rows = [["Parameters", written(model.parameterCount)], ["Runs as", `${model.variant} on ${model.device}`]];
+  const figure = quality(model);
+  if (figure) rows.push(["Quality", `${figure[0]} (${figure[1]})`]);
+  if (model.sourceLanguage) rows.push(["Languages", `${language(model.sourceLanguage)} to ${language(model.targetLanguage)}`]);
+  if (model.maxInputTokenCount) rows.push(["Longest input", `${written(model.maxInputTokenCount)} tokens`]);
+  if (model.labels?.length) {
+    const some = model.labels.slice(0, 12).join(", ");
+    rows.push([`${model.labels.length} labels`, model.labels.length > 12 ? `${some}, …` : some]);
+  }
+  if (model.license) rows.push(["Licence", model.license]);
+  return element("dl", {}, ...rows.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)]));
+}
+
+function card(model, unload) {
+  return element(
+    "li",
+    { class: "card" },
+    element("h3", {}, model.name, " ", element("small", {}, `version ${model.version}`)),
+    element("p", { class: "badges" }, element("span", { class: "badge" }, taskName(model.task)), element("span", { class: "badge ready" }, "ready")),
+    element("p", {}, model.description),
+    facts(model),
+    element("button", { type: "button", onclick: () => unload(model) }, "Unload"),
+  );
+}
+
+export const models = {
+  id: "models",
+  title: "Models",
+  lead: "What this server has, how good it is, and what it takes.",
+  open(place, served) {
+    const message = element("div", { "aria-live": "polite" });
+    const others = element("div");
+
+    async function change(method, { name, version }) {
+      if (method === "UnloadModel" && !confirm(`Unload ${name}/${version}? Calls to it are refused until it is loaded again.`)) return;
+      show(message);
+      try {
+        await call("ModelService", method, { model: name, modelVersion: version });
+        show(message, element("p", {}, `${name}/${version} was ${method === "LoadModel" ? "loaded" : "unloaded"}.`));
+      } catch (error) {
+        show(message, problem(error));
+      }
+    }
+
+    async function look() {
+      try {
+        const { bundles = [] } = await call("ModelService", "ListBundles", {});
+        const rest = bundles.filter((bundle) => bundle.state !== "BUNDLE_STATE_READY");
+        if (!rest.length) return;
+        show(
+          others,
+          element("h3", {}, "Also in the store"),
+          element(
+            "ul",
+            { class: "bundles" },
+            ...rest.map((bundle) =>
+              element(
+                "li",
+                {},
+                element("strong", {}, `${bundle.name}/${bundle.version}`),
+                ` ${STATES[bundle.state] ?? bundle.state}`,
+                bundle.reason ? `: ${bundle.reason}` : "",
+                " ",
+                bundle.state === "BUNDLE_STATE_AVAILABLE" && element("button", { type: "button", onclick: () => change("LoadModel", bundle) }, "Load"),
+              ),
+            ),
+          ),
+        );
+      } catch {
+        show(others); // who may not ask for bundles sees the models alone
+      }
+    }
+
+    place.append(message, element("ul", { class: "cards" }, ...served.map((model) => card(model, (each) => change("UnloadModel", each)))), others);
+    look();
+  },
+};

@@ -1,0 +1,51 @@
+import { call } from "../api.js";
+import { caller, chosen, field, modelChoice, textArea, timings } from "../controls.js";
+import { characters, element, show } from "../dom.js";
+
+const EXAMPLE = "The old sailor quickly told his grandchildren another story about the sea.";
+const NUM_COLOURS = 12;
+
+function spans(text, found, labels) {
+  const all = characters(text);
+  const parts = [];
+  let at = 0;
+  for (const { label, start = 0, end, probability = 0 } of found) {
+    parts.push(all.slice(at, start).join(""));
+    const number = labels.indexOf(label) % NUM_COLOURS;
+    const share = `${(probability * 100).toFixed(1)} %`;
+    parts.push(
+      element("mark", { class: `kind${number}`, title: `${label}, ${share}` }, all.slice(start, end).join(""), element("small", {}, label)),
+    );
+    at = end;
+  }
+  return element("p", { class: "tagged" }, ...parts, all.slice(at).join(""));
+}
+
+export const tag = {
+  id: "tag",
+  title: "Tag words",
+  tab: "Tag",
+  lead: "Marks the words or names of a text with their kinds.",
+  tasks: ["TASK_TOKEN_CLASSIFICATION"],
+  open(place, served) {
+    const model = modelChoice(served);
+    const text = textArea(EXAMPLE, 4, { required: true });
+    const form = caller({
+      fields: [field("Model", model), field("Text", text)],
+      label: "Tag",
+      prepare: () => ({
+        service: "TextClassificationService",
+        method: "ClassifyTokens",
+        request: { model: chosen(model, served).name, texts: [text.value] },
+      }),
+      async run(prepared, signal, output) {
+        const answer = await call(prepared.service, prepared.method, prepared.request, { signal });
+        const labels = chosen(model, served).labels ?? [];
+        const found = answer.results[0].spans ?? [];
+        show(output, spans(prepared.request.texts[0], found, labels), timings(answer));
+      },
+    });
+    place.append(form.node);
+    return form.stop;
+  },
+};

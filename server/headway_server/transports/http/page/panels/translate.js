@@ -1,0 +1,154 @@
+import { call } from "../api.js";
+import { caller, check, chosen, field, modelChoice, number, textArea, timings } from "../controls.js";
+import { characters, drawn, element, show } from "../dom.js";
+
+const EXAMPLES = { de: "Ein kleiner Junge springt in eine Pfütze.", en: "Two dogs are running along the beach." };
+const FAINTEST = 0.15; // attention that is not drawn
+
+function phrases(input) {
+  return input.value.split(",").map((phrase) => phrase.trim()).filter(Boolean);
+}
+
+function words(text, spans) {
+  const all = characters(text);
+  return spans.map(({ start = 0, end = 0 }) => all.slice(start, end).join("") || "end");
+}
+
+/** Draws which source tokens each token of a translation looked at: two rows of words with lines between them. */
+function lines(source, target, weights) {
+  const top = element("ol", { class: "words" }, ...source.map((word) => element("li", {}, word)));
+  const bottom = element("ol", { class: "words" }, ...target.map((word) => element("li", {}, word)));
+  const canvas = drawn("svg", { class: "lines", "aria-hidden": "true" });
+  const whole = element("div", { class: "alignment" }, top, canvas, bottom);
+  const draw = () => {
+    const box = canvas.getBoundingClientRect();
+    if (!box.width) return;
+    canvas.setAttribute("viewBox", `0 0 ${box.width} ${box.height}`);
+    const middle = (item) => {
+      const place = item.getBoundingClientRect();
+      return place.left + place.width / 2 - box.left;
+    };
+    const strokes = [];
+    weights.forEach((row, index) =>
+      row.forEach((weight, at) => {
+        if (weight < FAINTEST) return;
+        const [from, to] = [middle(top.children[at]), middle(bottom.children[index])];
+        const path = `M ${from} 0 C ${from} ${box.height / 2} ${to} ${box.height / 2} ${to} ${box.height}`;
+        strokes.push(drawn("path", { d: path, "stroke-opacity": weight.toFixed(2), "stroke-width": (1 + 2 * weight).toFixed(1) }));
+      }),
+    );
+    show(canvas, ...strokes);
+  };
+  new ResizeObserver(draw).observe(whole);
+  return element("div", { class: "scroll", tabindex: "0", "aria-label": "Alignment as lines" }, whole);
+}
+
+function matrix(source, target, weights) {
+  return element(
+    "div",
+    { class: "scroll", tabindex: "0" },
+    element(
+      "table",
+      { class: "matrix" },
+      element("caption", {}, "How much each word of the translation looked at each word of the source"),
+      element("thead", {}, element("tr", {}, element("td"), ...source.map((word) => element("th", { scope: "col" }, word)))),
+      element(
+        "tbody",
+        {},
+        ...target.map((word, row) =>
+          element(
+            "tr",
+            {},
+            element("th", { scope: "row" }, word),
+            ...weights[row].map((weight) => element("td", { class: `heat heat${Math.round(weight * 9)}` }, weight.toFixed(2))),
+          ),
+        ),
+      ),
+    ),
+  );
+}
+
+function aligned(text, translation, alignment) {
+  const source = words(text, alignment.sourceTokens ?? []);
+  const tokens = alignment.targetTokens ?? [];
+  const target = words(translation, tokens.map((token) => token.span ?? {}));
+  const weights = tokens.map((token) => token.sourceAttention ?? []);
+  return [lines(source, target, weights), element("details", {}, element("summary", {}, "As a matrix"), matrix(source, target, weights))];
+}
+
+export const translate = {
+  id: "translate",
+  title: "Translate",
+  lead: "A text in another language, with what else the model considered and where it looked.",
+  tasks: ["TASK_TRANSLATION"],
+  open(place, served) {
+    const isExample = (value) => Object.values(EXAMPLES).includes(value);
+    const model = modelChoice(served, () => {
+      if (isExample(text.value)) text.value = EXAMPLES[chosen(model, served).sourceLanguage] ?? text.value;
+    });
+    const text = textArea(EXAMPLES[served[0].sourceLanguage] ?? "", 4, { required: true, lang: served[0].sourceLanguage });
+    const beams = number({ min: 1, max: 8, step: 1, value: 4 });
+    const hypotheses = number({ min: 1, max: 8, step: 1, value: 3 });
+    const required = element("input", { type: "text", autocomplete: "off" });
+    const forbidden = element("input", { type: "text", autocomplete: "off" });
+    const split = check("Translate sentence by sentence, for long texts", false);
+    const form = caller({
+      fields: [
+        field("Model", model),
+        field("Text", text),
+        element("div", { class: "grid" }, field("Beams", beams, "1 is greedy"), field("Translations", hypotheses, "The best n")),
+        element(
+          "details",
+          {},
+          element("summary", {}, "Glossary and long texts"),
+          field("Must have", required, "Phrases, with commas between"),
+          field("Must not have", forbidden, "Phrases, with commas between"),
+          split,
+        ),
+      ],
+      label: "Translate",
+      prepare() {
+        const model_ = chosen(model, served);
+        const bySentences = split.box.checked;
+        const request = {
+          model: model_.name,
+          texts: [text.value],
+          parameters: { beamSize: beams.given(), hypothesisCount: bySentences ? 1 : hypotheses.given() },
+          includeAlignment: !bySentences,
+          splitSentences: bySentences,
+        };
+        if (phrases(required).length || phrases(forbidden).length) {
+          request.phraseConstraints = [{ required: phrases(required), forbidden: phrases(forbidden) }];
+        }
+        return { service: "TranslationService", method: "TranslateText", request };
+      },
+      async run(prepared, signal, output) {
+        const answer = await call(prepared.service, prepared.method, prepared.request, { signal });
+        const [result] = answer.results;
+        const all = result.hypotheses?.length ? result.hypotheses : [result];
+        const place_ = element("div");
+        const pick = (hypothesis) => {
+          const alignment = hypothesis.alignment ?? (hypothesis === all[0] ? result.alignments?.[0] : null);
+          show(place_, alignment ? aligned(prepared.request.texts[0], hypothesis.text, alignment) : []);
+        };
+        const list = element(
+          "ol",
+          { class: "hypotheses" },
+          ...all.map((hypothesis, index) =>
+            element(
+              "li",
+              {},
+              element("button", { type: "button", class: "plain", onclick: () => pick(hypothesis), lang: chosen(model, served).targetLanguage }, hypothesis.text),
+              " ",
+              element("small", {}, `score ${(hypothesis.score ?? 0).toFixed(2)}${index === 0 ? ", best" : ""}`),
+            ),
+          ),
+        );
+        show(output, list, place_, timings(answer));
+        pick(all[0]);
+      },
+    });
+    place.append(form.node);
+    return form.stop;
+  },
+};

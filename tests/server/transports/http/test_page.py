@@ -1,0 +1,234 @@
+"""The page in a real browser, called by nobody but itself, against a server with the shipped models."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe-playwright-python")
+
+from playwright.sync_api import Browser, Page, expect, sync_playwright  # noqa: E402 (see above)
+
+MODELS = Path(__file__).parents[4] / "models"
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+PANELS = ["models", "generate", "translate", "classify", "tag", "compare", "images", "attention", "server"]
+
+pytestmark = [
+    pytest.mark.skipif(BROWSER is None, reason="needs a Chromium: apt-get install chromium"),
+    pytest.mark.skipif(not (MODELS / "shakespeare").is_dir(), reason="needs the shipped models"),
+    pytest.mark.timeout(120),
+]
+
+
+def start(*arguments: str) -> tuple[subprocess.Popen[str], str]:
+    """Starts a server; returns its process and the page's address."""
+    command = [sys.executable, "-m", "headway_server", "--store", str(MODELS), "--port", "0", "--log-level", "warning"]
+    process = subprocess.Popen([*command, "--http-port", "0", *arguments], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if found := re.search(r"http=(\S+)", line):
+            return process, f"http://{found[1]}/"
+    raise AssertionError("the server did not say where its page is")
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    process, url = start("--metrics-port", "0")
+    yield url
+    process.send_signal(signal.SIGTERM)
+    process.wait(20)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        arguments = ["--no-sandbox"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []  # root may not sandbox
+        launched = playwright.chromium.launch(executable_path=BROWSER, args=arguments)
+        yield launched
+        launched.close()
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    """A page that must not make mistakes of its own."""
+    context = browser.new_context(viewport={"width": 1100, "height": 900})
+    opened = context.new_page()
+    mistakes: list[str] = []
+    opened.on("pageerror", lambda error: mistakes.append(str(error)))
+    opened.on("console", lambda message: mistakes.append(message.text) if "Content Security" in message.text else None)
+    yield opened
+    context.close()
+    assert not mistakes
+
+
+def open_panel(page: Page, address: str, panel: str) -> None:
+    page.goto(f"{address}#{panel}")
+    page.wait_for_selector("#panel-title")
+
+
+def answer(page: Page) -> str:
+    """Calls, waits for the answer, and returns it as text."""
+    page.locator("form button.primary").first.click()
+    expect(page.locator("main form")).not_to_have_attribute("aria-busy", "true", timeout=20_000)
+    return page.locator(".output").inner_text()
+
+
+def test_the_first_panel_shows_every_model_with_its_quality(page: Page, address: str) -> None:
+    open_panel(page, address, "models")
+    assert page.locator(".card").count() == 6
+    assert "sacrebleu" in page.locator(".card", has_text="multi30k-de-en").inner_text()
+    assert page.locator("#status").inner_text() == "6 models"
+
+
+def test_a_text_appears_with_its_tokens_and_the_same_seed_gives_the_same_text(page: Page, address: str) -> None:
+    open_panel(page, address, "generate")
+    page.get_by_text("All parameters").click()
+    page.get_by_label("Seed").fill("7")
+    page.get_by_label("Longest text").fill("20")
+    answer(page)
+    expect(page.locator(".token")).to_have_count(20)
+    first = page.locator(".tokens").inner_text()
+    page.locator(".token").first.focus()
+    assert page.locator(".token").first.locator(".alternatives tr").count() == 5
+    answer(page)
+    assert page.locator(".tokens").inner_text() == first
+
+
+def test_the_stop_button_ends_a_text(page: Page, address: str) -> None:
+    open_panel(page, address, "generate")
+    page.get_by_label("Longest text").fill("240")
+    page.locator("form button.primary").click()
+    page.wait_for_selector(".token")
+    page.get_by_role("button", name="Stop").click()
+    expect(page.locator(".timings").last).to_contain_text("stopped")
+
+
+def test_a_constraint_holds(page: Page, address: str) -> None:
+    open_panel(page, address, "generate")
+    page.get_by_text("All parameters").click()
+    page.get_by_label("Constraint").select_option("choices")
+    page.get_by_label("Schema, expression or texts").fill("love\nhate")
+    answer(page)
+    assert page.locator(".tokens").evaluate(
+        "(row) => [...row.children].map((each) => each.firstChild.data).join('')"
+    ) in (
+        "love",
+        "hate",
+    )
+
+
+def test_a_translation_comes_with_alternatives_and_where_it_looked(page: Page, address: str) -> None:
+    open_panel(page, address, "translate")
+    assert "boy" in answer(page)
+    assert page.locator(".hypotheses li").count() == 3
+    assert page.locator(".lines path").count() >= 4
+    page.get_by_text("As a matrix").click()
+    assert page.locator("td.heat").count() >= 16
+
+
+def test_texts_get_labels(page: Page, address: str) -> None:
+    open_panel(page, address, "classify")
+    assert "Business" in answer(page)
+    assert page.locator(".result").count() == 3
+
+
+def test_words_get_tags(page: Page, address: str) -> None:
+    open_panel(page, address, "tag")
+    assert "NOUN" in answer(page)
+
+
+def test_texts_of_a_kind_are_near_each_other(page: Page, address: str) -> None:
+    open_panel(page, address, "compare")
+    answer(page)
+    near, far = (float(page.locator("td.heat").nth(index).inner_text()) for index in (1, 2))
+    assert near > 0.5 > far
+
+
+def test_a_dropped_picture_gets_labels(page: Page, address: str, tmp_path: Path) -> None:
+    Image.new("RGB", (48, 32), (90, 140, 220)).save(tmp_path / "sky.png")
+    open_panel(page, address, "images")
+    page.set_input_files("input[type=file]", str(tmp_path / "sky.png"))
+    expect(page.locator(".output .bars li")).to_have_count(5, timeout=10_000)
+
+
+def test_the_servers_figures_appear(page: Page, address: str) -> None:
+    open_panel(page, address, "server")
+    expect(page.locator(".board")).to_contain_text("MiB", timeout=10_000)
+
+
+def test_the_call_is_shown_as_a_command_that_works(page: Page, address: str) -> None:
+    open_panel(page, address, "classify")
+    answer(page)
+    page.get_by_text("The call that this panel made").click()
+    command = page.locator(".commands code").inner_text()
+    run = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=20, check=True)
+    assert '"Business"' in run.stdout
+
+
+def test_a_refused_call_says_why(page: Page, address: str) -> None:
+    open_panel(page, address, "generate")
+    page.get_by_label("Temperature").fill("1.5")
+    page.get_by_text("All parameters").click()
+    page.get_by_label("Constraint").select_option("regex")
+    page.get_by_label("Schema, expression or texts").fill("(")
+    assert "The call was refused" in answer(page)
+    assert "parameters.constraint" in page.locator(".problem").inner_text()
+
+
+@pytest.mark.parametrize("width", [360, 1100])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_panel_is_accessible_and_fits(browser: Browser, address: str, width: int, scheme: str) -> None:
+    context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme, bypass_csp=True)
+    page = context.new_page()
+    for panel in PANELS:
+        open_panel(page, address, panel)
+        if panel in ("translate", "classify", "tag", "compare", "generate"):
+            answer(page)
+        found = axe.Axe().run(page)
+        assert not found.response["violations"], (panel, found.generate_report())
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, panel
+    context.close()
+
+
+def test_a_server_that_goes_away_and_comes_back(page: Page) -> None:
+    process, url = start()
+    open_panel(page, url, "classify")
+    process.kill()
+    process.wait()
+    assert "The server cannot be reached" in answer(page)
+    expect(page.locator("#status")).to_have_text("No answer", timeout=10_000)
+    port = url.rstrip("/").rpartition(":")[2]
+    process, _ = start("--http-port", port)
+    expect(page.locator("#status")).to_have_text("6 models", timeout=20_000)
+    assert "Business" in answer(page)
+    process.terminate()
+    process.wait(20)
+
+
+def test_a_server_that_wants_keys_gets_one(page: Page, tmp_path: Path) -> None:
+    access = tmp_path / "access.toml"
+    made = subprocess.run(
+        [sys.executable, "-m", "headway_server", "keys", "add", str(access), "page"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    secret = re.search(r"hw[\w-]+", made.stdout)
+    assert secret is not None, made.stdout
+    process, url = start("--access-file", str(access))
+    page.goto(url)
+    expect(page.locator("#status")).to_have_text("API key needed")
+    page.get_by_role("button", name="API key").click()
+    page.get_by_label("Key", exact=True).fill(secret[0])
+    page.get_by_role("button", name="Use").click()
+    expect(page.locator("#status")).to_have_text("6 models")
+    process.terminate()
+    process.wait(20)
