@@ -197,13 +197,12 @@ class _Load:
             task.add_done_callback(tasks.discard)
         ended, was = time.monotonic(), cpu_s or (0.0, 0.0)
         measured_s = ended - first
-        used = [
-            (now - then) / measured_s for now, then in zip((self._server.cpu_s, time.process_time()), was, strict=True)
-        ]
+        server_cores = (self._server.cpu_s - was[0]) / measured_s
+        caller_cores = (time.process_time() - was[1]) / measured_s
         if tasks and waits:
             await asyncio.wait(tasks)
         goodput = sum(first < at <= ended for at in recorder.ok_at) / measured_s
-        return _Phase(rate, goodput, *used, recorder, ended)
+        return _Phase(rate, goodput, server_cores, caller_cores, recorder, ended)
 
 
 @asynccontextmanager

@@ -151,6 +151,7 @@ class _Soak:
         with _Watch(process.pid) as watch:
             outcome = self._processes.run(plan)
         recorder, errors = outcome.recorder, outcome.recorder.error_counts
+        resident_mib, threads, descriptors = watch.medians()
         minute = Minute(
             recorder.ok_count,
             sum(errors.values()),
@@ -158,7 +159,9 @@ class _Soak:
             recorder.latency.percentile_ms(50),
             recorder.latency.percentile_ms(99),
             1e3 * (self._server.cpu_s - cpu_s) / max(1, recorder.ok_count),
-            *watch.medians(),
+            resident_mib,
+            threads,
+            descriptors,
             os.getloadavg()[0],
         )
         return minute, errors

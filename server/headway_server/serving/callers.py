@@ -158,7 +158,7 @@ class Callers:
         self._lasting_of: Counter[str] = Counter()
         self._gate: asyncio.Event | None = None
 
-    def arriving(self) -> AbstractContextManager[None]:
+    def arriving(self) -> AbstractContextManager[object]:
         """Surrounds the wait for the request of a call.
 
         Raises:
@@ -167,7 +167,7 @@ class Callers:
         """
         return self._arriving.wait()
 
-    def unread(self) -> AbstractContextManager[None]:
+    def unread(self) -> AbstractContextManager[object]:
         """Surrounds the sending of a message of a stream.
 
         Raises:

@@ -141,7 +141,8 @@ class TextClassifier(TextModel):
         )
 
         def read(row: Tensors, _: str, encoded: EncodedText) -> tuple[NDArray[np.float32], int, bool]:
-            logits: NDArray[np.float32] = row[LOGITS] / np.float32(self.classification.temperature)
+            logits: NDArray[np.float32] = row[LOGITS].astype(np.float32, copy=False)
+            logits = np.divide(logits, np.float32(self.classification.temperature), dtype=np.float32)
             return logits, len(encoded), encoded.truncated
 
         answer = await self._answer(pairs, (LOGITS,), read, deadline=deadline)
