@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -30,23 +31,22 @@ pytestmark = [
 ]
 
 
-def start(*arguments: str) -> tuple[subprocess.Popen[str], str]:
-    """Starts a server; returns its process and the page's address."""
+@contextmanager
+def running(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Runs a server; gives its process and the page's address."""
     command = [sys.executable, "-m", "headway_server", "--store", str(MODELS), "--port", "0", "--log-level", "warning"]
-    process = subprocess.Popen([*command, "--http-port", "0", *arguments], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    for line in process.stdout:
-        if found := re.search(r"http=(\S+)", line):
-            return process, f"http://{found[1]}/"
-    raise AssertionError("the server did not say where its page is")
+    with subprocess.Popen([*command, "--http-port", "0", *arguments], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        found = re.search(r"http=(\S+)", process.stdout.readline())
+        assert found is not None, "the server says where its page is"
+        yield process, f"http://{found[1]}/"
+        process.send_signal(signal.SIGTERM)
 
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    process, url = start("--metrics-port", "0")
-    yield url
-    process.send_signal(signal.SIGTERM)
-    process.wait(20)
+    with running("--metrics-port", "0") as (_, url):
+        yield url
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def open_panel(page: Page, address: str, panel: str) -> None:
 
 def answer(page: Page) -> str:
     """Calls, waits for the answer, and returns it as text."""
-    page.locator("form button.primary").first.click()
+    page.locator("main form button.primary").click()
     expect(page.locator("main form")).not_to_have_attribute("aria-busy", "true", timeout=20_000)
     return page.locator(".output").inner_text()
 
@@ -107,7 +107,7 @@ def test_a_text_appears_with_its_tokens_and_the_same_seed_gives_the_same_text(pa
 def test_the_stop_button_ends_a_text(page: Page, address: str) -> None:
     open_panel(page, address, "generate")
     page.get_by_label("Longest text").fill("240")
-    page.locator("form button.primary").click()
+    page.locator("main form button.primary").click()
     page.wait_for_selector(".token")
     page.get_by_role("button", name="Stop").click()
     expect(page.locator(".timings").last).to_contain_text("stopped")
@@ -201,34 +201,36 @@ def test_every_panel_is_accessible_and_fits(browser: Browser, address: str, widt
 
 
 def test_a_server_that_goes_away_and_comes_back(page: Page) -> None:
-    process, url = start()
-    open_panel(page, url, "classify")
-    process.kill()
-    process.wait()
-    assert "The server cannot be reached" in answer(page)
-    expect(page.locator("#status")).to_have_text("No answer", timeout=10_000)
-    port = url.rstrip("/").rpartition(":")[2]
-    process, _ = start("--http-port", port)
-    expect(page.locator("#status")).to_have_text("6 models", timeout=20_000)
-    assert "Business" in answer(page)
-    process.terminate()
-    process.wait(20)
+    with running() as (process, url):
+        open_panel(page, url, "classify")
+        process.kill()
+        process.wait()
+        assert "The server cannot be reached" in answer(page)
+        expect(page.locator("#status")).to_have_text("No answer", timeout=10_000)
+    with running("--http-port", url.rstrip("/").rpartition(":")[2]):
+        expect(page.locator("#status")).to_have_text("6 models", timeout=20_000)
+        assert "Business" in answer(page)
 
 
 def test_a_server_that_wants_keys_gets_one(page: Page, tmp_path: Path) -> None:
-    access = tmp_path / "access.toml"
-    made = subprocess.run(
-        [sys.executable, "-m", "headway_server", "keys", "add", str(access), "page"],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    secret = re.search(r"hw[\w-]+", made.stdout)
-    assert secret is not None, made.stdout
-    process, url = start("--access-file", str(access))
-    page.goto(url)
-    expect(page.locator("#status")).to_have_text("API key needed")
-    page.get_by_role("button", name="API key").click()
-    page.get_by_label("Key", exact=True).fill(secret[0])
-    page.get_by_role("button", name="Use").click()
-    expect(page.locator("#status")).to_have_text("6 models")
-    process.terminate()
-    process.wait(20)
+    access = str(tmp_path / "access.toml")
+    command = [
+        sys.executable,
+        "-m",
+        "headway_server",
+        "keys",
+        "create",
+        "page",
+        "--scope",
+        "model:*",
+        "--access-file",
+        access,
+    ]
+    key = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    with running("--access-file", access) as (_, url):
+        page.goto(url)
+        expect(page.locator("#status")).to_have_text("API key needed")
+        page.get_by_role("button", name="API key").click()
+        page.get_by_label("Key", exact=True).fill(key)
+        page.get_by_role("button", name="Use").click()
+        expect(page.locator("#status")).to_have_text("6 models")
