@@ -43,8 +43,8 @@ proto: install ## Generate the stubs from the .proto files
 test: install lint ## Everything: lint and the whole suite
 	$(BIN)/pytest
 
-serve: install ## A server on 127.0.0.1:50051 with the shipped models
-	$(BIN)/headway-server --store models --host 127.0.0.1 --port 50051
+serve: install ## The shipped models on 127.0.0.1:50051, and a page to try them at http://127.0.0.1:8080/
+	$(BIN)/headway-server --store models --host 127.0.0.1 --port 50051 --http-port 8080
 
 bench: ## Every benchmark below, on this machine; their ARGS differ, so give them to one of them
 	$(MAKE) bench-shipped ARGS=

@@ -109,9 +109,9 @@ def slow_down(decoder, seconds: float) -> None:
     """Makes every decode step take at least `seconds`."""
     decode_step = decoder.decode
 
-    def slow(*arguments):
+    def slow(*arguments, **options):
         time.sleep(seconds)
-        return decode_step(*arguments)
+        return decode_step(*arguments, **options)
 
     decoder.decode = slow
 
