@@ -87,6 +87,7 @@ def test_padding_gets_exactly_nothing(bundle, runtime):
         "seqlens_k": np.zeros(4, np.int32),
         "total_sequence_length": np.array(1, np.int32),
         "source_mask": mask,
+        "num_likeliest": np.array([1]),
     }
     weights = decoder.run(feeds | past | cross)[ALIGNMENT]  # two rows a source
     assert weights.shape == (4, 1, 9)

@@ -278,6 +278,12 @@ class Answer(text_classification_service_pb2_grpc.TextClassificationServiceServi
         ]
         return text_classification_service_pb2.ClassifyTokensResponse(results=results, model=MODEL, timings=TIMINGS)
 
+    async def ScoreText(self, request: Any, context: Any) -> Any:
+        await self.rules.admit(request, context)
+        num_results = max(len(request.texts), len(request.text_pairs))
+        results = [text_classification_service_pb2.TextScore(score=0.5, token_count=2)] * num_results
+        return text_classification_service_pb2.ScoreTextResponse(results=results, model=MODEL, timings=TIMINGS)
+
     async def EmbedText(self, request: Any, context: Any) -> Any:
         await self.rules.admit(request, context)
         results = [

@@ -12,7 +12,16 @@ from headway_client import results
 from headway_client.cli.flags import AsJson, ConnectionFlags, connected, fail, takes_options
 from headway_client.cli.output import as_dict, print_json, print_table
 
-TaskName = Literal["generation", "translation", "text_classification", "token_classification", "image_classification"]
+TaskName = Literal[
+    "generation",
+    "translation",
+    "text_classification",
+    "token_classification",
+    "image_classification",
+    "text_embedding",
+    "text_scoring",
+    "image_embedding",
+]
 ModelArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the model.")]
 
 
