@@ -103,7 +103,7 @@ def test_the_file_may_be_named_by_the_environment(write, printed, monkeypatch):
         ("num_slots = 1", "headway.toml: num_slots is no setting; write it in the table [engine]"),
         ("engine = 3", "headway.toml: engine is 3: it is a group of settings, the table [engine]"),
         ('trace_endpoint = "here"', "trace_endpoint is 'here': must be a URL, such as http://"),
-        ("port = 9\nhealth_port = 9", "port, health_port and metrics_port are 9, 9; give each its own"),
+        ("port = 9\nhealth_port = 9", "port, health_port, metrics_port and http_port are 9, 9; give each its own"),
         ('tls_cert_file = "a"', "tls_cert_file and tls_key_file go together"),
         ('tls_client_ca_file = "a"', "tls_client_ca_file needs tls_cert_file"),
     ],
