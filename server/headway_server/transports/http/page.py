@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from starlette.exceptions import HTTPException
-from starlette.responses import Response
-from starlette.staticfiles import StaticFiles
-from starlette.types import Scope
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+from starlette.routing import Route
 
 _FOLDER: Final = Path(__file__).with_name("page")
+_INDEX: Final = "index.html"
 _HEADERS: Final = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
@@ -22,17 +22,14 @@ _HEADERS: Final = {
 }
 
 
-class Page(StaticFiles):
-    """Serves the page."""
+def page_routes() -> list[Route]:
+    """Returns a route for each file of the page; nothing else of the disk can be asked for."""
+    files = {f"/{file.relative_to(_FOLDER).as_posix()}": file for file in sorted(_FOLDER.rglob("*.*"))}
+    return [_route(path, file) for path, file in {"/": _FOLDER / _INDEX, **files}.items()]
 
-    def __init__(self) -> None:
-        """Looks the files up; raises RuntimeError if the package was installed without them."""
-        super().__init__(directory=_FOLDER, html=True)
 
-    async def get_response(self, path: str, scope: Scope) -> Response:
-        """See starlette."""
-        if scope["method"] not in ("GET", "HEAD"):
-            raise HTTPException(404)  # a call of nothing that there is
-        response = await super().get_response(path, scope)
-        response.headers.update(_HEADERS)
-        return response
+def _route(path: str, file: Path) -> Route:
+    async def answer(_: Request) -> Response:
+        return FileResponse(file, headers=_HEADERS)
+
+    return Route(path, answer, methods=["GET"])

@@ -19,7 +19,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request as StarletteRequest
 from starlette.responses import PlainTextResponse, Response
-from starlette.routing import BaseRoute, Mount, Route
+from starlette.routing import BaseRoute, Route
 
 from headway_server.errors import ServerError
 from headway_server.serving.callers import Callers
@@ -30,7 +30,7 @@ from headway_server.transports.http.connect import Procedure, connect_routes
 from headway_server.transports.http.connections import Connection
 from headway_server.transports.http.edge import Edge, Endpoint, Reply, Request, to_json
 from headway_server.transports.http.openai import OPENAI_FORM, openai_routes
-from headway_server.transports.http.page import Page
+from headway_server.transports.http.page import page_routes
 from headway_server.transports.http.status import Describe
 
 _SWEEP_S: Final = 1.0
@@ -90,7 +90,7 @@ class HttpServer:
         if self._write_metrics is not None:
             metrics = Endpoint(self._edge, "/metrics", self._metrics, OPENAI_FORM)
             routes.append(Route("/metrics", metrics, methods=["GET"]))
-        routes.append(Mount("/", Page()))
+        routes += page_routes()
         middleware = []
         if origins := self._settings.http_cors_origins:
             middleware.append(
