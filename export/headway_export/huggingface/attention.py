@@ -14,13 +14,19 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Final, Protocol
 
+import numpy as np
 import transformers
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from headway_export.errors import SourceError
 
 ATTENTION: Final = "headway"
 """Name that models are made with whose attention is given from outside."""
+
+
+_LOGIT_BOUND: Final = 1e-4
+"""Largest relative difference of logits between injected attention and the library's own."""
 
 
 class LayerAttention(Protocol):
@@ -83,3 +89,22 @@ def _injected_attention(
 
 
 transformers.AttentionInterface.register(ATTENTION, _injected_attention)
+
+
+def check_logits(found: NDArray[np.float32], expected: NDArray[np.float32], owner: str) -> None:
+    """Holds the logits (T, V) of a model with injected attention against those with the library's own.
+
+    Args:
+        found: With injected attention.
+        expected: Without.
+        owner: What the model is called in messages.
+
+    Raises:
+        SourceError: They differ.
+    """
+    error_size = float(np.abs(found - expected).max() / max(np.abs(expected).max(), 1e-6))
+    if not error_size <= _LOGIT_BOUND:
+        raise SourceError(
+            f"{owner} computes something that injected attention leaves out: its logits differ by {error_size:.1e} "
+            f"from those of transformers (bound {_LOGIT_BOUND:.0e}); this family is not supported"
+        )

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
-from typing import Any, Final, Unpack, cast
+from typing import Any, Unpack, cast
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from headway_export.errors import SourceError
-from headway_export.huggingface.attention import ATTENTION, attending, layer_of
+from headway_export.huggingface.attention import ATTENTION, attending, check_logits, layer_of
 from headway_export.huggingface.folder import (
     IGNORED_GENERATION,
     NEUTRAL,
@@ -32,12 +32,9 @@ from headway_export.huggingface.folder import (
     quiet,
 )
 from headway_export.reference import CAUSAL, generation_logits
-from headway_export.source import ExportSource, find_chat_template, limits_of
+from headway_export.source import ExportSource, find_chat_template
 from headway_server.bundles import SamplingDefaults, SpecialTokens
 from headway_training.models.parts.attention import Attend, Scoring
-
-ORACLE_BOUND: Final = 1e-4
-"""Largest relative difference of logits between `attend` and the library's own attention."""
 
 
 class HuggingFaceDecoder(nn.Module):
@@ -94,14 +91,9 @@ def read_decoder(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
     _check_against_own_attention(folder, module)
     special_tokens, defaults, more_notes = _generation_settings(folder, tokenizer)
     return (
-        ExportSource(
-            name=folder.name(),
-            task=folder.task,
-            module=module,
-            description=f"{type(model).__name__}, exported from a folder of transformers.",
-            license=folder.license(),
-            architecture=folder.architecture(model),
-            limits=limits_of(module, folder.task),
+        folder.source(
+            model,
+            module,
             tokenizer=tokenizer,
             special_tokens=special_tokens,
             prompt_prefix=_prompt_prefix(tokenizer),
@@ -169,12 +161,7 @@ def _check_against_own_attention(folder: ModelFolder, decoder: HuggingFaceDecode
             expected = model(input_ids=torch.from_numpy(ids)[None], use_cache=False).logits[0].float().numpy()
     finally:
         model.set_attn_implementation(ATTENTION)
-    error_size = float(np.abs(found - expected).max() / max(np.abs(expected).max(), 1e-6))
-    if not error_size <= ORACLE_BOUND:
-        raise SourceError(
-            f"{folder.path}: {kind} computes something that injected attention leaves out: its logits differ by "
-            f"{error_size:.1e} from those of transformers (bound {ORACLE_BOUND:.0e}); this family is not supported"
-        )
+    check_logits(found, expected, f"{folder.path}: {kind}")
 
 
 def _window_of(config: Any) -> int | None:

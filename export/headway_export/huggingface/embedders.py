@@ -21,7 +21,7 @@ from transformers import AutoModel
 
 from headway_export.errors import SourceError
 from headway_export.huggingface.folder import ModelFolder
-from headway_export.source import TOKENIZER_CONFIG_FILE, ExportSource, limits_of
+from headway_export.source import TOKENIZER_CONFIG_FILE, ExportSource
 from headway_server.bundles import SpecialTokens
 
 _MODULES_FILE: Final = "modules.json"
@@ -210,14 +210,9 @@ def read_embedder(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
     module = HuggingFaceEmbedder(model, poolings=poolings, head=head, max_length=length).eval()
     prompts, default = _read_prompts(folder)
     return (
-        ExportSource(
-            name=folder.name(),
-            task=folder.task,
-            module=module,
-            description=f"{type(model).__name__}, exported from a folder of transformers.",
-            license=folder.license(),
-            architecture=folder.architecture(model),
-            limits=limits_of(module, folder.task),
+        folder.source(
+            model,
+            module,
             tokenizer=tokenizer,
             special_tokens=SpecialTokens(pad=folder.config.get_text_config().pad_token_id),
             prompts=prompts,

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from headway_export.errors import SourceError
-from headway_export.huggingface.attention import ATTENTION, attending, layer_of
+from headway_export.huggingface.attention import ATTENTION, attending, check_logits, layer_of
 from headway_export.huggingface.folder import (
     IGNORED_GENERATION,
     NEUTRAL,
@@ -33,9 +33,6 @@ from headway_export.huggingface.folder import (
 from headway_export.reference import translation_logits
 from headway_server.bundles import SpecialTokens
 from headway_training.models.parts.attention import Attend, AttendCross, padding_attention
-
-ORACLE_BOUND: Final = 1e-4
-"""Largest relative difference of logits between injected attention and the library's own."""
 
 _MARK: Final = "attends_to_source"
 _positions: ContextVar[Tensor] = ContextVar("positions")
@@ -202,12 +199,7 @@ def adapt(
     except Exception as error:  # whatever its code raises
         reason = first_line(error)
         raise SourceError(f"{folder.path}: {kind} does not run with injected attention ({reason})") from error
-    error_size = float(np.abs(found - expected).max() / max(np.abs(expected).max(), 1e-6))
-    if not error_size <= ORACLE_BOUND:
-        raise SourceError(
-            f"{folder.path}: {kind} computes something that injected attention leaves out: its logits differ by "
-            f"{error_size:.1e} from those of transformers (bound {ORACLE_BOUND:.0e}); this family is not supported"
-        )
+    check_logits(found, expected, f"{folder.path}: {kind}")
     return module
 
 

@@ -14,7 +14,7 @@ from transformers import AutoModelForSequenceClassification, AutoModelForTokenCl
 
 from headway_export.errors import SourceError
 from headway_export.huggingface.folder import ModelFolder
-from headway_export.source import ExportSource, check_tags, limits_of
+from headway_export.source import ExportSource, check_tags
 from headway_server.bundles import ClassificationScheme, Scoring, SpecialTokens, Task
 
 _AUTO_CLASSES: Final = {
@@ -56,14 +56,9 @@ def read_classifier(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]
     module = HuggingFaceClassifier(model, max_length=length, has_types=has_types)
     labels, scheme = _labels_of(folder) if scoring is None else ((), None)
     return (
-        ExportSource(
-            name=folder.name(),
-            task=folder.task,
-            module=module,
-            description=f"{type(model).__name__}, exported from a folder of transformers.",
-            license=folder.license(),
-            architecture=folder.architecture(model),
-            limits=limits_of(module, folder.task),
+        folder.source(
+            model,
+            module,
             tokenizer=tokenizer,
             special_tokens=SpecialTokens(pad=folder.config.pad_token_id),
             labels=labels,

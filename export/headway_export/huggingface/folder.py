@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
 from headway_export.errors import SourceError
 from headway_export.graphs import parameter_count
-from headway_export.source import EvaluationData, read_evaluation
+from headway_export.source import EvaluationData, ExportSource, limits_of, read_evaluation
 from headway_server.bundles import TOKENIZER_FILE, Architecture, Languages, Task
 from headway_server.runtime import available_bytes
 
@@ -46,7 +46,9 @@ NEUTRAL: Final[tuple[Any, ...]] = (None, 0, 0.0, 1.0, [], {})
 _SAFETENSORS: Final = "model.safetensors"
 _PICKLE: Final = "pytorch_model.bin"
 _COPIES: Final = 2.5
-"""Of the weights in fp32 that an export holds at once: the module, the graph, and the session that proves it."""
+"""Of the weights in fp32 that an export holds at least: the module, the graph, and the session that proves it. The
+libraries included, a ViT-B/16 took 5 times its weights, and a GPT-2 small with its cache 9 times
+(docs/huggingface.md)."""
 _FLOAT_BYTES: Final = 4
 
 
@@ -117,6 +119,25 @@ class ModelFolder:
             kind=type(model).__name__,
             parameter_count=parameter_count(model),
             configuration={"model_type": self.config.model_type, "transformers": transformers.__version__},
+        )
+
+    def source(self, model: nn.Module, module: nn.Module, **values: Any) -> ExportSource:
+        """Describes what is exported, by what every folder states and by `values` of its kind.
+
+        Args:
+            model: The library's, for its name and geometry.
+            module: What is traced.
+            values: Further fields of `ExportSource`.
+        """
+        return ExportSource(
+            name=self.name(),
+            task=self.task,
+            module=module,
+            description=f"{type(model).__name__}, exported from a folder of transformers.",
+            license=self.license(),
+            architecture=self.architecture(model),
+            limits=limits_of(module, self.task),
+            **values,
         )
 
     def evaluation(self, num_labels: int = 0) -> EvaluationData | None:

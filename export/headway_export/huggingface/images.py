@@ -16,7 +16,7 @@ from transformers import AutoImageProcessor, AutoModel, AutoModelForImageClassif
 
 from headway_export.errors import SourceError
 from headway_export.huggingface.folder import ModelFolder, first_line, quiet
-from headway_export.source import ExportSource, limits_of
+from headway_export.source import ExportSource
 from headway_server.bundles import ClassificationScheme, ImagePreprocessing
 from headway_server.errors import BundleError
 from headway_server.preprocessing import ImagePreprocessor
@@ -106,11 +106,10 @@ def read_image_classifier(folder: ModelFolder) -> tuple[ExportSource, tuple[str,
         else HuggingFaceImageClassifier(model)
     )
     return (
-        _source(
-            folder,
+        folder.source(
             model,
             module.eval(),
-            preprocessing,
+            image_preprocessing=preprocessing,
             labels=labels,
             classification=(
                 ClassificationScheme(kind="multi_label", thresholds=(0.5,) * len(labels)) if several else None
@@ -147,23 +146,7 @@ def read_image_embedder(folder: ModelFolder) -> tuple[ExportSource, tuple[str, .
             f"{folder.path}: {type(model).__name__} gives no "
             f"{'pooled vector; give --pooling' if pooling == 'pooler' else 'row of tokens; leave --pooling out'}"
         )
-    return _source(folder, model, module, preprocessing, evaluation=folder.evaluation()), ()
-
-
-def _source(
-    folder: ModelFolder, model: nn.Module, module: nn.Module, preprocessing: ImagePreprocessing, **values: Any
-) -> ExportSource:
-    return ExportSource(
-        name=folder.name(),
-        task=folder.task,
-        module=module,
-        description=f"{type(model).__name__}, exported from a folder of transformers.",
-        license=folder.license(),
-        architecture=folder.architecture(model),
-        limits=limits_of(module, folder.task),
-        image_preprocessing=preprocessing,
-        **values,
-    )
+    return folder.source(model, module, image_preprocessing=preprocessing, evaluation=folder.evaluation()), ()
 
 
 # Preprocessing

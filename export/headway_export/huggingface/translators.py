@@ -14,7 +14,7 @@ from headway_export.errors import SourceError
 from headway_export.huggingface.encoder_decoders import adapt, read_generation_config
 from headway_export.huggingface.folder import ModelFolder, first_line
 from headway_export.huggingface.tokenizers import SPACE, check_tokenizer, convert_pieces, sample_lines
-from headway_export.source import ExportSource, limits_of
+from headway_export.source import ExportSource
 from headway_server.bundles import Languages
 
 _SOURCE_PIECES: Final = "source.spm"
@@ -35,14 +35,9 @@ def read_translator(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]
     length, more_notes = folder.length(model)
     module = adapt(folder, model, max_source_length=length, max_target_length=length)
     return (
-        ExportSource(
-            name=folder.name(),
-            task=folder.task,
-            module=module,
-            description=f"{type(model).__name__}, exported from a folder of transformers.",
-            license=folder.license(),
-            architecture=folder.architecture(model),
-            limits=limits_of(module, folder.task),
+        folder.source(
+            model,
+            module,
             tokenizer=tokenizer,
             special_tokens=special_tokens,
             suppressed_tokens=suppressed,

@@ -33,7 +33,7 @@ _PROTO_STREAM: Final = b"application/connect+proto"
 _END: Final = 2
 """Flag of the last envelope of a stream, which holds JSON."""
 _HEAD_BYTES: Final = 5
-_MAX_TIMEOUT_MS: Final = 10**10
+_MAX_TIMEOUT_DIGITS: Final = 10
 _WRITTEN_ON_LOOP_BYTES: Final = 16 * 2**10
 """A message of so few bytes is written as JSON on the event loop, in a few milliseconds."""
 _MAX_DEPTH: Final = 64
@@ -256,8 +256,9 @@ def _timeout_s(headers: Mapping[str, str]) -> float | None:
     given = headers.get("connect-timeout-ms")
     if given is None:
         return None
-    if not (given.isdecimal() and given.isascii() and int(given[:12]) <= _MAX_TIMEOUT_MS):
-        raise InvalidInputError("connect-timeout-ms", f"is {given[:20]!r}; give milliseconds, at most 10 digits")
+    if not (given.isdecimal() and given.isascii() and len(given) <= _MAX_TIMEOUT_DIGITS):
+        limit = f"at most {_MAX_TIMEOUT_DIGITS} digits"
+        raise InvalidInputError("connect-timeout-ms", f"is {given[:20]!r}; give milliseconds, {limit}")
     return int(given) / 1e3
 
 

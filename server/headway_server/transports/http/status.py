@@ -19,6 +19,7 @@ from headway_server.errors import (
     MediaTypeError,
     ModelNotFoundError,
     NoAlignmentError,
+    NoAttentionError,
     NoChatTemplateError,
     OverloadedError,
     RequestError,
@@ -46,6 +47,7 @@ STATUS: Final[dict[type[RequestError], tuple[int, str, str]]] = {
     WrongTaskError: (400, _INVALID, "wrong_task"),
     NoChatTemplateError: (400, _INVALID, "no_chat_template"),
     NoAlignmentError: (400, _INVALID, "no_alignment"),
+    NoAttentionError: (400, _INVALID, "no_attention"),
     UnknownCallerError: (401, "authentication_error", "invalid_api_key"),
     ForbiddenError: (403, "permission_error", "forbidden"),
     BudgetError: (429, "rate_limit_error", "rate_limit_exceeded"),  # before its base

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+pytest.importorskip("playwright.sync_api", reason="needs playwright")
 axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe-playwright-python")
 
 from playwright.sync_api import Browser, Page, expect, sync_playwright  # noqa: E402 (see above)
@@ -154,7 +154,7 @@ def test_texts_of_a_kind_are_near_each_other(page: Page, address: str) -> None:
     assert near > 0.5 > far
 
 
-def test_a_dropped_picture_gets_labels(page: Page, address: str, tmp_path: Path) -> None:
+def test_a_picture_gets_labels(page: Page, address: str, tmp_path: Path) -> None:
     Image.new("RGB", (48, 32), (90, 140, 220)).save(tmp_path / "sky.png")
     open_panel(page, address, "images")
     page.set_input_files("input[type=file]", str(tmp_path / "sky.png"))
@@ -234,3 +234,11 @@ def test_a_server_that_wants_keys_gets_one(page: Page, tmp_path: Path) -> None:
         page.get_by_label("Key", exact=True).fill(key)
         page.get_by_role("button", name="Use").click()
         expect(page.locator("#status")).to_have_text("6 models")
+        open_panel(page, url, "classify")
+        assert "Business" in answer(page)
+        page.get_by_text("The call that this panel made").click()
+        command = page.locator(".commands code").inner_text()
+        assert key not in command
+        environment = os.environ | {"HEADWAY_API_KEY": key}
+        run = subprocess.run(["bash", "-c", command], env=environment, capture_output=True, text=True, check=True)
+        assert '"Business"' in run.stdout

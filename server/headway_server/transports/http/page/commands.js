@@ -1,8 +1,9 @@
 // The call that a panel has made, as other programs make it.
 
-import { address } from "./api.js";
+import { address, key } from "./api.js";
 import { element, newId } from "./dom.js";
 
+const GRPC = `${address.hostname}:50051`; // the page does not know the port: this is the one that a server has if it is told none
 const SHORTENED = 400; // characters of a value that nobody reads, such as an image
 
 function shortened(value) {
@@ -19,11 +20,10 @@ function quoted(text) {
 }
 
 function curl({ service, method, request, isStream }) {
-  const body = quoted(JSON.stringify(shortened(request)));
-  if (isStream) {
-    return `# the same call without a stream\ncurl -s -H 'content-type: application/json' \\\n  -d ${unary(request)} \\\n  ${address}headway.v1.${service}/${method.replace("Stream", "")}`;
-  }
-  return `curl -s -H 'content-type: application/json' \\\n  -d ${body} \\\n  ${address}headway.v1.${service}/${method}`;
+  const headers = "-H 'content-type: application/json'" + (key.get() ? ' -H "authorization: Bearer $HEADWAY_API_KEY"' : "");
+  const body = isStream ? unary(request) : quoted(JSON.stringify(shortened(request)));
+  const path = `headway.v1.${service}/${method.replace(/^Stream/, "")}`;
+  return `${isStream ? "# the same call without a stream\n" : ""}curl -s ${headers} \\\n  -d ${body} \\\n  ${address}${path}`;
 }
 
 function unary({ prompt, conversation, text, ...rest }) {
@@ -37,23 +37,25 @@ function unary({ prompt, conversation, text, ...rest }) {
 function python({ service, method, request, isStream }) {
   const module = service.replace(/(?<!^)([A-Z])/g, "_$1").toLowerCase();
   const name = method.replace(/(?<!^)([A-Z])/g, "_$1").toLowerCase();
+  const metadata = key.get() ? ', metadata=[("x-api-key", os.environ["HEADWAY_API_KEY"])]' : "";
   const lines = [
+    ...(key.get() ? ["import os", ""] : []),
     "import grpc",
     "from google.protobuf import json_format",
     `from headway.v1 import ${module}_pb2, ${module}_pb2_grpc`,
     "",
     `request = json_format.Parse(${JSON.stringify(JSON.stringify(shortened(request)))},`,
     `                            ${module}_pb2.${method}Request())`,
-    `with grpc.insecure_channel("${address.hostname}:50051") as channel:`,
+    `with grpc.insecure_channel("${GRPC}") as channel:`,
     `    stub = ${module}_pb2_grpc.${service}Stub(channel)`,
-    isStream ? `    for message in stub.${method}(request):\n        print(message)` : `    print(stub.${method}(request))`,
+    isStream ? `    for message in stub.${method}(request${metadata}):\n        print(message)` : `    print(stub.${method}(request${metadata}))`,
   ];
-  return `# or with headway-client: Client("${address.hostname}:50051").${name}(...)\n${lines.join("\n")}`;
+  return `# or with headway-client: Client("${GRPC}").${name}(...)\n${lines.join("\n")}`;
 }
 
 function grpcurl({ service, method, request }) {
   const body = quoted(JSON.stringify(shortened(request)));
-  return `grpcurl -plaintext -d ${body} \\\n  ${address.hostname}:50051 headway.v1.${service}/${method}`;
+  return `grpcurl -plaintext ${key.get() ? '-H "x-api-key: $HEADWAY_API_KEY" ' : ""}-d ${body} \\\n  ${GRPC} headway.v1.${service}/${method}`;
 }
 
 /** Shows a call {service, method, request, isStream} as commands to copy. */

@@ -20,13 +20,13 @@ const main = document.getElementById("main");
 const tabs = document.getElementById("tabs");
 const status = document.getElementById("status");
 const open = { panel: null, close: null };
-let known = null; // the models, as JSON, to see a change
+let served = null; // the models; null until the server has answered
 
 function panelOf(hash) {
   return PANELS.find((panel) => `#${panel.id}` === hash) ?? PANELS[0];
 }
 
-function openPanel(panel, served) {
+function openPanel(panel) {
   open.close?.();
   const place = element("article", { class: `panel ${panel.id}`, "aria-labelledby": "panel-title" });
   const tasks = panel.tasks ?? [];
@@ -45,6 +45,10 @@ function openPanel(panel, served) {
   }
 }
 
+function names(models) {
+  return JSON.stringify(models?.map(({ name, version }) => [name, version]));
+}
+
 function say(state, text) {
   if (status.textContent === text) return;
   status.className = state;
@@ -54,17 +58,16 @@ function say(state, text) {
 async function look() {
   try {
     const answer = await call("ModelService", "ListModels", {});
-    const served = answer.models ?? [];
-    say("up", served.length === 1 ? "1 model" : `${served.length} models`);
-    const now = JSON.stringify(served.map(({ name, version }) => [name, version]));
-    if (now === known) return;
-    const isFirst = known === null;
-    known = now;
-    look.models = served;
-    if (isFirst || !open.panel?.tasks) openPanel(panelOf(location.hash), served);
+    const models = answer.models ?? [];
+    say("up", models.length === 1 ? "1 model" : `${models.length} models`);
+    if (names(models) === names(served)) return;
+    const isFirst = served === null;
+    served = models;
+    // A panel with a form is left as it is, since somebody may be writing there; it shows other models when it is opened.
+    if (isFirst || !open.panel.tasks) openPanel(panelOf(location.hash));
   } catch (error) {
     say("down", error.code === "unauthenticated" ? "API key needed" : "No answer");
-    if (known === null) show(main, problem(error));
+    if (served === null) show(main, problem(error));
   }
 }
 
@@ -77,7 +80,7 @@ function askForKey() {
     () => {
       if (dialog.returnValue !== "save") return;
       key.set(value.value.trim());
-      known = null;
+      served = null;
       look();
     },
     { once: true },
@@ -88,8 +91,8 @@ function askForKey() {
 for (const panel of PANELS) tabs.append(element("a", { href: `#${panel.id}` }, panel.tab ?? panel.title));
 document.getElementById("key").addEventListener("click", askForKey);
 addEventListener("hashchange", () => {
-  if (!look.models || !PANELS.some((panel) => `#${panel.id}` === location.hash)) return;
-  openPanel(panelOf(location.hash), look.models);
+  if (!served || !PANELS.some((panel) => `#${panel.id}` === location.hash)) return;
+  openPanel(panelOf(location.hash));
   main.focus({ preventScroll: true });
 });
 await look();

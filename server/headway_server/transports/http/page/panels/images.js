@@ -31,14 +31,16 @@ export const images = {
   tasks: ["TASK_IMAGE_CLASSIFICATION"],
   open(place, served) {
     let files = [];
+    let urls = []; // of the files, in the same order
     const model = modelChoice(served);
     const input = element("input", { type: "file", accept: "image/*", multiple: true });
     const thumbnails = element("ul", { class: "thumbnails", "aria-label": "Pictures" });
 
     function take(some) {
       files = [...some].filter((file) => file.type.startsWith("image/")).slice(0, MAX_IMAGES);
-      for (const image of thumbnails.querySelectorAll("img")) URL.revokeObjectURL(image.src);
-      show(thumbnails, ...files.map((file) => element("li", {}, element("img", { src: URL.createObjectURL(file), alt: file.name ?? "picture" }))));
+      urls.forEach((url) => URL.revokeObjectURL(url));
+      urls = files.map((file) => URL.createObjectURL(file));
+      show(thumbnails, ...files.map((file, index) => element("li", {}, element("img", { src: urls[index], alt: file.name ?? "picture" }))));
       if (files.length) form.submit();
     }
 
@@ -87,7 +89,7 @@ export const images = {
             element(
               "section",
               { class: "result picture" },
-              element("img", { src: URL.createObjectURL(files[index]), alt: files[index].name ?? "picture" }),
+              element("img", { src: urls[index], alt: files[index].name ?? "picture" }),
               bars(result.labels.map((label) => [label.label, label.probability ?? 0, label.selected])),
             ),
           ),
