@@ -49,7 +49,7 @@ _CONVERSATIONS: Final = (
 )
 _TOOLS: Final = [
     {"type": "function", "function": {"name": "tool", "description": _LONG, "parameters": {"type": "object"}}}
-] * 16
+] * 2
 
 
 class RefusedConversationError(TemplateError):

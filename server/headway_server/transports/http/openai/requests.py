@@ -6,21 +6,20 @@ What is not a field here is refused by its name. A field that is null is one tha
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Final, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError, model_validator
+from pydantic import Field, StringConstraints, ValidationError
 
-from headway_server.configuration import nearest_name
 from headway_server.decoding.constraints import ConstraintRequest
 from headway_server.errors import InvalidInputError
 from headway_server.preprocessing import ChatTurn, Tool, ToolCall
 from headway_server.preprocessing.chat import Role
 from headway_server.tasks.generation.request import MAX_PROMPTS, MAX_TURNS, GenerationRequest, Prompt, ToolUse
 from headway_server.tasks.parameters import MAX_LOGIT_BIASES, LogProbabilityRequest
+from headway_server.transports.http.body import JSON_OBJECT, Body, Part
 
-Body = TypeVar("Body", bound="_Body")
 _TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 _Tokens = Annotated[list[_TokenId], Field(min_length=1)]
 _ToolName = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
@@ -41,27 +40,15 @@ _SAME_NAME: Final = (
     "frequency_penalty",
     "repetition_penalty",
 )
-_OBJECT: Final = TypeAdapter(dict[str, Any])
 _ANY_OBJECT: Final = '{"type":"object"}'
 _NO_ARGUMENTS: Final[dict[str, Any]] = {"properties": {}, "additionalProperties": False}
 _MAX_TOOLS: Final = 128
 
 
-class _Part(BaseModel):
-    """A part of a request."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _leave_out_nulls(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
-        return {key: value for key, value in given.items() if value is not None}
-
-
-class _Body(_Part):
+class _Body(Body):
     """A request."""
+
+    union_names: ClassVar = frozenset({"TextFormat", "JsonSchemaFormat", "json_object", "ToolChoice"})
 
     model: str
     """A model's name or alias, or `name/version`."""
@@ -72,25 +59,8 @@ class _Body(_Part):
         name, _, version = self.model.partition("/")
         return name, version
 
-    @classmethod
-    def read(cls, body: bytes) -> Self:
-        """Reads a request.
 
-        Raises:
-            InvalidInputError: It is no JSON, or a field is wrong.
-        """
-        try:
-            found = _OBJECT.validate_json(body)
-        except ValidationError as error:
-            reason = error.errors(include_url=False, include_input=False)[0]["msg"]
-            raise InvalidInputError("request", f"is not a JSON object ({reason[:200]}); send one") from None
-        try:
-            return cls.model_validate(found)
-        except ValidationError as error:
-            raise _problem(error, cls) from None
-
-
-class StreamOptions(_Part):
+class StreamOptions(Part):
     """What a stream has beside the text."""
 
     include_usage: bool = False
@@ -200,21 +170,21 @@ class CompletionBody(_GenerationBody):
         )
 
 
-class TextPart(_Part):
+class TextPart(Part):
     """A part of what was said."""
 
     type: Literal["text"]
     text: str
 
 
-class CalledFunction(_Part):
+class CalledFunction(Part):
     """What the assistant called."""
 
     name: _ToolName
     arguments: str
 
 
-class CallPart(_Part):
+class CallPart(Part):
     """A call of the assistant."""
 
     id: str
@@ -228,13 +198,13 @@ class CallPart(_Part):
             InvalidInputError: The arguments are no JSON object.
         """
         try:
-            _OBJECT.validate_json(self.function.arguments)
+            JSON_OBJECT.validate_json(self.function.arguments)
         except ValidationError:
             raise InvalidInputError(f"{field}.function.arguments", "is not a JSON object; send it as it came") from None
         return ToolCall(call_id=self.id, name=self.function.name, arguments=self.function.arguments)
 
 
-class Message(_Part):
+class Message(Part):
     """A turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -264,7 +234,7 @@ class Message(_Part):
         )
 
 
-class Function(_Part):
+class Function(Part):
     """A function that the caller offers; an answer keeps to its schema, strict or not."""
 
     name: _ToolName
@@ -273,7 +243,7 @@ class Function(_Part):
     strict: bool = True
 
 
-class ToolPart(_Part):
+class ToolPart(Part):
     """A tool."""
 
     type: Literal["function"]
@@ -291,20 +261,20 @@ class ToolPart(_Part):
         return Tool(name=self.function.name, description=self.function.description, parameters=json.dumps(schema))
 
 
-class NamedFunction(_Part):
+class NamedFunction(Part):
     """A function by its name."""
 
     name: str
 
 
-class ToolChoice(_Part):
+class ToolChoice(Part):
     """The one tool that is to be called."""
 
     type: Literal["function"]
     function: NamedFunction
 
 
-class JsonSchema(_Part):
+class JsonSchema(Part):
     """The schema of an answer; name and description are for people."""
 
     name: str
@@ -313,13 +283,13 @@ class JsonSchema(_Part):
     strict: bool | None = None
 
 
-class TextFormat(_Part):
+class TextFormat(Part):
     """Any text, or any JSON object."""
 
     type: Literal["text", "json_object"]
 
 
-class JsonSchemaFormat(_Part):
+class JsonSchemaFormat(Part):
     """JSON that a schema accepts."""
 
     type: Literal["json_schema"]
@@ -423,20 +393,3 @@ class EmbeddingBody(_Body):
         if isinstance(given[0], int):
             return [np.asarray(given, np.int64)]
         return [np.asarray(one, np.int64) for one in given]
-
-
-def _problem(error: ValidationError, kind: type[_Body]) -> InvalidInputError:
-    """Names the first wrong field; of a union's members, the one that the value came closest to."""
-    errors = error.errors(include_url=False, include_input=False)
-    first = max(errors, key=lambda each: len(each["loc"]) if each["loc"][0] == errors[0]["loc"][0] else 0)
-    names = [part for part in first["loc"] if not (isinstance(part, str) and ("[" in part or part in _UNION_PARTS))]
-    field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in names).lstrip(".")
-    if first["type"] == "extra_forbidden":
-        near = nearest_name(field, kind.model_fields) if len(names) == 1 else ""
-        return InvalidInputError(field, f"is not supported by this server; leave it out{near}")
-    if first["type"] == "missing":
-        return InvalidInputError(field, "is missing; give it")
-    return InvalidInputError(field, str(first["msg"])[:1].lower() + str(first["msg"])[1:])
-
-
-_UNION_PARTS: Final = frozenset({"str", "int", "TextFormat", "JsonSchemaFormat", "json_object", "ToolChoice"})
