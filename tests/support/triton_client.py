@@ -120,6 +120,38 @@ def ask(port: int, method: str, *args: Any, **options: Any) -> Any:
     return MessageToDict(result, preserving_proto_field_name=True) if isinstance(result, Message) else result
 
 
+def infer_over_http(
+    port: int,
+    model: str,
+    arrays: dict[str, np.ndarray],
+    *,
+    binary: bool = True,
+    outputs: dict[str, bool] | None = None,
+    **options: Any,
+) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """One call over HTTP; `outputs` are those that are wanted and whether in binary. Returns arrays and JSON."""
+    import tritonclient.http
+    from tritonclient.utils import np_to_triton_dtype
+
+    inputs = []
+    for name, array in arrays.items():
+        tensor = tritonclient.http.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))
+        inputs.append(tensor.set_data_from_numpy(array, binary_data=binary))
+    wanted = [tritonclient.http.InferRequestedOutput(name, binary_data=yes) for name, yes in (outputs or {}).items()]
+    with tritonclient.http.InferenceServerClient(f"127.0.0.1:{port}") as client:
+        result = client.infer(model, inputs, outputs=wanted or None, **options)
+    response = result.get_response()
+    return {output["name"]: result.as_numpy(output["name"]) for output in response["outputs"]}, response
+
+
+def ask_over_http(port: int, method: str, *args: Any, **options: Any) -> Any:
+    """What a method of the client over HTTP returns."""
+    import tritonclient.http
+
+    with tritonclient.http.InferenceServerClient(f"127.0.0.1:{port}") as client:
+        return getattr(client, method)(*args, **options)
+
+
 def stream(
     port: int, requests: list[tuple[str, dict[str, np.ndarray], dict[str, Any]]], headers: dict[str, str] | None = None
 ) -> Received:

@@ -4,8 +4,22 @@ from headway_server.preprocessing.chat import ChatPrompt, ChatTemplate, ChatTurn
 from headway_server.preprocessing.image import ImageLimits, ImagePreprocessor, ImageTransform, PreparedImage
 from headway_server.preprocessing.sentences import Sentence, SplitText, split_sentences
 from headway_server.preprocessing.text import EncodedText, TextTokenizer, written_length
+from headway_server.preprocessing.tools import (
+    Argued,
+    CallBegun,
+    CallForm,
+    CallReader,
+    NoToolsError,
+    Said,
+    Tool,
+    ToolCall,
+)
 
 __all__ = [
+    "Argued",
+    "CallBegun",
+    "CallForm",
+    "CallReader",
     "ChatPrompt",
     "ChatTemplate",
     "ChatTurn",
@@ -13,10 +27,14 @@ __all__ = [
     "ImageLimits",
     "ImagePreprocessor",
     "ImageTransform",
+    "NoToolsError",
     "PreparedImage",
+    "Said",
     "Sentence",
     "SplitText",
     "TextTokenizer",
+    "Tool",
+    "ToolCall",
     "split_sentences",
     "written_length",
 ]

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
@@ -40,8 +40,9 @@ from headway_server.preprocessing.template import (
     write,
 )
 from headway_server.preprocessing.text import open_tokenizer
+from headway_server.preprocessing.tools import CallForm, NoToolsError, Tool, ToolCall, find_form
 
-Role: TypeAlias = Literal["system", "user", "assistant"]
+Role: TypeAlias = Literal["system", "user", "assistant", "tool"]
 
 MAX_TEMPLATE_BYTES: Final = 64 * 2**10
 """Largest template that is loaded; those of models with tools have up to 20 KiB."""
@@ -56,6 +57,21 @@ class ChatTurn:
 
     role: Role
     content: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    """Of the assistant."""
+    tool_call_id: str = ""
+    """Of a tool, whose result the content is: the call that it answers."""
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """All that a person may have written."""
+        return (self.content, *(text for call in self.tool_calls for text in (call.name, call.arguments)))
+
+    def shown(self, disguise: Callable[[Any], Any]) -> dict[str, Any]:
+        """Returns the turn as templates expect it, with all that people wrote disguised."""
+        calls = {"tool_calls": [call.shown(disguise) for call in self.tool_calls]} if self.tool_calls else {}
+        answered = {"tool_call_id": disguise(self.tool_call_id)} if self.role == "tool" else {}
+        return {"role": self.role, "content": disguise(self.content), **calls, **answered}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +111,18 @@ class ChatTemplate:
         self._file = file
         self._tokens = tokens
         self._names = names
+        self._form: CallForm | NoToolsError
+
+    @property
+    def call_form(self) -> CallForm:
+        """How the model calls tools.
+
+        Raises:
+            NoToolsError: It does not, by its template.
+        """
+        if isinstance(self._form, NoToolsError):
+            raise self._form
+        return self._form
 
     @classmethod
     def load(cls, file: Path, *, tokenizer_file: Path, special_tokens: SpecialTokens) -> ChatTemplate:
@@ -126,9 +154,16 @@ class ChatTemplate:
         tokens = _ControlTokens(tokenizer, source + "".join(names.values()), parsed, tokenizer_file)
         chat = cls(template, file=file, tokens=tokens, names=names)
         chat._try(tokenizer)
+        special = [token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special]
+        try:
+            chat._form = find_form(chat._write, ChatTurn, special)
+        except NoToolsError as problem:
+            chat._form = problem
         return chat
 
-    async def encode(self, conversations: Sequence[Sequence[ChatTurn]], *, fields: Sequence[str]) -> list[ChatPrompt]:
+    async def encode(
+        self, conversations: Sequence[Sequence[ChatTurn]], *, fields: Sequence[str], tools: Sequence[Tool] = ()
+    ) -> list[ChatPrompt]:
         """Makes the prompts of conversations, off the event loop, each ready for the model's next turn.
 
         Stops at the first refusal, and when the caller goes.
@@ -136,6 +171,7 @@ class ChatTemplate:
         Args:
             conversations: Each of at least one turn.
             fields: What the request calls each of them, such as `conversations[3]`, for messages.
+            tools: What the model is shown, if it has a `call_form`.
 
         Raises:
             InvalidInputError: The template refuses a conversation, or makes too long a prompt of it.
@@ -143,19 +179,25 @@ class ChatTemplate:
         """
         loop = asyncio.get_running_loop()
         return [
-            await loop.run_in_executor(text_pool(sum(len(turn.content) for turn in turns)), self.prompt, turns, field)
+            await loop.run_in_executor(text_pool(_length(turns, tools)), self.prompt, turns, field, tools)
             for turns, field in zip(conversations, fields, strict=True)
         ]
 
-    def prompt(self, turns: Sequence[ChatTurn], field: str) -> ChatPrompt:
+    def prompt(self, turns: Sequence[ChatTurn], field: str, tools: Sequence[Tool] = ()) -> ChatPrompt:
         """Makes the prompt of one conversation, on the caller's thread; arguments and errors are those of `encode`."""
-        length = sum(len(turn.content) for turn in turns)
+        for index, turn in enumerate(turns):
+            if (turn.role == "tool" or turn.tool_calls) and isinstance(self._form, NoToolsError):
+                raise InvalidInputError(
+                    f"{field}.messages[{index}]",
+                    f"is of a tool, and the model's chat template {self._form}; leave it out",
+                )
+        length = _length(turns, tools)
         if length > MAX_TEXT_LENGTH:
             raise InvalidInputError(
                 field, f"has {length:,} characters, a prompt at most {MAX_TEXT_LENGTH:,}; leave out older turns"
             )
         try:
-            return self._make(turns)
+            return self._tokens.read(self._write(turns, tools))
         except RefusedConversationError as error:
             reason = self._tokens.restore(str(error))[:_REASON_LENGTH]
             raise InvalidInputError(field, f"is not one the model's chat template has a prompt for: {reason}") from None
@@ -166,19 +208,24 @@ class ChatTemplate:
         except Exception as error:  # what a wrong template leads to can be of any kind
             raise self._failure(error) from error
 
-    def _make(self, turns: Sequence[ChatTurn]) -> ChatPrompt:
-        return self._tokens.read(self._write(turns))
-
-    def _write(self, turns: Sequence[ChatTurn]) -> str:
+    def _write(self, turns: Sequence[ChatTurn], tools: Sequence[Tool] = (), goes_on: bool = True) -> str:
         """Writes the prompt, with twins in what people wrote."""
         values = {
-            "messages": [{"role": turn.role, "content": self._tokens.disguise(turn.content)} for turn in turns],
-            "add_generation_prompt": True,
-            "tools": None,
+            "messages": [turn.shown(self._disguise) for turn in turns],
+            "add_generation_prompt": goes_on,
+            "tools": [tool.shown(self._disguise) for tool in tools] or None,
             "documents": None,
             **self._names,
         }
         return write(self._template, values)
+
+    def _disguise(self, value: Any) -> Any:
+        """Puts twins into all texts of a value of JSON."""
+        if isinstance(value, str):
+            return self._tokens.disguise(value)
+        if isinstance(value, dict):
+            return {self._tokens.disguise(key): self._disguise(element) for key, element in value.items()}
+        return [self._disguise(element) for element in value] if isinstance(value, list) else value
 
     def _failure(self, error: Exception) -> BundleError:
         return BundleError(f"{self._file}: fails ({error}); correct it and export the model again")
@@ -192,7 +239,7 @@ class ChatTemplate:
         refusals: list[str] = []
         for turns in _SAMPLES:
             try:
-                prompt = self._make(turns)
+                prompt = self._tokens.read(self._write(turns))
             except RefusedConversationError as error:
                 refusals.append(str(error))
                 continue
@@ -286,6 +333,12 @@ class _ControlTokens:
 
     def __repr__(self) -> str:
         return f"{len(self._stand_ins)} control tokens"
+
+
+def _length(turns: Sequence[ChatTurn], tools: Sequence[Tool]) -> int:
+    """Returns how many characters people wrote."""
+    said = sum(len(text) for turn in turns for text in turn.texts)
+    return said + sum(len(tool.description) + len(tool.parameters) for tool in tools)
 
 
 def _texts_looked_for(parsed: nodes.Template) -> Iterator[str]:

@@ -47,6 +47,9 @@ _CONVERSATIONS: Final = (
     [("user", _LONG)],
     [("user", "Hello there."), ("assistant", "Good day.")] * 512,
 )
+_TOOLS: Final = [
+    {"type": "function", "function": {"name": "tool", "description": _LONG, "parameters": {"type": "object"}}}
+] * 2
 
 
 class RefusedConversationError(TemplateError):
@@ -102,13 +105,14 @@ def _try(source: str) -> None:
         return
     for turns in _CONVERSATIONS:
         messages = [{"role": role, "content": content} for role, content in turns]
-        names = {"bos_token": "<s>", "eos_token": "</s>", "tools": None, "documents": None}
-        try:
-            write(template, {"messages": messages, "add_generation_prompt": True, **names})
-        except MemoryError:
-            raise
-        except Exception:  # noqa: S112
-            continue
+        names = {"bos_token": "<s>", "eos_token": "</s>", "documents": None}
+        for tools in (None, _TOOLS):
+            try:
+                write(template, {"messages": messages, "add_generation_prompt": True, "tools": tools, **names})
+            except MemoryError:
+                raise
+            except Exception:  # noqa: S112
+                continue
 
 
 def _limit() -> None:

@@ -1,10 +1,10 @@
-// Calls a server by the Connect protocol, and prints what came as one line of JSON.
+// Calls a server by the Connect protocol and by gRPC-Web, and prints what came as one line of JSON.
 //
 //   NODE_PATH=.../node_modules node connect.cjs URL FILE_OF_DESCRIPTORS
 "use strict";
 
 const { createClient, ConnectError, Code } = require("@connectrpc/connect");
-const { createConnectTransport } = require("@connectrpc/connect-node");
+const { createConnectTransport, createGrpcWebTransport } = require("@connectrpc/connect-node");
 const { createFileRegistry, fromBinary } = require("@bufbuild/protobuf");
 const { FileDescriptorSetSchema } = require("@bufbuild/protobuf/wkt");
 const fs = require("fs");
@@ -12,8 +12,7 @@ const fs = require("fs");
 const [baseUrl, file] = process.argv.slice(2);
 const registry = createFileRegistry(fromBinary(FileDescriptorSetSchema, fs.readFileSync(file)));
 
-async function main(useBinaryFormat) {
-  const transport = createConnectTransport({ baseUrl, httpVersion: "1.1", useBinaryFormat });
+async function main(transport) {
   const client = (name) => createClient(registry.getService(`headway.v1.${name}`), transport);
   const texts = client("TextClassificationService");
   const generation = client("GenerationService");
@@ -45,4 +44,10 @@ async function main(useBinaryFormat) {
   return found;
 }
 
-Promise.all([main(true), main(false)]).then((found) => console.log(JSON.stringify(found)));
+const options = { baseUrl, httpVersion: "1.1" };
+const transports = [
+  createConnectTransport({ ...options, useBinaryFormat: true }),
+  createConnectTransport({ ...options, useBinaryFormat: false }),
+  createGrpcWebTransport(options),
+];
+Promise.all(transports.map(main)).then((found) => console.log(JSON.stringify(found)));

@@ -14,6 +14,7 @@ from headway_server.decoding.constraints.grammar import (
     MAX_CHOICES,
     MAX_REGEX_BYTES,
     MAX_SCHEMA_BYTES,
+    CallRequest,
     ConstraintRequest,
 )
 from headway_server.decoding.constraints.state import ConstraintState
@@ -23,6 +24,7 @@ __all__ = [
     "MAX_CHOICE_LENGTH",
     "MAX_REGEX_BYTES",
     "MAX_SCHEMA_BYTES",
+    "CallRequest",
     "CompiledConstraint",
     "ConstraintCompiler",
     "ConstraintRequest",

@@ -14,13 +14,27 @@ from llguidance import regex_to_lark
 
 from headway_server.decoding.constraints.vocabulary import Vocabulary
 from headway_server.errors import InvalidInputError
+from headway_server.preprocessing import CallForm
 
 MAX_SCHEMA_BYTES = 64 * 1024
 MAX_REGEX_BYTES = 8 * 1024
 MAX_CHOICES = 256
 MAX_CHOICE_LENGTH = 1024
 
-_KINDS = ("json_schema", "regex", "choices")
+_KINDS = ("json_schema", "regex", "choices", "calls")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallRequest:
+    """Calls of tools, in the form that a model writes them."""
+
+    form: CallForm
+    tools: tuple[tuple[str, str], ...]
+    """Names of the tools that may be called, and the JSON Schemas of their arguments."""
+    allows_text: bool
+    """True if the text may be, or begin with, anything but a call."""
+    allows_several: bool
+    """True if several calls may follow each other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +47,8 @@ class ConstraintRequest:
     """A regular expression that the whole text matches."""
     choices: tuple[str, ...] | None = None
     """The text is one of these."""
+    calls: CallRequest | None = None
+    """The text is, or ends with, calls of tools."""
 
     def __post_init__(self) -> None:
         kinds = [kind for kind in _KINDS if getattr(self, kind) is not None]
@@ -42,7 +58,9 @@ class ConstraintRequest:
     @property
     def num_characters(self) -> int:
         """How long it is in all."""
-        return len(self.json_schema or "") + len(self.regex or "") + sum(map(len, self.choices or ()))
+        schemas = () if self.calls is None else (schema for _, schema in self.calls.tools)
+        texts = (self.json_schema or "", self.regex or "", *(self.choices or ()), *schemas)
+        return sum(map(len, texts))
 
     @property
     def kind(self) -> str:
@@ -64,6 +82,8 @@ class ConstraintRequest:
             _check_bytes(f"{field}.regex", self.regex, MAX_REGEX_BYTES)
         if self.choices is not None:
             _check_choices(f"{field}.choices.texts", self.choices)
+        if self.calls is not None:
+            _check_bytes(f"{field}.calls", "".join(schema for _, schema in self.calls.tools), MAX_SCHEMA_BYTES)
 
 
 def _check_bytes(field: str, text: str, limit: int) -> None:
@@ -120,11 +140,9 @@ def write_grammar(request: ConstraintRequest, vocabulary: Vocabulary, field: str
         InvalidInputError: The schema is not JSON or too costly, or the vocabulary cannot spell what was asked for.
     """
     if request.json_schema is not None:
-        schema = _read_schema(request.json_schema, field)
-        _check_multiples(schema, field)
-        if not vocabulary.spells_everything:
-            _check_spelling("".join(_JSON_CHARACTERS), vocabulary, field, "JSON")
-        return f"{_HEAD}%json {json.dumps({**schema, 'x-guidance': _JSON_OPTIONS})}"
+        return f"{_HEAD}{_write_schema(request.json_schema, vocabulary, field)}"
+    if request.calls is not None:
+        return f"{_HEAD}{_write_calls(request.calls, vocabulary, field)}"
     if request.regex is not None:
         pattern = f"/{regex_to_lark(request.regex, '')}/"
         if vocabulary.spells_everything:
@@ -136,6 +154,39 @@ def write_grammar(request: ConstraintRequest, vocabulary: Vocabulary, field: str
         for index, choice in enumerate(request.choices):
             _check_spelling(choice, vocabulary, f"{field}.texts[{index}]", "it")
     return f"{_HEAD}{' | '.join(map(json.dumps, request.choices))}"
+
+
+def _write_schema(text: str, vocabulary: Vocabulary, field: str) -> str:
+    """Writes the rule of the values that a schema accepts."""
+    schema = _read_schema(text, field)
+    _check_multiples(schema, field)
+    if not vocabulary.spells_everything:
+        _check_spelling("".join(_JSON_CHARACTERS), vocabulary, field, "JSON")
+    return f"%json {json.dumps({**schema, 'x-guidance': _JSON_OPTIONS})}"
+
+
+def _write_calls(request: CallRequest, vocabulary: Vocabulary, field: str) -> str:
+    """Writes the rules of calls. What is not one contains no `trigger`, and what follows a trigger is one."""
+    form = request.form
+    if not vocabulary.spells_everything:
+        literals = (form.head, form.middle, form.between or "", form.end, *(name for name, _ in request.tools))
+        _check_spelling("".join(literals), vocabulary, field, "calls")
+    calls = [
+        f"{json.dumps(name + form.middle)} {_write_schema(schema, vocabulary, f'{field}[{index}]')}"
+        for index, (name, schema) in enumerate(request.tools)
+    ]
+    more = f"({json.dumps(form.between)} call)*" if request.allows_several and form.between is not None else ""
+    trigger, rest = form.trigger, form.head.removeprefix(form.trigger)
+    start = "TEXT | opening calls" if request.allows_text else f"{json.dumps(trigger)} calls"
+    return "\n".join(
+        (
+            start,
+            f"calls: {json.dumps(rest) if rest else ''} call {more} {json.dumps(form.end) if form.end else ''}",
+            f"call: {' | '.join(calls)}",
+            f"opening[lazy]: TEXT {json.dumps(trigger)}",
+            f"TEXT: /(?s:.*)/ & ~/(?s:.*){regex_to_lark(re.escape(trigger), '')}(?s:.*)/",
+        )
+    )
 
 
 def _read_schema(text: str, field: str) -> dict[str, Any]:
@@ -264,7 +315,7 @@ def explain(complaint: str, request: ConstraintRequest) -> str:
     """Returns why the library refuses a grammar, in the caller's terms."""
     complaint = complaint.partition("\n   1 | ")[0]  # then it quotes the grammar
     known: list[tuple[str, str]] = [*_PATTERN_COMPLAINTS, *_COMPLAINTS]
-    if request.json_schema is not None:
+    if request.json_schema is not None or request.calls is not None:
         patterns = [(pattern, f"has a pattern that {meaning}") for pattern, meaning in _PATTERN_COMPLAINTS]
         known = [*patterns, *_SCHEMA_COMPLAINTS, *_COMPLAINTS]
     for pattern, meaning in known:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Iterator
 from collections.abc import Sequence as Elements
-from contextlib import aclosing, contextmanager
-from dataclasses import dataclass
+from contextlib import aclosing, contextmanager, suppress
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -19,7 +20,7 @@ from headway_server.decoding.parameters import SamplingParameters
 from headway_server.decoding.sequence import Delta, Sequence, SequenceResult, share_prompt
 from headway_server.errors import InvalidInputError
 from headway_server.observers import current_call
-from headway_server.preprocessing import ChatTemplate
+from headway_server.preprocessing import CallForm, ChatTemplate, Tool
 from headway_server.serving.answers import Answer, CallTimings
 from headway_server.serving.calls import current_caller
 from headway_server.serving.limits import check_text
@@ -151,7 +152,9 @@ class GenerationModel(DecodingModel):
         with self._admit_samples(fields, request.sample_count, plan, request.deadline) as permit:
             began = time.monotonic()
             constraint = await self._compile(plan.constraint)
-            fitted = await self._reader.read(prompts, fields=fields, plan=plan, truncate=request.truncate)
+            fitted = await self._reader.read(
+                prompts, fields=fields, plan=plan, truncate=request.truncate, tools=_tools(request)
+            )
             preprocessing_s = time.monotonic() - began
             pairs = [
                 (prompt, sequence)
@@ -171,33 +174,53 @@ class GenerationModel(DecodingModel):
     async def stream(
         self, prompt: Prompt, *, field: str, request: GenerationRequest
     ) -> AsyncGenerator[Delta | Answer[GeneratedText], None]:
-        """Continues a prompt: yields deltas of the text as they appear, and last the answer.
+        """Continues a prompt: yields deltas of the texts of its samples as they appear, and last the answer.
 
-        With `echo` the first delta is the prompt. Args and errors are those of `generate`.
+        With `echo` the first delta of each is the prompt. Args and errors are those of `generate`.
         """
         plan = self._plan(request)
         check_prompt(prompt, field, self._max_text_bytes)
         self._reader.check_kind([prompt])
-        with self._admit(1, num_tokens=plan.new_tokens, deadline=request.deadline) as permit:
+        with self._admit_samples([field], request.sample_count, plan, request.deadline) as permit:
             began = time.monotonic()
             constraint = await self._compile(plan.constraint)
-            (fitted,) = await self._reader.read([prompt], fields=[field], plan=plan, truncate=request.truncate)
+            (fitted,) = await self._reader.read(
+                [prompt], fields=[field], plan=plan, truncate=request.truncate, tools=_tools(request)
+            )
             preprocessing_s = time.monotonic() - began
-            (sequence,) = self._sequences(fitted, request, plan, constraint, is_stream=True)
-            self._release_with(permit, [sequence])
+            sequences = self._sequences(fitted, request, plan, constraint, is_stream=True)
+            self._release_with(permit, sequences)
             if request.echo:
-                yield Delta(output=self._echo(fitted), num_new_tokens=0)
-            with counted(len(fitted.input_ids), [sequence]):
-                async with aclosing(self._lanes.stream(sequence)) as deltas:
+                for sequence in sequences:
+                    yield Delta(output=self._echo(fitted), num_new_tokens=0, sample=sequence.parameters.sample)
+            with counted(len(fitted.input_ids), sequences):
+                streams = [self._lanes.stream(sequence) for sequence in sequences]
+                async with aclosing(streams[0] if len(streams) == 1 else _samples(streams)) as deltas:
                     async for delta in deltas:
                         yield delta
-            result = sequence.reply.result.result()
-            text = self._generated(fitted, sequence.parameters, result, request)
-            yield Answer(results=[text], timings=CallTimings.of([result], preprocessing_s=preprocessing_s))
+            results = [sequence.reply.result.result() for sequence in sequences]
+            texts = [
+                self._generated(fitted, sequence.parameters, result, request)
+                for sequence, result in zip(sequences, results, strict=True)
+            ]
+            yield Answer(results=texts, timings=CallTimings.of(results, preprocessing_s=preprocessing_s))
+
+    def call_form(self) -> CallForm:
+        """Returns how the model calls tools, by its chat template.
+
+        Raises:
+            InvalidInputError: It does not.
+            NoChatTemplateError: It has no chat template.
+        """
+        self._reader.check_kind([()])
+        return self._reader.call_form()
 
     def _plan(self, request: GenerationRequest) -> SamplingPlan:
+        parameters = request.parameters
+        if request.tools is not None:
+            parameters = {**parameters, "constraint": request.tools.constraint(self.call_form())}
         return plan_sampling(
-            request.parameters,
+            parameters,
             defaults=self.bundle.manifest.sampling_defaults,
             limits=self.limits,
             log_probabilities=request.log_probabilities,
@@ -259,7 +282,7 @@ class GenerationModel(DecodingModel):
                     end_ids=self._more_eos_ids.union(parameters.stop_token_ids), follows_text=follows_text
                 ),
             )
-            for parameters in plan.for_samples(prompt.max_new_tokens, 1 if is_stream else request.sample_count)
+            for parameters in plan.for_samples(prompt.max_new_tokens, request.sample_count)
         ]
         if len(sequences) > 1:
             share_prompt(sequences)
@@ -282,6 +305,30 @@ class GenerationModel(DecodingModel):
         if prompt.truncated or prompt.text is None:
             return self._tokenizer.decode(prompt.input_ids.tolist())
         return prompt.text
+
+
+def _tools(request: GenerationRequest) -> tuple[Tool, ...]:
+    return () if request.tools is None else request.tools.tools
+
+
+async def _samples(streams: Elements[AsyncGenerator[Delta, None]]) -> AsyncGenerator[Delta, None]:
+    """Yields the deltas of the samples of a prompt as they appear; at most one of each waits to be read."""
+    waiting = {asyncio.ensure_future(anext(stream)): sample for sample, stream in enumerate(streams)}
+    try:
+        while waiting:
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for arrived in done:
+                sample = waiting.pop(arrived)
+                with suppress(StopAsyncIteration):
+                    delta = arrived.result()
+                    waiting[asyncio.ensure_future(anext(streams[sample]))] = sample
+                    yield replace(delta, sample=sample)
+    finally:
+        for arriving in waiting:
+            arriving.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        for stream in streams:
+            await stream.aclose()
 
 
 def _cache_salt(salt: str) -> str:

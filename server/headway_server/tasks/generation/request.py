@@ -14,8 +14,9 @@ from typing import Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from headway_server.decoding.constraints import CallRequest, ConstraintRequest
 from headway_server.errors import InvalidInputError, NoChatTemplateError
-from headway_server.preprocessing import ChatTemplate, ChatTurn, TextTokenizer
+from headway_server.preprocessing import CallForm, ChatTemplate, ChatTurn, NoToolsError, TextTokenizer, Tool
 from headway_server.serving.limits import check_count, check_size_of_call, check_text, check_token_ids, num_bytes
 from headway_server.tasks.parameters import (
     MAX_PRIORITY,
@@ -39,13 +40,34 @@ Prompt: TypeAlias = str | Conversation | NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ToolUse:
+    """The tools that a model is shown with a conversation, and how it may call them."""
+
+    tools: tuple[Tool, ...]
+    callable_names: tuple[str, ...]
+    """Of the tools that it may call."""
+    is_required: bool = False
+    """True: the answer is a call. False: the model may say something before its calls, or instead."""
+    allows_several: bool = True
+    """True: the answer may have several calls, if the model's template writes several in a turn."""
+
+    def constraint(self, form: CallForm) -> ConstraintRequest:
+        """Returns what holds the answer to calls of this form."""
+        tools = tuple((tool.name, tool.parameters) for tool in self.tools if tool.name in self.callable_names)
+        calls = CallRequest(
+            form=form, tools=tools, allows_text=not self.is_required, allows_several=self.allows_several
+        )
+        return ConstraintRequest(calls=calls)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
     """What a call asks for every prompt. What is out of its range raises InvalidInputError."""
 
     parameters: Given = dataclasses.field(default_factory=dict)
     """How to choose tokens; what is left out is the model's default. Its ranges depend on the model."""
     sample_count: int = 1
-    """Continuations of each prompt; those of one follow each other in the answer. A stream has one."""
+    """Continuations of each prompt; those of one follow each other in the answer."""
     truncate: bool = False
     """True cuts the beginning off a prompt that is too long; False refuses it."""
     echo: bool = False
@@ -58,6 +80,8 @@ class GenerationRequest:
     """Prompts share what is cached of their beginnings with those of the same salt alone."""
     deadline: float | None = None
     """When the caller stops waiting, by `time.monotonic`."""
+    tools: ToolUse | None = None
+    """Beside a conversation, and instead of a constraint among the parameters."""
 
     def __post_init__(self) -> None:
         check_range("sample_count", self.sample_count, 1, MAX_SAMPLES)
@@ -119,8 +143,29 @@ class PromptReader:
                 "write the conversation as a prompt, or ask a model that has one"
             )
 
+    def call_form(self) -> CallForm:
+        """Returns how the model calls tools.
+
+        Raises:
+            InvalidInputError: It does not.
+        """
+        assert self._chat_template is not None, "see check_kind"
+        try:
+            return self._chat_template.call_form
+        except NoToolsError as problem:
+            raise InvalidInputError(
+                "tools",
+                f"are set, and the chat template of {self._owner} {problem}; leave them out, or ask another model",
+            ) from None
+
     async def read(
-        self, prompts: Sequence[Prompt], *, fields: Sequence[str], plan: SamplingPlan, truncate: bool
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        fields: Sequence[str],
+        plan: SamplingPlan,
+        truncate: bool,
+        tools: Sequence[Tool] = (),
     ) -> list[FittedPrompt]:
         """Tokenizes prompts and fits them to the model's limits; stops at the first prompt that is refused.
 
@@ -129,13 +174,14 @@ class PromptReader:
             fields: What the request calls each of them, for messages.
             plan: The call's parameters.
             truncate: True cuts the beginning off a prompt that is too long; False refuses it.
+            tools: What the model is shown with a conversation.
 
         Raises:
             InvalidInputError: The chat template refuses a conversation, `fit_prompt` a prompt, or a token is not one of
                 the model's.
         """
         fitted: list[FittedPrompt] = []
-        async with aclosing(self._encode(prompts, fields)) as encoded:
+        async with aclosing(self._encode(prompts, fields, tools)) as encoded:
             async for text, input_ids in encoded:
                 index = len(fitted)
                 fitted.append(
@@ -152,7 +198,7 @@ class PromptReader:
         return fitted
 
     async def _encode(
-        self, prompts: Sequence[Prompt], fields: Sequence[str]
+        self, prompts: Sequence[Prompt], fields: Sequence[str], tools: Sequence[Tool]
     ) -> AsyncGenerator[tuple[str | None, NDArray[np.int64]], None]:
         """Yields the text and the tokens (T,) of each prompt.
 
@@ -171,7 +217,7 @@ class PromptReader:
                 index += 1
         for conversation, field in zip(conversations, fields, strict=False):
             assert self._chat_template is not None, "see check_kind"
-            (prompt,) = await self._chat_template.encode([conversation], fields=[field])
+            (prompt,) = await self._chat_template.encode([conversation], fields=[field], tools=tools)
             yield prompt.text, prompt.input_ids
         for input_ids, field in zip(prompts, fields, strict=True):
             if isinstance(input_ids, np.ndarray):
@@ -220,7 +266,7 @@ def check_prompt(prompt: Prompt, field: str, max_bytes: int) -> None:
         return
     check_count(f"{field}.messages", len(prompt), MAX_TURNS, "leave out the first ones")
     for index, turn in enumerate(prompt):
-        if turn.content or turn.role != "assistant":  # a model may have said nothing
+        if turn.content or turn.role not in ("assistant", "tool"):  # which may have said nothing
             check_text(f"{field}.messages[{index}].content", turn.content, max_bytes)
     if (size := sum(map(num_bytes, _texts(prompt)))) > max_bytes:
         raise InvalidInputError(
@@ -230,7 +276,7 @@ def check_prompt(prompt: Prompt, field: str, max_bytes: int) -> None:
 
 def _texts(prompt: Prompt) -> list[str]:
     if isinstance(prompt, tuple):
-        return [turn.content for turn in prompt]
+        return [text for turn in prompt for text in turn.texts]
     return [prompt] if isinstance(prompt, str) else []
 
 

@@ -1,5 +1,7 @@
 """The Connect protocol: every method of the servicers with one request, for browsers and `curl`, in JSON and binary.
 
+At the same paths the same methods answer by gRPC-Web (`grpc_web.py`), where the content type says so.
+
 The protocol: https://connectrpc.com/docs/protocol/
 """
 
@@ -7,11 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from google.protobuf.json_format import MessageToJson, Parse, ParseError
 from google.protobuf.message import Message
@@ -21,9 +21,10 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
 from headway_server.errors import InvalidInputError
-from headway_server.observers import current_call
 from headway_server.preprocessing.pool import text_pool
 from headway_server.transports.http.edge import Edge, Endpoint, Handler, Reply, Request, Stream, to_json
+from headway_server.transports.http.grpc_web import GRPC_WEB, GRPC_WEB_TEXT, web_endpoint
+from headway_server.transports.http.procedures import HEAD_BYTES, CallContext, Procedure, envelope, open_envelope
 from headway_server.transports.http.status import Failure
 
 _JSON: Final = b"application/json"
@@ -32,7 +33,6 @@ _JSON_STREAM: Final = b"application/connect+json"
 _PROTO_STREAM: Final = b"application/connect+proto"
 _END: Final = 2
 """Flag of the last envelope of a stream, which holds JSON."""
-_HEAD_BYTES: Final = 5
 _MAX_TIMEOUT_DIGITS: Final = 10
 _WRITTEN_ON_LOOP_BYTES: Final = 16 * 2**10
 """A message of so few bytes is written as JSON on the event loop, in a few milliseconds."""
@@ -57,51 +57,6 @@ _CODES: Final = {
     16: ("unauthenticated", 401),
 }
 """Name and status of each of gRPC's codes, as the protocol defines them."""
-
-
-class Procedure(Protocol):
-    """A method that can be called."""
-
-    @property
-    def request_type(self) -> type[Message]:
-        """Of its request."""
-
-    @property
-    def behaviour(self) -> Callable[[Any, Any], Any]:
-        """Answers a request and a `CallContext`: a coroutine, or an asynchronous generator of a stream."""
-
-    @property
-    def parse(self) -> Callable[[bytes], Awaitable[Any]]:
-        """Makes a request of its bytes; raises InvalidInputError."""
-
-    @property
-    def is_stream(self) -> bool:
-        """True if the answer is a stream."""
-
-    @property
-    def is_admin(self) -> bool:
-        """True if it changes the server."""
-
-    @property
-    def max_bytes(self) -> int:
-        """Largest request."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallContext:
-    """What a servicer may ask of its call."""
-
-    deadline: float | None
-    """When the caller stops waiting, by `time.monotonic`."""
-    headers: Mapping[str, str]
-
-    def time_remaining(self) -> float | None:
-        """Returns the seconds until the deadline; None where there is none."""
-        return None if self.deadline is None else self.deadline - time.monotonic()
-
-    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
-        """Returns the headers of the request."""
-        return tuple(self.headers.items())
 
 
 class _UnaryForm:
@@ -129,7 +84,7 @@ class _StreamForm:
 
     def cut(self, failure: Failure) -> bytes:
         """See `Form`."""
-        return _envelope(to_json({"error": _error(failure.status)}), _END)
+        return envelope(to_json({"error": _error(failure.status)}), _END)
 
 
 def connect_routes(edge: Edge, procedures: Mapping[str, Procedure]) -> list[BaseRoute]:
@@ -144,14 +99,18 @@ class _Methods:
 
     def __init__(self, edge: Edge, procedures: Mapping[str, Procedure]) -> None:
         unary, stream = _UnaryForm(), _StreamForm()
-        self._edge = edge
+        self._web = {
+            (name, is_text): web_endpoint(edge, name, procedure, is_text=is_text)
+            for name, procedure in procedures.items()
+            for is_text in (False, True)
+        }
         self._endpoints = {
             name: Endpoint(
                 edge,
                 name,
                 _answer_in_parts(procedure) if procedure.is_stream else _answer_at_once(procedure),
                 stream if procedure.is_stream else unary,
-                max_bytes=procedure.max_bytes + (_HEAD_BYTES if procedure.is_stream else 0),
+                max_bytes=procedure.max_bytes + (HEAD_BYTES if procedure.is_stream else 0),
                 media_types=frozenset({_JSON_STREAM, _PROTO_STREAM} if procedure.is_stream else {_JSON, _PROTO}),
                 is_admin=procedure.is_admin,
                 timeout_of=_timeout_s,
@@ -162,8 +121,11 @@ class _Methods:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] != "POST":
             raise HTTPException(405, headers={"Allow": "POST"})
-        endpoint = self._endpoints.get(scope["path"], self._unknown)
-        await endpoint(scope, receive, send)
+        media_type = next((value for name, value in scope["headers"] if name == b"content-type"), b"").lower()
+        endpoint = self._endpoints.get(scope["path"])
+        if endpoint is not None and media_type.startswith(GRPC_WEB):
+            endpoint = self._web[scope["path"], media_type.startswith(GRPC_WEB_TEXT)]
+        await (endpoint or self._unknown)(scope, receive, send)
 
     async def _unknown(self, scope: Scope, _: Receive, send: Send) -> None:
         message = f"there is no method {scope['path'][:200]}; a method with a stream of requests is called by gRPC"
@@ -180,7 +142,7 @@ def _answer_at_once(procedure: Procedure) -> Handler:
     async def answer(request: Request) -> Reply:
         is_json = _is_json(request, _JSON)
         message = await _read(procedure, request, is_json=is_json)
-        response = await procedure.behaviour(message, _context(request))
+        response = await procedure.behaviour(message, CallContext.of(request, _timeout_s(request.headers)))
         return Reply(body=await _write(response, is_json=is_json), media_type=_JSON if is_json else _PROTO)
 
     return answer
@@ -189,9 +151,9 @@ def _answer_at_once(procedure: Procedure) -> Handler:
 def _answer_in_parts(procedure: Procedure) -> Handler:
     async def answer(request: Request) -> Stream:
         is_json = _is_json(request, _JSON_STREAM)
-        opened = Request(headers=request.headers, path=request.path, body=_open_envelope(request.body))
+        opened = Request(headers=request.headers, path=request.path, body=open_envelope(request.body))
         message = await _read(procedure, opened, is_json=is_json)
-        responses = procedure.behaviour(message, _context(request))
+        responses = procedure.behaviour(message, CallContext.of(request, _timeout_s(request.headers)))
         return Stream(
             parts=_envelopes(responses, is_json=is_json), media_type=_JSON_STREAM if is_json else _PROTO_STREAM
         )
@@ -202,8 +164,8 @@ def _answer_in_parts(procedure: Procedure) -> Handler:
 async def _envelopes(responses: AsyncGenerator[Any, None], *, is_json: bool) -> AsyncGenerator[bytes, None]:
     async with aclosing(responses):
         async for response in responses:
-            yield _envelope(await _write(response, is_json=is_json))
-    yield _envelope(b"{}", _END)
+            yield envelope(await _write(response, is_json=is_json))
+    yield envelope(b"{}", _END)
 
 
 def _is_json(request: Request, media_type: bytes) -> bool:
@@ -241,12 +203,6 @@ async def _write(message: Message, *, is_json: bool) -> bytes:
     return text.encode()
 
 
-def _context(request: Request) -> CallContext:
-    timeout_s, call = _timeout_s(request.headers), current_call()
-    deadline = None if timeout_s is None or call is None else call.started_at + timeout_s
-    return CallContext(deadline=deadline, headers=request.headers)
-
-
 def _timeout_s(headers: Mapping[str, str]) -> float | None:
     """Reads how long the caller waits.
 
@@ -260,23 +216,6 @@ def _timeout_s(headers: Mapping[str, str]) -> float | None:
         limit = f"at most {_MAX_TIMEOUT_DIGITS} digits"
         raise InvalidInputError("connect-timeout-ms", f"is {given[:20]!r}; give milliseconds, {limit}")
     return int(given) / 1e3
-
-
-def _envelope(data: bytes, flags: int = 0) -> bytes:
-    return bytes((flags,)) + len(data).to_bytes(4, "big") + data
-
-
-def _open_envelope(body: bytes) -> bytes:
-    """Takes the one message of a request out of its envelope.
-
-    Raises:
-        InvalidInputError: There is not one, whole and as it is.
-    """
-    if len(body) < _HEAD_BYTES or int.from_bytes(body[1:_HEAD_BYTES], "big") != len(body) - _HEAD_BYTES:
-        raise InvalidInputError("request", "is not one message in an envelope; send flags, length and message")
-    if body[0]:
-        raise InvalidInputError("request", f"has the flags {body[0]}; send it as it is, not compressed")
-    return body[_HEAD_BYTES:]
 
 
 def _error(status: status_pb2.Status) -> dict[str, Any]:

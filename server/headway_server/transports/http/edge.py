@@ -155,7 +155,7 @@ class Endpoint:
             handler: Answers it.
             form: Of its errors.
             max_bytes: Largest body; 0 where there is none.
-            media_types: Of its body.
+            media_types: Of its body; an empty one is none, which pages may not send.
             is_admin: True if it changes the server.
             timeout_of: Reads from the headers the seconds that the caller waits for; may raise InvalidInputError.
         """
@@ -280,8 +280,8 @@ class _Exchange:
             MediaTypeError: That is none of those accepted, or it is compressed.
         """
         given = self.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if given.encode("latin-1") not in accepted:
-            listed = " or ".join(sorted(name.decode() for name in accepted))
+        if given.encode("latin-1") not in accepted or (not given and "origin" in self.headers):
+            listed = " or ".join(sorted(name.decode() for name in accepted if name))
             raise MediaTypeError("content-type", f"is {given[:100]!r}; send {listed}")
         if (encoding := self.headers.get("content-encoding", "identity")) != "identity":
             raise MediaTypeError("content-encoding", f"is {encoding[:100]!r}; send the body as it is")

@@ -26,11 +26,13 @@ from headway_server.serving.callers import Callers
 from headway_server.serving.calls import REQUEST_ID, Calls
 from headway_server.serving.host import ModelHost
 from headway_server.settings import ServerSettings
-from headway_server.transports.http.connect import Procedure, connect_routes
+from headway_server.transports.http.connect import connect_routes
 from headway_server.transports.http.connections import Connection
 from headway_server.transports.http.edge import Edge, Endpoint, Reply, Request, to_json
+from headway_server.transports.http.open_inference import open_inference_routes
 from headway_server.transports.http.openai import OPENAI_FORM, openai_routes
 from headway_server.transports.http.page import page_routes
+from headway_server.transports.http.procedures import Procedure
 from headway_server.transports.http.status import Describe
 
 _SWEEP_S: Final = 1.0
@@ -64,7 +66,8 @@ class HttpServer:
             calls: Those that are being answered, by all transports.
             callers: What waits for callers, of all transports.
             describe: See `Describe`.
-            procedures: By their paths, `/package.Service/Method`, those that answer by Connect; None: there are none.
+            procedures: By their paths, `/package.Service/Method`, the methods that answer by Connect, gRPC-Web and the
+                Open Inference Protocol; None: there are none.
             tls: Encrypts; None: nothing is encrypted.
             write_metrics: Returns the metrics as Prometheus reads them; None: there are none.
         """
@@ -84,6 +87,7 @@ class HttpServer:
         routes: list[BaseRoute] = [
             *openai_routes(self._edge, self._host, self._settings),
             *connect_routes(self._edge, self._procedures),
+            *open_inference_routes(self._edge, self._procedures),
             Route("/livez", self._live),
             Route("/readyz", self._ready),
         ]

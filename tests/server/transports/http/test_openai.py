@@ -104,6 +104,44 @@ async def test_samples_differ_and_a_seed_gives_them_again(calling):
         assert first.usage.prompt_tokens < 40
 
 
+async def test_choices_stream_beside_each_other_as_they_are_answered_at_once(calling):
+    async with calling() as (_, client):
+        for create, fields in ((client.chat.completions.create, CHAT), (client.completions.create, COMPLETION)):
+            ask = {**fields, "n": 3, "seed": 4, "temperature": 1.5}
+            whole = await create(**ask)
+            stream = await create(**ask, stream=True, stream_options={"include_usage": True})
+            chunks = [chunk async for chunk in stream]
+            texts, reasons, order = ["", "", ""], {}, []
+            for chunk in chunks[:-1]:
+                [choice] = chunk.choices
+                piece = choice.text if hasattr(choice, "text") else choice.delta.content
+                texts[choice.index] += piece or ""
+                order += [choice.index] if piece else []
+                if choice.finish_reason:
+                    reasons[choice.index] = choice.finish_reason
+            expected = [choice.text if hasattr(choice, "text") else choice.message.content for choice in whole.choices]
+            assert texts == expected
+            assert len(set(texts)) > 1
+            assert order != sorted(order)  # not one after the other
+            assert reasons == {choice.index: choice.finish_reason for choice in whole.choices}
+            assert chunks[-1].usage.completion_tokens == 24
+            assert chunks[-1].usage.prompt_tokens == whole.usage.prompt_tokens
+
+
+async def test_a_caller_who_leaves_a_stream_of_several_choices_frees_their_slots(calling):
+    async with calling() as (serving, client):
+        slow_down(serving.decoder, 0.02)
+        stream = await client.chat.completions.create(
+            **CHAT | {"max_completion_tokens": MAX_LENGTH - 25}, n=3, stream=True
+        )
+        async for chunk in stream:
+            if chunk.choices[0].delta.content:
+                break
+        assert not free(serving)
+        await stream.close()
+        await until(lambda: free(serving))
+
+
 async def test_completions_of_texts_and_tokens_agree(calling):
     async with calling() as (_, client):
         of_text = await client.completions.create(**COMPLETION)
@@ -186,12 +224,12 @@ async def test_embeddings_are_unit_vectors_as_floats_or_bytes(calling):
 
 
 WRONG = [
-    ("chat/completions", {"tools": [{"type": "function"}]}, 400, "tools", "is not supported by this server"),
+    ("chat/completions", {"functions": [{"name": "a"}]}, 400, "functions", "is not supported by this server"),
     ("chat/completions", {"user": "me"}, 400, "user", "is not supported by this server; leave it out"),
     ("chat/completions", {"temprature": 1}, 400, "temprature", "temperature"),
     ("chat/completions", {"messages": None}, 400, "messages", "is missing"),
     ("chat/completions", {"messages": []}, 400, "messages", "at least 1 item"),
-    ("chat/completions", {"messages": [{"role": "tool", "content": "x"}]}, 400, "messages[0].role", "'system'"),
+    ("chat/completions", {"messages": [{"role": "aide", "content": "x"}]}, 400, "messages[0].role", "'system'"),
     ("chat/completions", {"messages": [{"role": "user", "content": ""}]}, 400, "messages[0].content", "is empty"),
     ("chat/completions", {"messages": [{"role": "user"}]}, 400, "messages[0].content", "is missing"),
     (
@@ -203,7 +241,6 @@ WRONG = [
     ),
     ("chat/completions", {"temperature": 3}, 400, "temperature", "is 3; must be from 0 to 2"),
     ("chat/completions", {"temperature": "1"}, 400, "temperature", "valid number"),
-    ("chat/completions", {"n": 2, "stream": True}, 400, "n", "a stream has one choice"),
     ("chat/completions", {"n": 17}, 400, "n", "must be from 1 to 16"),
     ("chat/completions", {"top_logprobs": 2}, 400, "top_logprobs", "without logprobs"),
     ("chat/completions", {"logprobs": True, "top_logprobs": 21}, 400, "top_logprobs", "from 0 to 20"),

@@ -17,6 +17,7 @@ _NAMES: Final = (
     (re.compile(r"\bparameters\.(?:sampling\.)?"), ""),
     (re.compile(r"\bmessages\.messages\b"), "messages"),
     (re.compile(r"\bconstraint\.json_schema\b"), "response_format.json_schema.schema"),
+    (re.compile(r"\bconstraint\.calls\b"), "tools"),
     (re.compile(r"\blogit_biases\[\d+\](?:\.token_id|\.bias)?"), "logit_bias"),
     (re.compile(r"\bstop_strings\b"), "stop"),
     (re.compile(r"\bmin_new_tokens\b"), "min_tokens"),

@@ -6,29 +6,30 @@ What is not a field here is refused by its name. A field that is null is one tha
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Final, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError
+from pydantic import Field, StringConstraints, ValidationError
 
-from headway_server.configuration import nearest_name
 from headway_server.decoding.constraints import ConstraintRequest
 from headway_server.errors import InvalidInputError
-from headway_server.preprocessing import ChatTurn
+from headway_server.preprocessing import ChatTurn, Tool, ToolCall
 from headway_server.preprocessing.chat import Role
-from headway_server.tasks.generation.request import MAX_PROMPTS, MAX_TURNS, GenerationRequest, Prompt
+from headway_server.tasks.generation.request import MAX_PROMPTS, MAX_TURNS, GenerationRequest, Prompt, ToolUse
 from headway_server.tasks.parameters import MAX_LOGIT_BIASES, LogProbabilityRequest
+from headway_server.transports.http.body import JSON_OBJECT, Body, Part
 
-Body = TypeVar("Body", bound="_Body")
 _TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 _Tokens = Annotated[list[_TokenId], Field(min_length=1)]
+_ToolName = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
 _ROLES: Final[dict[str, Role]] = {
     "system": "system",
     "developer": "system",
     "user": "user",
     "assistant": "assistant",
+    "tool": "tool",
 }
 _SAME_NAME: Final = (
     "temperature",
@@ -39,18 +40,15 @@ _SAME_NAME: Final = (
     "frequency_penalty",
     "repetition_penalty",
 )
-_OBJECT: Final = TypeAdapter(dict[str, Any])
 _ANY_OBJECT: Final = '{"type":"object"}'
+_NO_ARGUMENTS: Final[dict[str, Any]] = {"properties": {}, "additionalProperties": False}
+_MAX_TOOLS: Final = 128
 
 
-class _Part(BaseModel):
-    """A part of a request."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-class _Body(_Part):
+class _Body(Body):
     """A request."""
+
+    union_names: ClassVar = frozenset({"TextFormat", "JsonSchemaFormat", "json_object", "ToolChoice"})
 
     model: str
     """A model's name or alias, or `name/version`."""
@@ -61,25 +59,8 @@ class _Body(_Part):
         name, _, version = self.model.partition("/")
         return name, version
 
-    @classmethod
-    def read(cls, body: bytes) -> Self:
-        """Reads a request.
 
-        Raises:
-            InvalidInputError: It is no JSON, or a field is wrong.
-        """
-        try:
-            found = _OBJECT.validate_json(body)
-        except ValidationError as error:
-            reason = error.errors(include_url=False, include_input=False)[0]["msg"]
-            raise InvalidInputError("request", f"is not a JSON object ({reason[:200]}); send one") from None
-        try:
-            return cls.model_validate({key: value for key, value in found.items() if value is not None})
-        except ValidationError as error:
-            raise _problem(error, cls) from None
-
-
-class StreamOptions(_Part):
+class StreamOptions(Part):
     """What a stream has beside the text."""
 
     include_usage: bool = False
@@ -134,8 +115,6 @@ class _GenerationBody(_Body):
         return given
 
     def _check_stream(self) -> None:
-        if self.stream and self.n != 1:
-            raise InvalidInputError("n", f"is {self.n}; a stream has one choice: leave out n, or stream")
         if self.stream_options is not None and not self.stream:
             raise InvalidInputError("stream_options", "is set without stream; set stream to true, or leave it out")
 
@@ -191,33 +170,111 @@ class CompletionBody(_GenerationBody):
         )
 
 
-class TextPart(_Part):
+class TextPart(Part):
     """A part of what was said."""
 
     type: Literal["text"]
     text: str
 
 
-class Message(_Part):
+class CalledFunction(Part):
+    """What the assistant called."""
+
+    name: _ToolName
+    arguments: str
+
+
+class CallPart(Part):
+    """A call of the assistant."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+    def call(self, field: str) -> ToolCall:
+        """Returns the call as models read it; `field` names it.
+
+        Raises:
+            InvalidInputError: The arguments are no JSON object.
+        """
+        try:
+            JSON_OBJECT.validate_json(self.function.arguments)
+        except ValidationError:
+            raise InvalidInputError(f"{field}.function.arguments", "is not a JSON object; send it as it came") from None
+        return ToolCall(call_id=self.id, name=self.function.name, arguments=self.function.arguments)
+
+
+class Message(Part):
     """A turn of a conversation."""
 
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart] | None = None
+    tool_calls: Annotated[list[CallPart], Field(max_length=_MAX_TOOLS)] = Field(default_factory=list)
+    tool_call_id: str | None = None
 
     def turn(self, field: str) -> ChatTurn:
         """Returns the turn as models read it; `field` names the message.
 
         Raises:
-            InvalidInputError: Somebody else than the assistant says nothing.
+            InvalidInputError: Somebody else than the assistant says nothing or calls, or it is not said what a tool
+                answers.
         """
         if self.content is None and self.role != "assistant":
             raise InvalidInputError(f"{field}.content", "is missing; give a text")
+        if self.tool_calls and self.role != "assistant":
+            raise InvalidInputError(f"{field}.tool_calls", f"is set, and the role is {self.role}; the assistant calls")
+        if (self.tool_call_id is not None) != (self.role == "tool"):
+            raise InvalidInputError(f"{field}.tool_call_id", "belongs to role tool: the id of the call that it answers")
         content = self.content or ""
-        text = content if isinstance(content, str) else "".join(part.text for part in content)
-        return ChatTurn(role=_ROLES[self.role], content=text)
+        return ChatTurn(
+            role=_ROLES[self.role],
+            content=content if isinstance(content, str) else "".join(part.text for part in content),
+            tool_calls=tuple(call.call(f"{field}.tool_calls[{n}]") for n, call in enumerate(self.tool_calls)),
+            tool_call_id=self.tool_call_id or "",
+        )
 
 
-class JsonSchema(_Part):
+class Function(Part):
+    """A function that the caller offers; an answer keeps to its schema, strict or not."""
+
+    name: _ToolName
+    description: str = ""
+    parameters: dict[str, Any] = Field(default_factory=lambda: _NO_ARGUMENTS)
+    strict: bool = True
+
+
+class ToolPart(Part):
+    """A tool."""
+
+    type: Literal["function"]
+    function: Function
+
+    def tool(self, field: str) -> Tool:
+        """Returns the tool as models are shown it; `field` names it.
+
+        Raises:
+            InvalidInputError: Its schema is not one of an object.
+        """
+        schema = {"type": "object", **self.function.parameters}
+        if schema["type"] != "object":
+            raise InvalidInputError(f"{field}.function.parameters", "must be the schema of an object")
+        return Tool(name=self.function.name, description=self.function.description, parameters=json.dumps(schema))
+
+
+class NamedFunction(Part):
+    """A function by its name."""
+
+    name: str
+
+
+class ToolChoice(Part):
+    """The one tool that is to be called."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class JsonSchema(Part):
     """The schema of an answer; name and description are for people."""
 
     name: str
@@ -226,13 +283,13 @@ class JsonSchema(_Part):
     strict: bool | None = None
 
 
-class TextFormat(_Part):
+class TextFormat(Part):
     """Any text, or any JSON object."""
 
     type: Literal["text", "json_object"]
 
 
-class JsonSchemaFormat(_Part):
+class JsonSchemaFormat(Part):
     """JSON that a schema accepts."""
 
     type: Literal["json_schema"]
@@ -249,6 +306,9 @@ class ChatBody(_GenerationBody):
     response_format: Annotated[TextFormat | JsonSchemaFormat, Field(discriminator="type")] | None = None
     store: Literal[False] = False
     modalities: list[Literal["text"]] = Field(default_factory=list)
+    tools: Annotated[list[ToolPart], Field(max_length=_MAX_TOOLS)] = Field(default_factory=list)
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
 
     def conversation(self) -> tuple[ChatTurn, ...]:
         """Returns the conversation; errors are those of `Message.turn`."""
@@ -277,6 +337,32 @@ class ChatBody(_GenerationBody):
             log_probabilities=wanted,
             priority=self.priority,
             cache_salt=self.cache_salt,
+            tools=self._tools(),
+        )
+
+    def _tools(self) -> ToolUse | None:
+        """Returns the tools that the model is shown: none if it is not to call any."""
+        choice, names = self.tool_choice, [tool.function.name for tool in self.tools]
+        if not names:
+            for field in ("tool_choice", "parallel_tool_calls"):
+                if getattr(self, field) not in (None, "none"):
+                    raise InvalidInputError(field, "is set without tools; give some, or leave it out")
+            return None
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise InvalidInputError("tools", f"have the name {min(twice)} twice; give each once")
+        if choice == "none":
+            return None
+        if self.response_format is not None and self.response_format.type != "text":
+            raise InvalidInputError("response_format", "is set beside tools; leave it out, or set tool_choice to none")
+        if isinstance(choice, ToolChoice):
+            if choice.function.name not in names:
+                raise InvalidInputError("tool_choice.function.name", f"is none of the tools {', '.join(names)[:200]}")
+            names = [choice.function.name]
+        return ToolUse(
+            tools=tuple(tool.tool(f"tools[{index}]") for index, tool in enumerate(self.tools)),
+            callable_names=tuple(names),
+            is_required=choice not in (None, "auto"),
+            allows_several=self.parallel_tool_calls is not False and not isinstance(choice, ToolChoice),
         )
 
     def _constraint(self) -> ConstraintRequest | None:
@@ -307,20 +393,3 @@ class EmbeddingBody(_Body):
         if isinstance(given[0], int):
             return [np.asarray(given, np.int64)]
         return [np.asarray(one, np.int64) for one in given]
-
-
-def _problem(error: ValidationError, kind: type[_Body]) -> InvalidInputError:
-    """Names the first wrong field; of a union's members, the one that the value came closest to."""
-    errors = error.errors(include_url=False, include_input=False)
-    first = max(errors, key=lambda each: len(each["loc"]) if each["loc"][0] == errors[0]["loc"][0] else 0)
-    names = [part for part in first["loc"] if not (isinstance(part, str) and ("[" in part or part in _UNION_PARTS))]
-    field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in names).lstrip(".")
-    if first["type"] == "extra_forbidden":
-        near = nearest_name(field, kind.model_fields) if len(names) == 1 else ""
-        return InvalidInputError(field, f"is not supported by this server; leave it out{near}")
-    if first["type"] == "missing":
-        return InvalidInputError(field, "is missing; give it")
-    return InvalidInputError(field, str(first["msg"])[:1].lower() + str(first["msg"])[1:])
-
-
-_UNION_PARTS: Final = frozenset({"str", "int", "TextFormat", "JsonSchemaFormat", "json_object"})

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ from headway_server.bundles import Task
 from headway_server.decoding.sequence import Delta, FinishReason, TokenLogProbability
 from headway_server.errors import InvalidInputError
 from headway_server.observers import current_call
+from headway_server.preprocessing import Argued, CallBegun, CallForm, CallReader, Said
 from headway_server.preprocessing.pool import text_pool
 from headway_server.serving.answers import Answer
 from headway_server.serving.families import ServedModel
@@ -64,7 +66,7 @@ class OpenAIService:
         writer = _CompletionWriter(model)
         if body.stream:
             parts = model.stream(prompts[0], field=fields[0], request=wanted)
-            return Stream(parts=_events(parts, writer, body.includes_usage), media_type=EVENT_STREAM)
+            return Stream(parts=_events(parts, writer, body), media_type=EVENT_STREAM)
         answer = await model.generate(prompts, fields=fields, request=wanted)
         return await _reply(lambda: writer.whole(answer), is_long=body.logprobs is not None)
 
@@ -74,10 +76,10 @@ class OpenAIService:
         model = self._generator(body.name_and_version)
         conversation = body.conversation()
         wanted = body.request()
-        writer = _ChatWriter(model)
+        writer = _ChatWriter(model, None if wanted.tools is None else model.call_form())
         if body.stream:
             parts = model.stream(conversation, field="messages", request=wanted)
-            return Stream(parts=_events(parts, writer, body.includes_usage), media_type=EVENT_STREAM)
+            return Stream(parts=_events(parts, writer, body), media_type=EVENT_STREAM)
         answer = await model.generate([conversation], fields=["messages"], request=wanted)
         return await _reply(lambda: writer.whole(answer), is_long=body.logprobs)
 
@@ -155,16 +157,16 @@ class _Writer:
         """Writes an event of a stream."""
         return self._head | {"object": self.kind_of_chunk, "choices": choices}
 
-    def first(self) -> list[dict[str, Any]]:
-        """Returns the choices of the event before the first text; none if there is no such event."""
-        return []
+    def first(self, count: int) -> Iterator[dict[str, Any]]:  # noqa: ARG002 (of those that have some)
+        """Yields the choices of the events before the first text."""
+        yield from ()
 
-    def delta(self, delta: Delta) -> dict[str, Any]:
-        """Writes what has appeared."""
+    def delta(self, delta: Delta) -> dict[str, Any] | None:
+        """Writes what has appeared; None if nothing is to be said of it yet."""
         raise NotImplementedError
 
-    def last(self, text: GeneratedText) -> dict[str, Any]:
-        """Writes why the text has ended."""
+    def last(self, text: GeneratedText) -> Iterator[dict[str, Any]]:
+        """Writes what is left to be said of a text, and why it has ended."""
         raise NotImplementedError
 
     def _choice(self, index: int, text: GeneratedText) -> dict[str, Any]:
@@ -179,34 +181,35 @@ class _CompletionWriter(_Writer):
 
     def __init__(self, model: GenerationModel) -> None:
         super().__init__(model)
-        self._offset = 0
+        self._offsets: dict[int, int] = {}
 
-    def delta(self, delta: Delta) -> dict[str, Any]:
+    def delta(self, delta: Delta) -> dict[str, Any] | None:
         """See `_Writer`."""
-        logprobs = self._logprobs(delta.tokens)
-        return {"index": 0, "text": delta.output, "logprobs": logprobs, "finish_reason": None}
+        if not delta.output and not delta.tokens:
+            return None
+        logprobs = self._logprobs(delta.sample, delta.tokens)
+        return {"index": delta.sample, "text": delta.output, "logprobs": logprobs, "finish_reason": None}
 
-    def last(self, text: GeneratedText) -> dict[str, Any]:
+    def last(self, text: GeneratedText) -> Iterator[dict[str, Any]]:
         """See `_Writer`."""
-        return {"index": 0, "text": "", "logprobs": None, "finish_reason": _REASONS[text.result.finish_reason]}
+        reason = _REASONS[text.result.finish_reason]
+        yield {"index": text.sample, "text": "", "logprobs": None, "finish_reason": reason}
 
     def _choice(self, index: int, text: GeneratedText) -> dict[str, Any]:
-        self._offset = 0
         return {
             "index": index,
             "text": text.text,
-            "logprobs": self._logprobs((*text.result.prompt_tokens, *text.result.tokens)),
+            "logprobs": self._logprobs(index, (*text.result.prompt_tokens, *text.result.tokens)),
             "finish_reason": _REASONS[text.result.finish_reason],
         }
 
-    def _logprobs(self, tokens: Sequence[TokenLogProbability]) -> dict[str, Any] | None:
+    def _logprobs(self, index: int, tokens: Sequence[TokenLogProbability]) -> dict[str, Any] | None:
         if not tokens:
             return None
         texts = [self._model.token_text(token.token_id) for token in tokens]
-        offsets = []
-        for text in texts:
-            offsets.append(self._offset)
-            self._offset += len(text)
+        offset = self._offsets.get(index, 0)
+        offsets = [offset := offset + len(text) for text in ("", *texts)]
+        self._offsets[index] = offsets.pop()
         return {
             "tokens": texts,
             "token_logprobs": [token.log_probability for token in tokens],
@@ -225,26 +228,55 @@ class _ChatWriter(_Writer):
     kind_of_chunk = "chat.completion.chunk"
     prefix = "chatcmpl"
 
-    def first(self) -> list[dict[str, Any]]:
-        """See `_Writer`."""
-        delta = {"role": "assistant", "content": ""}
-        return [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}]
+    def __init__(self, model: GenerationModel, form: CallForm | None) -> None:
+        """Writes what a model has generated; with a form, calls of tools too."""
+        super().__init__(model)
+        self._form = form
+        self._calls: dict[int, _CallWriter] = {}
 
-    def delta(self, delta: Delta) -> dict[str, Any]:
+    def first(self, count: int) -> Iterator[dict[str, Any]]:
         """See `_Writer`."""
-        said = {"content": delta.output}
-        return {"index": 0, "delta": said, "logprobs": self._logprobs(delta.tokens), "finish_reason": None}
+        for index in range(count):
+            yield self._chunk(index, {"role": "assistant", "content": ""})
 
-    def last(self, text: GeneratedText) -> dict[str, Any]:
+    def delta(self, delta: Delta) -> dict[str, Any] | None:
         """See `_Writer`."""
-        return {"index": 0, "delta": {}, "logprobs": None, "finish_reason": _REASONS[text.result.finish_reason]}
+        said = {"content": delta.output} if delta.output or delta.tokens else {}
+        if (calls := self._calls_of(delta.sample)) is not None:
+            said = calls.delta(calls.reader.feed(delta.output))
+        return self._chunk(delta.sample, said, delta.tokens) if said or delta.tokens else None
+
+    def last(self, text: GeneratedText) -> Iterator[dict[str, Any]]:
+        """See `_Writer`."""
+        calls, reason = self._calls_of(text.sample), _REASONS[text.result.finish_reason]
+        if calls is not None:
+            if rest := calls.delta(calls.reader.end()):
+                yield self._chunk(text.sample, rest)
+            reason = calls.reason(reason)
+        yield self._chunk(text.sample, {}) | {"finish_reason": reason}
+
+    def _chunk(self, index: int, delta: dict[str, Any], tokens: Sequence[TokenLogProbability] = ()) -> dict[str, Any]:
+        return {"index": index, "delta": delta, "logprobs": self._logprobs(tokens), "finish_reason": None}
+
+    def _calls_of(self, sample: int) -> _CallWriter | None:
+        if self._form is None:
+            return None
+        return self._calls.setdefault(sample, _CallWriter(self._form))
 
     def _choice(self, index: int, text: GeneratedText) -> dict[str, Any]:
+        message, reason = (
+            {"role": "assistant", "content": text.text, "refusal": None},
+            _REASONS[text.result.finish_reason],
+        )
+        if self._form is not None:
+            calls = _CallWriter(self._form)
+            message |= calls.message(text.text)
+            reason = calls.reason(reason)
         return {
             "index": index,
-            "message": {"role": "assistant", "content": text.text, "refusal": None},
+            "message": message,
             "logprobs": self._logprobs(text.result.tokens),
-            "finish_reason": _REASONS[text.result.finish_reason],
+            "finish_reason": reason,
         }
 
     def _logprobs(self, tokens: Sequence[TokenLogProbability]) -> dict[str, Any] | None:
@@ -265,26 +297,65 @@ class _ChatWriter(_Writer):
         return {"token": text, "logprob": log_probability, "bytes": list(text.encode()) if is_whole else None}
 
 
+class _CallWriter:
+    """Writes the calls of one answer, and what is said beside them."""
+
+    def __init__(self, form: CallForm) -> None:
+        self.reader = CallReader(form)
+        self._count = 0
+
+    def delta(self, parts: Iterable[Said | CallBegun | Argued]) -> dict[str, Any]:
+        """Writes what has appeared; nothing if that is nothing."""
+        content, calls = "", dict[int, dict[str, Any]]()
+        for part in parts:
+            match part:
+                case Said(text):
+                    content += text
+                case CallBegun(name):
+                    self._count += 1
+                    function = {"name": name, "arguments": ""}
+                    identity = {"id": f"call_{secrets.token_hex(12)}", "type": "function"}
+                    calls[self._count - 1] = {"index": self._count - 1, **identity, "function": function}
+                case Argued(text):
+                    begun = {"index": self._count - 1, "function": {"arguments": ""}}
+                    calls.setdefault(self._count - 1, begun)["function"]["arguments"] += text
+        said = {"content": content} if content else {}
+        return said | ({"tool_calls": list(calls.values())} if calls else {})
+
+    def message(self, text: str) -> dict[str, Any]:
+        """Writes what a whole text becomes."""
+        found = self.delta((*self.reader.feed(text), *self.reader.end()))
+        for call in found.get("tool_calls", ()):
+            del call["index"]
+        return {"content": None, **found} if self._count else {"content": text}
+
+    def reason(self, reason: str) -> str:
+        """Returns why the answer has ended."""
+        return "tool_calls" if self._count and reason == "stop" else reason
+
+
 async def _events(
-    parts: AsyncGenerator[Delta | Answer[GeneratedText], None], writer: _Writer, includes_usage: bool
+    parts: AsyncGenerator[Delta | Answer[GeneratedText], None], writer: _Writer, body: CompletionBody | ChatBody
 ) -> AsyncGenerator[bytes, None]:
     """Writes what a model generates as the events of a stream."""
-    beside = {"usage": None} if includes_usage else {}
-    is_first = True
+    beside = {"usage": None} if body.includes_usage else {}
+
+    def events(choices: Iterable[dict[str, Any]]) -> bytes:
+        return b"".join(event(writer.chunk([choice]) | beside) for choice in choices)
+
+    first: Iterable[dict[str, Any]] = writer.first(body.n)
     async with aclosing(parts):
         async for part in parts:
-            written = b""
-            if is_first and (choices := writer.first()):
-                written = event(writer.chunk(choices) | beside)
-            is_first = False
+            written, first = events(first), ()
             if isinstance(part, Delta):
-                if part.output or part.tokens:
-                    written += event(writer.chunk([writer.delta(part)]) | beside)
+                if (choice := writer.delta(part)) is not None:
+                    written += events([choice])
                 if written:
                     yield written
                 continue
-            written += event(writer.chunk([writer.last(part.results[0])]) | beside)
-            if includes_usage:
+            for text in part.results:
+                written += events(writer.last(text))
+            if body.includes_usage:
                 written += event(writer.chunk([]) | {"usage": _usage(part.results)})
             yield written + DONE
 

@@ -1,0 +1,242 @@
+"""How a chat template shows tools to a model, and how the model calls them.
+
+Templates differ in how they write a call, and the form that one writes is the form that its model was taught. So the
+form is found by having the template write known calls (`find_form`), and what follows from it holds for any template
+whose calls are text: the grammar of an answer (`decoding/constraints/grammar.py`), and what is read out of the answer
+(`CallReader`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any, Final, Protocol
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    """A function that a model may ask its caller to call."""
+
+    name: str
+    """Letters, digits, `_` and `-`."""
+    description: str = ""
+    parameters: str
+    """The JSON Schema of its arguments, an object, as JSON text."""
+
+    def shown(self, disguise: Callable[[Any], Any]) -> dict[str, Any]:
+        """Returns the tool as templates expect it, with all that its caller wrote disguised."""
+        described = {"description": disguise(self.description)} if self.description else {}
+        function = {"name": disguise(self.name), **described, "parameters": disguise(json.loads(self.parameters))}
+        return {"type": "function", "function": function}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """A call of a tool, in a turn of the assistant."""
+
+    call_id: str = ""
+    name: str
+    arguments: str
+    """A JSON object, as JSON text."""
+
+    def shown(self, disguise: Callable[[Any], Any]) -> dict[str, Any]:
+        """Returns the call as templates expect it, with all that its caller wrote disguised."""
+        function = {"name": disguise(self.name), "arguments": disguise(json.loads(self.arguments))}
+        return {"type": "function", "id": disguise(self.call_id), "function": function}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallForm:
+    """How calls are written: `head` NAME `middle` ARGUMENTS (`between` NAME `middle` ARGUMENTS)* `end`."""
+
+    head: str
+    """Begins with no white space."""
+    middle: str
+    between: str | None
+    """None if the template writes one call in a turn."""
+    end: str
+
+    @property
+    def trigger(self) -> str:
+        """The beginning of `head` that a text without calls does not contain: up to its first white space."""
+        return self.head.split(maxsplit=1)[0]
+
+
+class NoToolsError(ValueError):
+    """A template shows no tools, or writes calls in a form that is not text."""
+
+
+class _Turn(Protocol):
+    """Makes a turn of a conversation; the names are those of `ChatTurn`."""
+
+    def __call__(
+        self, *, role: Any, content: str, tool_calls: tuple[ToolCall, ...] = (), tool_call_id: str = ""
+    ) -> Any: ...
+
+
+_NAME: Final = "tool_of_a_probe"
+_CONTENT: Final = "A probing answer."
+_RESULT: Final = "A probing result."
+_TOOL: Final = Tool(name=_NAME, description="A probe.", parameters='{"type": "object", "properties": {}}')
+_CALL: Final = ToolCall(call_id="probe0001", name=_NAME, arguments='{"argument": "value"}')
+_WRITTEN_CALL: Final = rf'{_NAME}(?P<middle>.{{1,200}}?)\{{\s*"argument"\s*:\s*"value"\s*\}}'
+_FIRST: Final = re.compile(rf"(?P<head>.*?){_WRITTEN_CALL}", re.DOTALL)
+_SECOND: Final = re.compile(rf"(?P<between>.*?){_WRITTEN_CALL}", re.DOTALL)
+
+
+def find_form(
+    write: Callable[[Sequence[Any], Sequence[Tool], bool], str], turn: _Turn, special: Iterable[str]
+) -> CallForm:
+    """Has a template write calls, and finds their form in what it writes.
+
+    Args:
+        write: Writes turns, with these tools; True: up to where the model goes on. May fail in any way.
+        turn: Makes a turn.
+        special: Special tokens, which are no part of an answer's text.
+
+    Raises:
+        NoToolsError: There is none.
+    """
+    asked = turn(role="user", content="Hello there.")
+    called = turn(role="assistant", content="", tool_calls=(_CALL,))
+
+    def written(*turns: Any, goes_on: bool = False) -> str:
+        try:
+            return write((asked, *turns), (_TOOL,), goes_on)
+        except Exception:  # what a template makes of turns that it was not written for
+            return ""
+
+    if _NAME not in written(goes_on=True):
+        raise NoToolsError("shows no tools to it")
+    if _RESULT not in written(called, turn(role="tool", content=_RESULT, tool_call_id=_CALL.call_id), goes_on=True):
+        raise NoToolsError("shows it no results of tools")
+    before, _, after = written(turn(role="assistant", content=_CONTENT)).rpartition(_CONTENT)
+    once = written(called)
+    first = _FIRST.match(once, len(before))
+    if not before or not once.startswith(before) or first is None or not first["head"].strip():
+        raise NoToolsError("writes no calls with their arguments in JSON")
+    twice = written(turn(role="assistant", content="", tool_calls=(_CALL, _CALL)))
+    second = _SECOND.match(twice, first.end()) if twice.startswith(first[0], len(before)) else None
+    several = second is not None and second["middle"] == first["middle"]
+    end = once[first.end() :].removesuffix(after)
+    for token in special:
+        end = end.partition(token)[0]
+    form = CallForm(
+        head=first["head"].lstrip(),
+        middle=first["middle"],
+        between=second["between"] if second is not None and several else None,
+        end=end.rstrip(),
+    )
+    if any(token in form.head + form.middle + (form.between or "") for token in special):
+        raise NoToolsError("writes calls with special tokens, which are no text")
+    return form
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """Text beside calls."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallBegun:
+    """The beginning of a call."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Argued:
+    """A further part of the arguments of the call that has begun last."""
+
+    text: str
+
+
+class _Place(Enum):
+    TEXT = auto()
+    HEAD = auto()
+    NAME = auto()
+    ARGUMENTS = auto()
+    AFTER = auto()
+
+
+class CallReader:
+    """Reads the calls out of an answer, as it comes, that the grammar of calls holds to their form."""
+
+    def __init__(self, form: CallForm) -> None:
+        self._form = form
+        self._place = _Place.TEXT
+        self._rest = ""
+        self._depth, self._is_quoted, self._is_escaped = 0, False, False
+
+    def feed(self, text: str) -> Iterator[Said | CallBegun | Argued]:
+        """Takes a further part of the answer; yields what is known of it now."""
+        self._rest += text
+        while (found := self._next()) is not None:
+            if not isinstance(found, Said | Argued) or found.text:
+                yield found
+
+    def end(self) -> Iterator[Said]:
+        """Yields what was held back, since it might have been the beginning of a call."""
+        if self._place is _Place.TEXT and self._rest:
+            yield Said(self._rest)
+        self._rest = ""
+
+    def _next(self) -> Said | CallBegun | Argued | None:
+        """Returns the next part; None if more of the answer is needed."""
+        match self._place:
+            case _Place.TEXT:
+                return self._read_text()
+            case _Place.HEAD | _Place.AFTER:
+                expected = self._form.head if self._place is _Place.HEAD else self._form.between
+                if expected is None or not self._rest.startswith(expected):
+                    return None
+                self._rest, self._place = self._rest.removeprefix(expected), _Place.NAME
+                return Said("")
+            case _Place.NAME:
+                name, found, rest = self._rest.partition(self._form.middle)
+                if not found:
+                    return None
+                self._rest, self._place = rest, _Place.ARGUMENTS
+                return CallBegun(name)
+            case _Place.ARGUMENTS:
+                return self._read_arguments()
+
+    def _read_text(self) -> Said | None:
+        """Reads up to a call; holds back what may be its beginning, and the white space before it."""
+        before, found, _ = self._rest.partition(self._form.trigger)
+        if found:
+            self._rest, self._place = self._rest[len(before) :], _Place.HEAD
+            return Said(before.rstrip())
+        trigger = self._form.trigger
+        held = next((n for n in range(len(trigger) - 1, 0, -1) if self._rest.endswith(trigger[:n])), 0)
+        said = self._rest[: len(self._rest) - held].rstrip()
+        self._rest = self._rest[len(said) :]
+        return Said(said) if said else None
+
+    def _read_arguments(self) -> Argued | None:
+        """Reads as much of a JSON object as is there."""
+        for position, character in enumerate(self._rest):
+            if self._is_escaped:
+                self._is_escaped = False
+            elif self._is_quoted:
+                self._is_escaped, self._is_quoted = character == "\\", character != '"'
+            elif character == '"':
+                self._is_quoted = True
+            elif character in "{[":
+                self._depth += 1
+            elif character in "}]":
+                self._depth -= 1
+                if not self._depth:
+                    text, self._rest = self._rest[: position + 1], self._rest[position + 1 :]
+                    self._place = _Place.AFTER
+                    return Argued(text)
+        text, self._rest = self._rest, ""
+        return Argued(text) if text else None
+
+    def __repr__(self) -> str:
+        return f"CallReader({self._place.name})"

@@ -1,0 +1,69 @@
+"""Bodies in JSON, as messages that are checked once: what is no field is refused by its name, null is left out."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Final, Self
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_validator
+
+from headway_server.configuration import nearest_name
+from headway_server.errors import InvalidInputError
+
+JSON_OBJECT: Final = TypeAdapter(dict[str, Any])
+
+
+class Part(BaseModel):
+    """A part of a request."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out_nulls(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        return {key: value for key, value in given.items() if value is not None}
+
+
+class Body(Part):
+    """A request."""
+
+    union_names: ClassVar[frozenset[str]] = frozenset()
+    """Of the members of unions among its parts, which are no names of fields."""
+
+    @classmethod
+    def read(cls, body: bytes) -> Self:
+        """Reads a request.
+
+        Raises:
+            InvalidInputError: It is no JSON, or a field is wrong.
+        """
+        try:
+            found = JSON_OBJECT.validate_json(body)
+        except ValidationError as error:
+            reason = error.errors(include_url=False, include_input=False)[0]["msg"]
+            raise InvalidInputError("request", f"is not a JSON object ({reason[:200]}); send one") from None
+        try:
+            return cls.model_validate(found)
+        except ValidationError as error:
+            raise cls._problem(error) from None
+
+    @classmethod
+    def _problem(cls, error: ValidationError) -> InvalidInputError:
+        """Names the first wrong field; of a union's members, the one that the value came closest to."""
+        errors = error.errors(include_url=False, include_input=False)
+        first = max(errors, key=lambda each: len(each["loc"]) if each["loc"][0] == errors[0]["loc"][0] else 0)
+        names = [
+            part for part in first["loc"] if not (isinstance(part, str) and ("[" in part or part in cls._unions()))
+        ]
+        field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in names).lstrip(".")
+        if first["type"] == "extra_forbidden":
+            near = nearest_name(field, cls.model_fields) if len(names) == 1 else ""
+            return InvalidInputError(field, f"is not supported by this server; leave it out{near}")
+        if first["type"] == "missing":
+            return InvalidInputError(field, "is missing; give it")
+        return InvalidInputError(field, str(first["msg"])[:1].lower() + str(first["msg"])[1:])
+
+    @classmethod
+    def _unions(cls) -> frozenset[str]:
+        return cls.union_names | {"str", "int", "float", "bool"}

@@ -1,0 +1,392 @@
+"""The Open Inference Protocol over HTTP, with Triton's extensions: JSON for tensors, and binary data beside it.
+
+The protocols: https://github.com/kserve/open-inference-protocol/blob/main/specification/protocol/inference_rest.md and
+https://github.com/triton-inference-server/server/tree/main/docs/protocol. A request becomes a message of the same
+protocol over gRPC, and that service answers it (`docs/oip.md`): tensors, parameters and errors mean there what they
+mean here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, TypeAlias
+
+import numpy as np
+from google.protobuf.message import Message
+from pydantic import Field
+from starlette.requests import Request as StarletteRequest
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from headway.oip import grpc_predict_v2_pb2 as pb
+from headway_server.errors import InvalidInputError
+from headway_server.preprocessing.pool import text_pool
+from headway_server.transports.http.body import Body, Part
+from headway_server.transports.http.edge import Edge, Endpoint, Handler, Reply, Request, to_json
+from headway_server.transports.http.procedures import CallContext, Procedure
+from headway_server.transports.http.status import Failure
+
+_SERVICE: Final = f"/{pb.DESCRIPTOR.services_by_name['GRPCInferenceService'].full_name}"
+_HEADER_LENGTH: Final = "inference-header-content-length"
+_MEDIA_TYPES: Final = frozenset({b"application/json", b"application/octet-stream", b""})
+"""Triton's clients name none."""
+_MAX_COMMAND_BYTES: Final = 64 * 2**10
+_WRITTEN_ON_LOOP_BYTES: Final = 32 * 2**10
+"""Outputs of so few bytes are written as JSON on the event loop, in a few milliseconds."""
+_BYTES: Final = "BYTES"
+
+Parameters: TypeAlias = dict[str, bool | int | float | str]
+_Count = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+class InputPart(Part):
+    """A tensor that is given."""
+
+    name: str
+    shape: Annotated[list[_Count], Field(max_length=8)]
+    datatype: str
+    parameters: Parameters = Field(default_factory=dict)
+    data: list[Any] | None = None
+
+
+class OutputPart(Part):
+    """A tensor that is wanted."""
+
+    name: str
+    parameters: Parameters = Field(default_factory=dict)
+
+
+class InferBody(Body):
+    """A request of `infer`, without its binary data."""
+
+    id: str = ""
+    parameters: Parameters = Field(default_factory=dict)
+    inputs: list[InputPart]
+    outputs: list[OutputPart] = Field(default_factory=list)
+
+
+class CommandBody(Body):
+    """A request that changes or lists the repository."""
+
+    ready: bool = False
+    parameters: Parameters = Field(default_factory=dict)
+
+
+class _Form:
+    """How errors are written."""
+
+    def refuse(self, failure: Failure, headers: Mapping[str, str]) -> Reply:  # noqa: ARG002 (the protocol's)
+        """See `Form`."""
+        more: tuple[tuple[bytes, bytes], ...] = ()
+        if (delay_s := failure.retry_after_s) is not None:
+            more = ((b"retry-after", str(max(1, math.ceil(delay_s))).encode()),)
+        return Reply(status=failure.http_status, body=to_json({"error": failure.status.message}), headers=more)
+
+    def cut(self, failure: Failure) -> bytes:
+        """See `Form`; there is no stream."""
+        raise AssertionError(failure)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Path:
+    """A path that answers what a method of the service does."""
+
+    path: str
+    method: str
+    ask: Callable[[Mapping[str, str], CommandBody], Message]
+    """Makes the request of what the path names, and of the body."""
+    take: Callable[[dict[str, Any]], Any] = lambda answer: answer
+    """Returns what is answered of the response."""
+    is_post: bool = False
+
+
+def _named(kind: Callable[..., Message]) -> Callable[[Mapping[str, str], CommandBody], Message]:
+    return lambda path, _: kind(name=path.get("model", ""), version=path.get("version", ""))
+
+
+def _command(kind: Callable[..., Message]) -> Callable[[Mapping[str, str], CommandBody], Message]:
+    def ask(path: Mapping[str, str], body: CommandBody) -> Message:
+        message = kind(model_name=path["model"])
+        _set_parameters(message.parameters, body.parameters)  # type: ignore[attr-defined]  # of both kinds
+        return message
+
+    return ask
+
+
+_MODEL: Final = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
+_PATHS: Final = (
+    _Path(path="/v2", method="ServerMetadata", ask=lambda *_: pb.ServerMetadataRequest()),
+    _Path(path="/v2/models/stats", method="ModelStatistics", ask=_named(pb.ModelStatisticsRequest)),
+    *(
+        _Path(path=model + end, method=method, ask=_named(kind), take=take)
+        for model in _MODEL
+        for end, method, kind, take in (
+            ("", "ModelMetadata", pb.ModelMetadataRequest, lambda answer: answer),
+            ("/config", "ModelConfig", pb.ModelConfigRequest, lambda answer: answer["config"]),
+            ("/stats", "ModelStatistics", pb.ModelStatisticsRequest, lambda answer: answer),
+        )
+    ),
+    _Path(
+        path="/v2/repository/index",
+        method="RepositoryIndex",
+        ask=lambda _, body: pb.RepositoryIndexRequest(ready=body.ready),
+        take=lambda answer: answer["models"],
+        is_post=True,
+    ),
+    *(
+        _Path(path=f"/v2/repository/models/{{model}}/{end}", method=method, ask=_command(kind), is_post=True)
+        for end, method, kind in (
+            ("load", "RepositoryModelLoad", pb.RepositoryModelLoadRequest),
+            ("unload", "RepositoryModelUnload", pb.RepositoryModelUnloadRequest),
+        )
+    ),
+)
+
+
+def open_inference_routes(edge: Edge, procedures: Mapping[str, Procedure]) -> list[BaseRoute]:
+    """Returns the routes of the protocol; none where its service is not offered."""
+    infer = procedures.get(f"{_SERVICE}/ModelInfer")
+    if infer is None:
+        return []
+    form = _Form()
+    answering = Endpoint(
+        edge,
+        "/v2/models/MODEL/infer",
+        _infer(infer),
+        form,
+        max_bytes=infer.max_bytes,
+        media_types=_MEDIA_TYPES,
+    )
+    probes = {
+        "/v2/health/live": ("ServerLive", pb.ServerLiveRequest, "live"),
+        "/v2/health/ready": ("ServerReady", pb.ServerReadyRequest, "ready"),
+        **{f"{model}/ready": ("ModelReady", pb.ModelReadyRequest, "ready") for model in _MODEL},
+    }
+    return [
+        *(
+            Route(path, _probe(procedures[f"{_SERVICE}/{method}"], kind, name), methods=["GET"])
+            for path, (method, kind, name) in probes.items()
+        ),
+        *(
+            Route(
+                path.path,
+                Endpoint(
+                    edge,
+                    re.sub(r"{(\w+)}", lambda name: name[1].upper(), path.path),
+                    _answer(path, procedure := procedures[f"{_SERVICE}/{path.method}"]),
+                    form,
+                    max_bytes=_MAX_COMMAND_BYTES if path.is_post else 0,
+                    media_types=_MEDIA_TYPES,
+                    is_admin=procedure.is_admin,
+                ),
+                methods=["POST" if path.is_post else "GET"],
+            )
+            for path in _PATHS
+        ),
+        *(Route(f"{model}/infer", answering, methods=["POST"]) for model in _MODEL),
+    ]
+
+
+def _probe(procedure: Procedure, kind: Callable[..., Message], name: str) -> Callable[..., Any]:
+    """Makes a path that says yes with status 200 and no with 400, as the protocol does; it counts as no call."""
+
+    async def answer(request: StarletteRequest) -> Response:
+        path = request.path_params
+        asked = kind(name=path["model"], version=path.get("version", "")) if path else kind()
+        response = await procedure.behaviour(asked, CallContext(deadline=None, headers={}))
+        is_true = getattr(response, name)
+        headers = {"cache-control": "no-store"}
+        return Response(to_json({name: is_true}), 200 if is_true else 400, headers, media_type="application/json")
+
+    return answer
+
+
+def _answer(path: _Path, procedure: Procedure) -> Handler:
+    async def answer(request: Request) -> Reply:
+        body = await request.parse(lambda body: CommandBody.read(body or b"{}"))
+        response = await procedure.behaviour(path.ask(request.path, body), CallContext.of(request, None))
+        return Reply(body=to_json(path.take(_plain(response))))
+
+    return answer
+
+
+def _infer(procedure: Procedure) -> Handler:
+    async def answer(request: Request) -> Reply:
+        head, data = _split(request)
+        message, wants_binary = await Request(headers=request.headers, path=request.path, body=head).parse(
+            lambda body: _read(InferBody.read(body), data, request.path)
+        )
+        response = await procedure.behaviour(message, CallContext.of(request, None))
+        if sum(map(len, response.raw_output_contents)) <= _WRITTEN_ON_LOOP_BYTES:
+            return _reply(response, wants_binary)
+        return await asyncio.get_running_loop().run_in_executor(text_pool(), _reply, response, wants_binary)
+
+    return answer
+
+
+def _split(request: Request) -> tuple[bytes, memoryview]:
+    """Takes a body apart into JSON and binary data.
+
+    Raises:
+        InvalidInputError: The header that says where is wrong.
+    """
+    given = request.headers.get(_HEADER_LENGTH, str(len(request.body)))
+    if not (given.isdecimal() and given.isascii()) or len(given) > 10 or int(given) > len(request.body):
+        raise InvalidInputError(_HEADER_LENGTH, f"is {given[:20]!r}; give the length of the JSON in the body")
+    length = int(given)
+    return request.body[:length], memoryview(request.body)[length:]
+
+
+def _read(
+    body: InferBody, data: memoryview, path: Mapping[str, str]
+) -> tuple[pb.ModelInferRequest, Callable[[str], bool]]:
+    """Makes the message of a request, with raw tensors, and what tells which outputs are wanted in binary.
+
+    Raises:
+        InvalidInputError: A tensor is not what its shape and datatype say, or the binary data is more or less.
+    """
+    message = pb.ModelInferRequest(model_name=path["model"], model_version=path.get("version", ""), id=body.id)
+    parameters = dict(body.parameters)
+    by_default = parameters.pop("binary_data_output", False) is True
+    _set_parameters(message.parameters, parameters)
+    for index, part in enumerate(body.inputs):
+        of_part = dict(part.parameters)
+        size = of_part.pop("binary_data_size", None)
+        tensor = message.inputs.add(name=part.name, datatype=part.datatype, shape=part.shape)
+        _set_parameters(tensor.parameters, of_part)
+        if size is None:
+            message.raw_input_contents.append(_to_raw(f"inputs[{index}].data", part))
+            continue
+        if part.data is not None or not isinstance(size, int) or not 0 <= size <= len(data):
+            raise InvalidInputError(
+                f"inputs[{index}].parameters.binary_data_size",
+                f"is {size}; give the bytes of it behind the JSON, or data",
+            )
+        message.raw_input_contents.append(bytes(data[:size]))
+        data = data[size:]
+    if data:
+        raise InvalidInputError(
+            "inputs", f"leave {len(data)} bytes behind the JSON; say by binary_data_size whose they are"
+        )
+    binary: dict[str, bool] = {}
+    for output in body.outputs:
+        of_output = dict(output.parameters)
+        binary[output.name] = of_output.pop("binary_data", by_default) is True
+        _set_parameters(message.outputs.add(name=output.name).parameters, of_output)
+    return message, lambda name: binary.get(name, by_default)
+
+
+def _to_raw(field: str, part: InputPart) -> bytes:
+    """Writes elements in JSON, nested or in a row, as they lie in memory.
+
+    Raises:
+        InvalidInputError: There are more or less than the shape says, or one is none of the datatype.
+    """
+    if part.data is None:
+        raise InvalidInputError(field, "is missing; give the elements, or binary_data_size")
+    try:
+        dtype = np.dtype(object) if part.datatype == _BYTES else _dtype(part.datatype)
+        elements = np.array(part.data, object if part.datatype == _BYTES else None).ravel()
+    except (TypeError, ValueError):
+        raise InvalidInputError(field, f"of {part.datatype[:20]!r} has no form in JSON, or its rows differ") from None
+    if (count := math.prod(part.shape)) != elements.size:
+        raise InvalidInputError(field, f"has {elements.size} elements, and the shape {part.shape} {count}")
+    if part.datatype == _BYTES:
+        if not all(isinstance(element, str) for element in elements):
+            raise InvalidInputError(field, "has an element that is no string")
+        texts = (element.encode(errors="surrogatepass") for element in elements)
+        return b"".join(piece for text in texts for piece in (len(text).to_bytes(4, "little"), text))
+    with np.errstate(over="ignore"):  # what is past the range of floats becomes infinite, which tasks refuse
+        values = elements.astype(dtype) if not elements.size or elements.dtype.kind in _KINDS[dtype.kind] else None
+    if values is None or (dtype.kind in "iu" and (values != elements).any()):
+        raise InvalidInputError(field, f"has an element that is no {part.datatype}")
+    return values.tobytes()
+
+
+_KINDS: Final = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}
+"""Kinds of arrays whose elements are taken for those of another kind."""
+
+
+def _dtype(datatype: str) -> np.dtype[Any]:
+    """Returns how elements of a datatype lie in memory; raises TypeError where NumPy has none."""
+    if datatype != datatype.upper():
+        raise TypeError(datatype)
+    return np.dtype(datatype.lower().replace("fp", "float")).newbyteorder("<")
+
+
+def _reply(response: pb.ModelInferResponse, wants_binary: Callable[[str], bool]) -> Reply:
+    """Writes an answer, with the outputs that are wanted so in binary behind the JSON."""
+    outputs: list[dict[str, Any]] = []
+    behind: list[bytes] = []
+    for output, raw in zip(response.outputs, response.raw_output_contents, strict=True):
+        written = {"name": output.name, "datatype": output.datatype, "shape": list(output.shape)}
+        if wants_binary(output.name):
+            behind.append(raw)
+            outputs.append(written | {"parameters": {"binary_data_size": len(raw)}})
+        else:
+            outputs.append(written | {"data": _elements(output.datatype, raw)})
+    head = {"model_name": response.model_name, "model_version": response.model_version}
+    body = to_json(head | ({"id": response.id} if response.id else {}) | {"outputs": outputs})
+    if not behind:
+        return Reply(body=body)
+    length = ((_HEADER_LENGTH.encode(), str(len(body)).encode()),)
+    return Reply(body=b"".join((body, *behind)), media_type=b"application/octet-stream", headers=length)
+
+
+def _elements(datatype: str, raw: bytes) -> list[Any]:
+    if datatype != _BYTES:
+        values: list[Any] = np.frombuffer(raw, _dtype(datatype)).tolist()
+        return values
+    texts, end = list[str](), 0
+    while end < len(raw):
+        start = end + 4
+        end = start + int.from_bytes(raw[end:start], "little")
+        texts.append(raw[start:end].decode())
+    return texts
+
+
+def _set_parameters(parameters: Any, given: Mapping[str, bool | int | float | str]) -> None:
+    """Sets parameters of a message, each in the field for its type.
+
+    Raises:
+        InvalidInputError: A whole number has more than 64 bits.
+    """
+    for name, value in given.items():
+        match value:
+            case bool():
+                parameters[name].bool_param = value
+            case int() if -(2**63) <= value < 2**63:
+                parameters[name].int64_param = value
+            case int() if 0 <= value < 2**64:
+                parameters[name].uint64_param = value
+            case float():
+                parameters[name].double_param = value
+            case str():
+                parameters[name].string_param = value
+            case _:
+                raise InvalidInputError(f"parameters.{name[:64]}", "is a number of more than 64 bits")
+
+
+def _plain(message: Message) -> dict[str, Any]:
+    """Writes a message as JSON has it here: names as in the protocol, whole numbers as numbers, nothing left out."""
+    return {
+        field.name: _plain_value(field, getattr(message, field.name))
+        for field in message.DESCRIPTOR.fields
+        if field.is_repeated or field.message_type is None or message.HasField(field.name)
+    }
+
+
+def _plain_value(field: Any, value: Any) -> Any:
+    values = value if field.is_repeated else (value,)
+    written: list[Any]
+    if field.message_type is not None:
+        written = [_plain(each) for each in values]
+    elif field.enum_type is not None:
+        written = [field.enum_type.values_by_number[each].name for each in values]
+    else:
+        written = list(values)
+    return written if field.is_repeated else written[0]
