@@ -1,13 +1,15 @@
 """One sequence at a time, one row at a time: what the engine and its sampler are held against."""
 
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headway_server.decoding.parameters import SamplingParameters
-from headway_server.decoding.sampling.draws import stream_states, uniform
+from headway_server.decoding.sampling.draws import further, stream_states, uniform
 from headway_server.decoding.sequence import FinishReason
 
 NUM_GROUPS = 256
@@ -15,7 +17,27 @@ NUM_GROUPS = 256
 
 def naive_token(logits: NDArray[np.float32], parameters: SamplingParameters, step: int, **context: Any) -> int | None:
     """Chooses a token as `sampler.py` defines it, in plain Python; `context` is that of `naive_distribution`."""
-    return naive_pick(naive_distribution(logits, parameters, **context), naive_number(parameters, step))
+    return naive_choice(logits, parameters, naive_number(parameters, step), **context)
+
+
+def naive_choice(
+    logits: NDArray[np.float32], parameters: SamplingParameters, number: float, *, nudge: float = 0.0, **context: Any
+) -> int | None:
+    """Chooses a token by the step's number; `nudge` is added to each number that is used, and that share of it."""
+    first, left = number, naive_distribution(logits, parameters, **context)
+    is_tried = not 0 < parameters.top_k < len(logits) and (parameters.top_p < 1 or parameters.min_p > 0)
+    if not left or not is_tried:
+        return naive_pick(left, number * (1 + nudge) + nudge)
+    weights = naive_distribution(logits, replace(parameters, top_p=1.0, min_p=0.0), **context)
+    min_p = np.float32(parameters.min_p)
+    for trial in count(1):
+        token = naive_pick(weights, number * (1 + nudge) + nudge)
+        if token is None or token in left:
+            return token
+        is_likely, rank = weights[token] >= min_p, (-weights[token], token)
+        weights = {t: w for t, w in weights.items() if ((-w, t) < rank if is_likely else w >= min_p)}
+        number = float(further(np.array([first]), trial)[0])
+    return None
 
 
 def naive_pick(distribution: dict[int, float], number: float) -> int | None:
@@ -79,8 +101,8 @@ def naive_logits(
         logit = logits[token] + np.float32(biases.get(token, 0))
         if token in seen:
             logit = logit / repetition if logit > 0 else logit * repetition
-        if count := list(text_ids).count(token):
-            logit = logit - frequency * np.float32(count) - presence
+        if times := list(text_ids).count(token):
+            logit = logit - frequency * np.float32(times) - presence
         logits[token] = logit
     return logits
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from naive_decoding import naive_distribution, naive_number, naive_pick
+from naive_decoding import naive_choice, naive_number
 from numpy.typing import NDArray
 
 from headway_server.decoding.parameters import SamplingParameters
@@ -83,25 +83,20 @@ class Row:
 
     def choices(self, logits: NDArray[np.float32]) -> set[int | None]:
         """Returns what the naive sampler chooses, and what it would if weights were a rounding larger or smaller."""
-        number = naive_number(self.parameters, len(self.text_ids))
-        found = {naive_pick(self.distribution(logits, self.parameters), number)}
-        for share in (-ROUNDING, ROUNDING):
-            nudged = replace(self.parameters, top_p=min(self.parameters.top_p * (1 + share), 1.0))
-            for top_p in {nudged.top_p, self.parameters.top_p}:
-                distribution = self.distribution(logits, replace(self.parameters, top_p=top_p))
-                found |= {naive_pick(distribution, number * (1 + s) + s) for s in (-ROUNDING, ROUNDING)}
-        return found
+        top_p = self.parameters.top_p
+        return {
+            self.choice(logits, top_p=min(top_p * (1 + share), 1.0), nudge=nudge)
+            for share in (-ROUNDING, 0.0, ROUNDING)
+            for nudge in (-ROUNDING, 0.0, ROUNDING)
+        }
 
-    def choice(self, logits: NDArray[np.float32]) -> int | None:
-        """Returns what the naive sampler chooses."""
-        number = naive_number(self.parameters, len(self.text_ids))
-        return naive_pick(self.distribution(logits, self.parameters), number)
-
-    def distribution(self, logits: NDArray[np.float32], parameters: SamplingParameters) -> dict[int, float]:
-        """Returns tokens and weights."""
-        return naive_distribution(
+    def choice(self, logits: NDArray[np.float32], *, top_p: float | None = None, nudge: float = 0.0) -> int | None:
+        """Returns what the naive sampler chooses; `nudge` is that of `naive_choice`."""
+        return naive_choice(
             logits,
-            parameters,
+            self.parameters if top_p is None else replace(self.parameters, top_p=top_p),
+            naive_number(self.parameters, len(self.text_ids)),
+            nudge=nudge,
             prompt_ids=self.prompt_ids.tolist(),
             text_ids=self.text_ids,
             end_ids=self.end_ids,

@@ -2,7 +2,8 @@
 
 Random numbers are a function of a counter, (seed, sample, step), so that sequences share no generator. Each (seed,
 sample) starts a SplitMix64 generator (Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators", figure
-17) at a hashed state; step i is its i-th output, computed without those before it.
+17) at a hashed state; step i is its i-th output, computed without those before it. Where a step needs further numbers,
+its bits and their count are hashed.
 
 How many candidates a row is padded to depends on the rows beside it; the padding has no weight. Running sums over a row
 are taken in order, so they do not depend on what follows, not even in the last bit.
@@ -12,19 +13,16 @@ Shapes: n rows, C candidates, V vocabulary, W = V rounded up.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headway_server.decoding.sampling.likeliest import candidate_floor, select
-from headway_server.decoding.sampling.softmax import below
+from headway_server.decoding.sampling.softmax import WeightScratch, below
 
 _GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)
-_FIRST_CANDIDATES = 512
-"""Likeliest tokens among which a nucleus is looked for before all are sorted."""
-_SORTED_TOKENS = 2**18
-"""Weights that are sorted at a time, so that they stay in a core's cache."""
 _SMALLEST_WEIGHT = np.finfo(np.float32).tiny  # what is below it never changes a sum that begins with 1
 _SMALLEST_LOGIT = np.finfo(np.float32).min  # minus infinity, the logit of forbidden tokens, is below it
 
@@ -38,6 +36,12 @@ def uniform(states: NDArray[np.uint64], steps: NDArray[np.uint64]) -> NDArray[np
     """Returns a number in [0, 1) of 53 bits for each stream state (n,) and step (n,), the first step being 0."""
     bits = _mix(states + _GOLDEN_GAMMA * (steps + np.uint64(1)))
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def further(numbers: NDArray[np.float64], trial: int) -> NDArray[np.float64]:
+    """Returns the `trial`-th further number (n,) of steps whose first ones are `numbers`; trials count from 1."""
+    bits = (numbers * 2.0**53).astype(np.uint64)
+    return uniform(_mix(bits + _GOLDEN_GAMMA), np.full(len(bits), trial, np.uint64))
 
 
 def _mix(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -60,20 +64,17 @@ class Nucleus:
         """Returns that of some rows."""
         return Nucleus(top_p=self.top_p[rows], min_p=self.min_p[rows], numbers=self.numbers[rows])
 
-    def draw(self, weights: NDArray[np.float32], totals: NDArray[np.float64] | None = None) -> NDArray[np.int64]:
+    def draw(self, weights: NDArray[np.float32]) -> NDArray[np.int64]:
         """Draws a column (n,) of each row among those that top-p and min-p leave.
 
         Args:
             weights: (n, C) float32, by falling weight, the first of each row 1.
-            totals: (n,) sums that p is a fraction of; None: those of the weights.
         """
         rows = np.arange(len(weights))
         running = np.cumsum(weights, axis=1, dtype=np.float64)  # (n, C)
         num_kept = (weights >= _SMALLEST_WEIGHT).sum(axis=1)
-        if totals is None:
-            totals = running[rows, num_kept - 1]
         if (self.top_p < 1).any():
-            num_less = (running < (self.top_p * totals)[:, np.newaxis]).sum(axis=1)
+            num_less = (running < (self.top_p * running[rows, num_kept - 1])[:, np.newaxis]).sum(axis=1)
             num_kept = np.where(self.top_p < 1, np.minimum(num_kept, num_less + 1), num_kept)
         if (self.min_p > 0).any():
             num_kept = np.minimum(num_kept, (weights >= self.min_p[:, np.newaxis]).sum(axis=1))
@@ -108,35 +109,41 @@ def draw_top_k(
     return ids[np.arange(len(ids)), _columns(values, falling, nucleus.draw(weights))]
 
 
-def draw_likely(weights: NDArray[np.float32], totals: NDArray[np.float64], nucleus: Nucleus) -> NDArray[np.int64]:
-    """Draws tokens (n,) among those of the whole vocabulary that top-p and min-p leave.
+def draw_by_trial(scratch: WeightScratch, weights: NDArray[np.float32], nucleus: Nucleus) -> NDArray[np.int64]:
+    """Draws tokens (n,) among those of the whole vocabulary that top-p and min-p leave, without sorting them.
 
-    If the likeliest few hundred are enough, as they nearly always are with a trained model, only these are sorted.
+    A token is drawn among all and kept if min-p leaves it and those before it by falling weight have less than p of
+    the weights. Otherwise the tokens that fail with it are dropped, and another is drawn among the rest. What top-p
+    and min-p leave is never dropped, so each token is drawn in proportion to its weight. If they leave a share s of
+    the weights, a row takes at most 1 + ln(1 / s) draws on average.
 
     Args:
+        scratch: Sums and draws.
         weights: (n, W) float32, contiguous, the largest of each row 1.
-        totals: (n,) their sums.
         nucleus: Of these rows.
     """
-    floor = np.maximum(candidate_floor(weights, min(_FIRST_CANDIDATES, weights.shape[1])), _SMALLEST_WEIGHT)
-    ids, values = select(weights, floor, padding=0.0)
-    falling = _falling(values)  # (n, C)
-    token_ids = ids[np.arange(len(ids)), _columns(values, falling, nucleus.draw(falling, totals))]
-    mass = np.cumsum(falling, axis=1, dtype=np.float64)[:, -1]
-    holds_nucleus = (nucleus.top_p < 1) & (mass >= nucleus.top_p * totals)
-    holds_likely = floor <= np.maximum(nucleus.min_p, _SMALLEST_WEIGHT)
-    rest = np.flatnonzero(~(holds_nucleus | holds_likely))
-    step = max(_SORTED_TOKENS // weights.shape[1], 1)
-    for start in range(0, len(rest), step):
-        rows = rest[start : start + step]
-        token_ids[rows] = _draw_sorted(weights[rows], totals[rows], nucleus.take(rows))
+    running = scratch.running_sums(weights)  # (n, G)
+    token_ids = scratch.pick(weights, running, nucleus.numbers)
+    is_likely = weights[np.arange(len(weights)), token_ids] >= nucleus.min_p
+    for row in np.flatnonzero((nucleus.top_p < 1) | ~is_likely).tolist():
+        left, number = weights[row : row + 1], nucleus.numbers[row : row + 1]  # (1, W), (1,)
+        token_id, top_p, min_p = int(token_ids[row]), nucleus.top_p[row], nucleus.min_p[row]
+        for trial in itertools.count(1):
+            weight = left[0, token_id]
+            if weight < min_p:
+                is_left = left >= min_p
+            elif top_p < 1:
+                is_left = left > weight
+                np.greater_equal(left[:, :token_id], weight, out=is_left[:, :token_id])  # equals with lower ids
+            else:
+                break
+            left = left * is_left.astype(np.float32)  # several times faster than flags themselves
+            sums = scratch.running_sums(left)  # (1, G)
+            if weight >= min_p and sums[0, -1] < top_p * running[row, -1]:
+                break
+            token_id = int(scratch.pick(left, sums, further(number, trial))[0])
+        token_ids[row] = token_id
     return token_ids
-
-
-def _draw_sorted(weights: NDArray[np.float32], totals: NDArray[np.float64], nucleus: Nucleus) -> NDArray[np.int64]:
-    """Does what `draw_likely` does by sorting all weights (n, W)."""
-    falling = _falling(weights)  # (n, W)
-    return _columns(weights, falling, nucleus.draw(falling, totals))
 
 
 def _falling(values: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -18,8 +18,9 @@ For a row with logits x:
 7. Min-p, m > 0: of these only tokens with w >= m stay, that is with m times the probability of the likeliest one.
 8. One token is drawn in proportion to the weights that are left, by one number u in [0, 1): with the tokens in a fixed
    order, the first at which the running sum of weights exceeds u times their total. The order is by falling x after
-   5, by falling weight after 6 or 7 alone (among equals the lower id first), otherwise by (id mod G, id div G) with
-   G = 256, in which sums over a large vocabulary are fast.
+   5, otherwise by (id mod G, id div G) with G = 256, in which sums over a large vocabulary are fast. After 6 or 7
+   alone a token is drawn among all, and again by a further number if it is not left: if 7 left it out among those with
+   w >= m, else among those before it by falling weight (among equals the lower id first).
 
 vLLM, transformers and llama.cpp add biases before penalties too, and transformers has the same order of 4 to 7. vLLM
 has min-p before top-k and top-p, which changes what p is a fraction of.
@@ -38,9 +39,9 @@ from numpy.typing import NDArray
 
 from headway_server.decoding.interfaces import Ranking
 from headway_server.decoding.parameters import SamplingParameters
-from headway_server.decoding.sampling.draws import Nucleus, draw_likely, draw_top_k, stream_states, uniform
+from headway_server.decoding.sampling.draws import Nucleus, draw_by_trial, draw_top_k, stream_states, uniform
 from headway_server.decoding.sampling.logits_processors import LogitEdits, TokenMasks, apply_edits
-from headway_server.decoding.sampling.softmax import WeightScratch, likeliest
+from headway_server.decoding.sampling.softmax import WeightScratch, block_rows, likeliest
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,7 @@ class Sampler:
         self._num_top = np.full(num_slots, -1, np.int64)  # -1: no log-probabilities are asked for
         self._edits: list[LogitEdits | None] = [None] * num_slots
         self._masks = TokenMasks(num_slots=num_slots, vocab_size=vocab_size)
-        self._scratch = WeightScratch(num_rows=num_slots, vocab_size=vocab_size)
+        self._scratch = WeightScratch(num_rows=block_rows(num_slots, vocab_size), vocab_size=vocab_size)
         self._edited: NDArray[np.float32] | None = None  # (num_slots, V), made when first needed
         self._is_plain = np.zeros(num_slots, np.bool_)  # the likeliest token that the mask allows is all that is wanted
 
@@ -259,15 +260,13 @@ class Sampler:
         self, logits: NDArray[np.float32], slots: NDArray[np.intp], maximum: NDArray[np.float32]
     ) -> NDArray[np.int64]:
         """Draws for rows without top-k."""
-        weights = self._scratch.weights(logits, maximum, self._temperature[slots])  # (n, W)
-        running = self._scratch.running_sums(weights)  # (n, G)
-        nucleus = self._nucleus(slots)
-        is_restricted = (nucleus.top_p < 1) | (nucleus.min_p > 0)
-        if is_restricted.all():
-            return draw_likely(weights, running[:, -1], nucleus)
-        token_ids = self._scratch.pick(weights, running, nucleus.numbers)
-        if (some := np.flatnonzero(is_restricted)).size:
-            token_ids[some] = draw_likely(_rows(weights, some), running[some, -1], nucleus.take(some))
+        token_ids, nucleus = np.empty(len(logits), np.int64), self._nucleus(slots)
+        for start in range(0, len(logits), self._scratch.num_rows):
+            rows = np.arange(start, min(start + self._scratch.num_rows, len(logits)))
+            weights = self._scratch.weights(
+                _rows(logits, rows), maximum[rows], self._temperature[slots[rows]]
+            )  # (n, W)
+            token_ids[rows] = draw_by_trial(self._scratch, weights, nucleus.take(rows))
         return token_ids
 
     def _nucleus(self, slots: NDArray[np.intp]) -> Nucleus:

@@ -144,7 +144,7 @@ class RowRanker:
     def __init__(self, *, num_rows: int, vocab_size: int, suppressed_ids: Sequence[int] = ()) -> None:
         """Prepares for at most `num_rows` rows of `vocab_size` logits; `suppressed_ids` are banned in every row."""
         self._suppressed_ids = list(suppressed_ids)
-        self._scratch = WeightScratch(num_rows=_block_rows(num_rows, vocab_size), vocab_size=vocab_size)
+        self._scratch = WeightScratch(num_rows=block_rows(num_rows, vocab_size), vocab_size=vocab_size)
 
     def __repr__(self) -> str:
         return f"RowRanker({self._scratch!r})"
@@ -208,7 +208,7 @@ def token_log_probabilities(
     top_tokens: list[list[tuple[int, float]]] = []
     if not len(logits):
         return log_probabilities, top_tokens
-    step = _block_rows(len(logits), logits.shape[1])
+    step = block_rows(len(logits), logits.shape[1])
     scratch = WeightScratch(num_rows=step, vocab_size=logits.shape[1])
     for start in range(0, len(logits), step):
         rows = slice(start, start + step)
@@ -244,5 +244,6 @@ def likeliest(
     return top_tokens
 
 
-def _block_rows(num_rows: int, vocab_size: int) -> int:
+def block_rows(num_rows: int, vocab_size: int) -> int:
+    """Returns how many of some rows are worked on at a time."""
     return max(1, min(num_rows, _BLOCK_LOGITS // vocab_size))
