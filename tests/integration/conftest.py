@@ -11,9 +11,10 @@ import pytest
 from headway_client import Client
 
 
-def serve(store: Path, precision: str, log: Path) -> Iterator[str]:
+def serve(store: Path, precision: str, log: Path, *flags: str) -> Iterator[str]:
     """Runs a server until the generator is closed; yields its address."""
     command = [sys.executable, "-m", "headway_server", "--store", str(store), "--port", "0", "--precision", precision]
+    command += flags
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HEADWAY_")}
     with log.open("w") as errors:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment)
@@ -95,5 +96,15 @@ def shipped_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]
     """A client of a server on the models of this repository, int8."""
     store = Path(__file__).parents[2] / "models"
     for address in serve(store, "int8", tmp_path_factory.mktemp("log") / "server.log"):
+        with Client(address) as connected:
+            yield connected
+
+
+@pytest.fixture(scope="session")
+def shipped_alone_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    """A client of a server on the same that runs each text and each image in a batch of its own."""
+    store = Path(__file__).parents[2] / "models"
+    flags = ("--max-batch-images", "1", "--max-batch-tokens", "1")
+    for address in serve(store, "int8", tmp_path_factory.mktemp("log") / "server.log", *flags):
         with Client(address) as connected:
             yield connected

@@ -10,8 +10,10 @@ from headway_client import Client
 from headway_training.served import read_dataset
 
 ALLOWED = 1e-3
+EVERY = 16
+"""One of so many inputs is a call of its own too."""
 
-Ask = Callable[[Sequence[Any]], Sequence[Any]]
+Ask = Callable[[Client, Sequence[Any]], Sequence[Any]]
 
 
 def examples_of(client: Client, name: str) -> Any:
@@ -21,46 +23,56 @@ def examples_of(client: Client, name: str) -> Any:
     return read_dataset(model, None, REAL).examples
 
 
-def ask_all(ask: Ask, inputs: Sequence[Any], inputs_per_call: int) -> list[Any]:
+def ask_all(ask: Ask, client: Client, inputs: Sequence[Any], inputs_per_call: int) -> list[Any]:
     return [
         answer
         for start in range(0, len(inputs), inputs_per_call)
-        for answer in ask(inputs[start : start + inputs_per_call])
+        for answer in ask(client, inputs[start : start + inputs_per_call])
     ]
 
 
-def check_labels(alone: Sequence[Any], together: Sequence[Any]) -> None:
-    for one, other in zip(alone, together, strict=True):
+def both_ways(ask: Ask, alone: Client, together: Client, inputs: Sequence[Any], inputs_per_call: int) -> Any:
+    """The answers to each input in a batch of its own, and in batches with its neighbours.
+
+    Some are calls of one input to the server that has batches, as a caller who is alone makes them.
+    """
+    answers = ask_all(ask, alone, inputs, inputs_per_call)
+    answers[::EVERY] = ask_all(ask, together, inputs[::EVERY], 1)
+    return zip(answers, ask_all(ask, together, inputs, inputs_per_call), strict=True)
+
+
+def check_labels(pairs: Any) -> None:
+    for one, other in pairs:
         assert one.labels[0].label == other.labels[0].label
         others = {scored.label: scored.probability for scored in other.labels}
         assert all(abs(scored.probability - others[scored.label]) <= ALLOWED for scored in one.labels)
 
 
-def test_no_topic_changes(shipped_client: Client) -> None:
+def test_no_topic_changes(shipped_alone_client: Client, shipped_client: Client) -> None:
     texts = examples_of(shipped_client, "ag-news").texts
 
-    def ask(part: Sequence[str]) -> Sequence[Any]:
-        return shipped_client.classify_text(part, model="ag-news", truncate=True)
+    def ask(client: Client, part: Sequence[str]) -> Sequence[Any]:
+        return client.classify_text(part, model="ag-news", truncate=True)
 
-    check_labels(ask_all(ask, texts, 1), ask_all(ask, texts, 256))
+    check_labels(both_ways(ask, shipped_alone_client, shipped_client, texts, 256))
 
 
-def test_no_image_label_changes(shipped_client: Client) -> None:
+def test_no_image_label_changes(shipped_alone_client: Client, shipped_client: Client) -> None:
     images = examples_of(shipped_client, "cifar10").images
 
-    def ask(part: Sequence[bytes]) -> Sequence[Any]:
-        return shipped_client.classify_image(part, model="cifar10")
+    def ask(client: Client, part: Sequence[bytes]) -> Sequence[Any]:
+        return client.classify_image(part, model="cifar10")
 
-    check_labels(ask_all(ask, images, 1), ask_all(ask, images, 64))
+    check_labels(both_ways(ask, shipped_alone_client, shipped_client, images, 64))
 
 
-def test_no_part_of_speech_changes(shipped_client: Client) -> None:
+def test_no_part_of_speech_changes(shipped_alone_client: Client, shipped_client: Client) -> None:
     texts = examples_of(shipped_client, "ud-ewt-pos").texts
 
-    def ask(part: Sequence[str]) -> Sequence[Any]:
-        return shipped_client.classify_tokens(part, model="ud-ewt-pos", truncate=True)
+    def ask(client: Client, part: Sequence[str]) -> Sequence[Any]:
+        return client.classify_tokens(part, model="ud-ewt-pos", truncate=True)
 
-    for one, other in zip(ask_all(ask, texts, 1), ask_all(ask, texts, 256), strict=True):
+    for one, other in both_ways(ask, shipped_alone_client, shipped_client, texts, 256):
         assert [(span.start, span.end, span.label) for span in one.spans] == [
             (span.start, span.end, span.label) for span in other.spans
         ]

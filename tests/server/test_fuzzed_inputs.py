@@ -21,6 +21,10 @@ def small_inputs(monkeypatch):
 def test_damaged_inputs_are_taken_or_refused_and_nothing_else(name):
     seed = random.randrange(2**32)
     sys.stdout.write(f"seed {seed}\n")
-    outcome = fuzzing.fuzz(fuzzing.TARGETS[name], seed, seconds=1.0, max_cases=2000)
-    assert outcome.taken
-    assert outcome.refused or name == "tokenizers"
+
+    def is_varied(outcome):
+        return outcome.taken and (outcome.refused or name == "tokenizers")
+
+    # On a busy machine a second is little for templates, which are parsed in a process of their own.
+    outcome = fuzzing.fuzz(fuzzing.TARGETS[name], seed, seconds=1.0, max_cases=2000, is_enough=is_varied)
+    assert is_varied(outcome)

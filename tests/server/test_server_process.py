@@ -192,7 +192,8 @@ def test_a_peers_words_are_not_written_to_the_log(start_process, classifier_stor
     goaway = struct.pack(">I", 8 + len(forged))[1:] + b"\7\0\0\0\0\0" + struct.pack(">II", 0, 1) + forged
     with socket.create_connection(("127.0.0.1", port), timeout=10) as peer:
         peer.sendall(preface + goaway)
-        with suppress(OSError):
+        peer.shutdown(socket.SHUT_WR)  # the server closes once it has read all of it
+        with suppress(ConnectionResetError):
             while peer.recv(4096):
                 pass
     server.process.terminate()

@@ -141,8 +141,15 @@ def forget_peak(pid: int | str = "self") -> float:
     return memory_mib("VmRSS", pid)
 
 
-def fuzz(target: Target, seed: int, *, seconds: float, max_cases: int) -> Outcome:
-    """Has cases parsed until the time is over or there were so many."""
+def fuzz(
+    target: Target,
+    seed: int,
+    *,
+    seconds: float,
+    max_cases: int,
+    is_enough: Callable[[Outcome], object] = lambda _: True,
+) -> Outcome:
+    """Has cases parsed until the time is over and it is enough, or there were so many."""
     outcome, end = Outcome(), time.monotonic() + seconds
     for data in cases(target, seed):
         try:
@@ -150,7 +157,7 @@ def fuzz(target: Target, seed: int, *, seconds: float, max_cases: int) -> Outcom
         except BaseException:
             sys.stderr.write(f"seed {seed}, case {outcome.cases}: {data[:2000]!r}\n")
             raise
-        if time.monotonic() > end or outcome.cases >= max_cases:
+        if outcome.cases >= max_cases or (time.monotonic() > end and is_enough(outcome)):
             return outcome
     raise AssertionError
 

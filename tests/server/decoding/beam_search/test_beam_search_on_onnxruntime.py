@@ -65,10 +65,11 @@ def new_sequence(source, search, max_new_tokens):
 async def search_together(runners, cases, seed: int = 0):
     """Lets all of them join at random moments, and some be cancelled on their way."""
     rng = random.Random(seed)
+    longest_wait_s = 0.2 if len(cases) > 1 else 0.0
     async with running_engine(runners[0], encoder=runners[1]) as engine:
 
         async def answer(case):
-            await asyncio.sleep(rng.random() * 0.2)
+            await asyncio.sleep(rng.random() * longest_wait_s)
             if rng.random() < 0.2:
                 gone = new_sequence(*case)
                 asyncio.get_running_loop().call_later(rng.random() * 0.02, setattr, gone, "cancelled", True)
