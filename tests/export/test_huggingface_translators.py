@@ -14,10 +14,10 @@ from headway_export.errors import SourceError
 from headway_export.huggingface.tokenizers import check_tokenizer, convert_pieces, read_pieces, sample_lines
 
 
-@pytest.fixture(scope="module")
-def pieces(tmp_path_factory):
+@pytest.fixture(scope="module", params=["unigram", "bpe"])
+def pieces(request, tmp_path_factory):
     file = tmp_path_factory.mktemp("pieces") / "source.spm"
-    tiny.write_pieces(file, seed=1)
+    tiny.write_pieces(file, seed=1, model_type=request.param)
     return file
 
 
