@@ -38,8 +38,8 @@ def write_pieces(file: Path, *, seed: int, size: int = 90, **options) -> list[st
     return [pieces.id_to_piece(index) for index in range(len(pieces))]
 
 
-def save(model: torch.nn.Module, folder: Path, **generation) -> Path:
-    """Saves a model with random weights, drawn wide enough that answers do not repeat one word."""
+def widen(model: torch.nn.Module) -> torch.nn.Module:
+    """Draws a model's weights anew, wide enough that answers do not repeat one word."""
     torch.manual_seed(3)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -48,6 +48,12 @@ def save(model: torch.nn.Module, folder: Path, **generation) -> Path:
         bias = getattr(model, "final_logits_bias", None)
         if bias is not None:
             bias.normal_(std=0.5)
+    return model
+
+
+def save(model: torch.nn.Module, folder: Path, **generation) -> Path:
+    """Saves a model with random weights."""
+    widen(model)
     model.generation_config = transformers.GenerationConfig(**generation)
     model.save_pretrained(folder)
     return folder
@@ -103,23 +109,23 @@ def write_nllb(folder: Path) -> Path:
     return _save_many(folder, "M2M100", len(tokenizer))
 
 
-def write_mbart50(folder: Path, **generation) -> Path:
+def write_mbart50(folder: Path) -> Path:
     """Writes an mBART-50 model of 52 languages, with a unigram model."""
     folder.mkdir(parents=True)
     pieces = write_pieces(folder / "pieces.model", seed=1)
     tokenizer = transformers.MBart50Tokenizer(vocab=[(piece, -float(index)) for index, piece in enumerate(pieces)])
     tokenizer.save_pretrained(folder)
-    return _save_many(folder, "MBart", len(tokenizer), **generation)
+    return _save_many(folder, "MBart", len(tokenizer))
 
 
-def _save_many(folder: Path, kind: str, size: int, **generation) -> Path:
+def _save_many(folder: Path, kind: str, size: int) -> Path:
     """Saves a model of many languages, whose decoder starts from `</s>`."""
     config = getattr(transformers, f"{kind}Config")(
         **SIZES, vocab_size=size, scale_embedding=True, forced_eos_token_id=None, forced_bos_token_id=None
     )
     return save(
         getattr(transformers, f"{kind}ForConditionalGeneration")(config), folder, pad_token_id=1, bos_token_id=0,
-        eos_token_id=2, decoder_start_token_id=2, num_beams=5, **generation,
+        eos_token_id=2, decoder_start_token_id=2, num_beams=5,
     )  # fmt: skip
 
 

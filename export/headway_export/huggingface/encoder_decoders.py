@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from torch import Tensor, nn
-from transformers import AutoModelForSeq2SeqLM
+from transformers import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, AutoModelForSeq2SeqLM
 
 from headway_export.errors import SourceError
 from headway_export.huggingface.attention import ATTENTION, attending, check_logits, layer_of
@@ -190,7 +190,8 @@ def _cross_layers(decoder: nn.Module) -> list[_CrossLayer]:
 
 def _scales_output(model: nn.Module) -> bool:
     """True if a model scales the states that logits are computed of, as T5 does where it ties its embeddings."""
-    return bool(getattr(cast("Any", model).config, "scale_decoder_outputs", False))
+    config = cast("Any", model).config
+    return bool(getattr(config, "scale_decoder_outputs", config.model_type == "umt5"))
 
 
 def adapt(
@@ -244,6 +245,10 @@ def read_rewriter(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
     Raises:
         SourceError: The folder is incomplete, or its model is none that can be served.
     """
+    if type(folder.config) not in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING:
+        raise SourceError(
+            f"{folder.path}: {folder.config.model_type} does not make texts of texts alone, and is not supported"
+        )
     tokenizer, _ = folder.tokenizer()
     return read_encoder_decoder(folder, tokenizer, read_generation_config(folder))
 
