@@ -24,8 +24,10 @@ from headway_client.options import (
     InspectImageOptions,
     InspectTextOptions,
     InspectTranslationOptions,
+    RewriteTextOptions,
     ScoreTextOptions,
     StreamGenerateTextOptions,
+    StreamRewriteTextOptions,
     StreamTranslateTextOptions,
     Texts,
     TranslateTextOptions,
@@ -45,6 +47,7 @@ from headway_client.results import (
     Model,
     ModelDetails,
     ModelList,
+    RewrittenText,
     Task,
     TextClassification,
     TextEmbedding,
@@ -142,6 +145,20 @@ class AsyncClient(BaseClient):
     ) -> AsyncTextStream[TranslatedText]:
         """Translates one text and returns the translation delta by delta, as it is generated."""
         return self._stream(requests.stream_translate_text(text, **options), timeout_s)
+
+    @spell_out
+    async def rewrite_text(
+        self, texts: Texts, *, timeout_s: float | None = None, **options: Unpack[RewriteTextOptions]
+    ) -> Answer[RewrittenText]:
+        """Makes a new text of every text, as the model was trained to: a summary, an answer to an instruction."""
+        return await self._send(requests.rewrite_text(texts, **options), timeout_s)
+
+    @spell_out
+    def stream_rewrite_text(
+        self, text: str, *, timeout_s: float | None = None, **options: Unpack[StreamRewriteTextOptions]
+    ) -> AsyncTextStream[RewrittenText]:
+        """Makes a new text of one text and returns it delta by delta, as it is generated."""
+        return self._stream(requests.stream_rewrite_text(text, **options), timeout_s)
 
     @spell_out
     async def classify_text(

@@ -20,14 +20,14 @@ Texts = str | Sequence[str]
 
 
 class EarlyStopping(StrEnum):
-    """When a beam search that has found `beam_size` complete translations stops."""
+    """When a beam search that has found `beam_size` complete texts stops."""
 
     FIRST = "first"
     """At once."""
     HEURISTIC = "heuristic"
-    """When the best open beam, if it ended now, would not score better than the worst complete translation."""
+    """When the best open beam, if it ended now, would not score better than the worst complete text."""
     NEVER = "never"
-    """When no continuation of an open beam can score better than the worst complete translation."""
+    """When no continuation of an open beam can score better than the worst complete text."""
 
 
 class AttentionSummary(StrEnum):
@@ -43,7 +43,7 @@ class AttentionSummary(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PhraseConstraints:
-    """Phrases that must or must not appear in one translation, such as the terms of a glossary."""
+    """Phrases that must or must not appear in a translation or another new text, such as the terms of a glossary."""
 
     required: tuple[str, ...] = ()
     """Phrases that must appear, at most 16."""
@@ -59,7 +59,7 @@ class ModelOptions(TypedDict, total=False):
 
 
 class SamplingOptions(TypedDict, total=False):
-    """How to draw tokens, in generation and in translation."""
+    """How to draw tokens."""
 
     temperature: Annotated[float | None, "Softmax temperature, 0 to 2. At 0 the most likely token is always taken."]
     top_k: Annotated[int | None, "Draw among the k most likely tokens; 0 draws among all."]
@@ -110,38 +110,52 @@ class GenerateTextOptions(StreamGenerateTextOptions, total=False):
     sample_count: Annotated[int | None, "Texts to generate for each prompt, 1 to 16. Default: 1."]
 
 
-class _TranslationOptions(ModelOptions, SamplingOptions, total=False):
-    source_language: Annotated[str | None, "Language of the texts as a BCP 47 code. Default: the model's."]
-    target_language: Annotated[str | None, "Language to translate to as a BCP 47 code. Default: the model's."]
-    max_new_tokens: Annotated[int | None, "Most tokens of a translation. Default: the model's maximum."]
-    max_length_ratio: Annotated[float | None, "Most tokens of a translation per token of its text, above 0 to 100."]
+class _WritingOptions(ModelOptions, SamplingOptions, total=False):
+    max_new_tokens: Annotated[int | None, "Most tokens of a new text. Default: the model's maximum."]
+    max_length_ratio: Annotated[float | None, "Most tokens of a new text per token of its source, above 0 to 100."]
     length_penalty: Annotated[
-        float | None, "Power of the token count in scores, 0 to 5: above 1 favours long translations. Default: 1."
+        float | None, "Power of the token count in scores, 0 to 5: above 1 favours long texts. Default: 1."
     ]
     no_repeat_ngram_size: Annotated[
         int | None, "No sequence of this many tokens may occur twice, 0 to 16; 0 allows it. Default: 0."
     ]
     truncate: Annotated[bool | None, "Cut the end off a text that is too long instead of refusing it."]
+
+
+class StreamRewriteTextOptions(_WritingOptions, total=False):
+    """Options of StreamRewriteText."""
+
+    target_prefix: Annotated[str | None, "What the new text begins with."]
+
+
+class _SearchOptions(TypedDict, total=False):
+    beam_size: Annotated[int | None, "Width of the beam search, 1 to 16. Default: 1, greedy decoding."]
+    hypothesis_count: Annotated[int | None, "New texts to return for each text, 1 to beam_size. Default: 1."]
+    early_stopping: Annotated[EarlyStopping | str | None, "When the beam search stops. Default: heuristic."]
+    target_prefixes: Annotated[Texts | None, "What the new texts begin with: one for all, or one for each text."]
+    phrase_constraints: Annotated[
+        PhraseConstraints | Sequence[PhraseConstraints] | None,
+        "Phrases that must or must not appear: for all new texts, or for each one.",
+    ]
+
+
+class _TranslationOptions(TypedDict, total=False):
+    source_language: Annotated[str | None, "Language of the texts as a BCP 47 code. Default: the model's only one."]
+    target_language: Annotated[str | None, "Language to translate to as a BCP 47 code. Default: the model's only one."]
     include_alignment: Annotated[bool | None, "Return which words were translated to which."]
 
 
-class StreamTranslateTextOptions(_TranslationOptions, total=False):
+class RewriteTextOptions(_WritingOptions, _SearchOptions, total=False):
+    """Options of RewriteText."""
+
+
+class StreamTranslateTextOptions(StreamRewriteTextOptions, _TranslationOptions, total=False):
     """Options of StreamTranslateText."""
 
-    target_prefix: Annotated[str | None, "What the translation begins with."]
 
-
-class TranslateTextOptions(_TranslationOptions, total=False):
+class TranslateTextOptions(RewriteTextOptions, _TranslationOptions, total=False):
     """Options of TranslateText."""
 
-    beam_size: Annotated[int | None, "Width of the beam search, 1 to 16. Default: 1, greedy decoding."]
-    hypothesis_count: Annotated[int | None, "Translations to return for each text, 1 to beam_size. Default: 1."]
-    early_stopping: Annotated[EarlyStopping | str | None, "When the beam search stops. Default: heuristic."]
-    target_prefixes: Annotated[Texts | None, "What the translations begin with: one for all, or one for each text."]
-    phrase_constraints: Annotated[
-        PhraseConstraints | Sequence[PhraseConstraints] | None,
-        "Phrases that must or must not appear: for all translations, or for each one.",
-    ]
     split_sentences: Annotated[bool | None, "Translate the sentences of each text separately and join them."]
 
 

@@ -24,6 +24,7 @@ from headway.v1 import image_classification_service_pb2 as images_pb2
 from headway.v1 import inspection_service_pb2 as inspection_pb2
 from headway.v1 import model_service_pb2 as models_pb2
 from headway.v1 import text_classification_service_pb2 as texts_pb2
+from headway.v1 import text_to_text_service_pb2 as text_to_text_pb2
 from headway.v1 import translation_service_pb2 as translation_pb2
 from headway_client.errors import ProtocolError
 from headway_client.options import (
@@ -40,8 +41,10 @@ from headway_client.options import (
     InspectTextOptions,
     InspectTranslationOptions,
     PhraseConstraints,
+    RewriteTextOptions,
     ScoreTextOptions,
     StreamGenerateTextOptions,
+    StreamRewriteTextOptions,
     StreamTranslateTextOptions,
     Texts,
     TranslateTextOptions,
@@ -61,6 +64,7 @@ from headway_client.results import (
     ModelDetails,
     ModelList,
     ModelReference,
+    RewrittenText,
     Task,
     TextClassification,
     TextEmbedding,
@@ -156,8 +160,19 @@ def translate_text(texts: Texts, **options: Unpack[TranslateTextOptions]) -> Cal
     Raises:
         ValueError: `early_stopping` is none of `EarlyStopping`.
     """
-    texts = as_texts("texts", texts)
-    values = _values(TranslateTextOptions, options, texts=texts)
+    values = _written_values(TranslateTextOptions, options, as_texts("texts", texts))
+    return _unary("TranslationService/TranslateText", translation_pb2, values, TranslatedText, len(values["texts"]))
+
+
+def rewrite_text(texts: Texts, **options: Unpack[RewriteTextOptions]) -> Call[Answer[RewrittenText]]:
+    """RewriteText; errors are those of `translate_text`."""
+    values = _written_values(RewriteTextOptions, options, as_texts("texts", texts))
+    return _unary("TextToTextService/RewriteText", text_to_text_pb2, values, RewrittenText, len(values["texts"]))
+
+
+def _written_values(kind: type, options: Mapping[str, Any], texts: Sequence[str]) -> dict[str, Any]:
+    """Returns the fields of a request for translations or for other new texts."""
+    values = _values(kind, options, texts=texts)
     if isinstance(prefix := values.get("target_prefixes"), str):
         values["target_prefixes"] = [prefix] * len(texts)
     phrases = values.get("phrase_constraints")
@@ -171,7 +186,7 @@ def translate_text(texts: Texts, **options: Unpack[TranslateTextOptions]) -> Cal
     if (stopping := values.get("early_stopping")) is not None:
         values["early_stopping"] = f"EARLY_STOPPING_{EarlyStopping(stopping).name}"
     _gather(translation_pb2.TranslationParameters, values)
-    return _unary("TranslationService/TranslateText", translation_pb2, values, TranslatedText, len(texts))
+    return values
 
 
 def stream_translate_text(
@@ -181,6 +196,13 @@ def stream_translate_text(
     values = _values(StreamTranslateTextOptions, options, text=as_text("text", text))
     _gather(translation_pb2.TranslationParameters, values)
     return _stream("TranslationService/StreamTranslateText", translation_pb2, values, TranslatedText)
+
+
+def stream_rewrite_text(text: str, **options: Unpack[StreamRewriteTextOptions]) -> Call[Answer[RewrittenText] | None]:
+    """StreamRewriteText."""
+    values = _values(StreamRewriteTextOptions, options, text=as_text("text", text))
+    _gather(translation_pb2.TranslationParameters, values)
+    return _stream("TextToTextService/StreamRewriteText", text_to_text_pb2, values, RewrittenText)
 
 
 def classify_text(texts: Texts, **options: Unpack[ClassifyTextOptions]) -> Call[Answer[TextClassification]]:

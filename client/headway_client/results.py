@@ -46,6 +46,7 @@ class Task(StrEnum):
     UNSPECIFIED = "unspecified"
     GENERATION = "generation"
     TRANSLATION = "translation"
+    TEXT_TO_TEXT = "text_to_text"
     TEXT_CLASSIFICATION = "text_classification"
     TOKEN_CLASSIFICATION = "token_classification"  # noqa: S105 (a task, not a password)
     IMAGE_CLASSIFICATION = "image_classification"
@@ -364,6 +365,37 @@ class TranslatedText:
 
 
 @dataclass(frozen=True, slots=True)
+class RewriteHypothesis:
+    """One of several new texts."""
+
+    text: str
+    log_probability: float
+    score: float
+    """What it was ranked by: the log-probability divided by the token count to the power of the length penalty."""
+    finish_reason: FinishReason
+    new_token_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class RewrittenText:
+    """What became of one text."""
+
+    text: str
+    log_probability: float
+    score: float
+    """What it was ranked by."""
+    finish_reason: FinishReason
+    source_token_count: int
+    new_token_count: int
+    truncated: bool
+    """True if the text that was rewritten was cut."""
+    seed: int | None = None
+    """Seed of the random stream, if tokens were drawn at random."""
+    hypotheses: tuple[RewriteHypothesis, ...] = ()
+    """All new texts, this one included, the best first; empty if `hypothesis_count` is 1."""
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionMap:
     """How much each token of the rows attends to each token of the columns."""
 
@@ -522,6 +554,10 @@ class Model:
     """Numbers of an embedding; 0 if the model gives none."""
     prompt_names: tuple[str, ...] = ()
     """Prompts that `embed_text` can put before each text."""
+    source_languages: tuple[str, ...] = ()
+    """Languages that a translation model reads; it translates from each of them to each of `target_languages`."""
+    target_languages: tuple[str, ...] = ()
+    """Languages that a translation model writes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from headway_export.candidate import Candidate, pixel_values_of, prefill, run_ba
 from headway_export.errors import ParityError
 from headway_export.source import ExportSource
 from headway_server.batching import Tensors
-from headway_server.bundles import AgreementFigures, ClassificationScheme, Task
+from headway_server.bundles import ENCODER_DECODER_TASKS, AgreementFigures, ClassificationScheme, Task
 from headway_server.tasks.outputs import log_softmax, sigmoid
 from headway_server.tasks.text.model import text_tensors
 from headway_training.tokenizers import encode_pairs
@@ -61,7 +61,7 @@ class Sample:
 
 def is_measured(task: Task) -> bool:
     """True of tasks whose variants can be judged without evaluation data."""
-    return task is not Task.TRANSLATION
+    return task not in ENCODER_DECODER_TASKS
 
 
 def draw(candidate: Candidate) -> Sample:

@@ -11,7 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway_export.source import ExportSource
-from headway_server.bundles import CHAT_TEMPLATE_FILE, ClassificationScheme, Manifest, Precision, Task, Variant
+from headway_server.bundles import (
+    CHAT_TEMPLATE_FILE,
+    ENCODER_DECODER_TASKS,
+    ClassificationScheme,
+    Manifest,
+    Precision,
+    Task,
+    Variant,
+)
 from headway_server.bundles.tags import TagSet
 from headway_training.checkpoint import TrainingRecord
 
@@ -70,7 +78,7 @@ def _facts(manifest: Manifest) -> str:
         "Task": manifest.task,
         "Licence": manifest.license,
         "Architecture": f"{architecture.kind}, {architecture.parameter_count:,} parameters",
-        "Languages": f"{manifest.languages.source} to {manifest.languages.target}" if manifest.languages else "",
+        "Languages": str(manifest.languages) if manifest.languages else "",
         "Labels": ", ".join(labels),
         "Conversations": "yes, by the chat template" if CHAT_TEMPLATE_FILE in manifest.files else "",
     }
@@ -202,7 +210,9 @@ def _limits(manifest: Manifest) -> str:
     if limits.max_input_tokens is not None:
         sentences.append(f"An input has at most {limits.max_input_tokens} tokens.")
     if limits.max_total_tokens is not None:
-        what = "A translation has" if manifest.languages else "Prompt and continuation together have"
+        what = (
+            "What it writes has" if manifest.task in ENCODER_DECODER_TASKS else "Prompt and continuation together have"
+        )
         sentences.append(f"{what} at most {limits.max_total_tokens} tokens.")
     if manifest.image_preprocessing is not None:
         image = manifest.image_preprocessing

@@ -26,6 +26,7 @@ from headway_server.bundles import (
     CARD_FILE,
     CHAT_TEMPLATE_FILE,
     EMBEDDING_TASKS,
+    ENCODER_DECODER_TASKS,
     TOKENIZER_FILE,
     Bundle,
     BundleFile,
@@ -106,10 +107,10 @@ def export(source: ExportSource, options: ExportOptions, progress: Progress = la
 
 
 def _check_source(source: ExportSource) -> None:
-    if source.task is Task.TRANSLATION:
+    if source.task in ENCODER_DECODER_TASKS:
         tokens = source.special_tokens
         if tokens is None or tokens.bos is None or tokens.eos is None:
-            raise SourceError("translation needs the ids of bos and eos; give them with --bos-token and --eos-token")
+            raise SourceError(f"{source.task} needs the ids of bos and eos; give them with --bos-token and --eos-token")
     if source.chat_template is not None:
         assert source.tokenizer is not None, "a generation model has one"
         assert source.special_tokens is not None, "a generation model has them"

@@ -106,6 +106,7 @@ class CachedAttention:
         self._seqlens_k = seqlens_k
         self._total_sequence_length = total_sequence_length
         self._present: dict[int, tuple[Tensor, Tensor]] = {}
+        self._biases: dict[int, tuple[Tensor, Tensor]] = {}  # by identity: layers may share one, which is cut once
 
     @property
     def present(self) -> Outputs:
@@ -126,16 +127,18 @@ class CachedAttention:
         bias: Tensor | None = None,
         scale: float | None = None,
     ) -> Tensor:
-        """(R, T, H, K), (R, T, G, K), (R, T, G, K) -> (R, T, H, K); an `Attend` that takes no bias."""
-        assert bias is None, "the probe has refused it"
+        """(R, T, H, K), (R, T, G, K), (R, T, G, K) -> (R, T, H, K)."""
         past_key, past_value = self._past[2 * layer : 2 * layer + 2]
         inputs = (query.flatten(2), key.flatten(2), value.flatten(2), past_key, past_value)
+        lengths: tuple[Tensor | None, ...] = (self._seqlens_k, self._total_sequence_length)
+        if bias is not None:
+            lengths += (None, None, None, self._of_keys(bias))
         attributes: dict[str, Any] = {"num_heads": query.shape[2], "kv_num_heads": key.shape[2]}
         if scale is not None:
             attributes["scale"] = scale
         context, *present = torch.onnx.ops.symbolic_multi_out(
             "com.microsoft::GroupQueryAttention",
-            (*inputs, self._seqlens_k, self._total_sequence_length),
+            (*inputs, *lengths),
             attributes,
             dtypes=(query.dtype, past_key.dtype, past_value.dtype),
             shapes=(inputs[0].shape, past_key.shape, past_value.shape),
@@ -143,6 +146,15 @@ class CachedAttention:
         )
         self._present[layer] = (present[0], present[1])
         return context.reshape(query.shape)
+
+    def _of_keys(self, bias: Tensor) -> Tensor:
+        """Returns the part of a bias (., ., T, S) that is for the keys that there are: the operator takes no more."""
+        if id(bias) not in self._biases:
+            starts = torch.zeros(1, dtype=torch.int32)
+            ends, axes = self._total_sequence_length.reshape(1), torch.full((1,), 3, dtype=torch.int32)
+            cut = torch.onnx.ops.symbolic("Slice", (bias, starts, ends, axes), dtype=bias.dtype, shape=bias.shape)
+            self._biases[id(bias)] = (bias, cut)
+        return self._biases[id(bias)][1]
 
 
 class CrossAttention:
@@ -431,7 +443,7 @@ def attention_graph(module: nn.Module, task: Task) -> AttentionGraph:
     match task:
         case Task.GENERATION:
             return DecoderAttentionGraph(module)
-        case Task.TRANSLATION:
+        case Task.TRANSLATION | Task.TEXT_TO_TEXT:
             return EncoderDecoderAttentionGraph(module)
         case _:
             return StatelessAttentionGraph(module)

@@ -33,7 +33,14 @@ from headway_export.candidate import (
 from headway_export.errors import ParityError
 from headway_export.source import ExportSource
 from headway_server.batching import Tensors
-from headway_server.bundles import EMBEDDING_TASKS, AttentionFigures, ParityFigures, Precision, Task
+from headway_server.bundles import (
+    EMBEDDING_TASKS,
+    ENCODER_DECODER_TASKS,
+    AttentionFigures,
+    ParityFigures,
+    Precision,
+    Task,
+)
 from headway_server.decoding.interfaces import Ranking
 from headway_server.tasks.text.model import text_tensors
 
@@ -67,7 +74,7 @@ def check(candidate: Candidate) -> ParityFigures:
     match candidate.source.task:
         case Task.GENERATION:
             _compare_generation(candidate, comparison)
-        case Task.TRANSLATION:
+        case Task.TRANSLATION | Task.TEXT_TO_TEXT:
             _compare_translation(candidate, comparison)
         case Task.IMAGE_CLASSIFICATION | Task.IMAGE_EMBEDDING:
             _compare_images(candidate, comparison)
@@ -285,7 +292,7 @@ def _attention_items(candidate: Candidate) -> Iterator[list[Tensors]]:
         batch = [texts[row % len(texts)][:length] for row, length in enumerate(lengths)]
         if source.task is Task.GENERATION:
             yield [{"input_ids": text} for text in batch]
-        elif source.task is Task.TRANSLATION:
+        elif source.task in ENCODER_DECODER_TASKS:
             targets = [texts[-row - 1][: 1 + length // 2] for row, length in enumerate(lengths)]
             yield [{**text_tensors(text), "target_ids": target} for text, target in zip(batch, targets, strict=True)]
         else:

@@ -318,7 +318,7 @@ def limits_of(module: nn.Module, task: Task) -> Limits:
             case Task.GENERATION:
                 length = int(cast("Any", module).max_length)
                 return Limits(max_input_tokens=length - 1, max_total_tokens=length)
-            case Task.TRANSLATION:
+            case Task.TRANSLATION | Task.TEXT_TO_TEXT:
                 source = int(cast("Any", module).max_source_length)
                 return Limits(max_input_tokens=source, max_total_tokens=int(cast("Any", module).max_target_length))
             case Task.IMAGE_CLASSIFICATION | Task.IMAGE_EMBEDDING:

@@ -31,7 +31,7 @@ from headway_export.graphs import (
     shows_attention,
 )
 from headway_export.rewriting import Declare, FuseAttention, rewrite
-from headway_server.bundles import StateTensor, Task, TensorSpec, attention_layers
+from headway_server.bundles import ENCODER_DECODER_TASKS, StateTensor, Task, TensorSpec, attention_layers
 from headway_training.models.protocols import Decoder, EncoderDecoder, is_recurrent
 
 OPSET = 21
@@ -114,7 +114,7 @@ def trace(
     if task is Task.GENERATION:
         traced = _trace_decoder(module)
         inputs = [make_spec("input_ids", "int64", "batch", "length")]
-    elif task is Task.TRANSLATION:
+    elif task in ENCODER_DECODER_TASKS:
         traced = _trace_recurrent(module) if is_recurrent(module) else _trace_encoder_decoder(module)
         inputs = [_as_read(make_spec(*spec), "batch") for spec in _ENCODER_INPUTS]
         inputs.append(make_spec("target_ids", "int64", "batch", "length"))
@@ -277,7 +277,7 @@ def probe_attention(module: nn.Module, task: Task) -> list[tuple[int, int]]:
     Raises:
         SourceError: It does not follow the protocol, or a head width is not a multiple of 8.
     """
-    probe = _Probe()
+    probe = _Probe(takes_bias=task in ENCODER_DECODER_TASKS)
     ids, positions = torch.zeros(1, 2, dtype=torch.int64), torch.arange(2).unsqueeze(0)
     with _following_the_protocol(module):
         if task is Task.GENERATION:
@@ -285,7 +285,7 @@ def probe_attention(module: nn.Module, task: Task) -> list[tuple[int, int]]:
         else:
             cast("EncoderDecoder", module).decode(ids, positions, probe, probe)
     calls = {"attend": [layer for layer, _ in probe.layers]}
-    if task is Task.TRANSLATION:
+    if task in ENCODER_DECODER_TASKS:
         calls["attend_cross"] = probe.cross_layers
     for name, layers in calls.items():
         if not layers or sorted(layers) != list(range(len(layers))):
@@ -299,7 +299,9 @@ def probe_attention(module: nn.Module, task: Task) -> list[tuple[int, int]]:
 class _Probe:
     """Attention that computes nothing and notes how it is called; without key and value it is attention to a source."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, takes_bias: bool) -> None:
+        """A bias on the scores among a text's own tokens is refused unless `takes_bias`."""
+        self._takes_bias = takes_bias
         self.layers: list[tuple[int, tuple[int, int]]] = []
         """Layer, and its key/value heads and head width, of each call of `attend`."""
         self.cross_layers: list[int] = []
@@ -315,7 +317,8 @@ class _Probe:
         bias: Tensor | None = None,
         scale: float | None = None,  # noqa: ARG002 (any will do)
     ) -> Tensor:
-        if bias is not None:
+        is_cross = key is None or value is None
+        if bias is not None and (is_cross or not self._takes_bias):
             raise SourceError("attention was called with a bias; the exported graph of a decoder takes none")
         if key is None or value is None:
             self.cross_layers.append(layer)

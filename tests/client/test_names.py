@@ -21,6 +21,7 @@ from headway.v1 import (
     inspection_service_pb2,
     model_service_pb2,
     text_classification_service_pb2,
+    text_to_text_service_pb2,
     translation_service_pb2,
 )
 from headway_client import AsyncClient, AttentionSummary, Client, EarlyStopping, Role, results
@@ -34,6 +35,7 @@ FILES = (
     inspection_service_pb2,
     model_service_pb2,
     text_classification_service_pb2,
+    text_to_text_service_pb2,
     translation_service_pb2,
 )
 MESSAGES = {name: message for file in FILES for name, message in file.DESCRIPTOR.message_types_by_name.items()}
@@ -74,7 +76,7 @@ def test_an_rpc_has_a_method_of_its_name_whose_options_are_its_fields(kind: type
     fields = set(field_names(method.input_type))
     assert parameters.keys() - fields == (NOT_FIELDS | FLATTENED if "json_schema" in parameters else NOT_FIELDS)
     missing = {"constraint", "conversations", "conversation"}  # flattened, and what `chat` is for
-    if method.name == "StreamTranslateText":
+    if method.name in ("StreamTranslateText", "StreamRewriteText"):
         missing = {"beam_size", "hypothesis_count", "early_stopping"}  # of a search, which a stream cannot have
     assert fields - parameters.keys() <= missing
 

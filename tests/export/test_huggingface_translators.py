@@ -1,4 +1,4 @@
-"""Folders of encoder-decoders: tokenizers made of SentencePiece models, and what is refused in a sentence."""
+"""Folders of encoder-decoders: tokenizers made of SentencePiece models, languages, and what is refused."""
 
 import json
 
@@ -6,18 +6,23 @@ import numpy as np
 import pytest
 import sentencepiece
 import tiny_sequences as tiny
+import transformers
 from tokenizers import normalizers
 from typer.testing import CliRunner
 
 from headway_export.cli import app
 from headway_export.errors import SourceError
+from headway_export.huggingface import FolderOptions, from_folder
+from headway_export.huggingface.encoder_decoders import adapt
+from headway_export.huggingface.folder import ModelFolder
 from headway_export.huggingface.tokenizers import check_tokenizer, convert_pieces, read_pieces, sample_lines
+from headway_server.bundles import Languages, Task
 
 
-@pytest.fixture(scope="module")
-def pieces(tmp_path_factory):
+@pytest.fixture(scope="module", params=["unigram", "bpe"])
+def pieces(request, tmp_path_factory):
     file = tmp_path_factory.mktemp("pieces") / "source.spm"
-    tiny.write_pieces(file, seed=1)
+    tiny.write_pieces(file, seed=1, model_type=request.param)
     return file
 
 
@@ -89,3 +94,45 @@ def test_an_encoder_decoder_is_not_exported_for_another_task(marian):
     assert "is an encoder-decoder (marian), and is not exported for generation" in refusal(
         marian, "--task", "generation"
     )
+
+
+@pytest.mark.parametrize("kind", ["Blenderbot", "PLBart", "BigBirdPegasus", "UMT5"])
+def test_further_families_attend_as_they_do_by_themselves(kind, tmp_path):
+    sizes = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4} if kind == "UMT5" else tiny.SIZES
+    config = getattr(transformers, f"{kind}Config")(**sizes, vocab_size=90)
+    model = getattr(transformers, f"{kind}ForConditionalGeneration")._from_config(config, attn_implementation="eager")
+    folder = ModelFolder(path=tmp_path, task=Task.TEXT_TO_TEXT, config=config, options=FolderOptions())
+    adapt(folder, tiny.widen(model).eval(), max_source_length=40, max_target_length=40)  # or else it refuses
+
+
+def test_a_model_that_hears_is_no_model_of_texts(tmp_path):
+    config = transformers.WhisperConfig(**tiny.SIZES, vocab_size=90, pad_token_id=0)
+    transformers.WhisperForConditionalGeneration(config).save_pretrained(tmp_path / "whisper")
+    assert "whisper does not make texts of texts alone, and is not supported" in refusal(tmp_path / "whisper")
+
+
+@pytest.fixture(scope="module")
+def nllb(tmp_path_factory):
+    return tiny.write_nllb(tmp_path_factory.mktemp("many") / "nllb")
+
+
+def test_a_bundle_may_be_limited_to_a_pair_of_many_languages(nllb):
+    options = FolderOptions(languages=Languages(source="eng_Latn", target="fra"))
+    languages = from_folder(nllb, options)[0].languages
+    assert (languages.sources, languages.targets) == (("eng-Latn",), ("fra-Latn",))
+    assert "has no language spa; it has deu-Latn, eng-Latn, fra-Latn" in refusal(nllb, "--languages", "eng-spa")
+
+
+def test_a_forced_first_token_that_is_a_language_is_the_only_target(tmp_path):
+    folder = tiny.write_mbart50(tmp_path / "mbart")
+    english = transformers.AutoTokenizer.from_pretrained(folder).convert_tokens_to_ids("en_XX")
+    file = folder / "generation_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"forced_bos_token_id": english}))
+    languages = from_folder(folder, FolderOptions())[0].languages
+    assert (len(languages.sources), languages.targets) == (52, ("en",))
+
+
+def test_a_model_that_a_token_tells_its_target_is_not_judged_on_pairs(nllb, tmp_path):
+    (tmp_path / "pairs.jsonl").write_text('{"source": "rain", "target": "Regen"}\n')
+    says = "--evaluation is for models of one source and one target"
+    assert says in refusal(nllb, "--evaluation", str(tmp_path / "pairs.jsonl"))

@@ -24,8 +24,8 @@ from headway_server.decoding.runner.decoder import DecoderRunner
 from headway_server.decoding.runner.encoder import EncoderRunner
 from headway_server.decoding.settings import EngineSettings
 from headway_server.runtime import Runtime
-from headway_server.tasks.translation.model import TranslationModel
-from headway_server.tasks.translation.request import TranslationRequest
+from headway_server.tasks.text_to_text.request import TextToTextRequest
+from headway_server.tasks.text_to_text.translation import TranslationModel
 from headway_training.evaluation import pad, token_mask, translate_greedily
 
 BOS, EOS = 1, 2
@@ -165,7 +165,7 @@ def test_aligning_leaves_the_running_sentences_alone(bundle, runtime):
 
 
 async def served(model, texts):
-    return (await model.translate(texts, request=TranslationRequest())).results
+    return (await model.write(texts, request=TextToTextRequest())).results
 
 
 async def test_served_translations_equal_pytorchs_alone_and_in_a_batch(bundle, checkpoint, module, runtime, texts):

@@ -1,69 +1,42 @@
 """Encoder-decoders of `transformers`, exported by one command and served, against its `generate`."""
 
-import warnings
-
 import pytest
 import tiny_sequences as tiny
-import transformers
-from typer.testing import CliRunner
+from served_sequences import TEXTS, export, generate, shown
 
-from headway_client import Client
-from headway_export.cli import app
+from headway_client import Client, InvalidArgumentError
 
 from .conftest import serve
 
-TEXTS = [
-    "the old fire",
-    "rain",
-    "an answer is not in the rain, the big house",
-    "der Mann, über die école été!",
-    "a red bicycle and the dog's small 你好 house in the rain " * 2,
-]
 NEW_TOKENS = 20
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     root = tmp_path_factory.mktemp("translators")
-    return {"marian": tiny.write_marian(root / "marian")}
+    return {
+        "marian": tiny.write_marian(root / "marian"),
+        "marian-many": tiny.write_marian(root / "marian-many", marks=(">>de<<", ">>fra<<")),
+        "m2m": tiny.write_m2m(root / "m2m"),
+        "nllb": tiny.write_nllb(root / "nllb"),
+        "mbart50": tiny.write_mbart50(root / "mbart50"),
+    }
 
 
 @pytest.fixture(scope="module")
-def store(folders, tmp_path_factory):
-    path = tmp_path_factory.mktemp("store")
-    for name, folder in folders.items():
-        result = CliRunner().invoke(app, ["hf", str(folder), "--store", str(path)])
-        assert result.exit_code == 0, f"{name}: {result.output}"
-    return path
-
-
-@pytest.fixture(scope="module")
-def client(store, tmp_path_factory):
+def client(folders, tmp_path_factory):
+    store = export(folders, tmp_path_factory.mktemp("store"))
     for address in serve(store, "fp32", tmp_path_factory.mktemp("log") / "server.log"):
         with Client(address) as connected:
             yield connected
 
 
-def generate(folder, text, *, tokenizer=None, **options):
-    """Returns what `generate` writes, and the number of its new tokens."""
-    model = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder, attn_implementation="eager").eval()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # Marian's recommends a library that it does not use here
-        tokenizer = tokenizer or transformers.AutoTokenizer.from_pretrained(folder)
-    encoded = tokenizer(text, return_tensors="pt")
-    settings = {"max_new_tokens": NEW_TOKENS, "forced_eos_token_id": None, "num_beams": 1, **options}
-    ids = model.generate(**encoded, do_sample=False, **settings)
-    texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
-    ends = [int((row == model.generation_config.eos_token_id).int().argmax()) or NEW_TOKENS for row in ids[:, 1:]]
-    return texts, encoded.input_ids.shape[1], ends
-
-
 def test_greedy_translations_are_those_of_generate(folders, client):
     results = client.translate_text(TEXTS, model="marian", max_new_tokens=NEW_TOKENS).results
     for text, result in zip(TEXTS, results, strict=True):
-        (expected,), source_length, _ = generate(folders["marian"], text)
-        assert result.text.strip() == expected.strip()
-        assert result.source_token_count == source_length
+        expected = generate(folders["marian"], text, NEW_TOKENS)
+        assert shown(result.text) == expected.texts[0]
+        assert result.source_token_count == expected.source_length
 
 
 @pytest.mark.parametrize("length_penalty", [1.0, 0.6])
@@ -71,12 +44,80 @@ def test_translations_of_a_beam_search_are_those_of_generate(folders, client, le
     options = {"beam_size": 4, "hypothesis_count": 3, "length_penalty": length_penalty}
     results = client.translate_text(TEXTS, model="marian", max_new_tokens=NEW_TOKENS, **options).results
     for text, result in zip(TEXTS, results, strict=True):
-        expected, _, _ = generate(
-            folders["marian"], text, num_beams=4, num_return_sequences=3, length_penalty=length_penalty
+        expected = generate(
+            folders["marian"], text, NEW_TOKENS, num_beams=4, num_return_sequences=3, length_penalty=length_penalty
         )
-        assert [hypothesis.text.strip() for hypothesis in result.hypotheses] == [one.strip() for one in expected]
+        assert [shown(one.text) for one in result.hypotheses] == expected.texts
 
 
 def test_the_languages_are_those_of_the_folder(client):
     (model,) = [model for model in client.list_models().models if model.name == "marian"]
     assert (model.source_language, model.target_language) == ("en", "de")
+
+
+MANY = {
+    "m2m": [("en", "de"), ("fr", "zh")],
+    "nllb": [("eng_Latn", "deu_Latn"), ("fra_Latn", "eng_Latn")],
+    "mbart50": [("en_XX", "de_DE"), ("de_DE", "fr_XX")],
+}
+"""Languages as the folders' tokenizers name them."""
+
+
+def code(language):
+    """Returns a language as the bundle names it."""
+    return language.removesuffix("_XX").replace("_", "-")
+
+
+@pytest.mark.parametrize(("family", "pair"), [(family, pair) for family, pairs in MANY.items() for pair in pairs])
+def test_a_model_of_many_languages_translates_as_generate_does(folders, client, family, pair):
+    named = {"model": family, "source_language": code(pair[0]), "target_language": code(pair[1])}
+    greedy = client.translate_text(TEXTS, max_new_tokens=NEW_TOKENS, **named).results
+    searched = client.translate_text(
+        TEXTS, max_new_tokens=NEW_TOKENS, beam_size=4, hypothesis_count=3, length_penalty=0.6, **named
+    ).results
+    for text, one, several in zip(TEXTS, greedy, searched, strict=True):
+        expected = generate(folders[family], text, NEW_TOKENS, languages=pair)
+        assert shown(one.text) == expected.texts[0]
+        assert one.source_token_count == expected.source_length
+        expected = generate(
+            folders[family], text, NEW_TOKENS, languages=pair, num_beams=4, num_return_sequences=3, length_penalty=0.6
+        )
+        assert [shown(each.text) for each in several.hypotheses] == expected.texts
+
+
+@pytest.mark.parametrize("target", ["de", "fra"])
+def test_a_marian_model_of_several_targets_is_told_which(folders, client, target):
+    results = client.translate_text(TEXTS, model="marian-many", target_language=target, max_new_tokens=NEW_TOKENS)
+    for text, result in zip(TEXTS, results, strict=True):
+        expected = generate(folders["marian-many"], f">>{target}<< {text}", NEW_TOKENS)
+        assert shown(result.text) == expected.texts[0]
+        assert result.source_token_count == expected.source_length
+
+
+def test_a_model_lists_its_languages(client):
+    models = {model.name: model for model in client.list_models()}
+    assert (models["marian"].source_languages, models["marian"].target_languages) == (("en",), ("de",))
+    assert models["marian-many"].target_languages == ("de", "fra")
+    assert (models["m2m"].source_language, len(models["m2m"].source_languages)) == ("", 100)
+    assert models["nllb"].target_languages == ("deu-Latn", "eng-Latn", "fra-Latn")
+
+
+def test_languages_that_are_missing_or_unknown_are_asked_for(client):
+    for options, words in (
+        ({"target_language": "eng-Latn"}, r"source_language: is empty; nllb has 3 languages, name one: deu-Latn, "),
+        ({"source_language": "eng"}, "target_language: is empty; nllb has 3 languages"),
+        (
+            {"source_language": "eng", "target_language": "xx"},
+            r"target_language: is 'xx', .* nllb \(3 languages \(deu-",
+        ),
+    ):
+        with pytest.raises(InvalidArgumentError, match=words):
+            client.translate_text("rain", model="nllb", **options)
+
+
+def test_a_translation_from_one_of_many_languages_is_streamed(client):
+    options = {"model": "nllb", "source_language": "ENG_Latn", "target_language": "fra", "max_new_tokens": NEW_TOKENS}
+    expected = client.translate_text(TEXTS[2], **options)[0]
+    with client.stream_translate_text(TEXTS[2], **options) as stream:
+        assert "".join(delta.text for delta in stream) == expected.text
+        assert stream.answer[0] == expected

@@ -4,7 +4,13 @@ from headway_server.serving.callers import Callers, WaitLimits
 from headway_server.serving.calls import Calls
 from headway_server.transports.grpc.interceptor import CallInterceptor
 
-SERVICES = ("GenerationService", "TranslationService", "TextClassificationService", "ImageClassificationService")
+SERVICES = (
+    "GenerationService",
+    "TranslationService",
+    "TextToTextService",
+    "TextClassificationService",
+    "ImageClassificationService",
+)
 
 
 def make_interceptor(calls: Calls | None = None, *, max_request_bytes: int = 2**20) -> CallInterceptor:

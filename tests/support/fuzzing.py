@@ -55,7 +55,7 @@ from headway_server.preprocessing import (
 from headway_server.runtime.machine import give_back_memory
 from headway_server.serving.limits import check_text
 from headway_server.tasks.parameters import DecodingLimits, plan_sampling
-from headway_server.transports.grpc import generation_requests, translation_requests
+from headway_server.transports.grpc import generation_requests, text_to_text_requests
 from headway_server.transports.grpc.wire import check_fields
 
 
@@ -354,7 +354,7 @@ def _generation_requests() -> list[bytes]:
 
 def _read_translation(data: bytes) -> None:
     request = translation_pb.TranslateTextRequest.FromString(data)
-    translation_requests.parse_request(request, deadline=None)
+    text_to_text_requests.parse_request(request, deadline=None)
 
 
 def _translation_requests() -> list[bytes]:

@@ -30,6 +30,8 @@ from headway.v1 import (
     model_service_pb2_grpc,
     text_classification_service_pb2,
     text_classification_service_pb2_grpc,
+    text_to_text_service_pb2,
+    text_to_text_service_pb2_grpc,
     translation_service_pb2,
     translation_service_pb2_grpc,
 )
@@ -176,6 +178,23 @@ def translation(text: str, request: Any) -> translation_service_pb2.TranslatedTe
     )
 
 
+def rewritten(text: str, request: Any) -> text_to_text_service_pb2.RewrittenText:
+    count = request.parameters.hypothesis_count
+    return text_to_text_service_pb2.RewrittenText(
+        text=text.upper(),
+        log_probability=-1.5,
+        finish_reason=common_pb2.FINISH_REASON_END_OF_SEQUENCE,
+        source_token_count=len(text.split()),
+        new_token_count=len(text.split()),
+        score=-0.75,
+        hypotheses=[
+            text_to_text_service_pb2.RewriteHypothesis(text=text.upper() + "!" * rank, score=-0.75 - rank)
+            for rank in range(count)
+            if count > 1
+        ],
+    )
+
+
 def hypothesis(text: str, rank: int) -> translation_service_pb2.TranslationHypothesis:
     return translation_service_pb2.TranslationHypothesis(
         text=text.upper() + "!" * rank,
@@ -252,6 +271,27 @@ class Translation(translation_service_pb2_grpc.TranslationServiceServicer):
             count += 1
             yield translation_service_pb2.StreamTranslateTextResponse(text_delta=word, new_token_count=count)
         yield translation_service_pb2.StreamTranslateTextResponse(
+            new_token_count=count, result=result, model=MODEL, timings=TIMINGS
+        )
+
+
+class Rewriting(text_to_text_service_pb2_grpc.TextToTextServiceServicer):
+    def __init__(self, rules: Rules) -> None:
+        self.rules = rules
+
+    async def RewriteText(self, request: Any, context: Any) -> Any:
+        await self.rules.admit(request, context)
+        results = [rewritten(text, request) for text in request.texts]
+        return text_to_text_service_pb2.RewriteTextResponse(results=results, model=MODEL, timings=TIMINGS)
+
+    async def StreamRewriteText(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        await self.rules.admit(request, context)
+        result = rewritten(request.text, request)
+        count = 0
+        async for word in self.rules.words(result.text, context):
+            count += 1
+            yield text_to_text_service_pb2.StreamRewriteTextResponse(text_delta=word, new_token_count=count)
+        yield text_to_text_service_pb2.StreamRewriteTextResponse(
             new_token_count=count, result=result, model=MODEL, timings=TIMINGS
         )
 
@@ -424,6 +464,7 @@ class RuleServer:
         rules = self.rules
         generation_service_pb2_grpc.add_GenerationServiceServicer_to_server(Generation(rules), server)
         translation_service_pb2_grpc.add_TranslationServiceServicer_to_server(Translation(rules), server)
+        text_to_text_service_pb2_grpc.add_TextToTextServiceServicer_to_server(Rewriting(rules), server)
         text_classification_service_pb2_grpc.add_TextClassificationServiceServicer_to_server(Answer(rules), server)
         image_classification_service_pb2_grpc.add_ImageClassificationServiceServicer_to_server(Images(rules), server)
         model_service_pb2_grpc.add_ModelServiceServicer_to_server(Models(rules), server)

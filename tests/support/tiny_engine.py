@@ -34,7 +34,7 @@ from headway_server.decoding.settings import EngineSettings
 from headway_server.preprocessing import ChatTemplate, TextTokenizer
 from headway_server.tasks.decoding import ModelParts
 from headway_server.tasks.generation.model import GenerationModel
-from headway_server.tasks.translation.model import TranslationModel
+from headway_server.tasks.text_to_text.translation import TranslationModel
 
 MAX_LENGTH = 64
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from headway_client.cli import classification, generation, inspection, load, models, translation
+from headway_client.cli import classification, generation, inspection, load, models, text_to_text
 
 __all__ = ["app"]
 
@@ -24,7 +24,8 @@ app = typer.Typer(
 for command in (
     generation.generate_text,
     generation.chat,
-    translation.translate_text,
+    text_to_text.translate_text,
+    text_to_text.rewrite_text,
     classification.classify_text,
     classification.classify_tokens,
     classification.classify_image,

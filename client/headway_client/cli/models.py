@@ -15,6 +15,7 @@ from headway_client.cli.output import as_dict, print_json, print_table
 TaskName = Literal[
     "generation",
     "translation",
+    "text_to_text",
     "text_classification",
     "token_classification",
     "image_classification",

@@ -32,6 +32,7 @@ class LoadTask(StrEnum):
     GENERATE_TEXT = "generate-text"
     CHAT = "chat"
     TRANSLATE_TEXT = "translate-text"
+    REWRITE_TEXT = "rewrite-text"
     CLASSIFY_TEXT = "classify-text"
     CLASSIFY_TOKENS = "classify-tokens"
     CLASSIFY_IMAGE = "classify-image"
@@ -47,7 +48,7 @@ class LoadTask(StrEnum):
     @property
     def decodes(self) -> bool:
         """True if the outputs are texts."""
-        return self in (LoadTask.GENERATE_TEXT, LoadTask.CHAT, LoadTask.TRANSLATE_TEXT)
+        return self in (LoadTask.GENERATE_TEXT, LoadTask.CHAT, LoadTask.TRANSLATE_TEXT, LoadTask.REWRITE_TEXT)
 
 
 class Arrivals(StrEnum):

@@ -52,6 +52,7 @@ def sample_inputs(task: LoadTask) -> list[str] | list[bytes]:
         LoadTask.GENERATE_TEXT: PROMPTS,
         LoadTask.CHAT: QUESTIONS,
         LoadTask.TRANSLATE_TEXT: SENTENCES,
+        LoadTask.REWRITE_TEXT: SENTENCES,
     }
     return list(texts.get(task, HEADLINES))
 

@@ -28,6 +28,7 @@ from headway_export.huggingface.folder import (
     NEUTRAL,
     ModelFolder,
     as_ids,
+    check_is_dense,
     first_line,
     quiet,
 )
@@ -112,9 +113,7 @@ def _check_config(folder: ModelFolder) -> None:
         SourceError: The model needs something that the exported graph does not compute.
     """
     config = folder.config
-    for name in ("num_experts", "num_local_experts", "n_routed_experts"):
-        if (getattr(config, name, None) or 0) > 1:
-            raise SourceError(f"{folder.path}: is a mixture of experts ({config.model_type}), which is not supported")
+    check_is_dense(folder)
     rope = getattr(config, "rope_parameters", None) or {}
     settings: Sequence[Any] = [rope, *(part for part in rope.values() if isinstance(part, Mapping))]
     kinds = {part.get("rope_type", part.get("type")) for part in settings}

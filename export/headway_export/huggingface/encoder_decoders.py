@@ -3,22 +3,25 @@
 The layers of the decoder call the `attend` and `attend_cross` that `HuggingFaceEncoderDecoder` is given
 (`attention.py`). What a layer computes of the source, its keys and values, is computed once a source in
 `cross_keys_values`; what the layer itself computes of the empty source that it is shown instead is never read. The
-encoder may read anything.
+encoder may read anything. Relative positions (T5) are a bias on the scores, given for all positions that there may be.
 
 A model is held against `transformers`' own attention before it is exported.
 
-B rows, T target tokens, S source tokens, H heads, K head width, D model width, V vocabulary.
+B rows, T target tokens, S source tokens, L most target tokens, H heads, K head width, D model width, V vocabulary.
 """
 
 from __future__ import annotations
 
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, Final, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from tokenizers import Tokenizer
 from torch import Tensor, nn
+from transformers import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, AutoModelForSeq2SeqLM
 
 from headway_export.errors import SourceError
 from headway_export.huggingface.attention import ATTENTION, attending, check_logits, layer_of
@@ -27,11 +30,13 @@ from headway_export.huggingface.folder import (
     NEUTRAL,
     ModelFolder,
     as_ids,
+    check_is_dense,
     first_line,
     quiet,
 )
 from headway_export.reference import translation_logits
-from headway_server.bundles import SpecialTokens
+from headway_export.source import ExportSource
+from headway_server.bundles import Languages, SpecialTokens
 from headway_training.models.parts.attention import Attend, AttendCross, padding_attention
 
 _MARK: Final = "attends_to_source"
@@ -55,6 +60,7 @@ class HuggingFaceEncoderDecoder(nn.Module):
         self._cross = _cross_layers(self._decoder)
         if hasattr(self._decoder, "embed_positions"):
             self._decoder.embed_positions = _GivenPositions(self._decoder.embed_positions)
+        self._distances = nn.ParameterDict(_distance_tables(self._decoder, max_target_length))
         self._scale = float(self._decoder.config.d_model) ** -0.5 if _scales_output(model) else 1.0
 
     def encode(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
@@ -78,15 +84,19 @@ class HuggingFaceEncoderDecoder(nn.Module):
 
     def decode(self, input_ids: Tensor, position_ids: Tensor, attend: Attend, attend_cross: AttendCross) -> Tensor:
         """(B, T), (B, T) -> (B, T, D)."""
+        biases = {layer: _bias_of(table, position_ids) for layer, table in self._distances.items()}
 
         def attend_layer(
             module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, bias: Tensor | None
         ) -> Tensor:
-            if bias is not None:
-                raise SourceError("its attention has position_bias, which the key/value cache's operator is not given")
+            layer = layer_of(module)
             if getattr(module, _MARK, False):
-                return attend_cross(query, layer=layer_of(module), scale=scale)
-            return attend(query, key, value, layer=layer_of(module), scale=scale)
+                return attend_cross(query, layer=layer, scale=scale)  # a bias is for the empty source, and zeros
+            if bias is not None:  # for positions 0, 1, 2; layers without a table have the first one's
+                if not biases:
+                    raise SourceError("its attention has position_bias of a kind that is not known")
+                bias = biases.get(str(layer), biases["0"])
+            return attend(query, key, value, layer=layer, scale=scale, bias=bias)
 
         width = self._cross[0].width
         nothing = torch.zeros(1, 1, width, dtype=next(self.model.parameters()).dtype)
@@ -123,6 +133,24 @@ class _GivenPositions(nn.Module):
 
     def forward(self, *_inputs: Any, **_named: Any) -> Tensor:
         return self.table[_positions.get() + self.offset]  # (B, T, D)
+
+
+def _distance_tables(decoder: nn.Module, max_length: int) -> dict[str, nn.Parameter]:
+    """Returns, by the layers that have one, what is added to the score of a key so many tokens back: (L, H)."""
+    tables: dict[str, nn.Parameter] = {}
+    for part in decoder.modules():
+        if isinstance(getattr(part, "relative_attention_bias", None), nn.Embedding):
+            with torch.inference_mode():
+                # Of the last of L queries, (1, H, 1, L), the nearest key last.
+                last = cast("Any", part).compute_bias(1, max_length, past_seen_tokens=max_length - 1)
+            tables[str(layer_of(part))] = nn.Parameter(last[0, :, 0].flip(1).T.clone(), requires_grad=False)
+    return tables
+
+
+def _bias_of(table: Tensor, position_ids: Tensor) -> Tensor:
+    """(L, H), (B, T) -> (B, H, T, L); keys behind a query, which it does not see, have any."""
+    distances = position_ids[..., None] - torch.arange(len(table), device=position_ids.device)  # (B, T, L)
+    return table[distances.clamp(min=0)].permute(0, 3, 1, 2)
 
 
 class _CrossLayer:
@@ -162,7 +190,8 @@ def _cross_layers(decoder: nn.Module) -> list[_CrossLayer]:
 
 def _scales_output(model: nn.Module) -> bool:
     """True if a model scales the states that logits are computed of, as T5 does where it ties its embeddings."""
-    return bool(getattr(cast("Any", model).config, "scale_decoder_outputs", False))
+    config = cast("Any", model).config
+    return bool(getattr(config, "scale_decoder_outputs", config.model_type == "umt5"))
 
 
 def adapt(
@@ -210,11 +239,67 @@ def _random_tokens(folder: ModelFolder, length: int) -> NDArray[np.int64]:
     return np.where(ids == folder.config.pad_token_id, (ids + 1) % vocabulary, ids)
 
 
-def read_generation_config(folder: ModelFolder) -> tuple[SpecialTokens, tuple[int, ...], tuple[str, ...]]:
-    """Reads `generation_config.json`, or what the configuration says in its place.
+def read_rewriter(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
+    """Reads a model that makes texts of texts.
 
-    Returns:
-        Special tokens, of which `bos` is what the decoder starts from; tokens that are never generated; and notes.
+    Raises:
+        SourceError: The folder is incomplete, or its model is none that can be served.
+    """
+    if type(folder.config) not in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING:
+        raise SourceError(
+            f"{folder.path}: {folder.config.model_type} does not make texts of texts alone, and is not supported"
+        )
+    tokenizer, _ = folder.tokenizer()
+    return read_encoder_decoder(folder, tokenizer, read_generation_config(folder))
+
+
+def read_encoder_decoder(
+    folder: ModelFolder, tokenizer: Tokenizer, start: DecoderStart, languages: Languages | None = None
+) -> tuple[ExportSource, tuple[str, ...]]:
+    """Reads an encoder-decoder whose tokenizer has been read.
+
+    Args:
+        folder: The model's.
+        tokenizer: Of sources and targets.
+        start: What `read_generation_config` has found.
+        languages: Of a translation model.
+
+    Raises:
+        SourceError: Its weights cannot be read, or it computes something that is not adapted.
+    """
+    check_is_dense(folder)
+    model = folder.load(AutoModelForSeq2SeqLM)
+    length, notes = folder.length(model)
+    module = adapt(folder, model, max_source_length=length, max_target_length=length)
+    source = folder.source(
+        model,
+        module,
+        tokenizer=tokenizer,
+        special_tokens=start.special_tokens,
+        prompt_prefix=() if languages is not None and languages.target_tokens else start.prefix,
+        suppressed_tokens=start.suppressed_tokens,
+        languages=languages,
+        evaluation=folder.evaluation(),
+    )
+    return source, start.notes + notes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderStart:
+    """What `generation_config.json` says."""
+
+    special_tokens: SpecialTokens
+    """`bos` is what the decoder starts from."""
+    prefix: tuple[int, ...]
+    """Tokens that follow it, whatever the source."""
+    suppressed_tokens: tuple[int, ...]
+    """That are never generated."""
+    notes: tuple[str, ...]
+    """For the user."""
+
+
+def read_generation_config(folder: ModelFolder) -> DecoderStart:
+    """Reads `generation_config.json`, or what the configuration says in its place.
 
     Raises:
         SourceError: It is not said what the decoder starts from.
@@ -227,7 +312,7 @@ def read_generation_config(folder: ModelFolder) -> tuple[SpecialTokens, tuple[in
     ends = as_ids(settings.eos_token_id) or as_ids(folder.config.eos_token_id)
     bad_words = [list(word) for word in settings.bad_words_ids or ()]
     suppressed = {word[0] for word in bad_words if len(word) == 1} | set(settings.suppress_tokens or ())
-    applied = {"suppress_tokens", *_ASKED_FOR}
+    applied = {"suppress_tokens", "forced_bos_token_id", *_ASKED_FOR}
     if all(len(word) == 1 for word in bad_words):
         applied.add("bad_words_ids")
     names = ("min_length", "min_new_tokens", "repetition_penalty", *IGNORED_GENERATION)
@@ -240,7 +325,12 @@ def read_generation_config(folder: ModelFolder) -> tuple[SpecialTokens, tuple[in
     special = SpecialTokens(
         pad=settings.pad_token_id, bos=int(start), eos=ends[0] if ends else None, more_eos=tuple(ends[1:])
     )
-    return special, tuple(sorted(suppressed)), tuple(notes)
+    return DecoderStart(
+        special_tokens=special,
+        prefix=tuple(as_ids(settings.forced_bos_token_id)),
+        suppressed_tokens=tuple(sorted(suppressed)),
+        notes=tuple(notes),
+    )
 
 
 _ASKED_FOR: Final = {

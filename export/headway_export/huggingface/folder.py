@@ -240,8 +240,10 @@ class ModelFolder:
         Raises:
             SourceError: More are asked for than the model takes.
         """
-        whole = int(getattr(self.config, "max_position_embeddings", None) or DEFAULT_MAX_LENGTH)
-        length, asked = whole, self.options.max_length
+        asked = self.options.max_length
+        known = getattr(self.config, "max_position_embeddings", None)  # none of relative positions, which have no end
+        whole = int(known or asked or getattr(self.config, "n_positions", None) or DEFAULT_MAX_LENGTH)
+        length = whole
         table = getattr(getattr(cast("Any", model).base_model, "embeddings", None), "position_embeddings", None)
         if isinstance(table, nn.Embedding) and table.padding_idx is not None:  # positions begin after the padding's
             length -= table.padding_idx + 1
@@ -372,6 +374,19 @@ def quiet() -> Iterator[None]:
     finally:
         transformers.logging.set_verbosity(before)
         transformers.logging.enable_progress_bar()
+
+
+def check_is_dense(folder: ModelFolder) -> None:
+    """Checks that a model is no mixture of experts.
+
+    Raises:
+        SourceError: It is one.
+    """
+    for name in ("num_experts", "num_local_experts", "n_routed_experts"):
+        if (getattr(folder.config, name, None) or 0) > 1:
+            raise SourceError(
+                f"{folder.path}: is a mixture of experts ({folder.config.model_type}), which is not supported"
+            )
 
 
 def first_line(error: Exception) -> str:

@@ -14,6 +14,7 @@ import transformers
 from headway_export.errors import SourceError
 from headway_export.huggingface.decoders import read_decoder
 from headway_export.huggingface.embedders import Layout, read_embedder, read_layout
+from headway_export.huggingface.encoder_decoders import read_rewriter
 from headway_export.huggingface.encoders import read_classifier
 from headway_export.huggingface.folder import (
     CONFIG_FILE,
@@ -25,7 +26,7 @@ from headway_export.huggingface.folder import (
     read_configuration,
 )
 from headway_export.huggingface.images import PREPROCESSOR_FILE, read_image_classifier, read_image_embedder
-from headway_export.huggingface.translators import read_translator
+from headway_export.huggingface.translators import TRANSLATORS, read_translator
 from headway_export.source import ExportSource
 from headway_server.bundles import EMBEDDING_TASKS, Task
 
@@ -45,7 +46,8 @@ class Kind:
 
 KINDS: Final = (
     Kind(task=Task.GENERATION, heads=("ForCausalLM", "LMHeadModel"), read=read_decoder),
-    Kind(task=Task.TRANSLATION, heads=("MarianMTModel",), is_encoder_decoder=True, read=read_translator),
+    Kind(task=Task.TRANSLATION, heads=TRANSLATORS, is_encoder_decoder=True, read=read_translator),
+    Kind(task=Task.TEXT_TO_TEXT, heads=("ForConditionalGeneration",), is_encoder_decoder=True, read=read_rewriter),
     Kind(task=Task.TEXT_CLASSIFICATION, heads=("ForSequenceClassification",), read=read_classifier),
     Kind(task=Task.TOKEN_CLASSIFICATION, heads=("ForTokenClassification",), read=read_classifier),
     Kind(task=Task.TEXT_SCORING, heads=(), read=read_classifier),
@@ -139,13 +141,19 @@ def _kind_of(path: Path, content: Mapping[str, Any], asked: str | None) -> Kind:
             raise SourceError(f"--task {asked}: this command exports {known}")
         return _of_its_parts(path, content, kinds[0])
     architectures = content.get("architectures") or []
-    found = [kind for kind in KINDS if any(str(name).endswith(kind.heads) for name in architectures)]
+    found = {kind.task: kind for name in architectures if (kind := _kind_named(str(name))) is not None}
     if len(found) != 1:
         raise SourceError(
             f"{path}: the task cannot be told from architectures {json.dumps(architectures)}; "
             f"give it with --task, one of {known}"
         )
-    return _of_its_parts(path, content, found[0])
+    return _of_its_parts(path, content, *found.values())
+
+
+def _kind_named(architecture: str) -> Kind | None:
+    """Returns the kind of an architecture; the longest head decides, since one may end with another."""
+    heads = {head: kind for kind in KINDS for head in kind.heads if architecture.endswith(head)}
+    return heads[max(heads, key=len)] if heads else None
 
 
 def _of_its_parts(path: Path, content: Mapping[str, Any], kind: Kind) -> Kind:

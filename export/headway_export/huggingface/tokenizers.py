@@ -30,7 +30,8 @@ NUM_LINES: Final = 10_000
 _APART, _TOGETHER, _OTHER = "\ufff0", "\ufff1", "\ufff8"
 """Separators: unassigned characters that break grapheme clusters and that nothing composes with; texts that hold one
 are given the third, which no vocabulary knows either."""
-_UNIGRAM: Final = 1
+_UNIGRAM, _BPE = 1, 2
+"""Types of models."""
 _NORMAL, _USER_DEFINED = 1, 4
 """Types of pieces."""
 
@@ -123,12 +124,16 @@ def convert_pieces(file: Path, ids: Mapping[str, int], *, unknown: str, end: str
         special: Pieces that are found in a text as they stand, and left out of an answer.
 
     Raises:
-        SourceError: It is not a unigram model, or asks for something that is not converted.
+        SourceError: It is neither a unigram model nor one of byte-pair encoding, or asks for something that is not
+            converted.
     """
     proto = read_pieces(file)
     spec = proto.normalizer_spec
-    if proto.trainer_spec.model_type != _UNIGRAM or proto.trainer_spec.byte_fallback:
-        raise SourceError(f"{file}: is a model of another kind than unigram, or falls back to bytes; not supported")
+    kind = proto.trainer_spec.model_type
+    if kind not in (_UNIGRAM, _BPE) or proto.trainer_spec.byte_fallback:
+        raise SourceError(
+            f"{file}: is a model of another kind than unigram and BPE, or falls back to bytes; not supported"
+        )
     if not (spec.add_dummy_prefix and spec.remove_extra_whitespaces and spec.escape_whitespaces):
         raise SourceError(f"{file}: treats white space in another way than most; not supported")
     scores = {piece.piece: piece.score for piece in proto.pieces if piece.type in (_NORMAL, _USER_DEFINED)}
@@ -146,7 +151,12 @@ def convert_pieces(file: Path, ids: Mapping[str, int], *, unknown: str, end: str
     vocabulary = [
         (_APART + piece if piece in written else piece, scores.get(piece, lowest)) for _, piece in sorted(by_id.items())
     ]
-    tokenizer = Tokenizer(models.Unigram(vocabulary, unk_id=ids[unknown]))
+    if kind == _UNIGRAM:
+        model: models.Model = models.Unigram(vocabulary, unk_id=ids[unknown])
+    else:
+        places = {piece: index for index, (piece, _) in enumerate(vocabulary)}
+        model = models.BPE(places, _merges(scores), unk_token=unknown, fuse_unk=True)
+    tokenizer = Tokenizer(model)
     steps = [
         *_normalization(bytes(spec.precompiled_charsmap)),
         normalizers.Replace(Regex("^ +| +$"), ""),
@@ -166,6 +176,16 @@ def convert_pieces(file: Path, ids: Mapping[str, int], *, unknown: str, end: str
     tokenizer.post_processor = processors.TemplateProcessing(single=f"$A {end}", special_tokens=[(end, ids[end])])
     tokenizer.add_special_tokens([AddedToken(piece, normalized=False) for piece in special])
     return tokenizer
+
+
+def _merges(scores: Mapping[str, float]) -> list[tuple[str, str]]:
+    """Returns the pairs of pieces that make a piece, those of the piece with the highest score first."""
+    return [
+        (piece[:place], piece[place:])
+        for piece in sorted(scores, key=lambda piece: -scores[piece])
+        for place in range(1, len(piece))
+        if piece[:place] in scores and piece[place:] in scores
+    ]
 
 
 def _normalization(table: bytes) -> list[normalizers.Normalizer]:

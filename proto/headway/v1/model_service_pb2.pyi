@@ -38,6 +38,8 @@ class _TaskEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Task.ValueType],
     """TextClassificationService.ClassifyTokens."""
     TASK_IMAGE_CLASSIFICATION: _Task.ValueType  # 5
     """ImageClassificationService."""
+    TASK_TEXT_TO_TEXT: _Task.ValueType  # 6
+    """TextToTextService."""
     TASK_TEXT_EMBEDDING: _Task.ValueType  # 7
     """TextClassificationService.EmbedText, without labels."""
     TASK_TEXT_SCORING: _Task.ValueType  # 8
@@ -60,6 +62,8 @@ TASK_TOKEN_CLASSIFICATION: Task.ValueType  # 4
 """TextClassificationService.ClassifyTokens."""
 TASK_IMAGE_CLASSIFICATION: Task.ValueType  # 5
 """ImageClassificationService."""
+TASK_TEXT_TO_TEXT: Task.ValueType  # 6
+"""TextToTextService."""
 TASK_TEXT_EMBEDDING: Task.ValueType  # 7
 """TextClassificationService.EmbedText, without labels."""
 TASK_TEXT_SCORING: Task.ValueType  # 8
@@ -137,6 +141,8 @@ class Model(_message.Message):
     HAS_CHAT_TEMPLATE_FIELD_NUMBER: _builtins.int
     EMBEDDING_DIMENSION_FIELD_NUMBER: _builtins.int
     PROMPT_NAMES_FIELD_NUMBER: _builtins.int
+    SOURCE_LANGUAGES_FIELD_NUMBER: _builtins.int
+    TARGET_LANGUAGES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name of the model."""
     version: _builtins.str
@@ -156,11 +162,11 @@ class Model(_message.Message):
     max_input_token_count: _builtins.int
     """Most tokens of an input; 0 for images."""
     max_token_count: _builtins.int
-    """Most tokens of a prompt and its continuation together, or of a translation; 0 for classifiers."""
+    """Most tokens of a prompt and its continuation together, of a translation or of a new text; 0 for classifiers."""
     source_language: _builtins.str
-    """Language that a translation model reads, as a BCP 47 code."""
+    """Language that a translation model reads, as a BCP 47 code; empty if it reads several."""
     target_language: _builtins.str
-    """Language that a translation model writes, as a BCP 47 code."""
+    """Language that a translation model writes, as a BCP 47 code; empty if it writes several."""
     license: _builtins.str
     """Licence of the model."""
     has_chat_template: _builtins.bool
@@ -182,6 +188,16 @@ class Model(_message.Message):
     @_builtins.property
     def prompt_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Prompts that EmbedText can put before each text, by name."""
+
+    @_builtins.property
+    def source_languages(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Languages that a translation model reads, as BCP 47 codes. It translates from each of them to each of
+        `target_languages`.
+        """
+
+    @_builtins.property
+    def target_languages(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Languages that a translation model writes, as BCP 47 codes."""
 
     def __init__(
         self,
@@ -205,10 +221,12 @@ class Model(_message.Message):
         has_chat_template: _builtins.bool = ...,
         embedding_dimension: _builtins.int = ...,
         prompt_names: _abc.Iterable[_builtins.str] | None = ...,
+        source_languages: _abc.Iterable[_builtins.str] | None = ...,
+        target_languages: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["default_parameters", b"default_parameters"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "default_parameters", b"default_parameters", "description", b"description", "device", b"device", "embedding_dimension", b"embedding_dimension", "has_chat_template", b"has_chat_template", "labels", b"labels", "license", b"license", "max_input_token_count", b"max_input_token_count", "max_token_count", b"max_token_count", "name", b"name", "parameter_count", b"parameter_count", "prompt_names", b"prompt_names", "quality", b"quality", "source_language", b"source_language", "target_language", b"target_language", "task", b"task", "variant", b"variant", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "default_parameters", b"default_parameters", "description", b"description", "device", b"device", "embedding_dimension", b"embedding_dimension", "has_chat_template", b"has_chat_template", "labels", b"labels", "license", b"license", "max_input_token_count", b"max_input_token_count", "max_token_count", b"max_token_count", "name", b"name", "parameter_count", b"parameter_count", "prompt_names", b"prompt_names", "quality", b"quality", "source_language", b"source_language", "source_languages", b"source_languages", "target_language", b"target_language", "target_languages", b"target_languages", "task", b"task", "variant", b"variant", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -50,7 +50,7 @@ Global___EarlyStopping: _TypeAlias = EarlyStopping  # noqa: Y015
 
 @_typing.final
 class TranslationParameters(_message.Message):
-    """How to decode a translation. A field that is not set takes the default given here."""
+    """How to decode a translation, or what TextToTextService writes. A field that is not set takes the default given here."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -194,9 +194,9 @@ class TranslateTextRequest(_message.Message):
     model_version: _builtins.str
     """Version of the model. Default: the latest loaded version."""
     source_language: _builtins.str
-    """Language of the texts as a BCP 47 code, such as "en". Default: the model's."""
+    """Language of the texts as a BCP 47 code, such as "en". Default: the model's; required if it reads several."""
     target_language: _builtins.str
-    """Language to translate to as a BCP 47 code, such as "de". Default: the model's."""
+    """Language to translate to as a BCP 47 code, such as "de". Default: the model's; required if it writes several."""
     truncate: _builtins.bool
     """True cuts the end off a text that is too long for the model; false refuses it."""
     include_alignment: _builtins.bool
@@ -513,9 +513,9 @@ class StreamTranslateTextRequest(_message.Message):
     text: _builtins.str
     """The text to translate, of at least 1 character."""
     source_language: _builtins.str
-    """Language of the text as a BCP 47 code, such as "en". Default: the model's."""
+    """Language of the text as a BCP 47 code, such as "en". Default: the model's; required if it reads several."""
     target_language: _builtins.str
-    """Language to translate to as a BCP 47 code, such as "de". Default: the model's."""
+    """Language to translate to as a BCP 47 code, such as "de". Default: the model's; required if it writes several."""
     truncate: _builtins.bool
     """True cuts the end off a text that is too long for the model; false refuses it."""
     target_prefix: _builtins.str

@@ -65,6 +65,7 @@ class Task(StrEnum):
 
     GENERATION = "generation"
     TRANSLATION = "translation"
+    TEXT_TO_TEXT = "text_to_text"
     TEXT_CLASSIFICATION = "text_classification"
     TOKEN_CLASSIFICATION = "token_classification"  # noqa: S105 (a task, not a password)
     IMAGE_CLASSIFICATION = "image_classification"
@@ -73,6 +74,8 @@ class Task(StrEnum):
     IMAGE_EMBEDDING = "image_embedding"
 
 
+ENCODER_DECODER_TASKS = (Task.TRANSLATION, Task.TEXT_TO_TEXT)
+"""Tasks whose models read a text with an encoder and write another with a decoder."""
 EMBEDDING_TASKS = (Task.TEXT_EMBEDDING, Task.IMAGE_EMBEDDING)
 """Tasks whose models give an embedding and no logits."""
 
@@ -268,7 +271,7 @@ class SpecialTokens(Record):
 
     pad: Index | None = None
     bos: Index | None = None
-    """First token of a translation, and of a generation with an empty prompt."""
+    """What the decoder of an encoder-decoder reads first; first token of a generation with an empty prompt."""
     eos: Index | None = None
     """Token that ends a text."""
     more_eos: tuple[Index, ...] = ()
@@ -282,7 +285,8 @@ class Limits(Record):
     max_input_tokens: Size | None = None
     """Of a prompt, a text or a source sentence, special tokens included; None for images."""
     max_total_tokens: Size | None = None
-    """Of prompt and continuation together, or of a translation; None for classifiers. The length of a slot."""
+    """Of prompt and continuation together, or of what an encoder-decoder writes; None for classifiers. The length of a
+    slot."""
 
 
 class ImagePreprocessing(Record):
@@ -362,10 +366,64 @@ class SamplingDefaults(Record):
 
 
 class Languages(Record):
-    """BCP 47 codes of a translation model."""
+    """BCP 47 codes of a translation model: of one source and one target, or of many, which tokens tell it."""
 
-    source: str
-    target: str
+    source: str = ""
+    target: str = ""
+    source_tokens: dict[str, Index] = {}
+    """In place of `source`: each language that is read, with the token that comes before its texts."""
+    target_tokens: dict[str, Index] = {}
+    """In place of `target`: each language that is written, with the token that the decoder reads after `bos`."""
+    target_marks: dict[str, Index] = {}
+    """In place of `target`: each language that is written, with the token that comes before the source."""
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The languages that are read."""
+        return tuple(self.source_tokens) or (self.source,)
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The languages that are written."""
+        return tuple(self.target_tokens or self.target_marks) or (self.target,)
+
+    @staticmethod
+    def match(code: str, known: Sequence[str]) -> str | None:
+        """Returns the language that a code stands for, whatever its case and whether `-` or `_` joins its parts.
+
+        A code that is none of them stands for the first that it is the beginning of, as `de` is of `de-DE`.
+
+        Args:
+            code: What a caller names; empty for the only one.
+            known: `sources` or `targets`.
+        """
+        if not code:
+            return known[0] if len(known) == 1 else None
+        wanted = _normal(code)
+        exact = [one for one in known if _normal(one) == wanted]
+        return next(iter(exact or [one for one in known if _normal(one).startswith(f"{wanted}-")]), None)
+
+    def __str__(self) -> str:
+        return " to ".join(
+            codes[0] if len(codes) == 1 else f"{len(codes)} languages ({', '.join(codes[:3])}, ...)"
+            for codes in (self.sources, self.targets)
+        )
+
+    @model_validator(mode="after")
+    def _check_sides(self) -> Languages:
+        """Checks that each side is told once."""
+        for side, given in (
+            ("source", (self.source, self.source_tokens)),
+            ("target", (self.target, self.target_tokens, self.target_marks)),
+        ):
+            if sum(map(bool, given)) != 1:
+                raise ValueError(f"languages: {side} is one language, or several with a token each")
+        return self
+
+
+def _normal(code: str) -> str:
+    """Returns a language's code in small letters, with hyphens."""
+    return code.lower().replace("_", "-")
 
 
 class BundleFile(Record):
@@ -404,7 +462,7 @@ class Manifest(Record):
     sampling_defaults: SamplingDefaults | None = None
     prompt_prefix: tuple[Index, ...] = ()
     """Tokens that come before a prompt that is given as text, such as a Llama's bos; a conversation's template writes
-    its own."""
+    its own. Of an encoder-decoder: tokens that its decoder reads after `bos`."""
     suppressed_tokens: tuple[Index, ...] = ()
     """Tokens that are never generated, whatever their logits; their probability counts as the model gives it."""
     opset: int
@@ -449,8 +507,8 @@ class Manifest(Record):
                 raise ValueError(f"variants.{precision}.graphs: {self.task} needs {', '.join(parts.graphs)}")
             if not parts.replaces_state and any(state.update == "replace" for state in variant.state):
                 raise ValueError(
-                    f"variants.{precision}.state: replace is for {Task.TRANSLATION}; the prefix cache and the samples "
-                    f"of a prompt need state with positions, and the task is {self.task}"
+                    f"variants.{precision}.state: replace is for {' and '.join(ENCODER_DECODER_TASKS)}; the prefix "
+                    f"cache and the samples of a prompt need state with positions, and the task is {self.task}"
                 )
             if unlisted := {graph.file for graph in variant.graphs.values()} - set(self.files):
                 raise ValueError(f"variants.{precision}.graphs: {min(unlisted)} is not among the files")
@@ -509,6 +567,12 @@ TASK_PARTS: Final[Mapping[Task, TaskParts]] = {
     Task.TRANSLATION: TaskParts(
         graphs=("encoder", "decoder"),
         needs=(*_OF_TEXTS, "limits.max_total_tokens", "languages"),
+        files=(TOKENIZER_FILE,),
+        replaces_state=True,
+    ),
+    Task.TEXT_TO_TEXT: TaskParts(
+        graphs=("encoder", "decoder"),
+        needs=(*_OF_TEXTS, "limits.max_total_tokens"),
         files=(TOKENIZER_FILE,),
         replaces_state=True,
     ),

@@ -61,7 +61,7 @@ class EarlyStopping(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchParameters:
-    """How to search with beams, already checked (`tasks/translation/request.py`)."""
+    """How to search with beams, already checked (`tasks/text_to_text/request.py`)."""
 
     beam_size: int = 1
     """K, 1 to `MAX_BEAMS`; 1 follows the likeliest token alone."""
@@ -80,3 +80,6 @@ class SearchParameters:
     """Phrases that must not appear, as tokens."""
     wants_alignment: bool = False
     """True returns each token's attention over the source."""
+    num_given: int = 0
+    """Tokens that the decoder is given after the first one, such as that of a language: the length that a
+    log-probability is divided by counts them."""

@@ -13,7 +13,7 @@ import json
 import unicodedata
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Final, Literal
@@ -47,6 +47,14 @@ class EncodedText:
 
     def __len__(self) -> int:
         return len(self.input_ids)
+
+    def after(self, token_ids: Sequence[int]) -> EncodedText:
+        """Returns the same with tokens before it that stand for no character."""
+        return replace(
+            self,
+            input_ids=np.concatenate([np.array(token_ids, np.int64), self.input_ids]),
+            offsets=((0, 0),) * (len(token_ids) if self.offsets else 0) + self.offsets,
+        )
 
 
 def open_tokenizer(file: Path) -> Tokenizer:

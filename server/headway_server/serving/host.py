@@ -317,7 +317,8 @@ class ModelHost:
             name: Of the model; empty for the only one that translates between the languages.
             version: Of the model; empty for the latest one.
             source_language: BCP 47 code of the texts; empty for the model's.
-            target_language: BCP 47 code to translate to; empty for the model's.
+            target_language: BCP 47 code to translate to; empty for the model's, which is asked for again if it has
+                several.
 
         Raises:
             InvalidInputError: The name is empty and several models can; or a language is not one of the model's.
@@ -1004,9 +1005,9 @@ def _wrong_language(model: ServedModel, source: str, target: str) -> str | None:
     """Returns the field of a request that asks for a language the model does not have; None where there is none."""
     languages = model.bundle.manifest.languages
     assert languages is not None  # the manifest's own check
-    if source and source.lower() != languages.source.lower():
+    if source and languages.match(source, languages.sources) is None:
         return "source_language"
-    if target and target.lower() != languages.target.lower():
+    if target and languages.match(target, languages.targets) is None:
         return "target_language"
     return None
 
@@ -1017,7 +1018,7 @@ def _names(models: Iterable[ServedModel]) -> str:
 
 def _pairs(models: Iterable[ServedModel]) -> str:
     return ", ".join(
-        f"{manifest.name} ({manifest.languages.source} to {manifest.languages.target})"
+        f"{manifest.name} ({manifest.languages})"
         for manifest in (model.bundle.manifest for model in models)
         if manifest.languages is not None
     )

@@ -10,7 +10,7 @@ from typing import Self
 
 import structlog
 
-from headway_server.bundles import TOKENIZER_FILE, Bundle, Precision, Task, Variant
+from headway_server.bundles import ENCODER_DECODER_TASKS, TOKENIZER_FILE, Bundle, Precision, Variant
 from headway_server.decoding.core.engine import Engine
 from headway_server.decoding.core.lanes import FEWEST_SLOTS, Lanes
 from headway_server.decoding.interfaces import Decoder, DraftVerifier, Encoder
@@ -59,7 +59,7 @@ class ModelParts:
 
 
 class DecodingModel:
-    """A model that decodes; generation and translation add what a call means."""
+    """A model that decodes; generation and text to text add what a call means."""
 
     _noun = "texts"
     _field = "texts"
@@ -261,7 +261,7 @@ def open_decoders(
 ) -> list[DecoderRunner]:
     """Opens a decoder with as many slots as were asked for, or as memory holds, and logs the arithmetic.
 
-    The slots of a translation model are shared out among the runtime's lanes, if each gets enough of them. A generation
+    The slots of an encoder-decoder are shared out among the runtime's lanes, if each gets enough of them. A generation
     model has one lane: it spends its time reading prompts, which two cores do as fast together as apart, and together
     the first token comes sooner (docs/lanes.md).
 
@@ -278,7 +278,7 @@ def open_decoders(
     """
     manifest = bundle.manifest
     owner = f"{manifest.name}/{manifest.version}"
-    num_lanes = runtime.num_lanes if manifest.task is Task.TRANSLATION else 1
+    num_lanes = runtime.num_lanes if manifest.task in ENCODER_DECODER_TASKS else 1
     if num_lanes > 1:
         sessions *= 2
     weights = sessions * sum(  # with external data, which is in files beside the graph's

@@ -24,7 +24,7 @@ from headway_server.preprocessing import TextTokenizer
 from headway_server.serving.answers import Answer
 from headway_server.tasks.generation.model import GenerationModel
 from headway_server.tasks.generation.request import GenerationRequest
-from headway_server.tasks.translation.request import TranslationParameters, TranslationRequest
+from headway_server.tasks.text_to_text.request import TextToTextParameters, TextToTextRequest
 
 SEEDED = {"temperature": 1.0, "seed": 5, "max_new_tokens": 12}
 
@@ -168,9 +168,9 @@ async def test_a_call_that_fails_gives_its_permits_back():
 
 
 async def translate(model, *texts, max_new_tokens=20, truncate=False):
-    parameters = TranslationParameters(max_new_tokens=max_new_tokens)
-    request = TranslationRequest(parameters=parameters, truncate=truncate)
-    return (await model.translate(texts, request=request)).results
+    parameters = TextToTextParameters(max_new_tokens=max_new_tokens)
+    request = TextToTextRequest(parameters=parameters, truncate=truncate)
+    return (await model.write(texts, request=request)).results
 
 
 @pytest.fixture
@@ -193,7 +193,7 @@ async def test_translations_are_the_same_alone_and_together(translator):
 
 async def test_a_streamed_translation_ends_with_the_answer_of_the_unary_call(translator):
     (expected,) = await translate(translator, "the dog")
-    request = TranslationRequest(parameters=TranslationParameters(max_new_tokens=20))
+    request = TextToTextRequest(parameters=TextToTextParameters(max_new_tokens=20))
     parts = [part async for part in translator.stream("the dog", field="text", request=request)]
     (result,) = parts[-1].results
     assert result == expected

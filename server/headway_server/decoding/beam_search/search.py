@@ -5,7 +5,8 @@ sequence has K beams, each an output so far with its log-probability. At a step:
 
 1. All K x V continuations are ranked by log-probability, and the best 2 K of these are looked at.
 2. A continuation that ends the sequence becomes a hypothesis if it is among the best K; otherwise it is dropped. Its
-   score is its log-probability divided by (number of tokens ** length_penalty); the end counts as a token.
+   score is its log-probability divided by (number of tokens ** length_penalty); the end counts as a token, and so do
+   the tokens that the decoder is given after its first one.
 3. The best K of the others are the next beams.
 4. The best K hypotheses are kept. `EarlyStopping` says when a search with K of them ends. When the limit of tokens is
    reached, the beams become hypotheses as they stand, scored alike.
@@ -112,6 +113,11 @@ class BeamSearch:
         return f"BeamSearch({len(self.beams)} beams of {self.num_tokens} tokens, {len(self._found)} found)"
 
     @property
+    def _length(self) -> int:
+        """Tokens that a score counts."""
+        return self.num_tokens + self._parameters.num_given
+
+    @property
     def forced_token(self) -> int | None:
         """The next token of the prefix, which must follow each beam; None after the prefix."""
         prefix = self._parameters.prefix_ids
@@ -207,7 +213,7 @@ class BeamSearch:
     def _find(self, beam: Beam, log_probability: float, finish_reason: FinishReason) -> None:
         """Adds a hypothesis and keeps the best K."""
         met = 0 if self._rules is None or beam.state is None else self._rules.num_met(beam.state)
-        score = log_probability / max(self.num_tokens, 1) ** self._parameters.length_penalty
+        score = log_probability / max(self._length, 1) ** self._parameters.length_penalty
         self._found.append(Found(beam.token_ids, log_probability, score, self.num_tokens, met, finish_reason))
         self._found.sort(
             key=lambda found: (-found.num_met, -found.score)
@@ -221,9 +227,9 @@ class BeamSearch:
             return False
         if parameters.beam_size == 1 or parameters.early_stopping is EarlyStopping.FIRST:
             return True
-        length = self.num_tokens
+        length = self._length
         if parameters.early_stopping is EarlyStopping.NEVER and parameters.length_penalty > 0:
-            length = self._max_new_tokens
+            length = self._max_new_tokens + parameters.num_given
         best = max(beam.log_probability for beam in self.beams)
         return bool(best / length**parameters.length_penalty <= self._found[-1].score)
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headway_server.bundles import ALIGNMENT, Bundle, Graph, Manifest, Task, Variant
+from headway_server.bundles import ALIGNMENT, ENCODER_DECODER_TASKS, Bundle, Graph, Manifest, Task, Variant
 from headway_server.bundles.chain import DECODING_AXES, VERIFIES
 from headway_server.bundles.manifest import EXPONENTIAL_MEANS, LIKELIEST_IDS, LIKELIEST_LOGITS, NUM_LIKELIEST
 from headway_server.decoding.interfaces import Ranking, SlotCopy
@@ -96,7 +96,7 @@ class DecoderRunner:
         all_slots = num_slots + num_prefix_slots
         graph = variant.graphs["decoder"]
         specs = {spec.name: spec for spec in (*graph.inputs, *graph.outputs)}
-        in_lanes = bundle.manifest.task is Task.TRANSLATION
+        in_lanes = bundle.manifest.task in ENCODER_DECODER_TASKS
         self._session = (
             runtime.open(bundle, graph, fixed_axes=DECODING_AXES, in_lanes=in_lanes)
             if beside is None

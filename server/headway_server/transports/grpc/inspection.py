@@ -19,7 +19,7 @@ from headway_server.tasks.images.classifier import ImageClassifier, InspectedIma
 from headway_server.tasks.inspection.inspector import InspectedText, InspectedToken, InspectedTranslation
 from headway_server.tasks.inspection.maps import AttentionMap, AttentionRequest, Maps, Summary
 from headway_server.tasks.text.model import TextModel
-from headway_server.tasks.translation.model import TranslationModel
+from headway_server.tasks.text_to_text.translation import TranslationModel
 from headway_server.transports.grpc.messages import build, deadline_of, model_reference, timings_of_call
 
 _READ_TEXTS: Final = (Task.TEXT_CLASSIFICATION, Task.TOKEN_CLASSIFICATION)

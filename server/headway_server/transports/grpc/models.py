@@ -21,6 +21,7 @@ from headway_server.serving.routes import Alias, Route
 _TASKS: dict[Task, pb.Task.ValueType] = {
     Task.GENERATION: pb.TASK_GENERATION,
     Task.TRANSLATION: pb.TASK_TRANSLATION,
+    Task.TEXT_TO_TEXT: pb.TASK_TEXT_TO_TEXT,
     Task.TEXT_CLASSIFICATION: pb.TASK_TEXT_CLASSIFICATION,
     Task.TOKEN_CLASSIFICATION: pb.TASK_TOKEN_CLASSIFICATION,
     Task.IMAGE_CLASSIFICATION: pb.TASK_IMAGE_CLASSIFICATION,
@@ -173,6 +174,8 @@ def _model_message(model: ServedModel) -> pb.Model:
         labels=_labels(manifest),
         source_language=languages.source if languages else "",
         target_language=languages.target if languages else "",
+        source_languages=languages.sources if languages else (),
+        target_languages=languages.targets if languages else (),
         default_parameters=_parameters(manifest.sampling_defaults) if manifest.sampling_defaults else None,
         quality=_quality(manifest),
         license=manifest.license,

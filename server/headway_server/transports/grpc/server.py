@@ -27,6 +27,8 @@ from headway.v1 import (
     model_service_pb2_grpc,
     text_classification_service_pb2,
     text_classification_service_pb2_grpc,
+    text_to_text_service_pb2,
+    text_to_text_service_pb2_grpc,
     translation_service_pb2,
     translation_service_pb2_grpc,
 )
@@ -48,6 +50,7 @@ from headway_server.transports.grpc.inspection import InspectionService
 from headway_server.transports.grpc.interceptor import CallInterceptor, Handler, Procedure
 from headway_server.transports.grpc.models import ADMIN_METHODS, ModelService
 from headway_server.transports.grpc.text_classification import TextClassificationService
+from headway_server.transports.grpc.text_to_text import TextToTextService
 from headway_server.transports.grpc.translation import TranslationService
 
 _log = structlog.get_logger(__name__)
@@ -100,6 +103,12 @@ _SERVICES = (
         tasks=frozenset({Task.TRANSLATION}),
         servicer=TranslationService,
         add=translation_service_pb2_grpc.add_TranslationServiceServicer_to_server,
+    ),
+    _Service(
+        descriptor=text_to_text_service_pb2.DESCRIPTOR.services_by_name["TextToTextService"],
+        tasks=frozenset({Task.TEXT_TO_TEXT}),
+        servicer=TextToTextService,
+        add=text_to_text_service_pb2_grpc.add_TextToTextServiceServicer_to_server,
     ),
     _Service(
         descriptor=text_classification_service_pb2.DESCRIPTOR.services_by_name["TextClassificationService"],

@@ -16,12 +16,12 @@ from headway_server.decoding.sequence import Delta
 from headway_server.preprocessing.pool import text_pool
 from headway_server.serving.answers import Answer
 from headway_server.serving.host import ModelHost
-from headway_server.tasks.translation.alignment import Alignment
-from headway_server.tasks.translation.answer import TranslatedText, TranslationHypothesis
-from headway_server.tasks.translation.model import TranslationModel
-from headway_server.transports.grpc.generation import FINISH_REASONS
+from headway_server.tasks.text_to_text.alignment import Alignment
+from headway_server.tasks.text_to_text.answer import WrittenHypothesis, WrittenText
+from headway_server.tasks.text_to_text.translation import TranslationModel
 from headway_server.transports.grpc.messages import deadline_of, model_reference, timings_of_call
-from headway_server.transports.grpc.translation_requests import parse_request, parse_stream_request
+from headway_server.transports.grpc.text_to_text import hypothesis_fields, text_fields
+from headway_server.transports.grpc.text_to_text_requests import parse_request, parse_stream_request
 
 
 class TranslationService(pb_grpc.TranslationServiceServicer):
@@ -36,9 +36,7 @@ class TranslationService(pb_grpc.TranslationServiceServicer):
         """Translates every text."""
         arrived = time.monotonic()
         model = self._find(request)
-        answer = await model.translate(
-            list(request.texts), request=parse_request(request, deadline=deadline_of(context))
-        )
+        answer = await model.write(list(request.texts), request=parse_request(request, deadline=deadline_of(context)))
         if request.include_alignment:  # very many small messages
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(text_pool(), _response, answer, model, arrived)
@@ -65,7 +63,7 @@ class TranslationService(pb_grpc.TranslationServiceServicer):
         return model
 
 
-def _response(answer: Answer[TranslatedText], model: TranslationModel, arrived: float) -> pb.TranslateTextResponse:
+def _response(answer: Answer[WrittenText], model: TranslationModel, arrived: float) -> pb.TranslateTextResponse:
     return pb.TranslateTextResponse(
         results=[_translated_text(text) for text in answer.results],
         model=model_reference(model),
@@ -78,7 +76,7 @@ def _delta(delta: Delta) -> pb.StreamTranslateTextResponse:
 
 
 def _last_message(
-    answer: Answer[TranslatedText], model: TranslationModel, arrived: float
+    answer: Answer[WrittenText], model: TranslationModel, arrived: float
 ) -> pb.StreamTranslateTextResponse:
     (text,) = answer.results
     return pb.StreamTranslateTextResponse(
@@ -89,29 +87,18 @@ def _last_message(
     )
 
 
-def _translated_text(text: TranslatedText) -> pb.TranslatedText:
+def _translated_text(text: WrittenText) -> pb.TranslatedText:
     return pb.TranslatedText(
-        text=text.text,
-        log_probability=text.log_probability,
-        finish_reason=FINISH_REASONS[text.finish_reason],
-        source_token_count=text.num_source_tokens,
-        new_token_count=text.num_new_tokens,
-        truncated=text.truncated,
-        score=text.score,
+        **text_fields(text),
         hypotheses=[_hypothesis(hypothesis) for hypothesis in text.hypotheses],
         alignments=[_alignment(alignment) for alignment in text.alignments],
-        seed=text.seed,
         sentence_count=text.num_sentences,
     )
 
 
-def _hypothesis(hypothesis: TranslationHypothesis) -> pb.TranslationHypothesis:
+def _hypothesis(hypothesis: WrittenHypothesis) -> pb.TranslationHypothesis:
     return pb.TranslationHypothesis(
-        text=hypothesis.text,
-        log_probability=hypothesis.log_probability,
-        score=hypothesis.score,
-        finish_reason=FINISH_REASONS[hypothesis.finish_reason],
-        new_token_count=hypothesis.num_new_tokens,
+        **hypothesis_fields(hypothesis),
         alignment=None if hypothesis.alignment is None else _alignment(hypothesis.alignment),
     )
 

@@ -18,8 +18,8 @@ from headway_server.preprocessing import TextTokenizer
 from headway_server.runtime import Runtime
 from headway_server.tasks.generation.model import GenerationModel
 from headway_server.tasks.generation.request import GenerationRequest
-from headway_server.tasks.translation.model import TranslationModel
-from headway_server.tasks.translation.request import TranslationRequest
+from headway_server.tasks.text_to_text.request import TextToTextRequest
+from headway_server.tasks.text_to_text.translation import TranslationModel
 
 SETTINGS = EngineSettings(num_slots=5, max_waiting=300)
 PRECISIONS = [Precision.FP32, Precision.INT8]
@@ -79,7 +79,7 @@ async def test_translations_equal_the_naive_loop_whatever_runs_beside_them(tiny_
     rng = np.random.default_rng(2)
     texts = [" ".join(rng.choice(NUMBERS, size=rng.integers(1, 12))) for _ in range(40)]
     model.start()
-    answer = await model.translate(texts, request=TranslationRequest())
+    answer = await model.write(texts, request=TextToTextRequest())
     model.close()
     variant = bundle.manifest.variants[precision]
     alone, encoder = DecoderRunner(runtime, bundle, variant, num_slots=1), EncoderRunner(runtime, bundle, variant)

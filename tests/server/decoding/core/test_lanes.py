@@ -18,8 +18,8 @@ from headway_server.decoding.sequence import SequenceResult
 from headway_server.decoding.settings import EngineSettings
 from headway_server.errors import DrainingError
 from headway_server.runtime import Runtime
-from headway_server.tasks.translation.model import TranslationModel
-from headway_server.tasks.translation.request import TranslationRequest
+from headway_server.tasks.text_to_text.request import TextToTextRequest
+from headway_server.tasks.text_to_text.translation import TranslationModel
 
 ENCODER = NumpyEncoder(vocab_size=VOCAB_SIZE)
 
@@ -106,7 +106,7 @@ async def test_a_model_translates_alike_in_two_lanes_and_in_one(tiny_store, prec
         )
         assert [engine.num_slots for engine in model._lanes._engines] == ([33] if num_lanes == 1 else [17, 16])
         model.start()
-        answered = await asyncio.gather(*(model.translate(texts, request=TranslationRequest()) for texts in calls))
+        answered = await asyncio.gather(*(model.write(texts, request=TextToTextRequest()) for texts in calls))
         answers.append([result for call in answered for result in call.results])
         model.close()
     assert [result.text for result in answers[0]] == [result.text for result in answers[1]]

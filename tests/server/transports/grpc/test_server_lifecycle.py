@@ -66,7 +66,7 @@ async def test_health_is_told_for_the_whole_and_for_each_service(serving):
     assert await health_of(serving) == SERVING
     for service in ("TextClassificationService", "ImageClassificationService", "ModelService"):
         assert await health_of(serving, f"headway.v1.{service}") == SERVING
-    for service in ("GenerationService", "TranslationService"):
+    for service in ("GenerationService", "TranslationService", "TextToTextService"):
         assert await health_of(serving, f"headway.v1.{service}") == NOT_SERVING
     stub = health_pb2_grpc.HealthStub(serving.channel)
     failure = await failure_of(stub.Check(health_pb2.HealthCheckRequest(service="headway.v1.Nothing")))
@@ -132,6 +132,7 @@ async def test_reflection_lists_every_service(serving):
         "headway.v1.InspectionService",
         "headway.v1.ModelService",
         "headway.v1.TextClassificationService",
+        "headway.v1.TextToTextService",
         "headway.v1.TranslationService",
         "inference.GRPCInferenceService",
     }

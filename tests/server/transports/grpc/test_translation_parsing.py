@@ -8,9 +8,9 @@ from headway.v1 import common_pb2
 from headway.v1 import translation_service_pb2 as pb
 from headway_server.decoding.parameters import EarlyStopping
 from headway_server.errors import InvalidInputError
-from headway_server.tasks.translation.phrases import PhraseRequest
-from headway_server.tasks.translation.request import TranslationParameters, TranslationRequest
-from headway_server.transports.grpc.translation_requests import parse_parameters, parse_request, parse_stream_request
+from headway_server.tasks.text_to_text.phrases import PhraseRequest
+from headway_server.tasks.text_to_text.request import TextToTextParameters, TextToTextRequest
+from headway_server.transports.grpc.text_to_text_requests import parse_parameters, parse_request, parse_stream_request
 
 INTEGERS = st.integers(-(2**31), 2**31 - 1)
 FLOATS = st.floats(width=32, allow_nan=False)
@@ -38,7 +38,7 @@ def some_of(fields):
 @given(given_=some_of(PARAMETERS))
 def test_parameters_that_are_set_are_taken_and_the_others_are_the_defaults(given_):
     parsed = parse_parameters(pb.TranslationParameters(**given_))
-    assert parsed == TranslationParameters(**{PARAMETERS[name][0]: value for name, value in given_.items()})
+    assert parsed == TextToTextParameters(**{PARAMETERS[name][0]: value for name, value in given_.items()})
 
 
 @given(given_=some_of(SAMPLING))
@@ -67,7 +67,7 @@ def test_what_is_said_of_each_text_is_read_in_order():
         include_alignment=True,
         split_sentences=True,
     )
-    assert parse_request(request, deadline=5.0) == TranslationRequest(
+    assert parse_request(request, deadline=5.0) == TextToTextRequest(
         truncate=True,
         target_prefixes=("x", ""),
         phrases=(PhraseRequest(), PhraseRequest(required=("y",), forbidden=("z", "z"))),
@@ -76,7 +76,7 @@ def test_what_is_said_of_each_text_is_read_in_order():
         deadline=5.0,
     )
     stream = pb.StreamTranslateTextRequest(text="a", target_prefix="x", include_alignment=True)
-    assert parse_stream_request(stream, deadline=None) == TranslationRequest(
+    assert parse_stream_request(stream, deadline=None) == TextToTextRequest(
         target_prefixes=("x",), wants_alignment=True
     )
 

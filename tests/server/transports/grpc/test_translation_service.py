@@ -19,7 +19,7 @@ from headway_server.bundles import Precision, open_bundle
 from headway_server.decoding.settings import EngineSettings
 from headway_server.runtime import Runtime
 from headway_server.serving.host import ModelHost
-from headway_server.tasks.translation.model import TranslationModel
+from headway_server.tasks.text_to_text.translation import TranslationModel
 from headway_server.transports.grpc.translation import TranslationService
 
 

@@ -33,7 +33,7 @@ class Scoring(TypedDict, total=False):
     """What a layer may say of its scores, which otherwise are Q K^T / sqrt(K)."""
 
     bias: Tensor | None
-    """float, broadcastable to (B, H, T, S), added to the scores."""
+    """float, broadcastable to (B, H, T, S), added to the scores; what it has past the S keys is not read."""
     scale: float | None
     """Factor of Q K^T in place of 1 / sqrt(K)."""
 
@@ -58,7 +58,8 @@ class Attend(Protocol):
             key: float (B, T, G, K), of the same tokens.
             value: float (B, T, G, K), of the same tokens.
             layer: number of the calling layer, from 0.
-            bias: float, broadcastable to (B, H, T, S), added to the scores; None: nothing is added.
+            bias: float, broadcastable to (B, H, T, S), added to the scores; None: nothing is added. What it has past
+                the S keys is not read, so that it may be for all positions that there may be.
             scale: factor of Q K^T; None: 1 / sqrt(K).
 
         Returns:
@@ -136,7 +137,7 @@ def attention_weights(
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     scores = query @ key.transpose(-2, -1) * scale  # (B, H, T, S)
     if bias is not None:
-        scores = scores + bias
+        scores = scores + bias[..., : scores.shape[-1]]
     visible = _visible(mask, query.shape[2], causal, query.device)
     if visible is not None:
         scores = torch.where(visible, scores, MASKED_SCORE)
@@ -202,6 +203,7 @@ def fused_attention(
     if causal and (mask is not None or bias is not None):  # torch takes either a mask or is_causal
         mask, causal = _visible(mask, query.shape[1], causal, query.device), False
     if bias is not None:
+        bias = bias[..., : key.shape[1]]
         mask = bias if mask is None else torch.where(mask, bias, -torch.inf)
     context = F.scaled_dot_product_attention(
         query.transpose(1, 2),

@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
@@ -33,11 +34,11 @@ from headway_server.tasks.outputs import ScoredLabel
 from headway_server.tasks.text.classifier import TextClassifier
 from headway_server.tasks.text.model import TextInputs, TextModel, TokenInputs
 from headway_server.tasks.text.scorer import TextScorer
+from headway_server.tasks.text_to_text.answer import WrittenText
+from headway_server.tasks.text_to_text.model import TextToTextModel
+from headway_server.tasks.text_to_text.request import MAX_TEXTS as MAX_SOURCES
+from headway_server.tasks.text_to_text.request import TextToTextParameters, TextToTextRequest
 from headway_server.tasks.tokens.classifier import TokenClassifier
-from headway_server.tasks.translation.answer import TranslatedText
-from headway_server.tasks.translation.model import TranslationModel
-from headway_server.tasks.translation.request import MAX_TEXTS as MAX_SOURCES
-from headway_server.tasks.translation.request import TranslationParameters, TranslationRequest
 from headway_server.transports.grpc.oip.parameters import Kind
 from headway_server.transports.grpc.oip.tensors import BYTES, Arrays, TensorSpec, decode_texts, texts_array
 
@@ -408,17 +409,24 @@ def _has_one_row(call: InferCall) -> bool:
     return all(len(array) == 1 for array in call.arrays.values())
 
 
-# Translation
+# Translation and other new texts
+
+_TRANSLATION: Final = {
+    "split_sentences": Kind.BOOLEAN,
+    "source_language": Kind.TEXT,
+    "target_language": Kind.TEXT,
+}
+"""What only translations may ask for."""
 
 
-def _translation_request(call: InferCall) -> TranslationRequest:
+def _text_to_text_request(call: InferCall) -> TextToTextRequest:
     given = call.parameters
     early_stopping = given.get("early_stopping", EarlyStopping.HEURISTIC.value)
     if early_stopping not in (kinds := [kind.value for kind in EarlyStopping]):
         raise InvalidInputError("parameters.early_stopping", f"is {early_stopping[:64]!r}; must be {', '.join(kinds)}")
     prefixes = decode_texts("target_prefix", call.arrays.get("target_prefix", ()))
-    return TranslationRequest(
-        parameters=TranslationParameters(
+    return TextToTextRequest(
+        parameters=TextToTextParameters(
             num_hypotheses=given.get("hypothesis_count", 1),
             early_stopping=EarlyStopping(early_stopping),
             sampling=call.select(*_DRAWING),
@@ -426,13 +434,13 @@ def _translation_request(call: InferCall) -> TranslationRequest:
         ),
         target_prefixes=tuple(prefixes),
         deadline=call.deadline,
-        **call.select("truncate", "split_sentences"),
+        **call.select("truncate", *_TRANSLATION),
     )
 
 
-def _translated_arrays(texts: Sequence[TranslatedText], translated: Sequence[str]) -> Arrays:
+def _written_arrays(name: str, texts: Sequence[WrittenText], written: Sequence[str]) -> Arrays:
     return {
-        "translated_text": texts_array(translated),
+        name: texts_array(written),
         FINISH_REASON: texts_array([text.finish_reason.value for text in texts]),
         "source_token_count": np.array([text.num_source_tokens for text in texts], np.int64),
         "new_token_count": np.array([text.num_new_tokens for text in texts], np.int64),
@@ -442,30 +450,30 @@ def _translated_arrays(texts: Sequence[TranslatedText], translated: Sequence[str
     }
 
 
-async def _translate(model: TranslationModel, call: InferCall) -> Arrays:
-    answer = await model.translate(_texts(call, "text"), request=_translation_request(call))
+async def _write(name: str, model: TextToTextModel, call: InferCall) -> Arrays:
+    answer = await model.write(_texts(call, "text"), request=_text_to_text_request(call))
     found = [
         (index, hypothesis) for index, text in enumerate(answer.results) for hypothesis in text.hypotheses or (text,)
     ]
     return {
-        **_translated_arrays(answer.results, [text.text for text in answer.results]),
+        **_written_arrays(name, answer.results, [text.text for text in answer.results]),
         "hypothesis_text_index": np.array([index for index, _ in found], np.int64),
         "hypothesis_text": texts_array([hypothesis.text for _, hypothesis in found]),
         "hypothesis_score": np.array([hypothesis.score for _, hypothesis in found], np.float32),
     }
 
 
-async def _stream_translation(model: TranslationModel, call: InferCall) -> AsyncGenerator[Arrays, None]:
+async def _stream_written(name: str, model: TextToTextModel, call: InferCall) -> AsyncGenerator[Arrays, None]:
     [text] = _texts(call, "text")
-    async with aclosing(model.stream(text, field="text[0]", request=_translation_request(call))) as parts:
+    async with aclosing(model.stream(text, field="text[0]", request=_text_to_text_request(call))) as parts:
         async for part in parts:
             if isinstance(part, Delta):
-                yield _delta_arrays("translated_text", part)
+                yield _delta_arrays(name, part)
             else:
-                yield _translated_arrays(part.results, [""])
+                yield _written_arrays(name, part.results, [""])
 
 
-def _streams_translation(call: InferCall) -> bool:
+def _streams_written(call: InferCall) -> bool:
     """A search may still replace what it has, and sentences are translated apart: these are answered whole."""
     return (
         _has_one_row(call) and call.parameters.get("beam_size", 1) == 1 and not call.parameters.get("split_sentences")
@@ -474,6 +482,43 @@ def _streams_translation(call: InferCall) -> bool:
 
 _COMMON: Final = {"timeout": Kind.UINT64, "triton_enable_empty_final_response": Kind.BOOLEAN}
 """What every task knows: microseconds that the caller waits, and whether to mark the last response, which always is."""
+
+
+def _text_to_text(name: str, further: Mapping[str, Kind]) -> TensorTask:
+    """Returns the task whose new texts are called `name`, and whose calls have `further` parameters."""
+    return TensorTask(
+        inputs=lambda _: (_TEXT, TensorSpec(name="target_prefix", datatype=BYTES, shape=(-1,), is_optional=True)),
+        outputs=lambda _: (
+            TensorSpec(name=name, datatype=BYTES, shape=(-1,)),
+            TensorSpec(name=FINISH_REASON, datatype=BYTES, shape=(-1,)),
+            TensorSpec(name="source_token_count", datatype="INT64", shape=(-1,)),
+            TensorSpec(name="new_token_count", datatype="INT64", shape=(-1,)),
+            TensorSpec(name="log_probability", datatype="FP32", shape=(-1,)),
+            TensorSpec(name="score", datatype="FP32", shape=(-1,)),
+            _TRUNCATED,
+            TensorSpec(name="hypothesis_text_index", datatype="INT64", shape=(-1,)),
+            TensorSpec(name="hypothesis_text", datatype=BYTES, shape=(-1,)),
+            TensorSpec(name="hypothesis_score", datatype="FP32", shape=(-1,)),
+        ),
+        parameters=_COMMON
+        | _DRAWING
+        | {
+            "max_new_tokens": Kind.INTEGER,
+            "max_length_ratio": Kind.NUMBER,
+            "beam_size": Kind.INTEGER,
+            "hypothesis_count": Kind.INTEGER,
+            "length_penalty": Kind.NUMBER,
+            "early_stopping": Kind.TEXT,
+            "no_repeat_ngram_size": Kind.INTEGER,
+            "truncate": Kind.BOOLEAN,
+        }
+        | further,
+        max_rows=MAX_SOURCES,
+        infer=partial(_write, name),
+        stream=partial(_stream_written, name),
+        streams=_streams_written,
+    )
+
 
 TASKS: Final[Mapping[Task, TensorTask]] = {
     Task.TEXT_CLASSIFICATION: TensorTask(
@@ -554,38 +599,8 @@ TASKS: Final[Mapping[Task, TensorTask]] = {
         stream=_stream_generation,
         streams=lambda call: _has_one_row(call) and call.parameters.get("sample_count", 1) == 1,
     ),
-    Task.TRANSLATION: TensorTask(
-        inputs=lambda _: (_TEXT, TensorSpec(name="target_prefix", datatype=BYTES, shape=(-1,), is_optional=True)),
-        outputs=lambda _: (
-            TensorSpec(name="translated_text", datatype=BYTES, shape=(-1,)),
-            TensorSpec(name=FINISH_REASON, datatype=BYTES, shape=(-1,)),
-            TensorSpec(name="source_token_count", datatype="INT64", shape=(-1,)),
-            TensorSpec(name="new_token_count", datatype="INT64", shape=(-1,)),
-            TensorSpec(name="log_probability", datatype="FP32", shape=(-1,)),
-            TensorSpec(name="score", datatype="FP32", shape=(-1,)),
-            _TRUNCATED,
-            TensorSpec(name="hypothesis_text_index", datatype="INT64", shape=(-1,)),
-            TensorSpec(name="hypothesis_text", datatype=BYTES, shape=(-1,)),
-            TensorSpec(name="hypothesis_score", datatype="FP32", shape=(-1,)),
-        ),
-        parameters=_COMMON
-        | _DRAWING
-        | {
-            "max_new_tokens": Kind.INTEGER,
-            "max_length_ratio": Kind.NUMBER,
-            "beam_size": Kind.INTEGER,
-            "hypothesis_count": Kind.INTEGER,
-            "length_penalty": Kind.NUMBER,
-            "early_stopping": Kind.TEXT,
-            "no_repeat_ngram_size": Kind.INTEGER,
-            "truncate": Kind.BOOLEAN,
-            "split_sentences": Kind.BOOLEAN,
-        },
-        max_rows=MAX_SOURCES,
-        infer=_translate,
-        stream=_stream_translation,
-        streams=_streams_translation,
-    ),
+    Task.TRANSLATION: _text_to_text("translated_text", _TRANSLATION),
+    Task.TEXT_TO_TEXT: _text_to_text("rewritten_text", {}),
 }
 """A line for each task of `serving/families.py`."""
 

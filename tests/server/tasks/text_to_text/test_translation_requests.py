@@ -24,8 +24,8 @@ from headway_server.errors import InvalidInputError, NoAlignmentError, Overloade
 from headway_server.preprocessing import TextTokenizer, split_sentences
 from headway_server.serving.answers import Answer
 from headway_server.tasks.parameters import DecodingLimits
-from headway_server.tasks.translation.phrases import PhraseEncoder, PhraseRequest
-from headway_server.tasks.translation.request import TranslationParameters, TranslationRequest
+from headway_server.tasks.text_to_text.phrases import PhraseEncoder, PhraseRequest
+from headway_server.tasks.text_to_text.request import TextToTextParameters, TextToTextRequest
 
 PHRASE_ENCODER = PhraseEncoder(TextTokenizer(byte_tokenizer()), unknown_id=None, owner="tiny")
 LIMITS = DecodingLimits(max_input_tokens=40, max_total_tokens=64, vocab_size=VOCAB_SIZE)
@@ -53,14 +53,14 @@ async def model():
 
 
 async def translate(model, *texts, **wishes):
-    parameters = TranslationParameters(**({"max_new_tokens": 16} | wishes.pop("parameters", {})))
-    request = TranslationRequest(parameters=parameters, **wishes)
-    return (await model.translate(texts, request=request)).results
+    parameters = TextToTextParameters(**({"max_new_tokens": 16} | wishes.pop("parameters", {})))
+    request = TextToTextRequest(parameters=parameters, **wishes)
+    return (await model.write(texts, request=request)).results
 
 
 async def stream(model, text, **wishes):
-    parameters = TranslationParameters(**({"max_new_tokens": 16} | wishes.pop("parameters", {})))
-    request = TranslationRequest(parameters=parameters, **wishes)
+    parameters = TextToTextParameters(**({"max_new_tokens": 16} | wishes.pop("parameters", {})))
+    request = TextToTextRequest(parameters=parameters, **wishes)
     parts = [part async for part in model.stream(text, field="text", request=request)]
     assert all(isinstance(part, Delta) for part in parts[:-1])
     assert isinstance(parts[-1], Answer)

@@ -1,4 +1,4 @@
-"""A translation model as it is served."""
+"""An encoder-decoder as it is served: it reads a text and writes another."""
 
 from __future__ import annotations
 
@@ -15,51 +15,49 @@ from headway_server.bundles import Bundle
 from headway_server.decoding.interfaces import Decoder, Encoder, EncoderInput
 from headway_server.decoding.sequence import Delta, SequenceResult
 from headway_server.errors import BundleError, InvalidInputError, NoAlignmentError
-from headway_server.preprocessing import EncodedText, SplitText, split_sentences
+from headway_server.preprocessing import SplitText
 from headway_server.preprocessing.pool import text_pool
 from headway_server.serving.answers import Answer, CallTimings
 from headway_server.serving.limits import check_size_of_call, check_text, check_texts, num_bytes
 from headway_server.tasks.decoding import DecodingModel, ModelParts, counted
-from headway_server.tasks.inspection.inspector import InspectedTranslation, inspected_tokens
-from headway_server.tasks.inspection.maps import AttentionRequest
-from headway_server.tasks.translation.answer import TranslatedText, read_result, regroup
-from headway_server.tasks.translation.call import Passage, Source, TranslationCall, named_passages, whole_texts
-from headway_server.tasks.translation.phrases import PhraseEncoder
-from headway_server.tasks.translation.request import MAX_TEXTS, TranslationRequest, plan_translation
+from headway_server.tasks.text_to_text.answer import WrittenText, read_result, regroup
+from headway_server.tasks.text_to_text.call import Passage, Source, TextToTextCall, named_passages, whole_texts
+from headway_server.tasks.text_to_text.phrases import PhraseEncoder, Tokens
+from headway_server.tasks.text_to_text.request import MAX_TEXTS, TextToTextRequest, plan_text_to_text
 
 _MAX_REPEATED_SEARCHES = 4
-"""Most repetitions of a search; after these the last translation is returned, whatever phrases it has."""
+"""Most repetitions of a search; after these the last output is returned, whatever phrases it has."""
 _SOURCES_AT_A_TIME = 4
 """Glossaries that a thread encodes before it takes other work: a large one takes some ten milliseconds."""
 
 
-class TranslationModel(DecodingModel):
-    """Translates texts."""
+class TextToTextModel(DecodingModel):
+    """Writes a text for each text; translation adds languages, sentences and alignments."""
 
     def __init__(self, bundle: Bundle, parts: ModelParts) -> None:
         """Makes a model of its parts.
 
         Raises:
-            BundleError: The tokenizer or a special token does not fit the model, or the manifest names no token that a
-                translation starts from.
+            BundleError: The tokenizer or a special token does not fit the model, or the manifest names no token that
+                its decoder starts from.
         """
         super().__init__(bundle, parts)
         special_tokens = bundle.manifest.special_tokens
         if special_tokens is None or special_tokens.bos is None:
-            raise BundleError(f"{bundle.path}: special_tokens.bos is missing; a translation starts from it")
+            raise BundleError(f"{bundle.path}: special_tokens.bos is missing; its decoder starts from it")
         self._bos_id: int = special_tokens.bos
         self._phrases = PhraseEncoder(parts.tokenizer, unknown_id=special_tokens.unk, owner=bundle.manifest.name)
 
     def _run_once(self, decoder: Decoder, encoder: Encoder | None) -> None:
-        """See `DecodingModel`; the first token of a translation is tried too."""
+        """See `DecodingModel`; the token that the decoder starts from is tried too."""
         assert encoder is not None, "the manifest's validator demands the graph"
         decoder.set_sources(encoder.encode([EncoderInput.of_tokens(np.array([self._tokenizer.largest_id]))]))
         for token_id in (self._bos_id, self._tokenizer.largest_id):
             decoder.decode(np.array([token_id]), np.zeros(1, np.int64))
         decoder.set_sources([])
 
-    async def translate(self, texts: Elements[str], *, request: TranslationRequest) -> Answer[TranslatedText]:
-        """Translates texts; all of them, or none.
+    async def write(self, texts: Elements[str], *, request: TextToTextRequest) -> Answer[WrittenText]:
+        """Writes a text for each text; all of them, or none.
 
         Args:
             texts: 1 to `MAX_TEXTS` texts of at least one character.
@@ -77,13 +75,8 @@ class TranslationModel(DecodingModel):
         with ExitStack() as permits:
             permits.enter_context(self._admit(len(texts), num_tokens=call.plan.num_tokens, deadline=request.deadline))
             began = time.monotonic()
-            splits: list[SplitText] = []
-            passages = whole_texts(texts, fields)
-            if request.split_sentences:
-                splits = await self._split(texts)
-                passages = call.sentences(splits, fields)
-                # Each text has the permit of one sentence already.
-                more = len(passages) - len(texts)
+            passages, splits = await self._passages(call, texts, fields)
+            if more := len(passages) - len(texts):  # each text has the permit of one already
                 permits.enter_context(self._admit(more, num_tokens=call.plan.num_tokens, deadline=request.deadline))
             sources = await self._read(call, passages)
             sequences = [call.sequence(source) for source in sources]
@@ -94,83 +87,12 @@ class TranslationModel(DecodingModel):
                 sources, results = await self._search_again(call, sources, results)
         return await self._answer(call, sources, results, splits, preprocessing_s)
 
-    async def inspect(
-        self,
-        text: str,
-        *,
-        translation: str | None,
-        request: AttentionRequest,
-        truncate: bool,
-        deadline: float | None,
-    ) -> InspectedTranslation:
-        """Shows what the tokens of a source and of its translation attend to.
-
-        Args:
-            text: The source.
-            translation: Its translation; None: the model's own, by greedy decoding.
-            request: Which weights are asked for.
-            truncate: True cuts the end off a source that is too long; False refuses it.
-            deadline: When the caller stops waiting, by `time.monotonic`.
-
-        Raises:
-            RequestError: An argument is out of its range, the bundle has no graph for it, the weights are past the
-                limit, there is no room, the deadline passed, the server is draining.
-        """
-        assert self._inspector is not None, "`load` makes it"
-        check_text("text", text, self._max_text_bytes)
-        if translation is not None:
-            check_text("translation", translation, self._max_text_bytes)
-        plan = self._inspector.plan(request)
-        with self._inspector.admit(deadline):
-            if translation is None:
-                made = await self.translate([text], request=TranslationRequest(truncate=truncate, deadline=deadline))
-                translation = made.results[0].text
-            began = time.monotonic()
-            [source] = await self._tokenizer.encode_limited(
-                [text],
-                fields=["text"],
-                max_tokens=self.limits.max_input_tokens,
-                truncate=truncate,
-                with_offsets=True,
-            )
-            target = EncodedText(input_ids=np.empty(0, np.int64))
-            if translation:  # a model may answer with nothing
-                [target] = await self._tokenizer.encode_limited(
-                    [translation],
-                    fields=["translation"],
-                    max_tokens=self.limits.max_total_tokens - 1,
-                    truncate=False,
-                    add_special_tokens=False,
-                    with_offsets=True,
-                )
-            target_tokens = inspected_tokens(self._tokenizer, target, prefix=[self._bos_id])
-            maps, timings = await self._inspector.read(
-                {
-                    "input_ids": source.input_ids,
-                    "attention_mask": np.ones_like(source.input_ids),
-                    "target_ids": np.insert(target.input_ids, 0, self._bos_id),
-                },
-                plan,
-                field="text",
-                num_tokens=len(source) + len(target_tokens),
-                deadline=deadline,
-                preprocessing_s=time.monotonic() - began,
-            )
-        return InspectedTranslation(
-            tokens=inspected_tokens(self._tokenizer, source),
-            target_tokens=target_tokens,
-            translation=translation,
-            maps=maps,
-            truncated=source.truncated,
-            timings=timings,
-        )
-
     async def stream(
-        self, text: str, *, field: str, request: TranslationRequest
-    ) -> AsyncGenerator[Delta | Answer[TranslatedText], None]:
-        """Translates a text: yields deltas of the translation as they appear, and last the answer.
+        self, text: str, *, field: str, request: TextToTextRequest
+    ) -> AsyncGenerator[Delta | Answer[WrittenText], None]:
+        """Writes a text for a text: yields deltas of it as they appear, and last the answer.
 
-        The first delta has the whole prefix. Args and errors are those of `translate`.
+        The first delta has the whole prefix. Args and errors are those of `write`.
         """
         check_text(field, text, self._max_text_bytes)
         self._check_prefixes(request.target_prefixes, "target_prefix")
@@ -201,7 +123,7 @@ class TranslationModel(DecodingModel):
                 )
         check_size_of_call("target_prefixes", prefixes, self._max_text_bytes)
 
-    def _call(self, request: TranslationRequest, num_texts: int, *, is_stream: bool = False) -> TranslationCall:
+    def _call(self, request: TextToTextRequest, num_texts: int, *, is_stream: bool = False) -> TextToTextCall:
         """Checks what a call asks for, before any work is done for it."""
         manifest = self.bundle.manifest
         if request.wants_alignment and manifest.variants[self.precision].alignment_layer is None:
@@ -209,54 +131,52 @@ class TranslationModel(DecodingModel):
                 f"{manifest.name}/{manifest.version} cannot tell which words became which: its bundle was exported "
                 "without the decoder's attention; export it again, or leave out alignment"
             )
-        plan = plan_translation(
+        source_prefix, start_ids = self._start(request)
+        plan = plan_text_to_text(
             request,
             num_texts=num_texts,
             limits=self.limits,
             num_slots=self._lanes.num_slots,
             owner=manifest.name,
+            num_given=len(start_ids) - 1,
             is_stream=is_stream,
         )
-        return TranslationCall(
+        return TextToTextCall(
             plan=plan,
             request=request,
             tokenizer=self._tokenizer,
             phrases=self._phrases,
-            first_id=self._bos_id,
+            start_ids=start_ids,
             eos_id=self._eos_id,
+            source_prefix=source_prefix,
             is_stream=is_stream,
         )
 
-    async def _split(self, texts: Elements[str]) -> list[SplitText]:
-        """Splits texts into sentences, off the event loop; stops at more than could be admitted."""
-        languages = self.bundle.manifest.languages
-        assert languages is not None, "the manifest's validator demands it"
-        loop = asyncio.get_running_loop()
-        splits: list[SplitText] = []
-        num_sentences = 0
-        for text in texts:
-            split = await loop.run_in_executor(text_pool(), split_sentences, text, languages.source)
-            splits.append(split)
-            num_sentences += len(split.sentences)
-            if num_sentences > self._capacity:
-                least = "" if len(splits) == len(texts) else "at least "
-                raise InvalidInputError(
-                    self._field,
-                    f"has {least}{num_sentences} sentences; {self.bundle.manifest.name} takes at most "
-                    f"{self._capacity} at once; send them in several calls",
-                )
-        return splits
+    def _start(self, request: TextToTextRequest) -> tuple[Tokens, Tokens]:  # noqa: ARG002 (for translations)
+        """Returns the tokens that come before each source, and those that the decoder reads before it writes."""
+        return (), (self._bos_id, *self.bundle.manifest.prompt_prefix)
 
-    async def _read(self, call: TranslationCall, passages: Elements[Passage]) -> list[Source]:
-        """Tokenizes passages, and the prefixes and phrases of their translations."""
+    async def _passages(
+        self,
+        call: TextToTextCall,  # noqa: ARG002 (for translations)
+        texts: Elements[str],
+        fields: Elements[str],
+    ) -> tuple[list[Passage], list[SplitText]]:
+        """Returns what is read by itself, in order, and how texts were split into it; nothing of texts left whole."""
+        return whole_texts(texts, fields), []
+
+    async def _read(self, call: TextToTextCall, passages: Elements[Passage]) -> list[Source]:
+        """Tokenizes passages, and the prefixes and phrases of their outputs."""
         with named_passages(passages):
             encoded = await self._tokenizer.encode_limited(
                 [passage.text for passage in passages],
                 fields=[str(number) for number in range(len(passages))],
-                max_tokens=self.limits.max_input_tokens,
+                max_tokens=self.limits.max_input_tokens - len(call.source_prefix),
                 truncate=call.request.truncate,
                 with_offsets=call.request.wants_alignment,
             )
+        if call.source_prefix:
+            encoded = [text.after(call.source_prefix) for text in encoded]
         sources = call.sources(passages, encoded)
         if not call.has_rules:
             return list(sources)
@@ -267,9 +187,9 @@ class TranslationModel(DecodingModel):
         return read
 
     async def _search_again(
-        self, call: TranslationCall, sources: Elements[Source], results: Elements[SequenceResult]
+        self, call: TextToTextCall, sources: Elements[Source], results: Elements[SequenceResult]
     ) -> tuple[list[Source], list[SequenceResult]]:
-        """Repeats searches whose translations have a forbidden phrase in a spelling that was not forbidden."""
+        """Repeats searches whose outputs have a forbidden phrase in a spelling that was not forbidden."""
         sources, results = list(sources), list(results)
         loop = asyncio.get_running_loop()
         for _ in range(_MAX_REPEATED_SEARCHES):
@@ -283,13 +203,13 @@ class TranslationModel(DecodingModel):
 
     async def _answer(
         self,
-        call: TranslationCall,
+        call: TextToTextCall,
         sources: Elements[Source],
         results: Elements[SequenceResult],
         splits: Elements[SplitText],
         preprocessing_s: float,
-    ) -> Answer[TranslatedText]:
-        def read() -> list[TranslatedText]:
+    ) -> Answer[WrittenText]:
+        def read() -> list[WrittenText]:
             texts = [
                 read_result(source, result, plan=call.plan, tokenizer=self._tokenizer)
                 for source, result in zip(sources, results, strict=True)

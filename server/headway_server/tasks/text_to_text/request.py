@@ -1,4 +1,4 @@
-"""A translation call's parameters, checked against the model. Nothing is checked again after that."""
+"""A call's parameters, checked against the model. Nothing is checked again after that."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from headway_server.tasks.parameters import (
     check_range,
     draw_seed,
 )
-from headway_server.tasks.translation.phrases import EncodedPhrases, PhraseRequest, Tokens
+from headway_server.tasks.text_to_text.phrases import EncodedPhrases, PhraseRequest, Tokens
 
 MAX_TEXTS: Final = 256
 """Most texts of a call."""
@@ -30,7 +30,7 @@ MAX_ALIGNED_HYPOTHESES: Final = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TranslationParameters:
+class TextToTextParameters:
     """How a call wants to decode."""
 
     max_new_tokens: int | None = None
@@ -47,17 +47,22 @@ class TranslationParameters:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TranslationRequest:
+class TextToTextRequest:
     """What a call asks for beside its texts. Tuples are empty or have one element for every text."""
 
-    parameters: TranslationParameters = dataclasses.field(default_factory=TranslationParameters)
+    parameters: TextToTextParameters = dataclasses.field(default_factory=TextToTextParameters)
     truncate: bool = False
     """True cuts the end off a text that is too long; False refuses it."""
     target_prefixes: tuple[str, ...] = ()
-    """What translations begin with."""
+    """What outputs begin with."""
     phrases: tuple[PhraseRequest, ...] = ()
     wants_alignment: bool = False
+    """Of translations alone, as the next three."""
     split_sentences: bool = False
+    source_language: str = ""
+    """BCP 47 code; empty for the model's only one."""
+    target_language: str = ""
+    """BCP 47 code; empty for the model's only one."""
     deadline: float | None = None
     """When the caller stops waiting, by `time.monotonic`."""
 
@@ -72,7 +77,7 @@ class TranslationRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TranslationPlan:
+class TextToTextPlan:
     """Checked parameters of a call, before its texts are known."""
 
     max_new_tokens: int
@@ -86,6 +91,8 @@ class TranslationPlan:
     """Those that do not depend on the text."""
     search: SearchParameters
     """Those that do not depend on the text; without a search, some of them count all the same."""
+    num_given: int
+    """Tokens that the decoder is given after the first one; they count in scores."""
 
     @property
     def num_tokens(self) -> int:
@@ -97,7 +104,7 @@ class TranslationPlan:
         return draw_seed(self.seed)
 
     def max_tokens(self, num_source_tokens: int) -> int:
-        """Returns the most tokens of a translation of a source of so many: the smaller of both limits, at least 1."""
+        """Returns the most tokens of an output of a source of so many: the smaller of both limits, at least 1."""
         if self.max_length_ratio is None:
             return self.max_new_tokens
         return max(1, min(self.max_new_tokens, math.ceil(self.max_length_ratio * num_source_tokens)))
@@ -107,7 +114,7 @@ class TranslationPlan:
         return replace(self.sampling, max_new_tokens=max_new_tokens, seed=seed, sample=sample)
 
     def search_for(self, prefix_ids: Tokens, phrases: EncodedPhrases) -> SearchParameters | None:
-        """Returns how to search for the translation of one text; None if no search is needed."""
+        """Returns how to search for the output of one text; None if no search is needed."""
         if self.search.beam_size == 1 and not phrases.required and not phrases.forbidden:
             return None
         return replace(
@@ -118,19 +125,20 @@ class TranslationPlan:
         )
 
     def score(self, log_probability: float, num_tokens: int) -> float:
-        """Returns the score by which a search ranks a translation of so many tokens."""
-        return float(log_probability / max(num_tokens, 1) ** self.length_penalty)
+        """Returns the score by which a search ranks an output of so many new tokens."""
+        return float(log_probability / max(num_tokens + self.num_given, 1) ** self.length_penalty)
 
 
-def plan_translation(
-    request: TranslationRequest,
+def plan_text_to_text(
+    request: TextToTextRequest,
     *,
     num_texts: int,
     limits: DecodingLimits,
     num_slots: int,
     owner: str,
+    num_given: int = 0,
     is_stream: bool = False,
-) -> TranslationPlan:
+) -> TextToTextPlan:
     """Checks what a call asks for, as far as that does not depend on its texts.
 
     Args:
@@ -139,13 +147,15 @@ def plan_translation(
         limits: The model's.
         num_slots: Slots that one sequence can have; each beam takes one.
         owner: Name of the model.
-        is_stream: True if the translation is sent as it appears.
+        num_given: Tokens that the decoder is given after the first one.
+        is_stream: True if the output is sent as it appears.
 
     Raises:
         InvalidInputError: A parameter is out of its range, or does not go with another.
     """
     given = request.parameters
-    _check_ranges(given, limits)
+    most = limits.max_total_tokens - num_given
+    _check_ranges(given, most)
     _check_beams(given.beam_size, num_slots, owner)
     if not 1 <= given.num_hypotheses <= given.beam_size:
         raise InvalidInputError(
@@ -163,8 +173,8 @@ def plan_translation(
     drawing = {name: value for name, value in given.sampling.items() if name != "seed"}
     sampling = SamplingParameters(max_new_tokens=1, **drawing)  # the text decides the number of tokens
     check_drawing(sampling, limits.vocab_size)
-    return TranslationPlan(
-        max_new_tokens=given.max_new_tokens or limits.max_total_tokens,
+    return TextToTextPlan(
+        max_new_tokens=given.max_new_tokens or most,
         max_length_ratio=given.max_length_ratio,
         seed=given.sampling.get("seed"),
         length_penalty=given.length_penalty,
@@ -178,13 +188,15 @@ def plan_translation(
             early_stopping=given.early_stopping,
             no_repeat_ngram_size=given.no_repeat_ngram_size,
             wants_alignment=request.wants_alignment,
+            num_given=num_given,
         ),
+        num_given=num_given,
     )
 
 
-def _check_ranges(given: TranslationParameters, limits: DecodingLimits) -> None:
+def _check_ranges(given: TextToTextParameters, most: int) -> None:
     if given.max_new_tokens is not None:
-        check_range("parameters.max_new_tokens", given.max_new_tokens, 1, limits.max_total_tokens)
+        check_range("parameters.max_new_tokens", given.max_new_tokens, 1, most)
     if given.max_length_ratio is not None:
         check_above("parameters.max_length_ratio", given.max_length_ratio, 0, MAX_LENGTH_RATIO)
     check_range("parameters.length_penalty", given.length_penalty, 0, MAX_LENGTH_PENALTY)
@@ -201,10 +213,10 @@ def _check_beams(beam_size: int, num_slots: int, owner: str) -> None:
         )
 
 
-def _check_combinations(request: TranslationRequest, *, is_stream: bool) -> None:
+def _check_combinations(request: TextToTextRequest, *, is_stream: bool) -> None:
     given = request.parameters
     if given.sampling.get("temperature"):
-        beside = "beside sampling, which draws one translation and does not search; leave out one of the two"
+        beside = "beside sampling, which draws one output and does not search; leave out one of the two"
         if given.beam_size > 1:
             raise InvalidInputError("parameters.beam_size", f"is {given.beam_size} {beside}")
         if any(phrases.required or phrases.forbidden for phrases in request.phrases):
@@ -213,7 +225,7 @@ def _check_combinations(request: TranslationRequest, *, is_stream: bool) -> None
         raise InvalidInputError(
             "parameters.beam_size",
             f"is {given.beam_size}; must be 1 in a stream, since a search may still replace what it has sent; "
-            "ask for 1, or call TranslateText",
+            "ask for 1, or make a call that does not stream",
         )
     if not request.split_sentences:
         return

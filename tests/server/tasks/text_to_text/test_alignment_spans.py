@@ -9,7 +9,7 @@ from tiny_tokenizers import metaspace_tokenizer, word_piece_tokenizer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from headway_server.preprocessing import TextTokenizer
-from headway_server.tasks.translation.alignment import _spans_by_decoding, _tidy, align, target_spans
+from headway_server.tasks.text_to_text.alignment import _spans_by_decoding, _tidy, align, target_spans
 
 BYTES, META, PIECES = TextTokenizer(byte_tokenizer()), metaspace_tokenizer(), word_piece_tokenizer()
 

@@ -9,7 +9,7 @@ from tiny_tokenizers import metaspace_tokenizer, word_piece_tokenizer
 
 from headway_server.errors import InvalidInputError
 from headway_server.preprocessing import TextTokenizer
-from headway_server.tasks.translation.phrases import PhraseEncoder, PhraseRequest, contains, find_words
+from headway_server.tasks.text_to_text.phrases import PhraseEncoder, PhraseRequest, contains, find_words
 
 BYTES = TextTokenizer(byte_tokenizer())
 

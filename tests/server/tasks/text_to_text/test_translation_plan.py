@@ -11,20 +11,20 @@ from tiny_engine import EOS_ID, VOCAB_SIZE, make_decoder, make_translation_model
 from headway_server.decoding.parameters import MAX_BEAMS, EarlyStopping
 from headway_server.errors import InvalidInputError
 from headway_server.tasks.parameters import DecodingLimits
-from headway_server.tasks.translation.phrases import PhraseRequest
-from headway_server.tasks.translation.request import (
-    TranslationParameters,
-    TranslationRequest,
-    plan_translation,
+from headway_server.tasks.text_to_text.phrases import PhraseRequest
+from headway_server.tasks.text_to_text.request import (
+    TextToTextParameters,
+    TextToTextRequest,
+    plan_text_to_text,
 )
 
 LIMITS = DecodingLimits(max_input_tokens=40, max_total_tokens=64, vocab_size=VOCAB_SIZE)
 
 
 def plan(*, is_stream=False, num_slots=8, num_texts=1, **wishes):
-    parameters = TranslationParameters(**wishes.pop("parameters", {}))
-    return plan_translation(
-        TranslationRequest(parameters=parameters, **wishes),
+    parameters = TextToTextParameters(**wishes.pop("parameters", {}))
+    return plan_text_to_text(
+        TextToTextRequest(parameters=parameters, **wishes),
         num_texts=num_texts,
         limits=LIMITS,
         num_slots=num_slots,
@@ -126,8 +126,8 @@ async def test_a_length_ratio_counts_the_tokens_of_the_source_once():
     model.start()
     text = "!" * 39  # 40 tokens with the end of the sentence
     for ratio, expected in ((0.5, 20), (2.0, 80)):
-        request = TranslationRequest(parameters=TranslationParameters(max_length_ratio=ratio))
-        answer = await model.translate([text], request=request)
+        request = TextToTextRequest(parameters=TextToTextParameters(max_length_ratio=ratio))
+        answer = await model.write([text], request=request)
         (result,) = answer.results
         assert (result.num_source_tokens, result.num_new_tokens) == (40, expected)
     model.close()

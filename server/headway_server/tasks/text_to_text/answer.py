@@ -8,13 +8,13 @@ from itertools import pairwise
 
 from headway_server.decoding.sequence import FinishReason, Hypothesis, SequenceResult
 from headway_server.preprocessing import SplitText, TextTokenizer
-from headway_server.tasks.translation.alignment import Alignment, align
-from headway_server.tasks.translation.call import Source
-from headway_server.tasks.translation.request import TranslationPlan
+from headway_server.tasks.text_to_text.alignment import Alignment, align
+from headway_server.tasks.text_to_text.call import Source
+from headway_server.tasks.text_to_text.request import TextToTextPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TranslationHypothesis:
+class WrittenHypothesis:
     """One of several translations of a text."""
 
     text: str
@@ -26,7 +26,7 @@ class TranslationHypothesis:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TranslatedText:
+class WrittenText:
     """A translation."""
 
     text: str
@@ -37,7 +37,7 @@ class TranslatedText:
     num_source_tokens: int
     num_new_tokens: int
     truncated: bool
-    hypotheses: tuple[TranslationHypothesis, ...] = ()
+    hypotheses: tuple[WrittenHypothesis, ...] = ()
     """The best first, which is this one; empty unless several were asked for."""
     alignments: tuple[Alignment, ...] = ()
     """One for each sentence, if they were asked for."""
@@ -47,8 +47,8 @@ class TranslatedText:
 
 
 def read_result(
-    source: Source, result: SequenceResult, *, plan: TranslationPlan, tokenizer: TextTokenizer
-) -> TranslatedText:
+    source: Source, result: SequenceResult, *, plan: TextToTextPlan, tokenizer: TextTokenizer
+) -> WrittenText:
     """Makes the result of one source from what the engine found.
 
     Args:
@@ -60,7 +60,7 @@ def read_result(
     hypotheses = tuple(
         _read_hypothesis(source, hypothesis, plan, tokenizer) for hypothesis in result.hypotheses[: plan.num_hypotheses]
     ) or (
-        TranslationHypothesis(
+        WrittenHypothesis(
             text=result.output,
             log_probability=result.log_probability,
             score=plan.score(result.log_probability, result.num_new_tokens),
@@ -69,7 +69,7 @@ def read_result(
         ),
     )
     best = hypotheses[0]
-    return TranslatedText(
+    return WrittenText(
         text=best.text,
         log_probability=best.log_probability,
         score=best.score,
@@ -84,8 +84,8 @@ def read_result(
 
 
 def _read_hypothesis(
-    source: Source, hypothesis: Hypothesis, plan: TranslationPlan, tokenizer: TextTokenizer
-) -> TranslationHypothesis:
+    source: Source, hypothesis: Hypothesis, plan: TextToTextPlan, tokenizer: TextTokenizer
+) -> WrittenHypothesis:
     # A required phrase has the tokens that follow a space, and may stand at the very beginning.
     num_spaces = 1 if source.phrases.required and hypothesis.output.startswith(" ") else 0
     alignment = None
@@ -98,7 +98,7 @@ def _read_hypothesis(
             attention=hypothesis.alignment,
             tokenizer=tokenizer,
         ).shifted(source=0, target=-num_spaces)
-    return TranslationHypothesis(
+    return WrittenHypothesis(
         text=hypothesis.output[num_spaces:],
         log_probability=hypothesis.log_probability,
         score=plan.score(hypothesis.log_probability, hypothesis.num_new_tokens),
@@ -108,7 +108,7 @@ def _read_hypothesis(
     )
 
 
-def join_sentences(split: SplitText, translations: Elements[TranslatedText]) -> TranslatedText:
+def join_sentences(split: SplitText, translations: Elements[WrittenText]) -> WrittenText:
     """Joins the translations of a text's sentences, of which there is at least one."""
     text, starts = split.join([translation.text for translation in translations])
     alignments = [
@@ -117,7 +117,7 @@ def join_sentences(split: SplitText, translations: Elements[TranslatedText]) -> 
         for alignment in translation.alignments
     ]
     ends = {translation.finish_reason for translation in translations}
-    return TranslatedText(
+    return WrittenText(
         text=text,
         log_probability=sum(translation.log_probability for translation in translations),
         score=sum(translation.score for translation in translations),
@@ -131,7 +131,7 @@ def join_sentences(split: SplitText, translations: Elements[TranslatedText]) -> 
     )
 
 
-def regroup(translations: Elements[TranslatedText], splits: Elements[SplitText]) -> list[TranslatedText]:
+def regroup(translations: Elements[WrittenText], splits: Elements[SplitText]) -> list[WrittenText]:
     """Joins the translations of the sentences of several texts, in order, to translations of the texts."""
     bounds = [0]
     for split in splits:

@@ -1,14 +1,16 @@
-"""Reads what a translation request asks for. The model checks ranges."""
+"""Reads what a request for a translation or for another new text asks for. The model checks ranges."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
+from headway.v1 import text_to_text_service_pb2
 from headway.v1 import translation_service_pb2 as pb
 from headway_server.decoding.parameters import EarlyStopping
 from headway_server.errors import InvalidInputError
-from headway_server.tasks.translation.phrases import PhraseRequest
-from headway_server.tasks.translation.request import TranslationParameters, TranslationRequest
+from headway_server.tasks.text_to_text.phrases import PhraseRequest
+from headway_server.tasks.text_to_text.request import TextToTextParameters, TextToTextRequest
 from headway_server.transports.grpc.messages import set_fields
 
 _EARLY_STOPPING: Final[dict[int, EarlyStopping]] = {
@@ -19,8 +21,10 @@ _EARLY_STOPPING: Final[dict[int, EarlyStopping]] = {
 }
 
 
-def parse_request(request: pb.TranslateTextRequest, *, deadline: float | None) -> TranslationRequest:
-    """Reads what a unary request asks for beside its texts.
+def parse_rewrite_request(
+    request: text_to_text_service_pb2.RewriteTextRequest | pb.TranslateTextRequest, *, deadline: float | None
+) -> TextToTextRequest:
+    """Reads what a unary request asks for beside its texts and, of a translation, beside what it alone may ask for.
 
     Args:
         request: The request.
@@ -29,7 +33,7 @@ def parse_request(request: pb.TranslateTextRequest, *, deadline: float | None) -
     Raises:
         InvalidInputError: `early_stopping` has a value that this server does not know.
     """
-    return TranslationRequest(
+    return TextToTextRequest(
         parameters=parse_parameters(request.parameters),
         truncate=request.truncate,
         target_prefixes=tuple(request.target_prefixes),
@@ -37,24 +41,46 @@ def parse_request(request: pb.TranslateTextRequest, *, deadline: float | None) -
             PhraseRequest(required=tuple(each.required), forbidden=tuple(each.forbidden))
             for each in request.phrase_constraints
         ),
-        wants_alignment=request.include_alignment,
-        split_sentences=request.split_sentences,
         deadline=deadline,
     )
 
 
-def parse_stream_request(request: pb.StreamTranslateTextRequest, *, deadline: float | None) -> TranslationRequest:
-    """Reads what a streaming request asks for beside its text; args and errors are those of `parse_request`."""
-    return TranslationRequest(
+def parse_request(request: pb.TranslateTextRequest, *, deadline: float | None) -> TextToTextRequest:
+    """Reads what a unary request asks for beside its texts; args and errors are those of `parse_rewrite_request`."""
+    return replace(
+        parse_rewrite_request(request, deadline=deadline),
+        wants_alignment=request.include_alignment,
+        split_sentences=request.split_sentences,
+        source_language=request.source_language,
+        target_language=request.target_language,
+    )
+
+
+def parse_stream_rewrite_request(
+    request: text_to_text_service_pb2.StreamRewriteTextRequest | pb.StreamTranslateTextRequest,
+    *,
+    deadline: float | None,
+) -> TextToTextRequest:
+    """Reads what a streaming request asks for; args and errors are those of `parse_rewrite_request`."""
+    return TextToTextRequest(
         parameters=parse_parameters(request.parameters),
         truncate=request.truncate,
         target_prefixes=(request.target_prefix,) if request.target_prefix else (),
-        wants_alignment=request.include_alignment,
         deadline=deadline,
     )
 
 
-def parse_parameters(parameters: pb.TranslationParameters) -> TranslationParameters:
+def parse_stream_request(request: pb.StreamTranslateTextRequest, *, deadline: float | None) -> TextToTextRequest:
+    """Reads what a streaming request asks for; args and errors are those of `parse_rewrite_request`."""
+    return replace(
+        parse_stream_rewrite_request(request, deadline=deadline),
+        wants_alignment=request.include_alignment,
+        source_language=request.source_language,
+        target_language=request.target_language,
+    )
+
+
+def parse_parameters(parameters: pb.TranslationParameters) -> TextToTextParameters:
     """Reads how to decode; a field that is not set takes its default.
 
     Raises:
@@ -67,7 +93,7 @@ def parse_parameters(parameters: pb.TranslationParameters) -> TranslationParamet
             f"is {parameters.early_stopping}; must be EARLY_STOPPING_FIRST (1), EARLY_STOPPING_HEURISTIC (2) or "
             "EARLY_STOPPING_NEVER (3)",
         )
-    return TranslationParameters(
+    return TextToTextParameters(
         max_new_tokens=parameters.max_new_tokens if parameters.HasField("max_new_tokens") else None,
         max_length_ratio=parameters.max_length_ratio if parameters.HasField("max_length_ratio") else None,
         beam_size=parameters.beam_size if parameters.HasField("beam_size") else 1,

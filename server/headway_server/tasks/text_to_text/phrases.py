@@ -1,11 +1,11 @@
-"""Prefixes of translations, and phrases that must or must not appear in them, as tokens.
+"""Prefixes of outputs, and phrases that must or must not appear in them, as tokens.
 
 A phrase has different tokens at the beginning of a text, after a space, and after something else, such as a bracket;
 and at the beginning of a sentence its first letter may be a capital. A forbidden phrase is forbidden in each of these
 forms. A required phrase is required in one: as it stands after a space, or directly after what is before it if its
 script or its first character takes no space.
 
-A model may still spell a forbidden phrase as no tokenizer would, such as letter by letter. So translations are searched
+A model may still spell a forbidden phrase as no tokenizer would, such as letter by letter. So outputs are searched
 for it, and if one has the phrase as words of its own, that spelling is forbidden too and the search is repeated.
 """
 
@@ -18,7 +18,7 @@ from typing import Final, TypeAlias
 
 from headway_server.errors import InvalidInputError
 from headway_server.preprocessing import TextTokenizer
-from headway_server.tasks.translation.alignment import target_spans
+from headway_server.tasks.text_to_text.alignment import target_spans
 
 MAX_REQUIRED: Final = 16
 MAX_FORBIDDEN: Final = 64
@@ -78,7 +78,7 @@ class PhraseEncoder:
         Args:
             field: What the request calls it.
             prefix: The prefix; an empty one has no tokens.
-            max_tokens: Most tokens of the translation.
+            max_tokens: Most tokens of the output.
 
         Raises:
             InvalidInputError: It has unknown or special tokens, or leaves no room for one more token.
@@ -88,7 +88,7 @@ class PhraseEncoder:
         if len(token_ids) >= max_tokens:
             raise InvalidInputError(
                 field,
-                f"has {len(token_ids)} tokens; must have at most {max_tokens - 1}, one less than the translation may "
+                f"has {len(token_ids)} tokens; must have at most {max_tokens - 1}, one less than the output may "
                 "have; shorten it, or allow more with max_new_tokens",
             )
         return token_ids
@@ -108,15 +108,15 @@ class PhraseEncoder:
         return EncodedPhrases(asked=phrases, required=tuple(dict.fromkeys(required)), forbidden_forms=tuple(forbidden))
 
     def spellings(self, phrases: EncodedPhrases, text: str, token_ids: Sequence[int]) -> tuple[Tokens, ...]:
-        """Finds the tokens with which a translation has forbidden phrases.
+        """Finds the tokens with which an output has forbidden phrases.
 
         Args:
             phrases: The forbidden ones.
-            text: The translation.
+            text: The output.
             token_ids: Its tokens.
 
         Returns:
-            The tokens of every forbidden phrase among its words; none for a good translation.
+            The tokens of every forbidden phrase among its words; none for a good output.
         """
         places = [place for phrase in phrases.asked.forbidden for place in find_words(text, phrase.strip())]
         if not places:

@@ -1,4 +1,4 @@
-"""What a translation call asks for, and the sequences that answer it."""
+"""What a call asks for, and the sequences that answer it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from headway_server.decoding.sequence import Sequence, SequenceResult
 from headway_server.errors import InvalidInputError
 from headway_server.preprocessing import EncodedText, SplitText, TextTokenizer
 from headway_server.serving.calls import current_caller
-from headway_server.tasks.translation.phrases import EncodedPhrases, PhraseEncoder, PhraseRequest, Tokens, contains
-from headway_server.tasks.translation.request import TranslationPlan, TranslationRequest
+from headway_server.tasks.text_to_text.phrases import EncodedPhrases, PhraseEncoder, PhraseRequest, Tokens, contains
+from headway_server.tasks.text_to_text.request import TextToTextPlan, TextToTextRequest
 
 _NO_PHRASES = EncodedPhrases()
 _NO_TEXT = "holds no text; give it at least one word"
@@ -25,7 +25,7 @@ _NO_TEXT = "holds no text; give it at least one word"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passage:
-    """What is translated by itself: a text, or a sentence of a text."""
+    """What is read by itself: a text, or a sentence of a text."""
 
     text: str
     field: str
@@ -39,7 +39,7 @@ class Passage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A passage as tokens, with the limits and rules of its translation."""
+    """A passage as tokens, with the limits and rules of its output."""
 
     text: str
     encoded: EncodedText
@@ -51,21 +51,24 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TranslationCall:
+class TextToTextCall:
     """What a call asks for every text, checked."""
 
-    plan: TranslationPlan
-    request: TranslationRequest
+    plan: TextToTextPlan
+    request: TextToTextRequest
     tokenizer: TextTokenizer
     phrases: PhraseEncoder
-    first_id: int
+    start_ids: Tokens
+    """What the decoder reads before it writes."""
     eos_id: int | None
+    source_prefix: Tokens = ()
+    """Tokens that come before each source."""
     is_stream: bool = False
-    """True if the translation is sent as it appears."""
+    """True if the output is sent as it appears."""
 
     @property
     def has_rules(self) -> bool:
-        """True if the call sets any prefix or phrase for its translations."""
+        """True if the call sets any prefix or phrase for its outputs."""
         return bool(self.request.target_prefixes or self.request.phrases)
 
     def sentences(self, splits: Elements[SplitText], fields: Elements[str]) -> list[Passage]:
@@ -90,7 +93,7 @@ class TranslationCall:
         ]
 
     def sources(self, passages: Elements[Passage], encoded: Elements[EncodedText]) -> Iterator[Source]:
-        """Yields passages with their tokens and with the limits and rules of their translations.
+        """Yields passages with their tokens and with the limits and rules of their outputs.
 
         Raises:
             InvalidInputError: The model cannot write a prefix or a phrase, or one leaves no room.
@@ -101,10 +104,10 @@ class TranslationCall:
             yield self._source(passage, text, seeds[passage.text_index], known)
 
     def forbid_spellings(self, sources: Elements[Source], results: Elements[SequenceResult]) -> dict[int, Source]:
-        """Finds translations that have a forbidden phrase in a spelling that is not forbidden yet.
+        """Finds outputs that have a forbidden phrase in a spelling that is not forbidden yet.
 
         Returns:
-            By its number, each source that has such a translation, with these tokens forbidden too.
+            By its number, each source that has such an output, with these tokens forbidden too.
         """
         changed: dict[int, Source] = {}
         for index, (source, result) in enumerate(zip(sources, results, strict=True)):
@@ -127,7 +130,7 @@ class TranslationCall:
         if search is None and (source.prefix_ids or self.plan.search.no_repeat_ngram_size):
             rules = RuleConstraint(source.prefix_ids, self.plan.search.no_repeat_ngram_size)
         return Sequence(
-            prompt_ids=np.array([self.first_id], np.int64),
+            prompt_ids=np.array(self.start_ids, np.int64),
             source=EncoderInput.of_tokens(source.encoded.input_ids),
             parameters=self.plan.sampling_for(source.max_new_tokens, source.seed, source.sample),
             output=TextAssembly(self.tokenizer.decode, eager=self.is_stream),
@@ -172,7 +175,7 @@ def whole_texts(texts: Elements[str], fields: Elements[str]) -> list[Passage]:
     """Returns whole texts as passages.
 
     Raises:
-        InvalidInputError: One is nothing but white space, which a model would translate to something.
+        InvalidInputError: One is nothing but white space, which a model would answer with something.
     """
     for text, field in zip(texts, fields, strict=True):
         if text.isspace():
@@ -194,16 +197,16 @@ def named_passages(passages: Elements[Passage]) -> Iterator[None]:
 
 
 def _check_room(field: str, phrases: EncodedPhrases, prefix_ids: Tokens, max_new_tokens: int) -> None:
-    """Checks that a translation with this prefix can have all required phrases and no forbidden one."""
+    """Checks that an output with this prefix can have all required phrases and no forbidden one."""
     for index, forms in enumerate(phrases.forbidden_forms):
         if any(contains(prefix_ids, form) for form in forms):
             raise InvalidInputError(
-                f"{field}.forbidden[{index}]", "is in the target prefix, which the translation begins with; drop one"
+                f"{field}.forbidden[{index}]", "is in the target prefix, which the output begins with; drop one"
             )
     num_demanded = len(prefix_ids) + sum(len(phrase) for phrase in phrases.required if not contains(prefix_ids, phrase))
     if phrases.required and num_demanded > max_new_tokens:
         raise InvalidInputError(
             f"{field}.required",
-            f"has {num_demanded} tokens with the target prefix; the translation has at most {max_new_tokens}; "
+            f"has {num_demanded} tokens with the target prefix; the output has at most {max_new_tokens}; "
             "leave out some, or allow more with max_new_tokens",
         )

@@ -1,0 +1,155 @@
+"""A translation model as it is served."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence as Elements
+
+import numpy as np
+
+from headway_server.bundles import Languages
+from headway_server.errors import InvalidInputError
+from headway_server.preprocessing import EncodedText, SplitText, split_sentences
+from headway_server.preprocessing.pool import text_pool
+from headway_server.serving.limits import check_text
+from headway_server.tasks.inspection.inspector import InspectedTranslation, inspected_tokens
+from headway_server.tasks.inspection.maps import AttentionRequest
+from headway_server.tasks.text_to_text.call import Passage, TextToTextCall
+from headway_server.tasks.text_to_text.model import TextToTextModel
+from headway_server.tasks.text_to_text.phrases import Tokens
+from headway_server.tasks.text_to_text.request import TextToTextRequest
+
+
+class TranslationModel(TextToTextModel):
+    """Translates texts, between two languages or among many."""
+
+    async def inspect(
+        self,
+        text: str,
+        *,
+        translation: str | None,
+        request: AttentionRequest,
+        truncate: bool,
+        deadline: float | None,
+    ) -> InspectedTranslation:
+        """Shows what the tokens of a source and of its translation attend to.
+
+        Args:
+            text: The source.
+            translation: Its translation; None: the model's own, by greedy decoding.
+            request: Which weights are asked for.
+            truncate: True cuts the end off a source that is too long; False refuses it.
+            deadline: When the caller stops waiting, by `time.monotonic`.
+
+        Raises:
+            RequestError: An argument is out of its range, the bundle has no graph for it, the weights are past the
+                limit, there is no room, the deadline passed, the server is draining.
+        """
+        assert self._inspector is not None, "`load` makes it"
+        check_text("text", text, self._max_text_bytes)
+        if translation is not None:
+            check_text("translation", translation, self._max_text_bytes)
+        plan = self._inspector.plan(request)
+        with self._inspector.admit(deadline):
+            if translation is None:
+                made = await self.write([text], request=TextToTextRequest(truncate=truncate, deadline=deadline))
+                translation = made.results[0].text
+            began = time.monotonic()
+            [source] = await self._tokenizer.encode_limited(
+                [text],
+                fields=["text"],
+                max_tokens=self.limits.max_input_tokens,
+                truncate=truncate,
+                with_offsets=True,
+            )
+            target = EncodedText(input_ids=np.empty(0, np.int64))
+            if translation:  # a model may answer with nothing
+                [target] = await self._tokenizer.encode_limited(
+                    [translation],
+                    fields=["translation"],
+                    max_tokens=self.limits.max_total_tokens - 1,
+                    truncate=False,
+                    add_special_tokens=False,
+                    with_offsets=True,
+                )
+            target_tokens = inspected_tokens(self._tokenizer, target, prefix=[self._bos_id])
+            maps, timings = await self._inspector.read(
+                {
+                    "input_ids": source.input_ids,
+                    "attention_mask": np.ones_like(source.input_ids),
+                    "target_ids": np.insert(target.input_ids, 0, self._bos_id),
+                },
+                plan,
+                field="text",
+                num_tokens=len(source) + len(target_tokens),
+                deadline=deadline,
+                preprocessing_s=time.monotonic() - began,
+            )
+        return InspectedTranslation(
+            tokens=inspected_tokens(self._tokenizer, source),
+            target_tokens=target_tokens,
+            translation=translation,
+            maps=maps,
+            truncated=source.truncated,
+            timings=timings,
+        )
+
+    def _languages(self) -> Languages:
+        languages = self.bundle.manifest.languages
+        assert languages is not None, "the manifest's validator demands it"
+        return languages
+
+    def _start(self, request: TextToTextRequest) -> tuple[Tokens, Tokens]:
+        """See `TextToTextModel`; languages are told by tokens.
+
+        Raises:
+            InvalidInputError: The model does not have a language, or none of several is named.
+        """
+        languages = self._languages()
+        source = self._language("source_language", request.source_language, languages.sources)
+        target = self._language("target_language", request.target_language, languages.targets)
+        prefix = (languages.target_marks.get(target), languages.source_tokens.get(source))
+        start = (self._bos_id, *self.bundle.manifest.prompt_prefix, languages.target_tokens.get(target))
+        return _given(prefix), _given(start)
+
+    def _language(self, field: str, code: str, known: Elements[str]) -> str:
+        language = Languages.match(code, known)
+        if language is None:
+            says = f"is {code[:64]!r}" if code else "is empty"
+            raise InvalidInputError(
+                field, f"{says}; {self.bundle.manifest.name} has {len(known)} languages, name one: {', '.join(known)}"
+            )
+        return language
+
+    async def _passages(
+        self, call: TextToTextCall, texts: Elements[str], fields: Elements[str]
+    ) -> tuple[list[Passage], list[SplitText]]:
+        """See `TextToTextModel`; where it is asked for, texts are split into sentences."""
+        if not call.request.split_sentences:
+            return await super()._passages(call, texts, fields)
+        splits = await self._split(texts, call.request.source_language)
+        return call.sentences(splits, fields), splits
+
+    async def _split(self, texts: Elements[str], source_language: str) -> list[SplitText]:
+        """Splits texts into sentences, off the event loop; stops at more than could be admitted."""
+        language = self._language("source_language", source_language, self._languages().sources)
+        loop = asyncio.get_running_loop()
+        splits: list[SplitText] = []
+        num_sentences = 0
+        for text in texts:
+            split = await loop.run_in_executor(text_pool(), split_sentences, text, language)
+            splits.append(split)
+            num_sentences += len(split.sentences)
+            if num_sentences > self._capacity:
+                least = "" if len(splits) == len(texts) else "at least "
+                raise InvalidInputError(
+                    self._field,
+                    f"has {least}{num_sentences} sentences; {self.bundle.manifest.name} takes at most "
+                    f"{self._capacity} at once; send them in several calls",
+                )
+        return splits
+
+
+def _given(token_ids: Elements[int | None]) -> Tokens:
+    return tuple(token_id for token_id in token_ids if token_id is not None)

@@ -1,0 +1,104 @@
+"""TextToTextService."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+import grpc
+
+from headway.v1 import text_to_text_service_pb2 as pb
+from headway.v1 import text_to_text_service_pb2_grpc as pb_grpc
+from headway_server.bundles import Task
+from headway_server.decoding.sequence import Delta
+from headway_server.serving.answers import Answer
+from headway_server.serving.host import ModelHost
+from headway_server.tasks.text_to_text.answer import WrittenHypothesis, WrittenText
+from headway_server.tasks.text_to_text.model import TextToTextModel
+from headway_server.transports.grpc.generation import FINISH_REASONS
+from headway_server.transports.grpc.messages import deadline_of, model_reference, timings_of_call
+from headway_server.transports.grpc.text_to_text_requests import parse_rewrite_request, parse_stream_rewrite_request
+
+
+class TextToTextService(pb_grpc.TextToTextServiceServicer):
+    """Answers from the host's encoder-decoder models that do not translate."""
+
+    def __init__(self, host: ModelHost) -> None:
+        self._host = host
+
+    async def RewriteText(  # noqa: N802 (the method's name in the protocol)
+        self, request: pb.RewriteTextRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.RewriteTextResponse:
+        """Rewrites every text."""
+        arrived = time.monotonic()
+        model = self._find(request)
+        asked = parse_rewrite_request(request, deadline=deadline_of(context))
+        answer = await model.write(list(request.texts), request=asked)
+        return pb.RewriteTextResponse(
+            results=[_rewritten_text(text) for text in answer.results],
+            model=model_reference(model),
+            timings=timings_of_call(answer.timings, arrived),
+        )
+
+    async def StreamRewriteText(  # noqa: N802 (the method's name in the protocol)
+        self, request: pb.StreamRewriteTextRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncGenerator[pb.StreamRewriteTextResponse, None]:
+        """Rewrites a text and sends the new one as it appears."""
+        arrived = time.monotonic()
+        model = self._find(request)
+        asked = parse_stream_rewrite_request(request, deadline=deadline_of(context))
+        async with aclosing(model.stream(request.text, field="text", request=asked)) as parts:
+            async for part in parts:
+                if isinstance(part, Delta):
+                    yield pb.StreamRewriteTextResponse(text_delta=part.output, new_token_count=part.num_new_tokens)
+                else:
+                    yield _last_message(part, model, arrived)
+
+    def _find(self, request: pb.RewriteTextRequest | pb.StreamRewriteTextRequest) -> TextToTextModel:
+        model = self._host.find(Task.TEXT_TO_TEXT, request.model, request.model_version)
+        assert isinstance(model, TextToTextModel)  # by the table of families
+        return model
+
+
+def text_fields(text: WrittenText) -> dict[str, Any]:
+    """Returns the fields that the messages of a translation and of another new text have in common."""
+    return {
+        "text": text.text,
+        "log_probability": text.log_probability,
+        "score": text.score,
+        "finish_reason": FINISH_REASONS[text.finish_reason],
+        "source_token_count": text.num_source_tokens,
+        "new_token_count": text.num_new_tokens,
+        "truncated": text.truncated,
+        "seed": text.seed,
+    }
+
+
+def hypothesis_fields(hypothesis: WrittenHypothesis) -> dict[str, Any]:
+    """Returns the fields that the messages of their hypotheses have in common."""
+    return {
+        "text": hypothesis.text,
+        "log_probability": hypothesis.log_probability,
+        "score": hypothesis.score,
+        "finish_reason": FINISH_REASONS[hypothesis.finish_reason],
+        "new_token_count": hypothesis.num_new_tokens,
+    }
+
+
+def _last_message(answer: Answer[WrittenText], model: TextToTextModel, arrived: float) -> pb.StreamRewriteTextResponse:
+    (text,) = answer.results
+    return pb.StreamRewriteTextResponse(
+        new_token_count=text.num_new_tokens,
+        result=_rewritten_text(text),
+        model=model_reference(model),
+        timings=timings_of_call(answer.timings, arrived),
+    )
+
+
+def _rewritten_text(text: WrittenText) -> pb.RewrittenText:
+    return pb.RewrittenText(
+        **text_fields(text),
+        hypotheses=[pb.RewriteHypothesis(**hypothesis_fields(hypothesis)) for hypothesis in text.hypotheses],
+    )
