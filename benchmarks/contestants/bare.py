@@ -30,7 +30,7 @@ from headway_server.decoding.runner.encoder import EncoderRunner
 from headway_server.runtime import Runtime
 
 _WARM_UP_STEPS = 3
-_BEST_PRECISIONS = {"cpu": ("int8", "fp32"), "cuda": ("fp16", "fp32")}
+_BEST_PRECISIONS = {"cpu": ("int8-static", "int8", "fp32"), "cuda": ("fp16", "fp32")}
 """What the server runs if no precision is named."""
 
 

@@ -16,7 +16,7 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 from headway_export.errors import ExportError, SourceError
-from headway_export.exporter import ExportOptions, export
+from headway_export.exporter import DEFAULT_PRECISIONS, ExportOptions, export
 from headway_export.source import ExportSource, from_checkpoint, from_factory, open_tokenizer
 from headway_server.bundles import (
     CHAT_TEMPLATE_FILE,
@@ -80,7 +80,9 @@ def main(
     version: Annotated[str, typer.Option(help="Version of the model in the store.")] = "1",
     precision: Annotated[
         list[Precision] | None,
-        typer.Option(help="Variant to write; repeat for several. [default: all; without evaluation data, fp32 alone]"),
+        typer.Option(
+            help="Variant to write; repeat for several. [default: fp32, int8, fp16; without evaluation data: fp32]"
+        ),
     ] = None,
     cache: Annotated[
         Literal["int8", "fp32"], typer.Option(help="Key/value cache of a decoder's int8 variant.")
@@ -309,7 +311,7 @@ def _check_flags_of_checkpoint(context: typer.Context) -> None:
 def _precisions(asked: list[Precision] | None, source: ExportSource) -> tuple[Precision, ...]:
     if asked:
         return tuple(dict.fromkeys(asked))
-    return tuple(Precision) if source.evaluation is not None else (Precision.FP32,)
+    return DEFAULT_PRECISIONS if source.evaluation is not None else (Precision.FP32,)
 
 
 def _special_tokens(tokenizer_file: Path | None, tokens: dict[str, str | None]) -> SpecialTokens | None:

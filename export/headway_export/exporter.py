@@ -15,11 +15,12 @@ import onnx_ir as ir
 from torch import nn
 
 from headway_export import agreement, parity, quality
+from headway_export.activations import noise_growth, row_maxima
 from headway_export.candidate import Candidate
 from headway_export.card import Proof, write_card, write_learning_curve
-from headway_export.errors import SourceError
+from headway_export.errors import ParityError, SourceError
 from headway_export.reference import cache_ranges
-from headway_export.rewriting import AddVerification, QuantizeCache, QuantizeProducts, RankLogits, rewrite
+from headway_export.rewriting import AddVerification, FixScales, QuantizeCache, QuantizeProducts, RankLogits, rewrite
 from headway_export.source import ExportSource, check_chat_template
 from headway_export.tracing import TracedGraph, TracedModel, trace
 from headway_server.bundles import (
@@ -49,13 +50,18 @@ from headway_server.runtime import Runtime
 EXTERNAL_DATA_THRESHOLD_BYTES = 1 << 30
 """Size of a graph's weights from which they go to a file of their own; a protocol buffer holds 2 GiB at most."""
 
+DEFAULT_PRECISIONS = (Precision.FP32, Precision.INT8, Precision.FP16)
+
 Progress: TypeAlias = Callable[[str], None]
 
 _DEVICES: dict[Precision, Literal["cpu", "cuda"]] = {
     Precision.FP32: "cpu",
     Precision.INT8: "cpu",
+    Precision.INT8_STATIC: "cpu",
     Precision.FP16: "cuda",
 }
+NOISE_GROWTHS = (float("inf"), 16.0, 4.0)
+"""Of an activation whose scale is fixed, tried in turn until the variant passes its proof (`noise_growth`)."""
 _UNPROVED = ParityFigures(max_relative_logit_error=0.0, bound=None, checked_shape_count=0, provider="")
 
 
@@ -67,7 +73,7 @@ class ExportOptions:
     """Folder of the bundles."""
     version: str = "1"
     """Version of the model in the store."""
-    precisions: tuple[Precision, ...] = (Precision.FP32, Precision.INT8, Precision.FP16)
+    precisions: tuple[Precision, ...] = DEFAULT_PRECISIONS
     """Variants to write."""
     cache: Literal["int8", "fp32"] = "int8"
     """Key/value cache of an int8 decoder."""
@@ -165,9 +171,12 @@ class _Prover:
         fp32 = self._prove(Precision.FP32, traced)
         self._fp32_quality = fp32.quality
         variants = {Precision.FP32: fp32}
-        if Precision.INT8 in wanted:
+        if {Precision.INT8, Precision.INT8_STATIC} & set(wanted):
             self._quantize(traced)
+        if Precision.INT8 in wanted:
             variants[Precision.INT8] = self._prove(Precision.INT8, traced)
+        if Precision.INT8_STATIC in wanted:
+            variants[Precision.INT8_STATIC] = self._prove_static(traced)
         if Precision.FP16 in wanted:
             self._progress("fp16: tracing")
             half = copy.deepcopy(self._source.module).half()
@@ -188,6 +197,30 @@ class _Prover:
         if has_cache and self._options.cache == "int8" and is_judged:
             tokens = () if self._sample is None else self._sample.tokens
             rewrite(traced.graphs[-1].model, QuantizeCache(cache_ranges(self._source, tokens)))
+
+    def _prove_static(self, quantized: TracedModel) -> Variant:
+        """Proves an int8 model with fixed scales, for as many activations as the proof allows.
+
+        Raises:
+            ParityError: It allows too few for any gain.
+        """
+        self._progress("int8-static: reading what activations reach")
+        maxima = row_maxima(self._source, quantized, self._sample)
+        for most in NOISE_GROWTHS:
+            graphs = []
+            for graph in quantized.graphs:
+                reaches = {name: float(rows.max()) for name, rows in maxima[graph.role].items()}
+                fixed = {
+                    name: reach for name, reach in reaches.items() if noise_growth(maxima[graph.role][name]) <= most
+                }
+                model = graph.model.clone()
+                rewrite(model, FixScales(fixed))
+                graphs.append(dataclasses.replace(graph, model=model))
+            try:
+                return self._prove(Precision.INT8_STATIC, dataclasses.replace(quantized, graphs=tuple(graphs)))
+            except ParityError as error:
+                failure = error
+        raise failure
 
     def _prove(self, precision: Precision, traced: TracedModel) -> Variant:
         self._progress(f"{precision}: comparing with PyTorch")

@@ -140,13 +140,13 @@ def _logits(candidate: Candidate, data: EvaluationData) -> NDArray[np.float32]:
             images = pixel_values_of(source, data.images[batch])
             logits[batch] = [found["logits"] for found in run_batch(graph, [{"pixel_values": i} for i in images])]
         return logits
-    items = _text_items(source, data)
+    items = text_items(source, data)
     for rows in _by_length([item["input_ids"] for item in items]):
         logits[rows] = [found["logits"] for found in run_batch(graph, [items[row] for row in rows])]
     return logits
 
 
-def _text_items(source: ExportSource, data: EvaluationData) -> list[Tensors]:
+def text_items(source: ExportSource, data: EvaluationData) -> list[Tensors]:
     """Makes a graph's inputs of texts as a server does, cut to the model's length."""
     limit, has_types = source.limits.max_input_tokens, source.has_token_types
     if data.text_pairs is None:

@@ -117,10 +117,10 @@ def cache_ranges(source: ExportSource, tokens: Sequence[NDArray[np.int64]] = ())
     """
     recorder = _Recorder()
     if source.task is Task.GENERATION:
-        for window in islice(tokens or _windows(source), NUM_RANGE_TEXTS):
+        for window in islice(tokens or windows_of(source), NUM_RANGE_TEXTS):
             generation_logits(source.module, window, recorder)
     else:
-        for text, translation in _pairs(source):
+        for text, translation in pairs_of(source):
             translation_logits(source.module, text, translation, recorder)
     return [recorder.ranges[layer] for layer in sorted(recorder.ranges)]
 
@@ -139,8 +139,8 @@ class _Recorder:
         return CAUSAL(query, key, value, layer=layer, **scoring)
 
 
-def _windows(source: ExportSource) -> Iterator[NDArray[np.int64]]:
-    """Yields token ids, of at most the model's length."""
+def windows_of(source: ExportSource) -> Iterator[NDArray[np.int64]]:
+    """Yields token ids of the evaluation texts of a generation model, (T,) each, at most the model's length."""
     assert source.evaluation is not None, "the caller has checked it"
     assert source.limits.max_total_tokens is not None, "a decoder has a length"
     for text in source.evaluation.texts:
@@ -149,7 +149,7 @@ def _windows(source: ExportSource) -> Iterator[NDArray[np.int64]]:
             yield ids[start:end]
 
 
-def _pairs(source: ExportSource) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+def pairs_of(source: ExportSource) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
     """Yields token ids of the first sentences and of their translations, of at most the model's lengths."""
     assert source.evaluation is not None, "the caller has checked it"
     texts, references = source.evaluation.texts[:NUM_RANGE_TEXTS], source.evaluation.references[:NUM_RANGE_TEXTS]

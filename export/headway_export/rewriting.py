@@ -2,7 +2,9 @@
 
 `Declare`            names the dynamic axes of a traced graph and drops the tracer's notes
 `FuseAttention`      hands attention the product of query, key and value unsliced
+`GatherAsked`        computes what follows the last attention for the positions alone whose logits are asked for
 `QuantizeProducts`   turns matrix products and embedding tables into int8
+`FixScales`          gives the activations of int8 products one scale for all rows
 `QuantizeCache`      turns the key/value cache of a decoder into int8
 `AddVerification`    lets a decoder read drafted tokens, bit for bit as it decodes them one by one
 `RankLogits`         lets a decoder find the likeliest tokens of each row itself
@@ -15,7 +17,7 @@ head width, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -130,6 +132,69 @@ class FuseAttention(InPlacePass):
         if split.attributes.get_int("axis", 0) in (-1, 2):  # of (R, T, H K + 2 G K)
             for index, value in enumerate((split.inputs[0], None, None)):
                 attention.replace_input_with(index, value)
+
+
+class GatherAsked(InPlacePass):
+    """Gathers the positions whose logits are asked for as early as their values depend on no other position.
+
+    The tracer gathers them after the last layer. What follows the last layer's attention, its feed-forward network
+    above all, computes each position by itself, so it need not be computed for the others: a chunk of a prompt asks for
+    one position at most.
+
+    The pass needs the shapes of values as they were traced.
+    """
+
+    ROW_WISE = frozenset(("Add", "Cast", "Div", "Erf", "Gelu", "LayerNormalization", "MatMul", "Mul", "Neg", "Pow"))
+    ROW_WISE |= {"Reciprocal", "ReduceMean", "Relu", "Sigmoid", "Split", "Sqrt", "Sub", "Tanh"}
+    """Operators that compute a position from the same position alone, if their outputs are (R, T, .)."""
+
+    def call(self, model: ir.Model) -> PassResult:
+        """Rewrites a decoder in place."""
+        graph = model.graph
+        gathers = [
+            node for node in graph if node.op_type == "GatherElements" and node.attributes.get_int("axis", 0) == 1
+        ]
+        if len(gathers) != 1:
+            return PassResult(model, modified=False)
+        (gather,) = gathers
+        hidden = _input(gather, 0)
+        assert hidden.shape is not None, "the tracer has found it"
+        alone = self._of_one_position(graph, gather, hidden.shape[:2])
+        later = [node for node in graph if node in alone]
+        made = {output for node in later for output in node.outputs}
+        read = dict.fromkeys(value for node in later for value in node.inputs if value is not None)
+        whole = [  # what the first of them read of all positions
+            value for value in read if value not in made and value.shape is not None and len(value.shape) > 2
+        ]
+        if any(value.shape is None or value.shape[:2] != hidden.shape[:2] for value in whole):
+            return PassResult(model, modified=False)
+        (positions,) = (value for value in graph.inputs if value.name == "logits_positions")
+        for value in whole:
+            tape = Tape()
+            index = tape.op("Unsqueeze", [positions, _constant(tape, np.array([-1]))])  # (R, L, 1)
+            asked = tape.op("GatherND", [value, index], {"batch_dims": 1})  # (R, L, .)
+            for node in later:
+                for place, known in enumerate(node.inputs):
+                    if known is value:
+                        node.replace_input_with(place, asked)
+            graph.insert_before(later[0], tape.nodes)
+        if later:
+            gather.outputs[0].replace_all_uses_with(hidden)
+        return PassResult(model, modified=bool(later))
+
+    def _of_one_position(self, graph: ir.Graph, gather: ir.Node, rows: Sequence[Any]) -> set[ir.Node]:
+        """Returns the nodes before the gathering that nothing else needs and that compute each position by itself."""
+        found = {gather}
+        for node in reversed(graph):
+            readers = [reader for output in node.outputs for reader in output.consumers()]
+            is_row_wise = node.op_type in self.ROW_WISE and all(
+                output.shape is not None and len(output.shape) == len(rows) + 1 and output.shape[:2] == rows
+                for output in node.outputs
+            )
+            is_output = any(output.is_graph_output() for output in node.outputs)
+            if is_row_wise and readers and not is_output and found.issuperset(readers):
+                found.add(node)
+        return found - {gather}
 
 
 def _before_reshapes(value: ir.Value) -> ir.Value:
@@ -289,6 +354,94 @@ def quantize_matrix(matrix: NDArray[np.float32], *, axis: int) -> tuple[NDArray[
     scale = np.maximum(np.abs(matrix).max(axis=axis) / _INT8_MAX, smallest).astype(np.float32)
     values = np.round(matrix / np.expand_dims(scale, axis))
     return np.clip(values, -_INT8_MAX, _INT8_MAX).astype(np.int8), scale
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledProduct:
+    """The values around a product as `QuantizeProducts` writes it."""
+
+    activation: ir.Value
+    maximum: ir.Value
+    """(..., 1), what the highest level stands for in each row of the activation."""
+    step: ir.Value
+    """One over the highest level."""
+    zero_point: ir.Value
+    weight: ir.Value
+    scale: ir.Value
+    """(N,), of the weight's columns, divided by the highest level."""
+    bias: ir.Value | None
+    result: ir.Node
+    """The last node of the product, the addition of the bias where there is one."""
+
+
+def scaled_products(graph: ir.Graph) -> Iterator[ScaledProduct]:
+    """Yields the products that `QuantizeProducts` has written into a graph."""
+    for product in graph:
+        if product.op_type != "MatMulInteger":
+            continue
+        rows, weight, zero_point = (_input(product, index) for index in range(3))
+        quantize = rows.producer()
+        assert quantize is not None, "rows are quantized in the graph"
+        relative = _input(quantize, 0).producer()
+        assert relative is not None, "rows are divided by their maxima"
+        by_scale = _only_reader(_only_reader(product))  # after the cast
+        result = _only_reader(by_scale)
+        bias, readers = None, result.outputs[0].consumers()
+        if len(readers) == 1 and readers[0].op_type == "Add" and not result.outputs[0].is_graph_output():
+            other = next(value for value in readers[0].inputs if value is not result.outputs[0])
+            if other is not None and other.const_value is not None and len(other.const_value.shape) == 1:
+                bias, result = other, readers[0]
+        yield ScaledProduct(
+            activation=_input(relative, 0),
+            maximum=_input(relative, 1),
+            step=_input(quantize, 1),
+            zero_point=zero_point,
+            weight=weight,
+            scale=_input(by_scale, 1),
+            bias=bias,
+            result=result,
+        )
+
+
+def _only_reader(node: ir.Node) -> ir.Node:
+    (reader,) = node.outputs[0].consumers()
+    return reader
+
+
+class FixScales(InPlacePass):
+    """Gives the activations of int8 products one scale for all rows, which is known when the graph is made.
+
+    Of the nine passes over memory that `QuantizeProducts` spends on a product two are left:
+
+        q_x = round(positive x / c) + zero, clipped to 0 .. 255       QuantizeLinear
+        y = (q_x - zero) q_w  (scale_w / positive)  c + bias          MatMulIntegerToFloat, which ONNX Runtime alone has
+
+    c is what the activation reaches. A row cannot depend on its neighbours. A row that reaches less than c has fewer
+    levels, and what lies beyond c is clipped, so that answers are others than with a scale a row. Clipping at level 0
+    is what ReLU does, which goes where only products read it.
+    """
+
+    def __init__(self, reaches: Mapping[str, float]) -> None:
+        """Takes c by the names of activations; an activation that has none keeps a scale a row."""
+        self._reaches = reaches
+
+    def call(self, model: ir.Model) -> PassResult:
+        """Rewrites a graph after `QuantizeProducts`, in place."""
+        products = [product for product in scaled_products(model.graph) if product.activation.name in self._reaches]
+        for product in products:
+            reach = np.float32(self._reaches[str(product.activation.name)])
+            assert product.step.const_value is not None, "it is a constant"
+            tape = Tape()
+            source, producer = product.activation, product.activation.producer()
+            if producer is not None and producer.op_type == "Relu":
+                source = _input(producer, 0)
+            scale = _constant(tape, reach * product.step.const_value.numpy())
+            rows = tape.op("QuantizeLinear", [source, scale, product.zero_point])
+            right = [product.weight, _constant(tape, reach), product.scale, product.zero_point, None, product.bias]
+            output = tape.op("MatMulIntegerToFloat", [rows, *right], domain="com.microsoft")
+            _replace(product.result, tape, [output])
+        model.graph.opset_imports["com.microsoft"] = 1
+        return PassResult(model, modified=bool(products))
 
 
 @dataclass(slots=True)

@@ -30,7 +30,7 @@ from headway_export.graphs import (
     float_dtype,
     shows_attention,
 )
-from headway_export.rewriting import Declare, FuseAttention, rewrite
+from headway_export.rewriting import Declare, FuseAttention, GatherAsked, rewrite
 from headway_server.bundles import ENCODER_DECODER_TASKS, StateTensor, Task, TensorSpec, attention_layers
 from headway_training.models.protocols import Decoder, EncoderDecoder, is_recurrent
 
@@ -443,6 +443,6 @@ def _trace_graph(role: Role, module: nn.Module, graph: nn.Module, inputs: Sequen
     assert program is not None, "the tracer returns a program when it is given no file"
     model: ir.Model = program.model
     if role == "decoder":
-        rewrite(model, FuseAttention())
+        rewrite(model, FuseAttention(), GatherAsked())
     rewrite(model, Declare((*inputs, *outputs)))
     return TracedGraph(role=role, model=model)

@@ -13,6 +13,7 @@ from torch import nn
 from headway_export.tracing import trace
 from headway_server.bundles import Task
 from headway_training.models.gpt import GPT, GPTConfig
+from headway_training.models.parts.attention import causal_attention
 
 CACHE_LENGTH, WIDTH, HEAD = 40, 32, 8
 
@@ -61,9 +62,8 @@ def _tiny_gpt():
 def _traced(module, *, fused):
     with pytest.MonkeyPatch.context() as patch:
         if not fused:
-            patch.setattr(
-                "headway_export.tracing.FuseAttention.call", lambda _, model: PassResult(model, modified=False)
-            )
+            for name in ("FuseAttention", "GatherAsked"):
+                patch.setattr(f"headway_export.tracing.{name}.call", lambda _, model: PassResult(model, modified=False))
         return trace(module.eval(), Task.GENERATION).graphs[0]
 
 
@@ -85,13 +85,13 @@ def _logits_of_a_chunk_and_a_step(traced, tmp_path):
     return np.concatenate([chunk["logits"] for chunk in chunks]), step["logits"]
 
 
-def _run(session, ids, past, starts):
+def _run(session, ids, past, starts, *, asked=()):
     rows, length = ids.shape
     starts = np.array(starts)
     feeds = past | {
         "input_ids": ids,
         "position_ids": starts[:, np.newaxis] + np.arange(length),
-        "logits_positions": np.full((rows, 1), length - 1),
+        "logits_positions": np.array([asked or [length - 1]] * rows),
         "seqlens_k": (starts + length - 1).astype(np.int32),
         "total_sequence_length": np.array((starts + length).max(), np.int32),
     }
@@ -119,6 +119,37 @@ def test_a_fused_decoder_gives_the_same_logits(make, tmp_path):
     found = _logits_of_a_chunk_and_a_step(_traced(module, fused=True), tmp_path)
     for ours, theirs in zip(found, expected, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+def _tiny_llama():
+    sizes = {"vocabulary_size": 50, "max_length": CACHE_LENGTH, "num_layers": 2, "d_model": 32, "num_heads": 4}
+    kinds = {"norm_kind": "rms_norm", "activation": "silu", "gated": True, "positions": "rotary"}
+    return GPT(GPTConfig(**sizes, **kinds, d_ff=64))
+
+
+@pytest.mark.parametrize(("make", "activation"), [(_tiny_gpt, "Gelu"), (_tiny_llama, "Sigmoid")])
+def test_what_follows_the_last_attention_is_computed_for_the_asked_positions_alone(make, activation, tmp_path):
+    torch.manual_seed(0)
+    module = make()
+    traced = _traced(module, fused=True)
+    operators = _operators(traced)
+    assert operators["GatherND"] == 2  # of attention's context, and of what the layer was given
+    assert "GatherElements" not in operators
+    order = [node.op_type for node in traced.model.graph]
+    assert order.index("GatherND") < len(order) - 1 - order[::-1].index(activation)
+    ir.save(traced.model, tmp_path / "decoder.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "decoder.onnx")
+    ids = np.random.default_rng(0).integers(0, 50, (1, 9))
+    past = {
+        spec.name: np.zeros((1, spec.shape[1], CACHE_LENGTH, spec.shape[3]), np.float32)
+        for spec in traced.inputs
+        if spec.name.startswith("past")
+    }
+    found = _run(session, ids, past, [0], asked=[8, 2, 5])["logits"][0]
+    with torch.inference_mode():
+        tensor = torch.from_numpy(ids)
+        expected = module.logits(module.hidden_states(tensor, torch.arange(9)[None], causal_attention()))[0, [8, 2, 5]]
+    np.testing.assert_allclose(found, expected.numpy(), rtol=1e-4, atol=1e-5)
 
 
 def test_nothing_is_sliced_or_reshaped_around_attention():

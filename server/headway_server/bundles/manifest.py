@@ -85,6 +85,9 @@ class Precision(StrEnum):
 
     FP32 = "fp32"
     INT8 = "int8"
+    """Weights in int8, activations in uint8 with a scale a row."""
+    INT8_STATIC = "int8-static"
+    """The same, but where it is exact enough an activation has one scale, known when the graph is made."""
     FP16 = "fp16"
 
 
