@@ -112,6 +112,7 @@ class GenerateTextOptions(StreamGenerateTextOptions, total=False):
 
 class _WritingOptions(ModelOptions, SamplingOptions, total=False):
     max_new_tokens: Annotated[int | None, "Most tokens of a new text. Default: the model's maximum."]
+    min_new_tokens: Annotated[int | None, "Tokens to generate before a new text may end, 0 to max_new_tokens."]
     max_length_ratio: Annotated[float | None, "Most tokens of a new text per token of its source, above 0 to 100."]
     length_penalty: Annotated[
         float | None, "Power of the token count in scores, 0 to 5: above 1 favours long texts. Default: 1."

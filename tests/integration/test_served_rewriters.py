@@ -54,6 +54,18 @@ def test_texts_of_a_beam_search_are_those_of_generate(folders, client, family, l
         assert [shown(one.text) for one in result.hypotheses] == expected.texts
 
 
+@pytest.mark.parametrize("beam_size", [1, 3])
+def test_texts_that_must_be_long_and_without_repetition_are_those_of_generate(folders, client, beam_size):
+    options = {"beam_size": beam_size, "min_new_tokens": 12, "no_repeat_ngram_size": 3}
+    results = client.rewrite_text(TEXTS, model="t5", max_new_tokens=NEW_TOKENS, **options).results
+    for text, result in zip(TEXTS, results, strict=True):
+        expected = generate(
+            folders["t5"], text, NEW_TOKENS, num_beams=beam_size, min_new_tokens=12, no_repeat_ngram_size=3
+        )
+        assert shown(result.text) == expected.texts[0]
+        assert result.new_token_count > 12 or result.finish_reason == "length"
+
+
 def test_a_streamed_text_is_that_of_the_unary_call(client):
     expected = client.rewrite_text(TEXTS[2], model="t5", max_new_tokens=NEW_TOKENS)[0]
     with client.stream_rewrite_text(TEXTS[2], model="t5", max_new_tokens=NEW_TOKENS) as stream:

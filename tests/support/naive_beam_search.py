@@ -47,6 +47,10 @@ class BeamSearchConfig:
     now; or when no continuation of it could be."""
     no_repeat_ngram_size: int = 0
     """No so many tokens may follow each other twice; 0 allows it."""
+    min_new_tokens: int = 0
+    """Tokens before `eos` may follow."""
+    num_given: int = 0
+    """Tokens that a length counts beside those of a hypothesis."""
     prefix: tuple[int, ...] = ()
     """What a translation begins with."""
     required: tuple[tuple[int, ...], ...] = ()
@@ -125,7 +129,7 @@ def beam_search(
     found: list[Hypothesis] = []
 
     def find(tokens: tuple[int, ...], log_probability: float, *, has_ended: bool) -> None:
-        score = log_probability / max(len(tokens) + has_ended, 1) ** search.length_penalty
+        score = log_probability / max(len(tokens) + has_ended + search.num_given, 1) ** search.length_penalty
         found.append(Hypothesis(tokens, log_probability, score, has_ended))
         found.sort(key=lambda hypothesis: (-len(_met(hypothesis.tokens, search.required)), -hypothesis.score))
         del found[size:]
@@ -177,7 +181,8 @@ def _rank(
 
 def _banned(tokens: tuple[int, ...], eos: int, search: BeamSearchConfig) -> list[int]:
     """Returns the tokens that may not follow."""
-    banned = [eos] if len(_met(tokens, search.required)) < len(search.required) else []
+    is_too_short = len(tokens) < search.min_new_tokens
+    banned = [eos] if is_too_short or len(_met(tokens, search.required)) < len(search.required) else []
     if (size := search.no_repeat_ngram_size) and len(tokens) >= size - 1:
         last = tokens[len(tokens) - size + 1 :]
         starts = range(len(tokens) - size + 1)
@@ -238,4 +243,4 @@ def _may_stop(search: BeamSearchConfig, found: list[Hypothesis], best: float, le
         return True
     if search.early_stopping == "never" and search.length_penalty > 0:
         length = max_length
-    return bool(best / length**search.length_penalty <= found[-1].score)
+    return bool(best / (length + search.num_given) ** search.length_penalty <= found[-1].score)

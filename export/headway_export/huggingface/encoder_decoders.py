@@ -315,7 +315,7 @@ def read_generation_config(folder: ModelFolder) -> DecoderStart:
     applied = {"suppress_tokens", "forced_bos_token_id", *_ASKED_FOR}
     if all(len(word) == 1 for word in bad_words):
         applied.add("bad_words_ids")
-    names = ("min_length", "min_new_tokens", "repetition_penalty", *IGNORED_GENERATION)
+    names = ("repetition_penalty", *IGNORED_GENERATION)
     ignored = [name for name in names if name not in applied and getattr(settings, name, None) not in NEUTRAL]
     notes = [f"generation_config: {', '.join(ignored)}: not applied by the server"] if ignored else []
     asked = {name: getattr(settings, key, None) for key, name in _ASKED_FOR.items()}
@@ -334,6 +334,8 @@ def read_generation_config(folder: ModelFolder) -> DecoderStart:
 
 
 _ASKED_FOR: Final = {
+    "min_length": "min_new_tokens",
+    "min_new_tokens": "min_new_tokens",
     "num_beams": "beam_size",
     "length_penalty": "length_penalty",
     "no_repeat_ngram_size": "no_repeat_ngram_size",

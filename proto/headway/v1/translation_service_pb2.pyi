@@ -62,6 +62,7 @@ class TranslationParameters(_message.Message):
     EARLY_STOPPING_FIELD_NUMBER: _builtins.int
     NO_REPEAT_NGRAM_SIZE_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
+    MIN_NEW_TOKENS_FIELD_NUMBER: _builtins.int
     max_new_tokens: _builtins.int
     """Most tokens of a translation, or of each sentence with `split_sentences`. Target prefix and end-of-sequence token
     count. Range 1 to the model's maximum target length. Default: that maximum.
@@ -86,6 +87,8 @@ class TranslationParameters(_message.Message):
     """When the beam search stops. Has no effect with beam_size 1. Default EARLY_STOPPING_HEURISTIC."""
     no_repeat_ngram_size: _builtins.int
     """No sequence of this many tokens may occur twice in a translation. Range 0 to 16; 0 allows repetition. Default 0."""
+    min_new_tokens: _builtins.int
+    """Tokens to generate before the translation may end. Range 0 to max_new_tokens. Default 0."""
     @_builtins.property
     def sampling(self) -> _common_pb2.SamplingParameters:
         """How to draw tokens. With a temperature above 0, tokens are drawn at random instead of searched for; this cannot be
@@ -103,10 +106,11 @@ class TranslationParameters(_message.Message):
         early_stopping: Global___EarlyStopping.ValueType = ...,
         no_repeat_ngram_size: _builtins.int | None = ...,
         sampling: _common_pb2.SamplingParameters | None = ...,
+        min_new_tokens: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_beam_size", b"_beam_size", "_hypothesis_count", b"_hypothesis_count", "_length_penalty", b"_length_penalty", "_max_length_ratio", b"_max_length_ratio", "_max_new_tokens", b"_max_new_tokens", "_no_repeat_ngram_size", b"_no_repeat_ngram_size", "beam_size", b"beam_size", "hypothesis_count", b"hypothesis_count", "length_penalty", b"length_penalty", "max_length_ratio", b"max_length_ratio", "max_new_tokens", b"max_new_tokens", "no_repeat_ngram_size", b"no_repeat_ngram_size", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_beam_size", b"_beam_size", "_hypothesis_count", b"_hypothesis_count", "_length_penalty", b"_length_penalty", "_max_length_ratio", b"_max_length_ratio", "_max_new_tokens", b"_max_new_tokens", "_min_new_tokens", b"_min_new_tokens", "_no_repeat_ngram_size", b"_no_repeat_ngram_size", "beam_size", b"beam_size", "hypothesis_count", b"hypothesis_count", "length_penalty", b"length_penalty", "max_length_ratio", b"max_length_ratio", "max_new_tokens", b"max_new_tokens", "min_new_tokens", b"min_new_tokens", "no_repeat_ngram_size", b"no_repeat_ngram_size", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_beam_size", b"_beam_size", "_hypothesis_count", b"_hypothesis_count", "_length_penalty", b"_length_penalty", "_max_length_ratio", b"_max_length_ratio", "_max_new_tokens", b"_max_new_tokens", "_no_repeat_ngram_size", b"_no_repeat_ngram_size", "beam_size", b"beam_size", "early_stopping", b"early_stopping", "hypothesis_count", b"hypothesis_count", "length_penalty", b"length_penalty", "max_length_ratio", b"max_length_ratio", "max_new_tokens", b"max_new_tokens", "no_repeat_ngram_size", b"no_repeat_ngram_size", "sampling", b"sampling"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_beam_size", b"_beam_size", "_hypothesis_count", b"_hypothesis_count", "_length_penalty", b"_length_penalty", "_max_length_ratio", b"_max_length_ratio", "_max_new_tokens", b"_max_new_tokens", "_min_new_tokens", b"_min_new_tokens", "_no_repeat_ngram_size", b"_no_repeat_ngram_size", "beam_size", b"beam_size", "early_stopping", b"early_stopping", "hypothesis_count", b"hypothesis_count", "length_penalty", b"length_penalty", "max_length_ratio", b"max_length_ratio", "max_new_tokens", b"max_new_tokens", "min_new_tokens", b"min_new_tokens", "no_repeat_ngram_size", b"no_repeat_ngram_size", "sampling", b"sampling"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__beam_size: _TypeAlias = _typing.Literal["beam_size"]  # noqa: Y015
     _WhichOneofArgType__beam_size: _TypeAlias = _typing.Literal["_beam_size", b"_beam_size"]  # noqa: Y015
@@ -118,6 +122,8 @@ class TranslationParameters(_message.Message):
     _WhichOneofArgType__max_length_ratio: _TypeAlias = _typing.Literal["_max_length_ratio", b"_max_length_ratio"]  # noqa: Y015
     _WhichOneofReturnType__max_new_tokens: _TypeAlias = _typing.Literal["max_new_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_new_tokens: _TypeAlias = _typing.Literal["_max_new_tokens", b"_max_new_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__min_new_tokens: _TypeAlias = _typing.Literal["min_new_tokens"]  # noqa: Y015
+    _WhichOneofArgType__min_new_tokens: _TypeAlias = _typing.Literal["_min_new_tokens", b"_min_new_tokens"]  # noqa: Y015
     _WhichOneofReturnType__no_repeat_ngram_size: _TypeAlias = _typing.Literal["no_repeat_ngram_size"]  # noqa: Y015
     _WhichOneofArgType__no_repeat_ngram_size: _TypeAlias = _typing.Literal["_no_repeat_ngram_size", b"_no_repeat_ngram_size"]  # noqa: Y015
     @_typing.overload
@@ -130,6 +136,8 @@ class TranslationParameters(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_length_ratio) -> _WhichOneofReturnType__max_length_ratio | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_new_tokens) -> _WhichOneofReturnType__max_new_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_new_tokens) -> _WhichOneofReturnType__min_new_tokens | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__no_repeat_ngram_size) -> _WhichOneofReturnType__no_repeat_ngram_size | None: ...
 

@@ -72,6 +72,8 @@ class SearchParameters:
     early_stopping: EarlyStopping = EarlyStopping.HEURISTIC
     no_repeat_ngram_size: int = 0
     """No n tokens may follow each other twice; 0 allows it."""
+    min_new_tokens: int = 0
+    """Tokens to produce before the end may follow."""
     prefix_ids: tuple[int, ...] = ()
     """Tokens that the output begins with. They are part of it and of its log-probability."""
     required_phrases: tuple[tuple[int, ...], ...] = ()

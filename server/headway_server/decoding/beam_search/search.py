@@ -135,15 +135,22 @@ class BeamSearch:
 
     @property
     def is_plain(self) -> bool:
-        """True if there is neither a rule nor a prefix."""
-        return self._rules is None and not self._parameters.prefix_ids
+        """True if any token may follow: there is neither a rule nor a prefix, and the output may end."""
+        return self._rules is None and not self._parameters.prefix_ids and not self._is_too_short
 
-    def banned(self, beam: Beam) -> set[int] | frozenset[int]:
+    @property
+    def _is_too_short(self) -> bool:
+        """True if the end may not follow yet, whatever the rules say."""
+        return self.num_tokens < self._parameters.min_new_tokens
+
+    def banned(self, beam: Beam) -> set[int]:
         """Returns the tokens that may not follow a beam."""
-        if self._rules is None or beam.state is None:
-            return NO_TOKENS
-        tokens = self._rules.banned(beam.state)
-        if self._eos_id is not None and not self._rules.may_end(beam.state):
+        tokens: set[int] = set()
+        may_end = not self._is_too_short
+        if self._rules is not None and beam.state is not None:
+            tokens = self._rules.banned(beam.state)
+            may_end = may_end and self._rules.may_end(beam.state)
+        if self._eos_id is not None and not may_end:
             tokens.add(self._eos_id)
         return tokens
 

@@ -35,6 +35,8 @@ class TextToTextParameters:
 
     max_new_tokens: int | None = None
     """None: as many as the model can hold."""
+    min_new_tokens: int = 0
+    """Tokens before the output may end."""
     max_length_ratio: float | None = None
     """Most tokens for each token of the source; None: any number."""
     beam_size: int = 1
@@ -171,7 +173,10 @@ def plan_text_to_text(
         )
     _check_combinations(request, is_stream=is_stream)
     drawing = {name: value for name, value in given.sampling.items() if name != "seed"}
-    sampling = SamplingParameters(max_new_tokens=1, **drawing)  # the text decides the number of tokens
+    least = given.min_new_tokens
+    sampling = SamplingParameters(
+        max_new_tokens=1, min_new_tokens=least, **drawing
+    )  # the text decides the number of tokens
     check_drawing(sampling, limits.vocab_size)
     return TextToTextPlan(
         max_new_tokens=given.max_new_tokens or most,
@@ -187,6 +192,7 @@ def plan_text_to_text(
             length_penalty=given.length_penalty,
             early_stopping=given.early_stopping,
             no_repeat_ngram_size=given.no_repeat_ngram_size,
+            min_new_tokens=least,
             wants_alignment=request.wants_alignment,
             num_given=num_given,
         ),
@@ -197,6 +203,7 @@ def plan_text_to_text(
 def _check_ranges(given: TextToTextParameters, most: int) -> None:
     if given.max_new_tokens is not None:
         check_range("parameters.max_new_tokens", given.max_new_tokens, 1, most)
+    check_range("parameters.min_new_tokens", given.min_new_tokens, 0, given.max_new_tokens or most)
     if given.max_length_ratio is not None:
         check_above("parameters.max_length_ratio", given.max_length_ratio, 0, MAX_LENGTH_RATIO)
     check_range("parameters.length_penalty", given.length_penalty, 0, MAX_LENGTH_PENALTY)

@@ -95,6 +95,7 @@ def parse_parameters(parameters: pb.TranslationParameters) -> TextToTextParamete
         )
     return TextToTextParameters(
         max_new_tokens=parameters.max_new_tokens if parameters.HasField("max_new_tokens") else None,
+        min_new_tokens=parameters.min_new_tokens,
         max_length_ratio=parameters.max_length_ratio if parameters.HasField("max_length_ratio") else None,
         beam_size=parameters.beam_size if parameters.HasField("beam_size") else 1,
         num_hypotheses=parameters.hypothesis_count if parameters.HasField("hypothesis_count") else 1,

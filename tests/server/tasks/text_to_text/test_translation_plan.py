@@ -36,6 +36,7 @@ def plan(*, is_stream=False, num_slots=8, num_texts=1, **wishes):
 WRONG = [
     ("max_new_tokens", 0, "max_new_tokens", "is 0; must be from 1 to 64"),
     ("max_new_tokens", 65, "max_new_tokens", "is 65; must be from 1 to 64"),
+    ("min_new_tokens", 65, "min_new_tokens", "is 65; must be from 0 to 64"),
     ("max_length_ratio", 0.0, "max_length_ratio", "is 0; must be above 0 and at most 100"),
     ("max_length_ratio", 101.0, "max_length_ratio", "is 101; must be above 0 and at most 100"),
     ("max_length_ratio", math.nan, "max_length_ratio", "is nan"),

@@ -16,6 +16,7 @@ INTEGERS = st.integers(-(2**31), 2**31 - 1)
 FLOATS = st.floats(width=32, allow_nan=False)
 PARAMETERS = {
     "max_new_tokens": ("max_new_tokens", INTEGERS),
+    "min_new_tokens": ("min_new_tokens", INTEGERS),
     "max_length_ratio": ("max_length_ratio", FLOATS),
     "beam_size": ("beam_size", INTEGERS),
     "hypothesis_count": ("num_hypotheses", INTEGERS),

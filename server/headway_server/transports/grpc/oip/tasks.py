@@ -411,6 +411,15 @@ def _has_one_row(call: InferCall) -> bool:
 
 # Translation and other new texts
 
+_SEARCH: Final = {
+    "max_new_tokens": Kind.INTEGER,
+    "min_new_tokens": Kind.INTEGER,
+    "max_length_ratio": Kind.NUMBER,
+    "beam_size": Kind.INTEGER,
+    "length_penalty": Kind.NUMBER,
+    "no_repeat_ngram_size": Kind.INTEGER,
+}
+"""Parameters that have the names of `TextToTextParameters`."""
 _TRANSLATION: Final = {
     "split_sentences": Kind.BOOLEAN,
     "source_language": Kind.TEXT,
@@ -430,7 +439,7 @@ def _text_to_text_request(call: InferCall) -> TextToTextRequest:
             num_hypotheses=given.get("hypothesis_count", 1),
             early_stopping=EarlyStopping(early_stopping),
             sampling=call.select(*_DRAWING),
-            **call.select("max_new_tokens", "max_length_ratio", "beam_size", "length_penalty", "no_repeat_ngram_size"),
+            **call.select(*_SEARCH),
         ),
         target_prefixes=tuple(prefixes),
         deadline=call.deadline,
@@ -502,16 +511,8 @@ def _text_to_text(name: str, further: Mapping[str, Kind]) -> TensorTask:
         ),
         parameters=_COMMON
         | _DRAWING
-        | {
-            "max_new_tokens": Kind.INTEGER,
-            "max_length_ratio": Kind.NUMBER,
-            "beam_size": Kind.INTEGER,
-            "hypothesis_count": Kind.INTEGER,
-            "length_penalty": Kind.NUMBER,
-            "early_stopping": Kind.TEXT,
-            "no_repeat_ngram_size": Kind.INTEGER,
-            "truncate": Kind.BOOLEAN,
-        }
+        | _SEARCH
+        | {"hypothesis_count": Kind.INTEGER, "early_stopping": Kind.TEXT, "truncate": Kind.BOOLEAN}
         | further,
         max_rows=MAX_SOURCES,
         infer=partial(_write, name),
