@@ -20,7 +20,7 @@ from headway_server.bundles import ALIGNMENT, ENCODER_DECODER_TASKS, Bundle, Gra
 from headway_server.bundles.chain import DECODING_AXES, VERIFIES
 from headway_server.bundles.manifest import EXPONENTIAL_MEANS, LIKELIEST_IDS, LIKELIEST_LOGITS, NUM_LIKELIEST
 from headway_server.decoding.interfaces import Ranking, SlotCopy
-from headway_server.decoding.runner.encoder import CrossTensors, PackedSources, bytes_per_token
+from headway_server.decoding.runner.encoder import CrossTensors, PackedSources, bytes_per_token, padded_length
 from headway_server.decoding.runner.memory_plan import SlotSizes
 from headway_server.decoding.runner.state import SlotState, fixed_size, state_bytes
 from headway_server.errors import BundleError
@@ -49,7 +49,7 @@ def slot_sizes(manifest: Manifest, variant: Variant) -> SlotSizes:
     max_length, max_source = manifest.limits.max_total_tokens or 0, manifest.limits.max_input_tokens or 0
     return SlotSizes(
         state_bytes=state_bytes(variant, max_length),
-        source_bytes=sum(max_source * bytes_per_token(specs[name]) for name in variant.cross),
+        source_bytes=sum(padded_length(max_source) * bytes_per_token(specs[name]) for name in variant.cross),
         keeps_prompts=manifest.task is Task.GENERATION and max_length >= PREFILL_CHUNK,
     )
 

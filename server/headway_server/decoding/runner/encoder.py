@@ -2,7 +2,8 @@
 
 The sources of one decode call are packed to the longest of them. When one source takes the place of another and is no
 longer than the padded length, only that one is written; the padded length stays until the remaining sources are much
-shorter. Padding costs little and changes nothing, since it is masked.
+shorter. Padding costs little and changes nothing, since it is masked, and since lengths are multiples of four: ONNX
+Runtime multiplies one row by four others at a time, and sums a remainder of three in another order.
 
 Shapes: N sources, S source positions.
 """
@@ -113,6 +114,8 @@ def bytes_per_token(spec: TensorSpec) -> int:
     return fixed_size(spec, 1) * fixed_size(spec, 3) * np.dtype(spec.dtype).itemsize
 
 
+_LENGTH_MULTIPLE = 4
+"""Sources are padded to a multiple of so many positions, alone as among others (docs/decisions/batch-invariance.md)."""
 _MOST_SPARE_TOKENS = 8
 """Positions of padding that are tolerated, or a quarter of the longest source if that is more."""
 
@@ -124,6 +127,11 @@ class _Room:
     sources: list[CrossTensors]
     length: int
     """S."""
+
+
+def padded_length(num_positions: int) -> int:
+    """Returns how many positions a source is padded to at least."""
+    return -(-num_positions // _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE
 
 
 class PackedSources:
@@ -144,12 +152,12 @@ class PackedSources:
         Raises:
             BundleError: A tensor has no fixed size.
         """
-        self._max_length = max_length
+        self._max_length = padded_length(max_length)
         self._shapes = {spec.name: (fixed_size(spec, 1), fixed_size(spec, 3)) for spec in specs}
         self._memory: dict[str, NDArray[Any]] = {}
         for spec in specs:
             heads, head_dim = self._shapes[spec.name]
-            self._memory[spec.name] = np.empty(max_sources * heads * max_length * head_dim, spec.dtype)
+            self._memory[spec.name] = np.empty(max_sources * heads * self._max_length * head_dim, spec.dtype)
             self._memory[spec.name].fill(0)  # unlike np.zeros, this allocates the memory now
         self._rooms: dict[int, _Room] = {}
         self.num_bytes = sum(memory.nbytes for memory in self._memory.values())
@@ -178,7 +186,7 @@ class PackedSources:
         if not sources:
             return {}
         lengths = np.array([source.num_positions for source in sources])
-        longest = int(lengths.max())
+        longest = padded_length(int(lengths.max()))
         is_kept = longest <= before.length <= longest + max(_MOST_SPARE_TOKENS, longest // 4)
         known = before.sources if is_kept else []
         room = self._rooms[first] = _Room(list(sources), before.length if is_kept else longest)

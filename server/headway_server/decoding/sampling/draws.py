@@ -123,26 +123,30 @@ def draw_by_trial(scratch: WeightScratch, weights: NDArray[np.float32], nucleus:
         nucleus: Of these rows.
     """
     running = scratch.running_sums(weights)  # (n, G)
+    bounds = nucleus.top_p * running[:, -1]
     token_ids = scratch.pick(weights, running, nucleus.numbers)
-    is_likely = weights[np.arange(len(weights)), token_ids] >= nucleus.min_p
-    for row in np.flatnonzero((nucleus.top_p < 1) | ~is_likely).tolist():
-        left, number = weights[row : row + 1], nucleus.numbers[row : row + 1]  # (1, W), (1,)
-        token_id, top_p, min_p = int(token_ids[row]), nucleus.top_p[row], nucleus.min_p[row]
-        for trial in itertools.count(1):
-            weight = left[0, token_id]
-            if weight < min_p:
-                is_left = left >= min_p
-            elif top_p < 1:
-                is_left = left > weight
-                np.greater_equal(left[:, :token_id], weight, out=is_left[:, :token_id])  # equals with lower ids
-            else:
-                break
-            left = left * is_left.astype(np.float32)  # several times faster than flags themselves
-            sums = scratch.running_sums(left)  # (1, G)
-            if weight >= min_p and sums[0, -1] < top_p * running[row, -1]:
-                break
-            token_id = int(scratch.pick(left, sums, further(number, trial))[0])
-        token_ids[row] = token_id
+    rows, left = np.arange(len(weights)), weights  # that are not settled, and the weights of the tokens in question
+    for trial in itertools.count(1):
+        chosen = left[np.arange(len(rows)), token_ids[rows]]
+        is_likely = chosen >= nucleus.min_p[rows]
+        doubtful = np.flatnonzero(~is_likely | (nucleus.top_p[rows] < 1))
+        if not doubtful.size:
+            break
+        if len(doubtful) < len(rows):
+            rows, left, chosen, is_likely = rows[doubtful], left[doubtful], chosen[doubtful], is_likely[doubtful]
+        floor = np.where(is_likely, chosen, np.nextafter(nucleus.min_p[rows], np.float32(0)))
+        is_left = left > floor[:, np.newaxis]
+        for row in np.flatnonzero(is_likely).tolist():  # equals with lower ids come before
+            token_id = token_ids[rows[row]]
+            np.greater_equal(left[row, :token_id], floor[row], out=is_left[row, :token_id])
+        factors = is_left.astype(np.float32)  # flags themselves would take twice as long
+        left = np.multiply(left, factors, out=factors)
+        sums = scratch.running_sums(left)  # (n, G)
+        again = np.flatnonzero(~is_likely | (sums[:, -1] >= bounds[rows]))
+        if not again.size:
+            break
+        rows, left, sums = rows[again], left[again], sums[again]
+        token_ids[rows] = scratch.pick(left, sums, further(nucleus.numbers[rows], trial))
     return token_ids
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from headway_server.bundles import TensorSpec
-from headway_server.decoding.runner.encoder import CrossTensors, PackedSources
+from headway_server.decoding.runner.encoder import CrossTensors, PackedSources, padded_length
 
 HEADS, HEAD_DIM, MAX_LENGTH, MAX_SOURCES = 2, 4, 20, 12
 NAMES = ("cross_key_0", "cross_value_0")
@@ -27,7 +27,8 @@ def random_source(rng: random.Random) -> CrossTensors:
 
 def check(packed: dict, sources: list[CrossTensors]) -> None:
     length = packed["source_mask"].shape[1]
-    longest = max(source.num_positions for source in sources)
+    longest = padded_length(max(source.num_positions for source in sources))
+    assert length % 4 == 0
     assert longest <= length <= longest + max(8, longest // 4)
     for row, source in enumerate(sources):
         assert packed["source_mask"][row].tolist() == [1] * source.num_positions + [0] * (length - source.num_positions)
