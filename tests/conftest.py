@@ -1,56 +1,137 @@
-"""Fixtures that every test may use: tiny trained models, as checkpoints and as bundles."""
+"""Fixtures that every test may use: tiny trained models, as checkpoints and as bundles.
+
+Two processes may share the tests of a run between them (`make test`): a file's tests stay together, and what several
+files need and takes seconds to make is made by one process for both.
+"""
 
 import os
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # before any test imports ONNX Runtime
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # as PyTorch: threads of tiny models mostly wait for each other
 
 # An example that takes longer than Hypothesis likes, on a busy machine, is no failure.
 hypothesis.settings.register_profile("headway", deadline=None)
 hypothesis.settings.load_profile("headway")
 
 
+_FIRST = (
+    "integration/test_equals_pytorch.py",  # one process makes the store of tiny bundles meanwhile,
+    "integration/test_served_huggingface.py",  # and the other has what to do without it
+    "integration",
+    "export",
+    "benchmarks",
+    "repository",
+    "demo",
+    "training",
+    "server/transports/http/test_page.py",
+)
+"""What two processes take up first: what takes longest, so that both end at the same time."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=_place)
+
+
+def _place(item: pytest.Item) -> int:
+    name = item.path.relative_to(Path(__file__).parent).as_posix()
+    return next((place for place, start in enumerate(_FIRST) if name.startswith(start)), len(_FIRST))
+
+
+MadeOnce = Callable[[str, Callable[[Path], Any]], Path]
+
+
 @pytest.fixture(scope="session")
-def tiny_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def made_once(tmp_path_factory: pytest.TempPathFactory) -> MadeOnce:
+    """Makes a folder once in a run, by whichever process needs it first: `made_once("store", write)` returns it.
+
+    Nothing changes it afterwards.
+    """
+
+    def get(name: str, make: Callable[[Path], Any]) -> Path:
+        if "PYTEST_XDIST_WORKER" not in os.environ:
+            folder = tmp_path_factory.mktemp(name)
+            make(folder)
+            return folder
+        from filelock import FileLock
+
+        folder = tmp_path_factory.getbasetemp().parent / name
+        with FileLock(f"{folder}.lock"):
+            if not folder.is_dir():
+                unfinished = folder.with_suffix(".unfinished")
+                shutil.rmtree(unfinished, ignore_errors=True)
+                unfinished.mkdir()
+                make(unfinished)
+                unfinished.rename(folder)
+        return folder
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def quick_traces() -> Iterator[None]:
+    """Lets traces of tiny models go faster; fixtures and folders that trace ask for it."""
+    import shared_traces
+
+    with shared_traces.known_operators():
+        yield
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoints(made_once: MadeOnce) -> dict[str, Path]:
     """A trained checkpoint of each task, by task."""
     import tiny_models
 
-    folder = tmp_path_factory.mktemp("checkpoints")
-    return {task: write(folder / task) for task, write in tiny_models.WRITERS.items()}
+    def write(folder: Path) -> None:
+        for task, write_one in tiny_models.WRITERS.items():
+            write_one(folder / task)
+
+    folder = made_once("checkpoints", write)
+    return {task: folder / task for task in tiny_models.WRITERS}
 
 
 @pytest.fixture(scope="session")
-def tiny_store(tiny_checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny_store(tiny_checkpoints: dict[str, Path], made_once: MadeOnce, quick_traces: None) -> Path:
     """A store with a bundle of each task, exported in fp32 and int8 with the graph of the attention weights."""
-    from headway_export.exporter import ExportOptions, export
-    from headway_export.source import from_checkpoint
-    from headway_server.bundles import Precision
 
-    store = tmp_path_factory.mktemp("store")
-    options = ExportOptions(store=store, precisions=(Precision.FP32, Precision.INT8), attention=True)
-    for checkpoint in tiny_checkpoints.values():
-        export(from_checkpoint(checkpoint), options)
-    return store
+    def write(folder: Path) -> None:
+        from headway_export.exporter import ExportOptions, export
+        from headway_export.source import from_checkpoint
+        from headway_server.bundles import Precision
+
+        options = ExportOptions(store=folder, precisions=(Precision.FP32, Precision.INT8), attention=True)
+        for checkpoint in tiny_checkpoints.values():
+            export(from_checkpoint(checkpoint), options)
+
+    return made_once("store", write)
 
 
 @pytest.fixture(scope="session")
-def llama_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def llama_checkpoint(made_once: MadeOnce) -> Path:
     """A trained checkpoint of a tiny Llama."""
     import tiny_models
 
-    return tiny_models.llama_checkpoint(tmp_path_factory.mktemp("checkpoints") / "llama")
+    return made_once("llama-checkpoint", lambda folder: tiny_models.llama_checkpoint(folder / "llama")) / "llama"
 
 
 @pytest.fixture(scope="session")
-def llama_store(llama_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def llama_store(llama_checkpoint: Path, made_once: MadeOnce, quick_traces: None) -> Path:
     """A store with a bundle of that Llama, exported in fp32 and int8."""
-    from headway_export.exporter import ExportOptions, export
-    from headway_export.source import from_checkpoint
-    from headway_server.bundles import Precision
 
-    store = tmp_path_factory.mktemp("store")
-    export(from_checkpoint(llama_checkpoint), ExportOptions(store=store, precisions=(Precision.FP32, Precision.INT8)))
-    return store
+    def write(folder: Path) -> None:
+        from headway_export.exporter import ExportOptions, export
+        from headway_export.source import from_checkpoint
+        from headway_server.bundles import Precision
+
+        precisions = (Precision.FP32, Precision.INT8)
+        export(from_checkpoint(llama_checkpoint), ExportOptions(store=folder, precisions=precisions))
+
+    return made_once("llama-store", write)

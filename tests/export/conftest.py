@@ -3,7 +3,14 @@
 from pathlib import Path
 
 import pytest
+import shared_traces
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+
+@pytest.fixture(autouse=True)
+def _shared_traces(quick_traces: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has the exporter trace equal modules once."""
+    monkeypatch.setattr("headway_export.exporter.trace", shared_traces.trace)
 
 
 @pytest.fixture(scope="session")

@@ -9,13 +9,13 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
+from shared_traces import trace
 from tiny_models import LLAMA_PARTS
 
 from headway_export.exporter import ExportOptions, export
 from headway_export.reference import cache_ranges
 from headway_export.rewriting import LayerRange, QuantizeCache, rewrite
 from headway_export.source import from_checkpoint
-from headway_export.tracing import trace
 from headway_server.bundles import Precision, Task, open_bundle
 from headway_server.decoding.runner.decoder import DecoderRunner
 from headway_server.runtime import Runtime

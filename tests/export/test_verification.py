@@ -8,10 +8,11 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
+from shared_traces import trace
 from tiny_models import LLAMA_PARTS
 
 from headway_export.rewriting import AddVerification, LayerRange, QuantizeCache, QuantizeProducts, rewrite
-from headway_export.tracing import TracedModel, trace
+from headway_export.tracing import TracedModel
 from headway_server.bundles import Graph, ParityFigures, Task, Variant
 from headway_server.bundles.chain import DECODING_AXES, VERIFIES, chain_width, verifying_axes
 from headway_server.decoding.runner.state import SlotState
