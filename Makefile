@@ -48,7 +48,7 @@ proto: install ## Generate the stubs from the .proto files
 	PATH="$(abspath $(BIN)):$$PATH" bash proto/generate.sh
 
 test: install lint ## Everything: lint and the whole suite
-	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 20 --durations-min 5
 
 serve: install ## The shipped models on 127.0.0.1:50051, and a page to try them at http://127.0.0.1:8080/
 	$(BIN)/headway-server --store models --host 127.0.0.1 --port 50051 --http-port 8080
