@@ -12,7 +12,7 @@ from headway_export.candidate import Candidate
 from headway_export.errors import ParityError, SourceError
 from headway_export.exporter import ExportOptions, export
 from headway_export.source import from_checkpoint
-from headway_export.tracing import trace
+from headway_export.tracing import TracedModel, trace
 from headway_server.batching import BatchGraph
 from headway_server.bundles import Precision, Task, attention_layers, open_bundle
 from headway_server.runtime import Runtime
@@ -200,7 +200,9 @@ def test_weights_that_are_not_pytorchs_are_refused(tiny_store, tiny_checkpoints,
         parity.check_attention(candidate)
 
 
-def test_models_without_attention_to_show_are_refused_with_the_reason():
+def test_models_without_attention_to_show_are_refused_with_the_reason(monkeypatch):
+    # Their serving graphs are traced first; those of a recurrent model take longest, and other tests trace them.
+    monkeypatch.setattr("headway_export.tracing._trace_recurrent", lambda _: TracedModel(graphs=()))
     shape = {"vocabulary_size": 20, "max_source_length": 8, "max_target_length": 8}
     recurrent = build_model("recurrent", {**shape, "d_embedding": 8, "d_state": 8, "d_attention": 8}).eval()
     with pytest.raises(SourceError, match="recurrent state in place of attention"):
