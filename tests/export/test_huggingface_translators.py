@@ -96,9 +96,9 @@ def test_an_encoder_decoder_is_not_exported_for_another_task(marian):
     )
 
 
-@pytest.mark.parametrize("kind", ["Blenderbot", "PLBart", "BigBirdPegasus", "UMT5"])
+@pytest.mark.parametrize("kind", ["Blenderbot", "PLBart", "BigBirdPegasus", "MT5", "UMT5"])
 def test_further_families_attend_as_they_do_by_themselves(kind, tmp_path):
-    sizes = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4} if kind == "UMT5" else tiny.SIZES
+    sizes = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4} if "T5" in kind else tiny.SIZES
     config = getattr(transformers, f"{kind}Config")(**sizes, vocab_size=90)
     model = getattr(transformers, f"{kind}ForConditionalGeneration")._from_config(config, attn_implementation="eager")
     folder = ModelFolder(path=tmp_path, task=Task.TEXT_TO_TEXT, config=config, options=FolderOptions())

@@ -155,14 +155,14 @@ def write_pegasus(folder: Path) -> Path:
     )  # fmt: skip
 
 
-def write_t5(folder: Path, kind: str = "T5", **changes) -> Path:
-    """Writes a T5 or an MT5 model, whose positions are relative, with a SentencePiece model."""
+def write_t5(folder: Path, **changes) -> Path:
+    """Writes a T5 model, whose positions are relative, with a SentencePiece model."""
     size = _write_unigram(folder, "T5Tokenizer", extra_ids=2)
-    config = getattr(transformers, f"{kind}Config")(
+    config = transformers.T5Config(
         **{"vocab_size": size, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "n_positions": 96,
            "relative_attention_num_buckets": 8, "relative_attention_max_distance": 20, **changes}
     )  # fmt: skip
-    model = getattr(transformers, f"{kind}ForConditionalGeneration")(config)
+    model = transformers.T5ForConditionalGeneration(config)
     return save(model, folder, pad_token_id=0, eos_token_id=1, decoder_start_token_id=0)
 
 

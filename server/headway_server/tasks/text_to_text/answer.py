@@ -1,4 +1,4 @@
-"""The results of a translation call: of whole texts, or of their sentences joined."""
+"""The results of a call: of whole texts, or of their sentences joined."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headway_server.tasks.text_to_text.request import TextToTextPlan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenHypothesis:
-    """One of several translations of a text."""
+    """One of several outputs for a text."""
 
     text: str
     log_probability: float
@@ -27,7 +27,7 @@ class WrittenHypothesis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenText:
-    """A translation."""
+    """What became of a text."""
 
     text: str
     log_probability: float
@@ -52,7 +52,7 @@ def read_result(
     """Makes the result of one source from what the engine found.
 
     Args:
-        source: What was translated.
+        source: What was read.
         result: What became of it.
         plan: What the call asked for.
         tokenizer: The model's.
