@@ -26,7 +26,8 @@ _SEED = 20
 def make_order_texts() -> Splits[LabeledTexts]:
     """Makes the parts, always the same ones: texts of 4 to 12 words, each followed by the one with both swapped."""
     random = np.random.default_rng(_SEED)
-    parts = {name: _make_pairs(random, count) for name, count in _PAIRS.items()}
+    seen: set[str] = set()
+    parts = {name: _make_pairs(random, count, seen) for name, count in _PAIRS.items()}
     return Splits(
         **parts,
         train_name=f"which comes first, {2 * _PAIRS['train']:,} texts made by a program",
@@ -37,11 +38,16 @@ def make_order_texts() -> Splits[LabeledTexts]:
     )
 
 
-def _make_pairs(random: np.random.Generator, count: int) -> LabeledTexts:
+def _make_pairs(random: np.random.Generator, count: int, seen: set[str]) -> LabeledTexts:
+    """Makes pairs of texts, none of which has been seen."""
     texts: list[str] = []
-    for _ in range(count):
+    while len(texts) < 2 * count:
         words = random.choice(_OTHERS, random.integers(_SHORTEST, _LONGEST + 1)).tolist()
         first, second = sorted(random.choice(np.arange(1, len(words)), 2, replace=False))
+        pair = []
         for words[first], words[second] in (("cat", "dog"), ("dog", "cat")):
-            texts.append(" ".join(words))
+            pair.append(" ".join(words))
+        if seen.isdisjoint(pair):
+            texts += pair
+            seen.update(pair)
     return LabeledTexts(texts=texts, labels=[0, 1] * count)
