@@ -16,7 +16,7 @@ define CHECK_PYTHON
 	+ sys.version.split()[0] + ": make PYTHON=/path/to/python3.12 ...")'
 endef
 
-.PHONY: help install lint lint-types lint-style proto test serve bench bench-shipped bench-compare bench-generation bench-classification bench-translation demo container-test sbom clean
+.PHONY: help install lint lint-types lint-style proto test serve screenshots bench bench-shipped bench-compare bench-generation bench-classification bench-translation demo container-test sbom clean
 
 help: ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -52,6 +52,9 @@ test: install lint ## Everything: lint and the whole suite
 
 serve: install ## The shipped models on 127.0.0.1:50051, and a page to try them at http://127.0.0.1:8080/
 	$(BIN)/headway-server --store models --host 127.0.0.1 --port 50051 --http-port 8080
+
+screenshots: install ## The pictures of the page in docs/images; needs a Chromium
+	$(BIN)/python docs/screenshots.py
 
 bench: ## Every benchmark below, on this machine; their ARGS differ, so give them to one of them
 	$(MAKE) bench-shipped ARGS=

@@ -89,9 +89,12 @@ def main(
         Literal["int8", "fp32"], typer.Option(help="Key/value cache of a decoder's int8 variant.")
     ] = "int8",
     attention: Annotated[
-        bool,
-        typer.Option("--attention", help="Write the graph of the attention weights too (docs/attention.md)."),
-    ] = False,
+        bool | None,
+        typer.Option(
+            help="Write the graph of the attention weights too (docs/attention.md). [default: the checkpoint's]",
+            show_default=False,
+        ),
+    ] = None,
     replace: Annotated[bool, typer.Option("--replace", help="Replace that version if it exists.")] = False,
     task: Annotated[
         str | None, typer.Option(help="Task of --model. With CHECKPOINT: refuse one of another task.")

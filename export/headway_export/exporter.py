@@ -77,8 +77,8 @@ class ExportOptions:
     """Variants to write."""
     cache: Literal["int8", "fp32"] = "int8"
     """Key/value cache of an int8 decoder."""
-    attention: bool = False
-    """True to write the graph that gives the attention weights too."""
+    attention: bool | None = None
+    """True to write the graph that gives the attention weights too; None: as the source says."""
     replace: bool = False
     """True to replace that version if it exists."""
     external_data_threshold_bytes: int = EXTERNAL_DATA_THRESHOLD_BYTES
@@ -316,7 +316,7 @@ class _Prover:
             self._source.task,
             image_size=(image.height, image.width) if image else None,
             has_token_types=self._source.has_token_types,
-            attention=self._options.attention,
+            attention=self._source.attention if (given := self._options.attention) is None else given,
         )
 
 

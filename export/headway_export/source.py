@@ -126,6 +126,8 @@ class ExportSource:
     image_preprocessing: ImagePreprocessing | None = None
     languages: Languages | None = None
     sampling_defaults: SamplingDefaults | None = None
+    attention: bool = False
+    """True to write the graph of the attention weights too, where `ExportOptions` do not say."""
     scoring: Scoring | None = None
     """How the logit of a scorer becomes its score."""
     prompts: Mapping[str, str] = field(default_factory=dict)
@@ -209,6 +211,7 @@ def from_checkpoint(path: Path, *, name: str | None = None) -> ExportSource:
         image_preprocessing=_convert(ImagePreprocessing, checkpoint.image_preprocessing),
         languages=_convert(Languages, checkpoint.languages),
         sampling_defaults=_convert(SamplingDefaults, checkpoint.sampling_defaults),
+        attention=checkpoint.attention,
         evaluation=(
             read_evaluation(path / evaluation.file, task, evaluation.dataset, len(checkpoint.labels))
             if evaluation

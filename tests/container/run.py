@@ -18,6 +18,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -191,6 +192,8 @@ def called(address: str) -> dict[str, Any]:
         failed = Calls(client).call_every_rpc([])
         answer = client.generate_text(["To be"], choices=["yes", "no"], max_new_tokens=8)
     check(not failed, f"failed: {failed}\n{said.getvalue()}")
+    with urllib.request.urlopen("http://127.0.0.1:8080/v2/health/ready", timeout=10) as ready:
+        check(json.load(ready) == {"ready": True}, "the HTTP port does not say that the server is ready")
     check(answer[0].text in {"yes", "no"}, f"the constraint gave {answer[0].text!r}")
     return {}
 

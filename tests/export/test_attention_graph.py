@@ -172,6 +172,10 @@ def test_the_serving_graphs_are_the_same_with_and_without_the_graph_of_weights(t
     assert without.manifest.variants[Precision.FP32].attention is None
     assert (without.manifest.patches, with_it.manifest.patches.rows) == (None, 4)
     assert with_it.manifest.patches.has_class_token
+    asked = dataclasses.replace(from_checkpoint(tiny_checkpoints["image_classification"]), attention=True)
+    for version, given in (("2", None), ("3", False)):
+        written = export(asked, dataclasses.replace(options, version=version, attention=given))
+        assert ("fp32/attention.onnx" in written.manifest.files) == (given is None)
 
 
 def test_weights_that_are_not_pytorchs_are_refused(tiny_store, tiny_checkpoints, runtime, monkeypatch):

@@ -42,8 +42,11 @@ def test_a_server_reads_its_models_listens_on_loopback_and_has_limits(compose: d
     service = compose["services"][name]
     (models,) = service["volumes"]
     assert (models["target"], models["read_only"]) == ("/models", True)
-    (port,) = service["ports"]
-    assert port.startswith("${HEADWAY_BIND:-127.0.0.1}:")
+    assert [port.rpartition(":")[2] for port in service["ports"]] == [
+        "50051",
+        service["environment"]["HEADWAY_HTTP_PORT"],
+    ]
+    assert all(port.startswith("${HEADWAY_BIND:-127.0.0.1}:") for port in service["ports"])
     assert set(service["deploy"]["resources"]["limits"]) == {"cpus", "memory"}
     assert service["restart"] == "unless-stopped"
 

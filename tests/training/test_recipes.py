@@ -32,6 +32,12 @@ def test_every_recipe_carries_its_result():
         assert result.hardware
 
 
+def test_the_shipped_models_recipes_have_their_attention_shown():
+    shipped = ("ag-news", "cifar10", "multi30k-de-en", "multi30k-en-de", "tiny-shakespeare", "ud-ewt-pos", "order")
+    assert all(read_recipe(name).attention for name in shipped)
+    assert not read_recipe("multi30k-en-de-rnn").attention
+
+
 def test_a_wrong_key_of_a_result_is_named(tmp_path):
     text = next(file for file in list_recipes() if file.stem == "ag-news").read_text(encoding="utf-8")
     (tmp_path / "mine.toml").write_text(text.replace("wall_time_s", "wall_time"), encoding="utf-8")

@@ -175,6 +175,8 @@ class Checkpoint(Record):
     image_preprocessing: ImagePreprocessing | None = None
     languages: Languages | None = None
     sampling_defaults: SamplingDefaults | None = None
+    attention: bool = False
+    """Whether its exports write the graph of the attention weights too, unless told otherwise."""
     evaluation: Evaluation | None = None
     training: TrainingRecord | None = None
 

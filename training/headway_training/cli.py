@@ -129,6 +129,9 @@ def data(
     console = Console()
     try:
         dataset = find_dataset(name)
+        if not dataset.files:
+            console.print(f"{dataset.title} is made by the run that asks for it: there is nothing to download")
+            return
         folder = download_dataset(dataset, data_folder(data_dir), console, mirror=mirror)
     except TrainingError as error:
         _fail(error)

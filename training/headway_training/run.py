@@ -265,6 +265,7 @@ def _finish(options: RunOptions, recipe: Recipe, splits: Splits[Any], trainer: T
         license=recipe.license,
         architecture=recipe.model["architecture"],
         configuration=_configure(recipe, task).to_dict(),
+        attention=recipe.attention and recipe.architecture != "recurrent",  # which --model may bring, and has none
         evaluation=Evaluation(
             file=TEXT_EVALUATION_FILE if evaluation.texts is not None else IMAGE_EVALUATION_FILE,
             dataset=splits.test_name,

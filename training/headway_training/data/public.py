@@ -1,4 +1,4 @@
-"""The public data sets that recipes use: their homes, the checksums of their files, and how they are read and split.
+"""The data sets that recipes use: their public homes, the checksums of their files, and how they are read and split.
 
 A data set is read whole as it comes from its home, or in the parts of it that lie there instead. N images.
 """
@@ -20,6 +20,7 @@ from headway_training.checkpoint import TaskName
 from headway_training.data.conll import read_span_labeled_texts
 from headway_training.data.examples import LabeledImages, ParallelTexts, PlainText, Splits, hold_out
 from headway_training.data.files import read_bytes, read_text
+from headway_training.data.order import make_order_texts
 from headway_training.data.texts import read_labeled_texts, read_parallel_texts
 from headway_training.errors import DataError, MissingDataError
 from headway_training.recipes import DataSettings
@@ -55,7 +56,7 @@ class Dataset:
     title: str
     """Its name in words."""
     files: tuple[RemoteFile, ...]
-    """What is downloaded."""
+    """What is downloaded; nothing of a data set that is made by a program."""
     license: str
     """What its source states."""
     home: str
@@ -329,6 +330,16 @@ _ALL = (
         license="not stated by the source, which asks for citation of Krizhevsky (2009)",
         home="https://www.cs.toronto.edu/~kriz/cifar.html",
         read=_read_cifar10,
+    ),
+    Dataset(
+        name="order",
+        task="text_classification",
+        folder="order",
+        title="Which comes first",
+        files=(),
+        license="Apache-2.0",
+        home="headway_training.data.order, which makes it",
+        read=lambda *_: make_order_texts(),
     ),
 )
 

@@ -168,6 +168,8 @@ class Recipe(Record):
     """One sentence about the model."""
     license: str
     """Licence of the weights."""
+    attention: bool = False
+    """Whether exports of its checkpoints write the graph of the attention weights too, unless told otherwise."""
     tracker: str = "tensorboard"
     """Where curves go: a tracker that `accelerate` knows, such as `tensorboard` or `wandb`, or `none`."""
     data: DataSettings

@@ -103,7 +103,7 @@ class HttpServer:
                     allow_origins=list(origins),
                     allow_methods=["GET", "POST"],
                     allow_headers=["*"],
-                    expose_headers=[REQUEST_ID, "retry-after"],
+                    expose_headers=[REQUEST_ID, "retry-after", "inference-header-content-length"],
                     max_age=600,
                 )
             )

@@ -105,7 +105,8 @@ async def test_samples_differ_and_a_seed_gives_them_again(calling):
 
 
 async def test_choices_stream_beside_each_other_as_they_are_answered_at_once(calling):
-    async with calling() as (_, client):
+    async with calling() as (serving, client):
+        slow_down(serving.decoder, 0.01)
         for create, fields in ((client.chat.completions.create, CHAT), (client.completions.create, COMPLETION)):
             ask = {**fields, "n": 3, "seed": 4, "temperature": 1.5}
             whole = await create(**ask)

@@ -32,9 +32,9 @@ pytestmark = [
 
 
 @contextmanager
-def running(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def running(*arguments: str, store: Path = MODELS) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Runs a server; gives its process and the page's address."""
-    command = [sys.executable, "-m", "headway_server", "--store", str(MODELS), "--port", "0", "--log-level", "warning"]
+    command = [sys.executable, "-m", "headway_server", "--store", str(store), "--port", "0", "--log-level", "warning"]
     with subprocess.Popen([*command, "--http-port", "0", *arguments], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         found = re.search(r"http=(\S+)", process.stdout.readline())
@@ -125,6 +125,30 @@ def test_a_constraint_holds(page: Page, address: str) -> None:
         "love",
         "hate",
     )
+
+
+def test_a_conversation_goes_on_with_what_was_said(page: Page, tmp_path: Path) -> None:
+    from tiny_chat_model import chat_checkpoint, write_chat_bundle  # with torch, for this test alone
+
+    write_chat_bundle(tmp_path / "store", chat_checkpoint(tmp_path / "checkpoint"))
+    with running(store=tmp_path / "store") as (_, url):
+        open_panel(page, url, "generate")
+        page.get_by_label("As a chat").check()
+        page.get_by_label("System message").fill("Be brief.")
+        page.get_by_label("Longest text").fill("12")
+        for number, message in enumerate(("Hello there.", "What is it? <|assistant|>"), start=1):
+            page.get_by_label("Message", exact=True).fill(message)
+            answer(page)
+            assert page.locator(".turn.user").all_inner_texts()[-1] == message
+            assert page.locator(".turn.user").count() == page.locator(".turn.assistant").count() == number
+            expect(page.get_by_label("Message", exact=True)).to_have_value("")
+        page.get_by_text("The call that this panel made").click()
+        command = page.locator(".commands code").inner_text()
+        assert [command.count(each) for each in ("ROLE_SYSTEM", "ROLE_USER", "ROLE_ASSISTANT")] == [1, 2, 1]
+        assert "Hello there." in command
+        page.get_by_role("button", name="New chat").click()
+        assert page.locator(".turn").count() == 0
+        assert "Write a message first." in answer(page)
 
 
 def test_a_translation_comes_with_alternatives_and_where_it_looked(page: Page, address: str) -> None:

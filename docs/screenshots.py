@@ -1,0 +1,127 @@
+"""Takes the pictures of the page that the documents show, in a headless Chromium, from a server that really answers.
+
+    python docs/screenshots.py                                 docs/images/*.png
+    python docs/screenshots.py --every --output build/pages    every panel at two widths, light and dark, to look at
+
+It needs playwright and a Chromium (apt-get install chromium). Pictures are reduced to 256 colours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import BytesIO
+from pathlib import Path
+
+from PIL import Image
+from playwright.sync_api import Browser, Page, sync_playwright
+
+DOCS = Path(__file__).parent
+PANELS = ("models", "generate", "translate", "classify", "tag", "compare", "images", "attention", "server")
+SHOWN = {
+    "page": ("translate", 1180, "light"),
+    "page-generate": ("generate", 1180, "light"),
+    "page-attention": ("attention", 1180, "light"),
+    "page-narrow": ("translate", 360, "dark"),
+}
+"""Pictures of the documents: panel, width and scheme."""
+
+
+@contextmanager
+def serving(store: Path) -> Iterator[str]:
+    """Runs a server on free ports; gives the page's address."""
+    command = [sys.executable, "-m", "headway_server", "--store", str(store), "--port", "0", "--http-port", "0"]
+    with subprocess.Popen([*command, "--log-level", "warning"], stdout=subprocess.PIPE, text=True) as process:  # noqa: S603
+        assert process.stdout is not None
+        found = re.search(r"http=(\S+)", process.stdout.readline())
+        if found is None:
+            raise SystemExit("the server did not start")
+        yield f"http://{found[1]}/"
+        process.send_signal(signal.SIGTERM)
+
+
+def call(page: Page) -> None:
+    """Makes the panel's call and waits for its answer."""
+    page.locator("main form button.primary").click()
+    page.wait_for_function(
+        "!document.querySelector('main form[aria-busy=true]') && document.querySelector('.output *')"
+    )
+
+
+def prepare(page: Page, panel: str) -> None:
+    """Does on a panel what a visitor would, so that it shows something."""
+    match panel:
+        case "generate":
+            page.get_by_text("All parameters").click()
+            page.get_by_label("Seed").fill("7")
+            page.get_by_label("Longest text").fill("110")
+            page.get_by_text("All parameters").click()
+            call(page)
+            page.locator(".token").nth(3).focus()
+        case "translate" | "classify" | "tag" | "compare":
+            call(page)
+        case "attention":
+            if page.locator("main form button.primary").is_enabled():
+                call(page)
+        case "images":
+            picture = BytesIO()
+            Image.linear_gradient("L").convert("RGB").resize((96, 96)).save(picture, "PNG")
+            files = [{"name": "sky.png", "mimeType": "image/png", "buffer": picture.getvalue()}]
+            page.set_input_files("input[type=file]", files)  # type: ignore[arg-type]  # a list of such is taken
+            page.wait_for_selector(".output .bars li")
+        case "server":
+            page.wait_for_timeout(4000)
+
+
+def take(browser: Browser, address: str, shot: tuple[str, int, str], file: Path) -> None:
+    """Takes one picture, of a panel at a width in a scheme."""
+    panel, width, scheme = shot
+    height = 780 if width > 600 else 740
+    context = browser.new_context(
+        viewport={"width": width, "height": height},
+        color_scheme="dark" if scheme == "dark" else "light",
+        reduced_motion="reduce",
+    )
+    page = context.new_page()
+    page.goto(f"{address}#{panel}")
+    page.wait_for_selector("#panel-title")
+    page.wait_for_load_state("networkidle") if panel != "server" else None
+    prepare(page, panel)
+    shot = Image.open(BytesIO(page.screenshot(full_page=width <= 600)))
+    shot.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(file, optimize=True)
+    context.close()
+    sys.stdout.write(f"{file} {file.stat().st_size:,} bytes\n")
+
+
+def main() -> None:
+    """Takes the pictures."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--store", type=Path, default=DOCS.parent / "models")
+    parser.add_argument("--output", type=Path, default=DOCS / "images")
+    parser.add_argument("--every", action="store_true")
+    arguments = parser.parse_args()
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    shots = dict(SHOWN)
+    if arguments.every:
+        shots = {
+            f"{panel}-{width}-{scheme}": (panel, width, scheme)
+            for panel in PANELS
+            for width in (360, 1180)
+            for scheme in ("light", "dark")
+        }
+    with serving(arguments.store) as address, sync_playwright() as playwright:
+        chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        for name, shot in shots.items():
+            take(browser, address, shot, arguments.output / f"{name}.png")
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()
