@@ -112,23 +112,47 @@ class CLIPConfig(Configuration):
         )
 
 
+class ImageTower(ImageEncoder):
+    """Embeds images."""
+
+    def __init__(self, configuration: ImageEncoderConfig, d_space: int) -> None:
+        super().__init__(configuration)
+        self.projection = _make_projection(configuration.d_model, d_space)
+
+    def forward(self, pixel_values: Tensor) -> dict[str, Tensor]:
+        """Float (B, 3, I, I), normalised -> `embedding`, float (B, D) of length one."""
+        return {"embedding": F.normalize(self.projection(self.pooled(pixel_values)).float(), dim=-1)}
+
+
+class TextTower(TextEncoder):
+    """Embeds texts."""
+
+    pooling = "mean"
+    """What stands for a text: the mean of its tokens' states."""
+
+    def __init__(self, configuration: TextEncoderConfig, d_space: int) -> None:
+        super().__init__(configuration)
+        self.projection = _make_projection(configuration.d_model, d_space)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> dict[str, Tensor]:
+        """int64 (B, T), and int64 (B, T), 1 at tokens and 0 at padding -> `embedding`, float (B, D) of length one."""
+        pooled = masked_mean(self.hidden_states(input_ids, attention_mask), attention_mask)  # (B, text width)
+        return {"embedding": F.normalize(self.projection(pooled).float(), dim=-1)}
+
+
 class CLIP(Model):
     """Embeds images and texts so that what belongs together is near.
 
-    Starts as its towers do; the projections from a normal distribution of deviation one over the square root of their
-    input's width.
+    Starts as its towers do; their projections from a normal distribution, truncated at two standard deviations of one
+    over the square root of their input's width.
     """
 
     def __init__(self, configuration: CLIPConfig) -> None:
         super().__init__()
         self.configuration = configuration
         self.max_length = configuration.max_length
-        self.image_tower = ImageEncoder(configuration.image_tower())
-        self.text_tower = TextEncoder(configuration.text_tower())
-        self.image_projection = nn.Linear(configuration.image_d_model, configuration.d_space, bias=False)
-        self.text_projection = nn.Linear(configuration.text_d_model, configuration.d_space, bias=False)
-        for projection in (self.image_projection, self.text_projection):
-            initialise_truncated_normal(projection, std=projection.in_features**-0.5)
+        self.image_tower = ImageTower(configuration.image_tower(), configuration.d_space)
+        self.text_tower = TextTower(configuration.text_tower(), configuration.d_space)
         scale, bias = _START[configuration.loss]
         self.logit_scale = nn.Parameter(torch.tensor(math.log(scale)))
         self.logit_bias = nn.Parameter(torch.tensor(bias)) if configuration.loss == "sigmoid" else None
@@ -141,21 +165,33 @@ class CLIP(Model):
 
     def embed_images(self, pixel_values: Tensor) -> Tensor:
         """Float (B, 3, I, I), normalised -> (B, D) of length one."""
-        return F.normalize(self.image_projection(self.image_tower.pooled(pixel_values)).float(), dim=-1)
+        embedding: Tensor = self.image_tower(pixel_values)["embedding"]
+        return embedding
 
     def embed_texts(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """int64 (B, T), and int64 (B, T), 1 at tokens and 0 at padding -> (B, D) of length one."""
-        hidden_states = self.text_tower.hidden_states(input_ids, attention_mask)  # (B, T, text width)
-        return F.normalize(self.text_projection(masked_mean(hidden_states, attention_mask)).float(), dim=-1)
+        embedding: Tensor = self.text_tower(input_ids, attention_mask)["embedding"]
+        return embedding
+
+    @property
+    def scale(self) -> Tensor:
+        """Factor of the cosines, a scalar; it is learned."""
+        return self.logit_scale.exp().clamp(max=MAX_LOGIT_SCALE)
 
     def logits(self, images: Tensor, texts: Tensor) -> Tensor:
         """Embeddings (N, D) and (M, D) -> (N, M): cosines times the learned scale, plus the bias of `sigmoid`."""
-        logits = images @ texts.transpose(0, 1) * self.logit_scale.exp().clamp(max=MAX_LOGIT_SCALE)
+        logits = images @ texts.transpose(0, 1) * self.scale
         return logits if self.logit_bias is None else logits + self.logit_bias
 
     def forward(self, pixel_values: Tensor, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """B images and B texts -> logits (B, B), an image in each row; the arguments are those of `embed_...`."""
         return self.logits(self.embed_images(pixel_values), self.embed_texts(input_ids, attention_mask))
+
+
+def _make_projection(d_model: int, d_space: int) -> nn.Linear:
+    projection = nn.Linear(d_model, d_space, bias=False)
+    initialise_truncated_normal(projection, std=d_model**-0.5)
+    return projection
 
 
 def contrastive_loss(
