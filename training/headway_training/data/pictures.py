@@ -37,6 +37,8 @@ class EmojiTexts(Rows):
     """English search words, without the name itself."""
     concepts: NDArray[np.int64]
     """Number of what is drawn; equal for emoji that must not be told apart."""
+    groups: NDArray[np.int64]
+    """Number of the group, such as faces or food."""
     mirrorable: NDArray[np.bool_]
     """False where left and right matter, or where there is writing."""
 
@@ -93,14 +95,20 @@ def read_emoji_texts(path: Path) -> EmojiTexts:
         DataError: A column is missing.
     """
     rows = read_table(path, ("codepoint", "group", "en", "en_tags", "concept"))
-    numbers = {concept: number for number, concept in enumerate(dict.fromkeys(row["concept"] for row in rows))}
     return EmojiTexts(
         codepoints=[row["codepoint"] for row in rows],
         names=[row["en"] for row in rows],
         tags=[tuple(tag for tag in row["en_tags"].split("|") if tag) for row in rows],
-        concepts=np.array([numbers[row["concept"]] for row in rows], np.int64),
+        concepts=_numbered([row["concept"] for row in rows]),
+        groups=_numbered([row["group"] for row in rows]),
         mirrorable=np.array([_is_mirrorable(row) for row in rows]),
     )
+
+
+def _numbered(names: Sequence[str]) -> NDArray[np.int64]:
+    """The number of each name, in the order in which names come first."""
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    return np.array([numbers[name] for name in names], np.int64)
 
 
 def _is_mirrorable(row: Mapping[str, str]) -> bool:

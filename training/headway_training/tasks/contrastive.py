@@ -39,8 +39,8 @@ NAME_TEMPLATES = ("{}", "{}", "{}", "a picture of {}", "a drawing of {}", "an em
 """What a drawing's name is put into, each as likely as the others."""
 LABEL_TEMPLATES = ("{}", "a {}", "a photo of a {}", "a picture of a {}")
 """What a label of images is put into; the mean of the vectors stands for it."""
-_DRAWING_PASSES = 2
-"""Times that each drawing is seen while each photograph is seen once."""
+_DRAWING_PASSES = 3
+"""Times that each drawing is seen while each photograph is seen once; once among drawings of its own group."""
 _CUTOFFS = (1, 5, 10)
 _EVALUATION_ROWS = 250
 
@@ -86,9 +86,10 @@ class ContrastiveTask(Task):
     def epoch_batches(self, seed: int, epoch: int) -> list[Batch]:
         """Batches of drawings, and of photographs, whose indices follow those of all drawings."""
         size, num_drawings = self._recipe.optimization.batch_size, len(self._drawings)
-        batches = [
+        batches = self._grouped_batches(seed, epoch)
+        batches += [
             batch
-            for passing in range(_DRAWING_PASSES)
+            for passing in range(1, _DRAWING_PASSES)
             for batch in even_batches(num_drawings, size, seed=seed, epoch=epoch * _DRAWING_PASSES + passing)
         ]
         photographs = even_batches(len(self._photographs), size, seed=seed, epoch=epoch)
@@ -97,6 +98,16 @@ class ContrastiveTask(Task):
         batches = [batch for batch in batches if len(batch) >= min(least, num_drawings)]
         order = np.random.default_rng((seed, epoch)).permutation(len(batches))
         return [batches[i] for i in order]
+
+    def _grouped_batches(self, seed: int, epoch: int) -> list[Batch]:
+        """Batches of drawings of one group or a few, which are harder to tell from each other."""
+        random = np.random.default_rng((seed, epoch * _DRAWING_PASSES))
+        train: Pictures = self._splits.train
+        order = random.permutation(len(train.drawings))
+        places = random.permutation(int(train.texts.groups.max()) + 1)  # of the groups
+        by_group = order[np.argsort(places[train.texts.groups[train.drawings.emoji[order]]], kind="stable")]
+        size = self._recipe.optimization.batch_size
+        return [by_group[start : start + size] for start in range(0, len(by_group), size)]
 
     def collate(self, batch: Batch, generator: torch.Generator) -> TrainingBatch:
         """Pixels (B, 3, I, I), ids and mask (B, T), and targets (B): equal where two pairs have one subject."""
