@@ -36,6 +36,7 @@ TINY = {
     "text_num_heads": 2,
     "text_d_ff": 32,
 }
+RECIPE = Path(__file__).parents[2] / "docs" / "experiments" / "clip.toml"
 COLOURS = {"red": (200, 30, 30), "green": (30, 200, 30), "blue": (30, 30, 200), "yellow": (220, 220, 30)}
 
 
@@ -177,7 +178,7 @@ def test_a_run_learns_colours_and_leaves_a_checkpoint(picture_data: Path, tmp_pa
     settings += ["optimization.evaluations=2", "tracker=none", "augmentation.grey=0", "augmentation.holes=0"]
     settings += ["optimization.average_decay=0.9"]
     options = RunOptions(
-        recipe="clip", settings=tuple(settings), data_dir=picture_data, output=tmp_path / "run", seed=0
+        recipe=str(RECIPE), settings=tuple(settings), data_dir=picture_data, output=tmp_path / "run", seed=0
     )
     folder = run_training(options, Console(quiet=True))
     model, checkpoint = load_model(folder)

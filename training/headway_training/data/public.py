@@ -286,8 +286,10 @@ def _cifar10_images(content: bytes, folder: Path) -> LabeledImages:
 
 
 def _files(url: str, checksums: Mapping[str, str]) -> tuple[RemoteFile, ...]:
-    """Files below one address, with their checksums."""
-    return tuple(RemoteFile(name=name, url=url + name, sha256=sha256) for name, sha256 in checksums.items())
+    """Files below one address, or without one, with their checksums."""
+    return tuple(
+        RemoteFile(name=name, url=url + name if url else "", sha256=sha256) for name, sha256 in checksums.items()
+    )
 
 
 _MULTI30K_FILES = _files(
