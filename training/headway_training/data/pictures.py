@@ -235,7 +235,8 @@ def opaque(images: NDArray[np.uint8], *, level: int = 244) -> NDArray[np.bool_]:
     Returns:
         (N, S, S).
     """
-    white = np.ascontiguousarray((images >= level).all(axis=-1).transpose(1, 2, 0))  # (S, S, N): fast along lines
+    nearly: NDArray[np.bool_] = np.all(images >= level, axis=-1)  # (N, S, S)
+    white = np.ascontiguousarray(np.moveaxis(nearly, 0, -1))  # (S, S, N): fast along lines
     outside = np.zeros_like(white)
     for edge in (np.s_[0], np.s_[-1], np.s_[:, 0], np.s_[:, -1]):
         outside[edge] = white[edge]
@@ -247,4 +248,4 @@ def opaque(images: NDArray[np.uint8], *, level: int = 244) -> NDArray[np.bool_]:
                 lines[line] |= whites[line] & lines[line - 1]
             for line in range(len(lines) - 2, -1, -1):
                 lines[line] |= whites[line] & lines[line + 1]
-    return np.ascontiguousarray(~outside.transpose(2, 0, 1))
+    return np.ascontiguousarray(np.moveaxis(~outside, -1, 0))

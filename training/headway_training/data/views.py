@@ -39,7 +39,7 @@ def random_crops(
     sign = 1 - 2 * mirrored.float()
     matrices = torch.stack(
         (sign * width, zeros, shift[0] * (1 - width), zeros, height, shift[1] * (1 - height)), dim=-1
-    ).unflatten(-1, (2, 3))
+    ).reshape(-1, 2, 3)
     return _sample(images.float() / 255, matrices, size, padding="border")
 
 
@@ -67,7 +67,7 @@ def random_placements(
     cosine, sine = angle.cos() * zoom, angle.sin() * zoom
     matrices = torch.stack(
         (sign * cosine * stretch, -sign * sine, shift[0], sine * stretch, cosine, shift[1]), dim=-1
-    ).unflatten(-1, (2, 3))
+    ).reshape(-1, 2, 3)
     covering = opaque[:, None].float()  # (B, 1, S, S)
     layers = torch.cat((images.float() / 255 * covering, covering), dim=1)  # (B, 4, S, S)
     placed = _sample(layers, matrices, backgrounds.shape[-1], padding="zeros")
