@@ -201,6 +201,8 @@ class ClassifyImageOptions(ModelOptions, total=False):
     """Options of ClassifyImage."""
 
     top_k: Annotated[int | None, "Labels to return for each image, the most likely first. Default: all."]
+    candidate_labels: Annotated[Texts | None, "Labels to choose from, for embedding models. Default: the model's."]
+    templates: Annotated[Texts | None, "Texts with {} where a candidate label goes. Default: the labels as they are."]
 
 
 class EmbedImageOptions(ModelOptions, total=False):

@@ -269,6 +269,9 @@ def classify_image(images: Images, **options: Unpack[ClassifyImageOptions]) -> C
     """
     contents = _as_images("images", images)
     values = _values(ClassifyImageOptions, options, images=contents)
+    for name in ("candidate_labels", "templates"):
+        if (given := values.get(name)) is not None:
+            values[name] = as_texts(name, given)
     return _unary("ImageClassificationService/ClassifyImage", images_pb2, values, ImageClassification, len(contents))
 
 

@@ -553,6 +553,8 @@ class Model:
     embedding_dimension: int = 0
     """Numbers of an embedding; 0 if the model gives none."""
     prompt_names: tuple[str, ...] = ()
+    embedding_space: str = ""
+    """Name of the space that its vectors share with those of other models; empty if they share none."""
     """Prompts that `embed_text` can put before each text."""
     source_languages: tuple[str, ...] = ()
     """Languages that a translation model reads; it translates from each of them to each of `target_languages`."""

@@ -67,7 +67,7 @@ def is_measured(task: Task) -> bool:
 def draw(candidate: Candidate) -> Sample:
     """Draws inputs for a source without evaluation data, and notes what fp32, the candidate, answers."""
     source, generator = candidate.source, np.random.default_rng(_SEED)
-    dataset = source.texts_name if source.texts else GENERATED
+    dataset = source.texts_name if source.texts or source.images is not None else GENERATED
     if source.task is Task.GENERATION:
         tokens = tuple(_given_tokens(candidate) if source.texts else _written_tokens(candidate, generator))
         answers = tuple(_distributions(candidate, tokens))
@@ -153,8 +153,10 @@ def _texts(source: ExportSource, generator: np.random.Generator) -> list[Tensors
 
 
 def _images(source: ExportSource, generator: np.random.Generator) -> list[Tensors]:
-    """Returns inputs of images: patches of 1, 2, 4 ... pixels."""
+    """Returns inputs of the images that are given, or of patches of 1, 2, 4 ... pixels."""
     assert source.image_preprocessing is not None, "an image model has its preprocessing"
+    if source.images is not None:
+        return [{"pixel_values": pixels} for pixels in pixel_values_of(source, source.images[:_NUM_ROWS])]
     height, width = source.image_preprocessing.height, source.image_preprocessing.width
     images = np.empty((_NUM_ROWS, height, width, 3), np.uint8)
     for index, image in enumerate(images):

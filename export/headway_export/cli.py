@@ -18,7 +18,7 @@ from typer.core import TyperGroup
 from headway_export.agreement import is_measured
 from headway_export.errors import ExportError, SourceError
 from headway_export.exporter import DEFAULT_PRECISIONS, ExportOptions, export
-from headway_export.source import ExportSource, from_checkpoint, from_factory, open_tokenizer
+from headway_export.source import ExportSource, from_factory, open_tokenizer, sources_from_checkpoint
 from headway_server.bundles import (
     CHAT_TEMPLATE_FILE,
     Bundle,
@@ -140,15 +140,17 @@ def main(
             raise SourceError("give either CHECKPOINT or --model")
         if checkpoint is not None:
             _check_flags_of_checkpoint(context)
-            source = from_checkpoint(checkpoint, name=name)
-            if task is not None and task != source.task:
-                raise SourceError(f"{checkpoint}: is of task {source.task}, and --task {task} was asked for")
+            sources = sources_from_checkpoint(checkpoint, name=name)
+            found = " and ".join(source.task for source in sources)
+            sources = tuple(source for source in sources if task in (None, source.task))
+            if not sources:
+                raise SourceError(f"{checkpoint}: is of task {found}, and --task {task} was asked for")
         else:
             assert model is not None, "one of the two is given"
             if weights is None or task is None or name is None:
                 raise SourceError("--model needs --weights, --task and --name")
             tokens = {"pad": pad_token, "bos": bos_token, "eos": eos_token, "unk": unk_token}
-            source = from_factory(
+            own = from_factory(
                 model,
                 weights,
                 task=task,
@@ -165,15 +167,17 @@ def main(
                 description=description,
                 license_name=license_name,
             )
-        options = ExportOptions(
-            store=store,
-            version=version,
-            precisions=_precisions(precision, source),
-            cache=cache,
-            attention=attention,
-            replace=replace,
-        )
-        _export(source, options)
+            sources = (own,)
+        for source in sources:
+            options = ExportOptions(
+                store=store,
+                version=version,
+                precisions=_precisions(precision, source),
+                cache=cache,
+                attention=attention,
+                replace=replace,
+            )
+            _export(source, options)
 
 
 @app.command()
@@ -315,7 +319,7 @@ def _check_flags_of_checkpoint(context: typer.Context) -> None:
 def _precisions(asked: list[Precision] | None, source: ExportSource) -> tuple[Precision, ...]:
     if asked:
         return tuple(dict.fromkeys(asked))
-    return DEFAULT_PRECISIONS if source.evaluation is not None else (Precision.FP32,)
+    return DEFAULT_PRECISIONS if source.evaluation is not None or source.texts_name else (Precision.FP32,)
 
 
 def _special_tokens(tokenizer_file: Path | None, tokens: dict[str, str | None]) -> SpecialTokens | None:

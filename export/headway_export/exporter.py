@@ -366,8 +366,8 @@ def _embedding(source: ExportSource, variants: dict[Precision, Variant]) -> Embe
     pooling = getattr(source.module, "pooling", None)
     if dimension is None or not isinstance(pooling, str):
         return None
-    prompts = {"prompts": source.prompts, "default_prompt": source.default_prompt}
-    return Embedding.model_validate({"pooling": pooling, "dimension": dimension, **prompts})
+    given = {"prompts": source.prompts, "default_prompt": source.default_prompt, "space": source.space}
+    return Embedding.model_validate({"pooling": pooling, "dimension": dimension, **given})
 
 
 def _patches(source: ExportSource, variants: dict[Precision, Variant]) -> PatchGrid | None:

@@ -276,7 +276,7 @@ def check_attention(candidate: Candidate) -> AttentionFigures:
 def _attention_items(candidate: Candidate) -> Iterator[list[Tensors]]:
     """Yields batches of inputs of the graph `attention`."""
     source, graph = candidate.source, candidate.variant.graphs["attention"]
-    if source.task is Task.IMAGE_CLASSIFICATION:
+    if source.image_preprocessing is not None:
         images = pixel_values_of(source, _sample_images(source, max(_BATCH_SIZES)))
         for batch_size in _BATCH_SIZES:
             yield [{"pixel_values": image} for image in images[:batch_size]]

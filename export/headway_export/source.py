@@ -5,6 +5,7 @@ N examples, C labels, T tokens.
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import json
 import sys
@@ -34,6 +35,7 @@ from headway_server.bundles import (
     Limits,
     SamplingDefaults,
     Scoring,
+    Space,
     SpecialTokens,
     Task,
 )
@@ -41,12 +43,16 @@ from headway_server.bundles.tags import TagSet
 from headway_server.errors import BundleError
 from headway_server.preprocessing import ChatTemplate
 from headway_training.checkpoint import (
+    IMAGE_EVALUATION_FILE,
+    WEIGHTS_FILE,
+    Checkpoint,
     TextPairUse,
     TrainingRecord,
     load_model,
     load_tokenizer,
 )
 from headway_training.errors import TrainingError
+from headway_training.models import CLIP
 from headway_training.tokenizers import encode_texts
 
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
@@ -134,6 +140,8 @@ class ExportSource:
     """Texts that can be put before what is embedded, by name."""
     default_prompt: str | None = None
     """Name of the one that is put before where none is asked for."""
+    space: Space | None = None
+    """The space that the vectors share with those of another model."""
     prompt_prefix: tuple[int, ...] = ()
     """Tokens that come before a prompt that is given as text; for generation."""
     suppressed_tokens: tuple[int, ...] = ()
@@ -141,8 +149,10 @@ class ExportSource:
     evaluation: EvaluationData | None = None
     texts: tuple[str, ...] = ()
     """Texts that int8 is held against fp32 on where there is no evaluation data; none: drawn ones."""
+    images: NDArray[np.uint8] | None = None
+    """(N, height, width, 3), already resized and cropped, that int8 is held against fp32 on likewise."""
     texts_name: str = ""
-    """Where they come from."""
+    """Where the texts or images come from."""
     training: TrainingRecord | None = None
 
     def __post_init__(self) -> None:
@@ -172,21 +182,98 @@ class ExportSource:
         return [np.array(ids, np.int64) for ids in encode_texts(self.tokenizer, texts, max_tokens, special=frame)]
 
 
-def from_checkpoint(path: Path, *, name: str | None = None) -> ExportSource:
-    """Reads a checkpoint of the kit (docs/checkpoint.md).
+def sources_from_checkpoint(path: Path, *, name: str | None = None) -> tuple[ExportSource, ...]:
+    """Reads a checkpoint of the kit (docs/checkpoint.md): one source, or one for each tower of a model of two.
 
     Args:
         path: Its folder.
-        name: The model's name in the store; None takes the checkpoint's.
+        name: The model's name in the store; None takes the checkpoint's. Of two towers, `-image` and `-text` follow it.
 
     Raises:
         SourceError: It is not a checkpoint, is damaged, or is of a task that cannot be exported.
     """
+    module, checkpoint = _load(path)
+    if not isinstance(module, CLIP):
+        return (_from_loaded(path, module, checkpoint, name),)
+    return _from_towers(path, module, checkpoint, name or checkpoint.name)
+
+
+def from_checkpoint(path: Path, *, name: str | None = None) -> ExportSource:
+    """Reads a checkpoint that is one source; the arguments and errors are those of `sources_from_checkpoint`."""
+    return _from_loaded(path, *_load(path), name)
+
+
+def _load(path: Path) -> tuple[nn.Module, Checkpoint]:
     try:
-        module, checkpoint = load_model(path)
-        tokenizer = None if checkpoint.image_preprocessing else load_tokenizer(path)
+        return load_model(path)
     except TrainingError as error:
         raise SourceError(str(error)) from error
+
+
+def _load_tokenizer(path: Path) -> Tokenizer:
+    try:
+        return load_tokenizer(path)
+    except TrainingError as error:
+        raise SourceError(str(error)) from error
+
+
+def _from_towers(path: Path, model: CLIP, checkpoint: Checkpoint, name: str) -> tuple[ExportSource, ...]:
+    """Makes a source of each tower; int8 is held against fp32 on the checkpoint's evaluation data."""
+    weights = hashlib.sha256((path / WEIGHTS_FILE).read_bytes()).hexdigest()
+    space = Space(
+        name=f"{checkpoint.name}-{weights[:12]}",
+        probabilities=model.configuration.loss,
+        scale=model.scale.item(),
+        bias=0.0 if model.logit_bias is None else model.logit_bias.item(),
+    )
+    texts, images = _read_pairs(path, checkpoint)
+    towers: dict[Task, nn.Module] = {
+        Task.IMAGE_EMBEDDING: model.image_tower,
+        Task.TEXT_EMBEDDING: model.text_tower,
+    }
+
+    def source(task: Task, side: str, **parts: Any) -> ExportSource:
+        return ExportSource(
+            name=f"{name}-{side}",
+            task=task,
+            module=towers[task],
+            description=f"{checkpoint.description} This is the tower that reads {side}s.",
+            license=checkpoint.license,
+            architecture=Architecture(
+                kind=checkpoint.architecture,
+                parameter_count=parameter_count(towers[task]),
+                configuration=checkpoint.configuration,
+            ),
+            limits=limits_of(towers[task], task),
+            space=space,
+            texts_name=checkpoint.evaluation.dataset if checkpoint.evaluation else "",
+            training=checkpoint.training,
+            **parts,
+        )
+
+    preprocessing = _convert(ImagePreprocessing, checkpoint.image_preprocessing)
+    tokens = _convert(SpecialTokens, checkpoint.special_tokens)
+    return (
+        source(Task.IMAGE_EMBEDDING, "image", image_preprocessing=preprocessing, images=images),
+        source(Task.TEXT_EMBEDDING, "text", tokenizer=_load_tokenizer(path), special_tokens=tokens, texts=texts),
+    )
+
+
+def _read_pairs(path: Path, checkpoint: Checkpoint) -> tuple[tuple[str, ...], NDArray[np.uint8] | None]:
+    """Reads the texts and the images of a checkpoint's evaluation data, where it has some."""
+    if checkpoint.evaluation is None:
+        return (), None
+    try:
+        lines = (path / checkpoint.evaluation.file).read_text(encoding="utf-8").split("\n")
+        texts = tuple(_TextRow.model_validate_json(line).text for line in lines if line.strip())
+        with np.load(path / IMAGE_EVALUATION_FILE) as arrays:
+            return texts, arrays["images"]
+    except (OSError, ValueError, KeyError) as error:
+        raise SourceError(f"{path}: its evaluation data cannot be read ({error}); see docs/checkpoint.md") from error
+
+
+def _from_loaded(path: Path, module: nn.Module, checkpoint: Checkpoint, name: str | None) -> ExportSource:
+    tokenizer = None if checkpoint.image_preprocessing else _load_tokenizer(path)
     task = _exportable(checkpoint.task)
     check_tags(task, checkpoint.labels)
     evaluation = checkpoint.evaluation

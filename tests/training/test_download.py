@@ -1,5 +1,6 @@
 """Downloads: checked and put in place whole; from a local server and from a folder, never from the real homes."""
 
+import dataclasses
 import hashlib
 import threading
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from headway_training.cli import app
-from headway_training.data import Dataset, RemoteFile
+from headway_training.data import Dataset, RemoteFile, find_dataset
 from headway_training.data.download import download_dataset
 from headway_training.errors import DownloadError
 
@@ -104,6 +105,18 @@ def test_a_missing_file_is_an_error_that_says_so(server, tmp_path):
 def test_a_url_of_another_kind_is_refused(tmp_path, url):
     with pytest.raises(DownloadError, match="must begin with one of http, https, file"):
         download(dataset(url), tmp_path)
+
+
+def test_a_file_without_a_home_is_checked_where_it_lies(tmp_path):
+    data = dataclasses.replace(
+        find_dataset("pictures"),
+        files=(RemoteFile(name="emoji/made.tar.gz", url="", sha256=hashlib.sha256(CONTENT).hexdigest()),),
+    )
+    with pytest.raises(DownloadError, match=r"has no home of its own: put it at .*made\.tar\.gz yourself"):
+        download(data, tmp_path)
+    (tmp_path / "emoji").mkdir()
+    (tmp_path / "emoji" / "made.tar.gz").write_bytes(CONTENT)
+    assert download(data, tmp_path) == tmp_path
 
 
 def test_a_folder_serves_as_a_mirror(tmp_path):

@@ -34,8 +34,17 @@ TOKENIZER_FILE = "tokenizer.json"
 TEXT_EVALUATION_FILE = "evaluation.jsonl"
 IMAGE_EVALUATION_FILE = "evaluation.npz"
 
-TaskName = Literal["generation", "translation", "text_classification", "token_classification", "image_classification"]
-Metric = Literal["accuracy", "micro_f1", "span_f1", "sacrebleu", "nats_per_character"]
+TaskName = Literal[
+    "generation",
+    "translation",
+    "text_classification",
+    "token_classification",
+    "image_classification",
+    "image_text_embedding",
+]
+IMAGE_TASKS: tuple[TaskName, ...] = ("image_classification", "image_text_embedding")
+"""Tasks whose models read images."""
+Metric = Literal["accuracy", "micro_f1", "span_f1", "sacrebleu", "nats_per_character", "mean_recall"]
 TextPairUse = Literal["never", "optional", "required"]
 """Whether a text model reads two texts as one input: never, if a second one is given, or always."""
 Scalar = str | int | float | bool | None
@@ -165,7 +174,7 @@ class Checkpoint(Record):
     task: TaskName
     description: str
     license: str
-    architecture: Literal["gpt", "transformer", "recurrent", "encoder", "vit"]
+    architecture: Literal["gpt", "transformer", "recurrent", "encoder", "vit", "clip"]
     configuration: dict[str, Scalar]
     special_tokens: SpecialTokens | None = None
     labels: tuple[str, ...] = ()
@@ -192,10 +201,9 @@ class Checkpoint(Record):
                     f"classification.thresholds: there are {len(self.classification.thresholds)}; "
                     f"{self.classification.kind} with {len(self.labels)} labels needs {needed}"
                 )
-        if self.task == "image_classification":
-            if self.image_preprocessing is None:
-                raise ValueError("image_preprocessing: image_classification needs it")
-        elif self.special_tokens is None:
+        if self.task in IMAGE_TASKS and self.image_preprocessing is None:
+            raise ValueError(f"image_preprocessing: {self.task} needs it")
+        if self.task != "image_classification" and self.special_tokens is None:
             raise ValueError(f"special_tokens: {self.task} needs them")
         if self.task == "translation" and self.languages is None:
             raise ValueError("languages: translation needs them")

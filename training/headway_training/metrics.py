@@ -41,6 +41,19 @@ def multi_label_f1(selected: ArrayLike, targets: ArrayLike) -> tuple[float, floa
     return micro, macro
 
 
+def recall_at(similarity: ArrayLike, right: ArrayLike, k: int) -> float:
+    """Share of queries that have a right candidate among their `k` most similar ones.
+
+    Args:
+        similarity: float (queries, candidates).
+        right: bool (queries, candidates).
+        k: At least 1; a query with fewer candidates takes all.
+    """
+    scores, truth = np.asarray(similarity), np.asarray(right)
+    nearest = np.argsort(-scores, axis=1, kind="stable")[:, :k]  # (queries, k)
+    return float(100 * np.take_along_axis(truth, nearest, axis=1).any(axis=1).mean())
+
+
 def corpus_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> tuple[float, str]:
     """Corpus BLEU, case mixed, tokenizer 13a (Post 2018), and sacreBLEU's signature."""
     metric = BLEU()

@@ -110,6 +110,7 @@ _FLAGS: dict[str, _Flag] = {
     "timeout_s": _Flag("--timeout", metavar="SECONDS"),
     "stop_strings": _Flag("--stop-string", list[str], "TEXT"),
     "candidate_labels": _Flag("--candidate-label", list[str], "TEXT"),
+    "templates": _Flag("--template", list[str], "TEXT"),
     "stop_token_ids": _Flag("--stop-token-id", list[int], "ID"),
     "logit_biases": _Flag("--logit-bias", list[str], "ID=BIAS", _parse_biases),
     "json_schema": _Flag(

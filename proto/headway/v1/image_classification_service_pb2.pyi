@@ -29,8 +29,10 @@ class ClassifyImageRequest(_message.Message):
     MODEL_VERSION_FIELD_NUMBER: _builtins.int
     IMAGES_FIELD_NUMBER: _builtins.int
     TOP_K_FIELD_NUMBER: _builtins.int
+    CANDIDATE_LABELS_FIELD_NUMBER: _builtins.int
+    TEMPLATES_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """Name of the model. Default: the only loaded model for this task; required if there are several."""
+    """Name of the model. Default: the only loaded model that can answer; required if there are several."""
     model_version: _builtins.str
     """Version of the model. Default: the latest loaded version."""
     top_k: _builtins.int
@@ -41,6 +43,19 @@ class ClassifyImageRequest(_message.Message):
         and pixels of an image; its error names the limit.
         """
 
+    @_builtins.property
+    def candidate_labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Labels to choose from, in place of the model's own: the model is then one for embeddings of images whose space a
+        loaded model for embeddings of texts shares. 1 to 4,096, none twice. Vectors of a set of labels are kept, so that a
+        set that comes again costs little. Default: the labels of the model, which is one for classification.
+        """
+
+    @_builtins.property
+    def templates(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Texts that every candidate label is put into at "{}", such as "a photo of a {}"; the mean of their vectors stands
+        for the label. At most 16. Default: the labels as they are.
+        """
+
     def __init__(
         self,
         *,
@@ -48,10 +63,12 @@ class ClassifyImageRequest(_message.Message):
         model_version: _builtins.str = ...,
         images: _abc.Iterable[_builtins.bytes] | None = ...,
         top_k: _builtins.int = ...,
+        candidate_labels: _abc.Iterable[_builtins.str] | None = ...,
+        templates: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["images", b"images", "model", b"model", "model_version", b"model_version", "top_k", b"top_k"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["candidate_labels", b"candidate_labels", "images", b"images", "model", b"model", "model_version", b"model_version", "templates", b"templates", "top_k", b"top_k"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -143,6 +143,7 @@ class Model(_message.Message):
     PROMPT_NAMES_FIELD_NUMBER: _builtins.int
     SOURCE_LANGUAGES_FIELD_NUMBER: _builtins.int
     TARGET_LANGUAGES_FIELD_NUMBER: _builtins.int
+    EMBEDDING_SPACE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name of the model."""
     version: _builtins.str
@@ -173,6 +174,10 @@ class Model(_message.Message):
     """True if the model takes conversations: its bundle has a chat template."""
     embedding_dimension: _builtins.int
     """Numbers of an embedding; 0 if the model gives none."""
+    embedding_space: _builtins.str
+    """Name of the space of the embeddings. Models of the same space go together: their vectors of texts and images can be
+    compared. Empty if the model shares none.
+    """
     @_builtins.property
     def labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Labels of a classifier, in the order of its outputs; for token classification, the labels that a span may have."""
@@ -223,10 +228,11 @@ class Model(_message.Message):
         prompt_names: _abc.Iterable[_builtins.str] | None = ...,
         source_languages: _abc.Iterable[_builtins.str] | None = ...,
         target_languages: _abc.Iterable[_builtins.str] | None = ...,
+        embedding_space: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["default_parameters", b"default_parameters"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "default_parameters", b"default_parameters", "description", b"description", "device", b"device", "embedding_dimension", b"embedding_dimension", "has_chat_template", b"has_chat_template", "labels", b"labels", "license", b"license", "max_input_token_count", b"max_input_token_count", "max_token_count", b"max_token_count", "name", b"name", "parameter_count", b"parameter_count", "prompt_names", b"prompt_names", "quality", b"quality", "source_language", b"source_language", "source_languages", b"source_languages", "target_language", b"target_language", "target_languages", b"target_languages", "task", b"task", "variant", b"variant", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "default_parameters", b"default_parameters", "description", b"description", "device", b"device", "embedding_dimension", b"embedding_dimension", "embedding_space", b"embedding_space", "has_chat_template", b"has_chat_template", "labels", b"labels", "license", b"license", "max_input_token_count", b"max_input_token_count", "max_token_count", b"max_token_count", "name", b"name", "parameter_count", b"parameter_count", "prompt_names", b"prompt_names", "quality", b"quality", "source_language", b"source_language", "source_languages", b"source_languages", "target_language", b"target_language", "target_languages", b"target_languages", "task", b"task", "variant", b"variant", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

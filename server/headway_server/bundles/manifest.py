@@ -331,6 +331,18 @@ class ClassificationScheme(Record):
     """Probability from which each label applies; multi_label only."""
 
 
+class Space(Record):
+    """What vectors of several models have in common: images and texts whose nearness means something."""
+
+    name: Name
+    """Models with the same name have the same space; another training run makes another space and another name."""
+    probabilities: Literal["softmax", "sigmoid"]
+    """How `scale` * cosine + `bias` becomes the probability that an image and a text belong together: over all given
+    texts (`softmax`), or of each by itself (`sigmoid`)."""
+    scale: Positive
+    bias: float = 0.0
+
+
 class Embedding(Record):
     """The output `embedding` of a model's graphs: float32 (batch, dimension)."""
 
@@ -341,6 +353,8 @@ class Embedding(Record):
     """Texts that can be put before what is embedded, by name; for texts."""
     default_prompt: str | None = None
     """Name of the prompt of a call that names none; None: none is put before."""
+    space: Space | None = None
+    """The space that other models share; None: vectors compare with those of the same model alone."""
 
     @model_validator(mode="after")
     def _check_prompts(self) -> Embedding:

@@ -357,6 +357,27 @@ class ModelHost:
             prefers=next(filter(None, by_task), []).__contains__,
         )
 
+    def find_in_space(self, name: str, version: str) -> tuple[ServedModel, ServedModel]:
+        """Finds the models for a call that labels images with labels of its own; errors are those of `find`.
+
+        Args:
+            name: Of the model of images; empty for the only one that has a model of texts in its space.
+            version: Of that model; empty for the latest one.
+
+        Returns:
+            The model of images, and the model of texts.
+        """
+        texts = {space: model for model in self.models if (space := _space(model, Task.TEXT_EMBEDDING))}
+        model = self._find(
+            "label images with labels of the caller's, as no model of texts in its space is loaded",
+            lambda one: _space(one, Task.IMAGE_EMBEDDING) in texts,
+            name,
+            version,
+        )
+        partner = texts[_space(model, Task.IMAGE_EMBEDDING)]
+        self._hold(partner)
+        return model, partner
+
     def find_inspected(self, tasks: Sequence[Task], name: str, version: str) -> ServedModel:
         """Finds the model for a call that asks what it attends to; errors are those of `find`.
 
@@ -461,13 +482,18 @@ class ModelHost:
         raise ModelNotFoundError(f"model {name} has no version {_quoted(version)}; loaded are {have}")
 
     def _note_use(self, model: ServedModel) -> None:
+        """Takes a model for the present call, as the one that answers it."""
+        call, manifest = current_call(), model.bundle.manifest
+        self._hold(model)
+        if call is not None:
+            call.model = ModelId(manifest.name, manifest.version)
+
+    def _hold(self, model: ServedModel) -> None:
         """Checks that the present call may use a model, and keeps it open until that call ends."""
         call, hosted = current_call(), self._entries[_path(model)].hosted
         if call is not None and call.rights is not None:
             call.rights.check_model(_task(model), model.bundle.manifest.name)
         if call is not None and hosted is not None:
-            manifest = model.bundle.manifest
-            call.model = ModelId(manifest.name, manifest.version)
             hosted.take()
             call.callbacks.append(hosted.leave)
 
@@ -990,6 +1016,12 @@ def _shows_attention(model: ServedModel) -> bool:
 
 def _task(model: ServedModel) -> Task:
     return model.bundle.manifest.task
+
+
+def _space(model: ServedModel, task: Task) -> str:
+    """Name of the space of a model for a task; empty for models of other tasks and those without one."""
+    embedding = model.bundle.manifest.embedding
+    return embedding.space.name if _task(model) is task and embedding and embedding.space else ""
 
 
 def _path(model: ServedModel) -> str:

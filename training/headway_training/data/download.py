@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import shutil
 from pathlib import Path
@@ -12,7 +13,7 @@ from urllib.request import url2pathname
 import pooch
 from rich.console import Console
 
-from headway_training.data.public import Dataset
+from headway_training.data.public import Dataset, RemoteFile
 from headway_training.errors import DownloadError
 
 TIMEOUT_S = 30.0
@@ -38,6 +39,9 @@ def download_dataset(dataset: Dataset, data_dir: Path, console: Console, *, mirr
     pooch.get_logger().setLevel(logging.WARNING)  # pooch asks for a logger of its own
     for file in dataset.files:
         url = f"{mirror.rstrip('/')}/{dataset.folder}/{file.name}" if mirror else file.url
+        if not url:
+            _check_in_place(folder / file.name, file)
+            continue
         console.print(f"{file.name} from {url}", highlight=False)
         try:
             pooch.retrieve(
@@ -48,6 +52,19 @@ def download_dataset(dataset: Dataset, data_dir: Path, console: Console, *, mirr
                 f"{url} cannot be downloaded: {error}. Try again, or put the file at {folder / file.name} yourself"
             ) from error
     return folder
+
+
+def _check_in_place(path: Path, file: RemoteFile) -> None:
+    """Checks a file that has no home of its own.
+
+    Raises:
+        DownloadError: It is not there, or is another one.
+    """
+    if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != file.sha256:
+        raise DownloadError(
+            f"{file.name} is made from other data and has no home of its own: put it at {path} yourself, or name a "
+            f"--mirror that has it; its SHA-256 is {file.sha256}"
+        )
 
 
 def _downloader(url: str, console: Console) -> Any:

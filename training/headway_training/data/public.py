@@ -21,12 +21,23 @@ from headway_training.data.conll import read_span_labeled_texts
 from headway_training.data.examples import LabeledImages, ParallelTexts, PlainText, Splits, hold_out
 from headway_training.data.files import read_bytes, read_text
 from headway_training.data.order import make_order_texts
+from headway_training.data.pictures import (
+    STYLES,
+    Pictures,
+    read_archive,
+    read_drawings,
+    read_emoji_texts,
+    read_photographs,
+    split_drawings,
+)
 from headway_training.data.texts import read_labeled_texts, read_parallel_texts
 from headway_training.errors import DataError, MissingDataError
 from headway_training.recipes import DataSettings
 
 AG_NEWS_LABELS = ("World", "Sports", "Business", "Sci/Tech")
 CIFAR10_LABELS = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+ZERO_SHOT_VALIDATION_IMAGES = 2000
+"""Training images of CIFAR-10 that a model which never trains on them is validated on."""
 _CIFAR10_ROW_BYTES = 1 + 3 * 32 * 32
 _GITHUB = "https://raw.githubusercontent.com"
 
@@ -38,7 +49,7 @@ class RemoteFile:
     name: str
     """Its name in the data set's folder."""
     url: str
-    """Its public home."""
+    """Its public home; empty if it is made of what lies there, and has to be put in place."""
     sha256: str
     """Checksum of the file as it comes from there."""
 
@@ -199,6 +210,43 @@ def _read_tiny_shakespeare(dataset: Dataset, folder: Path, settings: DataSetting
     )
 
 
+def _read_pictures(dataset: Dataset, folder: Path, settings: DataSettings) -> Splits[Any]:
+    """Emoji with their names, and Flickr8k with its captions; CIFAR-10 is measured on and not trained on.
+
+    The photographs have no test part: the validation part is measured on again, and CIFAR-10's own test part.
+    """
+    texts = read_emoji_texts(dataset.find(folder, ("emoji/texts.tsv.gz",)))
+    archives = {style: dataset.find(folder, (f"emoji/{style}_96.tar.gz",)) for style in STYLES}
+    drawings = split_drawings(read_drawings(archives, texts), texts, settings.held_out_style, settings.valid_fraction)
+    images = read_archive(dataset.find(folder, ("flickr8k/photos_112.tar.gz",)))
+    photographs = {
+        part: read_photographs(images, dataset.find(folder, (f"flickr8k/captions_{part}.tsv.gz",)), "en")
+        for part in ("train", "val")
+    }
+    labeled = _cifar10_parts(folder, DATASETS["cifar10"])
+
+    def measured(images: LabeledImages) -> Pictures:
+        return Pictures(
+            texts=texts,
+            drawings=drawings[1],
+            unseen_drawings=drawings[2],
+            photographs=photographs["val"],
+            labeled=images,
+            labels=CIFAR10_LABELS,
+        )
+
+    style = "" if settings.held_out_style is None else f" without {settings.held_out_style}"
+    return Splits(
+        train=Pictures(texts=texts, drawings=drawings[0], photographs=photographs["train"]),
+        valid=measured(labeled[0].take(np.arange(min(ZERO_SHOT_VALIDATION_IMAGES, len(labeled[0]))))),
+        test=measured(labeled[1]),
+        train_name=f"{len(drawings[0]):,} emoji{style} and {len(photographs['train']):,} photographs of Flickr8k",
+        test_name=f"{len(photographs['val'])} photographs of Flickr8k",
+        license=dataset.license,
+        home=dataset.home,
+    )
+
+
 def _cifar10_parts(folder: Path, dataset: Dataset) -> tuple[LabeledImages, LabeledImages]:
     """Training and test images."""
     archive = folder / dataset.folder / "cifar-10-binary.tar.gz"
@@ -239,8 +287,10 @@ def _cifar10_images(content: bytes, folder: Path) -> LabeledImages:
 
 
 def _files(url: str, checksums: Mapping[str, str]) -> tuple[RemoteFile, ...]:
-    """Files below one address, with their checksums."""
-    return tuple(RemoteFile(name=name, url=url + name, sha256=sha256) for name, sha256 in checksums.items())
+    """Files below one address, or without one, with their checksums."""
+    return tuple(
+        RemoteFile(name=name, url=url + name if url else "", sha256=sha256) for name, sha256 in checksums.items()
+    )
 
 
 _MULTI30K_FILES = _files(
@@ -340,6 +390,30 @@ _ALL = (
         license="Apache-2.0",
         home="headway_training.data.order, which makes it",
         read=lambda *_: make_order_texts(),
+    ),
+    Dataset(
+        name="pictures",
+        task="image_text_embedding",
+        folder=".",
+        title="Emoji and Flickr8k",
+        files=_files(
+            "",
+            {
+                "emoji/texts.tsv.gz": "ada25d45be49fe3a4631d3ef98270b4f9ae5e55b3df7ba0ea770b3995103e790",
+                "emoji/noto_96.tar.gz": "d042f86c044586b9a93aa47e964ee1c7c99a9fd8d43e3af0e2eab782be43d49b",
+                "emoji/openmoji_96.tar.gz": "c278a3375f05c7bccc6cb61d4fc3e59f8cd702bbab9c3e97f91a49bd4d060768",
+                "emoji/fluent_96.tar.gz": "f1b0f2fe2a7014767b8efb904862692bb062d940584889bc985e7ef1e020fbec",
+                "flickr8k/photos_112.tar.gz": "8e8062c84fb957a6bdf2fce06452787c09aea5c8fc32898d43dc8d7fcb32b6ec",
+                "flickr8k/captions_train.tsv.gz": "8dbdaba679000e8ab9c803e90740f31705f56be6a4af75f5149f4021226405e6",
+                "flickr8k/captions_val.tsv.gz": "dd1031760d49f5408c6c0a82b7c7861075ffc0f84c029e1768d315f0f418b6aa",
+            },
+        ),
+        license=(
+            "emoji: Noto Apache-2.0, OpenMoji CC BY-SA 4.0, Fluent MIT, names and tags MIT (emojibase); photographs "
+            "and captions of Flickr8k: not stated, for non-commercial research and education"
+        ),
+        home="https://github.com/milesj/emojibase and https://github.com/multi30k/dataset",
+        read=_read_pictures,
     ),
 )
 

@@ -9,6 +9,7 @@ from headway_training.models.architectures import (
     named_configuration,
 )
 from headway_training.models.base import AttentionKind, Model, count_parameters
+from headway_training.models.clip import CLIP, CLIPConfig
 from headway_training.models.configuration import Configuration, LayerConfig
 from headway_training.models.encoder import Encoder, EncoderConfig
 from headway_training.models.gpt import GPT, GPTConfig
@@ -17,10 +18,12 @@ from headway_training.models.transformer import Transformer, TransformerConfig
 from headway_training.models.vit import ViT, ViTConfig
 
 __all__ = [
+    "CLIP",
     "CONFIGURATIONS",
     "GPT",
     "NAMED_CONFIGURATIONS",
     "AttentionKind",
+    "CLIPConfig",
     "Configuration",
     "Encoder",
     "EncoderConfig",

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from headway_training.models.base import AttentionKind, Model
+from headway_training.models.clip import CLIP, CLIPConfig
 from headway_training.models.configuration import Configuration, nearest
 from headway_training.models.encoder import Encoder, EncoderConfig
 from headway_training.models.gpt import GPT, GPTConfig
@@ -22,6 +23,7 @@ CONFIGURATIONS: Mapping[str, type[Configuration]] = MappingProxyType(
         "recurrent": RecurrentConfig,
         "encoder": EncoderConfig,
         "vit": ViTConfig,
+        "clip": CLIPConfig,
     }
 )
 """The class of each architecture's configuration."""
@@ -33,6 +35,7 @@ _MODELS: Mapping[type[Configuration], Callable[[Any], Model]] = MappingProxyType
         RecurrentConfig: RecurrentTranslator,
         EncoderConfig: Encoder,
         ViTConfig: ViT,
+        CLIPConfig: CLIP,
     }
 )
 
@@ -57,12 +60,12 @@ def build_model(
     """Builds a model with fresh weights.
 
     Args:
-        architecture: `gpt`, `transformer`, `recurrent`, `encoder` or `vit`.
+        architecture: `gpt`, `transformer`, `recurrent`, `encoder`, `vit` or `clip`.
         configuration: that architecture's configuration, or its fields by name.
         attention: the kernel, as `Model.use_attention` takes it; the recurrent model's attention has only one.
 
     Returns:
-        A `GPT`, `Transformer`, `RecurrentTranslator`, `Encoder` or `ViT`, in training mode.
+        A `GPT`, `Transformer`, `RecurrentTranslator`, `Encoder`, `ViT` or `CLIP`, in training mode.
 
     Raises:
         ValueError: the architecture, a field or a value is wrong; the message names it and the limit.
@@ -78,7 +81,7 @@ class NamedConfiguration:
     """A configuration that has a name."""
 
     architecture: str
-    """`gpt`, `transformer`, `recurrent`, `encoder` or `vit`."""
+    """`gpt`, `transformer`, `recurrent`, `encoder`, `vit` or `clip`."""
     configuration: Configuration
     """The shape."""
 
@@ -263,6 +266,24 @@ _CIFAR10_VIT = ViTConfig(
     pooling="mean",
 )
 
+_PICTURES_CLIP = CLIPConfig(
+    d_space=256,
+    image_size=64,
+    patch_size=8,
+    stem="convolutions",
+    image_num_layers=6,
+    image_d_model=224,
+    image_num_heads=7,
+    image_d_ff=672,
+    vocabulary_size=4000,
+    max_length=48,
+    text_num_layers=3,
+    text_d_model=192,
+    text_num_heads=6,
+    text_d_ff=576,
+    text_dropout=0.2,
+)
+
 _MULTI30K_RECURRENT = RecurrentConfig(
     vocabulary_size=4_000,
     max_source_length=128,
@@ -296,6 +317,7 @@ NAMED_CONFIGURATIONS: Mapping[str, NamedConfiguration] = MappingProxyType(
         "multi30k-recurrent": NamedConfiguration(architecture="recurrent", configuration=_MULTI30K_RECURRENT),
         "agnews-encoder": NamedConfiguration(architecture="encoder", configuration=_AGNEWS_ENCODER),
         "cifar10-vit": NamedConfiguration(architecture="vit", configuration=_CIFAR10_VIT),
+        "pictures-clip": NamedConfiguration(architecture="clip", configuration=_PICTURES_CLIP),
     }
 )
 """All named configurations."""

@@ -31,8 +31,8 @@ TextPooling = Literal["first", "mean", "max"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EncoderConfig(LayerConfig):
-    """Shape of an encoder.
+class TextEncoderConfig(LayerConfig):
+    """Shape of what turns a text into states.
 
     Raises:
         ValueError: a field is out of its range; the message gives the limit and the value.
@@ -44,13 +44,6 @@ class EncoderConfig(LayerConfig):
     """Most tokens of a text."""
     num_layers: int
     """Number of layers."""
-    head: EncoderHead = "sequence"
-    """What the model predicts: a class of the text (`sequence`) or of every token (`token`)."""
-    num_classes: int = 0
-    """Classes, at least 1."""
-    pooling: TextPooling = "first"
-    """What a sequence head reads: the first token through BERT's tanh layer (`first`), or the tokens' mean (`mean`) or
-    maximum (`max`)."""
     num_token_types: int = 0
     """Token types, each with an embedding (BERT: 2, for the two texts of a pair); 0 for none."""
     window: int = 0
@@ -58,19 +51,17 @@ class EncoderConfig(LayerConfig):
 
     def __post_init__(self) -> None:
         LayerConfig.__post_init__(self)  # not super(): the decorator makes a new class with slots
-        self._check_integers("vocabulary_size", "max_length", "num_layers", "num_classes")
+        self._check_integers("vocabulary_size", "max_length", "num_layers")
         self._check_integers("num_token_types", "window", minimum=0)
-        self._check_choice("head", EncoderHead)
-        self._check_choice("pooling", TextPooling)
 
 
-class Encoder(Model):
-    """Classifies a text or its tokens.
+class TextEncoder(Model):
+    """Turns a text into states: the part that models of texts share.
 
     Starts from a normal distribution with standard deviation 0.02, truncated at two deviations (BERT's code).
     """
 
-    def __init__(self, configuration: EncoderConfig) -> None:
+    def __init__(self, configuration: TextEncoderConfig) -> None:
         super().__init__()
         self.configuration = configuration
         self.max_length = configuration.max_length
@@ -90,7 +81,6 @@ class Encoder(Model):
             else None
         )
         self.stack = Stack(configuration, configuration.num_layers)
-        self.head = _make_head(configuration)
         initialise_truncated_normal(self)
 
     def hidden_states(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
@@ -115,6 +105,38 @@ class Encoder(Model):
         attend = self.embedding.attention(padding_attention(attention_mask, self.kernel), position_ids)
         hidden_states: Tensor = self.stack(embedded, attend)
         return hidden_states
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderConfig(TextEncoderConfig):
+    """Shape of an encoder with a head.
+
+    Raises:
+        ValueError: a field is out of its range; the message gives the limit and the value.
+    """
+
+    head: EncoderHead = "sequence"
+    """What the model predicts: a class of the text (`sequence`) or of every token (`token`)."""
+    num_classes: int = 0
+    """Classes, at least 1."""
+    pooling: TextPooling = "first"
+    """What a sequence head reads: the first token through BERT's tanh layer (`first`), or the tokens' mean (`mean`) or
+    maximum (`max`)."""
+
+    def __post_init__(self) -> None:
+        TextEncoderConfig.__post_init__(self)  # not super(): the decorator makes a new class with slots
+        self._check_integers("num_classes")
+        self._check_choice("head", EncoderHead)
+        self._check_choice("pooling", TextPooling)
+
+
+class Encoder(TextEncoder):
+    """Classifies a text or its tokens."""
+
+    def __init__(self, configuration: EncoderConfig) -> None:
+        super().__init__(configuration)
+        self.head = _make_head(configuration)
+        initialise_truncated_normal(self.head)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
         """Computes the logits; the arguments are those of `hidden_states`.

@@ -1,4 +1,4 @@
-"""ViT: classifies images by their patches (Dosovitskiy et al. 2021).
+"""ViT: reads images by their patches, and classifies them (Dosovitskiy et al. 2021).
 
 B rows, I image size, L tokens (patches, and the class token where there is one), D model width, C classes.
 
@@ -27,8 +27,8 @@ ImageStem = Literal["patches", "convolutions"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ViTConfig(LayerConfig):
-    """Shape of a ViT.
+class ImageEncoderConfig(LayerConfig):
+    """Shape of what turns an image into states.
 
     Raises:
         ValueError: a field is out of its range; the message gives the limit and the value.
@@ -40,17 +40,16 @@ class ViTConfig(LayerConfig):
     """Height and width of a patch, in pixels."""
     num_layers: int
     """Number of layers."""
-    num_classes: int
-    """Number of classes."""
     pooling: ImagePooling = "class_token"
-    """What the head reads: a token of its own (`class_token`, the paper's), or the mean of the patches (`mean`)."""
+    """What stands for the image: a token of its own (`class_token`, the paper's), or the mean of the patches
+    (`mean`)."""
     stem: ImageStem = "patches"
     """What turns an image into tokens: one linear map of each patch (`patches`, the paper's), or a convolution and a
     pooling for each halving of its sides (`convolutions`; the patch size must then be 2, 4, 8 ...)."""
 
     def __post_init__(self) -> None:
         LayerConfig.__post_init__(self)  # not super(): the decorator makes a new class with slots
-        self._check_integers("image_size", "patch_size", "num_layers", "num_classes")
+        self._check_integers("image_size", "patch_size", "num_layers")
         self._check_choice("pooling", ImagePooling)
         self._check_choice("stem", ImageStem)
         if self.image_size % self.patch_size:
@@ -77,14 +76,14 @@ class ViTConfig(LayerConfig):
             )
 
 
-class ViT(Model):
-    """Classifies images.
+class ImageEncoder(Model):
+    """Turns an image into states: the part that models of images share.
 
     Starts from a normal distribution truncated at two standard deviations: 0.02, and one over the square root of the
     numbers in a patch for the map of patches. The class token starts from zero, convolutions as `ConvolutionStem` says.
     """
 
-    def __init__(self, configuration: ViTConfig) -> None:
+    def __init__(self, configuration: ImageEncoderConfig) -> None:
         super().__init__()
         self.configuration = configuration
         self.patches = _make_patches(configuration)
@@ -93,7 +92,6 @@ class ViT(Model):
         )
         self.embedding = PositionedEmbedding(configuration, configuration.num_tokens)
         self.stack = Stack(configuration, configuration.num_layers)
-        self.output = nn.Linear(configuration.d_model, configuration.num_classes)
         initialise_truncated_normal(self)
         self._initialise_patches()
 
@@ -120,20 +118,15 @@ class ViT(Model):
         hidden_states: Tensor = self.stack(self.embedding(tokens, position_ids), attend)
         return hidden_states
 
-    def forward(self, pixel_values: Tensor) -> Tensor:
-        """Float (B, 3, image_size, image_size) -> logits (B, C)."""
-        return self.logits_and_embedding(pixel_values)[0]
+    def pooled(self, pixel_values: Tensor) -> Tensor:
+        """Float (B, 3, image_size, image_size) -> (B, D), as `pooling` says."""
+        hidden_states = self.hidden_states(pixel_values)  # (B, L, D)
+        return hidden_states.mean(dim=1) if self.class_token is None else hidden_states[:, 0]
 
     @property
     def pooling(self) -> str:
         """The image's embedding: the state of its `class_token`, or the `mean` of its patches' states."""
         return self.configuration.pooling
-
-    def logits_and_embedding(self, pixel_values: Tensor) -> tuple[Tensor, Tensor]:
-        """Computes the logits of `forward`, and the embedding that the head reads, (B, D)."""
-        hidden_states = self.hidden_states(pixel_values)  # (B, L, D)
-        pooled = hidden_states.mean(dim=1) if self.class_token is None else hidden_states[:, 0]
-        return self.output(pooled), pooled
 
     def _initialise_patches(self) -> None:
         if isinstance(self.patches, ConvolutionStem):
@@ -145,7 +138,41 @@ class ViT(Model):
         nn.init.zeros_(self.patches.bias)
 
 
-def _make_patches(configuration: ViTConfig) -> nn.Conv2d | ConvolutionStem:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ViTConfig(ImageEncoderConfig):
+    """Shape of a ViT.
+
+    Raises:
+        ValueError: a field is out of its range; the message gives the limit and the value.
+    """
+
+    num_classes: int
+    """Number of classes."""
+
+    def __post_init__(self) -> None:
+        ImageEncoderConfig.__post_init__(self)  # not super(): the decorator makes a new class with slots
+        self._check_integers("num_classes")
+
+
+class ViT(ImageEncoder):
+    """Classifies images by the state that stands for them."""
+
+    def __init__(self, configuration: ViTConfig) -> None:
+        super().__init__(configuration)
+        self.output = nn.Linear(configuration.d_model, configuration.num_classes)
+        initialise_truncated_normal(self.output)
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        """Float (B, 3, image_size, image_size) -> logits (B, C)."""
+        return self.logits_and_embedding(pixel_values)[0]
+
+    def logits_and_embedding(self, pixel_values: Tensor) -> tuple[Tensor, Tensor]:
+        """Computes the logits of `forward`, and the embedding that the head reads, (B, D)."""
+        pooled = self.pooled(pixel_values)
+        return self.output(pooled), pooled
+
+
+def _make_patches(configuration: ImageEncoderConfig) -> nn.Conv2d | ConvolutionStem:
     if configuration.stem == "convolutions":
         return ConvolutionStem(configuration.d_model, configuration.patch_size)
     return nn.Conv2d(3, configuration.d_model, configuration.patch_size, stride=configuration.patch_size)
@@ -176,8 +203,11 @@ class ConvolutionStem(nn.Module):
         states = pixel_values
         if self.training:  # channels last in memory: 0.6 of the time on a CPU under bf16
             states = states.contiguous(memory_format=torch.channels_last)
+            for convolution in self.convolutions:
+                states = torch.relu(self.pool(convolution(states)))  # the same, of a quarter of the numbers
+            return states
         for convolution in self.convolutions:
-            states = self.pool(torch.relu(convolution(states)))
+            states = self.pool(torch.relu(convolution(states)))  # ONNX Runtime makes one kernel of convolution and ReLU
         return states
 
     def initialise(self) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from headway_training.checkpoint import (
+    IMAGE_TASKS,
     ImagePreprocessing,
     Languages,
     Name,
@@ -26,6 +27,7 @@ ARCHITECTURES: Mapping[TaskName, tuple[str, ...]] = MappingProxyType(
         "text_classification": ("encoder",),
         "token_classification": ("encoder",),
         "image_classification": ("vit",),
+        "image_text_embedding": ("clip",),
     }
 )
 """The architectures that can be trained for each task."""
@@ -40,6 +42,9 @@ class DataSettings(Record):
     """Share of the training data held out for validation, where the data set has no validation part."""
     test_fraction: float = Field(default=0.1, ge=0.001, le=0.5)
     """Share of a plain text, from its end, that is test data, where the data set has no test part."""
+    held_out_style: Literal["noto", "openmoji", "fluent"] | None = None
+    """Style of emoji that is validated on, with `valid_fraction` of the concepts in every style, and not trained on;
+    None: all emoji are trained on. For image_text_embedding."""
 
 
 class InitSettings(Record):
@@ -136,6 +141,20 @@ class AugmentationSettings(Record):
     subword_splitting: float = Field(default=0.0, ge=0, le=0.9)
     """Probability that a subword is split into the two it was merged from, and each of these again, to the end of
     BPE-dropout (Provilkov et al. 2020). For translation, token classification, and half of the rows of generation."""
+    least_crop_area: float = Field(default=1.0, ge=0.05, le=1)
+    """Share of a photograph that is seen at least; for images with texts, as all below but the last."""
+    white_background: float = Field(default=1.0, ge=0, le=1)
+    """Share of drawings that lie on white; the others lie on colours."""
+    photograph_background: float = Field(default=0.0, ge=0, le=1)
+    """Share of drawings that lie on photographs instead."""
+    colour_change: float = Field(default=0.0, ge=0, lt=1)
+    """Share by which brightness, contrast and saturation change at most."""
+    grey: float = Field(default=0.0, ge=0, le=1)
+    """Share of images that lose their colours."""
+    coarse: float = Field(default=0.0, ge=0, le=1)
+    """Share of images that lose fine detail."""
+    holes: float = Field(default=0.0, ge=0, le=1)
+    """Share of images of which a square is covered."""
     join_texts: int = Field(default=1, ge=1, le=100)
     """Most neighbouring texts that are joined to one example; for token classification."""
 
@@ -197,7 +216,7 @@ class Recipe(Record):
 
     @property
     def architecture(self) -> str:
-        """`gpt`, `transformer`, `recurrent`, `encoder` or `vit`."""
+        """`gpt`, `transformer`, `recurrent`, `encoder`, `vit` or `clip`."""
         return str(self.model["architecture"])
 
     @property
@@ -215,8 +234,8 @@ class Recipe(Record):
         needed = "token" if self.task == "token_classification" else "sequence"
         if head != needed:
             raise ValueError(f"model.head is {head!r}; {self.task} needs {needed!r}")
-        if self.task == "image_classification" and self.preprocessing is None:
-            raise ValueError("the section [preprocessing] is missing; image_classification needs it")
+        if self.task in IMAGE_TASKS and self.preprocessing is None:
+            raise ValueError(f"the section [preprocessing] is missing; {self.task} needs it")
         if self.preprocessing is not None and self.preprocessing.height != self.preprocessing.width:
             raise ValueError(
                 f"preprocessing.height is {self.preprocessing.height} and width {self.preprocessing.width}; "

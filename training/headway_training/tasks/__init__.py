@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -11,12 +12,14 @@ from tokenizers import Tokenizer
 from headway_training.checkpoint import TOKENIZER_FILE
 from headway_training.data.examples import (
     LabeledImages,
+    LabeledTexts,
     MultiLabeledTexts,
     ParallelTexts,
     PlainText,
     SpanLabeledTexts,
     Splits,
 )
+from headway_training.data.pictures import Pictures
 from headway_training.data.token_file import PART_CHARACTERS
 from headway_training.recipes import Recipe
 from headway_training.tasks.base import IGNORED, EvaluationData, Metrics, Task, TrainingBatch
@@ -25,6 +28,7 @@ from headway_training.tasks.classification import (
     MultiLabelTask,
     TextClassificationTask,
 )
+from headway_training.tasks.contrastive import ContrastiveTask
 from headway_training.tasks.generation import GenerationTask
 from headway_training.tasks.token_classification import TokenClassificationTask
 from headway_training.tasks.translation import TranslationTask
@@ -34,6 +38,16 @@ __all__ = ["IGNORED", "EvaluationData", "Metrics", "Task", "TrainingBatch", "mak
 
 TOKENS_FILE = "tokens.bin"
 """Tokens of a running text, in the run's folder."""
+_TASKS: Mapping[type, Callable[[Recipe, Splits[Any], Tokenizer], Task]] = MappingProxyType(
+    {
+        ParallelTexts: TranslationTask,
+        SpanLabeledTexts: TokenClassificationTask,
+        MultiLabeledTexts: MultiLabelTask,
+        LabeledTexts: TextClassificationTask,
+        Pictures: ContrastiveTask,
+    }
+)
+"""The tasks of examples with separate texts."""
 
 
 def make_task(recipe: Recipe, splits: Splits[Any], folder: Path) -> Task:
@@ -54,13 +68,7 @@ def make_task(recipe: Recipe, splits: Splits[Any], folder: Path) -> Task:
     tokenizer = _make_tokenizer(recipe, splits, folder / TOKENIZER_FILE)
     if isinstance(splits.train, PlainText):
         return GenerationTask(recipe, splits, tokenizer, folder / TOKENS_FILE)
-    if isinstance(splits.train, ParallelTexts):
-        return TranslationTask(recipe, splits, tokenizer)
-    if isinstance(splits.train, SpanLabeledTexts):
-        return TokenClassificationTask(recipe, splits, tokenizer)
-    if isinstance(splits.train, MultiLabeledTexts):
-        return MultiLabelTask(recipe, splits, tokenizer)
-    return TextClassificationTask(recipe, splits, tokenizer)
+    return _TASKS[type(splits.train)](recipe, splits, tokenizer)
 
 
 def _make_tokenizer(recipe: Recipe, splits: Splits[Any], file: Path) -> Tokenizer:
@@ -82,6 +90,9 @@ def _training_texts(train: Any) -> Iterable[str]:
     """Texts of the training part."""
     if isinstance(train, PlainText):
         return train.parts(PART_CHARACTERS)
+    if isinstance(train, Pictures):
+        tags = (" ".join(tags) for tags in train.texts.tags)
+        return [*train.texts.names, *tags, *(text for several in train.photographs.captions for text in several)]
     if isinstance(train, ParallelTexts):
         return [*train.sources, *train.targets]
     if isinstance(train, SpanLabeledTexts):

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from headway_server.batching import BatchGraph, RunCosts, Tensors
 from headway_server.batching.settings import MAX_IMAGES
-from headway_server.bundles import Bundle, PatchGrid, Precision
+from headway_server.bundles import Bundle, ClassificationScheme, PatchGrid, Precision
 from headway_server.observers import NO_OBSERVER, Observer
 from headway_server.preprocessing import ImagePreprocessor, PreparedImage
 from headway_server.runtime import Runtime
@@ -28,10 +28,13 @@ from headway_server.tasks.inspection.maps import AttentionRequest, Maps
 from headway_server.tasks.outputs import (
     EMBEDDING,
     LOGITS,
+    LabelReader,
     ScoredLabel,
     logits_postprocess,
     read_embedding,
     read_vector,
+    sigmoid,
+    softmax,
 )
 from headway_server.tasks.stateless import StatelessModel, expected_outputs
 
@@ -159,6 +162,46 @@ class ImageClassifier(StatelessModel):
 
         return await self._answer(images, (LOGITS,) if embedding == "none" else (LOGITS, EMBEDDING), read, deadline)
 
+    async def match(
+        self,
+        images: Images,
+        labels: Sequence[str],
+        vectors: NDArray[np.float32],
+        *,
+        top_k: int,
+        deadline: float | None,
+    ) -> Answer[ClassifiedImage]:
+        """Labels images with the caller's own labels; for bundles whose vectors have a space.
+
+        Args:
+            images: 1 to `MAX_IMAGES` images.
+            labels: The labels.
+            vectors: Of the labels, in the same space, (C, D) of length one.
+            top_k: Labels to answer an image, 1 to the number of labels; 0: all of them.
+            deadline: When the caller stops waiting, by `time.monotonic`.
+
+        Raises:
+            RequestError: As `classify`.
+        """
+        embedding = self.bundle.manifest.embedding
+        assert embedding is not None, "the host finds such models by it"
+        assert embedding.space is not None, "the host finds such models by it"
+        space, num_labels = embedding.space, check_top_k(top_k, len(labels))
+        is_softmax = space.probabilities == "softmax"
+        scheme = ClassificationScheme() if is_softmax else _each_by_itself(len(labels))
+        reader = LabelReader(labels, scheme)
+        scale, bias = np.float32(space.scale), np.float32(space.bias)
+
+        def read(row: Tensors, image: PreparedImage) -> ClassifiedImage:
+            logits = vectors @ read_vector(row[EMBEDDING], normalize=True) * scale + bias  # (C,)
+            return ClassifiedImage(
+                labels=reader.read(softmax(logits) if is_softmax else sigmoid(logits), num_labels),
+                width=image.width,
+                height=image.height,
+            )
+
+        return await self._answer(images, (EMBEDDING,), read, deadline)
+
     async def embed(self, images: Images, *, normalize: bool, deadline: float | None) -> Answer[EmbeddedImage]:
         """Turns images into vectors; for bundles whose graphs give embeddings.
 
@@ -240,6 +283,11 @@ class ImageClassifier(StatelessModel):
             )
         timings = CallTimings.of(batched.runs, preprocessing_s=preprocessing_s)
         return Answer(results=batched.results, timings=timings)
+
+
+def _each_by_itself(num_labels: int) -> ClassificationScheme:
+    """Each label is a decision of its own, and applies from a probability of one half."""
+    return ClassificationScheme(kind="multi_label", thresholds=(0.5,) * num_labels)
 
 
 def _boxes_of(grid: PatchGrid, image: PreparedImage) -> NDArray[np.float64]:

@@ -35,6 +35,7 @@ from headway_server.tasks.inspection.inspector import InspectedText, Inspector, 
 from headway_server.tasks.inspection.maps import AttentionRequest
 from headway_server.tasks.outputs import EMBEDDING, logits_postprocess, read_vector
 from headway_server.tasks.stateless import StatelessModel, expected_outputs
+from headway_server.tasks.text.labels import LabelVectors
 
 Result = TypeVar("Result")
 
@@ -132,6 +133,8 @@ class TextModel(StatelessModel):
         self._max_text_bytes = settings.max_text_bytes
         self._tokenizer = tokenizer
         self._has_types = _TYPES in graph.input_names
+        self.label_vectors = LabelVectors()
+        """Of labels that callers of an image model in the same space bring."""
 
     @classmethod
     def load(cls, bundle: Bundle, runtime: Runtime, settings: ServerSettings, observer: Observer = NO_OBSERVER) -> Self:
@@ -184,6 +187,34 @@ class TextModel(StatelessModel):
             return EmbeddedText(values=values, num_tokens=len(encoded), truncated=encoded.truncated)
 
         return await self._answer(inputs, (EMBEDDING,), read, deadline=deadline)
+
+    async def embed_labels(
+        self, labels: Sequence[str], templates: Sequence[str], *, deadline: float | None
+    ) -> NDArray[np.float32]:
+        """Returns vectors of labels, (C, D) of length one; a set of labels that comes again is not computed again.
+
+        Args:
+            labels: At least one, none twice.
+            templates: What each label is put into, at `{}`; the mean stands for it. None: the labels as they are.
+            deadline: When the caller stops waiting, by `time.monotonic`.
+
+        Raises:
+            RequestError: As `embed`, or a label repeats, or a template has not one place for a label.
+        """
+
+        async def embed(texts: Sequence[str], fields: Sequence[str]) -> NDArray[np.float32]:
+            vectors = np.empty((len(texts), 0), np.float32)
+            for start in range(0, len(texts), MAX_TEXTS):
+                part = slice(start, start + MAX_TEXTS)
+                inputs = TextInputs(texts=texts[part], fields=fields[part])
+                answer = await self.embed(inputs, normalize=True, deadline=deadline)
+                rows = np.stack([result.values for result in answer.results])
+                if not start:
+                    vectors = np.empty((len(texts), rows.shape[1]), np.float32)
+                vectors[part] = rows
+            return vectors
+
+        return await self.label_vectors.of(labels, templates, max_text_bytes=self._max_text_bytes, embed=embed)
 
     async def inspect(
         self,

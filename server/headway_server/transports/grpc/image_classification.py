@@ -10,8 +10,12 @@ import grpc
 from headway.v1 import image_classification_service_pb2 as pb
 from headway.v1 import image_classification_service_pb2_grpc as pb_grpc
 from headway_server.bundles import Task
+from headway_server.errors import InvalidInputError
+from headway_server.serving.answers import Answer
+from headway_server.serving.families import ServedModel
 from headway_server.serving.host import ModelHost
 from headway_server.tasks.images.classifier import ClassifiedImage, EmbeddedImage, ImageClassifier
+from headway_server.tasks.text.model import TextModel
 from headway_server.transports.grpc.messages import build, deadline_of, label_scores, model_reference, timings_of_call
 
 _EMBED_IMAGES = (Task.IMAGE_EMBEDDING, Task.IMAGE_CLASSIFICATION)
@@ -28,9 +32,13 @@ class ImageClassificationService(pb_grpc.ImageClassificationServiceServicer):
     ) -> pb.ClassifyImageResponse:
         """Gives every image its most likely labels."""
         arrived = time.monotonic()
-        model = self._host.find(Task.IMAGE_CLASSIFICATION, request.model, request.model_version)
-        assert isinstance(model, ImageClassifier)  # by the table of families
-        answer = await model.classify(list(request.images), top_k=request.top_k, deadline=deadline_of(context))
+        if request.candidate_labels:
+            model, answer = await self._match(request, deadline_of(context))
+        else:
+            if request.templates:
+                raise InvalidInputError("templates", "is set without candidate_labels, which it is for; leave it out")
+            model = _image_model(self._host.find(Task.IMAGE_CLASSIFICATION, request.model, request.model_version))
+            answer = await model.classify(list(request.images), top_k=request.top_k, deadline=deadline_of(context))
         return await build(
             sum(len(result.labels) for result in answer.results),
             lambda: pb.ClassifyImageResponse(
@@ -39,6 +47,18 @@ class ImageClassificationService(pb_grpc.ImageClassificationServiceServicer):
                 timings=timings_of_call(answer.timings, arrived),
             ),
         )
+
+    async def _match(
+        self, request: pb.ClassifyImageRequest, deadline: float | None
+    ) -> tuple[ImageClassifier, Answer[ClassifiedImage]]:
+        """Labels images with the labels of the request."""
+        found, texts = self._host.find_in_space(request.model, request.model_version)
+        model = _image_model(found)
+        assert isinstance(texts, TextModel)  # by the table of families
+        labels = list(request.candidate_labels)
+        vectors = await texts.embed_labels(labels, list(request.templates), deadline=deadline)
+        answer = await model.match(list(request.images), labels, vectors, top_k=request.top_k, deadline=deadline)
+        return model, answer
 
     async def EmbedImage(  # noqa: N802 (the method's name in the protocol)
         self, request: pb.EmbedImageRequest, context: grpc.aio.ServicerContext[Any, Any]
@@ -57,6 +77,11 @@ class ImageClassificationService(pb_grpc.ImageClassificationServiceServicer):
             model=model_reference(model),
             timings=timings_of_call(answer.timings, arrived),
         )
+
+
+def _image_model(model: ServedModel) -> ImageClassifier:
+    assert isinstance(model, ImageClassifier)  # by the table of families
+    return model
 
 
 def _image_embedding(result: EmbeddedImage) -> pb.ImageEmbedding:

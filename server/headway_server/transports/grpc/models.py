@@ -182,6 +182,7 @@ def _model_message(model: ServedModel) -> pb.Model:
         has_chat_template=CHAT_TEMPLATE_FILE in manifest.files,
         embedding_dimension=manifest.embedding.dimension if manifest.embedding else 0,
         prompt_names=manifest.embedding.prompts if manifest.embedding else (),
+        embedding_space=manifest.embedding.space.name if manifest.embedding and manifest.embedding.space else "",
     )
 
 

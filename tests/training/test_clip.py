@@ -1,0 +1,192 @@
+"""One space for images and texts: the loss, the data, what training changes in pictures, and a run on tiny data."""
+
+import gzip
+import io
+import json
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from rich.console import Console
+from torch.nn import functional
+
+from headway_training.checkpoint import load_model, load_tokenizer
+from headway_training.data.pictures import opaque
+from headway_training.data.views import random_crops, random_placements
+from headway_training.metrics import recall_at
+from headway_training.models import CLIP, CLIPConfig
+from headway_training.models.clip import contrastive_loss
+from headway_training.run import RunOptions, run_training
+
+TINY = {
+    "d_space": 16,
+    "image_size": 16,
+    "patch_size": 8,
+    "image_num_layers": 1,
+    "image_d_model": 16,
+    "image_num_heads": 2,
+    "image_d_ff": 32,
+    "vocabulary_size": 300,
+    "max_length": 16,
+    "text_num_layers": 1,
+    "text_d_model": 16,
+    "text_num_heads": 2,
+    "text_d_ff": 32,
+}
+RECIPE = Path(__file__).parents[2] / "docs" / "experiments" / "clip.toml"
+COLOURS = {"red": (200, 30, 30), "green": (30, 200, 30), "blue": (30, 30, 200), "yellow": (220, 220, 30)}
+
+
+@pytest.mark.parametrize("loss", ["softmax", "sigmoid"])
+def test_embeddings_have_length_one_and_padding_changes_nothing(loss: str) -> None:
+    model = CLIP(CLIPConfig(**TINY, loss=loss)).eval()
+    ids = torch.randint(4, 300, (3, 5))
+    padded = functional.pad(ids, (0, 4))
+    texts = model.embed_texts(ids, torch.ones_like(ids))
+    same = model.embed_texts(padded, functional.pad(torch.ones_like(ids), (0, 4)))
+    images = model.embed_images(torch.randn(2, 3, 16, 16))
+    torch.testing.assert_close(texts, same)
+    torch.testing.assert_close(torch.cat((texts, images)).norm(dim=-1), torch.ones(5))
+    assert model.logits(images, texts).shape == (2, 3)
+
+
+def test_a_tower_that_cannot_be_is_named() -> None:
+    with pytest.raises(ValueError, match="text tower: d_model must be a multiple of num_heads"):
+        CLIPConfig(**{**TINY, "text_num_heads": 3})
+    with pytest.raises(ValueError, match="loss must be one of 'softmax', 'sigmoid', and is 'hinge'"):
+        CLIPConfig(**TINY, loss="hinge")
+
+
+def test_the_softmax_loss_of_different_subjects_is_the_cross_entropy_of_both_sides() -> None:
+    logits = torch.randn(5, 5)
+    own = torch.arange(5)
+    expected = (functional.cross_entropy(logits, own) + functional.cross_entropy(logits.T, own)) / 2
+    torch.testing.assert_close(contrastive_loss(logits, own, "softmax") / 5, expected)
+
+
+def test_pairs_of_one_subject_share_the_target() -> None:
+    logits = torch.tensor([[9.0, 9.0, -9.0], [9.0, 9.0, -9.0], [-9.0, -9.0, 9.0]])
+    same = contrastive_loss(logits, torch.tensor([4, 4, 7]), "softmax")
+    other = contrastive_loss(logits, torch.tensor([4, 5, 7]), "softmax")
+    torch.testing.assert_close(same, torch.tensor(2 * np.log(2.0), dtype=torch.float32), atol=1e-4, rtol=0)
+    assert contrastive_loss(logits, torch.tensor([4, 4, 7]), "sigmoid") < contrastive_loss(
+        logits, torch.tensor([4, 5, 7]), "sigmoid"
+    )
+    torch.testing.assert_close(other, same, atol=1e-4, rtol=0)  # the mean over equals is that of one of them
+
+
+def test_the_sigmoid_loss_is_a_decision_for_each_image_and_text() -> None:
+    logits = torch.randn(4, 4)
+    together = torch.eye(4)
+    expected = functional.binary_cross_entropy_with_logits(logits, together, reduction="sum")
+    torch.testing.assert_close(contrastive_loss(logits, torch.arange(4), "sigmoid"), expected)
+
+
+def test_what_is_drawn_is_all_but_the_white_around_it() -> None:
+    image = np.full((1, 12, 12, 3), 255, np.uint8)
+    image[0, 3:9, 3:9] = 0
+    image[0, 5:7, 5:7] = 255  # white that does not reach the edge
+    found = opaque(image)[0]
+    assert found[3:9, 3:9].all()
+    assert found.sum() == 36
+
+
+def test_a_drawing_lies_on_its_background_and_a_photograph_fills_the_picture() -> None:
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.zeros(8, 24, 24, dtype=torch.bool)
+    drawn[:, 8:16, 8:16] = True
+    backgrounds = torch.full((8, 3, 16, 16), 0.25)
+    none = torch.zeros(8, dtype=torch.bool)
+    images = torch.full((8, 3, 24, 24), 255, dtype=torch.uint8)
+    placed = random_placements(images, drawn, backgrounds, mirrored=none, generator=generator)
+    assert placed.shape == (8, 3, 16, 16)
+    assert placed[:, :, 0, 0].eq(0.25).all()
+    assert (placed.amax(dim=(1, 2, 3)) > 0.9).all()
+    cut = random_crops(images, 16, least_area=0.3, mirrored=none, generator=generator)
+    torch.testing.assert_close(cut, torch.ones(8, 3, 16, 16))
+
+
+def test_recall_counts_queries_with_a_right_candidate_among_the_nearest() -> None:
+    similarity = [[0.9, 0.1, 0.5], [0.2, 0.3, 0.1]]
+    right = [[False, False, True], [True, False, False]]
+    assert [recall_at(similarity, right, k) for k in (1, 2, 3)] == [0.0, 100.0, 100.0]
+
+
+@pytest.fixture
+def picture_data(tmp_path: Path) -> Path:
+    """Emoji that are plain colours in three styles, photographs of one colour, and images with labels."""
+    folder = tmp_path / "data"
+    random = np.random.default_rng(0)
+    rows = ["codepoint\tgroup\ten\tde\ten_tags\tde_tags\tconcept"]
+    rows += [f"F{i}\tobjects\t{name} thing\t\t{name}|paint\t\tF{i}" for i, name in enumerate(COLOURS)]
+    _write_gzip(folder / "emoji" / "texts.tsv.gz", rows)
+    for style in ("noto", "openmoji", "fluent"):
+        images = {}
+        for i, colour in enumerate(COLOURS.values()):
+            image = np.full((96, 96, 3), 255, np.uint8)
+            image[20:76, 20:76] = colour
+            images[f"F{i}.webp"] = image
+        _write_tar(folder / "emoji" / f"{style}_96.tar.gz", images, "WEBP")
+    photographs = {}
+    captions: dict[str, list[str]] = {"train": [], "val": []}
+    for i in range(24):
+        name, colour = list(COLOURS.items())[i % 4]
+        photographs[f"{i}.jpg"] = np.clip(np.array(colour) + random.normal(0, 10, (112, 112, 3)), 0, 255).astype(
+            np.uint8
+        )
+        part = "val" if i >= 20 else "train"
+        captions[part] += [f"{i}\ten\ta wall that is {name}", f"{i}\tde\teine Wand"]
+    _write_tar(folder / "flickr8k" / "photos_112.tar.gz", photographs, "JPEG")
+    for part, lines in captions.items():
+        _write_gzip(folder / "flickr8k" / f"captions_{part}.tsv.gz", ["id\tlanguage\tcaption", *lines])
+    batch = b"".join(bytes([i % 10]) + random.integers(0, 255, 3072, np.uint8).tobytes() for i in range(20))
+    for stem in [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]:
+        (folder / "cifar10").mkdir(exist_ok=True)
+        (folder / "cifar10" / f"{stem}.bin").write_bytes(batch)
+    return folder
+
+
+def _write_gzip(path: Path, lines: list[str]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress("".join(line + "\n" for line in lines).encode()))
+
+
+def _write_tar(path: Path, images: dict[str, np.ndarray], kind: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w:gz") as files:
+        for name, image in images.items():
+            content = io.BytesIO()
+            Image.fromarray(image).save(content, kind, **({"lossless": True} if kind == "WEBP" else {}))
+            member = tarfile.TarInfo(name)
+            member.size = content.tell()
+            content.seek(0)
+            files.addfile(member, content)
+
+
+@pytest.mark.parametrize("loss", ["softmax", "sigmoid"])
+def test_a_run_learns_colours_and_leaves_a_checkpoint(picture_data: Path, tmp_path: Path, loss: str) -> None:
+    tiny = {**TINY, "loss": json.dumps(loss), "stem": '"patches"'}
+    settings = [
+        f"model.{name}={value}" for name, value in tiny.items() if name not in ("image_size", "vocabulary_size")
+    ]
+    settings += ["preprocessing.height=16", "preprocessing.width=16", "tokenizer.vocabulary_size=300"]
+    settings += ["data.held_out_style=noto", "data.valid_fraction=0.25", "augmentation.colour_change=0.1"]
+    settings += ["optimization.epochs=60", "optimization.batch_size=20", "optimization.learning_rate=0.01"]
+    settings += ["optimization.evaluations=2", "tracker=none", "augmentation.grey=0", "augmentation.holes=0"]
+    settings += ["optimization.average_decay=0.9"]
+    options = RunOptions(
+        recipe=str(RECIPE), settings=tuple(settings), data_dir=picture_data, output=tmp_path / "run", seed=0
+    )
+    folder = run_training(options, Console(quiet=True))
+    model, checkpoint = load_model(folder)
+    assert isinstance(model, CLIP)
+    assert load_tokenizer(folder).get_vocab_size() <= 300
+    assert checkpoint.training is not None
+    metrics = checkpoint.training.metrics
+    assert metrics["drawings_top_5"] == 100.0
+    assert metrics["image_recall_5"] == 100.0
+    assert metrics["image_recall_1"] >= 75.0
+    assert {"labels_top_1", "unseen_drawings_top_1", "mean_recall"} <= metrics.keys()
