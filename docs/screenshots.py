@@ -20,7 +20,7 @@ from io import BytesIO
 from pathlib import Path
 
 from PIL import Image
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 DOCS = Path(__file__).parent
 PANELS = ("models", "generate", "translate", "classify", "tag", "compare", "images", "attention", "server")
@@ -42,16 +42,17 @@ def serving(store: Path) -> Iterator[str]:
         found = re.search(r"http=(\S+)", process.stdout.readline())
         if found is None:
             raise SystemExit("the server did not start")
-        yield f"http://{found[1]}/"
-        process.send_signal(signal.SIGTERM)
+        try:
+            yield f"http://{found[1]}/"
+        finally:
+            process.send_signal(signal.SIGTERM)
 
 
 def call(page: Page) -> None:
     """Makes the panel's call and waits for its answer."""
     page.locator("main form button.primary").click()
-    page.wait_for_function(
-        "!document.querySelector('main form[aria-busy=true]') && document.querySelector('.output *')"
-    )
+    expect(page.locator("main form")).not_to_have_attribute("aria-busy", "true", timeout=20_000)
+    page.wait_for_selector(".output *")
 
 
 def prepare(page: Page, panel: str) -> None:

@@ -103,7 +103,6 @@ def test_of_every_two_texts_of_the_order_task_the_second_has_the_same_words_and_
         assert one.index("cat") < one.index("dog")
         assert other.index("cat") > other.index("dog")
     assert parts.test.labels == [0, 1] * 500
-    assert not set(parts.test.texts) & set(parts.train.texts)
 
 
 def test_an_unknown_data_set_is_named_with_the_nearest():
