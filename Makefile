@@ -27,7 +27,7 @@ $(VENV)/.installed: constraints.txt requirements-dev.txt $(wildcard */pyproject.
 	$(CHECK_PYTHON)
 	@echo "Making $(VENV) with everything a developer needs; torch makes this take minutes the first time."
 	$(PYTHON) -m venv $(VENV)
-# One build environment for the five distributions, and bytecode only of what is imported: half the time.
+# One build environment for the five distributions, and bytecode of what is imported alone.
 	$(BIN)/$(PIP_INSTALL) hatchling editables
 	$(BIN)/$(PIP_INSTALL) --no-build-isolation --no-compile --requirement requirements-dev.txt
 	@touch $@
