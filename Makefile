@@ -16,7 +16,7 @@ define CHECK_PYTHON
 	+ sys.version.split()[0] + ": make PYTHON=/path/to/python3.12 ...")'
 endef
 
-.PHONY: help install lint lint-types lint-style proto test serve screenshots bench bench-shipped bench-compare bench-generation bench-classification bench-translation demo container-test sbom clean
+.PHONY: help install lint proto test serve screenshots bench bench-shipped bench-compare bench-generation bench-classification bench-translation demo container-test sbom clean
 
 help: ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -27,20 +27,15 @@ $(VENV)/.installed: constraints.txt requirements-dev.txt $(wildcard */pyproject.
 	$(CHECK_PYTHON)
 	@echo "Making $(VENV) with everything a developer needs; torch makes this take minutes the first time."
 	$(PYTHON) -m venv $(VENV)
-# One build environment for the five distributions, and bytecode only of what is imported: half the time.
+# One build environment for the five distributions, and bytecode of what is imported alone.
 	$(BIN)/$(PIP_INSTALL) hatchling editables
 	$(BIN)/$(PIP_INSTALL) --no-build-isolation --no-compile --requirement requirements-dev.txt
 	@touch $@
 
-lint: install ## Types, style, which module may import which, and declared dependencies
-	$(MAKE) --jobs 2 --output-sync=target lint-types lint-style
-
-lint-types: install ## Types alone
-	$(BIN)/mypy
-
-lint-style: install ## The rest of lint
+lint: install ## Style, types, which module may import which, and declared dependencies
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 	for folder in proto server client training export; do (cd $$folder && ../$(BIN)/deptry .) || exit 1; done
 

@@ -61,10 +61,11 @@ def made_once(tmp_path_factory: pytest.TempPathFactory) -> MadeOnce:
             folder = tmp_path_factory.mktemp(name)
             make(folder)
             return folder
-        from filelock import FileLock
+        import fcntl
 
         folder = tmp_path_factory.getbasetemp().parent / name
-        with FileLock(f"{folder}.lock"):
+        with folder.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
             if not folder.is_dir():
                 unfinished = folder.with_suffix(".unfinished")
                 shutil.rmtree(unfinished, ignore_errors=True)

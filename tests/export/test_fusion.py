@@ -1,17 +1,15 @@
 """Fused decoders, held against the same ones as they were traced."""
 
 from collections import Counter
-from dataclasses import replace
-from functools import cache
 
 import numpy as np
 import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
+from onnx_ir.passes import PassResult
 from torch import nn
 
-from headway_export.rewriting import Declare, FuseAttention, rewrite
 from headway_export.tracing import trace
 from headway_server.bundles import Task
 from headway_training.models.gpt import GPT, GPTConfig
@@ -57,30 +55,17 @@ class SwappedOneLayer(OneLayer):
         return super().hidden_states(input_ids, position_ids, attend_swapped)
 
 
-def _swapped():
-    return SwappedOneLayer(heads=4, key_heads=4, packed=True)
-
-
 def _tiny_gpt():
     return GPT(GPTConfig(vocabulary_size=50, max_length=CACHE_LENGTH, num_layers=2, d_model=32, num_heads=4, d_ff=64))
 
 
-@cache
-def _traced(make):
-    """The graph of a module before its attention is fused, and after."""
-    torch.manual_seed(0)
-    fuse, unfused = FuseAttention.call, []
-
-    def keep_and_fuse(self, model):
-        unfused.append(model.clone())
-        return fuse(self, model)
-
+def _traced(module, *, fused):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(FuseAttention, "call", keep_and_fuse)
-        after = trace(make().eval(), Task.GENERATION).graphs[0]
-    before = replace(after, model=unfused[0])
-    rewrite(before.model, Declare((*after.inputs, *after.outputs)))
-    return before, after
+        if not fused:
+            patch.setattr(
+                "headway_export.tracing.FuseAttention.call", lambda _, model: PassResult(model, modified=False)
+            )
+        return trace(module.eval(), Task.GENERATION).graphs[0]
 
 
 def _logits_of_a_chunk_and_a_step(traced, tmp_path):
@@ -125,11 +110,14 @@ def _operators(traced):
         pytest.param(_tiny_gpt, id="gpt"),
         pytest.param(lambda: OneLayer(heads=4, key_heads=2, packed=True), id="fewer key heads"),
         pytest.param(lambda: OneLayer(heads=4, key_heads=4, packed=False), id="three projections"),
-        pytest.param(_swapped, id="value before key"),
+        pytest.param(lambda: SwappedOneLayer(heads=4, key_heads=4, packed=True), id="value before key"),
     ],
 )
 def test_a_fused_decoder_gives_the_same_logits(make, tmp_path):
-    expected, found = (_logits_of_a_chunk_and_a_step(traced, tmp_path) for traced in _traced(make))
+    torch.manual_seed(0)
+    module = make()
+    expected = _logits_of_a_chunk_and_a_step(_traced(module, fused=False), tmp_path)
+    found = _logits_of_a_chunk_and_a_step(_traced(module, fused=True), tmp_path)
     for ours, theirs in zip(found, expected, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
 
@@ -169,13 +157,15 @@ def test_what_follows_the_last_attention_is_computed_for_the_asked_positions_alo
 
 
 def test_nothing_is_sliced_or_reshaped_around_attention():
-    _, fused = _traced(_tiny_gpt)
-    operators = _operators(fused)
+    operators = _operators(_traced(_tiny_gpt(), fused=True))
     assert operators["GroupQueryAttention"] == 2
     assert not {"Split", "Reshape", "Concat"} & set(operators)
 
 
 def test_slices_that_are_not_query_key_and_value_in_turn_stay_slices():
-    _, fused = _traced(_swapped)
-    attention = next(node for node in fused.model.graph if node.op_type == "GroupQueryAttention")
+    attention = next(
+        node
+        for node in _traced(SwappedOneLayer(heads=4, key_heads=4, packed=True), fused=True).model.graph
+        if node.op_type == "GroupQueryAttention"
+    )
     assert all(value is not None for value in attention.inputs[:3])
