@@ -31,6 +31,8 @@ from headway_training.data.sources import data_folder, read_splits
 from headway_training.recipes import read_recipe
 
 _MODELS = Path(__file__).parents[1] / "models"
+_RECIPES = {"shakespeare": "tiny-shakespeare"}
+"""Of models whose recipe has another name."""
 
 
 def source_of(bundle: Bundle) -> ExportSource:
@@ -50,7 +52,7 @@ def _evaluation(bundle: Bundle) -> EvaluationData:
     """Reads the data that a bundle's figures are of."""
     figure = bundle.manifest.variants[Precision.INT8].quality
     assert figure is not None, "shipped models have figures"
-    splits = read_splits(read_recipe(bundle.manifest.name), data_folder(None), None)
+    splits = read_splits(read_recipe(_RECIPES.get(bundle.manifest.name, bundle.manifest.name)), data_folder(None), None)
     examples: dict[str, Any]
     match splits.test:
         case ParallelTexts(sources=sources, targets=targets):

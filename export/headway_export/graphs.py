@@ -18,12 +18,10 @@ from torch import Tensor, nn
 from headway_export.errors import SourceError
 from headway_server.bundles import ALIGNMENT, Task
 from headway_training.models.parts.attention import (
-    Kernel,
     RecordingKernel,
     Scoring,
     causal_attention,
     cross_attention,
-    scaled_dot_product_attention,
 )
 from headway_training.models.protocols import (
     Decoder,
@@ -76,7 +74,7 @@ class StatelessGraph(nn.Module):
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
-        self.module = with_kernel(module, OperatorKernel())
+        self.module = module
 
     def forward(self, first: Tensor, *rest: Tensor) -> Outputs:
         """Ids and mask (and types), int64 (B, T), or pixels, float32 (B, 3, height, width), to what the model gives."""
@@ -159,41 +157,6 @@ class CachedAttention:
         return self._biases[id(bias)][1]
 
 
-class OperatorKernel:
-    """`scaled_dot_product_attention` as one operator: `com.microsoft::MultiHeadAttention`."""
-
-    def __call__(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None = None,
-        *,
-        causal: bool = False,
-        **scoring: Unpack[Scoring],
-    ) -> Tensor:
-        """The arguments and result are those of `scaled_dot_product_attention`, which computes what this cannot."""
-        hides_keys = mask is not None and mask.ndim == 4 and mask.shape[1] == mask.shape[2] == 1
-        is_plain = not causal and scoring.get("bias") is None and query.shape[2] == key.shape[2]
-        if query.dtype != torch.float32 or not is_plain or not (mask is None or hides_keys):
-            return scaled_dot_product_attention(query, key, value, mask, causal=causal, **scoring)
-        padding = None if mask is None else mask[:, 0, 0].to(torch.int32)  # (B, S)
-        tensors = (query.flatten(2), key.flatten(2), value.flatten(2), None, padding)
-        return _multi_head_attention(tensors, query.shape[2], scoring.get("scale")).reshape(query.shape)
-
-
-def _multi_head_attention(tensors: Sequence[Tensor | None], num_heads: int, scale: float | None) -> Tensor:
-    """Records the operator; query, key, value, bias of their projections, padding, and what is added to the scores."""
-    query = tensors[0]
-    assert query is not None, "the operator needs it"
-    attributes: dict[str, Any] = {"num_heads": num_heads, "mask_filter_value": torch.finfo(torch.float32).min}
-    if scale is not None:
-        attributes["scale"] = scale
-    return torch.onnx.ops.symbolic(
-        "com.microsoft::MultiHeadAttention", tensors, attributes, dtype=query.dtype, shape=query.shape, version=1
-    )
-
-
 class CrossAttention:
     """Attention of target tokens to encoded sources, several neighbouring rows a source.
 
@@ -220,11 +183,6 @@ class CrossAttention:
         assert bias is None, "the probe has refused it"
         key, value = self._cross[2 * layer : 2 * layer + 2]
         rows, length, heads, width = query.shape
-        if layer != self._alignment_layer and query.dtype == torch.float32:
-            joined = query.reshape(key.shape[0], -1, heads * width)  # (N, R/N * T, D)
-            hidden = (1 - self._source_mask.float()) * torch.finfo(torch.float32).min  # (N, S)
-            added = hidden[:, None, None].expand(-1, 1, joined.shape[1], -1)  # (N, 1, R/N * T, S)
-            return _multi_head_attention((joined, key, value, None, None, added), heads, scale).reshape(query.shape)
         grouped = query.reshape(key.shape[0], -1, heads, width).transpose(1, 2)  # (N, H, R/N * T, K)
         scores = grouped @ key.transpose(2, 3) * (width**-0.5 if scale is None else scale)  # (N, H, R/N * T, S)
         lowest = torch.finfo(scores.dtype).min
@@ -267,7 +225,7 @@ class EncoderGraph(nn.Module):
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
-        self.module = with_kernel(module, OperatorKernel())
+        self.module = module
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Outputs:
         """(N, S), (N, S) -> the cross-attention key and value of each layer, each (N, H, S, K)."""
@@ -425,7 +383,10 @@ class AttentionGraph(nn.Module):
         """Takes a module whose encoder, where it has one, `shows_attention`."""
         super().__init__()
         self.recorder = RecordingKernel()
-        self.module = with_kernel(module, self.recorder)
+        self.module = module
+        if shows_attention(module):
+            self.module = copy.copy(module)  # which shares the weights, and has a kernel of its own
+            cast("ShowsAttention", self.module).kernel = self.recorder
 
     def _recorded(self, name: str) -> Outputs:
         """Takes out what was recorded of a stack of layers, and names it."""
@@ -436,15 +397,6 @@ class AttentionGraph(nn.Module):
 def shows_attention(module: nn.Module) -> bool:
     """True if a module follows `ShowsAttention`."""
     return callable(getattr(module, "kernel", None))
-
-
-def with_kernel(module: nn.Module, kernel: Kernel) -> nn.Module:
-    """Returns a module with the same weights and another kernel, or the module itself if it has none."""
-    if not shows_attention(module):
-        return module
-    other = copy.copy(module)
-    cast("ShowsAttention", other).kernel = kernel
-    return other
 
 
 class StatelessAttentionGraph(AttentionGraph):

@@ -48,6 +48,11 @@ _SPIN_US = 200
 ONNX Runtime's default, much longer, keeps a core from threads that have work (docs/lanes.md)."""
 
 
+_SLOW_ON_CPU = ["SkipLayerNormFusion"]
+"""Optimizers of ONNX Runtime that make graphs slower there: with this one a decoder step of Transformer base takes 5 to
+10 % longer (docs/decisions/fixed-scales.md)."""
+
+
 def _import_onnxruntime() -> Any:
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # its builds report their use to their maker by default
     # Flash attention splits a row's cached tokens between threads if there are more threads than rows x heads, and an
@@ -188,7 +193,10 @@ class Runtime:
         try:
             if weights := _weights_beside(file):
                 options.add_external_initializers_from_files_in_memory(*weights)
-            return self._onnxruntime.InferenceSession(str(file), options, providers=_PROVIDERS[self.device])
+            disabled = _SLOW_ON_CPU if self.device == "cpu" else []
+            return self._onnxruntime.InferenceSession(
+                str(file), options, providers=_PROVIDERS[self.device], disabled_optimizers=disabled
+            )
         except Exception as error:
             raise BundleError(f"{file}: ONNX Runtime {self.version} cannot load it ({error})") from error
 
