@@ -1,9 +1,10 @@
 """Runs the items of all calls to one model in batches.
 
 As many batches run at a time as the model has lanes, and one more thread has the next one ready. While a lane is idle,
-whatever waits is taken at once, shared out among the idle lanes: nothing waits for a batch to fill. While all lanes are
-busy, the thread that is left takes a batch early only if it is full, since a smaller one would shut out callers who
-are about to come. Items whose caller has gone or is too late are dropped when their batch's turn comes.
+whatever waits is taken, shared out among the idle lanes, once the event loop has nothing else to do: calls that it is
+about to read run with it, and nothing waits for a batch to fill. While all lanes are busy, the thread that is left
+takes a batch early only if it is full, since a smaller one would shut out callers who are about to come. Items whose
+caller has gone or is too late are dropped when their batch's turn comes.
 
 Calls wait on the event loop; batches run in threads. `PendingCall` and `_LoneCaller` belong to the loop, all else here
 to the threads. A short item of a caller who is alone is run on the loop itself.
@@ -42,6 +43,12 @@ Result = TypeVar("Result")
 Reader = Callable[[Tensors, int], Result]
 """Makes the result of an item from its outputs and its place in the call; called on a batcher's thread."""
 
+_LONGEST_GATHERING_S: Final = 2e-3
+"""How long an event loop that is busy keeps items from the threads, so that those it is about to read run with them."""
+_IDLE_TURN_S: Final = 30e-6
+"""A turn of the event loop that takes less had nothing else to do."""
+_IDLE_TURNS: Final = 4
+"""Such turns after which nothing more is expected; gRPC hands over what it has read with a moment's delay."""
 _LEAST_PAUSE_S: Final = 0.1e-3
 """What the event loop waits at least for the next call of a caller who is alone."""
 _CALLS_OF_A_LONE_CALLER: Final = 16
@@ -182,6 +189,7 @@ class Batcher:
         self._calls: set[PendingCall] = set()  # of the event loop: all that are not over
         self._changed = threading.Condition()  # guards the queue, the counts below and the busy lanes
         self._num_taken = 0  # batches that were taken and have not run to their end
+        self._is_gathering = False  # the event loop is busy, and more items may come of what it does
         self._is_closed = False
         self._failure: BaseException | None = None
         self._heartbeat = Heartbeat()
@@ -252,7 +260,10 @@ class Batcher:
                 self._check_open()
                 self._queue.add(entries, caller)
                 self._count_busy()
-                self._changed.notify()
+                if not self._is_gathering:
+                    self._is_gathering = True
+                    now = time.perf_counter()
+                    self._loop.call_soon(self._gather, now, now, 0)
             await call.future
         except BaseException as error:
             with self._changed:
@@ -263,6 +274,23 @@ class Batcher:
         finally:
             self._calls.discard(call)
         return BatchedResults(results=call.results, runs=cast("list[ItemTimes]", call.runs))
+
+    def _gather(self, began: float, last: float, num_idle: int) -> None:
+        """Lets the threads take what waits once the event loop has nothing else to do, or after the longest time.
+
+        Args:
+            began: When the first item was added, by `time.perf_counter`.
+            last: When the event loop's last turn was.
+            num_idle: Turns since then in which it had nothing else to do.
+        """
+        now = time.perf_counter()
+        num_idle += now - last < _IDLE_TURN_S
+        if num_idle < _IDLE_TURNS and now - began < _LONGEST_GATHERING_S and not self._is_closed:
+            self._loop.call_soon(self._gather, began, now, num_idle)
+            return
+        with self._changed:
+            self._is_gathering = False
+            self._changed.notify()
 
     def _may_run_inline(self, deadline: float | None) -> bool:
         """Returns True if the caller is alone and a lane is idle, which is then taken, as is a batch."""
@@ -373,7 +401,7 @@ class Batcher:
     def _can_take(self) -> bool:
         """True if a thread may take a batch now: to run it where a lane is idle, or to have it ready if it is full."""
         if self._num_taken < self._num_lanes:
-            return bool(self._queue)
+            return bool(self._queue) and (not self._is_gathering or self._queue.fills_batch)
         return self._num_taken == self._num_lanes and self._queue.fills_batch
 
     def _run(self, batch: list[Entry]) -> None:

@@ -93,6 +93,24 @@ async def test_an_idle_model_runs_at_once_and_what_came_meanwhile_runs_together(
     assert model.batches == [[1000], [0, 1, 2]]
 
 
+async def test_calls_that_the_event_loop_is_about_to_read_run_together(batcher, model):
+    await asyncio.gather(*(submit(batcher, n) for n in range(3)))
+    assert model.batches == [[0, 1, 2]]
+
+
+async def test_an_event_loop_that_is_never_idle_keeps_items_for_a_moment_only(batcher):
+    answered = submit(batcher, 3)
+
+    async def keep_busy() -> None:
+        while not answered.done():
+            time.sleep(2e-4)  # noqa: ASYNC251 (the event loop is to be busy)
+            await asyncio.sleep(0)
+
+    await asyncio.wait_for(asyncio.gather(answered, keep_busy()), 10)
+    [result] = answered.result().results
+    assert result.tolist() == [3, 9]
+
+
 async def test_a_full_batch_is_prepared_while_one_runs_and_a_part_of_one_is_not(batcher, model):
     await hold(model, batcher)
     part = [submit(batcher, n) for n in range(3)]
