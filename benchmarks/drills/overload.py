@@ -36,7 +36,7 @@ from headway.v1 import translation_service_pb2_grpc as translation_grpc
 
 Send = Callable[..., Awaitable[Any]]
 _NUM_CHANNELS = 8
-_NUM_CLOSED = 64
+_NUM_CLOSED = 24
 _FIRST_RATE = 0.8
 """The peak is looked for from this rate on, of what the closed loop got, ..."""
 _NEXT_RATE = 1.15

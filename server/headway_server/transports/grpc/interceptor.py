@@ -118,7 +118,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 who = self._identify(method, context, pairs, request_id)
                 data = await self._receive(method, context, who, pairs, request_id)
                 async with self._answer(method, data, who, pairs, request_id) as answered:
-                    return await behaviour(await parse(data), context)
+                    request = await parse(data)
+                    data = b""  # its bytes are in the request now
+                    return await behaviour(request, context)
             except grpc.aio.AbortError:
                 raise
             except BaseException as error:  # the one place where every error becomes a status
@@ -136,12 +138,12 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             try:
                 who = self._identify(method, context, pairs, request_id)
                 data = await self._receive(method, context, who, pairs, request_id)
-                async with (
-                    self._answer(method, data, who, pairs, request_id) as answered,
-                    aclosing(behaviour(await parse(data), context)) as responses,
-                ):
-                    async for response in responses:
-                        await send(self._callers, context, response)
+                async with self._answer(method, data, who, pairs, request_id) as answered:
+                    request = await parse(data)
+                    data = b""
+                    async with aclosing(behaviour(request, context)) as responses:
+                        async for response in responses:
+                            await send(self._callers, context, response)
                 return
             except grpc.aio.AbortError:
                 raise
