@@ -96,14 +96,14 @@ def test_labels_have_the_probabilities_of_pytorch_and_a_set_comes_again(
 @pytest.mark.parametrize(
     ("labels", "templates", "message"),
     [
-        (["dog", "cat", "dog"], None, r"candidate_labels\[2\] repeats candidate_labels\[0\]; give each label once"),
-        (["dog", ""], None, r"candidate_labels\[1\] is empty"),
-        (["dog"], ["a picture"], r"templates\[0\] has 0 times \{\}; put it once where the label goes"),
-        (["dog"], ["{} {}"], r"templates\[0\] has 2 times \{\}"),
-        ([str(i) for i in range(4097)], None, r"candidate_labels has 4097 elements, the limit is 4096"),
-        ([str(i) for i in range(4096)], ["{}!", "{}?", "{}.", "{}", "{} "], "templates makes 20480 texts"),
-        (["dog"], ["{} " + "x" * 20000], r"templates\[0\] has 20003 bytes|candidate_labels\[0\] has"),
-        (None, ["a {}"], "templates is set without candidate_labels"),
+        (["dog", "cat", "dog"], None, r"candidate_labels\[2\]:? repeats candidate_labels\[0\]; give each label once"),
+        (["dog", ""], None, r"candidate_labels\[1\]:? is empty"),
+        (["dog"], ["a picture"], r"templates\[0\]:? has 0 times \{\}; put it once where the label goes"),
+        (["dog"], ["{} {}"], r"templates\[0\]:? has 2 times \{\}"),
+        ([str(i) for i in range(4097)], None, r"candidate_labels:? has 4097 elements, the limit is 4096"),
+        ([str(i) for i in range(4096)], ["{}!", "{}?", "{}.", "{}", "{} "], "templates:? makes 20480 texts"),
+        (["dog " * 40], None, r"candidate_labels\[0\]:? has \d+ tokens"),
+        (None, ["a {}"], "templates:? is set without candidate_labels"),
     ],
 )
 def test_labels_that_cannot_be_are_refused(
