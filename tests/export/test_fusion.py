@@ -62,9 +62,8 @@ def _tiny_gpt():
 def _traced(module, *, fused):
     with pytest.MonkeyPatch.context() as patch:
         if not fused:
-            patch.setattr(
-                "headway_export.tracing.FuseAttention.call", lambda _, model: PassResult(model, modified=False)
-            )
+            for name in ("FuseAttention", "GatherAsked"):
+                patch.setattr(f"headway_export.tracing.{name}.call", lambda _, model: PassResult(model, modified=False))
         return trace(module.eval(), Task.GENERATION).graphs[0]
 
 
@@ -130,17 +129,16 @@ def _tiny_llama():
 
 @pytest.mark.parametrize(("make", "activation"), [(_tiny_gpt, "Gelu"), (_tiny_llama, "Sigmoid")])
 def test_what_follows_the_last_attention_is_computed_for_the_asked_positions_alone(make, activation, tmp_path):
-    _, traced = _traced(make)
     torch.manual_seed(0)
-    module = make().eval()
-    operators = _operators(traced)
-    asked = [
-        node for node in traced.model.graph if node.op_type == "GatherND" and node.attributes.get_int("batch_dims", 0)
+    module = make()
+    traced = _traced(module, fused=True)
+    order = [
+        "asked" if node.op_type == "GatherND" and node.attributes.get_int("batch_dims", 0) else node.op_type
+        for node in traced.model.graph
     ]
-    assert len(asked) == 2  # of attention's context, and of what the layer was given
-    assert "GatherElements" not in operators
-    order = [node.op_type for node in traced.model.graph]
-    assert list(traced.model.graph).index(asked[0]) < len(order) - 1 - order[::-1].index(activation)
+    assert order.count("asked") == 2  # of attention's context, and of what the layer was given
+    assert "GatherElements" not in order
+    assert order.index("asked") < len(order) - 1 - order[::-1].index(activation)
     ir.save(traced.model, tmp_path / "decoder.onnx")
     session = onnxruntime.InferenceSession(tmp_path / "decoder.onnx")
     ids = np.random.default_rng(0).integers(0, 50, (1, 9))
