@@ -493,7 +493,7 @@ _COMMON: Final = {"timeout": Kind.UINT64, "triton_enable_empty_final_response": 
 """What every task knows: microseconds that the caller waits, and whether to mark the last response, which always is."""
 
 
-def _text_to_text(name: str, further: Mapping[str, Kind]) -> TensorTask:
+def _text_to_text(name: str, further: dict[str, Kind]) -> TensorTask:
     """Returns the task whose new texts are called `name`, and whose calls have `further` parameters."""
     return TensorTask(
         inputs=lambda _: (_TEXT, TensorSpec(name="target_prefix", datatype=BYTES, shape=(-1,), is_optional=True)),
