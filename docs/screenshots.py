@@ -3,7 +3,7 @@
     python docs/screenshots.py                                 docs/images/*.png
     python docs/screenshots.py --every --output build/pages    every panel at two widths, light and dark, to look at
 
-It needs playwright and a Chromium (apt-get install chromium). Pictures are reduced to 256 colours.
+It needs playwright and a Chromium (apt-get install chromium).
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def take(browser: Browser, address: str, shot: tuple[str, int, str], file: Path)
     assert panel_box is not None, "the panel is open"
     height = panel_box["y"] + panel_box["height"] + 32
     picture = page.screenshot(full_page=True, clip={"x": 0, "y": 0, "width": width, "height": height})
-    Image.open(BytesIO(picture)).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(file, optimize=True)
+    Image.open(BytesIO(picture)).convert("RGB").save(file, optimize=True)
     context.close()
     sys.stdout.write(f"{file} {file.stat().st_size:,} bytes\n")
 
