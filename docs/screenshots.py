@@ -3,7 +3,7 @@
     python docs/screenshots.py                                 docs/images/*.png
     python docs/screenshots.py --every --output build/pages    every panel at two widths, light and dark, to look at
 
-It needs playwright and a Chromium (apt-get install chromium). Pictures are reduced to 256 colours.
+It needs playwright and a Chromium (apt-get install chromium).
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ PANELS = ("models", "generate", "translate", "classify", "tag", "compare", "imag
 SHOWN = {
     "page": ("translate", 1180, "light"),
     "page-generate": ("generate", 1180, "light"),
-    "page-attention": ("attention", 1180, "light"),
     "page-narrow": ("translate", 360, "dark"),
 }
 """Pictures of the documents: panel, width and scheme."""
@@ -83,9 +82,8 @@ def prepare(page: Page, panel: str) -> None:
 def take(browser: Browser, address: str, shot: tuple[str, int, str], file: Path) -> None:
     """Takes one picture, of a panel at a width in a scheme."""
     panel, width, scheme = shot
-    height = 780 if width > 600 else 740
     context = browser.new_context(
-        viewport={"width": width, "height": height},
+        viewport={"width": width, "height": 1000},
         color_scheme="dark" if scheme == "dark" else "light",
         reduced_motion="reduce",
     )
@@ -94,8 +92,11 @@ def take(browser: Browser, address: str, shot: tuple[str, int, str], file: Path)
     page.wait_for_selector("#panel-title")
     page.wait_for_load_state("networkidle") if panel != "server" else None
     prepare(page, panel)
-    shot = Image.open(BytesIO(page.screenshot(full_page=width <= 600)))
-    shot.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(file, optimize=True)
+    panel_box = page.locator("article.panel").bounding_box()
+    assert panel_box is not None, "the panel is open"
+    height = panel_box["y"] + panel_box["height"] + 32
+    picture = page.screenshot(full_page=True, clip={"x": 0, "y": 0, "width": width, "height": height})
+    Image.open(BytesIO(picture)).convert("RGB").save(file, optimize=True)
     context.close()
     sys.stdout.write(f"{file} {file.stat().st_size:,} bytes\n")
 
