@@ -117,6 +117,7 @@ class ImageTower(ImageEncoder):
 
     def __init__(self, configuration: ImageEncoderConfig, d_space: int) -> None:
         super().__init__(configuration)
+        self.initialise()
         self.projection = _make_projection(configuration.d_model, d_space)
 
     def forward(self, pixel_values: Tensor) -> dict[str, Tensor]:
@@ -132,6 +133,7 @@ class TextTower(TextEncoder):
 
     def __init__(self, configuration: TextEncoderConfig, d_space: int) -> None:
         super().__init__(configuration)
+        self.initialise()
         self.projection = _make_projection(configuration.d_model, d_space)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> dict[str, Tensor]:

@@ -56,7 +56,7 @@ class TextEncoderConfig(LayerConfig):
 
 
 class TextEncoder(Model):
-    """Turns a text into states: the part that models of texts share.
+    """Turns a text into states: the part that models of texts share, which call `initialise` when they are whole.
 
     Starts from a normal distribution with standard deviation 0.02, truncated at two deviations (BERT's code).
     """
@@ -81,6 +81,9 @@ class TextEncoder(Model):
             else None
         )
         self.stack = Stack(configuration, configuration.num_layers)
+
+    def initialise(self) -> None:
+        """Draws all weights."""
         initialise_truncated_normal(self)
 
     def hidden_states(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
@@ -136,7 +139,7 @@ class Encoder(TextEncoder):
     def __init__(self, configuration: EncoderConfig) -> None:
         super().__init__(configuration)
         self.head = _make_head(configuration)
-        initialise_truncated_normal(self.head)
+        self.initialise()
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
         """Computes the logits; the arguments are those of `hidden_states`.

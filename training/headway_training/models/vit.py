@@ -77,7 +77,7 @@ class ImageEncoderConfig(LayerConfig):
 
 
 class ImageEncoder(Model):
-    """Turns an image into states: the part that models of images share.
+    """Turns an image into states: the part that models of images share, which call `initialise` when they are whole.
 
     Starts from a normal distribution truncated at two standard deviations: 0.02, and one over the square root of the
     numbers in a patch for the map of patches. The class token starts from zero, convolutions as `ConvolutionStem` says.
@@ -92,8 +92,6 @@ class ImageEncoder(Model):
         )
         self.embedding = PositionedEmbedding(configuration, configuration.num_tokens)
         self.stack = Stack(configuration, configuration.num_layers)
-        initialise_truncated_normal(self)
-        self._initialise_patches()
 
     def hidden_states(self, pixel_values: Tensor) -> Tensor:
         """Computes the last layer's states.
@@ -128,7 +126,9 @@ class ImageEncoder(Model):
         """The image's embedding: the state of its `class_token`, or the `mean` of its patches' states."""
         return self.configuration.pooling
 
-    def _initialise_patches(self) -> None:
+    def initialise(self) -> None:
+        """Draws all weights."""
+        initialise_truncated_normal(self)
         if isinstance(self.patches, ConvolutionStem):
             self.patches.initialise()
             return
@@ -160,7 +160,7 @@ class ViT(ImageEncoder):
     def __init__(self, configuration: ViTConfig) -> None:
         super().__init__(configuration)
         self.output = nn.Linear(configuration.d_model, configuration.num_classes)
-        initialise_truncated_normal(self.output)
+        self.initialise()
 
     def forward(self, pixel_values: Tensor) -> Tensor:
         """Float (B, 3, image_size, image_size) -> logits (B, C)."""
