@@ -12,7 +12,7 @@ import transformers
 from tokenizers import ByteLevelBPETokenizer, SentencePieceBPETokenizer, processors
 from transformers.models.m2m_100.tokenization_m2m_100 import FAIRSEQ_LANGUAGE_CODES
 
-LENGTH = 56
+LENGTH = 80
 _TEXT = """the old fire an answer is not in rain it house man dog bicycle red big small der die das alte Feuer Antwort
 nicht im Regen Haus Mann Hund Fahrrad rot groß klein über Straße école été 你好 привет мир ゲーム"""
 _LAYERS = {"encoder_layers": 1, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4}
