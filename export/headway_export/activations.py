@@ -132,7 +132,7 @@ class _Recorder:
         length = len(tokens)
         positions = np.arange(length)[np.newaxis]
         past = {
-            spec.name: np.zeros((1, spec.shape[1], length, spec.shape[3]), spec.dtype)  # type: ignore[type-var]
+            spec.name: np.zeros((1, int(spec.shape[1]), length, int(spec.shape[3])), spec.dtype)
             for spec in self._graph.inputs
             if spec.name.startswith("past_")
         }

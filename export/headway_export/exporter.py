@@ -19,6 +19,7 @@ from headway_export.activations import noise_growth, row_maxima
 from headway_export.candidate import Candidate
 from headway_export.card import Proof, write_card, write_learning_curve
 from headway_export.errors import ParityError, SourceError
+from headway_export.graphs import shows_attention
 from headway_export.reference import cache_ranges
 from headway_export.rewriting import AddVerification, FixScales, QuantizeCache, QuantizeProducts, RankLogits, rewrite
 from headway_export.source import ExportSource, check_chat_template
@@ -172,6 +173,9 @@ class _Prover:
         self._fp32_quality = fp32.quality
         variants = {Precision.FP32: fp32}
         if {Precision.INT8, Precision.INT8_STATIC} & set(wanted):
+            if self._source.task is not Task.GENERATION and shows_attention(self._source.module):
+                self._progress("int8: tracing")
+                traced = self._trace(self._source.module, for_cpu=True)
             self._quantize(traced)
         if Precision.INT8 in wanted:
             variants[Precision.INT8] = self._prove(Precision.INT8, traced)
@@ -309,7 +313,7 @@ class _Prover:
         ir.save(graph.model, path, external_data=external)
         return Graph(file=file, inputs=graph.inputs, outputs=graph.outputs)
 
-    def _trace(self, module: nn.Module) -> TracedModel:
+    def _trace(self, module: nn.Module, *, for_cpu: bool = False) -> TracedModel:
         image = self._source.image_preprocessing
         return trace(
             module,
@@ -317,6 +321,7 @@ class _Prover:
             image_size=(image.height, image.width) if image else None,
             has_token_types=self._source.has_token_types,
             attention=self._source.attention if (given := self._options.attention) is None else given,
+            for_cpu=for_cpu,
         )
 
 

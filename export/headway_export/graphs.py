@@ -18,10 +18,12 @@ from torch import Tensor, nn
 from headway_export.errors import SourceError
 from headway_server.bundles import ALIGNMENT, Task
 from headway_training.models.parts.attention import (
+    Kernel,
     RecordingKernel,
     Scoring,
     causal_attention,
     cross_attention,
+    scaled_dot_product_attention,
 )
 from headway_training.models.protocols import (
     Decoder,
@@ -192,6 +194,47 @@ class CrossAttention:
             self.alignment = weights.float().mean(dim=1).reshape(rows, length, -1)
         context: Tensor = (weights @ value).transpose(1, 2).reshape(query.shape)
         return context
+
+
+class OperatorKernel:
+    """`scaled_dot_product_attention` of whole texts or images as one operator, for the CPU and padding on the right.
+
+    It is that of `CachedAttention`, without a cache and not causal. With fp32 numbers it runs on the CPU alone.
+    """
+
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None = None,
+        *,
+        causal: bool = False,
+        **scoring: Unpack[Scoring],
+    ) -> Tensor:
+        """The arguments and result are those of `scaled_dot_product_attention`, which computes what this cannot."""
+        rows, length, num_heads, width = query.shape
+        masks_keys = mask is not None and mask.ndim == 4 and mask.shape[1] == mask.shape[2] == 1
+        if causal or scoring.get("bias") is not None or width % 8 or not (mask is None or masks_keys):
+            return scaled_dot_product_attention(query, key, value, mask, causal=causal, **scoring)
+        if mask is None:
+            lasts = torch.full((rows,), length - 1, dtype=torch.int32)
+        else:
+            lasts = (mask[:, 0, 0].sum(dim=1) - 1).to(torch.int32)  # (B,)
+        attributes: dict[str, Any] = {"num_heads": num_heads, "kv_num_heads": key.shape[2], "causal": 0}
+        if (scale := scoring.get("scale")) is not None:
+            attributes["scale"] = scale
+        inputs = (query.flatten(2), key.flatten(2), value.flatten(2))
+        state = (rows, key.shape[2], length, width)
+        context, *_ = torch.onnx.ops.symbolic_multi_out(
+            "com.microsoft::GroupQueryAttention",
+            (*inputs, None, None, lasts, torch.full((), length, dtype=torch.int32)),
+            attributes,
+            dtypes=(query.dtype,) * 3,
+            shapes=(inputs[0].shape, state, state),
+            version=1,
+        )
+        return context.reshape(query.shape)
 
 
 # Decoders and encoders with attention
@@ -383,10 +426,7 @@ class AttentionGraph(nn.Module):
         """Takes a module whose encoder, where it has one, `shows_attention`."""
         super().__init__()
         self.recorder = RecordingKernel()
-        self.module = module
-        if shows_attention(module):
-            self.module = copy.copy(module)  # which shares the weights, and has a kernel of its own
-            cast("ShowsAttention", self.module).kernel = self.recorder
+        self.module = with_kernel(module, self.recorder)
 
     def _recorded(self, name: str) -> Outputs:
         """Takes out what was recorded of a stack of layers, and names it."""
@@ -397,6 +437,15 @@ class AttentionGraph(nn.Module):
 def shows_attention(module: nn.Module) -> bool:
     """True if a module follows `ShowsAttention`."""
     return callable(getattr(module, "kernel", None))
+
+
+def with_kernel(module: nn.Module, kernel: Kernel) -> nn.Module:
+    """Returns a module with the same weights and another kernel, or the module itself if it has none."""
+    if not shows_attention(module):
+        return module
+    other = copy.copy(module)
+    cast("ShowsAttention", other).kernel = kernel
+    return other
 
 
 class StatelessAttentionGraph(AttentionGraph):

@@ -23,12 +23,14 @@ from headway_export.graphs import (
     CrossDecoderGraph,
     DecoderGraph,
     EncoderGraph,
+    OperatorKernel,
     RecurrentDecoderGraph,
     RecurrentEncoderGraph,
     StatelessGraph,
     attention_graph,
     float_dtype,
     shows_attention,
+    with_kernel,
 )
 from headway_export.rewriting import Declare, FuseAttention, GatherAsked, rewrite
 from headway_server.bundles import ENCODER_DECODER_TASKS, StateTensor, Task, TensorSpec, attention_layers
@@ -97,6 +99,7 @@ def trace(
     image_size: tuple[int, int] | None = None,
     has_token_types: bool = False,
     attention: bool = False,
+    for_cpu: bool = False,
 ) -> TracedModel:
     """Traces a module, in the dtype of its parameters.
 
@@ -106,16 +109,18 @@ def trace(
         image_size: Height and width, for images.
         has_token_types: True if a text classifier reads which text of a pair each token belongs to.
         attention: True to trace what gives the attention weights too.
+        for_cpu: True to have layers that attend to whole inputs do so by an operator that runs on the CPU alone.
 
     Raises:
         SourceError: The module does not follow the protocol.
         TraceError: PyTorch cannot trace it.
     """
+    served = with_kernel(module, OperatorKernel()) if for_cpu else module
     if task is Task.GENERATION:
         traced = _trace_decoder(module)
         inputs = [make_spec("input_ids", "int64", "batch", "length")]
     elif task in ENCODER_DECODER_TASKS:
-        traced = _trace_recurrent(module) if is_recurrent(module) else _trace_encoder_decoder(module)
+        traced = _trace_recurrent(module) if is_recurrent(module) else _trace_encoder_decoder(served)
         inputs = [_as_read(make_spec(*spec), "batch") for spec in _ENCODER_INPUTS]
         inputs.append(make_spec("target_ids", "int64", "batch", "length"))
     else:
@@ -124,7 +129,7 @@ def trace(
         else:
             names = ("input_ids", "attention_mask", *(("token_type_ids",) if has_token_types else ()))
             inputs = [make_spec(name, "int64", "batch", "length") for name in names]
-        traced = TracedModel(graphs=(_trace_graph("model", module, StatelessGraph(module), inputs),))
+        traced = TracedModel(graphs=(_trace_graph("model", module, StatelessGraph(served), inputs),))
     return replace(traced, attention=_trace_attention(module, task, inputs)) if attention else traced
 
 
@@ -442,7 +447,8 @@ def _trace_graph(role: Role, module: nn.Module, graph: nn.Module, inputs: Sequen
         raise TraceError(f"{role}: PyTorch cannot trace {type(module).__name__}: {error}") from error
     assert program is not None, "the tracer returns a program when it is given no file"
     model: ir.Model = program.model
+    rewrite(model, FuseAttention())
     if role == "decoder":
-        rewrite(model, FuseAttention(), GatherAsked())
+        rewrite(model, GatherAsked())
     rewrite(model, Declare((*inputs, *outputs)))
     return TracedGraph(role=role, model=model)

@@ -12,6 +12,7 @@ from torch import nn
 
 from headway_export.tracing import trace
 from headway_server.bundles import Task
+from headway_training.models.encoder import Encoder, EncoderConfig
 from headway_training.models.gpt import GPT, GPTConfig
 from headway_training.models.parts.attention import causal_attention
 
@@ -167,3 +168,25 @@ def test_slices_that_are_not_query_key_and_value_in_turn_stay_slices():
         if node.op_type == "GroupQueryAttention"
     )
     assert all(value is not None for value in attention.inputs[:3])
+
+
+def _encoder():
+    sizes = {"vocabulary_size": 50, "max_length": 16, "num_layers": 2, "d_model": 32, "num_heads": 4, "d_ff": 64}
+    return Encoder(EncoderConfig(**sizes, num_classes=3))
+
+
+def test_an_encoder_for_the_cpu_attends_by_one_operator_a_layer_and_answers_alike(tmp_path):
+    torch.manual_seed(0)
+    module = _encoder().eval()
+    graphs = [trace(module, Task.TEXT_CLASSIFICATION, for_cpu=for_cpu).graphs[0] for for_cpu in (False, True)]
+    operators = _operators(graphs[1])
+    assert operators["GroupQueryAttention"] == 2
+    assert not {"Split", "Softmax", "Transpose"} & set(operators)
+    lengths = np.array([9, 3, 16, 1])
+    ids = np.random.default_rng(0).integers(0, 50, (4, 16))
+    feeds = {"input_ids": ids, "attention_mask": (np.arange(16) < lengths[:, np.newaxis]).astype(np.int64)}
+    found = []
+    for graph in graphs:
+        ir.save(graph.model, tmp_path / "model.onnx")
+        found.append(onnxruntime.InferenceSession(tmp_path / "model.onnx").run(["logits"], feeds)[0])
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-5, atol=1e-5)
