@@ -19,6 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Generic, Literal, NamedTuple, Protocol, TypeVar, cast
 
 import structlog
@@ -467,7 +468,6 @@ class Batcher:
         if self._observer is NO_OBSERVER:
             return
         lengths = [entry.length for entry in entries]
-        counts = Counter(map(_call_of, entries))
         self._observer.batch_finished(
             BatchEvent(
                 model=self._model,
@@ -476,11 +476,7 @@ class Batcher:
                 num_padded=max(lengths) * len(lengths) - sum(lengths),
                 started_at=started,
                 run_s=finished - started,
-                members=[
-                    BatchMember(pending.call, pending.arrived_at, count)
-                    for pending, count in counts.items()
-                    if pending.call is not None
-                ],
+                members=partial(_members, entries),
             )
         )
 
@@ -494,6 +490,15 @@ class Batcher:
     def __repr__(self) -> str:
         state = "closed" if self._is_closed else "open" if self._failure is None else "failed"
         return f"Batcher({self._model.name}, {state}, {self._queue!r}, {self._num_taken} batches at work)"
+
+
+def _members(entries: Sequence[Entry]) -> list[BatchMember]:
+    """Returns the calls that have entries in a batch."""
+    return [
+        BatchMember(pending.call, pending.arrived_at, count)
+        for pending, count in Counter(map(_call_of, entries)).items()
+        if pending.call is not None
+    ]
 
 
 def _batch_error() -> BatchError:

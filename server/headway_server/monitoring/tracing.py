@@ -161,7 +161,7 @@ class Tracing(Observer):
         """See `Observer`. The first traced call's span of the batch links the other calls, theirs link that span."""
         traced = [
             (recorded, member)
-            for member in event.members
+            for member in event.members()
             if (recorded := self._spans.get(member.call.call_id)) is not None
         ]
         finished_at = event.started_at + event.run_s

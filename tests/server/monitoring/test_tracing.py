@@ -122,7 +122,7 @@ async def test_the_calls_of_a_batch_are_linked(tracing, exporter):
         tracing.batch_finished(
             BatchEvent(
                 model=ModelId("m", "1"), num_items=6, length=3, num_padded=0,
-                started_at=one.started_at, run_s=0.01, members=members,
+                started_at=one.started_at, run_s=0.01, members=lambda: members,
             )
         )  # fmt: skip
     spans = exporter.get_finished_spans()
