@@ -92,7 +92,7 @@ def write_m2m(folder: Path) -> Path:
     languages = [f"__{code}__" for code in FAIRSEQ_LANGUAGE_CODES["m2m100"]]
     names = {"tokenizer_class": "M2M100Tokenizer", "src_lang": "en", "additional_special_tokens": languages}
     (folder / "tokenizer_config.json").write_text(json.dumps(names))
-    return _save_many(folder, "M2M100", len(ids) + 108)
+    return _save_many(folder, "M2M100", len(ids) + 100)
 
 
 def write_nllb(folder: Path) -> Path:
