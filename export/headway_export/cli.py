@@ -236,7 +236,7 @@ def hf(
             from headway_export import huggingface  # noqa: PLC0415 (an extra, which this command alone needs)
         except ModuleNotFoundError as error:
             raise SourceError(f'{error}; install what this command needs: pip install "headway-export[hf]"') from error
-        source, notes = huggingface.from_folder(
+        sources, notes = huggingface.sources_from_folder(
             folder,
             huggingface.FolderOptions(
                 name=name,
@@ -260,10 +260,11 @@ def hf(
             attention=attention,
             replace=replace,
         )
-        _export(source, options)
+        for source in sources:
+            _export(source, options)
         if precision is None and evaluation is None:
             note = "fp32 alone: int8 is judged on evaluation data, which --evaluation FILE gives"
-            if is_measured(source.task):
+            if all(is_measured(source.task) for source in sources):
                 note += ", or else by fp32's answers, which --precision fp32 --precision int8 asks for"
             notes += (note,)
         for note in notes:

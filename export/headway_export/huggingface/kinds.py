@@ -26,6 +26,7 @@ from headway_export.huggingface.folder import (
     read_configuration,
 )
 from headway_export.huggingface.images import PREPROCESSOR_FILE, read_image_classifier, read_image_embedder
+from headway_export.huggingface.towers import is_two_towers, read_towers
 from headway_export.huggingface.translators import TRANSLATORS, read_translator
 from headway_export.source import ExportSource
 from headway_server.bundles import EMBEDDING_TASKS, Task
@@ -61,8 +62,25 @@ KINDS: Final = (
 )
 
 
+def sources_from_folder(path: Path, options: FolderOptions) -> tuple[tuple[ExportSource, ...], tuple[str, ...]]:
+    """Reads a model folder: one source, or one for each tower of a model of two; else as `from_folder`."""
+    content = read_configuration(path) if read_layout(path) is None else {}
+    if not is_two_towers(content):
+        source, notes = from_folder(path, options)
+        return (source,), notes
+    if options.pooling is not None or options.prompts:
+        flag = "--pooling" if options.pooling is not None else "--prompt"
+        raise SourceError(f"{path}: {flag} is not for a model of two towers; leave it out")
+    check_weights(path, allow_pickle=options.allow_pickle)
+    check_memory(path)
+    config = parse_configuration(path, content)
+    sources, notes = read_towers(ModelFolder(path=path, task=Task.IMAGE_EMBEDDING, config=config, options=options))
+    with_texts = tuple(_with_texts(one, options.texts_file) if one.tokenizer is not None else one for one in sources)
+    return with_texts, notes + _note_of_version(content)
+
+
 def from_folder(path: Path, options: FolderOptions) -> tuple[ExportSource, tuple[str, ...]]:
-    """Reads a model folder.
+    """Reads a model folder that is one source.
 
     Args:
         path: Holds `config.json`, weights, and a tokenizer.
