@@ -12,12 +12,22 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks.environments import SCRATCH
-from headway_server.bundles import Bundle, Graph, Manifest, ParityFigures, Precision, TensorSpec, Variant
+from headway_server.bundles import (
+    TOKENIZER_FILE,
+    Bundle,
+    Graph,
+    Manifest,
+    ParityFigures,
+    Precision,
+    TensorSpec,
+    Variant,
+)
 from headway_server.bundles.manifest import StateTensor
 from headway_server.decoding.runner.decoder import DecoderRunner
 from headway_server.runtime import Runtime
@@ -82,10 +92,10 @@ def measure(name: str, folder: Path) -> None:
     sizes = {p: sum(f.stat().st_size for f in (folder / p).iterdir()) for p in _VARIANTS}
     _print(f"{name}, {runtime}: " + ", ".join(f"{p} {size / 1e6:.0f} MB" for p, size in sizes.items()))
     for rows in _ROWS:
-        tokens, positions = np.arange(rows) + 100, np.full(rows, _CACHED)
-        _compare(f"{rows} rows", runners, lambda runner, t=tokens, p=positions: runner.decode(t, p))
-    chunk = np.arange(_CHUNK) + 100
-    _compare(f"chunk of {_CHUNK}", runners, lambda runner: runner.prefill(0, chunk, 0))
+        step = partial(DecoderRunner.decode, token_ids=np.arange(rows) + 100, positions=np.full(rows, _CACHED))
+        _compare(f"{rows} rows", runners, step)
+    chunk = partial(DecoderRunner.prefill, slot=0, token_ids=np.arange(_CHUNK) + 100, start=0)
+    _compare(f"chunk of {_CHUNK}", runners, chunk)
 
 
 def _compare(what: str, runners: dict[Precision, DecoderRunner], step: Callable[[DecoderRunner], object]) -> None:
@@ -131,7 +141,7 @@ def _open(folder: Path, precision: Precision, runtime: Runtime) -> DecoderRunner
             "limits": {"max_input_tokens": _LENGTH - 1, "max_total_tokens": _LENGTH},
             "opset": 24,
             "libraries": {},
-            "files": {},
+            "files": {name: {"sha256": "0" * 64, "size_bytes": 0} for name in (TOKENIZER_FILE, graph.file)},
         }
     )
     return DecoderRunner(runtime, Bundle(path=folder, manifest=manifest), variant, num_slots=max(_ROWS))
