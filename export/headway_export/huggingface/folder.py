@@ -239,6 +239,7 @@ class ModelFolder:
                     local_files_only=True,
                     use_safetensors=not self.options.allow_pickle or None,
                     output_loading_info=True,
+                    ignore_mismatched_sizes=True,  # they are refused below, by name
                 )
         except Exception as error:  # the library raises many kinds
             if isinstance(error, KeyError) and error.args == (attention,):  # it chose a class by the attention's name

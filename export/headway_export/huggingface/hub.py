@@ -7,6 +7,7 @@ to a commit once, and everything is of that commit.
 from __future__ import annotations
 
 import json
+import logging
 import re
 import shutil
 import sys
@@ -19,6 +20,7 @@ from typing import Final
 
 import huggingface_hub
 from huggingface_hub import HfApi, constants, errors, utils
+from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
 from headway_export.errors import SourceError
 from headway_export.huggingface.embedders import MODULES_FILE
@@ -183,10 +185,10 @@ def _translated(model_id: str, revision: str | None) -> Iterator[None]:
     Raises:
         SourceError: The library has raised.
     """
-    before, has_bars = utils.logging.get_verbosity(), not utils.are_progress_bars_disabled()
-    utils.logging.set_verbosity_error()
+    before, has_bars = utils.logging.get_verbosity(), not are_progress_bars_disabled()
+    utils.logging.set_verbosity(logging.ERROR)
     if has_bars and not sys.stderr.isatty():
-        utils.disable_progress_bars()
+        disable_progress_bars()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of disks that are nearly full, which is checked here
@@ -196,7 +198,7 @@ def _translated(model_id: str, revision: str | None) -> Iterator[None]:
     finally:
         utils.logging.set_verbosity(before)
         if has_bars:
-            utils.enable_progress_bars()
+            enable_progress_bars()
 
 
 def _sentence(error: Exception, model_id: str, revision: str | None) -> str:  # noqa: PLR0911 (a table)
