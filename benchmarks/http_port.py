@@ -2,9 +2,10 @@
 
     python -m benchmarks.http_port --store models
 
-Labels of one text by `ag-news`: calls a second over gRPC and over Connect in binary and in JSON. Text of `shakespeare`:
-milliseconds until the first text, over gRPC and by OpenAI's API. The callers over HTTP are as small as one can write
-them, so that the server is what is measured; the last line is one JSON object.
+Labels of one text by `ag-news`: calls a second over gRPC, over Connect in binary and in JSON, over gRPC-Web, and over
+the Open Inference Protocol (KServe v2) by gRPC and by HTTP. Text of `shakespeare`: milliseconds until the first text,
+over gRPC and by OpenAI's API. The callers over HTTP are as small as one can write them, so that the server is what is
+measured; the last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from typing import Any, Final
 import grpc
 import uvloop
 
+from headway.oip import grpc_predict_v2_pb2 as oip_pb
+from headway.oip import grpc_predict_v2_pb2_grpc as oip_grpc
 from headway.v1 import generation_service_pb2 as generation_pb
 from headway.v1 import generation_service_pb2_grpc as generation_grpc
 from headway.v1 import text_classification_service_pb2 as texts_pb
@@ -94,6 +97,20 @@ def _grpc_stream(channel: grpc.aio.Channel) -> Call:
     return call
 
 
+def _inference(channel: grpc.aio.Channel) -> Call:
+    stub = oip_grpc.GRPCInferenceServiceStub(channel)
+    request = oip_pb.ModelInferRequest(model_name="ag-news")
+    tensor = request.inputs.add(name="text", datatype="BYTES", shape=[1])
+    tensor.contents.bytes_contents.append(_TEXT.encode())
+
+    async def call() -> float:
+        began = time.perf_counter()
+        await stub.ModelInfer(request)
+        return time.perf_counter() - began
+
+    return call
+
+
 async def _rate(calls: list[Call], seconds: float) -> float:
     """Returns the calls a second of callers that each wait for their answer."""
     count, end = 0, time.perf_counter() + seconds
@@ -123,13 +140,22 @@ async def _measure(port: int, http_port: int) -> dict[str, Any]:
     request = texts_pb.ClassifyTextRequest(texts=[_TEXT], model="ag-news")
     path = "/headway.v1.TextClassificationService/ClassifyText"
     in_json = json.dumps({"texts": [_TEXT], "model": "ag-news"}).encode()
+    message = request.SerializeToString()
+    framed = b"\0" + len(message).to_bytes(4) + message
+    tensor = {"name": "text", "shape": [1], "datatype": "BYTES", "data": [_TEXT]}
+    tensors = json.dumps({"inputs": [tensor]}).encode()
     chat = json.dumps({"model": "shakespeare", "prompt": "ROMEO:", "max_tokens": 16, "stream": True}).encode()
     found: dict[str, Any] = {}
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         unary: dict[str, Callable[[], Call]] = {
             "gRPC": lambda: _grpc_unary(channel),
-            "Connect, binary": lambda: _HttpCaller(http_port, path, request.SerializeToString(), "application/proto"),
+            "Connect, binary": lambda: _HttpCaller(http_port, path, message, "application/proto"),
             "Connect, JSON": lambda: _HttpCaller(http_port, path, in_json, "application/json"),
+            "gRPC-Web": lambda: _HttpCaller(http_port, path, framed, "application/grpc-web+proto"),
+            "KServe v2 over gRPC": lambda: _inference(channel),
+            "KServe v2 over HTTP": lambda: _HttpCaller(
+                http_port, "/v2/models/ag-news/infer", tensors, "application/json"
+            ),
         }
         streams: dict[str, Callable[[], Call]] = {
             "gRPC": lambda: _grpc_stream(channel),

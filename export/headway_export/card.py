@@ -51,7 +51,7 @@ def write_card(file: Path, source: ExportSource, manifest: Manifest, proofs: Seq
     parts = [
         f"# {manifest.name} {manifest.version}",
         manifest.description,
-        _facts(manifest),
+        _facts(source, manifest),
         "## Quality",
         _quality_table(proofs),
         _baseline(source.training),
@@ -70,7 +70,7 @@ def write_card(file: Path, source: ExportSource, manifest: Manifest, proofs: Seq
     file.write_text("\n\n".join(part for part in parts if part) + "\n", encoding="utf-8")
 
 
-def _facts(manifest: Manifest) -> str:
+def _facts(source: ExportSource, manifest: Manifest) -> str:
     architecture = manifest.architecture
     of_tokens = manifest.task is Task.TOKEN_CLASSIFICATION
     labels = TagSet.parse(manifest.labels).labels if of_tokens else manifest.labels
@@ -80,6 +80,8 @@ def _facts(manifest: Manifest) -> str:
         "Architecture": f"{architecture.kind}, {architecture.parameter_count:,} parameters",
         "Languages": str(manifest.languages) if manifest.languages else "",
         "Labels": ", ".join(labels),
+        "Fetched from": f"{manifest.origin.id} at commit {manifest.origin.commit}" if manifest.origin else "",
+        "Came with it": ", ".join(f"[{name}]({name})" for name in source.documents),
         "Conversations": "yes, by the chat template" if CHAT_TEMPLATE_FILE in manifest.files else "",
     }
     return _table(("", ""), [(name, str(value)) for name, value in facts.items() if value])

@@ -182,7 +182,13 @@ def main(
 
 @app.command()
 def hf(
-    folder: Annotated[Path, typer.Argument(help="Model folder of Hugging Face transformers.")],
+    folder: Annotated[
+        str,
+        typer.Argument(
+            metavar="FOLDER|ORG/NAME[@REVISION]",
+            help="Model folder of Hugging Face transformers, or the id of one on the hub, which is fetched.",
+        ),
+    ],
     store: Annotated[Path, typer.Option(help="Folder of bundles to write into.")] = Path("models"),
     name: Annotated[
         str | None, typer.Option(help="Name of the model in the store. [default: the folder's, in small letters]")
@@ -201,12 +207,21 @@ def hf(
     ] = False,
     replace: Annotated[bool, typer.Option("--replace", help="Replace that version if it exists.")] = False,
     task: Annotated[str | None, typer.Option(help="Task, where the folder does not tell it.")] = None,
+    revision: Annotated[
+        str | None, typer.Option(help="Branch, tag or commit of an id. [default: the hub's default branch]")
+    ] = None,
     max_length: Annotated[
         int | None, typer.Option(min=8, help="Most tokens of a text. [default: the model's, 2048 at most]")
     ] = None,
     allow_pickle: Annotated[
-        bool, typer.Option("--allow-pickle", help="Read pickled weights, which may run any code.")
+        bool,
+        typer.Option(
+            "--allow-pickle",
+            help="Take pickled weights where there are no safetensors. A pickle may run any code when it is read: "
+            "give it for models whose makers you trust.",
+        ),
     ] = False,
+    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", hidden=True)] = False,
     evaluation: Annotated[
         Path | None, typer.Option(help="Data that int8 and int4 are judged on (docs/checkpoint.md).")
     ] = None,
@@ -232,27 +247,37 @@ def hf(
         typer.Option(help="NAME=TEXT, which a call can have put before its texts; repeat for several; for embeddings."),
     ] = None,
 ) -> None:
-    """Export FOLDER of Hugging Face transformers, and prove that the export computes the same function."""
+    """Export a model of Hugging Face transformers, and prove that the export computes the same function."""
     with _reporting(exit_code=2):
+        if trust_remote_code:
+            raise SourceError(
+                "--trust-remote-code: code that comes with a model is never run; a model whose family the installed "
+                "transformers knows needs none, and any other can be given as a module of your own "
+                "(docs/bring-your-own.md)"
+            )
         try:
             from headway_export import huggingface  # noqa: PLC0415 (an extra, which this command alone needs)
         except ModuleNotFoundError as error:
             raise SourceError(f'{error}; install what this command needs: pip install "headway-export[hf]"') from error
-        sources, notes = huggingface.sources_from_folder(
-            folder,
-            huggingface.FolderOptions(
-                name=name,
-                task=task,
-                max_length=max_length,
-                allow_pickle=allow_pickle,
-                evaluation_file=evaluation,
-                languages=_languages(languages) if languages else None,
-                license_name=license_name,
-                texts_file=texts,
-                pooling=pooling,
-                prompts=_prompts(prompt or ()),
-            ),
+        asked = huggingface.FolderOptions(
+            name=name,
+            task=task,
+            max_length=max_length,
+            allow_pickle=allow_pickle,
+            evaluation_file=evaluation,
+            languages=_languages(languages) if languages else None,
+            license_name=license_name,
+            texts_file=texts,
+            pooling=pooling,
+            prompts=_prompts(prompt or ()),
         )
+        on_hub = None if Path(folder).is_dir() else huggingface.parse_id(folder, revision)
+        if on_hub is not None:
+            sources, notes = huggingface.sources_from_hub(*on_hub, asked, _say)
+        elif revision is not None:
+            raise SourceError(f"--revision {revision}: is for an id of the hub, ORG/NAME, and {folder} is none")
+        else:
+            sources, notes = huggingface.sources_from_folder(Path(folder), asked)
         default = [Precision.FP32] if evaluation is None else [Precision.FP32, Precision.INT8]
         options = ExportOptions(
             store=store,
@@ -279,6 +304,10 @@ def _prompts(given: Sequence[str]) -> tuple[tuple[str, str], ...]:
         if not (name and separator):
             raise SourceError(f"--prompt {entry}: give it as NAME=TEXT, such as query='query: '")
     return tuple((name, text) for name, _, text in pairs)
+
+
+def _say(sentence: str) -> None:
+    _console.print(sentence, markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager

@@ -117,6 +117,9 @@ def export(source: ExportSource, options: ExportOptions, progress: Progress = la
             source.tokenizer.save(str(folder / TOKENIZER_FILE))
         if source.chat_template is not None:
             (folder / CHAT_TEMPLATE_FILE).write_text(source.chat_template, encoding="utf-8", newline="")
+        for name, content in source.documents.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(content)
         prover = _Prover(source, folder, options, progress)
         variants = prover.prove_all()
         write_learning_curve(folder, source)
@@ -374,6 +377,7 @@ def _manifest(
         description=source.description,
         license=source.license,
         architecture=source.architecture,
+        origin=source.origin,
         variants=variants,
         special_tokens=source.special_tokens,
         limits=source.limits,

@@ -33,6 +33,7 @@ from headway_server.bundles import (
     ImagePreprocessing,
     Languages,
     Limits,
+    Origin,
     SamplingDefaults,
     Scoring,
     Space,
@@ -154,6 +155,10 @@ class ExportSource:
     texts_name: str = ""
     """Where the texts or images come from."""
     training: TrainingRecord | None = None
+    origin: Origin | None = None
+    """What the weights were fetched as."""
+    documents: Mapping[str, bytes] = field(default_factory=dict)
+    """Files that go into the bundle as they are, by their paths in it."""
 
     def __post_init__(self) -> None:
         if self.tokenizer is not None:  # the caller decides on both

@@ -61,7 +61,7 @@ def test_weights_that_lack_some_of_the_models_are_refused(llama):
 
 def test_weights_of_another_size_are_refused(llama):
     change(llama, intermediate_size=56)
-    assert "of another shape" in refusal(llama) or "cannot be loaded" in refusal(llama)
+    assert "weights of LlamaForCausalLM are of another shape (model.layers.0.mlp." in refusal(llama)
 
 
 def test_a_file_that_is_no_safetensors_is_refused(llama):
@@ -72,7 +72,7 @@ def test_a_file_that_is_no_safetensors_is_refused(llama):
 def test_a_model_that_is_too_large_for_the_machine_is_refused_before_it_is_loaded(llama, monkeypatch):
     monkeypatch.setattr("headway_export.huggingface.folder.available_bytes", lambda _: 10_000)
     monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", lambda *_, **__: pytest.fail("loaded"))
-    assert "is too large for this machine: its 20,640 weights take 0.0 GiB in fp32" in refusal(llama)
+    assert "is too large for this machine: its 20,640 weights take 0.1 MiB in fp32" in refusal(llama)
 
 
 def test_pickled_weights_need_a_flag_that_says_what_it_risks(llama):
@@ -127,7 +127,7 @@ def test_a_task_that_is_not_exported_is_refused(llama):
 
 
 def test_a_folder_that_is_none_is_refused(tmp_path):
-    assert "is no folder; fetch a model first" in refusal(tmp_path / "org" / "model")
+    assert "is no folder, and no id of the hub" in refusal(tmp_path / "org" / "model")
     (tmp_path / "empty").mkdir()
     assert "has no config.json" in refusal(tmp_path / "empty")
 
@@ -147,11 +147,8 @@ def test_what_a_configuration_asks_for_and_no_graph_computes_is_refused(llama, v
 @pytest.mark.parametrize(
     ("family", "values", "message"),
     [
-        ("MixtralForCausalLM", {"num_local_experts": 2}, "is a mixture of experts (mixtral)"),
         ("GPTJForCausalLM", {"n_layer": 1, "n_head": 4, "rotary_dim": 4}, "gptj does not attend through"),
         ("BloomForCausalLM", {"n_layer": 1, "n_head": 4}, "0 of 1 layers attend through"),
-        ("MambaForCausalLM", {"state_size": 4}, "0 of 1 layers attend through"),
-        ("Gemma2ForCausalLM", {"head_dim": 8, "num_key_value_heads": 2}, "its attention has softcap"),
     ],
 )
 def test_families_that_attend_in_another_way_are_refused(tmp_path, family, values, message):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -39,8 +40,12 @@ from headway_server.tasks.text_to_text.translation import TranslationModel
 MAX_LENGTH = 64
 
 
-def byte_tokenizer() -> Tokenizer:
-    """Byte-level BPE with `<bos>` 0 and `<eos>` 1; its post-processor ends a text with `<eos>`."""
+def byte_tokenizer(special: Iterable[str] = ()) -> Tokenizer:
+    """Byte-level BPE with `<bos>` 0 and `<eos>` 1; its post-processor ends a text with `<eos>`.
+
+    Args:
+        special: Further special tokens, whose ids follow those of all others.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -52,6 +57,7 @@ def byte_tokenizer() -> Tokenizer:
     )
     tokenizer.train_from_iterator(["the cat sat on the mat and the dog sat on the cat " * 4], trainer)
     tokenizer.post_processor = processors.TemplateProcessing(single="$A <eos>", special_tokens=[("<eos>", 1)])
+    tokenizer.add_special_tokens(list(special))
     return tokenizer
 
 
@@ -66,8 +72,8 @@ def decode(token_ids) -> str:
 
 
 def make_decoder(num_slots: int = 4, **options) -> NumpyDecoder:
-    options = {"max_length": MAX_LENGTH, "likely_id": EOS_ID} | options
-    return NumpyDecoder(num_slots=num_slots, vocab_size=VOCAB_SIZE, **options)
+    options = {"max_length": MAX_LENGTH, "likely_id": EOS_ID, "vocab_size": VOCAB_SIZE} | options
+    return NumpyDecoder(num_slots=num_slots, **options)
 
 
 def random_prompt(rng: np.random.Generator, longest: int = 30) -> np.ndarray:
@@ -182,19 +188,21 @@ def make_generation_model(
     max_waiting: int = 300,
     chat_template: ChatTemplate | None = None,
     max_text_bytes: int = 2**20,
+    special: Iterable[str] = (),
     **bundle_options,
 ) -> GenerationModel:
+    tokenizer = TextTokenizer(byte_tokenizer(special))
     return GenerationModel(
         make_bundle(Task.GENERATION, **bundle_options),
-        make_parts([decoder], max_text_bytes=max_text_bytes, max_waiting=max_waiting),
+        make_parts([decoder], tokenizer=tokenizer, max_text_bytes=max_text_bytes, max_waiting=max_waiting),
         chat_template=chat_template,
     )
 
 
-def make_chat_template(folder: Path, source: str) -> ChatTemplate:
+def make_chat_template(folder: Path, source: str, *, special: Iterable[str] = ()) -> ChatTemplate:
     """Loads a template that goes with the tokenizer of the tiny models."""
     (folder / "chat_template.jinja").write_text(source, encoding="utf-8")
-    byte_tokenizer().save(str(folder / "tokenizer.json"))
+    byte_tokenizer(special).save(str(folder / "tokenizer.json"))
     return ChatTemplate.load(
         folder / "chat_template.jinja",
         tokenizer_file=folder / "tokenizer.json",

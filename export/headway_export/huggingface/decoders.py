@@ -13,10 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
+from pathlib import Path
 from typing import Any, Unpack, cast
 
 import numpy as np
 import torch
+import transformers
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
@@ -28,7 +30,6 @@ from headway_export.huggingface.folder import (
     NEUTRAL,
     ModelFolder,
     as_ids,
-    check_is_dense,
     first_line,
     quiet,
 )
@@ -84,7 +85,6 @@ def read_decoder(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
     Raises:
         SourceError: The folder is incomplete, or its model is none that can be served.
     """
-    _check_config(folder)
     tokenizer, _ = folder.tokenizer()
     model = folder.load(AutoModelForCausalLM, attention=ATTENTION)
     length, notes = folder.length(model, _window_of(folder.config))
@@ -106,20 +106,28 @@ def read_decoder(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
     )
 
 
-def _check_config(folder: ModelFolder) -> None:
-    """Checks what can be told from the configuration alone.
+def check_decoder(path: Path, config: Any) -> None:
+    """Checks what can be told of a causal language model by its configuration alone.
 
     Raises:
         SourceError: The model needs something that the exported graph does not compute.
     """
-    config = folder.config
-    check_is_dense(folder)
+    config = config.get_text_config()
+    if getattr(transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None), "_is_stateful", False):
+        raise SourceError(
+            f"{path}: has layers that keep a recurrent state ({config.model_type}: a state-space model, linear "
+            "attention or the like); a bundle's decoder keeps keys and values, so this family is not supported"
+        )
+    if getattr(config, "attn_logit_softcapping", None) is not None:
+        raise SourceError(
+            f"{path}: {config.model_type}: its attention has softcap, which the key/value cache's operator is not given"
+        )
     rope = getattr(config, "rope_parameters", None) or {}
     settings: Sequence[Any] = [rope, *(part for part in rope.values() if isinstance(part, Mapping))]
     kinds = {part.get("rope_type", part.get("type")) for part in settings}
     if changing := kinds & {"dynamic", "longrope"}:
         raise SourceError(
-            f"{folder.path}: its rotary positions are scaled by the running length ({changing.pop()}), so a cached key "
+            f"{path}: its rotary positions are scaled by the running length ({changing.pop()}), so a cached key "
             "would have to change as the text grows; this is not supported"
         )
 
@@ -146,9 +154,10 @@ def _check_against_own_attention(folder: ModelFolder, decoder: HuggingFaceDecode
     except SourceError as error:
         raise SourceError(f"{folder.path}: {kind}: {error}") from error
     except Exception as error:  # whatever its code raises
-        raise SourceError(
-            f"{folder.path}: {kind} does not run with injected attention ({first_line(error)})"
-        ) from error
+        if attending:  # else it attends in its own way, which is said below
+            raise SourceError(
+                f"{folder.path}: {kind} does not run with injected attention ({first_line(error)})"
+            ) from error
     if (layers := int(model.config.get_text_config().num_hidden_layers)) != len(attending):
         raise SourceError(
             f"{folder.path}: {kind}: {len(attending)} of {layers} layers attend through the interface that "

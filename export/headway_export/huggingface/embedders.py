@@ -6,6 +6,7 @@ B rows, T tokens, D model width, E width of an embedding.
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,11 +21,11 @@ from torch.nn import functional
 from transformers import AutoModel
 
 from headway_export.errors import SourceError
-from headway_export.huggingface.folder import ModelFolder
+from headway_export.huggingface.folder import ModelFolder, first_line, weight_files
 from headway_export.source import TOKENIZER_CONFIG_FILE, ExportSource
 from headway_server.bundles import SpecialTokens
 
-_MODULES_FILE: Final = "modules.json"
+MODULES_FILE: Final = "modules.json"
 _TRANSFORMER_FILE: Final = "sentence_bert_config.json"
 _PROMPTS_FILE: Final = "config_sentence_transformers.json"
 _UNUSED: Final = ("pooler.",)
@@ -154,13 +155,13 @@ def read_layout(path: Path) -> Layout | None:
     Raises:
         SourceError: It cannot be read, or there is a module of a kind that is not supported.
     """
-    if not (path / _MODULES_FILE).exists():
+    if not (path / MODULES_FILE).exists():
         return None
     try:
-        entries = json.loads((path / _MODULES_FILE).read_text(encoding="utf-8"))
+        entries = json.loads((path / MODULES_FILE).read_text(encoding="utf-8"))
         modules = [(str(entry["type"]).rsplit(".", 1)[-1], path / str(entry["path"])) for entry in entries]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise SourceError(f"{path / _MODULES_FILE}: cannot be read as a list of modules ({error!r})") from error
+        raise SourceError(f"{path / MODULES_FILE}: cannot be read as a list of modules ({error!r})") from error
     kinds = [kind for kind, _ in modules]
     if "Pooling" not in kinds and kinds[:1] == ["Transformer"]:
         return None
@@ -168,7 +169,7 @@ def read_layout(path: Path) -> Layout | None:
     if kinds[:2] != ["Transformer", "Pooling"] or (others := [kind for kind in kinds[2:] if kind not in known]):
         unsupported = others[0] if kinds[:2] == ["Transformer", "Pooling"] else ", ".join(kinds)
         raise SourceError(
-            f"{path / _MODULES_FILE}: has {unsupported}; a folder is exported that has Transformer and Pooling, then "
+            f"{path / MODULES_FILE}: has {unsupported}; a folder is exported that has Transformer and Pooling, then "
             f"any of {', '.join(known)}"
         )
     return Layout(
@@ -189,11 +190,11 @@ def read_embedder(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
         raise SourceError(f"--pooling {asked}: is none of {', '.join(_NAMES)}")
     if layout is None and asked is None:
         raise SourceError(
-            f"{folder.path}: has no {_MODULES_FILE} that says how token vectors become one; give --pooling, one of "
+            f"{folder.path}: has no {MODULES_FILE} that says how token vectors become one; give --pooling, one of "
             f"{', '.join(_NAMES)}, as the model's authors say"
         )
     if layout is not None and asked is not None:
-        raise SourceError(f"--pooling {asked}: {folder.path / _MODULES_FILE} says how token vectors become one")
+        raise SourceError(f"--pooling {asked}: {folder.path / MODULES_FILE} says how token vectors become one")
     encoder = folder if layout is None else replace(folder, path=layout.transformer)
     settings = _read_json(encoder.path / _TRANSFORMER_FILE)
     tokenizer, _ = encoder.tokenizer()
@@ -206,7 +207,8 @@ def read_embedder(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
     stated = settings.get("max_seq_length") or _read_json(encoder.path / TOKENIZER_CONFIG_FILE).get("model_max_length")
     length, notes = _length_of(encoder, model, stated)
     poolings = layout.poolings if layout is not None else (_NAMES[str(asked)],)
-    head = nn.Sequential(*(_read_module(kind, path) for kind, path in (layout.rest if layout is not None else ())))
+    rest = layout.rest if layout is not None else ()
+    head = nn.Sequential(*(_read_module(kind, path, folder.options.allow_pickle) for kind, path in rest))
     module = HuggingFaceEmbedder(model, poolings=poolings, head=head, max_length=length).eval()
     prompts, default = _read_prompts(folder)
     return (
@@ -256,7 +258,7 @@ def _read_poolings(path: Path) -> tuple[str, ...]:
     return tuple(_NAMES[name] for name in names)
 
 
-def _read_module(kind: str, path: Path) -> nn.Module:
+def _read_module(kind: str, path: Path, allow_pickle: bool) -> nn.Module:
     if kind == "Normalize":
         return _Normalize()
     file = path / "config.json"
@@ -271,13 +273,16 @@ def _read_module(kind: str, path: Path) -> nn.Module:
             f"{file}: has settings that are not supported; {', '.join(_ACTIVATIONS)} may follow its product"
         )
     try:
-        weights = load_file(path / "model.safetensors")
+        (name,) = weight_files(path, {file.name for file in path.iterdir()}, allow_pickle=allow_pickle)
+        weights = (
+            load_file(path / name) if name.endswith(".safetensors") else torch.load(path / name, weights_only=True)
+        )
         linear = nn.Linear(
             int(content["in_features"]), int(content["out_features"]), bias=bool(content.get("bias", True))
         )
         linear.load_state_dict({key.removeprefix("linear."): value.float() for key, value in weights.items()})
-    except (OSError, SafetensorError, KeyError, RuntimeError) as error:
-        raise SourceError(f"{path}: its weights cannot be read from model.safetensors ({error})") from error
+    except (OSError, SafetensorError, KeyError, ValueError, RuntimeError, pickle.UnpicklingError) as error:
+        raise SourceError(f"{path}: its weights cannot be read ({first_line(error)})") from error
     return _Projection(linear, _ACTIVATIONS[name]())
 
 

@@ -30,7 +30,6 @@ from headway_export.huggingface.folder import (
     NEUTRAL,
     ModelFolder,
     as_ids,
-    check_is_dense,
     first_line,
     quiet,
 )
@@ -267,7 +266,6 @@ def read_encoder_decoder(
     Raises:
         SourceError: Its weights cannot be read, or it computes something that is not adapted.
     """
-    check_is_dense(folder)
     model = folder.load(AutoModelForSeq2SeqLM)
     length, notes = folder.length(model)
     module = adapt(folder, model, max_source_length=length, max_target_length=length)

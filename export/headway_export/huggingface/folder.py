@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,13 +20,14 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 from headway_export.errors import SourceError
 from headway_export.graphs import parameter_count
 from headway_export.source import EvaluationData, ExportSource, limits_of, read_evaluation
-from headway_server.bundles import TOKENIZER_FILE, Architecture, Languages, Task
+from headway_server.bundles import TOKENIZER_FILE, Architecture, Languages, Origin, Task
 from headway_server.runtime import available_bytes
 
 DEFAULT_MAX_LENGTH: Final = 2048
 """Most tokens of a bundle if nothing else is asked for; the proof runs over all of them."""
 
 CONFIG_FILE: Final = "config.json"
+_ADAPTER_FILE: Final = "adapter_config.json"
 IGNORED_GENERATION: Final = (
     "no_repeat_ngram_size",
     "encoder_repetition_penalty",
@@ -50,6 +51,11 @@ _COPIES: Final = 2.5
 libraries included, a ViT-B/16 took 5 times its weights, and a GPT-2 small with its cache 9 times
 (docs/huggingface.md)."""
 _FLOAT_BYTES: Final = 4
+_LICENSE: Final = re.compile(r"^(license|license_name):\s*(?:-\s*)?(\S+)", re.MULTILINE)
+DOCUMENTS: Final = re.compile(r"README\.md|(?:LICEN[SC]E|NOTICE)[A-Za-z0-9_.-]*")
+"""Files of a folder that go into a bundle as they are."""
+_DOCUMENTS_FOLDER: Final = "upstream"
+_MOST_DOCUMENT_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +93,12 @@ class ModelFolder:
     config: Any
     """The configuration as `transformers` parses it."""
     options: FolderOptions
+    origin: Origin | None = None
+    """What the folder was fetched as; None: it was given."""
+
+    def title(self) -> str:
+        """Returns what the model is called where it comes from."""
+        return self.path.resolve().name if self.origin is None else self.origin.id.rpartition("/")[2]
 
     def name(self) -> str:
         """Returns the model's name in the store.
@@ -96,7 +108,7 @@ class ModelFolder:
         """
         if self.options.name:
             return self.options.name
-        name = re.sub(r"[^a-z0-9._-]+", "-", self.path.resolve().name.lower()).strip("._-")[:64].strip("._-")
+        name = re.sub(r"[^a-z0-9._-]+", "-", self.title().lower()).strip("._-")[:64].strip("._-")
         if not name:
             raise SourceError(f"{self.path}: its name is no name of a model; give one with --name")
         return name
@@ -110,8 +122,18 @@ class ModelFolder:
         except OSError:
             return "not stated"
         matter = re.match(r"---\n(.*?)\n---", text, re.DOTALL)
-        stated = re.search(r"^license:\s*(\S+)", matter[1], re.MULTILINE) if matter else None
-        return stated[1].strip("\"'") if stated else "not stated"
+        entries = _LICENSE.findall(matter[1]) if matter else []
+        stated = {key: str(value).strip("\"'") for key, value in entries}
+        license_name = stated.get("license", "not stated")
+        return stated.get("license_name", license_name) if license_name == "other" else license_name
+
+    def documents(self) -> dict[str, bytes]:
+        """Returns the model card and the licence that came with the weights, by their paths in a bundle."""
+        found = {}
+        for file in sorted(self.path.iterdir()):
+            if DOCUMENTS.fullmatch(file.name) and file.is_file() and file.stat().st_size <= _MOST_DOCUMENT_BYTES:
+                found[f"{_DOCUMENTS_FOLDER}/{file.name}"] = file.read_bytes()
+        return found
 
     def architecture(self, model: nn.Module) -> Architecture:
         """Returns what the manifest says of a model."""
@@ -133,8 +155,13 @@ class ModelFolder:
             name=self.name(),
             task=self.task,
             module=module,
-            description=f"{type(model).__name__}, exported from a folder of transformers.",
+            description=(
+                f"{type(model).__name__}, exported from "
+                + ("a folder of transformers." if self.origin is None else f"{self.origin.id} of the hub.")
+            ),
             license=self.license(),
+            origin=self.origin,
+            documents=self.documents(),
             architecture=self.architecture(model),
             limits=limits_of(module, self.task),
             **values,
@@ -212,6 +239,7 @@ class ModelFolder:
                     local_files_only=True,
                     use_safetensors=not self.options.allow_pickle or None,
                     output_loading_info=True,
+                    ignore_mismatched_sizes=True,  # they are refused below, by name
                 )
         except Exception as error:  # the library raises many kinds
             if isinstance(error, KeyError) and error.args == (attention,):  # it chose a class by the attention's name
@@ -269,13 +297,16 @@ def read_configuration(path: Path) -> dict[str, Any]:
         SourceError: There is none, or it cannot be read.
     """
     if not path.is_dir():
-        raise SourceError(
-            f"{path}: is no folder; fetch a model first, for example with: hf download ID --local-dir FOLDER"
-        )
+        raise SourceError(f"{path}: is no folder, and no id of the hub, which is ORG/NAME or ORG/NAME@REVISION")
     file = path / CONFIG_FILE
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
+        if (path / _ADAPTER_FILE).exists():
+            raise SourceError(
+                f"{path}: holds an adapter ({_ADAPTER_FILE}) and no model; merge it into its model first, which "
+                "`merge_and_unload` of peft does"
+            ) from None
         raise SourceError(f"{path}: has no {CONFIG_FILE}, so it is no model folder of transformers") from None
     except (OSError, ValueError) as error:
         raise SourceError(f"{file}: cannot be read ({error})") from error
@@ -284,24 +315,29 @@ def read_configuration(path: Path) -> dict[str, Any]:
     return content
 
 
-def check_weights(path: Path, *, allow_pickle: bool) -> None:
-    """Checks that all weights are there.
+def weight_files(path: Path, there: Collection[str], *, allow_pickle: bool) -> list[str]:
+    """Returns the names of the files that hold a model's weights: safetensors, or else pickled ones.
+
+    Args:
+        path: The model's folder, which has the indices of shards.
+        there: Names of all files in it, or of those that can be fetched.
+        allow_pickle: True if they may be pickled.
 
     Raises:
-        SourceError: They are not, or they are pickled and that is not allowed.
+        SourceError: There are none, one is missing, or they are pickled and that is not allowed.
     """
     for name in (_SAFETENSORS, _PICKLE):
-        index = path / f"{name}.index.json"
-        files = [name] if (path / name).exists() else _shards(index) if index.exists() else []
-        if missing := [file for file in files if not (path / file).exists()]:
-            raise SourceError(f"{path}: {index.name} names {missing[0]}, which is not there; fetch the folder again")
+        index = f"{name}.index.json"
+        files = [name] if name in there else _shards(path / index) if index in there else []
         if files and name == _PICKLE and not allow_pickle:
             raise SourceError(
                 f"{path}: its weights are pickled ({files[0]}), and a pickle may run any code when it is read; "
                 "give --allow-pickle if you trust where it comes from, or convert it to safetensors"
             )
+        if missing := [file for file in files if file not in there]:
+            raise SourceError(f"{path}: {index} names {missing[0]}, which is not there; fetch the folder again")
         if files:
-            return
+            return files
     raise SourceError(f"{path}: has no weights ({_SAFETENSORS}, or its shards with an index)")
 
 
@@ -313,31 +349,61 @@ def _shards(index: Path) -> list[str]:
     return [str(name) for name in names]
 
 
-def check_memory(path: Path) -> None:
-    """Checks, by the headers of its weights, that a model fits into memory.
+def check_weights(path: Path, *, allow_pickle: bool) -> None:
+    """Checks, by their headers, that a model's weights are there, whole, and fit into memory.
 
     Raises:
-        SourceError: It does not, or the weights cannot be read.
+        SourceError: They are not, or they are pickled and that is not allowed.
     """
-    available, num_weights = available_bytes("cpu"), 0
-    for file in sorted(path.glob("*.safetensors")):
+    num_weights = 0
+    for name in weight_files(path, {file.name for file in path.iterdir()}, allow_pickle=allow_pickle):
+        file = path / name
+        if not name.endswith(
+            ".safetensors"
+        ):  # in 16 bits at least, and nothing of it is read before it is known to fit
+            num_weights += file.stat().st_size // _FLOAT_BYTES
+            continue
         try:
-            with file.open("rb") as opened:
-                header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
-            num_weights += sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
+            num_weights += _num_weights(file)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, MemoryError) as error:
             raise SourceError(f"{file}: cannot be read as safetensors ({first_line(error)}); fetch it again") from error
-    needed = _COPIES * _FLOAT_BYTES * num_weights
+    check_memory(str(path), num_weights)
+
+
+def _num_weights(file: Path) -> int:
+    """Returns how many numbers a file of safetensors holds, by its header.
+
+    Raises:
+        ValueError: The file ends before its weights do.
+    """
+    with file.open("rb") as opened:
+        header_bytes = int.from_bytes(opened.read(8), "little")
+        header = json.loads(opened.read(header_bytes))
+    entries = [entry for name, entry in header.items() if name != "__metadata__"]
+    whole = 8 + header_bytes + max((entry["data_offsets"][1] for entry in entries), default=0)
+    if (found := file.stat().st_size) != whole:
+        raise ValueError(f"it has {found:,} bytes, and its header tells of {whole:,}")
+    return sum(math.prod(entry["shape"]) for entry in entries)
+
+
+def check_memory(owner: str, num_weights: int) -> None:
+    """Checks that a model fits into memory.
+
+    Raises:
+        SourceError: It does not.
+    """
+    available, needed = available_bytes("cpu"), _COPIES * _FLOAT_BYTES * num_weights
     if available is not None and needed > available:
         raise SourceError(
-            f"{path}: is too large for this machine: its {num_weights:,} weights take "
-            f"{_gib(_FLOAT_BYTES * num_weights)} in fp32, an export needs at least {_COPIES} times that, "
-            f"{_gib(needed)}, and {_gib(available)} of memory are free; export it on a larger machine"
+            f"{owner}: is too large for this machine: its {num_weights:,} weights take "
+            f"{bytes_text(_FLOAT_BYTES * num_weights)} in fp32, an export needs at least {_COPIES} times that, "
+            f"{bytes_text(needed)}, and {bytes_text(available)} of memory are free; export it on a larger machine"
         )
 
 
-def _gib(num_bytes: float) -> str:
-    return f"{num_bytes / 2**30:.1f} GiB"
+def bytes_text(num_bytes: float) -> str:
+    """Returns a number of bytes for people."""
+    return f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 2**29 else f"{num_bytes / 2**20:.1f} MiB"
 
 
 def parse_configuration(path: Path, content: Mapping[str, Any]) -> Any:
@@ -358,7 +424,8 @@ def parse_configuration(path: Path, content: Mapping[str, Any]) -> Any:
             "a newer version may"
         )
     try:
-        return AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
+        with quiet():
+            return AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # the library raises many kinds
         raise SourceError(f"{path / CONFIG_FILE}: cannot be read ({first_line(error)})") from error
 
@@ -376,20 +443,22 @@ def quiet() -> Iterator[None]:
         transformers.logging.enable_progress_bar()
 
 
-def check_is_dense(folder: ModelFolder) -> None:
+def check_is_dense(path: Path, config: Any) -> None:
     """Checks that a model is no mixture of experts.
 
     Raises:
         SourceError: It is one.
     """
-    for name in ("num_experts", "num_local_experts", "n_routed_experts"):
-        if (getattr(folder.config, name, None) or 0) > 1:
-            raise SourceError(
-                f"{folder.path}: is a mixture of experts ({folder.config.model_type}), which is not supported"
-            )
+    for part in (config, config.get_text_config(), getattr(config, "ffn_config", None)):
+        for name in ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"):
+            if isinstance(count := getattr(part, name, None), int) and count > 1:
+                raise SourceError(
+                    f"{path}: is a mixture of {count} experts ({config.model_type}), which is not supported: the graph "
+                    "would hold the experts that a traced text takes, or run them all"
+                )
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """Returns the first line of what an error says, or its name."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 import transformers
 
 from headway_export.errors import SourceError
-from headway_export.huggingface.decoders import read_decoder
+from headway_export.huggingface.decoders import check_decoder, read_decoder
 from headway_export.huggingface.embedders import Layout, read_embedder, read_layout
 from headway_export.huggingface.encoder_decoders import read_rewriter
 from headway_export.huggingface.encoders import read_classifier
@@ -20,16 +20,18 @@ from headway_export.huggingface.folder import (
     CONFIG_FILE,
     FolderOptions,
     ModelFolder,
+    check_is_dense,
     check_memory,
     check_weights,
     parse_configuration,
     read_configuration,
 )
+from headway_export.huggingface.hub import HubModel
 from headway_export.huggingface.images import PREPROCESSOR_FILE, read_image_classifier, read_image_embedder
 from headway_export.huggingface.towers import is_two_towers, read_towers
 from headway_export.huggingface.translators import TRANSLATORS, read_translator
 from headway_export.source import ExportSource
-from headway_server.bundles import EMBEDDING_TASKS, Task
+from headway_server.bundles import EMBEDDING_TASKS, Origin, Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,10 +45,12 @@ class Kind:
     """True for models of an encoder and a decoder."""
     read: Callable[[ModelFolder], tuple[ExportSource, tuple[str, ...]]]
     """Returns what is exported, and notes for the user, a sentence each."""
+    check: Callable[[Path, Any], None] = lambda _path, _config: None
+    """Raises `SourceError` if a configuration tells that the model cannot be served."""
 
 
 KINDS: Final = (
-    Kind(task=Task.GENERATION, heads=("ForCausalLM", "LMHeadModel"), read=read_decoder),
+    Kind(task=Task.GENERATION, heads=("ForCausalLM", "LMHeadModel"), read=read_decoder, check=check_decoder),
     Kind(task=Task.TRANSLATION, heads=TRANSLATORS, is_encoder_decoder=True, read=read_translator),
     Kind(task=Task.TEXT_TO_TEXT, heads=("ForConditionalGeneration",), is_encoder_decoder=True, read=read_rewriter),
     Kind(task=Task.TEXT_CLASSIFICATION, heads=("ForSequenceClassification",), read=read_classifier),
@@ -62,25 +66,12 @@ KINDS: Final = (
 )
 
 
-def sources_from_folder(path: Path, options: FolderOptions) -> tuple[tuple[ExportSource, ...], tuple[str, ...]]:
-    """Reads a model folder: one source, or one for each tower of a model of two; else as `from_folder`."""
-    content = read_configuration(path) if read_layout(path) is None else {}
-    if not is_two_towers(content):
-        source, notes = from_folder(path, options)
-        return (source,), notes
-    if options.pooling is not None or options.prompts:
-        flag = "--pooling" if options.pooling is not None else "--prompt"
-        raise SourceError(f"{path}: {flag} is not for a model of two towers; leave it out")
-    check_weights(path, allow_pickle=options.allow_pickle)
-    check_memory(path)
-    config = parse_configuration(path, content)
-    sources, notes = read_towers(ModelFolder(path=path, task=Task.IMAGE_EMBEDDING, config=config, options=options))
-    with_texts = tuple(_with_texts(one, options.texts_file) if one.tokenizer is not None else one for one in sources)
-    return with_texts, notes + _note_of_version(content)
+Sources = tuple[ExportSource, ...]
+"""One, or one for each tower of a model of two."""
 
 
-def from_folder(path: Path, options: FolderOptions) -> tuple[ExportSource, tuple[str, ...]]:
-    """Reads a model folder that is one source.
+def sources_from_folder(path: Path, options: FolderOptions) -> tuple[Sources, tuple[str, ...]]:
+    """Reads a model folder.
 
     Args:
         path: Holds `config.json`, weights, and a tokenizer.
@@ -92,19 +83,110 @@ def from_folder(path: Path, options: FolderOptions) -> tuple[ExportSource, tuple
     Raises:
         SourceError: The folder is incomplete, or its model is of a kind that cannot be served.
     """
-    layout = read_layout(path)
-    weights = path if layout is None else layout.transformer
-    content = read_configuration(weights)
-    kind = _kind_of(path, content, options.task or _embedding_task(path, content, layout, options))
-    if options.pooling is not None and kind.task not in EMBEDDING_TASKS:
-        raise SourceError(f"--pooling is for {' and '.join(EMBEDDING_TASKS)}, and the task is {kind.task}")
-    if options.prompts and kind.task is not Task.TEXT_EMBEDDING:
-        raise SourceError(f"--prompt is for {Task.TEXT_EMBEDDING}, and the task is {kind.task}")
-    check_weights(weights, allow_pickle=options.allow_pickle)
-    check_memory(weights)
-    config = parse_configuration(weights, content)
-    source, notes = kind.read(ModelFolder(path=path, task=kind.task, config=config, options=options))
-    return _with_texts(source, options.texts_file), notes + _note_of_version(content)
+    return _Description.read(path, options).load(options)
+
+
+def from_folder(path: Path, options: FolderOptions) -> tuple[ExportSource, tuple[str, ...]]:
+    """Reads a model folder that is one source, as `sources_from_folder` does."""
+    (source,), notes = sources_from_folder(path, options)
+    return source, notes
+
+
+def sources_from_hub(
+    model_id: str, revision: str | None, options: FolderOptions, tell: Callable[[str], None] = lambda _: None
+) -> tuple[Sources, tuple[str, ...]]:
+    """Fetches a model of the hub into the library's cache and reads it; weights only after all else has been read.
+
+    Args:
+        model_id: Its id, `ORG/NAME`.
+        revision: A branch, a tag or a commit; None: the hub's default.
+        options: What is asked for beside it.
+        tell: Called with a sentence before weights are fetched.
+
+    Returns:
+        What `sources_from_folder` does.
+
+    Raises:
+        SourceError: It cannot be fetched, or `sources_from_folder` refuses it.
+    """
+    model = HubModel.find(model_id, revision)
+    try:
+        model.fetch_descriptions()
+        description = _Description.read(model.path, options)
+        if (count := model.parameter_count()) is not None:
+            check_memory(model_id, count)
+        model.fetch_weights(description.weights, allow_pickle=options.allow_pickle, tell=tell)
+        return description.load(options, model.origin)
+    except SourceError as error:
+        raise SourceError(str(error).replace(str(model.path), model_id)) from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Description:
+    """What a folder says of its model, without the weights."""
+
+    path: Path
+    weights: Path
+    """Folder of the weights: the folder itself, or that of the encoder."""
+    content: Mapping[str, Any]
+    """Of `config.json`."""
+    config: Any
+    """The same as `transformers` parses it."""
+    kind: Kind | None
+    """None: a model of two towers."""
+
+    @classmethod
+    def read(cls, path: Path, options: FolderOptions) -> _Description:
+        """Reads it.
+
+        Raises:
+            SourceError: The configuration is missing, or its model is of a kind that cannot be served.
+        """
+        layout = read_layout(path)
+        weights = path if layout is None else layout.transformer
+        content = read_configuration(weights)
+        if layout is None and is_two_towers(content):
+            if options.pooling is not None or options.prompts:
+                flag = "--pooling" if options.pooling is not None else "--prompt"
+                raise SourceError(f"{path}: {flag} is not for a model of two towers; leave it out")
+            config = parse_configuration(path, content)
+            return cls(path=path, weights=path, content=content, config=config, kind=None)
+        kind = _kind_of(path, content, options.task or _embedding_task(path, content, layout, options))
+        if options.pooling is not None and kind.task not in EMBEDDING_TASKS:
+            raise SourceError(f"--pooling is for {' and '.join(EMBEDDING_TASKS)}, and the task is {kind.task}")
+        if options.prompts and kind.task is not Task.TEXT_EMBEDDING:
+            raise SourceError(f"--prompt is for {Task.TEXT_EMBEDDING}, and the task is {kind.task}")
+        config = parse_configuration(weights, content)
+        check_is_dense(path, config)
+        kind.check(path, config)
+        return cls(path=path, weights=weights, content=content, config=config, kind=kind)
+
+    def load(self, options: FolderOptions, origin: Origin | None = None) -> tuple[Sources, tuple[str, ...]]:
+        """Returns what is exported, and notes.
+
+        Raises:
+            SourceError: The folder is incomplete, or its model cannot be served.
+        """
+        check_weights(self.weights, allow_pickle=options.allow_pickle)
+        task = Task.IMAGE_EMBEDDING if self.kind is None else self.kind.task
+        folder = ModelFolder(path=self.path, task=task, config=self.config, options=options, origin=origin)
+        if self.kind is None:
+            towers, notes = read_towers(folder)
+            sources = tuple(_with_texts(one, options.texts_file) if one.tokenizer is not None else one for one in towers)
+        else:
+            source, notes = self.kind.read(folder)
+            sources = (_with_texts(source, options.texts_file),)
+        return sources, notes + _note_of_version(self.content) + _note_of_code(self.content)
+
+
+def _note_of_code(content: Mapping[str, Any]) -> tuple[str, ...]:
+    """Says that a folder names code of its own for a model that `transformers` knows."""
+    if not content.get("auto_map"):
+        return ()
+    return (
+        f"{CONFIG_FILE} names code of the folder's own (auto_map), which is never run: transformers' own "
+        f"{content.get('model_type')} has read it",
+    )
 
 
 def _note_of_version(content: Mapping[str, Any]) -> tuple[str, ...]:
@@ -181,6 +263,11 @@ def _of_its_parts(path: Path, content: Mapping[str, Any], kind: Kind) -> Kind:
         SourceError: One of them has them and the other does not.
     """
     if bool(content.get("is_encoder_decoder")) != kind.is_encoder_decoder:
+        if sees := [name for name in ("vision_config", "audio_config") if content.get(name)]:
+            raise SourceError(
+                f"{path}: {content.get('model_type')} reads more than text ({sees[0]}), and is not exported for "
+                f"{kind.task}; a checkpoint of its text model alone may be"
+            )
         what = "an encoder-decoder" if content.get("is_encoder_decoder") else "no encoder-decoder"
         raise SourceError(f"{path}: is {what} ({content.get('model_type')}), and is not exported for {kind.task}")
     return kind

@@ -90,7 +90,7 @@ def _pair_of(folder: ModelFolder) -> Languages:
     if folder.options.languages is not None:
         return folder.options.languages
     settings = _read_json(folder, "tokenizer_config.json")
-    named = re.search(r"opus-mt(?:-[a-z]+)*?-([a-z]{2,3})-([a-z]{2,3})$", folder.path.resolve().name.lower())
+    named = re.search(r"opus-mt(?:-[a-z]+)*?-([a-z]{2,3})-([a-z]{2,3})$", folder.title().lower())
     pair = [settings.get("source_lang"), settings.get("target_lang")]
     if not all(isinstance(code, str) and code for code in pair):
         if named is None:

@@ -271,6 +271,15 @@ class Architecture(Record):
     configuration: dict[str, str | int | float | bool | None]
 
 
+class Origin(Record):
+    """A model of a hub, at one commit."""
+
+    id: str
+    revision: str
+    """What was asked for: a branch, a tag or a commit."""
+    commit: Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
+
+
 class SpecialTokens(Record):
     """Ids of special tokens; None for one that the model does not have."""
 
@@ -462,6 +471,8 @@ class Manifest(Record):
     description: str
     license: str
     architecture: Architecture
+    origin: Origin | None = None
+    """Where the weights were fetched from; for people."""
     variants: dict[Precision, Variant]
     special_tokens: SpecialTokens | None = None
     limits: Limits = Limits()

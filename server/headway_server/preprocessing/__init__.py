@@ -5,6 +5,8 @@ from headway_server.preprocessing.image import ImageLimits, ImagePreprocessor, I
 from headway_server.preprocessing.sentences import Sentence, SplitText, split_sentences
 from headway_server.preprocessing.text import EncodedText, TextTokenizer, written_length
 from headway_server.preprocessing.tools import (
+    CALL_ID,
+    CALL_ID_PATTERN,
     Argued,
     CallBegun,
     CallForm,
@@ -16,6 +18,8 @@ from headway_server.preprocessing.tools import (
 )
 
 __all__ = [
+    "CALL_ID",
+    "CALL_ID_PATTERN",
     "Argued",
     "CallBegun",
     "CallForm",

@@ -154,9 +154,10 @@ class ChatTemplate:
         tokens = _ControlTokens(tokenizer, source + "".join(names.values()), parsed, tokenizer_file)
         chat = cls(template, file=file, tokens=tokens, names=names)
         chat._try(tokenizer)
-        special = [token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special]
+        special = {token.content: i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
         try:
-            chat._form = find_form(chat._write, ChatTurn, special)
+            ends = [*special_tokens.more_eos, *([] if special_tokens.eos is None else [special_tokens.eos])]
+            chat._form = find_form(chat._write, ChatTurn, special, ends)
         except NoToolsError as problem:
             chat._form = problem
         return chat

@@ -205,6 +205,11 @@ class TextTokenizer:
         with no_panics():
             return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
+    def decode_whole(self, token_ids: Sequence[int]) -> str:
+        """Returns the text of `token_ids` with the names of special tokens. Runs on the caller's thread."""
+        with no_panics():
+            return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=False))
+
     def token_text(self, token_id: int) -> str:
         """Returns a token by itself as it reads within a text: with the space before it, if it brings one.
 

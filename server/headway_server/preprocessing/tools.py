@@ -2,17 +2,18 @@
 
 Templates differ in how they write a call, and the form that one writes is the form that its model was taught. So the
 form is found by having the template write known calls (`find_form`), and what follows from it holds for any template
-whose calls are text: the grammar of an answer (`decoding/constraints/grammar.py`), and what is read out of the answer
-(`CallReader`).
+whose calls are text and special tokens: the grammar of an answer (`decoding/constraints/grammar.py`), and what is read
+out of the answer (`CallReader`).
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import cached_property
 from typing import Any, Final, Protocol
 
 
@@ -48,7 +49,13 @@ class ToolCall:
         return {"type": "function", "id": disguise(self.call_id), "function": function}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+CALL_ID: Final = "\N{OBJECT REPLACEMENT CHARACTER}"
+"""Stands in a form for the id of a call."""
+CALL_ID_PATTERN: Final = "[a-zA-Z0-9]{9}"
+"""What ids look like, here and in all templates that say so."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class CallForm:
     """How calls are written: `head` NAME `middle` ARGUMENTS (`between` NAME `middle` ARGUMENTS)* `end`."""
 
@@ -58,15 +65,30 @@ class CallForm:
     between: str | None
     """None if the template writes one call in a turn."""
     end: str
+    special_tokens: tuple[tuple[str, int], ...] = ()
+    """Special tokens that are part of it, with their ids. The text of an answer with calls shows them."""
 
-    @property
+    @cached_property
     def trigger(self) -> str:
-        """The beginning of `head` that a text without calls does not contain: up to its first white space."""
-        return self.head.split(maxsplit=1)[0]
+        """The beginning of `head` that a text without calls does not contain: a special token, or up to white space."""
+        return next(self.pieces(self.head.split(maxsplit=1)[0]))[0]
+
+    def pieces(self, text: str) -> Iterator[tuple[str, int | None]]:
+        """Yields the parts of one of these texts: special tokens with their ids, `CALL_ID`, and what is between."""
+        ids = dict(self.special_tokens)
+        apart = "|".join(map(re.escape, sorted((*ids, CALL_ID), key=len, reverse=True)))
+        for piece in re.split(f"({apart})", text):
+            if piece:
+                yield piece, ids.get(piece)
+
+    @staticmethod
+    def pattern(text: str) -> re.Pattern[str]:
+        """Returns what finds one of these texts in an answer."""
+        return re.compile(re.escape(text).replace(re.escape(CALL_ID), CALL_ID_PATTERN))
 
 
 class NoToolsError(ValueError):
-    """A template shows no tools, or writes calls in a form that is not text."""
+    """A template shows no tools, or writes calls in a form that cannot be read."""
 
 
 class _Turn(Protocol):
@@ -88,14 +110,18 @@ _SECOND: Final = re.compile(rf"(?P<between>.*?){_WRITTEN_CALL}", re.DOTALL)
 
 
 def find_form(
-    write: Callable[[Sequence[Any], Sequence[Tool], bool], str], turn: _Turn, special: Iterable[str]
+    write: Callable[[Sequence[Any], Sequence[Tool], bool], str],
+    turn: _Turn,
+    special: Mapping[str, int],
+    ends: Collection[int],
 ) -> CallForm:
     """Has a template write calls, and finds their form in what it writes.
 
     Args:
         write: Writes turns, with these tools; True: up to where the model goes on. May fail in any way.
         turn: Makes a turn.
-        special: Special tokens, which are no part of an answer's text.
+        special: Special tokens and their ids.
+        ends: Ids of those that end an answer.
 
     Raises:
         NoToolsError: There is none.
@@ -114,6 +140,7 @@ def find_form(
     if _RESULT not in written(called, turn(role="tool", content=_RESULT, tool_call_id=_CALL.call_id), goes_on=True):
         raise NoToolsError("shows it no results of tools")
     before, _, after = written(turn(role="assistant", content=_CONTENT)).rpartition(_CONTENT)
+    before = before.rstrip()  # some templates put a space before what is said, and none before calls
     once = written(called)
     first = _FIRST.match(once, len(before))
     if not before or not once.startswith(before) or first is None or not first["head"].strip():
@@ -124,15 +151,19 @@ def find_form(
     end = once[first.end() :].removesuffix(after)
     for token in special:
         end = end.partition(token)[0]
-    form = CallForm(
-        head=first["head"].lstrip(),
-        middle=first["middle"],
-        between=second["between"] if second is not None and several else None,
-        end=end.rstrip(),
+    head, middle, between, end = (
+        text.replace(_CALL.call_id, CALL_ID)
+        for text in (
+            first["head"].lstrip(),
+            first["middle"],
+            second["between"] if second is not None and several else "",
+            end.rstrip(),
+        )
     )
-    if any(token in form.head + form.middle + (form.between or "") for token in special):
-        raise NoToolsError("writes calls with special tokens, which are no text")
-    return form
+    parts = tuple((token, index) for token, index in special.items() if token in head + middle + between)
+    if any(index in ends for _, index in parts):
+        raise NoToolsError("writes calls with the token that ends an answer")
+    return CallForm(head=head, middle=middle, between=between or None, end=end, special_tokens=parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +200,8 @@ class CallReader:
 
     def __init__(self, form: CallForm) -> None:
         self._form = form
+        texts = {_Place.HEAD: form.head, _Place.NAME: form.middle, _Place.AFTER: form.between}
+        self._patterns = {place: form.pattern(text) for place, text in texts.items() if text is not None}
         self._place = _Place.TEXT
         self._rest = ""
         self._depth, self._is_quoted, self._is_escaped = 0, False, False
@@ -192,16 +225,15 @@ class CallReader:
             case _Place.TEXT:
                 return self._read_text()
             case _Place.HEAD | _Place.AFTER:
-                expected = self._form.head if self._place is _Place.HEAD else self._form.between
-                if expected is None or not self._rest.startswith(expected):
+                pattern = self._patterns.get(self._place)
+                if pattern is None or (found := pattern.match(self._rest)) is None:
                     return None
-                self._rest, self._place = self._rest.removeprefix(expected), _Place.NAME
+                self._rest, self._place = self._rest[found.end() :], _Place.NAME
                 return Said("")
             case _Place.NAME:
-                name, found, rest = self._rest.partition(self._form.middle)
-                if not found:
+                if (found := self._patterns[_Place.NAME].search(self._rest)) is None:
                     return None
-                self._rest, self._place = rest, _Place.ARGUMENTS
+                name, self._rest, self._place = self._rest[: found.start()], self._rest[found.end() :], _Place.ARGUMENTS
                 return CallBegun(name)
             case _Place.ARGUMENTS:
                 return self._read_arguments()

@@ -16,7 +16,7 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from tokenizers import Tokenizer
 
-from headway_server.decoding.constraints.grammar import ConstraintRequest, explain, write_grammar
+from headway_server.decoding.constraints.grammar import ConstraintRequest, explain, without_tokens, write_grammar
 from headway_server.decoding.constraints.state import ConstraintState, ModelMasks
 from headway_server.decoding.constraints.trial import (
     CPU_LIMIT_S,
@@ -69,6 +69,8 @@ class _Grammar:
     """As the library reads it."""
     num_bytes: int
     """What it takes when it is compiled."""
+    special_ids: frozenset[int]
+    """Special tokens that are part of what it allows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,11 +254,12 @@ class ConstraintCompiler:
         request.check_size(field)
         field = f"{field}.{request.kind}"
         text = write_grammar(request, parts.vocabulary, field)
-        grammar = _Grammar(text, _check_cost(text, field))
+        tried = write_grammar(without_tokens(request), parts.vocabulary, field)
+        grammar = _Grammar(text, _check_cost(tried, field), request.special_ids)
         constraint = self._constraint(parts, grammar)
         if constraint.complaint is not None:
             raise InvalidInputError(field, explain(constraint.complaint, request))
-        _check_beginning(constraint, parts.masks, field)
+        _check_beginning(constraint, parts.masks.with_tokens(grammar.special_ids), field)
         return grammar, constraint
 
     def _remember(self, request: ConstraintRequest, outcome: _Grammar | _Refusal) -> None:
@@ -275,7 +278,8 @@ class ConstraintCompiler:
                 matcher.compute_bitmask()  # some errors show only here, and the first step finds it done
             return matcher
 
-        return CompiledConstraint(build, parts.masks, self._eos_id, num_bytes=grammar.num_bytes)
+        masks = parts.masks.with_tokens(grammar.special_ids)
+        return CompiledConstraint(build, masks, self._eos_id, num_bytes=grammar.num_bytes)
 
     def _load(self) -> _ModelParts:
         with self._lock:

@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
@@ -14,7 +14,7 @@ from llguidance import regex_to_lark
 
 from headway_server.decoding.constraints.vocabulary import Vocabulary
 from headway_server.errors import InvalidInputError
-from headway_server.preprocessing import CallForm
+from headway_server.preprocessing import CALL_ID, CALL_ID_PATTERN, CallForm
 
 MAX_SCHEMA_BYTES = 64 * 1024
 MAX_REGEX_BYTES = 8 * 1024
@@ -54,6 +54,11 @@ class ConstraintRequest:
         kinds = [kind for kind in _KINDS if getattr(self, kind) is not None]
         if len(kinds) != 1:
             raise ValueError(f"a constraint is one of {', '.join(_KINDS)}; got {' and '.join(kinds) or 'none'}")
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Special tokens that are part of what it allows."""
+        return frozenset() if self.calls is None else frozenset(index for _, index in self.calls.form.special_tokens)
 
     @property
     def num_characters(self) -> int:
@@ -169,24 +174,44 @@ def _write_calls(request: CallRequest, vocabulary: Vocabulary, field: str) -> st
     """Writes the rules of calls. What is not one contains no `trigger`, and what follows a trigger is one."""
     form = request.form
     if not vocabulary.spells_everything:
-        literals = (form.head, form.middle, form.between or "", form.end, *(name for name, _ in request.tools))
-        _check_spelling("".join(literals), vocabulary, field, "calls")
+        texts = (form.head, form.middle, form.between or "", form.end)
+        literals = (piece for text in texts for piece, token in form.pieces(text) if token is None and piece != CALL_ID)
+        _check_spelling("".join((*literals, *(name for name, _ in request.tools))), vocabulary, field, "calls")
     calls = [
-        f"{json.dumps(name + form.middle)} {_write_schema(schema, vocabulary, f'{field}[{index}]')}"
+        f"{_write_literal(form, name + form.middle)} {_write_schema(schema, vocabulary, f'{field}[{index}]')}"
         for index, (name, schema) in enumerate(request.tools)
     ]
-    more = f"({json.dumps(form.between)} call)*" if request.allows_several and form.between is not None else ""
+    more = f"({_write_literal(form, form.between)} call)*" if request.allows_several and form.between else ""
     trigger, rest = form.trigger, form.head.removeprefix(form.trigger)
-    start = "TEXT | opening calls" if request.allows_text else f"{json.dumps(trigger)} calls"
+    opening = _write_literal(form, trigger)
+    start = "TEXT | opening calls" if request.allows_text else f"{opening} calls"
     return "\n".join(
         (
             start,
-            f"calls: {json.dumps(rest) if rest else ''} call {more} {json.dumps(form.end) if form.end else ''}",
+            f"calls: {_write_literal(form, rest)} call {more} {_write_literal(form, form.end)}",
             f"call: {' | '.join(calls)}",
-            f"opening[lazy]: TEXT {json.dumps(trigger)}",
+            f"opening{'' if trigger in dict(form.special_tokens) else '[lazy]'}: TEXT {opening}",
             f"TEXT: /(?s:.*)/ & ~/(?s:.*){regex_to_lark(re.escape(trigger), '')}(?s:.*)/",
+            f"ID: /{CALL_ID_PATTERN}/",
         )
     )
+
+
+def _write_literal(form: CallForm, text: str) -> str:
+    """Writes a text of a form, with its special tokens as such."""
+    return " ".join(
+        f"<[{token}]>" if token is not None else "ID" if piece == CALL_ID else json.dumps(piece)
+        for piece, token in form.pieces(text)
+    )
+
+
+def without_tokens(request: ConstraintRequest) -> ConstraintRequest:
+    """Returns a request that costs as much, for a vocabulary of bytes: each special token of its calls is the first."""
+    if request.calls is None or not request.calls.form.special_tokens:
+        return request
+    form = request.calls.form
+    bytes_alone = replace(form, special_tokens=tuple((token, 0) for token, _ in form.special_tokens))
+    return replace(request, calls=replace(request.calls, form=bytes_alone))
 
 
 def _read_schema(text: str, field: str) -> dict[str, Any]:

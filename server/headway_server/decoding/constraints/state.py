@@ -5,7 +5,7 @@ Shapes: V logits of the model, W = ceil(V / 32) words of a mask.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from llguidance import LLMatcher
@@ -26,6 +26,13 @@ class ModelMasks:
     """Words of the library's mask, which has one token more than the model: an end of its own."""
     spells_everything: bool
     """True if the vocabulary can write every text, so that no text ends for lack of a token."""
+
+    def with_tokens(self, token_ids: frozenset[int]) -> ModelMasks:
+        """Returns masks for a constraint that special tokens are part of."""
+        if not token_ids:
+            return self
+        bits = _bits(token_ids, len(self.text))
+        return replace(self, text=self.text | bits, first=self.first | bits)
 
 
 class ConstraintState:

@@ -259,12 +259,13 @@ class GenerationModel(DecodingModel):
         caller, cache_salt = current_caller(), _cache_salt(request.cache_salt)
         context_ids = prompt.input_ids[-_CONTEXT_TOKENS:].tolist()
         follows_text = constraint is not None and bool(self._tokenizer.decode(context_ids))
+        shows_special = plan.constraint is not None and bool(plan.constraint.special_ids)
         sequences = [
             Sequence(
                 prompt_ids=prompt.input_ids,
                 parameters=parameters,
                 output=TextAssembly(
-                    self._tokenizer.decode,
+                    self._tokenizer.decode_whole if shows_special else self._tokenizer.decode,
                     context_ids=context_ids,
                     stop_strings=parameters.stop_strings,
                     eager=is_stream,

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from tiny_engine import EOS_ID, MAX_LENGTH, make_chat_template, make_decoder, make_generation_model
+from tiny_engine import EOS_ID, MAX_LENGTH, byte_tokenizer, make_chat_template, make_decoder, make_generation_model
 
 from headway_server.monitoring.metrics import Metrics
 from headway_server.observers import Call, Observer, joined
@@ -68,17 +68,20 @@ def serve(classifier_store: Path, runtime: Runtime, tmp_path: Path) -> Serve:
         verify: Any = False,
         num_slots: int = 4,
         template: str = TEMPLATE,
+        special: tuple[str, ...] = (),
         max_length: int = MAX_LENGTH,
         **options: Any,
     ) -> AsyncIterator[Serving]:
         settings = ServerSettings(store=options.pop("store", classifier_store), port=0, http_port=0, **options)
         recorder, metrics = Recorder(), Metrics()
         observer = joined((recorder, metrics))
-        decoder = make_decoder(num_slots=num_slots, max_length=max_length)
+        vocab_size = byte_tokenizer(special).get_vocab_size()
+        decoder = make_decoder(num_slots=num_slots, max_length=max_length, vocab_size=vocab_size)
         decoder.output[:, EOS_ID] = 0  # so that texts do not end by themselves
         model = make_generation_model(
             decoder,
-            chat_template=make_chat_template(tmp_path, template),
+            chat_template=make_chat_template(tmp_path, template, special=special),
+            special=special,
             max_input_tokens=max_length * 5 // 8,
             max_total_tokens=max_length,
         )

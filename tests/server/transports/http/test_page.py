@@ -153,11 +153,38 @@ def test_a_conversation_goes_on_with_what_was_said(page: Page, tmp_path: Path) -
 
 def test_a_translation_comes_with_alternatives_and_where_it_looked(page: Page, address: str) -> None:
     open_panel(page, address, "translate")
+    assert page.get_by_label("From", exact=True).is_disabled()
+    assert page.get_by_label("From", exact=True).inner_text() == "German"
     assert "boy" in answer(page)
     assert page.locator(".hypotheses li").count() == 3
     assert page.locator(".lines path").count() >= 4
     page.get_by_text("As a matrix").click()
     assert page.locator("td.heat").count() >= 16
+
+
+def test_a_model_of_many_languages_is_told_which(page: Page, tmp_path: Path) -> None:
+    from served_sequences import export  # with torch, for this test alone
+    from tiny_sequences import write_nllb
+
+    store = export({"tiny-nllb": write_nllb(tmp_path / "tiny-nllb")}, tmp_path / "store")
+    with running(store=store) as (_, url):
+        open_panel(page, url, "models")
+        assert "3 languages to 3 languages" in page.locator(".card").inner_text()
+        open_panel(page, url, "translate")
+        source, target = page.get_by_label("From", exact=True), page.get_by_label("To", exact=True)
+        assert source.locator("option").all_inner_texts() == ["English (Latin)", "French (Latin)", "German (Latin)"]
+        assert (source.input_value(), target.input_value()) == ("eng-Latn", "deu-Latn")
+        source.select_option("fra-Latn")
+        page.get_by_label("Text").fill("the rain")
+        page.get_by_label("Beams").fill("1")
+        page.get_by_label("Translations", exact=True).fill("1")
+        assert "problem" not in answer(page)
+        assert page.locator(".hypotheses li").count() == 1
+        assert page.locator(".problem").count() == 0
+        page.get_by_text("The call that this panel made").click()
+        command = page.locator(".commands code").inner_text()
+        assert '"sourceLanguage":"fra-Latn","targetLanguage":"deu-Latn"' in command.replace(" ", "")
+        assert '"includeAlignment":false' in command.replace(" ", "")  # the model tells none
 
 
 def test_texts_get_labels(page: Page, address: str) -> None:

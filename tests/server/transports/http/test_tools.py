@@ -1,19 +1,26 @@
 """Calls of tools by OpenAI's API, called by OpenAI's own package, and the form of calls that a template has."""
 
+import asyncio
 import json
+import re
+import sys
+from asyncio.subprocess import PIPE
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import openai
 import pytest
+from family_templates import FAMILIES
 from llguidance import LLMatcher, LLTokenizer
 from tiny_engine import byte_tokenizer, make_chat_template
 from tokenizers import AddedToken
 
 from headway_server.bundles import SpecialTokens
 from headway_server.decoding.constraints import CallRequest, ConstraintRequest
-from headway_server.decoding.constraints.grammar import write_grammar
+from headway_server.decoding.constraints.grammar import without_tokens, write_grammar
 from headway_server.decoding.constraints.vocabulary import Vocabulary
 from headway_server.preprocessing import (
+    CALL_ID_PATTERN,
     Argued,
     CallBegun,
     CallForm,
@@ -78,9 +85,9 @@ def calling(serve):
     """A server whose model knows tools, and OpenAI's client of it."""
 
     @asynccontextmanager
-    async def start(template=TOOL_TEMPLATE):
+    async def start(template=TOOL_TEMPLATE, **options):
         async with (
-            serve(template=template, max_length=1024) as serving,
+            serve(template=template, **{"max_length": 1024, **options}) as serving,
             openai.AsyncOpenAI(base_url=f"{serving.url}/v1", api_key="none", max_retries=0) as client,
         ):
             yield client
@@ -90,7 +97,7 @@ def calling(serve):
 
 def check_call(call):
     assert call.type == "function"
-    assert call.id.startswith("call_")
+    assert re.fullmatch(CALL_ID_PATTERN, call.id)
     arguments = json.loads(call.function.arguments)
     if call.function.name == "clock":
         assert arguments == {}
@@ -114,6 +121,42 @@ async def test_a_model_that_must_calls_with_arguments_that_fit_their_schema(call
         choice = {"type": "function", "function": {"name": "weather"}}
         answer = await client.chat.completions.create(**ASK, seed=1, tool_choice=choice)
         assert [call.function.name for call in answer.choices[0].message.tool_calls] == ["weather"]
+
+
+@pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.has_tools])
+async def test_families_of_templates_call_and_read_results(calling, name):
+    family = FAMILIES[name]
+    async with calling(family.template, special=family.special, max_length=2048) as client:
+        ask = {**ASK, "seed": 3, "tool_choice": "required", "parallel_tool_calls": False}
+        [choice] = (await client.chat.completions.create(**ask)).choices
+        assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
+        [call] = choice.message.tool_calls
+        check_call(call)
+        async with client.chat.completions.stream(**ask) as stream:
+            async for _ in stream:
+                pass
+            [streamed] = (await stream.get_final_completion()).choices
+        assert streamed.message.tool_calls[0].function.arguments == call.function.arguments
+        result = {"role": "tool", "tool_call_id": call.id, "content": "rain"}
+        messages = [*ASK["messages"], choice.message.model_dump(exclude_none=True), result]
+        answer = await client.chat.completions.create(**{**ASK, "messages": messages}, seed=4, tool_choice="none")
+        assert answer.choices[0].message.content
+        free = await client.chat.completions.create(**{**ASK, "max_completion_tokens": 30}, seed=4)
+        assert "[TOOL_CALLS]" not in (free.choices[0].message.content or "")
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+async def test_headway_chat_talks_by_every_familys_template(serve, name):
+    family = FAMILIES[name]
+    async with serve(template=family.template, special=family.special, max_length=1024) as serving:
+        command = [Path(sys.executable).with_name("headway"), "chat", "--server", f"127.0.0.1:{serving.grpc_port}"]
+        command += ["--max-new-tokens", "5", "--model", "tiny-generation", "--json"]
+        talk = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, stderr=PIPE)
+        answers, complaints = await asyncio.wait_for(talk.communicate(b"Hello.\nWho?\n"), 30)
+        assert (talk.returncode, complaints) == (0, b"")
+        lines = [json.loads(line) for line in answers.splitlines()]
+        first, second = [line["prompt_token_count"] for line in lines if "prompt_token_count" in line]
+        assert second > first > 0
 
 
 async def test_calls_stream_as_they_are_answered_at_once_for_every_choice(calling):
@@ -219,7 +262,7 @@ UNUSABLE = {
     "shows no tools": PLAIN_TEMPLATE,
     "shows it no results": TOOL_TEMPLATE.replace("in messages", "in messages if message.role != 'tool'"),
     "writes no calls": TOOL_TEMPLATE.replace("arguments | tojson", "arguments | list"),
-    "writes calls with special": TOOL_TEMPLATE.replace("<call>", "<eos>"),
+    "writes calls with the token that ends": TOOL_TEMPLATE.replace("<call>", "<eos>"),
 }
 
 
@@ -308,4 +351,40 @@ def test_an_answer_is_text_or_ends_with_calls_of_known_tools(text):
     matcher = LLMatcher(LLTokenizer("byte"), grammar, log_level=0)
     is_read = matcher.try_consume_tokens(list(text.encode())) == len(text)
     assert is_read == ALLOWED[text], matcher.get_error()
+    assert not is_read or matcher.is_accepting()
+
+
+BEGINS, ARGUES = 0, 1
+"""Ids that stand for special tokens, of a vocabulary of bytes."""
+WITH_TOKENS = {
+    (BEGINS, "clock", ARGUES, "{}"): True,
+    ("Now. ", BEGINS, "clock", ARGUES, "{}", BEGINS, "clock", ARGUES, "{}"): True,
+    ("[TOOL_CALLS]",): False,
+    (BEGINS, "other"): False,
+    (BEGINS, "clock[ARGS]"): False,
+    (BEGINS, "clock", ARGUES, "{}", "Done"): False,
+}
+
+
+@pytest.mark.parametrize("answer", WITH_TOKENS, ids=str)
+def test_special_tokens_of_calls_are_tokens_and_not_their_letters(answer):
+    form = CallForm(
+        head="[TOOL_CALLS]",
+        middle="[ARGS]",
+        between="[TOOL_CALLS]",
+        end="",
+        special_tokens=(("[TOOL_CALLS]", BEGINS), ("[ARGS]", ARGUES)),
+    )
+    schema = json.dumps({"type": "object", "additionalProperties": False})
+    request = ConstraintRequest(
+        calls=CallRequest(form=form, tools=(("clock", schema),), allows_text=True, allows_several=True)
+    )
+    assert request.special_ids == {BEGINS, ARGUES}
+    vocabulary = Vocabulary(tuple(bytes([byte]) for byte in range(256)), drops_first_space=False)
+    grammar = write_grammar(request, vocabulary, "calls")
+    assert write_grammar(without_tokens(request), vocabulary, "calls") == grammar.replace("<[1]>", "<[0]>")
+    matcher = LLMatcher(LLTokenizer("byte"), grammar, log_level=0)
+    tokens = [token for part in answer for token in (part.encode() if isinstance(part, str) else [part])]
+    is_read = matcher.try_consume_tokens(tokens) == len(tokens)
+    assert is_read == WITH_TOKENS[answer], matcher.get_error()
     assert not is_read or matcher.is_accepting()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import secrets
+import string
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing
@@ -314,7 +315,7 @@ class _CallWriter:
                 case CallBegun(name):
                     self._count += 1
                     function = {"name": name, "arguments": ""}
-                    identity = {"id": f"call_{secrets.token_hex(12)}", "type": "function"}
+                    identity = {"id": _new_call_id(), "type": "function"}
                     calls[self._count - 1] = {"index": self._count - 1, **identity, "function": function}
                 case Argued(text):
                     begun = {"index": self._count - 1, "function": {"arguments": ""}}
@@ -332,6 +333,11 @@ class _CallWriter:
     def reason(self, reason: str) -> str:
         """Returns why the answer has ended."""
         return "tool_calls" if self._count and reason == "stop" else reason
+
+
+def _new_call_id() -> str:
+    """Returns an id that every chat template takes: some demand one of this form."""
+    return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
 
 
 async def _events(

@@ -47,6 +47,17 @@ export function choice(options, { value, onchange } = {}) {
   return select;
 }
 
+const LANGUAGES = new Intl.DisplayNames(["en"], { type: "language" });
+
+/** Returns the English name of a language that a BCP 47 code stands for. */
+export function language(code) {
+  try {
+    return LANGUAGES.of(code);
+  } catch {
+    return code;
+  }
+}
+
 /** Chooses among models; hidden from nobody, since it names the one that answers. */
 export function modelChoice(models, onchange) {
   return choice(models.map((model) => [`${model.name}/${model.version}`, `${model.name} (${model.version})`]), { onchange });
@@ -84,7 +95,8 @@ function heading(code) {
 /**
  * A form that makes one call at a time.
  *
- * `prepare()` returns {service, method, request}; `run(prepared, signal, output)` makes the call and fills `output`.
+ * `prepare()` returns {service, method, request}; `run(prepared, signal, output)` makes the call and fills `output`. It
+ * returns what it has called, where that was something else.
  * What was called is shown below as commands of other programs.
  */
 export function caller({ fields, label, prepare, run, isLive = false }) {
@@ -107,7 +119,8 @@ export function caller({ fields, label, prepare, run, isLive = false }) {
       const prepared = await prepare();
       if (!prepared) return;
       show(shown, commands(prepared));
-      await run(prepared, mine.signal, output);
+      const called = await run(prepared, mine.signal, output);
+      if (called) show(shown, commands(called));
       if (isLive) spoken.textContent = "The answer is whole.";
     } catch (error) {
       if (error.name === "AbortError") {

@@ -1,5 +1,5 @@
 import { call } from "../api.js";
-import { problem } from "../controls.js";
+import { language, problem } from "../controls.js";
 import { element, show, written } from "../dom.js";
 
 const STATES = {
@@ -11,18 +11,13 @@ const STATES = {
   BUNDLE_STATE_INCOMPLETE: "incomplete",
   BUNDLE_STATE_AVAILABLE: "not loaded",
 };
-const LANGUAGES = new Intl.DisplayNames(["en"], { type: "language" });
 
 function taskName(task) {
   return task.replace("TASK_", "").replaceAll("_", " ").toLowerCase();
 }
 
-function language(code) {
-  try {
-    return LANGUAGES.of(code);
-  } catch {
-    return code;
-  }
+function languages(one, several) {
+  return one ? language(one) : `${several.length} languages`;
 }
 
 function quality(model) {
@@ -36,7 +31,10 @@ function facts(model) {
   const rows = [["Parameters", written(model.parameterCount)], ["Runs as", `${model.variant} on ${model.device}`]];
   const figure = quality(model);
   if (figure) rows.push(["Quality", `${figure[0]} (${figure[1]})`]);
-  if (model.sourceLanguage) rows.push(["Languages", `${language(model.sourceLanguage)} to ${language(model.targetLanguage)}`]);
+  if (model.targetLanguages?.length) {
+    const [source, target] = [languages(model.sourceLanguage, model.sourceLanguages), languages(model.targetLanguage, model.targetLanguages)];
+    rows.push(["Languages", `${source} to ${target}`]);
+  }
   if (model.maxInputTokenCount) rows.push(["Longest input", `${written(model.maxInputTokenCount)} tokens`]);
   if (model.labels?.length) {
     const some = model.labels.slice(0, 12).join(", ");

@@ -1,9 +1,19 @@
 import { call } from "../api.js";
-import { caller, check, chosen, field, modelChoice, number, textArea, timings } from "../controls.js";
+import { caller, check, choice, chosen, field, language, modelChoice, number, textArea, timings } from "../controls.js";
 import { characters, drawn, element, show } from "../dom.js";
 
 const EXAMPLES = { de: "Ein kleiner Junge springt in eine Pfütze.", en: "Two dogs are running along the beach." };
 const FAINTEST = 0.15; // attention that is not drawn
+
+/** Fills a choice of languages, by their names, and picks the first of `wanted` that is among them and not `avoided`. */
+function offer(select, codes, wanted, avoided = "") {
+  const named = codes.map((code) => [code, language(code)]).sort((one, other) => one[1].localeCompare(other[1]));
+  show(select, ...named.map(([code, name]) => element("option", { value: code }, name)));
+  const others = codes.filter((code) => code !== avoided);
+  const known = wanted.map((start) => others.find((code) => code === start || code.startsWith(`${start}-`)));
+  select.value = known.find(Boolean) ?? others[0] ?? codes[0];
+  select.disabled = codes.length < 2;
+}
 
 function phrases(input) {
   return input.value.split(",").map((phrase) => phrase.trim()).filter(Boolean);
@@ -83,10 +93,22 @@ export const translate = {
   tasks: ["TASK_TRANSLATION"],
   open(place, served) {
     const isExample = (value) => Object.values(EXAMPLES).includes(value);
-    const model = modelChoice(served, () => {
-      if (isExample(text.value)) text.value = EXAMPLES[chosen(model, served).sourceLanguage] ?? text.value;
-    });
-    const text = textArea(EXAMPLES[served[0].sourceLanguage] ?? "", 4, { required: true, lang: served[0].sourceLanguage });
+    const unaligned = new Set(); // models that do not tell where they looked
+    const from = choice([], { onchange: () => read() });
+    const to = choice([]);
+    const text = textArea("", 4, { required: true });
+    const read = () => {
+      text.lang = from.value;
+      if (!text.value || isExample(text.value)) text.value = EXAMPLES[from.value.slice(0, 2)] ?? "";
+    };
+    const choose = () => {
+      const { sourceLanguages = [], targetLanguages = [] } = chosen(model, served);
+      offer(from, sourceLanguages, [from.value, "en", "eng"]);
+      offer(to, targetLanguages, [to.value, navigator.language.slice(0, 2), "de", "deu"], from.value);
+      read();
+    };
+    const model = modelChoice(served, choose);
+    choose();
     const beams = number({ min: 1, max: 8, step: 1, value: 4 });
     const hypotheses = number({ min: 1, max: 8, step: 1, value: 3 });
     const required = element("input", { type: "text", autocomplete: "off" });
@@ -95,6 +117,7 @@ export const translate = {
     const form = caller({
       fields: [
         field("Model", model),
+        element("div", { class: "grid" }, field("From", from), field("To", to)),
         field("Text", text),
         element("div", { class: "grid" }, field("Beams", beams, "1 is greedy"), field("Translations", hypotheses, "The best n")),
         element(
@@ -114,16 +137,26 @@ export const translate = {
           model: model_.name,
           texts: [text.value],
           parameters: { beamSize: beams.given(), hypothesisCount: bySentences ? 1 : hypotheses.given() },
-          includeAlignment: !bySentences,
+          includeAlignment: !bySentences && !unaligned.has(model_),
           splitSentences: bySentences,
         };
+        if (!from.disabled) request.sourceLanguage = from.value;
+        if (!to.disabled) request.targetLanguage = to.value;
         if (phrases(required).length || phrases(forbidden).length) {
           request.phraseConstraints = [{ required: phrases(required), forbidden: phrases(forbidden) }];
         }
         return { service: "TranslationService", method: "TranslateText", request };
       },
       async run(prepared, signal, output) {
-        const answer = await call(prepared.service, prepared.method, prepared.request, { signal });
+        const target = to.value;
+        let request = prepared.request;
+        const ask = () => call(prepared.service, prepared.method, request, { signal });
+        const answer = await ask().catch((error) => {
+          if (error.code !== "failed_precondition" || !request.includeAlignment) throw error;
+          unaligned.add(chosen(model, served));
+          request = { ...request, includeAlignment: false };
+          return ask();
+        });
         const [result] = answer.results;
         const all = result.hypotheses?.length ? result.hypotheses : [result];
         const place_ = element("div");
@@ -138,7 +171,7 @@ export const translate = {
             element(
               "li",
               {},
-              element("button", { type: "button", class: "plain", onclick: () => pick(hypothesis), lang: chosen(model, served).targetLanguage }, hypothesis.text),
+              element("button", { type: "button", class: "plain", onclick: () => pick(hypothesis), lang: target }, hypothesis.text),
               " ",
               element("small", {}, `score ${(hypothesis.score ?? 0).toFixed(2)}${index === 0 ? ", best" : ""}`),
             ),
@@ -146,6 +179,7 @@ export const translate = {
         );
         show(output, list, place_, timings(answer));
         pick(all[0]);
+        if (request !== prepared.request) return { ...prepared, request };
       },
     });
     place.append(form.node);
