@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Any, Literal
 
 import typer
@@ -18,7 +19,13 @@ from typer.core import TyperGroup
 from headway_export.agreement import is_measured
 from headway_export.errors import ExportError, SourceError
 from headway_export.exporter import DEFAULT_PRECISIONS, ExportOptions, export
-from headway_export.source import ExportSource, from_factory, open_tokenizer, sources_from_checkpoint
+from headway_export.source import (
+    ExportSource,
+    checkpoint_beside,
+    from_factory,
+    open_tokenizer,
+    sources_from_checkpoint,
+)
 from headway_server.bundles import (
     CHAT_TEMPLATE_FILE,
     Bundle,
@@ -140,7 +147,7 @@ def main(
             raise SourceError("give either CHECKPOINT or --model")
         if checkpoint is not None:
             _check_flags_of_checkpoint(context)
-            sources = sources_from_checkpoint(checkpoint, name=name)
+            sources = _sources_of(checkpoint, name)
             found = " and ".join(source.task for source in sources)
             sources = tuple(source for source in sources if task in (None, source.task))
             if not sources:
@@ -232,10 +239,7 @@ def hf(
 ) -> None:
     """Export FOLDER of Hugging Face transformers, and prove that the export computes the same function."""
     with _reporting(exit_code=2):
-        try:
-            from headway_export import huggingface  # noqa: PLC0415 (an extra, which this command alone needs)
-        except ModuleNotFoundError as error:
-            raise SourceError(f'{error}; install what this command needs: pip install "headway-export[hf]"') from error
+        huggingface = _huggingface()
         source, notes = huggingface.from_folder(
             folder,
             huggingface.FolderOptions(
@@ -251,7 +255,7 @@ def hf(
                 prompts=_prompts(prompt or ()),
             ),
         )
-        default = [Precision.FP32] if evaluation is None else [Precision.FP32, Precision.INT8]
+        default = [Precision.FP32] if source.evaluation is None else [Precision.FP32, Precision.INT8]
         options = ExportOptions(
             store=store,
             version=version,
@@ -261,13 +265,33 @@ def hf(
             replace=replace,
         )
         _export(source, options)
-        if precision is None and evaluation is None:
+        if precision is None and source.evaluation is None:
             note = "fp32 alone: int8 is judged on evaluation data, which --evaluation FILE gives"
             if is_measured(source.task):
                 note += ", or else by fp32's answers, which --precision fp32 --precision int8 asks for"
             notes += (note,)
         for note in notes:
             Console().print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _huggingface() -> ModuleType:
+    """The package that reads model folders, which needs an extra."""
+    try:
+        from headway_export import huggingface  # noqa: PLC0415 (see above)
+    except ModuleNotFoundError as error:
+        raise SourceError(f'{error}; install what this command needs: pip install "headway-export[hf]"') from error
+    return huggingface
+
+
+def _sources_of(checkpoint: Path, name: str | None) -> tuple[ExportSource, ...]:
+    """What a checkpoint holds: a model of the kit, or a fine-tuned model folder."""
+    if checkpoint_beside(checkpoint) is None:
+        return sources_from_checkpoint(checkpoint, name=name)
+    huggingface = _huggingface()
+    source, notes = huggingface.from_folder(checkpoint, huggingface.FolderOptions(name=name))
+    for note in notes:
+        Console().print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
+    return (source,)
 
 
 def _prompts(given: Sequence[str]) -> tuple[tuple[str, str], ...]:

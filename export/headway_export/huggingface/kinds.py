@@ -27,8 +27,9 @@ from headway_export.huggingface.folder import (
 )
 from headway_export.huggingface.images import PREPROCESSOR_FILE, read_image_classifier, read_image_embedder
 from headway_export.huggingface.translators import TRANSLATORS, read_translator
-from headway_export.source import ExportSource
+from headway_export.source import ExportSource, checkpoint_beside, with_record
 from headway_server.bundles import EMBEDDING_TASKS, Task
+from headway_training.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,8 +86,25 @@ def from_folder(path: Path, options: FolderOptions) -> tuple[ExportSource, tuple
     check_weights(weights, allow_pickle=options.allow_pickle)
     check_memory(weights)
     config = parse_configuration(weights, content)
+    checkpoint = checkpoint_beside(path)
+    if checkpoint is not None:
+        options = _asked_by(checkpoint, path, options)
     source, notes = kind.read(ModelFolder(path=path, task=kind.task, config=config, options=options))
+    if checkpoint is not None:
+        source = with_record(source, checkpoint, license_name=options.license_name)
     return _with_texts(source, options.texts_file), notes + _note_of_version(content)
+
+
+def _asked_by(checkpoint: Checkpoint, path: Path, options: FolderOptions) -> FolderOptions:
+    """Returns the options with what the checkpoint says where they say nothing."""
+    length, evaluation = checkpoint.configuration.get("max_length"), checkpoint.evaluation
+    return replace(
+        options,
+        name=options.name or checkpoint.name,
+        max_length=options.max_length or (int(length) if length else None),
+        evaluation_file=options.evaluation_file or (path / evaluation.file if evaluation else None),
+        evaluation_name=None if options.evaluation_file or evaluation is None else evaluation.dataset,
+    )
 
 
 def _note_of_version(content: Mapping[str, Any]) -> tuple[str, ...]:
