@@ -446,6 +446,8 @@ def _add_lora(model: Any, settings: LoraSettings, fresh: Iterable[str], *, is_cl
     fresh, inside = set(fresh), model.base_model_prefix + "."
     linear = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear | Conv1D)}
     own = [name for name in linear if name.startswith(inside) and f"{name}.weight" not in fresh]
+    if not own:
+        raise RecipeError("lora: the model has no linear layers; leave the section [lora] out to train all weights")
     known = sorted({name.rpartition(".")[2] for name in own})
     for target in settings.target_modules:
         if target not in known and target not in own:
