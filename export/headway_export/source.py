@@ -11,7 +11,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -44,6 +44,8 @@ from headway_server.bundles.tags import TagSet
 from headway_server.errors import BundleError
 from headway_server.preprocessing import ChatTemplate
 from headway_training.checkpoint import (
+    CHECKPOINT_FILE,
+    HUGGINGFACE,
     IMAGE_EVALUATION_FILE,
     WEIGHTS_FILE,
     Checkpoint,
@@ -51,6 +53,7 @@ from headway_training.checkpoint import (
     TrainingRecord,
     load_model,
     load_tokenizer,
+    read_checkpoint,
 )
 from headway_training.errors import TrainingError
 from headway_training.models import CLIP
@@ -309,6 +312,34 @@ def _from_loaded(path: Path, module: nn.Module, checkpoint: Checkpoint, name: st
             if evaluation
             else None
         ),
+        training=checkpoint.training,
+    )
+
+
+def checkpoint_beside(path: Path) -> Checkpoint | None:
+    """Reads what a run has written beside the model folder of `transformers` that it leaves; None in another folder.
+
+    Raises:
+        SourceError: It is damaged.
+    """
+    if not (path / CHECKPOINT_FILE).is_file():
+        return None
+    try:
+        checkpoint = read_checkpoint(path)
+    except TrainingError as error:
+        raise SourceError(str(error)) from error
+    return checkpoint if checkpoint.architecture == HUGGINGFACE else None
+
+
+def with_record(source: ExportSource, checkpoint: Checkpoint, *, license_name: str | None = None) -> ExportSource:
+    """Adds to what a model folder says what the run that left it has found: temperature, thresholds, its record."""
+    return replace(
+        source,
+        description=checkpoint.description,
+        license=license_name or checkpoint.license,
+        classification=_convert(ClassificationScheme, checkpoint.classification),
+        text_pairs=checkpoint.text_pairs,
+        sampling_defaults=_convert(SamplingDefaults, checkpoint.sampling_defaults) or source.sampling_defaults,
         training=checkpoint.training,
     )
 

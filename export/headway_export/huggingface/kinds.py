@@ -30,8 +30,9 @@ from headway_export.huggingface.hub import HubModel
 from headway_export.huggingface.images import PREPROCESSOR_FILE, read_image_classifier, read_image_embedder
 from headway_export.huggingface.towers import is_two_towers, read_towers
 from headway_export.huggingface.translators import TRANSLATORS, read_translator
-from headway_export.source import ExportSource
+from headway_export.source import ExportSource, checkpoint_beside, with_record
 from headway_server.bundles import EMBEDDING_TASKS, Origin, Task
+from headway_training.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +84,11 @@ def sources_from_folder(path: Path, options: FolderOptions) -> tuple[Sources, tu
     Raises:
         SourceError: The folder is incomplete, or its model is of a kind that cannot be served.
     """
-    return _Description.read(path, options).load(options)
+    if (checkpoint := checkpoint_beside(path)) is None:
+        return _Description.read(path, options).load(options)
+    options = _asked_by(checkpoint, path, options)
+    sources, notes = _Description.read(path, options).load(options)
+    return tuple(with_record(source, checkpoint, license_name=options.license_name) for source in sources), notes
 
 
 def from_folder(path: Path, options: FolderOptions) -> tuple[ExportSource, tuple[str, ...]]:
@@ -186,6 +191,18 @@ def _note_of_code(content: Mapping[str, Any]) -> tuple[str, ...]:
     return (
         f"{CONFIG_FILE} names code of the folder's own (auto_map), which is never run: transformers' own "
         f"{content.get('model_type')} has read it",
+    )
+
+
+def _asked_by(checkpoint: Checkpoint, path: Path, options: FolderOptions) -> FolderOptions:
+    """Returns the options with what the checkpoint says where they say nothing."""
+    length, evaluation = checkpoint.configuration.get("max_length"), checkpoint.evaluation
+    return replace(
+        options,
+        name=options.name or checkpoint.name,
+        max_length=options.max_length or (int(length) if length else None),
+        evaluation_file=options.evaluation_file or (path / evaluation.file if evaluation else None),
+        evaluation_name=None if options.evaluation_file or evaluation is None else evaluation.dataset,
     )
 
 
