@@ -33,7 +33,7 @@ from benchmarks.worker import ROOT, ContestantError, Process, Worker, foreign_en
 from headway_server.runtime import usable_cores
 
 SCHEMA_VERSION = 2
-PRECISIONS = ("int8", "fp32")
+PRECISIONS = ("int8", "int8-static", "fp32")
 LIBRARIES = {
     "generation": {
         "CTranslate2 int8": "libraries ctranslate2",
@@ -55,13 +55,24 @@ LIBRARIES = {
     },
 }
 """Libraries that run in-process, by benchmark and row: environment, module, and its arguments after the threads."""
-FRAMEWORKS = {"LitServe": "litserve", "BentoML": "bentoml", "Triton (pytriton)": "triton"}
-"""Servers of classifiers by row: their module."""
+_CTRANSLATE2 = {"CTranslate2 int8, served": "libraries ctranslate2_served"}
+FRAMEWORKS: dict[str, dict[str, str]] = {
+    "generation": _CTRANSLATE2,
+    "translation": _CTRANSLATE2,
+    "classification": {
+        "LitServe": "litserve litserve",
+        "BentoML": "bentoml bentoml",
+        "Triton (pytriton)": "triton triton",
+    },
+}
+"""Servers by benchmark and row: environment and module."""
 
 Rounds = Annotated[int, typer.Option(min=1, help="Times everything is measured; figures are medians.")]
 Seconds = Annotated[float, typer.Option(min=0.1, max=600, help="Shortest measurement.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="Threads of every contestant. [default: usable cores]")]
 Peers = Annotated[str, typer.Option(help="all, none, or how names of rows begin, with commas between.")]
+Precisions = Annotated[str, typer.Option(help="all, or variants of headway with commas between.")]
+Callers = Annotated[str, typer.Option(help="Numbers of callers, with commas between.")]
 Quick = Annotated[
     bool, typer.Option("--quick", help="Tiny models, few and short measurements, and only peers that are named.")
 ]
@@ -115,7 +126,7 @@ def shipped(
             except InputError as error:
                 _say(f"left out: {manifest.parent.parent.name}: {error}")
         ready = {name: server.memory_mib() for name, server in servers.items()}
-        run.measure((1, 8, 32))
+        run.measure()
         for name, server in servers.items():
             median_s, loaded = statistics.median(start_times_s[name]), server.memory_mib()
             figures = {"start_s": median_s, "all_start_s": start_times_s[name]}
@@ -133,6 +144,8 @@ def generation(
     seconds: Seconds = 4.0,
     new_tokens: NewTokens = 64,
     threads: Threads = None,
+    precisions: Precisions = "all",
+    callers: Callers = "1,8,32",
     peers: Peers = "all",
     quick: Quick = False,
     output: Output = None,
@@ -145,14 +158,14 @@ def generation(
             _prompts(model, lengths, new_tokens, count=64 if run.quick else 4096) for lengths in inputs.PROMPTS
         ]
         run.add_peers(peers)
-        run.measure((1, 8, 32))
+        run.measure()
         running = _prompts(model, inputs.PROMPTS[0], 1024 - 128, count=128).write(run.folder)
         newcomers = _prompts(model, inputs.LONG_PROMPTS, 16, count=128).write(run.folder)
         asked = {"running": str(running), "newcomers": str(newcomers), "num_running": 31, "address": address}
         run.extra["newcomers"] = found = run.worker("caller").ask(**asked, count=2 if quick else 20)
         gap, first, idle = found["gap_ms"], found["first_token_ms"], found["idle_first_token_ms"]
         run.notes.append(
-            f"31 streams and {first['count']} newcomers of 256 tokens, one a second (int8): gap between tokens "
+            f"31 streams and {first['count']} newcomers of 256 tokens, one a second: gap between tokens "
             f"{gap['median']:.1f} ms, p99 {gap['p99']:.1f}, max {gap['max']:.1f}; a newcomer's first token "
             f"{first['median']:.1f} ms, p95 {first['p95']:.1f}; on an idle server {idle['median']:.1f}"
         )
@@ -165,6 +178,8 @@ def translation(
     rounds: Rounds = 5,
     seconds: Seconds = 4.0,
     threads: Threads = None,
+    precisions: Precisions = "all",
+    callers: Callers = "1,8,32",
     peers: Peers = "all",
     quick: Quick = False,
     output: Output = None,
@@ -187,7 +202,7 @@ def translation(
         )
         run.cases += [greedy, replace(greedy, name="beam 4", beam_size=4)]
         run.add_peers(peers)
-        run.measure((1, 8, 32))
+        run.measure()
         run.finish("Target tokens a second, Transformer base")
 
 
@@ -199,6 +214,7 @@ def classification(
     precision: Annotated[str, typer.Option(help="Variant that all contestants run: int8 or fp32.")] = "int8",
     threads: Threads = None,
     models: Annotated[str, typer.Option(help="all, or names with commas between.")] = "all",
+    callers: Callers = "1,8,32,128",
     peers: Peers = "all",
     quick: Quick = False,
     output: Output = None,
@@ -222,7 +238,7 @@ def classification(
         texts = {case.name for case in run.cases if case.texts}
         run.add("bare, sorted", "bare", bare, cases=texts, precision=precision, order="sorted")
         run.add_peers(peers)
-        run.measure((1, 8, 32, 128), by_case=True)
+        run.measure(by_case=True)
         run.finish(f"Inputs a second, {precision}", not_drawn=("gRPC echo",))
 
 
@@ -270,25 +286,25 @@ class _Run:
         self.contestants.append(Measured(name=name, kind=kind, worker=worker, request=request, cases=cases))
 
     def serve_random(self, model: RandomModel, *, num_slots: int) -> str:
-        """Adds a server for each precision, and their bare loops; returns the address of the int8 server."""
+        """Adds a server for each precision, and their bare loops; returns the address of the first server."""
         threads, caller = str(self.threads), self.worker("caller")
         flags = ["--num-slots", str(num_slots), "--threads", threads, "--precision"]
-        for name in PRECISIONS:
+        precisions = _chosen("precisions", self.settings["precisions"], PRECISIONS, exactly=True)
+        for name in precisions:
             server = self.servers[name] = self.stack.enter_context(running_server(ROOT, model.store, [*flags, name]))
             self.add(f"headway {name}, served", "served", caller, protocol="headway", address=server.address)
         bare = self.worker("contestants.bare", threads, "cpu", str(num_slots))
-        for name in PRECISIONS:
+        for name in precisions:
             self.add(f"headway {name}, bare loop", "bare", bare, precision=name)
-        return self.servers["int8"].address
+        return self.servers[precisions[0]].address
 
     def add_peers(self, peers: str) -> None:
         """Adds the peers that were asked for; of those that cannot be installed or started, the report says why."""
-        frameworks = FRAMEWORKS if self.name == "classification" else {}
-        libraries, threads = LIBRARIES[self.name], str(self.threads)
+        frameworks, libraries, threads = FRAMEWORKS[self.name], LIBRARIES[self.name], str(self.threads)
         for name in _chosen("peers", "none" if self.quick and peers == "all" else peers, (*frameworks, *libraries)):
             try:
                 if name in frameworks:
-                    precision = self.settings["precision"]
+                    precision = self.settings.get("precision", "int8")
                     framework = Framework(name, frameworks[name], self.worker("caller"), precision, self.threads)
                     if not self.quick:
                         framework.choices = SCRATCH / f"setups-{precision}-{threads}.json"
@@ -302,9 +318,10 @@ class _Run:
                 _say(f"{name}: {error}")
                 self.not_started[name] = str(error)
 
-    def measure(self, callers: Sequence[int], *, by_case: bool = False) -> None:
+    def measure(self, *, by_case: bool = False) -> None:
         """Measures everything, round after round."""
         seconds, rounds = self.settings["seconds"], self.settings["rounds"]
+        callers = [int(count) for count in self.settings.get("callers", "1,8,32").split(",")]
         loads = [
             Load(case=case.name, file=file, rate=case.rate, callers=count, seconds=seconds)
             for case, file in [(case, case.write(self.folder)) for case in self.cases]
@@ -366,13 +383,14 @@ def _classifier(run: _Run, name: str, model: RandomModel | None) -> Case:
     return Case(name=name, task="text_classification", bundle=model.bundle, source=source, texts=texts)
 
 
-def _chosen(option: str, names: str, known: Sequence[str]) -> list[str]:
-    """Returns the names that begin as an option asks."""
+def _chosen(option: str, names: str, known: Sequence[str], *, exactly: bool = False) -> list[str]:
+    """Returns the names that are, or begin, as an option asks."""
+    fits = str.__eq__ if exactly else str.startswith
     asked = [] if names in ("all", "none") else [name.strip() for name in names.split(",")]
-    unknown = [name for name in asked if not any(one.startswith(name) for one in known)]
-    if unknown or (option, names) == ("models", "none"):
+    unknown = [name for name in asked if not any(fits(one, name) for one in known)]
+    if unknown or (names == "none" and option != "peers"):
         _fail(f"--{option} {', '.join(unknown) or names}: not known; known are {', '.join(known)}")
-    return [name for name in known if names == "all" or any(name.startswith(one) for one in asked)]
+    return [name for name in known if names == "all" or any(fits(name, one) for one in asked)]
 
 
 def _say(line: str) -> None:

@@ -7,48 +7,64 @@ from pathlib import Path
 from typing import Any
 
 import ctranslate2
-from ctranslate2.converters.transformers import BartLoader, GPT2Loader
 from tokenizers import Tokenizer
 
 from benchmarks.contestants.in_process import Batch, Case, Fastest, Run, decoding_run
-from benchmarks.contestants.transformers import BOS_ID, EOS_ID, PAD_ID, make_model
 from benchmarks.worker import serve
 
 _SPLIT_SIZES = (4, 8, 16)
 """Sizes that a batch of prompts may be cut to: sorted by length, parts of a mixed batch have less padding."""
 
 
+def vocabulary_of(tokenizer: Tokenizer) -> list[str]:
+    """Returns the tokens by their ids."""
+    vocabulary = tokenizer.get_vocab()
+    return sorted(vocabulary, key=vocabulary.__getitem__)
+
+
+def converted_model(case: Case) -> Path:
+    """Returns the folder of a case's model in int8, which is made if it is missing."""
+    weights = Path(case["weights"])
+    converted = weights / "converted" / "ctranslate2-int8"
+    if not (converted / "model.bin").is_file():
+        converted.mkdir(parents=True, exist_ok=True)
+        tokens = vocabulary_of(Tokenizer.from_file(str(weights / "tokenizer.json")))
+        _convert(case, tokens).save(str(converted))
+    return converted
+
+
+def _convert(case: Case, tokens: list[str]) -> Any:
+    from ctranslate2.converters.transformers import BartLoader, GPT2Loader  # noqa: PLC0415 (PyTorch takes seconds)
+
+    from benchmarks.contestants.transformers import BOS_ID, EOS_ID, PAD_ID, make_model  # noqa: PLC0415
+
+    model = make_model(case)
+    if case["task"] == "translation":
+        model.config.normalize_before = model.config.normalize_embedding = False
+        spec = BartLoader().get_model_spec(model)
+        spec.register_source_vocabulary(tokens)
+        spec.register_target_vocabulary(tokens)
+        spec.config.bos_token = spec.config.decoder_start_token = tokens[BOS_ID]
+        spec.config.eos_token, spec.config.unk_token = tokens[EOS_ID], tokens[PAD_ID]
+    else:
+        spec = GPT2Loader().get_model_spec(model)
+        spec.register_vocabulary(tokens)
+        spec.config.bos_token = spec.config.eos_token = spec.config.unk_token = tokens[-1]
+    spec.validate()
+    spec.optimize(quantization="int8")
+    return spec
+
+
 class _Library:
     """The library with a model on all threads, and the same model in a thread each."""
 
     def __init__(self, threads: int, case: Case) -> None:
-        weights, translates = Path(case["weights"]), case["task"] == "translation"
         self.threads = threads
-        vocabulary = Tokenizer.from_file(str(weights / "tokenizer.json")).get_vocab()
-        self._tokens = sorted(vocabulary, key=vocabulary.__getitem__)
-        converted = weights / "converted" / "ctranslate2-int8"
-        if not (converted / "model.bin").is_file():
-            converted.mkdir(parents=True, exist_ok=True)
-            self._convert(make_model(case), translates=translates).save(str(converted))
-        opened = partial(ctranslate2.Translator if translates else ctranslate2.Generator, str(converted), "cpu")
+        self._tokens = vocabulary_of(Tokenizer.from_file(str(Path(case["weights"]) / "tokenizer.json")))
+        kind = ctranslate2.Translator if case["task"] == "translation" else ctranslate2.Generator
+        opened = partial(kind, str(converted_model(case)), "cpu")
         self.whole = opened(compute_type="int8", inter_threads=1, intra_threads=threads)
         self.parts = opened(compute_type="int8", inter_threads=threads, intra_threads=1)
-
-    def _convert(self, model: Any, *, translates: bool) -> Any:
-        if translates:
-            model.config.normalize_before = model.config.normalize_embedding = False
-            spec = BartLoader().get_model_spec(model)
-            spec.register_source_vocabulary(self._tokens)
-            spec.register_target_vocabulary(self._tokens)
-            spec.config.bos_token = spec.config.decoder_start_token = self._tokens[BOS_ID]
-            spec.config.eos_token, spec.config.unk_token = self._tokens[EOS_ID], self._tokens[PAD_ID]
-        else:
-            spec = GPT2Loader().get_model_spec(model)
-            spec.register_vocabulary(self._tokens)
-            spec.config.bos_token = spec.config.eos_token = spec.config.unk_token = self._tokens[-1]
-        spec.validate()
-        spec.optimize(quantization="int8")
-        return spec
 
     def run(self, model: Any, beam_size: int, max_batch_size: int, batch: Batch, new_tokens: int) -> Batch:
         """Gives exactly so many new tokens for each text; beams are those of translations."""
