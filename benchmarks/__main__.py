@@ -1,4 +1,4 @@
-"""The driver: python -m benchmarks shipped|generation|translation|classification.
+"""The driver: python -m benchmarks shipped|generation|translation|classification|time-shares.
 
 Everything runs in processes of its own and is measured in turn, round after round, so that whatever slows the machine
 for a while slows all contestants; figures are medians over the rounds, ratios are medians of the rounds' ratios.
@@ -7,6 +7,7 @@ README.md beside this file says what each row does and what the last line holds.
 
 import json
 import os
+import shutil
 import signal
 import statistics
 import sys
@@ -29,6 +30,7 @@ from benchmarks.machine import checkout, describe_run, git_commit
 from benchmarks.measure import Contestant, Kind, Load, Results, format_report
 from benchmarks.models import BERT, GPT2, TRANSFORMER, VIT, RandomModel, prepare
 from benchmarks.picture import draw
+from benchmarks.time_shares import TimeShares
 from benchmarks.worker import ROOT, ContestantError, Process, Worker, foreign_environment, tree_environment
 from headway_server.runtime import usable_cores
 
@@ -188,19 +190,7 @@ def translation(
     with _Run("translation", locals()) as run:
         model = run.prepare(TRANSFORMER)[TRANSFORMER]
         run.serve_random(model, num_slots=128)
-        texts, token_ids = random_texts(model.tokenizer, inputs.MULTI30K, 256)
-        greedy = Case(
-            name="greedy",
-            task="translation",
-            bundle=model.bundle,
-            source=f"sentences of random words, {inputs.MULTI30K.name}, as many target tokens as source tokens",
-            texts=texts,
-            token_ids=token_ids,
-            new_tokens=tuple(map(len, token_ids)),
-            parameters={"max_length_ratio": 1.0},
-            weights=model.folder,
-        )
-        run.cases += [greedy, replace(greedy, name="beam 4", beam_size=4)]
+        run.cases += _sentences(model)
         run.add_peers(peers)
         run.measure()
         run.finish("Target tokens a second, Transformer base")
@@ -238,8 +228,41 @@ def classification(
         texts = {case.name for case in run.cases if case.texts}
         run.add("bare, sorted", "bare", bare, cases=texts, precision=precision, order="sorted")
         run.add_peers(peers)
-        run.measure(by_case=True)
+        run.measure()
         run.finish(f"Inputs a second, {precision}", not_drawn=("gRPC echo",))
+
+
+@app.command()
+def time_shares(
+    *,
+    seconds: Seconds = 4.0,
+    threads: Threads = None,
+    models: Annotated[str, typer.Option(help="all, or names with commas between.")] = "all",
+    precision: Annotated[str, typer.Option(help="Variant to run. [default: the server's choice]")] = "",
+    py_spy: Annotated[str, typer.Option(help="Program that samples the event loop, if it is found.")] = "py-spy",
+    quick: Quick = False,
+    output: Output = None,
+) -> None:
+    """Tells where the time of the cores goes under load: ONNX Runtime by operator, Python, gRPC, kernel, caller."""
+    with _Run("time-shares", locals()) as run:
+        names = _chosen("models", models, (TRANSFORMER, GPT2, "ag-news", "cifar10"))
+        random_models = run.prepare(*(name for name in names if name in (TRANSFORMER, GPT2)))
+        flags = ["--threads", str(run.threads)] + (["--precision", precision] if precision else [])
+        shares = TimeShares(run.folder, run.worker("caller"), run.settings["seconds"], shutil.which(py_spy))
+        for name in names:
+            if name == TRANSFORMER:
+                store, cases, slots = random_models[name].store, _sentences(random_models[name]), 128
+            elif name == GPT2:
+                model = random_models[name]
+                store, cases, slots = model.store, [_prompts(model, inputs.PROMPTS[0], 64, count=4096)], 32
+            else:
+                store, cases, slots = ROOT / "models", [_classifier(run, name, None)], 32
+            callers = (8, 32) if name in random_models else (32,)
+            shares.measure(store, cases, callers, [*flags, "--num-slots", str(slots)])
+        report = run.about | {"settings": {"seconds": seconds, "threads": run.threads}, "rows": shares.rows}
+        for line in shares.lines():
+            _say(line)
+        _write(report, output or ROOT / "benchmarks" / "results" / "time-shares.json")
 
 
 class _Run:
@@ -318,8 +341,9 @@ class _Run:
                 _say(f"{name}: {error}")
                 self.not_started[name] = str(error)
 
-    def measure(self, *, by_case: bool = False) -> None:
-        """Measures everything, round after round."""
+    def measure(self) -> None:
+        """Measures everything, round after round; where servers of peers have to be started, case by case."""
+        by_case = any(isinstance(contestant, Framework) for contestant in self.contestants)
         seconds, rounds = self.settings["seconds"], self.settings["rounds"]
         callers = [int(count) for count in self.settings.get("callers", "1,8,32").split(",")]
         loads = [
@@ -347,13 +371,10 @@ class _Run:
         for line in (*format_report(report), "", *self.notes, *map(": ".join, self.not_started.items())):
             _say(line)
         output: Path = self.settings["output"] or ROOT / "benchmarks" / "results" / f"{self.name}.json"
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        _write(report, output)
         if title:
             drawn = draw(report, title=title, not_drawn=not_drawn)
             output.with_suffix(".svg").write_text(drawn, encoding="utf-8")
-        _say(f"written to {output.parent}")
-        _say(json.dumps(report))
 
 
 def _prompts(model: RandomModel, lengths: Lengths, new_tokens: int, *, count: int) -> Case:
@@ -370,6 +391,23 @@ def _prompts(model: RandomModel, lengths: Lengths, new_tokens: int, *, count: in
         parameters={"temperature": 0.0},
         weights=model.folder,
     )
+
+
+def _sentences(model: RandomModel) -> list[Case]:
+    """Returns cases of sentences of random words, translated greedily and with four beams."""
+    texts, token_ids = random_texts(model.tokenizer, inputs.MULTI30K, 256)
+    greedy = Case(
+        name="greedy",
+        task="translation",
+        bundle=model.bundle,
+        source=f"sentences of random words, {inputs.MULTI30K.name}, as many target tokens as source tokens",
+        texts=texts,
+        token_ids=token_ids,
+        new_tokens=tuple(map(len, token_ids)),
+        parameters={"max_length_ratio": 1.0},
+        weights=model.folder,
+    )
+    return [greedy, replace(greedy, name="beam 4", beam_size=4)]
 
 
 def _classifier(run: _Run, name: str, model: RandomModel | None) -> Case:
@@ -391,6 +429,13 @@ def _chosen(option: str, names: str, known: Sequence[str], *, exactly: bool = Fa
     if unknown or (names == "none" and option != "peers"):
         _fail(f"--{option} {', '.join(unknown) or names}: not known; known are {', '.join(known)}")
     return [name for name in known if names == "all" or any(fits(name, one) for one in asked)]
+
+
+def _write(report: dict[str, Any], output: Path) -> None:
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    _say(f"written to {output.parent}")
+    _say(json.dumps(report))
 
 
 def _say(line: str) -> None:

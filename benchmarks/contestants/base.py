@@ -69,7 +69,7 @@ class Framework:
             (32, 2 * wait_ms, ""),
         )
         if self._module == "ctranslate2_served":
-            batches = ((8, "examples", ""), (16, "examples", ""), (32, "examples", ""), (256, "tokens", " tokens"))
+            batches = ((16, "examples", ""), (32, "examples", ""), (256, "tokens", " tokens"))
         self._setups = {
             f"workers {workers}, threads of each {each}, batches of {size}{unit}": (workers, each, size, last)
             for workers, each in ((1, threads), (threads, 1))
