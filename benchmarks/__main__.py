@@ -21,10 +21,12 @@ from typing import Annotated, Any, NoReturn, Self
 
 import typer
 
+from benchmarks import huggingface as huggingface_models
 from benchmarks import inputs
 from benchmarks.contestants.base import Framework, Measured
 from benchmarks.contestants.headway import Server, running_server
 from benchmarks.environments import SCRATCH, python_of
+from benchmarks.huggingface import ImportedModel
 from benchmarks.inputs import Case, InputError, Lengths, photographs, random_texts, shipped_case
 from benchmarks.machine import checkout, describe_run, git_commit
 from benchmarks.measure import Contestant, Kind, Load, Results, format_report
@@ -35,7 +37,7 @@ from benchmarks.worker import ROOT, ContestantError, Process, Worker, foreign_en
 from headway_server.runtime import usable_cores
 
 SCHEMA_VERSION = 2
-PRECISIONS = ("int8", "int8-static", "fp32")
+PRECISIONS = ("int8-static", "int8", "fp32")
 LIBRARIES = {
     "generation": {
         "CTranslate2 int8": "libraries ctranslate2",
@@ -55,12 +57,29 @@ LIBRARIES = {
         "OpenVINO bf16": "openvino openvino fp32 bf16",
         "OpenVINO, int8 graph": "openvino openvino int8 f32",
     },
+    "huggingface generation": {
+        "CTranslate2 int8": "libraries ctranslate2",
+        "llama.cpp Q8_0": "llama llama",
+        "onnxruntime-genai int8": "libraries genai int8",
+        "transformers bf16": "libraries transformers bf16",
+        "transformers fp32": "libraries transformers fp32",
+    },
+    "huggingface text_embedding": {
+        "sentence-transformers bf16, compiled": "libraries sentence_transformers bf16,compile",
+        "sentence-transformers bf16": "libraries sentence_transformers bf16",
+        "sentence-transformers fp32": "libraries sentence_transformers fp32",
+        "OpenVINO bf16": "openvino openvino fp32 bf16",
+        "OpenVINO f32": "openvino openvino fp32 f32",
+    },
+    "huggingface text_classification": {"OpenVINO bf16": "openvino openvino fp32 bf16"},
+    "huggingface image_classification": {"OpenVINO bf16": "openvino openvino fp32 bf16"},
 }
 """Libraries that run in-process, by benchmark and row: environment, module, and its arguments after the threads."""
 _CTRANSLATE2 = {"CTranslate2 int8, served": "libraries ctranslate2_served"}
 FRAMEWORKS: dict[str, dict[str, str]] = {
     "generation": _CTRANSLATE2,
     "translation": _CTRANSLATE2,
+    "huggingface generation": _CTRANSLATE2,
     "classification": {
         "LitServe": "litserve litserve",
         "BentoML": "bentoml bentoml",
@@ -233,6 +252,42 @@ def classification(
 
 
 @app.command()
+def huggingface(
+    model: Annotated[str, typer.Argument(help=f"One of {', '.join(huggingface_models.SIZES)}.")],
+    *,
+    rounds: Rounds = 3,
+    seconds: Seconds = 2.0,
+    new_tokens: NewTokens = 64,
+    threads: Threads = None,
+    precisions: Precisions = "int8-static,int8",
+    callers: Callers = "1,8,32",
+    peers: Peers = "all",
+    output: Output = None,
+) -> None:
+    """Measures an imported model of a real size with random weights beside those who run it otherwise."""
+    (model,) = _chosen("model", model, tuple(huggingface_models.SIZES), exactly=True)
+    task = huggingface_models.SIZES[model][0]
+    with _Run(f"huggingface {task}", locals()) as run:
+        _say(f"{model}: looked for, and imported if this code has not done so yet (minutes)")
+        imported = huggingface_models.import_model(model)
+        run.serve_random(imported, num_slots=32)
+        if task == "generation":
+            run.cases.append(_prompts(imported, inputs.PROMPTS[0], new_tokens, count=4096))
+        elif task == "image_classification":
+            source, images = photographs(run.data, longer_side=500)
+            run.cases.append(Case(name=model, task=task, bundle=imported.bundle, source=source, images=images))
+        else:
+            texts, token_ids = random_texts(imported.tokenizer, inputs.AG_NEWS, 256)
+            source = f"{len(texts)} texts of random words, {inputs.AG_NEWS.name}"
+            case = Case(name=model, task=task, bundle=imported.bundle, source=source, texts=texts, token_ids=token_ids)
+            run.cases.append(case)
+        run.cases = [replace(case, name=model, weights=imported.folder) for case in run.cases]
+        run.add_peers(peers)
+        run.measure()
+        run.finish(f"{model}, random weights, a second")
+
+
+@app.command()
 def time_shares(
     *,
     seconds: Seconds = 4.0,
@@ -270,6 +325,7 @@ class _Run:
 
     def __init__(self, name: str, options: dict[str, Any]) -> None:
         self.name, self.quick = name, bool(options.get("quick"))
+        self.file_name = "-".join([*name.split(), *filter(None, [options.get("model")])])
         self.settings = options | ({"rounds": 1, "seconds": 0.1} if self.quick else {})
         self.settings["threads"] = self.threads = options["threads"] or usable_cores()
         self.data = Path(os.environ["HEADWAY_DATA_DIR"]) if os.environ.get("HEADWAY_DATA_DIR") else None
@@ -308,8 +364,11 @@ class _Run:
         """Adds a contestant that a worker measures."""
         self.contestants.append(Measured(name=name, kind=kind, worker=worker, request=request, cases=cases))
 
-    def serve_random(self, model: RandomModel, *, num_slots: int) -> str:
-        """Adds a server for each precision, and their bare loops; returns the address of the first server."""
+    def serve_random(self, model: RandomModel | ImportedModel, *, num_slots: int) -> str:
+        """Adds a server for each precision, and their bare loops; returns the address of the first server.
+
+        Imported models have no bare loop.
+        """
         threads, caller = str(self.threads), self.worker("caller")
         flags = ["--num-slots", str(num_slots), "--threads", threads, "--precision"]
         precisions = _chosen("precisions", self.settings["precisions"], PRECISIONS, exactly=True)
@@ -317,13 +376,14 @@ class _Run:
             server = self.servers[name] = self.stack.enter_context(running_server(ROOT, model.store, [*flags, name]))
             self.add(f"headway {name}, served", "served", caller, protocol="headway", address=server.address)
         bare = self.worker("contestants.bare", threads, "cpu", str(num_slots))
-        for name in precisions:
+        for name in precisions if isinstance(model, RandomModel) else ():
             self.add(f"headway {name}, bare loop", "bare", bare, precision=name)
         return self.servers[precisions[0]].address
 
     def add_peers(self, peers: str) -> None:
         """Adds the peers that were asked for; of those that cannot be installed or started, the report says why."""
-        frameworks, libraries, threads = FRAMEWORKS[self.name], LIBRARIES[self.name], str(self.threads)
+        frameworks, libraries = FRAMEWORKS.get(self.name, {}), LIBRARIES[self.name]
+        threads = str(self.threads)
         for name in _chosen("peers", "none" if self.quick and peers == "all" else peers, (*frameworks, *libraries)):
             try:
                 if name in frameworks:
@@ -370,14 +430,14 @@ class _Run:
         report["not_started"] = self.not_started
         for line in (*format_report(report), "", *self.notes, *map(": ".join, self.not_started.items())):
             _say(line)
-        output: Path = self.settings["output"] or ROOT / "benchmarks" / "results" / f"{self.name}.json"
+        output: Path = self.settings["output"] or ROOT / "benchmarks" / "results" / f"{self.file_name}.json"
         _write(report, output)
         if title:
             drawn = draw(report, title=title, not_drawn=not_drawn)
             output.with_suffix(".svg").write_text(drawn, encoding="utf-8")
 
 
-def _prompts(model: RandomModel, lengths: Lengths, new_tokens: int, *, count: int) -> Case:
+def _prompts(model: RandomModel | ImportedModel, lengths: Lengths, new_tokens: int, *, count: int) -> Case:
     """Returns a case of prompts of random words, continued greedily."""
     texts, token_ids = random_texts(model.tokenizer, lengths, count)
     return Case(

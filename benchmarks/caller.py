@@ -41,6 +41,7 @@ _TASKS = {
     "generation": ("generate-text", "generate"),
     "translation": ("translate-text", "translate"),
     "text_classification": ("classify-text", "classify"),
+    "text_embedding": ("embed-text",),
     "token_classification": ("classify-tokens",),
     "image_classification": ("classify-image", "label"),
 }

@@ -27,6 +27,11 @@ def converted_model(case: Case) -> Path:
     weights = Path(case["weights"])
     converted = weights / "converted" / "ctranslate2-int8"
     if not (converted / "model.bin").is_file():
+        if (weights / "config.json").is_file():
+            from ctranslate2.converters import TransformersConverter  # noqa: PLC0415 (PyTorch takes seconds)
+
+            TransformersConverter(str(weights)).convert(str(converted), quantization="int8", force=True)
+            return converted
         converted.mkdir(parents=True, exist_ok=True)
         tokens = vocabulary_of(Tokenizer.from_file(str(weights / "tokenizer.json")))
         _convert(case, tokens).save(str(converted))
@@ -34,7 +39,7 @@ def converted_model(case: Case) -> Path:
 
 
 def _convert(case: Case, tokens: list[str]) -> Any:
-    from ctranslate2.converters.transformers import BartLoader, GPT2Loader  # noqa: PLC0415 (PyTorch takes seconds)
+    from ctranslate2.converters.transformers import BartLoader, GPT2Loader  # noqa: PLC0415
 
     from benchmarks.contestants.transformers import BOS_ID, EOS_ID, PAD_ID, make_model  # noqa: PLC0415
 
@@ -81,7 +86,7 @@ class _Library:
 
 def _ways(library: _Library, case: Case, callers: int) -> Mapping[str, Run]:
     threads = library.threads
-    found = {f"one batch, {threads} threads": (library.whole, 0)}
+    found = {f"one batch, {threads} threads": (library.whole, 0), "one batch, a thread": (library.parts, 0)}
     if callers > 1 and threads > 1:
         size = -(-callers // threads)
         found[f"{threads} batches of {size} at a time, a thread each"] = (library.parts, size)
