@@ -99,9 +99,12 @@ class Framework:
         if not all(self._known.get(key) in self._setups for key in keys.values()):
             rates: dict[int, dict[str, float]] = {load.callers: {} for load in loads}
             for name, setup in self._setups.items():
+                worth = [load for load in loads if self._is_worth(setup, load.callers)]
+                if not worth:
+                    continue
                 try:
                     with self._running(loads[0].file, setup) as address:
-                        for load in loads:
+                        for load in worth:
                             figures = self._ask(address, load, _TRIAL_SHARE * load.seconds)
                             rates[load.callers][name] = figures[load.rate]
                 except ContestantError as error:
@@ -112,6 +115,11 @@ class Framework:
             if self.choices:
                 self.choices.write_text(json.dumps(self._known, indent=2) + "\n", encoding="utf-8")
         return {callers: self._known[key] for callers, key in keys.items()}
+
+    def _is_worth(self, setup: tuple[int, int, int, int | str], callers: int) -> bool:
+        """Returns False for a batch that so many callers cannot fill, if a smaller one holds them all."""
+        sizes = [size for _, _, size, last in self._setups.values() if last != "tokens"]
+        return setup[3] == "tokens" or setup[2] <= min((size for size in sizes if size >= callers), default=setup[2])
 
     def _ask(self, address: str, load: Load, seconds: float) -> Figures:
         target = {"protocol": self._module, "address": address}

@@ -2,10 +2,10 @@
 
     python -m benchmarks.contestants.genai THREADS fp32|int8
 
-An imported decoder is made by the library's own builder. That knows no GPT-2, whose graph is headway's, given the inputs
-that the builder's graphs have: their lengths come from an attention mask. 8 bits are what the builder makes of them:
-`MatMulNBits` in blocks of 32, accuracy level 4. The key/value cache is shared between past and present, as in the
-builder's models.
+An imported decoder is made by the library's own builder. That knows no GPT-2, whose graph is headway's, given the
+inputs that the builder's graphs have: their lengths come from an attention mask. 8 bits are what the builder makes of
+them: `MatMulNBits` in blocks of 32, accuracy level 4. The key/value cache is shared between past and present, as in
+the builder's models.
 """
 
 import hashlib
