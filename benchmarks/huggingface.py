@@ -7,6 +7,7 @@ one token.
 """
 
 import hashlib
+import inspect
 import json
 import os
 import subprocess
@@ -73,14 +74,22 @@ def import_model(name: str) -> ImportedModel:
         ContestantError: It cannot be made or imported.
     """
     task = SIZES[name][0]
-    made_by = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
+    made_by = hashlib.sha256(f"{SIZES[name]}{inspect.getsource(_write)}".encode()).hexdigest()[:12]
     folder = SCRATCH / "huggingface" / f"{name}-{made_by}"
     model = ImportedModel(name=name, task=task, folder=folder / "model", store=folder / "store")
     if not (model.folder / "evaluation").exists():
         with Worker("huggingface", environment=tree_environment(ROOT)) as worker:
             worker.ask(name=name, folder=str(model.folder))
     if not model.bundle.is_dir():
-        command = [sys.executable, "-m", "headway_export", "hf", str(model.folder), "--store", str(model.store)]
+        command = [
+            sys.executable,
+            "-c",
+            "from headway_export.cli import main; main()",
+            "hf",
+            str(model.folder),
+            "--store",
+            str(model.store),
+        ]
         command += ["--name", name, "--max-length", "512" if task != "generation" else str(_MAX_LENGTH)]
         evaluation = next(model.folder.glob("evaluation.*"), None)
         command += ["--evaluation", str(evaluation)] if evaluation else []
