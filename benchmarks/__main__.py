@@ -75,7 +75,7 @@ LIBRARIES = {
     "huggingface image_classification": {"OpenVINO bf16": "openvino openvino fp32 bf16"},
 }
 """Libraries that run in-process, by benchmark and row: environment, module, and its arguments after the threads."""
-_CTRANSLATE2 = {"CTranslate2 int8, served": "libraries ctranslate2_served"}
+_CTRANSLATE2 = {"CTranslate2 served, int8": "libraries ctranslate2_served"}
 FRAMEWORKS: dict[str, dict[str, str]] = {
     "generation": _CTRANSLATE2,
     "translation": _CTRANSLATE2,
@@ -94,6 +94,7 @@ Threads = Annotated[int | None, typer.Option(min=1, help="Threads of every conte
 Peers = Annotated[str, typer.Option(help="all, none, or how names of rows begin, with commas between.")]
 Precisions = Annotated[str, typer.Option(help="all, or variants of headway with commas between.")]
 Callers = Annotated[str, typer.Option(help="Numbers of callers, with commas between.")]
+Cases = Annotated[str, typer.Option(help="all, or how names of cases begin, with commas between.")]
 Quick = Annotated[
     bool, typer.Option("--quick", help="Tiny models, few and short measurements, and only peers that are named.")
 ]
@@ -166,6 +167,7 @@ def generation(
     new_tokens: NewTokens = 64,
     threads: Threads = None,
     precisions: Precisions = "all",
+    cases: Cases = "all",
     callers: Callers = "1,8,32",
     peers: Peers = "all",
     quick: Quick = False,
@@ -200,6 +202,7 @@ def translation(
     seconds: Seconds = 4.0,
     threads: Threads = None,
     precisions: Precisions = "all",
+    cases: Cases = "all",
     callers: Callers = "1,8,32",
     peers: Peers = "all",
     quick: Quick = False,
@@ -335,6 +338,7 @@ class _Run:
         self.extra: dict[str, Any] = {}
         self.notes: list[str] = []
         self.servers: dict[str, Server] = {}
+        self.results: Results | None = None
         self.stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -346,6 +350,9 @@ class _Run:
         return self
 
     def __exit__(self, _: object, error: object, __: object) -> None:
+        if isinstance(error, SystemExit) and self.results and any(self.results.rows.values()):
+            self.notes.append("ended before it was done")
+            self.finish()
         self.stack.close()
         if isinstance(error, ContestantError):
             _fail(str(error))
@@ -406,6 +413,8 @@ class _Run:
         by_case = any(isinstance(contestant, Framework) for contestant in self.contestants)
         seconds, rounds = self.settings["seconds"], self.settings["rounds"]
         callers = [int(count) for count in self.settings.get("callers", "1,8,32").split(",")]
+        names = _chosen("cases", self.settings.get("cases", "all"), [case.name for case in self.cases])
+        self.cases = [case for case in self.cases if case.name in names]
         loads = [
             Load(case=case.name, file=file, rate=case.rate, callers=count, seconds=seconds)
             for case, file in [(case, case.write(self.folder)) for case in self.cases]
@@ -421,6 +430,7 @@ class _Run:
 
     def finish(self, title: str = "", *, not_drawn: tuple[str, ...] = ()) -> None:
         """Prints and writes the report, and draws it if the picture has a title."""
+        assert self.results is not None, "measured before"
         for name, server in self.servers.items():
             self.extra[f"{name} memory"] = memory = server.memory_mib()
             self.notes.append(f"the {name} server held at most {memory['peak_resident_mib']:,.0f} MiB")

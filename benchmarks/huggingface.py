@@ -84,7 +84,7 @@ def import_model(name: str) -> ImportedModel:
         command = [
             sys.executable,
             "-c",
-            "from headway_export.cli import main; main()",
+            "from headway_export.cli import app; app()",
             "hf",
             str(model.folder),
             "--store",

@@ -37,7 +37,7 @@ class _Server:
     def __init__(self, case: Case, inter_threads: int, intra_threads: int, batch_size: int, batch_type: str) -> None:
         weights = Path(case["weights"])
         self._tokenizer = Tokenizer.from_file(str(weights / "tokenizer.json"))
-        self._vocabulary = vocabulary_of(self._tokenizer)
+        self._vocabulary, self._ids = vocabulary_of(self._tokenizer), self._tokenizer.get_vocab()
         kind = ctranslate2.Translator if case["task"] == "translation" else ctranslate2.Generator
         threads = {"inter_threads": inter_threads, "intra_threads": intra_threads}
         self._model = kind(str(converted_model(case)), "cpu", compute_type="int8", **threads)
@@ -81,7 +81,7 @@ class _Server:
             ends = {"callback": lambda step: step.step + 1 >= limits[step.batch_id]} if is_greedy else {}
             lengths = {"max_decoding_length": max(limits), "min_decoding_length": max(limits)}
             translated = self._model.translate_batch(texts, beam_size=self._case["beam_size"], **lengths, **ends)
-            ids = [[self._tokenizer.token_to_id(token) for token in one.hypotheses[0]] for one in translated]
+            ids = [[self._ids[token] for token in one.hypotheses[0]] for one in translated]
         else:
             lengths = {"max_length": max(limits), "min_length": max(limits)}
             options = {"sampling_topk": 1, "include_prompt_in_result": False}
@@ -101,10 +101,10 @@ class _Server:
 
 
 async def _serve(case: Case) -> None:
-    texts = _Server(case, *map(int, sys.argv[3:6]), sys.argv[6])
+    texts = _Server(case, int(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5]), sys.argv[6])
     server = grpc.aio.server()
     _, service, method = METHOD.split("/")
-    handlers = {method: grpc.unary_unary_rpc_method_handler(texts.answer)}
+    handlers: dict[str, Any] = {method: grpc.unary_unary_rpc_method_handler(texts.answer)}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
     server.add_insecure_port(f"127.0.0.1:{sys.argv[2]}")
     await server.start()
