@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn, Self
 
 import typer
+from tokenizers import Tokenizer
 
 from benchmarks import huggingface as huggingface_models
 from benchmarks import inputs
@@ -27,7 +28,7 @@ from benchmarks.contestants.base import Framework, Measured
 from benchmarks.contestants.headway import Server, running_server
 from benchmarks.environments import SCRATCH, python_of
 from benchmarks.huggingface import ImportedModel
-from benchmarks.inputs import Case, InputError, Lengths, photographs, random_texts, shipped_case
+from benchmarks.inputs import Case, InputError, Lengths, make_tokenizer, photographs, random_texts, shipped_case
 from benchmarks.machine import checkout, describe_run, git_commit
 from benchmarks.measure import Contestant, Kind, Load, Results, format_report
 from benchmarks.models import BERT, GPT2, TRANSFORMER, VIT, RandomModel, prepare
@@ -64,6 +65,10 @@ LIBRARIES = {
         "transformers bf16": "libraries transformers bf16",
         "transformers fp32": "libraries transformers fp32",
     },
+    "huggingface translation": {
+        "CTranslate2 int8": "libraries ctranslate2",
+        "Optimum-ONNX fp32": "optimum optimum",
+    },
     "huggingface text_embedding": {
         "sentence-transformers bf16, compiled": "libraries sentence_transformers bf16,compile",
         "sentence-transformers bf16": "libraries sentence_transformers bf16",
@@ -80,6 +85,7 @@ FRAMEWORKS: dict[str, dict[str, str]] = {
     "generation": _CTRANSLATE2,
     "translation": _CTRANSLATE2,
     "huggingface generation": _CTRANSLATE2,
+    "huggingface translation": _CTRANSLATE2,
     "classification": {
         "LitServe": "litserve litserve",
         "BentoML": "bentoml bentoml",
@@ -212,7 +218,7 @@ def translation(
     with _Run("translation", locals()) as run:
         model = run.prepare(TRANSFORMER)[TRANSFORMER]
         run.serve_random(model, num_slots=128)
-        run.cases += _sentences(model)
+        run.cases += _sentences(model, model.tokenizer)
         run.add_peers(peers)
         run.measure()
         run.finish("Target tokens a second, Transformer base")
@@ -276,6 +282,13 @@ def huggingface(
         run.serve_random(imported, num_slots=32)
         if task == "generation":
             run.cases.append(_prompts(imported, inputs.PROMPTS[0], new_tokens, count=4096))
+        elif task == "translation":
+            words = make_tokenizer(huggingface_models.SIZES[model][2]["vocab_size"])
+            encode = imported.tokenizer.encode
+            for case in _sentences(imported, words):
+                own_ids = [tuple(encode(text, add_special_tokens=False).ids) for text in case.texts]
+                assert tuple(map(len, own_ids)) == case.new_tokens, "a word is one token"
+                run.cases.append(replace(case, token_ids=tuple(own_ids)))
         elif task == "image_classification":
             source, images = photographs(run.data, longer_side=500)
             run.cases.append(Case(name=model, task=task, bundle=imported.bundle, source=source, images=images))
@@ -284,7 +297,7 @@ def huggingface(
             source = f"{len(texts)} texts of random words, {inputs.AG_NEWS.name}"
             case = Case(name=model, task=task, bundle=imported.bundle, source=source, texts=texts, token_ids=token_ids)
             run.cases.append(case)
-        run.cases = [replace(case, name=model, weights=imported.folder) for case in run.cases]
+        run.cases = [replace(case, name=f"{model}, {case.name}", weights=imported.folder) for case in run.cases]
         run.add_peers(peers)
         run.measure()
         run.finish(f"{model}, random weights, a second")
@@ -306,10 +319,16 @@ def time_shares(
         names = _chosen("models", models, (TRANSFORMER, GPT2, "ag-news", "cifar10"))
         random_models = run.prepare(*(name for name in names if name in (TRANSFORMER, GPT2)))
         flags = ["--threads", str(run.threads)] + (["--precision", precision] if precision else [])
-        shares = TimeShares(run.folder, run.worker("caller"), run.settings["seconds"], shutil.which(py_spy))
+        run.shares = shares = TimeShares(
+            run.folder, run.worker("caller"), run.settings["seconds"], shutil.which(py_spy)
+        )
         for name in names:
             if name == TRANSFORMER:
-                store, cases, slots = random_models[name].store, _sentences(random_models[name]), 128
+                store, cases, slots = (
+                    random_models[name].store,
+                    _sentences(random_models[name], random_models[name].tokenizer),
+                    128,
+                )
             elif name == GPT2:
                 model = random_models[name]
                 store, cases, slots = model.store, [_prompts(model, inputs.PROMPTS[0], 64, count=4096)], 32
@@ -317,10 +336,7 @@ def time_shares(
                 store, cases, slots = ROOT / "models", [_classifier(run, name, None)], 32
             callers = (8, 32) if name in random_models else (32,)
             shares.measure(store, cases, callers, [*flags, "--num-slots", str(slots)])
-        report = run.about | {"settings": {"seconds": seconds, "threads": run.threads}, "rows": shares.rows}
-        for line in shares.lines():
-            _say(line)
-        _write(report, output or ROOT / "benchmarks" / "results" / "time-shares.json")
+        run.finish_shares()
 
 
 class _Run:
@@ -339,6 +355,7 @@ class _Run:
         self.notes: list[str] = []
         self.servers: dict[str, Server] = {}
         self.results: Results | None = None
+        self.shares: TimeShares | None = None
         self.stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -350,9 +367,12 @@ class _Run:
         return self
 
     def __exit__(self, _: object, error: object, __: object) -> None:
-        if isinstance(error, SystemExit) and self.results and any(self.results.rows.values()):
+        if isinstance(error, SystemExit):
             self.notes.append("ended before it was done")
-            self.finish()
+            if self.results and any(self.results.rows.values()):
+                self.finish()
+            elif self.shares and self.shares.rows:
+                self.finish_shares()
         self.stack.close()
         if isinstance(error, ContestantError):
             _fail(str(error))
@@ -428,6 +448,15 @@ class _Run:
             self.results.add_round(number=number, by_case=by_case)
             _say(f"round {number + 1} of {rounds} done in {time.perf_counter() - begun_s:.0f} s")
 
+    def finish_shares(self) -> None:
+        """Prints and writes where the time went."""
+        assert self.shares is not None, "measured before"
+        for line in (*self.shares.lines(), "", *self.notes):
+            _say(line)
+        settings = {"seconds": self.settings["seconds"], "threads": self.threads}
+        report = self.about | {"settings": settings, "rows": self.shares.rows}
+        _write(report, self.settings["output"] or ROOT / "benchmarks" / "results" / "time-shares.json")
+
     def finish(self, title: str = "", *, not_drawn: tuple[str, ...] = ()) -> None:
         """Prints and writes the report, and draws it if the picture has a title."""
         assert self.results is not None, "measured before"
@@ -463,9 +492,9 @@ def _prompts(model: RandomModel | ImportedModel, lengths: Lengths, new_tokens: i
     )
 
 
-def _sentences(model: RandomModel) -> list[Case]:
+def _sentences(model: RandomModel | ImportedModel, tokenizer: Tokenizer) -> list[Case]:
     """Returns cases of sentences of random words, translated greedily and with four beams."""
-    texts, token_ids = random_texts(model.tokenizer, inputs.MULTI30K, 256)
+    texts, token_ids = random_texts(tokenizer, inputs.MULTI30K, 256)
     greedy = Case(
         name="greedy",
         task="translation",

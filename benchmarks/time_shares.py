@@ -162,12 +162,12 @@ class TimeShares:
         loads = [(case.name, count) for case in cases for count in callers]
         with running_server(ROOT, store, flags, ("benchmarks.time_shares", "--")) as server:
             rows = [self._row(server, name, files[name], count) for name, count in loads]
+        self.rows += rows
         for row, (name, count) in zip(rows, loads, strict=True):
             profiled = ("benchmarks.time_shares", "profile", str(self.folder), "--")
             with running_server(ROOT, store, flags, profiled) as server:
                 self._call(server, files[name], count)
                 row.update(operator_shares(server.process.ask()["files"], self.seconds))
-        self.rows += rows
 
     def _call(self, server: Server, file: Path, callers: int) -> dict[str, Any]:
         load = {"case": str(file), "callers": callers, "seconds": self.seconds}

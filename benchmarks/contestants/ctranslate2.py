@@ -1,5 +1,6 @@
 """CTranslate2 in int8: python -m benchmarks.contestants.ctranslate2 THREADS."""
 
+import json
 import sys
 from collections.abc import Mapping
 from functools import partial
@@ -16,10 +17,11 @@ _SPLIT_SIZES = (4, 8, 16)
 """Sizes that a batch of prompts may be cut to: sorted by length, parts of a mixed batch have less padding."""
 
 
-def vocabulary_of(tokenizer: Tokenizer) -> list[str]:
-    """Returns the tokens by their ids."""
-    vocabulary = tokenizer.get_vocab()
-    return sorted(vocabulary, key=vocabulary.__getitem__)
+def vocabulary_of(converted: Path) -> list[str]:
+    """Returns the tokens of a converted model by their ids; of a translation model, those of both sides."""
+    (file,) = converted.glob("*vocabulary.json")
+    tokens: list[str] = json.loads(file.read_text(encoding="utf-8"))
+    return tokens
 
 
 def converted_model(case: Case) -> Path:
@@ -33,8 +35,8 @@ def converted_model(case: Case) -> Path:
             TransformersConverter(str(weights)).convert(str(converted), quantization="int8", force=True)
             return converted
         converted.mkdir(parents=True, exist_ok=True)
-        tokens = vocabulary_of(Tokenizer.from_file(str(weights / "tokenizer.json")))
-        _convert(case, tokens).save(str(converted))
+        vocabulary = Tokenizer.from_file(str(weights / "tokenizer.json")).get_vocab()
+        _convert(case, sorted(vocabulary, key=vocabulary.__getitem__)).save(str(converted))
     return converted
 
 
@@ -65,9 +67,10 @@ class _Library:
 
     def __init__(self, threads: int, case: Case) -> None:
         self.threads = threads
-        self._tokens = vocabulary_of(Tokenizer.from_file(str(Path(case["weights"]) / "tokenizer.json")))
+        converted = converted_model(case)
+        self._tokens = vocabulary_of(converted)
         kind = ctranslate2.Translator if case["task"] == "translation" else ctranslate2.Generator
-        opened = partial(kind, str(converted_model(case)), "cpu")
+        opened = partial(kind, str(converted), "cpu")
         self.whole = opened(compute_type="int8", inter_threads=1, intra_threads=threads)
         self.parts = opened(compute_type="int8", inter_threads=threads, intra_threads=1)
 

@@ -35,12 +35,13 @@ class _Call:
 
 class _Server:
     def __init__(self, case: Case, inter_threads: int, intra_threads: int, batch_size: int, batch_type: str) -> None:
-        weights = Path(case["weights"])
-        self._tokenizer = Tokenizer.from_file(str(weights / "tokenizer.json"))
-        self._vocabulary, self._ids = vocabulary_of(self._tokenizer), self._tokenizer.get_vocab()
+        self._tokenizer = Tokenizer.from_file(str(Path(case["bundle"]) / "tokenizer.json"))
+        converted = converted_model(case)
+        self._vocabulary = vocabulary_of(converted)
+        self._ids = {token: index for index, token in enumerate(self._vocabulary)}
         kind = ctranslate2.Translator if case["task"] == "translation" else ctranslate2.Generator
         threads = {"inter_threads": inter_threads, "intra_threads": intra_threads}
-        self._model = kind(str(converted_model(case)), "cpu", compute_type="int8", **threads)
+        self._model = kind(str(converted), "cpu", compute_type="int8", **threads)
         self._case, self._batch_size, self._batch_type = case, batch_size, batch_type
         self._waiting: list[_Call] = []
         self._idle = inter_threads
