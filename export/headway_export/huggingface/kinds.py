@@ -177,7 +177,7 @@ class _Description:
         folder = ModelFolder(path=self.path, task=task, config=self.config, options=options, origin=origin)
         if self.kind is None:
             towers, notes = read_towers(folder)
-            sources = tuple(_with_texts(one, options.texts_file) if one.tokenizer is not None else one for one in towers)
+            sources = tuple(one if one.tokenizer is None else _with_texts(one, options.texts_file) for one in towers)
         else:
             source, notes = self.kind.read(folder)
             sources = (_with_texts(source, options.texts_file),)
