@@ -252,7 +252,8 @@ class ModelFolder:
                 ) from error
             raise SourceError(f"{self.path}: cannot be loaded for {self.task} ({first_line(error)})") from error
         for what in ("missing_keys", "mismatched_keys"):
-            if names := [name for name in map(str, report[what]) if not name.startswith(unused)]:
+            keys = (key if isinstance(key, str) else str(key[0]) for key in report[what])  # some with their shapes
+            if names := [name for name in keys if not name.startswith(unused)]:
                 first = min(names)
                 raise SourceError(
                     f"{self.path}: {len(names)} weights of {type(model).__name__} are "

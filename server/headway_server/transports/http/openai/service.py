@@ -328,7 +328,7 @@ class _CallWriter:
         found = self.delta((*self.reader.feed(text), *self.reader.end()))
         for call in found.get("tool_calls", ()):
             del call["index"]
-        return {"content": None, **found} if self._count else {"content": text}
+        return {"content": None if self._count else "", **found}
 
     def reason(self, reason: str) -> str:
         """Returns why the answer has ended."""
