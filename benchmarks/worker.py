@@ -32,7 +32,9 @@ def tree_environment(tree: Path) -> dict[str, str]:
     """Returns the variables with which Python imports headway from a checkout, without the user's own HEADWAY_*."""
     folders = [str(tree / name) for name in ("proto", "server", "client", "training", "export")]
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("HEADWAY_")}
-    return inherited | {"PYTHONPATH": os.pathsep.join([*folders, *filter(None, [inherited.get("PYTHONPATH")])])}
+    path = os.pathsep.join([*folders, *filter(None, [inherited.get("PYTHONPATH")])])
+    # The same few images are sent over and over, and what is measured is the model.
+    return inherited | {"PYTHONPATH": path, "HEADWAY_MAX_IMAGE_OUTPUTS_MIB": "0"}
 
 
 def foreign_environment(**variables: str) -> dict[str, str]:
