@@ -77,7 +77,7 @@ def write_data(root: Path) -> dict[str, Path]:
     texts = [(" ".join([*row, "good" if good else "bad"]), good) for row, good in rows]
     lines = [f"{'praise' if good else 'blame'},{text}" for text, good in texts]
     (root / "topics.csv").write_text("\n".join(["label,text", *lines]), encoding="utf-8")
-    tagged = ["\n".join(f"{word}\t{'NAME' if word in ('fire', 'rain') else 'WORD'}" for word in row) for row, _ in rows]
+    tagged = ["\n".join(f"{word}\t{'B-name' if word in ('fire', 'rain') else 'O'}" for word in row) for row, _ in rows]
     (root / "tags.conll").write_text("\n\n".join(tagged) + "\n", encoding="utf-8")
     (root / "story.txt").write_text("\n".join(text for text, _ in texts), encoding="utf-8")
     with (root / "chats.jsonl").open("w", encoding="utf-8") as out:

@@ -171,7 +171,10 @@ class ModelFolder:
     @property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer that reads its texts; each call returns a new one."""
-        return Tokenizer.from_str(self.processor.backend_tokenizer.to_str())
+        tokenizer = Tokenizer.from_str(self.processor.backend_tokenizer.to_str())
+        tokenizer.no_padding()  # tasks pad and cut
+        tokenizer.no_truncation()
+        return tokenizer
 
     @property
     def num_token_types(self) -> int:
@@ -260,6 +263,8 @@ class ModelFolder:
             raise CheckpointError(f"{self.path}: cannot be loaded for {self.task} ({_first_line(error)})") from error
         mismatched = (entry if isinstance(entry, str) else entry[0] for entry in report["mismatched_keys"])
         fresh = {*map(str, report["missing_keys"]), *map(str, mismatched)}
+        if not hasattr(model, model.base_model_prefix or "-"):
+            raise CheckpointError(f"{self.path}: {type(model).__name__} does not part its body from its head")
         inside = model.base_model_prefix + "."
         wrong = [name for name in fresh if name.startswith(inside) and "pooler" not in name]
         if wrong or (fresh and self.task == "generation"):

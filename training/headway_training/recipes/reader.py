@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from headway_training.checkpoint import HUGGINGFACE
+from headway_training.checkpoint import CHECKPOINT_FILE, HUGGINGFACE, read_checkpoint
 from headway_training.errors import RecipeError
 from headway_training.models import CONFIGURATIONS, NAMED_CONFIGURATIONS, named_configuration
 from headway_training.recipes.settings import Recipe
@@ -91,7 +91,9 @@ def _take_folder(content: dict[str, Any], folder: Path) -> dict[str, Any]:
     kept = {name: resolved[name] for name in _FOLDER_FIELDS if name in resolved}
     changed: dict[str, Any] = {"model": {"architecture": HUGGINGFACE, **kept}, "init": {"checkpoint": str(folder)}}
     if resolved.get("architecture") != HUGGINGFACE:
-        changed["license"] = f"that of {folder.name}, which it was fine-tuned from"
+        is_ours = (folder / CHECKPOINT_FILE).is_file()
+        own = f"that of {folder.resolve().name}, which it was fine-tuned from"
+        changed["license"] = read_checkpoint(folder).license if is_ours else own
     return changed
 
 
