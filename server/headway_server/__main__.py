@@ -2,11 +2,33 @@
 
 Importing what serves takes a second, and the first process of a container ignores every signal that it has no handler
 for: so a handler is set before that. Once the server runs it has handlers of its own, which drain it.
+
+Before all that the process starts itself anew where that gets it huge pages (docs/operations.md has the figures).
 """
 
 import os
 import signal
 import sys
+from pathlib import Path
+
+_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+def _take_huge_pages() -> None:
+    """Starts the program anew, in the same process, with a C library that asks for huge pages for large allocations.
+
+    It reads its tunables when a program starts, and nothing else makes it ask for the memory of ONNX Runtime: weights,
+    and what operators write. Where `GLIBC_TUNABLES` is set, whoever starts the server has decided.
+    """
+    if sys.platform != "linux" or not sys.executable or "GLIBC_TUNABLES" in os.environ:
+        return
+    try:
+        if "[madvise]" not in _PAGES.read_text(encoding="ascii"):
+            return  # everyone gets huge pages, or nobody
+        os.environ["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1"
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 (the program that runs already)
+    except OSError:  # a sandbox may hide the file, or allow no new program: ordinary pages do
+        return
 
 
 def _end_at_once(number: int, frame: object) -> None:  # noqa: ARG001 (what Python hands to a handler)
@@ -18,6 +40,7 @@ def _end_at_once(number: int, frame: object) -> None:  # noqa: ARG001 (what Pyth
 
 def main() -> None:
     """Runs the server."""
+    _take_huge_pages()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _end_at_once)
     from headway_server.cli import main as serve  # noqa: PLC0415 (after the handlers are there)
