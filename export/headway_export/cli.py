@@ -271,11 +271,11 @@ def hf(
         )
         on_hub = None if Path(folder).is_dir() else huggingface.parse_id(folder, revision)
         if on_hub is not None:
-            source, notes = huggingface.from_hub(*on_hub, asked, _say)
+            sources, notes = huggingface.from_hub(*on_hub, asked, _say)
         elif revision is not None:
             raise SourceError(f"--revision {revision}: is for an id of the hub, ORG/NAME, and {folder} is none")
         else:
-            source, notes = huggingface.from_folder(Path(folder), asked)
+            sources, notes = huggingface.sources_from_folder(Path(folder), asked)
         default = [Precision.FP32] if evaluation is None else [Precision.FP32, Precision.INT8]
         options = ExportOptions(
             store=store,
@@ -285,10 +285,11 @@ def hf(
             attention=attention,
             replace=replace,
         )
-        _export(source, options)
+        for source in sources:
+            _export(source, options)
         if precision is None and evaluation is None:
             note = "fp32 alone: int8 is judged on evaluation data, which --evaluation FILE gives"
-            if is_measured(source.task):
+            if all(is_measured(source.task) for source in sources):
                 note += ", or else by fp32's answers, which --precision fp32 --precision int8 asks for"
             notes += (note,)
         for note in notes:

@@ -88,7 +88,7 @@ def read(hub, tmp_path, monkeypatch):
     def call(revision=None, model_id=ID, options=None, **settings):
         said = []
         with using(hub.address, tmp_path / "cache", monkeypatch, **settings):
-            source, notes = from_hub(model_id, revision, options or FolderOptions(), said.append)
+            (source,), notes = from_hub(model_id, revision, options or FolderOptions(), said.append)
         return source, notes, said
 
     return call

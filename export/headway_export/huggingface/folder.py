@@ -143,12 +143,13 @@ class ModelFolder:
             configuration={"model_type": self.config.model_type, "transformers": transformers.__version__},
         )
 
-    def source(self, model: nn.Module, module: nn.Module, **values: Any) -> ExportSource:
+    def source(self, model: nn.Module, module: nn.Module, *, part: str = "", **values: Any) -> ExportSource:
         """Describes what is exported, by what every folder states and by `values` of its kind.
 
         Args:
             model: The library's, for its name and geometry.
             module: What is traced.
+            part: What it is of the model, for the description.
             values: Further fields of `ExportSource`.
         """
         return ExportSource(
@@ -157,7 +158,8 @@ class ModelFolder:
             module=module,
             description=(
                 f"{type(model).__name__}, exported from "
-                + ("a folder of transformers." if self.origin is None else f"{self.origin.id} of the hub.")
+                + ("a folder of transformers" if self.origin is None else f"{self.origin.id} of the hub")
+                + f"{part}."
             ),
             license=self.license(),
             origin=self.origin,

@@ -27,6 +27,7 @@ from headway_export.huggingface.folder import (
 )
 from headway_export.huggingface.hub import HubModel
 from headway_export.huggingface.images import PREPROCESSOR_FILE, read_image_classifier, read_image_embedder
+from headway_export.huggingface.towers import TASKS, is_two_towers, read_towers
 from headway_export.huggingface.translators import TRANSLATORS, read_translator
 from headway_export.source import ExportSource
 from headway_server.bundles import EMBEDDING_TASKS, Origin, Task
@@ -65,6 +66,14 @@ KINDS: Final = (
 
 
 def from_folder(path: Path, options: FolderOptions) -> tuple[ExportSource, tuple[str, ...]]:
+    """Reads a model folder that is one source; else as `sources_from_folder`."""
+    sources, notes = sources_from_folder(path, options)
+    if len(sources) != 1:
+        raise SourceError(f"{path}: has a tower for each of {', '.join(TASKS)}; give one of them with --task")
+    return sources[0], notes
+
+
+def sources_from_folder(path: Path, options: FolderOptions) -> tuple[tuple[ExportSource, ...], tuple[str, ...]]:
     """Reads a model folder.
 
     Args:
@@ -72,7 +81,7 @@ def from_folder(path: Path, options: FolderOptions) -> tuple[ExportSource, tuple
         options: What is asked for beside it.
 
     Returns:
-        What is exported, and notes for the user, a sentence each.
+        What is exported, a source for each tower of a model of two, and notes for the user, a sentence each.
 
     Raises:
         SourceError: The folder is incomplete, or its model is of a kind that cannot be served.
@@ -82,7 +91,7 @@ def from_folder(path: Path, options: FolderOptions) -> tuple[ExportSource, tuple
 
 def from_hub(
     model_id: str, revision: str | None, options: FolderOptions, tell: Callable[[str], None] = lambda _: None
-) -> tuple[ExportSource, tuple[str, ...]]:
+) -> tuple[tuple[ExportSource, ...], tuple[str, ...]]:
     """Fetches a model of the hub into the library's cache and reads it; weights only after all else has been read.
 
     Args:
@@ -92,10 +101,10 @@ def from_hub(
         tell: Called with a sentence before weights are fetched.
 
     Returns:
-        What `from_folder` does.
+        What `sources_from_folder` does.
 
     Raises:
-        SourceError: It cannot be fetched, or `from_folder` refuses it.
+        SourceError: It cannot be fetched, or `sources_from_folder` refuses it.
     """
     model = HubModel.find(model_id, revision)
     try:
@@ -118,7 +127,8 @@ class _Description:
     """Of `config.json`."""
     config: Any
     """The same as `transformers` parses it."""
-    kind: Kind
+    kind: Kind | None
+    """None: two towers."""
 
     @classmethod
     def read(cls, path: Path, options: FolderOptions) -> _Description:
@@ -130,28 +140,52 @@ class _Description:
         layout = read_layout(path)
         weights = path if layout is None else layout.transformer
         content = read_configuration(weights)
-        kind = _kind_of(path, content, options.task or _embedding_task(path, content, layout, options))
-        if options.pooling is not None and kind.task not in EMBEDDING_TASKS:
-            raise SourceError(f"--pooling is for {' and '.join(EMBEDDING_TASKS)}, and the task is {kind.task}")
-        if options.prompts and kind.task is not Task.TEXT_EMBEDDING:
-            raise SourceError(f"--prompt is for {Task.TEXT_EMBEDDING}, and the task is {kind.task}")
+        kind = None
+        if layout is not None or not is_two_towers(content):
+            kind = _kind_of(path, content, options.task or _embedding_task(path, content, layout, options))
+            _check_flags(kind, options)
+        elif options.pooling is not None or options.prompts:
+            flag = "--pooling" if options.pooling is not None else "--prompt"
+            raise SourceError(f"{path}: {flag} is not for a model of two towers; leave it out")
         config = parse_configuration(weights, content)
         check_is_dense(path, config)
-        kind.check(path, config)
+        if kind is not None:
+            kind.check(path, config)
         return cls(path=path, weights=weights, content=content, config=config, kind=kind)
 
-    def load(self, options: FolderOptions, origin: Origin | None = None) -> tuple[ExportSource, tuple[str, ...]]:
+    def load(
+        self, options: FolderOptions, origin: Origin | None = None
+    ) -> tuple[tuple[ExportSource, ...], tuple[str, ...]]:
         """Returns what is exported, and notes.
 
         Raises:
             SourceError: The folder is incomplete, or its model cannot be served.
         """
         check_weights(self.weights, allow_pickle=options.allow_pickle)
-        source, notes = self.kind.read(
-            ModelFolder(path=self.path, task=self.kind.task, config=self.config, options=options, origin=origin)
-        )
-        notes += _note_of_version(self.content) + _note_of_code(self.content)
-        return _with_texts(source, options.texts_file), notes
+        task = Task.IMAGE_EMBEDDING if self.kind is None else self.kind.task
+        folder = ModelFolder(path=self.path, task=task, config=self.config, options=options, origin=origin)
+        if self.kind is None:
+            sources, notes = read_towers(folder)
+            sources = tuple(
+                _with_texts(source, options.texts_file) if source.tokenizer is not None else source
+                for source in sources
+            )
+        else:
+            source, notes = self.kind.read(folder)
+            sources = (_with_texts(source, options.texts_file),)
+        return sources, notes + _note_of_version(self.content) + _note_of_code(self.content)
+
+
+def _check_flags(kind: Kind, options: FolderOptions) -> None:
+    """Checks that what is asked for is for models of a kind.
+
+    Raises:
+        SourceError: It is not.
+    """
+    if options.pooling is not None and kind.task not in EMBEDDING_TASKS:
+        raise SourceError(f"--pooling is for {' and '.join(EMBEDDING_TASKS)}, and the task is {kind.task}")
+    if options.prompts and kind.task is not Task.TEXT_EMBEDDING:
+        raise SourceError(f"--prompt is for {Task.TEXT_EMBEDDING}, and the task is {kind.task}")
 
 
 def _note_of_code(content: Mapping[str, Any]) -> tuple[str, ...]:

@@ -1,0 +1,286 @@
+"""Models of two towers that put images and texts into one space: CLIP, SigLIP and their kin.
+
+A folder becomes two sources, one for each tower, whose bundles name one space.
+
+B rows, T tokens, L tokens that a fixed length pads to, E width of the space.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import string
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, cast
+
+import torch
+from tokenizers import Regex, Tokenizer, normalizers
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import AutoModel, AutoTokenizer
+
+from headway_export.errors import SourceError
+from headway_export.huggingface.folder import ModelFolder, first_line
+from headway_export.huggingface.images import PREPROCESSOR_FILE, read_preprocessing
+from headway_export.huggingface.tokenizers import check_tokenizer, convert_pieces, read_pieces, sample_lines
+from headway_export.source import ExportSource, open_tokenizer
+from headway_server.bundles import TOKENIZER_FILE, Space, SpecialTokens, Task
+
+ARCHITECTURES: Final = ("CLIPModel", "ChineseCLIPModel", "AltCLIPModel", "MetaClip2Model", "SiglipModel")
+TASKS: Final = (Task.IMAGE_EMBEDDING, Task.TEXT_EMBEDDING)
+VECTOR_BOUND: Final = 1e-5
+"""Largest difference of a number of a vector of length one between a tower alone and the whole model."""
+
+_PIECES_FILE: Final = "spiece.model"
+_SAMPLE_TEXTS: Final = ("a photo of a cat", "red", "two dogs and a very large house by the sea")
+
+
+class HuggingFaceImageTower(nn.Module):
+    """The tower of a model of `transformers` that reads images."""
+
+    pooling = "tower"
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, pixel_values: Tensor) -> dict[str, Tensor]:
+        """(B, 3, height, width) -> `embedding` (B, E) of length one."""
+        output = cast("Any", self.model).get_image_features(pixel_values=pixel_values, return_dict=True)
+        return {"embedding": functional.normalize(output.pooler_output, dim=-1)}
+
+
+class HuggingFaceTextTower(nn.Module):
+    """The tower of a model of `transformers` that reads texts.
+
+    One that was trained on texts of a fixed length reads them so here: its graph puts the padding around a text.
+    """
+
+    pooling = "tower"
+
+    def __init__(self, model: nn.Module, reading: TextReading) -> None:
+        super().__init__()
+        self.model = model
+        self.max_length = reading.max_length
+        self.reading = reading
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> dict[str, Tensor]:
+        """(B, T), (B, T), 1 at tokens and 0 behind them -> `embedding` (B, E) of length one."""
+        if self.reading.is_fixed:
+            input_ids, attention_mask = self._pad(input_ids, attention_mask)
+        mask = {"attention_mask": attention_mask} if self.reading.reads_mask else {}
+        output = cast("Any", self.model).get_text_features(input_ids=input_ids, return_dict=True, **mask)
+        return {"embedding": functional.normalize(output.pooler_output, dim=-1)}
+
+    def _pad(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, T), (B, T) -> (B, L), (B, L)."""
+        lengths = attention_mask.sum(dim=1, keepdim=True)  # (B, 1)
+        places = torch.arange(self.max_length).unsqueeze(0)  # (1, L)
+        if self.reading.pads_before:
+            places = places - (self.max_length - lengths)  # (B, L), below 0 at padding
+        is_token = (places >= 0) & (places < lengths)
+        tokens = input_ids.gather(1, torch.minimum(places.clamp(min=0), lengths - 1))
+        return torch.where(is_token, tokens, self.reading.pad_id), is_token.to(attention_mask.dtype)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextReading:
+    """How a tower reads a text."""
+
+    max_length: int
+    """Most tokens."""
+    is_fixed: bool
+    """True if every text is padded to that."""
+    pads_before: bool
+    """True if the padding comes before the text."""
+    pad_id: int
+    reads_mask: bool
+    """True if the tower is told where the padding is."""
+
+
+def is_two_towers(content: Mapping[str, Any]) -> bool:
+    """True of the configuration of a model of two towers."""
+    return any(name in ARCHITECTURES for name in content.get("architectures") or [])
+
+
+def read_towers(folder: ModelFolder) -> tuple[tuple[ExportSource, ...], tuple[str, ...]]:
+    """Reads a folder: one source for each tower, or for the one whose task is asked for, and no notes.
+
+    Raises:
+        SourceError: The folder is incomplete, or the model or what goes with it cannot be served.
+    """
+    asked = folder.options.task
+    if asked not in (None, *TASKS):
+        raise SourceError(f"{folder.path}: has towers for {' and '.join(TASKS)}, and --task is {asked}")
+    if folder.options.evaluation_file is not None:
+        raise SourceError(f"--evaluation: no metric of {' and '.join(TASKS)} is known; leave it out")
+    preprocessing = read_preprocessing(folder)
+    tokenizer, read = _read_tokenizer(folder)
+    model: Any = folder.load(AutoModel)
+    reading = _reading_of(folder, read)
+    towers = {
+        Task.IMAGE_EMBEDDING: HuggingFaceImageTower(model).eval(),
+        Task.TEXT_EMBEDDING: HuggingFaceTextTower(model, reading).eval(),
+    }
+    _check_towers(folder, towers, read, tokenizer, (preprocessing.height, preprocessing.width))
+    space = _space_of(folder, model)
+    parts: dict[Task, dict[str, Any]] = {
+        Task.IMAGE_EMBEDDING: {"image_preprocessing": preprocessing},
+        Task.TEXT_EMBEDDING: {"tokenizer": tokenizer, "special_tokens": SpecialTokens(pad=reading.pad_id)},
+    }
+    sources = []
+    for task, side in ((Task.IMAGE_EMBEDDING, "image"), (Task.TEXT_EMBEDDING, "text")):
+        if asked in (None, task):
+            of_tower = replace(folder, task=task, options=replace(folder.options, name=f"{folder.name()}-{side}"))
+            sources.append(
+                of_tower.source(model, towers[task], space=space, part=f": the tower that reads {side}s", **parts[task])
+            )
+    return tuple(sources), ()
+
+
+def _space_of(folder: ModelFolder, model: Any) -> Space:
+    """Describes the space; its name is that of the family and a hash of the weights."""
+    digest = hashlib.sha256()
+    for file in sorted((*folder.path.glob("*.safetensors"), *folder.path.glob("*.bin"))):
+        with file.open("rb") as opened:
+            digest.update(hashlib.file_digest(opened, "sha256").digest())
+    bias = getattr(model, "logit_bias", None)
+    return Space(
+        name=f"{folder.config.model_type}-{digest.hexdigest()[:12]}",
+        probabilities="softmax" if bias is None else "sigmoid",
+        scale=float(model.logit_scale.detach().double().exp()),
+        bias=0.0 if bias is None else float(bias.detach()),
+    )
+
+
+def _reading_of(folder: ModelFolder, tokenizer: Any) -> TextReading:
+    """Says how the text tower reads.
+
+    Raises:
+        SourceError: More tokens are asked for than it takes.
+    """
+    text = folder.config.text_config
+    longest = int(text.max_position_embeddings)
+    if text.model_type in ("xlm-roberta", "roberta", "altclip_text_model"):  # positions begin after the padding's
+        longest -= int(text.pad_token_id) + 1
+    longest = min(longest, int(tokenizer.model_max_length))
+    is_fixed = hasattr(folder.config, "vision_config") and folder.config.model_type.startswith("siglip")
+    asked = folder.options.max_length
+    if asked is not None and (asked > longest or is_fixed):
+        reads = f"texts are padded to {longest} tokens" if is_fixed else f"the model takes {longest} tokens"
+        raise SourceError(f"{folder.path}: --max-length {asked}: {reads}")
+    pad_id = tokenizer.pad_token_id
+    return TextReading(
+        max_length=asked or longest,
+        is_fixed=is_fixed,
+        pads_before=tokenizer.padding_side == "left",
+        pad_id=int(text.pad_token_id or 0) if pad_id is None else int(pad_id),
+        reads_mask="attention_mask" in tokenizer.model_input_names,
+    )
+
+
+def _check_towers(
+    folder: ModelFolder,
+    towers: Mapping[Task, nn.Module],
+    read: Any,
+    tokenizer: Tokenizer,
+    size: tuple[int, int],
+) -> None:
+    """Holds the vectors of the towers against those of the whole model, which reads what the folder's tokenizer makes.
+
+    Raises:
+        SourceError: They differ, or the model does not read such images.
+    """
+    text_tower = cast("HuggingFaceTextTower", towers[Task.TEXT_EMBEDDING])
+    model: Any = text_tower.model
+    padding = "max_length" if text_tower.reading.is_fixed else True
+    inputs = read(
+        list(_SAMPLE_TEXTS),
+        padding=padding,
+        max_length=text_tower.reading.max_length,
+        truncation=True,
+        return_tensors="pt",
+    )
+    pixels = torch.rand(2, 3, *size, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    try:
+        with torch.inference_mode():
+            whole = model(pixel_values=pixels, return_dict=True, **inputs)
+            images = towers[Task.IMAGE_EMBEDDING](pixels)["embedding"]
+            texts = [
+                text_tower(ids, torch.ones_like(ids))["embedding"]
+                for text in _SAMPLE_TEXTS
+                for ids in [torch.tensor([_cut(tokenizer, text, text_tower.reading.max_length)])]
+            ]
+    except Exception as error:  # whatever its code raises
+        raise SourceError(
+            f"{folder.path}: {type(model).__name__} does not read images of {size[0]} x {size[1]}, which "
+            f"{PREPROCESSOR_FILE} asks for, or the tokens of its tokenizer ({first_line(error)})"
+        ) from error
+    for what, found, expected in (
+        ("images", images, whole.image_embeds),
+        ("texts", torch.cat(texts), whole.text_embeds),
+    ):
+        if not (error_size := float((found - expected).abs().max())) <= VECTOR_BOUND:
+            raise SourceError(
+                f"{folder.path}: the tower of {what} gives other vectors by itself than in {type(model).__name__} "
+                f"(they differ by {error_size:.1e}, limit {VECTOR_BOUND:.0e}); not supported"
+            )
+
+
+def _cut(tokenizer: Tokenizer, text: str, length: int) -> list[int]:
+    tokenizer.enable_truncation(length)
+    ids = tokenizer.encode(text).ids
+    tokenizer.no_truncation()
+    return ids
+
+
+# Tokenizers
+
+
+def _read_tokenizer(folder: ModelFolder) -> tuple[Tokenizer, Any]:
+    """Returns the tokenizer, and that of `transformers`.
+
+    Raises:
+        SourceError: There is none that can be read, or it is not the model's.
+    """
+    try:
+        read = AutoTokenizer.from_pretrained(folder.path, trust_remote_code=False, local_files_only=True)
+    except Exception as error:  # the library raises many kinds
+        raise SourceError(f"{folder.path}: has no tokenizer that can be read ({first_line(error)})") from error
+    if hasattr(read, "backend_tokenizer"):
+        tokenizer = Tokenizer.from_str(read.backend_tokenizer.to_str())
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+    else:
+        tokenizer = _from_pieces(folder.path, read)
+    folder.check_vocabulary(tokenizer)
+    return tokenizer, read
+
+
+def _from_pieces(path: Path, read: Any) -> Tokenizer:
+    """Returns the tokenizer of a SigLIP folder, which canonicalizes a text and gives it to a SentencePiece model.
+
+    Raises:
+        SourceError: What is there reads otherwise than the folder's own tokenizer.
+    """
+    file = path / TOKENIZER_FILE
+    if file.exists():
+        tokenizer = open_tokenizer(file)
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+    else:
+        ids = {piece.piece: index for index, piece in enumerate(read_pieces(path / _PIECES_FILE).pieces)}
+        special = [str(token) for token in read.all_special_tokens]
+        tokenizer = convert_pieces(
+            path / _PIECES_FILE, ids, unknown=str(read.unk_token), end=str(read.eos_token), special=special
+        )
+        steps = [
+            *([normalizers.Lowercase()] if read.do_lower_case else []),
+            normalizers.Replace(Regex("[" + "".join(f"\\x{ord(mark):02x}" for mark in string.punctuation) + "]"), ""),
+            normalizers.Replace(Regex(r"[\s\x1c-\x1f]+"), " "),  # what Python takes for white space
+            normalizers.Strip(),
+        ]
+        tokenizer.normalizer = normalizers.Sequence([*steps, tokenizer.normalizer])
+    check_tokenizer(path, tokenizer, lambda line: read(line)["input_ids"], lines=sample_lines())
+    return tokenizer
