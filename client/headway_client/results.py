@@ -71,7 +71,7 @@ class ModelReference:
     name: str
     version: str
     variant: str
-    """Precision that ran: "fp32", "fp16", "int8" or "int8-static"."""
+    """Precision that ran: "fp32", "fp16", "int8", "int8-static" or "int4"."""
 
     def __str__(self) -> str:
         """Name, version and variant, such as `ag-news 1 (int8)`."""

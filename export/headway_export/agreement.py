@@ -9,7 +9,7 @@ N inputs, T tokens, V vocabulary, C labels, E width of an embedding.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -20,7 +20,7 @@ from headway_export.candidate import Candidate, pixel_values_of, prefill, run_ba
 from headway_export.errors import ParityError
 from headway_export.source import ExportSource
 from headway_server.batching import Tensors
-from headway_server.bundles import ENCODER_DECODER_TASKS, AgreementFigures, ClassificationScheme, Task
+from headway_server.bundles import ENCODER_DECODER_TASKS, AgreementFigures, ClassificationScheme, Precision, Task
 from headway_server.tasks.outputs import log_softmax, sigmoid
 from headway_server.tasks.text.model import text_tensors
 from headway_training.tokenizers import encode_pairs
@@ -33,6 +33,8 @@ LIMITS: Final = {
     "correlation": 0.99,
 }
 """The most nats a prediction, of fp32's distribution against the variant's; of all others the least."""
+LIMITS_OF_INT4: Final = {"mean_kl_divergence": 0.1, "top_agreement": 0.9}
+"""In place of these: 15 steps to a block round more than 254 to a column (docs/decisions/int4-weights.md)."""
 GENERATED: Final = "generated"
 
 _NUM_ROWS: Final = 64
@@ -86,7 +88,7 @@ def measure(candidate: Candidate, sample: Sample) -> AgreementFigures:
     of_decoder = source.task is Task.GENERATION
     found = _distributions(candidate, sample.tokens) if of_decoder else _outputs(candidate, sample.items)
     figures = _compare(source, sample.answers, found)
-    limits = {name: LIMITS[name] for name in figures}
+    limits = limits_of(candidate.precision, figures)
     for name, value in figures.items():
         is_past = value > limits[name] if name == "mean_kl_divergence" else value < limits[name]
         if is_past or not np.isfinite(value):
@@ -96,6 +98,12 @@ def measure(candidate: Candidate, sample: Sample) -> AgreementFigures:
                 "or --evaluation FILE"
             )
     return AgreementFigures(dataset=sample.dataset, example_count=len(found), figures=figures, limits=limits)
+
+
+def limits_of(precision: Precision, names: Iterable[str]) -> dict[str, float]:
+    """Returns the limits of some figures of a variant."""
+    limits = LIMITS | LIMITS_OF_INT4 if precision is Precision.INT4 else LIMITS
+    return {name: limits[name] for name in names}
 
 
 # Inputs

@@ -86,7 +86,7 @@ def main(
         ),
     ] = None,
     cache: Annotated[
-        Literal["int8", "fp32"], typer.Option(help="Key/value cache of a decoder's int8 variant.")
+        Literal["int8", "fp32"], typer.Option(help="Key/value cache of a decoder's int8 and int4 variants.")
     ] = "int8",
     attention: Annotated[
         bool | None,
@@ -129,7 +129,7 @@ def main(
         Path | None, typer.Option(help="JSON file with a bundle's image_preprocessing; for images.")
     ] = None,
     evaluation: Annotated[
-        Path | None, typer.Option(help="Data that int8 and fp16 are judged on (docs/checkpoint.md).")
+        Path | None, typer.Option(help="Data that int8, int4 and fp16 are judged on (docs/checkpoint.md).")
     ] = None,
     description: Annotated[str, typer.Option(help="One sentence about the model.")] = "",
     license_name: Annotated[str, typer.Option("--license", help="Licence of the weights.")] = "not stated",
@@ -199,7 +199,7 @@ def hf(
         typer.Option(help="Variant to write; repeat for several. [default: fp32; with --evaluation, int8 too]"),
     ] = None,
     cache: Annotated[
-        Literal["int8", "fp32"], typer.Option(help="Key/value cache of a decoder's int8 variant.")
+        Literal["int8", "fp32"], typer.Option(help="Key/value cache of a decoder's int8 and int4 variants.")
     ] = "int8",
     attention: Annotated[
         bool,
@@ -222,7 +222,9 @@ def hf(
         ),
     ] = False,
     trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", hidden=True)] = False,
-    evaluation: Annotated[Path | None, typer.Option(help="Data that int8 is judged on (docs/checkpoint.md).")] = None,
+    evaluation: Annotated[
+        Path | None, typer.Option(help="Data that int8 and int4 are judged on (docs/checkpoint.md).")
+    ] = None,
     languages: Annotated[
         str | None, typer.Option(help="Source and target, such as en-de, where the folder does not tell them.")
     ] = None,
@@ -232,7 +234,7 @@ def hf(
     texts: Annotated[
         Path | None,
         typer.Option(
-            help="Texts, a line each, that int8 is held against fp32 on where there is no --evaluation. "
+            help="Texts, a line each, that int8 and int4 are held against fp32 on where there is no --evaluation. "
             "[default: generated ones]"
         ),
     ] = None,

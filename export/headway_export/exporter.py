@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import importlib.metadata
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -21,7 +20,16 @@ from headway_export.card import Proof, write_card, write_learning_curve
 from headway_export.errors import ParityError, SourceError
 from headway_export.graphs import shows_attention
 from headway_export.reference import cache_ranges
-from headway_export.rewriting import AddVerification, FixScales, QuantizeCache, QuantizeProducts, RankLogits, rewrite
+from headway_export.rewriting import (
+    AddVerification,
+    FixScales,
+    LayerRange,
+    QuantizeBlocks,
+    QuantizeCache,
+    QuantizeProducts,
+    RankLogits,
+    rewrite,
+)
 from headway_export.source import ExportSource, check_chat_template
 from headway_export.tracing import TracedGraph, TracedModel, trace
 from headway_server.bundles import (
@@ -59,6 +67,7 @@ _DEVICES: dict[Precision, Literal["cpu", "cuda"]] = {
     Precision.FP32: "cpu",
     Precision.INT8: "cpu",
     Precision.INT8_STATIC: "cpu",
+    Precision.INT4: "cpu",
     Precision.FP16: "cuda",
 }
 NOISE_GROWTHS = (float("inf"), 16.0, 4.0)
@@ -77,7 +86,7 @@ class ExportOptions:
     precisions: tuple[Precision, ...] = DEFAULT_PRECISIONS
     """Variants to write."""
     cache: Literal["int8", "fp32"] = "int8"
-    """Key/value cache of an int8 decoder."""
+    """Key/value cache of an int8 or int4 decoder."""
     attention: bool | None = None
     """True to write the graph that gives the attention weights too; None: as the source says."""
     replace: bool = False
@@ -99,6 +108,10 @@ def export(source: ExportSource, options: ExportOptions, progress: Progress = la
         BundleError: That version exists already.
     """
     _check_source(source)
+    if Precision.INT4 in options.precisions and source.task is not Task.GENERATION:
+        raise SourceError(
+            f"int4 is a precision of {Task.GENERATION}, and {source.name} does {source.task}; leave it out"
+        )
     with staging_folder(options.store) as folder:
         if source.tokenizer is not None:
             source.tokenizer.save(str(folder / TOKENIZER_FILE))
@@ -157,6 +170,7 @@ class _Prover:
         self._progress = progress
         self._fp32_quality: QualityFigure | None = None
         self._sample: agreement.Sample | None = None
+        self._cache_ranges: list[LayerRange] | None = None
         self._opsets: dict[Precision, int] = {}
         self.proofs: list[Proof] = []
         """Of every variant that was made; fp32 is among them even where it is not kept."""
@@ -176,14 +190,17 @@ class _Prover:
         self._fp32_quality = fp32.quality
         variants = {Precision.FP32: fp32}
         if {Precision.INT8, Precision.INT8_STATIC} & set(wanted):
+            for_cpu = traced
             if self._source.task is not Task.GENERATION and shows_attention(self._source.module):
                 self._progress("int8: tracing")
-                traced = self._trace(self._source.module, for_cpu=True)
-            self._quantize(traced)
-        if Precision.INT8 in wanted:
-            variants[Precision.INT8] = self._prove(Precision.INT8, traced)
-        if Precision.INT8_STATIC in wanted:
-            variants[Precision.INT8_STATIC] = self._prove_static(traced)
+                for_cpu = self._trace(self._source.module, for_cpu=True)
+            quantized = self._quantize(for_cpu, Precision.INT8)
+            if Precision.INT8 in wanted:
+                variants[Precision.INT8] = self._prove(Precision.INT8, quantized)
+            if Precision.INT8_STATIC in wanted:
+                variants[Precision.INT8_STATIC] = self._prove_static(quantized)
+        if Precision.INT4 in wanted:
+            variants[Precision.INT4] = self._prove(Precision.INT4, self._quantize(traced, Precision.INT4))
         if Precision.FP16 in wanted:
             self._progress("fp16: tracing")
             half = copy.deepcopy(self._source.module).half()
@@ -193,17 +210,21 @@ class _Prover:
             del variants[Precision.FP32]
         return variants
 
-    def _quantize(self, traced: TracedModel) -> None:
-        """Makes a traced model int8, in place."""
-        self._progress("int8: quantizing")
-        for graph in _all_graphs(traced):
-            rewrite(graph.model, QuantizeProducts())
+    def _quantize(self, traced: TracedModel, precision: Precision) -> TracedModel:
+        """Returns a traced model in int8 or int4."""
+        self._progress(f"{precision}: quantizing")
+        passes = [QuantizeProducts()] if precision is Precision.INT8 else [QuantizeBlocks(), QuantizeProducts()]
+        quantized = _copied(traced)
+        for graph in _all_graphs(quantized):
+            rewrite(graph.model, *passes)
         has_cache = any(tensor.update == "in_place" for tensor in traced.state)
         # A translation model without evaluation data is refused anyway.
         is_judged = self._source.evaluation is not None or self._sample is not None
         if has_cache and self._options.cache == "int8" and is_judged:
-            tokens = () if self._sample is None else self._sample.tokens
-            rewrite(traced.graphs[-1].model, QuantizeCache(cache_ranges(self._source, tokens)))
+            if self._cache_ranges is None:
+                self._cache_ranges = cache_ranges(self._source, () if self._sample is None else self._sample.tokens)
+            rewrite(quantized.graphs[-1].model, QuantizeCache(self._cache_ranges))
+        return quantized
 
     def _prove_static(self, quantized: TracedModel) -> Variant:
         """Proves an int8 model with fixed scales, for as many activations as the proof allows.
@@ -222,9 +243,9 @@ class _Prover:
                 }
                 model = graph.model.clone()
                 rewrite(model, FixScales(fixed))
-                graphs.append(dataclasses.replace(graph, model=model))
+                graphs.append(replace(graph, model=model))
             try:
-                return self._prove(Precision.INT8_STATIC, dataclasses.replace(quantized, graphs=tuple(graphs)))
+                return self._prove(Precision.INT8_STATIC, replace(quantized, graphs=tuple(graphs)))
             except ParityError as error:
                 failure = error
         raise failure
@@ -304,7 +325,7 @@ class _Prover:
             return graph
         model = graph.model.clone()
         rewrite(model, AddVerification() if self._source.task is Task.GENERATION else RankLogits())
-        return dataclasses.replace(graph, model=model)
+        return replace(graph, model=model)
 
     def _write_graph(self, precision: Precision, graph: TracedGraph) -> Graph:
         file = f"{precision}/{graph.role}.onnx"
@@ -326,6 +347,15 @@ class _Prover:
             attention=self._source.attention if (given := self._options.attention) is None else given,
             for_cpu=for_cpu,
         )
+
+
+def _copied(traced: TracedModel) -> TracedModel:
+    """Returns a traced model whose graphs can be rewritten; both have the same tensors."""
+    graphs, attention = (
+        tuple(replace(graph, model=graph.model.clone()) for graph in some)
+        for some in (traced.graphs, () if traced.attention is None else (traced.attention,))
+    )
+    return replace(traced, graphs=graphs, attention=attention[0] if attention else None)
 
 
 def _all_graphs(traced: TracedModel) -> tuple[TracedGraph, ...]:

@@ -3,6 +3,7 @@
 `Declare`            names the dynamic axes of a traced graph and drops the tracer's notes
 `FuseAttention`      hands attention the product of query, key and value unsliced
 `GatherAsked`        computes what follows the last attention for the positions alone whose logits are asked for
+`QuantizeBlocks`     stores the weights of matrix products in 4 bits
 `QuantizeProducts`   turns matrix products and embedding tables into int8
 `FixScales`          gives the activations of int8 products one scale for all rows
 `QuantizeCache`      turns the key/value cache of a decoder into int8
@@ -37,6 +38,8 @@ optional ones. Outputs: context, present key, present value."""
 _PAST_KEY, _PAST_VALUE, _LENGTHS, _LONGEST, _KEY_SCALE = 3, 4, 5, 6, 12
 
 _INT8_MAX = 127
+_MIN_WEIGHT_SIZE = 1 << 12
+"""Elements of a weight below which it stays fp32: a small classifier head costs nothing and decides everything."""
 
 
 def rewrite(model: ir.Model, *passes: InPlacePass) -> None:
@@ -225,6 +228,106 @@ _ONE_SIDED = {
 """By the operator that gives the activation."""
 
 
+@dataclass(frozen=True, slots=True)
+class _WeightProduct:
+    """A product of an activation, (..., K), with what may be a weight."""
+
+    activation: ir.Value
+    weight: ir.Value
+    """(K, N), or (N, K) if it is `transposed`."""
+    transposed: bool
+    bias: ir.Value | None
+    """Of the same node."""
+
+
+def _weight_product(node: ir.Node) -> _WeightProduct | None:
+    """Reads a node as a product; None if it is none, or has factors."""
+    transposed, bias = False, None
+    if node.op_type == "Gemm" and not node.attributes.get_int("transA", 0):
+        if any(node.attributes.get_float(factor, 1.0) != 1.0 for factor in ("alpha", "beta")):
+            return None
+        transposed = bool(node.attributes.get_int("transB", 0))
+        bias = node.inputs[2] if len(node.inputs) > 2 else None
+    elif node.op_type != "MatMul":
+        return None
+    weight = _input(node, 1)
+    producer = weight.producer()
+    if producer is not None and producer.op_type == "Transpose":  # a tied projection
+        weight, transposed = _input(producer, 0), not transposed
+    return _WeightProduct(_input(node, 0), weight, transposed, bias)
+
+
+def _matrix_of(weight: ir.Value) -> NDArray[np.float32] | None:
+    """Returns the numbers of a weight; None if it is no fp32 matrix, or too small a one to be worth quantizing."""
+    constant = weight.const_value
+    if constant is None or weight.is_graph_input() or constant.dtype != ir.DataType.FLOAT:
+        return None
+    is_large = len(constant.shape) == 2 and constant.size >= _MIN_WEIGHT_SIZE
+    return constant.numpy() if is_large else None
+
+
+class QuantizeBlocks(InPlacePass):
+    """Stores the weights of matrix products in 4 bits: an eighth of the memory, and of what a decode step reads.
+
+    Every product of an activation with a weight (K, N), the output projection excepted, becomes one `MatMulNBits` of
+    ONNX Runtime. A block of a weight is 32 numbers of a column:
+
+        scale = (max - min) / 15, over the block and 0      zero = round(-min / scale)
+        q_w = round(w / scale) + zero, 0 .. 15
+
+    The operator quantizes activations to int8, with a scale for 32 numbers of a row, and sums in integers within a
+    block. In AVX-512 with VNNI a row has the same bits in any company with blocks of 16 and 32, and other bits with
+    longer ones (docs/decisions/int4-weights.md).
+
+    The output projection is left to `QuantizeProducts`, which stores a table that it is tied to once.
+    """
+
+    BLOCK_SIZE = 32
+    BITS = 4
+    INT8_ARITHMETIC = 4
+    """An `accuracy_level` of the operator."""
+
+    def __init__(self) -> None:
+        self._weights: dict[tuple[str | None, bool], Sequence[ir.Value]] = {}
+
+    def call(self, model: ir.Model) -> PassResult:
+        """Rewrites the matrix products of a decoder, in place."""
+        (logits,) = (value for value in model.graph.outputs if value.name == "logits")
+        assert logits.shape is not None, "the tracer has declared the output"
+        modified = False
+        for node in list(model.graph):
+            product = _weight_product(node)
+            matrix = None if product is None else _matrix_of(product.weight)
+            if product is None or matrix is None:
+                continue
+            columns = matrix if product.transposed else matrix.T  # (N, K)
+            if len(columns) == logits.shape[-1]:
+                continue
+            weight = self._quantize_weight(node, product, columns)
+            attributes = {"K": columns.shape[1], "N": len(columns), "bits": self.BITS, "block_size": self.BLOCK_SIZE}
+            attributes["accuracy_level"] = self.INT8_ARITHMETIC
+            tape = Tape()
+            inputs = [product.activation, *weight, None, product.bias]
+            _replace(node, tape, [tape.op("MatMulNBits", inputs, attributes, domain="com.microsoft")])
+            modified = True
+        model.graph.opset_imports["com.microsoft"] = 1
+        return PassResult(model, modified)
+
+    def _quantize_weight(
+        self, reader: ir.Node, product: _WeightProduct, columns: NDArray[np.float32]
+    ) -> Sequence[ir.Value]:
+        """Stores a weight once for all its readers; returns its codes, scales and zeros."""
+        key = (product.weight.name, product.transposed)
+        if key not in self._weights:
+            parts = dict(zip(("codes", "scales", "zeros"), quantize_blocks(columns, self.BLOCK_SIZE), strict=True))
+            tape = Tape(reader.graph)
+            self._weights[key] = [
+                tape.initializer(ir.tensor(part, name=f"{product.weight.name}.int4_{name}"))
+                for name, part in parts.items()
+            ]
+        return self._weights[key]
+
+
 class QuantizeProducts(InPlacePass):
     """Makes an fp32 graph int8: weights are stored in int8, activations are quantized as they come.
 
@@ -246,9 +349,6 @@ class QuantizeProducts(InPlacePass):
     once.
     """
 
-    MIN_WEIGHT_SIZE = 1 << 12
-    """Elements of a weight below which it stays fp32: a small classifier head costs nothing and decides everything."""
-
     def __init__(self) -> None:
         self._weights: dict[tuple[str | None, bool], tuple[ir.Value, NDArray[np.float32]]] = {}
 
@@ -264,34 +364,24 @@ class QuantizeProducts(InPlacePass):
 
     def _rewritten(self, node: ir.Node, tape: Tape) -> ir.Value | None:
         """Records what stands for a product with a weight or a look-up in a table; None for any other node."""
-        attributes = node.attributes
-        if node.op_type == "MatMul":
-            return self._product(node, tape, transposed=False)
-        if node.op_type == "Gemm" and not attributes.get_int("transA", 0):
-            if any(attributes.get_float(factor, 1.0) != 1.0 for factor in ("alpha", "beta")):
-                return None
-            output = self._product(node, tape, transposed=bool(attributes.get_int("transB", 0)))
-            has_bias = output is not None and len(node.inputs) > 2
-            return tape.op("Add", [output, node.inputs[2]]) if has_bias else output
-        if node.op_type == "Gather" and not attributes.get_int("axis", 0):
+        if (product := _weight_product(node)) is not None:
+            return self._product(node, product, tape)
+        if node.op_type == "Gather" and not node.attributes.get_int("axis", 0):
             return self._look_up(node, tape)
         return None
 
-    def _product(self, node: ir.Node, tape: Tape, *, transposed: bool) -> ir.Value | None:
-        activation, weight = _input(node, 0), _input(node, 1)
-        producer = weight.producer()
-        if producer is not None and producer.op_type == "Transpose":  # a tied projection
-            weight, transposed = _input(producer, 0), not transposed
-        if (quantized := self._quantize_weight(node, weight, by_row=transposed)) is None:
+    def _product(self, node: ir.Node, product: _WeightProduct, tape: Tape) -> ir.Value | None:
+        if (quantized := self._quantize_weight(node, product.weight, by_row=product.transposed)) is None:
             return None
         right, scale = quantized
-        if transposed:  # folded by ONNX Runtime when it loads the graph, so that a tied table is stored once
+        if product.transposed:  # folded by ONNX Runtime when it loads the graph, so that a tied table is stored once
             right = tape.op("Transpose", [right], {"perm": [1, 0]})
-        rows, maximum, levels = _quantize_rows(tape, activation)
+        rows, maximum, levels = _quantize_rows(tape, product.activation)
         sums = tape.op("MatMulInteger", [rows, right, _zero_point(tape, levels)])
         result = tape.op("Cast", [sums], {"to": ir.DataType.FLOAT})
         result = tape.op("Mul", [result, _constant(tape, scale / np.float32(levels.positive))])
-        return tape.op("Mul", [result, maximum])
+        result = tape.op("Mul", [result, maximum])
+        return result if product.bias is None else tape.op("Add", [result, product.bias])
 
     def _look_up(self, node: ir.Node, tape: Tape) -> ir.Value | None:
         table, indices = _input(node, 0), _input(node, 1)
@@ -312,12 +402,9 @@ class QuantizeProducts(InPlacePass):
         """
         key = (weight.name, by_row)
         if key not in self._weights:
-            constant = weight.const_value
-            if constant is None or weight.is_graph_input() or constant.dtype != ir.DataType.FLOAT:
+            if (matrix := _matrix_of(weight)) is None:
                 return None
-            if len(constant.shape) != 2 or constant.size < self.MIN_WEIGHT_SIZE:
-                return None
-            values, scale = quantize_matrix(constant.numpy(), axis=1 if by_row else 0)
+            values, scale = quantize_matrix(matrix, axis=1 if by_row else 0)
             name = f"{weight.name}.int8_{'rows' if by_row else 'columns'}"
             self._weights[key] = Tape(reader.graph).initializer(ir.tensor(values, name=name)), scale
         return self._weights[key]
@@ -336,6 +423,10 @@ def _quantize_rows(tape: Tape, activation: ir.Value) -> tuple[ir.Value, ir.Value
     return tape.op("QuantizeLinear", [relative, step, _zero_point(tape, levels)]), maximum, levels
 
 
+_LEAST_SCALE = np.float32(1e-12)
+"""For weights that are all zeros."""
+
+
 def _zero_point(tape: Tape, levels: _Levels) -> ir.Value:
     return _constant(tape, np.uint8(levels.zero_point))
 
@@ -350,10 +441,44 @@ def quantize_matrix(matrix: NDArray[np.float32], *, axis: int) -> tuple[NDArray[
     Returns:
         int8 (K, N), and float32 scales, (N,) or (K,): the matrix is about their product.
     """
-    smallest = 1e-12  # for weights that are all zeros
-    scale = np.maximum(np.abs(matrix).max(axis=axis) / _INT8_MAX, smallest).astype(np.float32)
+    scale = np.maximum(np.abs(matrix).max(axis=axis) / _INT8_MAX, _LEAST_SCALE).astype(np.float32)
     values = np.round(matrix / np.expand_dims(scale, axis))
     return np.clip(values, -_INT8_MAX, _INT8_MAX).astype(np.int8), scale
+
+
+_ROWS_AT_A_TIME = 256
+"""That are quantized together: little enough to stay in the caches, and to need no memory beside the result."""
+
+
+def quantize_blocks(
+    matrix: NDArray[np.float32], block_size: int
+) -> tuple[NDArray[np.uint8], NDArray[np.float32], NDArray[np.uint8]]:
+    """Quantizes a matrix to 0 .. 15, with a scale and a zero for each block of a row, as `MatMulNBits` reads it.
+
+    Args:
+        matrix: float32 (N, K).
+        block_size: Numbers of a block, J; a row is filled up with zeros to M whole ones.
+
+    Returns:
+        Codes, uint8 (N, M, J / 2), two to a byte, the first in its lower half; scales, float32 (N, M); and zeros,
+        uint8 (N, M / 2 rounded up), packed alike. (code - zero) * scale is about the matrix.
+    """
+    num_rows, length = matrix.shape
+    num_blocks = -(-length // block_size)
+    codes = np.empty((num_rows, num_blocks, block_size // 2), np.uint8)
+    scales = np.empty((num_rows, num_blocks), np.float32)
+    zeros = np.zeros((num_rows, num_blocks + num_blocks % 2), np.uint8)
+    for start in range(0, num_rows, _ROWS_AT_A_TIME):
+        rows = slice(start, min(start + _ROWS_AT_A_TIME, num_rows))
+        filled = np.zeros((rows.stop - start, num_blocks * block_size), np.float32)
+        filled[:, :length] = matrix[rows]
+        blocks = filled.reshape(-1, num_blocks, block_size)
+        least, most = np.minimum(blocks.min(axis=-1), 0), np.maximum(blocks.max(axis=-1), 0)
+        scale = np.maximum((most - least) / 15, _LEAST_SCALE)
+        zero = np.round(-least / scale)
+        code = np.clip(np.round(blocks / scale[..., np.newaxis]) + zero[..., np.newaxis], 0, 15).astype(np.uint8)
+        codes[rows], scales[rows], zeros[rows, :num_blocks] = code[..., ::2] | code[..., 1::2] << 4, scale, zero
+    return codes, scales, zeros[:, ::2] | zeros[:, 1::2] << 4
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,7 @@ class ModelReference(_message.Message):
     version: _builtins.str
     """Version of the model."""
     variant: _builtins.str
-    """Variant that ran: "fp32", "fp16", "int8" or "int8-static"."""
+    """Variant that ran: "fp32", "fp16", "int8", "int8-static" or "int4"."""
     def __init__(
         self,
         *,

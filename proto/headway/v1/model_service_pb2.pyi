@@ -157,7 +157,7 @@ class Model(_message.Message):
     parameter_count: _builtins.int
     """Trainable parameters."""
     variant: _builtins.str
-    """Variant that is loaded: "fp32", "fp16", "int8" or "int8-static"."""
+    """Variant that is loaded: "fp32", "fp16", "int8", "int8-static" or "int4"."""
     device: _builtins.str
     """Where it runs: "cpu" or "cuda"."""
     max_input_token_count: _builtins.int
@@ -250,7 +250,7 @@ class QualityFigure(_message.Message):
     EXAMPLE_COUNT_FIELD_NUMBER: _builtins.int
     DATASET_FIELD_NUMBER: _builtins.int
     variant: _builtins.str
-    """Variant that was measured: "fp32", "fp16", "int8" or "int8-static"."""
+    """Variant that was measured: "fp32", "fp16", "int8", "int8-static" or "int4"."""
     metric: _builtins.str
     """Name of the metric, such as "accuracy", "sacrebleu" or "nats_per_character"."""
     value: _builtins.float

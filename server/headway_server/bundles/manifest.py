@@ -88,6 +88,8 @@ class Precision(StrEnum):
     """Weights in int8, activations in uint8 with a scale a row."""
     INT8_STATIC = "int8-static"
     """The same, but where it is exact enough an activation has one scale, known when the graph is made."""
+    INT4 = "int4"
+    """Of decoders: weights in 4 bits with a scale for 32 of them, the output projection and tables in int8."""
     FP16 = "fp16"
 
 

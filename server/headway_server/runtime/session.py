@@ -31,7 +31,7 @@ _PROVIDERS: dict[Device, list[str]] = {
     "cuda": ["CUDAExecutionProvider", "CPUExecutionProvider"],
 }
 _PREFERENCE: dict[Device, tuple[Precision, ...]] = {
-    "cpu": (Precision.INT8_STATIC, Precision.INT8, Precision.FP32, Precision.FP16),
+    "cpu": (Precision.INT8_STATIC, Precision.INT8, Precision.INT4, Precision.FP32, Precision.FP16),
     "cuda": (Precision.FP16, Precision.FP32),
 }
 _DTYPES = {
@@ -157,7 +157,7 @@ class Runtime:
 
     def _preference(self) -> tuple[Precision, ...]:
         if self.device == "cpu" and not has_exact_int8():
-            return (Precision.FP32, Precision.INT8, Precision.INT8_STATIC, Precision.FP16)
+            return (Precision.FP32, Precision.INT8, Precision.INT8_STATIC, Precision.INT4, Precision.FP16)
         return _PREFERENCE[self.device]
 
     def open(
@@ -311,7 +311,8 @@ def _has_cuda_device(onnxruntime: Any) -> bool:
 
 def _check_cuda(manifest: Manifest, precision: Precision) -> None:
     decodes = "decoder" in manifest.variants[precision].graphs
-    if precision in (Precision.INT8, Precision.INT8_STATIC) or (decodes and precision is Precision.FP32):
+    of_cpu = (Precision.INT8, Precision.INT8_STATIC, Precision.INT4)
+    if precision in of_cpu or (decodes and precision is Precision.FP32):
         raise RuntimeUnavailableError(
             f"{manifest.name}/{manifest.version}: its {precision} variant does not run on CUDA; export it with "
             "--precision fp16, or start the server with --device cpu"
