@@ -1,4 +1,4 @@
-"""The driver: python -m benchmarks shipped|generation|translation|classification.
+"""The driver: python -m benchmarks shipped|generation|translation|classification|time-shares.
 
 Everything runs in processes of its own and is measured in turn, round after round, so that whatever slows the machine
 for a while slows all contestants; figures are medians over the rounds, ratios are medians of the rounds' ratios.
@@ -7,6 +7,7 @@ README.md beside this file says what each row does and what the last line holds.
 
 import json
 import os
+import shutil
 import signal
 import statistics
 import sys
@@ -19,21 +20,25 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn, Self
 
 import typer
+from tokenizers import Tokenizer
 
+from benchmarks import huggingface as huggingface_models
 from benchmarks import inputs
 from benchmarks.contestants.base import Framework, Measured
 from benchmarks.contestants.headway import Server, running_server
 from benchmarks.environments import SCRATCH, python_of
-from benchmarks.inputs import Case, InputError, Lengths, photographs, random_texts, shipped_case
+from benchmarks.huggingface import ImportedModel
+from benchmarks.inputs import Case, InputError, Lengths, make_tokenizer, photographs, random_texts, shipped_case
 from benchmarks.machine import checkout, describe_run, git_commit
 from benchmarks.measure import Contestant, Kind, Load, Results, format_report
 from benchmarks.models import BERT, GPT2, TRANSFORMER, VIT, RandomModel, prepare
 from benchmarks.picture import draw
+from benchmarks.time_shares import TimeShares
 from benchmarks.worker import ROOT, ContestantError, Process, Worker, foreign_environment, tree_environment
 from headway_server.runtime import usable_cores
 
 SCHEMA_VERSION = 2
-PRECISIONS = ("int8", "fp32")
+PRECISIONS = ("int8-static", "int8", "fp32")
 LIBRARIES = {
     "generation": {
         "CTranslate2 int8": "libraries ctranslate2",
@@ -53,15 +58,49 @@ LIBRARIES = {
         "OpenVINO bf16": "openvino openvino fp32 bf16",
         "OpenVINO, int8 graph": "openvino openvino int8 f32",
     },
+    "huggingface generation": {
+        "CTranslate2 int8": "libraries ctranslate2",
+        "llama.cpp Q8_0": "llama llama",
+        "onnxruntime-genai int8": "libraries genai int8",
+        "transformers bf16": "libraries transformers bf16",
+        "transformers fp32": "libraries transformers fp32",
+    },
+    "huggingface translation": {
+        "CTranslate2 int8": "libraries ctranslate2",
+        "Optimum-ONNX fp32": "optimum optimum",
+    },
+    "huggingface text_embedding": {
+        "sentence-transformers bf16, compiled": "libraries sentence_transformers bf16,compile",
+        "sentence-transformers bf16": "libraries sentence_transformers bf16",
+        "sentence-transformers fp32": "libraries sentence_transformers fp32",
+        "OpenVINO bf16": "openvino openvino fp32 bf16",
+        "OpenVINO f32": "openvino openvino fp32 f32",
+    },
+    "huggingface text_classification": {"OpenVINO bf16": "openvino openvino fp32 bf16"},
+    "huggingface image_classification": {"OpenVINO bf16": "openvino openvino fp32 bf16"},
 }
 """Libraries that run in-process, by benchmark and row: environment, module, and its arguments after the threads."""
-FRAMEWORKS = {"LitServe": "litserve", "BentoML": "bentoml", "Triton (pytriton)": "triton"}
-"""Servers of classifiers by row: their module."""
+_CTRANSLATE2 = {"CTranslate2 served, int8": "libraries ctranslate2_served"}
+FRAMEWORKS: dict[str, dict[str, str]] = {
+    "generation": _CTRANSLATE2,
+    "translation": _CTRANSLATE2,
+    "huggingface generation": _CTRANSLATE2,
+    "huggingface translation": _CTRANSLATE2,
+    "classification": {
+        "LitServe": "litserve litserve",
+        "BentoML": "bentoml bentoml",
+        "Triton (pytriton)": "triton triton",
+    },
+}
+"""Servers by benchmark and row: environment and module."""
 
 Rounds = Annotated[int, typer.Option(min=1, help="Times everything is measured; figures are medians.")]
 Seconds = Annotated[float, typer.Option(min=0.1, max=600, help="Shortest measurement.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="Threads of every contestant. [default: usable cores]")]
 Peers = Annotated[str, typer.Option(help="all, none, or how names of rows begin, with commas between.")]
+Precisions = Annotated[str, typer.Option(help="all, or variants of headway with commas between.")]
+Callers = Annotated[str, typer.Option(help="Numbers of callers, with commas between.")]
+Cases = Annotated[str, typer.Option(help="all, or how names of cases begin, with commas between.")]
 Quick = Annotated[
     bool, typer.Option("--quick", help="Tiny models, few and short measurements, and only peers that are named.")
 ]
@@ -115,7 +154,7 @@ def shipped(
             except InputError as error:
                 _say(f"left out: {manifest.parent.parent.name}: {error}")
         ready = {name: server.memory_mib() for name, server in servers.items()}
-        run.measure((1, 8, 32))
+        run.measure()
         for name, server in servers.items():
             median_s, loaded = statistics.median(start_times_s[name]), server.memory_mib()
             figures = {"start_s": median_s, "all_start_s": start_times_s[name]}
@@ -133,6 +172,9 @@ def generation(
     seconds: Seconds = 4.0,
     new_tokens: NewTokens = 64,
     threads: Threads = None,
+    precisions: Precisions = "all",
+    cases: Cases = "all",
+    callers: Callers = "1,8,32",
     peers: Peers = "all",
     quick: Quick = False,
     output: Output = None,
@@ -145,14 +187,14 @@ def generation(
             _prompts(model, lengths, new_tokens, count=64 if run.quick else 4096) for lengths in inputs.PROMPTS
         ]
         run.add_peers(peers)
-        run.measure((1, 8, 32))
+        run.measure()
         running = _prompts(model, inputs.PROMPTS[0], 1024 - 128, count=128).write(run.folder)
         newcomers = _prompts(model, inputs.LONG_PROMPTS, 16, count=128).write(run.folder)
         asked = {"running": str(running), "newcomers": str(newcomers), "num_running": 31, "address": address}
         run.extra["newcomers"] = found = run.worker("caller").ask(**asked, count=2 if quick else 20)
         gap, first, idle = found["gap_ms"], found["first_token_ms"], found["idle_first_token_ms"]
         run.notes.append(
-            f"31 streams and {first['count']} newcomers of 256 tokens, one a second (int8): gap between tokens "
+            f"31 streams and {first['count']} newcomers of 256 tokens, one a second: gap between tokens "
             f"{gap['median']:.1f} ms, p99 {gap['p99']:.1f}, max {gap['max']:.1f}; a newcomer's first token "
             f"{first['median']:.1f} ms, p95 {first['p95']:.1f}; on an idle server {idle['median']:.1f}"
         )
@@ -165,6 +207,9 @@ def translation(
     rounds: Rounds = 5,
     seconds: Seconds = 4.0,
     threads: Threads = None,
+    precisions: Precisions = "all",
+    cases: Cases = "all",
+    callers: Callers = "1,8,32",
     peers: Peers = "all",
     quick: Quick = False,
     output: Output = None,
@@ -173,21 +218,9 @@ def translation(
     with _Run("translation", locals()) as run:
         model = run.prepare(TRANSFORMER)[TRANSFORMER]
         run.serve_random(model, num_slots=128)
-        texts, token_ids = random_texts(model.tokenizer, inputs.MULTI30K, 256)
-        greedy = Case(
-            name="greedy",
-            task="translation",
-            bundle=model.bundle,
-            source=f"sentences of random words, {inputs.MULTI30K.name}, as many target tokens as source tokens",
-            texts=texts,
-            token_ids=token_ids,
-            new_tokens=tuple(map(len, token_ids)),
-            parameters={"max_length_ratio": 1.0},
-            weights=model.folder,
-        )
-        run.cases += [greedy, replace(greedy, name="beam 4", beam_size=4)]
+        run.cases += _sentences(model, model.tokenizer)
         run.add_peers(peers)
-        run.measure((1, 8, 32))
+        run.measure()
         run.finish("Target tokens a second, Transformer base")
 
 
@@ -199,6 +232,7 @@ def classification(
     precision: Annotated[str, typer.Option(help="Variant that all contestants run: int8 or fp32.")] = "int8",
     threads: Threads = None,
     models: Annotated[str, typer.Option(help="all, or names with commas between.")] = "all",
+    callers: Callers = "1,8,32,128",
     peers: Peers = "all",
     quick: Quick = False,
     output: Output = None,
@@ -222,8 +256,87 @@ def classification(
         texts = {case.name for case in run.cases if case.texts}
         run.add("bare, sorted", "bare", bare, cases=texts, precision=precision, order="sorted")
         run.add_peers(peers)
-        run.measure((1, 8, 32, 128), by_case=True)
+        run.measure()
         run.finish(f"Inputs a second, {precision}", not_drawn=("gRPC echo",))
+
+
+@app.command()
+def huggingface(
+    model: Annotated[str, typer.Argument(help=f"One of {', '.join(huggingface_models.SIZES)}.")],
+    *,
+    rounds: Rounds = 3,
+    seconds: Seconds = 2.0,
+    new_tokens: NewTokens = 64,
+    threads: Threads = None,
+    precisions: Precisions = "int8-static,int8",
+    callers: Callers = "1,8,32",
+    peers: Peers = "all",
+    output: Output = None,
+) -> None:
+    """Measures an imported model of a real size with random weights beside those who run it otherwise."""
+    (model,) = _chosen("model", model, tuple(huggingface_models.SIZES), exactly=True)
+    task = huggingface_models.SIZES[model][0]
+    with _Run(f"huggingface {task}", locals()) as run:
+        _say(f"{model}: looked for, and imported if this code has not done so yet (minutes)")
+        imported = huggingface_models.import_model(model)
+        run.serve_random(imported, num_slots=32)
+        if task == "generation":
+            run.cases.append(_prompts(imported, inputs.PROMPTS[0], new_tokens, count=4096))
+        elif task == "translation":
+            words = make_tokenizer(huggingface_models.SIZES[model][2]["vocab_size"])
+            encode = imported.tokenizer.encode
+            for case in _sentences(imported, words):
+                own_ids = [tuple(encode(text, add_special_tokens=False).ids) for text in case.texts]
+                assert tuple(map(len, own_ids)) == case.new_tokens, "a word is one token"
+                run.cases.append(replace(case, token_ids=tuple(own_ids)))
+        elif task == "image_classification":
+            source, images = photographs(run.data, longer_side=500)
+            run.cases.append(Case(name=model, task=task, bundle=imported.bundle, source=source, images=images))
+        else:
+            texts, token_ids = random_texts(imported.tokenizer, inputs.AG_NEWS, 256)
+            source = f"{len(texts)} texts of random words, {inputs.AG_NEWS.name}"
+            case = Case(name=model, task=task, bundle=imported.bundle, source=source, texts=texts, token_ids=token_ids)
+            run.cases.append(case)
+        run.cases = [replace(case, name=f"{model}, {case.name}", weights=imported.folder) for case in run.cases]
+        run.add_peers(peers)
+        run.measure()
+        run.finish(f"{model}, random weights, a second")
+
+
+@app.command()
+def time_shares(
+    *,
+    seconds: Seconds = 4.0,
+    threads: Threads = None,
+    models: Annotated[str, typer.Option(help="all, or names with commas between.")] = "all",
+    precision: Annotated[str, typer.Option(help="Variant to run. [default: the server's choice]")] = "",
+    py_spy: Annotated[str, typer.Option(help="Program that samples the event loop, if it is found.")] = "py-spy",
+    quick: Quick = False,
+    output: Output = None,
+) -> None:
+    """Tells where the time of the cores goes under load: ONNX Runtime by operator, Python, gRPC, kernel, caller."""
+    with _Run("time-shares", locals()) as run:
+        names = _chosen("models", models, (TRANSFORMER, GPT2, "ag-news", "cifar10"))
+        random_models = run.prepare(*(name for name in names if name in (TRANSFORMER, GPT2)))
+        flags = ["--threads", str(run.threads)] + (["--precision", precision] if precision else [])
+        run.shares = shares = TimeShares(
+            run.folder, run.worker("caller"), run.settings["seconds"], shutil.which(py_spy)
+        )
+        for name in names:
+            if name == TRANSFORMER:
+                store, cases, slots = (
+                    random_models[name].store,
+                    _sentences(random_models[name], random_models[name].tokenizer),
+                    128,
+                )
+            elif name == GPT2:
+                model = random_models[name]
+                store, cases, slots = model.store, [_prompts(model, inputs.PROMPTS[0], 64, count=4096)], 32
+            else:
+                store, cases, slots = ROOT / "models", [_classifier(run, name, None)], 32
+            callers = (8, 32) if name in random_models else (32,)
+            shares.measure(store, cases, callers, [*flags, "--num-slots", str(slots)])
+        run.finish_shares()
 
 
 class _Run:
@@ -231,6 +344,7 @@ class _Run:
 
     def __init__(self, name: str, options: dict[str, Any]) -> None:
         self.name, self.quick = name, bool(options.get("quick"))
+        self.file_name = "-".join([*name.split(), *filter(None, [options.get("model")])])
         self.settings = options | ({"rounds": 1, "seconds": 0.1} if self.quick else {})
         self.settings["threads"] = self.threads = options["threads"] or usable_cores()
         self.data = Path(os.environ["HEADWAY_DATA_DIR"]) if os.environ.get("HEADWAY_DATA_DIR") else None
@@ -240,6 +354,8 @@ class _Run:
         self.extra: dict[str, Any] = {}
         self.notes: list[str] = []
         self.servers: dict[str, Server] = {}
+        self.results: Results | None = None
+        self.shares: TimeShares | None = None
         self.stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -251,6 +367,12 @@ class _Run:
         return self
 
     def __exit__(self, _: object, error: object, __: object) -> None:
+        if isinstance(error, SystemExit):
+            self.notes.append("ended before it was done")
+            if self.results and any(self.results.rows.values()):
+                self.finish()
+            elif self.shares and self.shares.rows:
+                self.finish_shares()
         self.stack.close()
         if isinstance(error, ContestantError):
             _fail(str(error))
@@ -269,26 +391,30 @@ class _Run:
         """Adds a contestant that a worker measures."""
         self.contestants.append(Measured(name=name, kind=kind, worker=worker, request=request, cases=cases))
 
-    def serve_random(self, model: RandomModel, *, num_slots: int) -> str:
-        """Adds a server for each precision, and their bare loops; returns the address of the int8 server."""
+    def serve_random(self, model: RandomModel | ImportedModel, *, num_slots: int) -> str:
+        """Adds a server for each precision, and their bare loops; returns the address of the first server.
+
+        Imported models have no bare loop.
+        """
         threads, caller = str(self.threads), self.worker("caller")
         flags = ["--num-slots", str(num_slots), "--threads", threads, "--precision"]
-        for name in PRECISIONS:
+        precisions = _chosen("precisions", self.settings["precisions"], PRECISIONS, exactly=True)
+        for name in precisions:
             server = self.servers[name] = self.stack.enter_context(running_server(ROOT, model.store, [*flags, name]))
             self.add(f"headway {name}, served", "served", caller, protocol="headway", address=server.address)
         bare = self.worker("contestants.bare", threads, "cpu", str(num_slots))
-        for name in PRECISIONS:
+        for name in precisions if isinstance(model, RandomModel) else ():
             self.add(f"headway {name}, bare loop", "bare", bare, precision=name)
-        return self.servers["int8"].address
+        return self.servers[precisions[0]].address
 
     def add_peers(self, peers: str) -> None:
         """Adds the peers that were asked for; of those that cannot be installed or started, the report says why."""
-        frameworks = FRAMEWORKS if self.name == "classification" else {}
-        libraries, threads = LIBRARIES[self.name], str(self.threads)
+        frameworks, libraries = FRAMEWORKS.get(self.name, {}), LIBRARIES[self.name]
+        threads = str(self.threads)
         for name in _chosen("peers", "none" if self.quick and peers == "all" else peers, (*frameworks, *libraries)):
             try:
                 if name in frameworks:
-                    precision = self.settings["precision"]
+                    precision = self.settings.get("precision", "int8")
                     framework = Framework(name, frameworks[name], self.worker("caller"), precision, self.threads)
                     if not self.quick:
                         framework.choices = SCRATCH / f"setups-{precision}-{threads}.json"
@@ -302,9 +428,13 @@ class _Run:
                 _say(f"{name}: {error}")
                 self.not_started[name] = str(error)
 
-    def measure(self, callers: Sequence[int], *, by_case: bool = False) -> None:
-        """Measures everything, round after round."""
+    def measure(self) -> None:
+        """Measures everything, round after round; where servers of peers have to be started, case by case."""
+        by_case = any(isinstance(contestant, Framework) for contestant in self.contestants)
         seconds, rounds = self.settings["seconds"], self.settings["rounds"]
+        callers = [int(count) for count in self.settings.get("callers", "1,8,32").split(",")]
+        names = _chosen("cases", self.settings.get("cases", "all"), [case.name for case in self.cases])
+        self.cases = [case for case in self.cases if case.name in names]
         loads = [
             Load(case=case.name, file=file, rate=case.rate, callers=count, seconds=seconds)
             for case, file in [(case, case.write(self.folder)) for case in self.cases]
@@ -318,8 +448,18 @@ class _Run:
             self.results.add_round(number=number, by_case=by_case)
             _say(f"round {number + 1} of {rounds} done in {time.perf_counter() - begun_s:.0f} s")
 
+    def finish_shares(self) -> None:
+        """Prints and writes where the time went."""
+        assert self.shares is not None, "measured before"
+        for line in (*self.shares.lines(), "", *self.notes):
+            _say(line)
+        settings = {"seconds": self.settings["seconds"], "threads": self.threads}
+        report = self.about | {"settings": settings, "rows": self.shares.rows}
+        _write(report, self.settings["output"] or ROOT / "benchmarks" / "results" / "time-shares.json")
+
     def finish(self, title: str = "", *, not_drawn: tuple[str, ...] = ()) -> None:
         """Prints and writes the report, and draws it if the picture has a title."""
+        assert self.results is not None, "measured before"
         for name, server in self.servers.items():
             self.extra[f"{name} memory"] = memory = server.memory_mib()
             self.notes.append(f"the {name} server held at most {memory['peak_resident_mib']:,.0f} MiB")
@@ -329,17 +469,14 @@ class _Run:
         report["not_started"] = self.not_started
         for line in (*format_report(report), "", *self.notes, *map(": ".join, self.not_started.items())):
             _say(line)
-        output: Path = self.settings["output"] or ROOT / "benchmarks" / "results" / f"{self.name}.json"
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        output: Path = self.settings["output"] or ROOT / "benchmarks" / "results" / f"{self.file_name}.json"
+        _write(report, output)
         if title:
             drawn = draw(report, title=title, not_drawn=not_drawn)
             output.with_suffix(".svg").write_text(drawn, encoding="utf-8")
-        _say(f"written to {output.parent}")
-        _say(json.dumps(report))
 
 
-def _prompts(model: RandomModel, lengths: Lengths, new_tokens: int, *, count: int) -> Case:
+def _prompts(model: RandomModel | ImportedModel, lengths: Lengths, new_tokens: int, *, count: int) -> Case:
     """Returns a case of prompts of random words, continued greedily."""
     texts, token_ids = random_texts(model.tokenizer, lengths, count)
     return Case(
@@ -355,6 +492,23 @@ def _prompts(model: RandomModel, lengths: Lengths, new_tokens: int, *, count: in
     )
 
 
+def _sentences(model: RandomModel | ImportedModel, tokenizer: Tokenizer) -> list[Case]:
+    """Returns cases of sentences of random words, translated greedily and with four beams."""
+    texts, token_ids = random_texts(tokenizer, inputs.MULTI30K, 256)
+    greedy = Case(
+        name="greedy",
+        task="translation",
+        bundle=model.bundle,
+        source=f"sentences of random words, {inputs.MULTI30K.name}, as many target tokens as source tokens",
+        texts=texts,
+        token_ids=token_ids,
+        new_tokens=tuple(map(len, token_ids)),
+        parameters={"max_length_ratio": 1.0},
+        weights=model.folder,
+    )
+    return [greedy, replace(greedy, name="beam 4", beam_size=4)]
+
+
 def _classifier(run: _Run, name: str, model: RandomModel | None) -> Case:
     if model is None:
         return shipped_case(next((ROOT / "models" / name).glob("*/bundle.json")).parent, 0, run.data)
@@ -366,13 +520,21 @@ def _classifier(run: _Run, name: str, model: RandomModel | None) -> Case:
     return Case(name=name, task="text_classification", bundle=model.bundle, source=source, texts=texts)
 
 
-def _chosen(option: str, names: str, known: Sequence[str]) -> list[str]:
-    """Returns the names that begin as an option asks."""
+def _chosen(option: str, names: str, known: Sequence[str], *, exactly: bool = False) -> list[str]:
+    """Returns the names that are, or begin, as an option asks."""
+    fits = str.__eq__ if exactly else str.startswith
     asked = [] if names in ("all", "none") else [name.strip() for name in names.split(",")]
-    unknown = [name for name in asked if not any(one.startswith(name) for one in known)]
-    if unknown or (option, names) == ("models", "none"):
+    unknown = [name for name in asked if not any(fits(one, name) for one in known)]
+    if unknown or (names == "none" and option != "peers"):
         _fail(f"--{option} {', '.join(unknown) or names}: not known; known are {', '.join(known)}")
-    return [name for name in known if names == "all" or any(name.startswith(one) for one in asked)]
+    return [name for name in known if names == "all" or any(fits(name, one) for one in asked)]
+
+
+def _write(report: dict[str, Any], output: Path) -> None:
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    _say(f"written to {output.parent}")
+    _say(json.dumps(report))
 
 
 def _say(line: str) -> None:

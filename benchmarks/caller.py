@@ -35,11 +35,13 @@ try:
 except ImportError:  # in trees up to commit 59592ab
     from headway_client.load.sender import Sender  # type: ignore[import-not-found, no-redef]
 
-ECHO_METHOD = "/headway.benchmarks.Echo/Echo"
+RAW_METHODS = {"echo": "/headway.benchmarks.Echo/Echo", "ctranslate2_served": "/headway.benchmarks.Texts/Answer"}
+"""Of each server that takes a text over gRPC as it is: the method."""
 _TASKS = {
     "generation": ("generate-text", "generate"),
     "translation": ("translate-text", "translate"),
     "text_classification": ("classify-text", "classify"),
+    "text_embedding": ("embed-text",),
     "token_classification": ("classify-tokens",),
     "image_classification": ("classify-image", "label"),
 }
@@ -67,17 +69,19 @@ class _NotReadyError(RuntimeError):
 class _RawSender:
     """Sends prepared bytes in turn; takes the place of the load tester's `Sender`."""
 
-    def __init__(self, exchange: Callable[[bytes], Awaitable[object]], payloads: Sequence[bytes]) -> None:
+    def __init__(
+        self, exchange: Callable[[bytes], Awaitable[object]], payloads: Sequence[bytes], token_counts: Sequence[int]
+    ) -> None:
         self._exchange = exchange
-        self._payloads = cycle(payloads)
+        self._payloads = cycle(zip(payloads, token_counts, strict=True))
 
     async def probe(self) -> None:
         """Calls until the server answers."""
         give_up_s = time.monotonic() + _START_TIMEOUT_S
         while True:
             try:
-                await self._exchange(next(self._payloads))
-            except (OSError, EOFError, _NotReadyError):
+                await self._exchange(next(self._payloads)[0])
+            except (OSError, EOFError, _NotReadyError, grpc.aio.AioRpcError):
                 if time.monotonic() > give_up_s:
                     raise
                 await asyncio.sleep(0.2)
@@ -86,8 +90,9 @@ class _RawSender:
 
     async def send(self, call: CallRecord) -> None:
         """Makes one call; a failure ends the test."""
+        payload, call.token_count = next(self._payloads)
         call.sent_s = asyncio.get_running_loop().time()
-        await self._exchange(next(self._payloads))
+        await self._exchange(payload)
         call.ended_s = asyncio.get_running_loop().time()
 
 
@@ -245,6 +250,7 @@ class Caller:
         """Gives what makes the calls: an object with the methods `probe` and `send` of the load tester's `Sender`."""
         data = self._read(case)
         texts = data["texts"] or data["images"]
+        token_counts = data["new_tokens"] or [data["max_new_tokens"] or 0] * len(texts)
         if protocol == "headway":
             async with AsyncClient(address, timeout_s=_TIMEOUT_S, retry=NO_RETRIES) as client:
                 plan = self._plan(case, 1, 1, 0)
@@ -253,14 +259,14 @@ class Caller:
                     yield Sender(prepared, plan, self._inputs(case))  # type: ignore[arg-type]
                 else:
                     yield Sender(client, plan)
-        elif protocol == "echo":
+        elif protocol in RAW_METHODS:
             async with grpc.aio.insecure_channel(address) as channel:
-                echo: Any = channel.unary_unary(ECHO_METHOD)
-                yield _RawSender(echo, [text.encode() for text in texts])
+                exchange: Any = channel.unary_unary(RAW_METHODS[protocol])
+                yield _RawSender(exchange, [text.encode() for text in texts], token_counts)
         else:
             path, body = _HTTP[protocol]
             http = _Http(address, path)
-            yield _RawSender(http.post, [json.dumps(body(text)).encode() for text in texts])
+            yield _RawSender(http.post, [json.dumps(body(text)).encode() for text in texts], token_counts)
             for _, writer in http.idle:
                 writer.close()
 

@@ -14,8 +14,9 @@ SCRATCH = ROOT / "runs" / "benchmarks"
 """Holds environments, random models and what is converted from them."""
 _OWN = ("onnxruntime", "pillow", "tokenizers")
 REQUIREMENTS: dict[str, tuple[str, ...]] = {
-    "libraries": (*_OWN, "ctranslate2==4.8.5", "onnx", "onnx-ir", "onnxruntime-genai==0.18.0", "safetensors", "torch",
-                  "transformers==5.23.0"),
+    "libraries": (*_OWN, "ctranslate2==4.8.5", "grpcio", "onnx", "onnx-ir", "onnxruntime-genai==0.18.0", "safetensors",
+                  "sentence-transformers==6.2.0", "sentencepiece", "torch", "transformers==5.23.0"),
+    "llama": ("gguf==0.19.0", "sentencepiece", "torch", "transformers==5.23.0", "xllamacpp==2026.10.11549"),
     # Optimum needs an older transformers.
     "optimum": ("onnx", "onnxruntime", "onnxscript", "optimum==2.1.0", "optimum-onnx==0.1.0", "safetensors",
                 "tokenizers==0.22.2", "torch", "transformers==4.57.6"),

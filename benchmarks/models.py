@@ -50,7 +50,7 @@ class RandomModel:
     folder: Path
     """Holds `sizes.json`, `tokenizer.json`, and what others convert for themselves."""
     store: Path
-    """Holds the bundle, with an fp32 and an int8 variant."""
+    """Holds the bundle, with the variants fp32, int8 and int8-static."""
 
     @property
     def bundle(self) -> Path:
@@ -167,7 +167,7 @@ def _make(size: str, model: RandomModel) -> None:  # noqa: PLR0915 (each size is
         evaluation=EvaluationData(dataset="random", higher_is_better=size != GPT2, **evaluation),
         **fields,
     )
-    precisions = (bundles.Precision.FP32, bundles.Precision.INT8)
+    precisions = (bundles.Precision.FP32, bundles.Precision.INT8, bundles.Precision.INT8_STATIC)
     export(source, ExportOptions(store=model.store, precisions=precisions))
 
 

@@ -68,7 +68,7 @@ def main(
             turn = number % len(ways)  # nobody always comes after the same one
             for way in [*list(ways)[turn:], *list(ways)[:turn]]:
                 server = servers[way]
-                found = asyncio.run(_measure(server.address, server.process_id, seconds))
+                found = asyncio.run(_measure(server.address, server.process.process_id, seconds))
                 if number:
                     figures[way].append(found)
     rows = {way: _summary(figures[way], figures[UNWATCHED]) for way in ways}

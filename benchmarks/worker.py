@@ -32,7 +32,9 @@ def tree_environment(tree: Path) -> dict[str, str]:
     """Returns the variables with which Python imports headway from a checkout, without the user's own HEADWAY_*."""
     folders = [str(tree / name) for name in ("proto", "server", "client", "training", "export")]
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("HEADWAY_")}
-    return inherited | {"PYTHONPATH": os.pathsep.join([*folders, *filter(None, [inherited.get("PYTHONPATH")])])}
+    path = os.pathsep.join([*folders, *filter(None, [inherited.get("PYTHONPATH")])])
+    # The same few images are sent over and over, and what is measured is the model.
+    return inherited | {"PYTHONPATH": path, "HEADWAY_MAX_IMAGE_OUTPUTS_MIB": "0"}
 
 
 def foreign_environment(**variables: str) -> dict[str, str]:
@@ -101,6 +103,21 @@ class Process:
             raise self.failure()
         return line.strip()
 
+    def ask(self, **request: Any) -> dict[str, Any]:
+        """Returns the answer of a process that answers a line of JSON with another.
+
+        Raises:
+            ContestantError: It failed.
+        """
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # that it has ended shows in reading
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+        answer: dict[str, Any] = json.loads(self.read_line())
+        if "error" in answer:
+            raise ContestantError(str(answer["error"]))
+        return answer
+
     def failure(self) -> ContestantError:
         """Says how the process ended, with the end of its log."""
         self._log.seek(0)
@@ -131,21 +148,6 @@ class Worker(Process):
             self.__exit__()
             raise
         return self
-
-    def ask(self, **request: Any) -> dict[str, Any]:
-        """Returns the worker's answer.
-
-        Raises:
-            ContestantError: It failed.
-        """
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # that it has ended shows in reading
-            self._process.stdin.write(json.dumps(request) + "\n")
-            self._process.stdin.flush()
-        answer: dict[str, Any] = json.loads(self.read_line())
-        if "error" in answer:
-            raise ContestantError(str(answer["error"]))
-        return answer
 
 
 def serve(answer: Callable[[dict[str, Any]], Mapping[str, Any]], packages: Sequence[str]) -> None:

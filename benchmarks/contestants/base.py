@@ -50,23 +50,33 @@ class Framework:
     choices: Path | None = None
 
     def __init__(self, name: str, module: str, caller: Worker, precision: str, threads: int) -> None:
-        """Takes the name of the row, its module, which is also its environment and protocol, and what it runs with.
+        """Takes the name of the row, its environment and module (which is also its protocol), and what it runs with.
 
         Raises:
             ContestantError: It cannot be installed.
         """
         self.name = name
-        self._module, self._caller, self._precision = module, caller, precision
-        self._python = str(python_of(module))
-        self.versions: Mapping[str, str] = dict(one.split("==") for one in REQUIREMENTS[module] if "==" in one)
-        wait_ms = 2 if module == "litserve" else 0  # the others batch what came while their workers were busy
-        batches = ((1, 0), (8, wait_ms), (32, 2 * wait_ms))
+        environment, self._module = module.split()
+        self._caller, self._precision = caller, precision
+        self._python = str(python_of(environment))
+        pinned = dict(one.split("==") for one in REQUIREMENTS[environment] if "==" in one)
+        library = self._module.removesuffix("_served")
+        self.versions: Mapping[str, str] = {library: pinned[library]} if library in pinned else pinned
+        wait_ms = 2 if self._module == "litserve" else 0  # the others batch what came while their workers were busy
+        batches: tuple[tuple[int, int | str, str], ...] = (
+            (1, 0, ""),
+            (8, wait_ms, ""),
+            (32, 2 * wait_ms, ""),
+        )
+        if self._module == "ctranslate2_served":
+            batches = ((16, "examples", ""), (32, "examples", ""), (256, "tokens", " tokens"))
         self._setups = {
-            f"workers {workers}, threads of each {each}, batches of {size}": (workers, each, size, wait)
+            f"workers {workers}, threads of each {each}, batches of {size}{unit}": (workers, each, size, last)
             for workers, each in ((1, threads), (threads, 1))
-            for size, wait in batches
+            for size, last, unit in batches
         }
-        """By description: numbers of workers and their threads, the batch size, and how long a batch waits to fill."""
+        """By description: numbers of workers and their threads, the batch size, and how long a batch waits to fill or
+        what its size counts."""
         self._known: dict[str, str] = {}
 
     def measure(self, loads: Sequence[Load]) -> Iterator[tuple[Load, Figures]]:
@@ -89,9 +99,12 @@ class Framework:
         if not all(self._known.get(key) in self._setups for key in keys.values()):
             rates: dict[int, dict[str, float]] = {load.callers: {} for load in loads}
             for name, setup in self._setups.items():
+                worth = [load for load in loads if self._is_worth(setup, load.callers)]
+                if not worth:
+                    continue
                 try:
                     with self._running(loads[0].file, setup) as address:
-                        for load in loads:
+                        for load in worth:
                             figures = self._ask(address, load, _TRIAL_SHARE * load.seconds)
                             rates[load.callers][name] = figures[load.rate]
                 except ContestantError as error:
@@ -103,12 +116,17 @@ class Framework:
                 self.choices.write_text(json.dumps(self._known, indent=2) + "\n", encoding="utf-8")
         return {callers: self._known[key] for callers, key in keys.items()}
 
+    def _is_worth(self, setup: tuple[int, int, int, int | str], callers: int) -> bool:
+        """Returns False for a batch that so many callers cannot fill, if a smaller one holds them all."""
+        sizes = [size for _, _, size, last in self._setups.values() if last != "tokens"]
+        return setup[3] == "tokens" or setup[2] <= min((size for size in sizes if size >= callers), default=setup[2])
+
     def _ask(self, address: str, load: Load, seconds: float) -> Figures:
         target = {"protocol": self._module, "address": address}
         return self._caller.ask(case=str(load.file), callers=load.callers, seconds=seconds, **target)
 
     @contextmanager
-    def _running(self, file: Path, setup: tuple[int, int, int, int]) -> Iterator[str]:
+    def _running(self, file: Path, setup: tuple[int, int, int, int | str]) -> Iterator[str]:
         """Runs the server on a case and gives its address once it listens."""
         bundle = json.loads(file.read_text(encoding="utf-8"))["bundle"]
         with socket.socket() as listener:
@@ -120,6 +138,8 @@ class Framework:
             variables["BENCHMARK_ARGUMENTS"] = json.dumps([bundle, self._precision, *sizes])
             command = ["bentoml", "serve", "benchmarks.contestants.bentoml:Classify", "--host", "127.0.0.1"]
             command += ["--port", str(port)]
+        elif self._module == "ctranslate2_served":
+            command = [f"benchmarks.contestants.{self._module}", str(file), str(port), *sizes]
         else:
             command = [f"benchmarks.contestants.{self._module}", bundle, self._precision, str(port), *sizes]
         with Process([self._python, "-m", *command], foreign_environment(**variables), has_lines=False) as process:

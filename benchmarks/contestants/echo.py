@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 
-from benchmarks.caller import ECHO_METHOD
+from benchmarks.caller import RAW_METHODS
 
 
 async def _give_back(request: bytes, _: grpc.aio.ServicerContext[Any, Any]) -> bytes:
@@ -18,7 +18,7 @@ async def _give_back(request: bytes, _: grpc.aio.ServicerContext[Any, Any]) -> b
 
 async def _serve() -> None:
     server = grpc.aio.server()
-    _, service, method = ECHO_METHOD.split("/")
+    _, service, method = RAW_METHODS["echo"].split("/")
     handlers: dict[str, Any] = {method: grpc.unary_unary_rpc_method_handler(_give_back)}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
     port = server.add_insecure_port("127.0.0.1:0")

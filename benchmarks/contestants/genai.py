@@ -2,13 +2,15 @@
 
     python -m benchmarks.contestants.genai THREADS fp32|int8
 
-Its own model builder knows no GPT-2, so the graph is headway's, given the inputs that the builder's graphs have: their
-lengths come from an attention mask. 8 bits are what the builder makes of them: `MatMulNBits` in blocks of 32, accuracy
-level 4. The key/value cache is shared between past and present, as in the builder's models.
+An imported decoder is made by the library's own builder. That knows no GPT-2, whose graph is headway's, given the
+inputs that the builder's graphs have: their lengths come from an attention mask. 8 bits are what the builder makes of
+them: `MatMulNBits` in blocks of 32, accuracy level 4. The key/value cache is shared between past and present, as in
+the builder's models.
 """
 
 import hashlib
 import json
+import subprocess
 import sys
 from collections.abc import Mapping
 from functools import partial
@@ -49,6 +51,18 @@ def _singly(model: Any, prompts: Batch, new_tokens: int) -> Batch:
 
 def _load(threads: int, precision: str, case: Case) -> Any:
     weights, bundle = Path(case["weights"]), Path(case["bundle"])
+    if (weights / "config.json").is_file():
+        folder = weights / "converted" / f"genai-{precision}"
+        if not (folder / "genai_config.json").is_file():
+            builder = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-i", str(weights), "-o", str(folder)]
+            builder += ["-p", precision, "-e", "cpu", "-c", str(folder / "cache")]
+            built = subprocess.run(builder, capture_output=True, text=True, check=False)
+            if built.returncode:
+                raise RuntimeError(f"its builder: {built.stderr.strip().splitlines()[-1]}")
+        settings = json.loads((folder / "genai_config.json").read_text(encoding="utf-8"))
+        settings["model"]["decoder"]["session_options"]["intra_op_num_threads"] = threads
+        (folder / "genai_config.json").write_text(json.dumps(settings), encoding="utf-8")
+        return onnxruntime_genai.Model(str(folder))
     key = hashlib.sha256(Path(__file__).read_bytes() + str(bundle).encode()).hexdigest()[:12]
     folder = weights / "converted" / f"genai-{precision}-{key}"
     if not (folder / "genai_config.json").is_file():

@@ -24,6 +24,9 @@ from headway_client.options import (
     InspectImageOptions,
     InspectTextOptions,
     InspectTranslationOptions,
+    PrepareImageOptions,
+    RankImagesOptions,
+    RankTextsOptions,
     RewriteTextOptions,
     ScoreTextOptions,
     StreamGenerateTextOptions,
@@ -47,6 +50,9 @@ from headway_client.results import (
     Model,
     ModelDetails,
     ModelList,
+    PreparedImage,
+    RankedImage,
+    RankedText,
     RewrittenText,
     Task,
     TextClassification,
@@ -176,7 +182,7 @@ class AsyncClient(BaseClient):
 
     @spell_out
     async def classify_image(
-        self, images: Images, *, timeout_s: float | None = None, **options: Unpack[ClassifyImageOptions]
+        self, images: Images = (), *, timeout_s: float | None = None, **options: Unpack[ClassifyImageOptions]
     ) -> Answer[ImageClassification]:
         """Returns the most likely labels of every image, which is given as bytes or by path."""
         call = await asyncio.to_thread(requests.classify_image, images, **options)  # it may read files
@@ -204,13 +210,37 @@ class AsyncClient(BaseClient):
 
     @spell_out
     async def embed_image(
-        self, images: Images, *, timeout_s: float | None = None, **options: Unpack[EmbedImageOptions]
+        self, images: Images = (), *, timeout_s: float | None = None, **options: Unpack[EmbedImageOptions]
     ) -> EmbeddingAnswer[ImageEmbedding]:
         """Returns a vector for every image; `to_numpy()` of the answer is the array of all.
 
         Any number of images: more than a call may have are sent with several calls, each within `timeout_s`.
         """
         return requests.join(await self._send_all(requests.embed_image(images, **options), timeout_s, reads_files=True))
+
+    @spell_out
+    async def prepare_image(
+        self, images: Images, *, timeout_s: float | None = None, **options: Unpack[PrepareImageOptions]
+    ) -> Answer[PreparedImage]:
+        """Has the server keep images, and returns an id for each, which other calls take in place of the image."""
+        call = await asyncio.to_thread(requests.prepare_image, images, **options)  # it may read files
+        return await self._send(call, timeout_s)
+
+    @spell_out
+    async def rank_images(
+        self, images: Images = (), *, timeout_s: float | None = None, **options: Unpack[RankImagesOptions]
+    ) -> Answer[RankedImage]:
+        """Returns images in the order of their similarity to a text or an image, the most similar first."""
+        call = await asyncio.to_thread(requests.rank_images, images, **options)  # it may read files
+        return await self._send(call, timeout_s)
+
+    @spell_out
+    async def rank_texts(
+        self, texts: Texts, *, timeout_s: float | None = None, **options: Unpack[RankTextsOptions]
+    ) -> Answer[RankedText]:
+        """Returns texts in the order of their similarity to an image or a text, the most similar first."""
+        call = await asyncio.to_thread(requests.rank_texts, texts, **options)  # it may read files
+        return await self._send(call, timeout_s)
 
     @spell_out
     async def inspect_text(
@@ -221,7 +251,7 @@ class AsyncClient(BaseClient):
 
     @spell_out
     async def inspect_image(
-        self, image: Image, *, timeout_s: float | None = None, **options: Unpack[InspectImageOptions]
+        self, image: Image = b"", *, timeout_s: float | None = None, **options: Unpack[InspectImageOptions]
     ) -> Answer[ImageInspection]:
         """Shows what the patches of one image attend to; it is given as bytes or by path."""
         return await self._send(requests.inspect_image(image, **options), timeout_s)

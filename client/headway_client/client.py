@@ -22,6 +22,9 @@ from headway_client.options import (
     InspectImageOptions,
     InspectTextOptions,
     InspectTranslationOptions,
+    PrepareImageOptions,
+    RankImagesOptions,
+    RankTextsOptions,
     RewriteTextOptions,
     ScoreTextOptions,
     StreamGenerateTextOptions,
@@ -45,6 +48,9 @@ from headway_client.results import (
     Model,
     ModelDetails,
     ModelList,
+    PreparedImage,
+    RankedImage,
+    RankedText,
     RewrittenText,
     Task,
     TextClassification,
@@ -170,7 +176,7 @@ class Client(BaseClient):
 
     @spell_out
     def classify_image(
-        self, images: Images, *, timeout_s: float | None = None, **options: Unpack[ClassifyImageOptions]
+        self, images: Images = (), *, timeout_s: float | None = None, **options: Unpack[ClassifyImageOptions]
     ) -> Answer[ImageClassification]:
         """Returns the most likely labels of every image, which is given as bytes or by path."""
         return self._send(requests.classify_image(images, **options), timeout_s)
@@ -197,13 +203,34 @@ class Client(BaseClient):
 
     @spell_out
     def embed_image(
-        self, images: Images, *, timeout_s: float | None = None, **options: Unpack[EmbedImageOptions]
+        self, images: Images = (), *, timeout_s: float | None = None, **options: Unpack[EmbedImageOptions]
     ) -> EmbeddingAnswer[ImageEmbedding]:
         """Returns a vector for every image; `to_numpy()` of the answer is the array of all.
 
         Any number of images: more than a call may have are sent with several calls, each within `timeout_s`.
         """
         return requests.join([self._send(call, timeout_s) for call in requests.embed_image(images, **options)])
+
+    @spell_out
+    def prepare_image(
+        self, images: Images, *, timeout_s: float | None = None, **options: Unpack[PrepareImageOptions]
+    ) -> Answer[PreparedImage]:
+        """Has the server keep images, and returns an id for each, which other calls take in place of the image."""
+        return self._send(requests.prepare_image(images, **options), timeout_s)
+
+    @spell_out
+    def rank_images(
+        self, images: Images = (), *, timeout_s: float | None = None, **options: Unpack[RankImagesOptions]
+    ) -> Answer[RankedImage]:
+        """Returns images in the order of their similarity to a text or an image, the most similar first."""
+        return self._send(requests.rank_images(images, **options), timeout_s)
+
+    @spell_out
+    def rank_texts(
+        self, texts: Texts, *, timeout_s: float | None = None, **options: Unpack[RankTextsOptions]
+    ) -> Answer[RankedText]:
+        """Returns texts in the order of their similarity to an image or a text, the most similar first."""
+        return self._send(requests.rank_texts(texts, **options), timeout_s)
 
     @spell_out
     def inspect_text(
@@ -214,7 +241,7 @@ class Client(BaseClient):
 
     @spell_out
     def inspect_image(
-        self, image: Image, *, timeout_s: float | None = None, **options: Unpack[InspectImageOptions]
+        self, image: Image = b"", *, timeout_s: float | None = None, **options: Unpack[InspectImageOptions]
     ) -> Answer[ImageInspection]:
         """Shows what the patches of one image attend to; it is given as bytes or by path."""
         return self._send(requests.inspect_image(image, **options), timeout_s)

@@ -7,6 +7,7 @@ None, like leaving an option out, leaves the choice to the server.
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -203,12 +204,42 @@ class ClassifyImageOptions(ModelOptions, total=False):
     top_k: Annotated[int | None, "Labels to return for each image, the most likely first. Default: all."]
     candidate_labels: Annotated[Texts | None, "Labels to choose from, for embedding models. Default: the model's."]
     templates: Annotated[Texts | None, "Texts with {} where a candidate label goes. Default: the labels as they are."]
+    image_ids: Annotated[Texts | None, "Ids of prepared images, in place of images."]
 
 
 class EmbedImageOptions(ModelOptions, total=False):
     """Options of EmbedImage."""
 
     normalize: Annotated[bool | None, "Scale vectors to length 1. Default: true."]
+    image_ids: Annotated[Texts | None, "Ids of prepared images, in place of images."]
+
+
+class PrepareImageOptions(TypedDict, total=False):
+    """Options of PrepareImage."""
+
+    model: Annotated[str | None, "Model that reads the images now. Default: none; each reads them at its first call."]
+    model_version: Annotated[str | None, "Version of that model. Default: the latest loaded version."]
+
+
+class _QueryOptions(ModelOptions, total=False):
+    query_text: Annotated[str | None, "Text to compare with; or an image."]
+    query_image: Annotated[bytes | str | os.PathLike[str] | None, "Image to compare with, as bytes or by path."]
+    query_image_id: Annotated[str | None, "Id of a prepared image to compare with."]
+    top_k: Annotated[int | None, "How many to return, the most similar first. Default: all."]
+
+
+class RankImagesOptions(_QueryOptions, total=False):
+    """Options of RankImages."""
+
+    image_ids: Annotated[Texts | None, "Ids of prepared images, in place of images."]
+
+
+class RankTextsOptions(_QueryOptions, total=False):
+    """Options of RankTexts."""
+
+    query_prompt_name: Annotated[str | None, "The model's prompt before a query that is a text."]
+    prompt_name: Annotated[str | None, "The model's prompt before every text. Default: the model's own, or none."]
+    truncate: Annotated[bool | None, "Cut the end off a text that is too long instead of refusing it."]
 
 
 class AttentionOptions(ModelOptions, total=False):
@@ -230,6 +261,8 @@ class InspectTextOptions(AttentionOptions, total=False):
 
 class InspectImageOptions(AttentionOptions, total=False):
     """Options of InspectImage."""
+
+    image_id: Annotated[str | None, "Id of a prepared image, in place of the image."]
 
 
 class InspectGenerationOptions(AttentionOptions, total=False):

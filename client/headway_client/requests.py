@@ -21,8 +21,10 @@ from grpc_health.v1 import health_pb2
 from headway.v1 import common_pb2
 from headway.v1 import generation_service_pb2 as generation_pb2
 from headway.v1 import image_classification_service_pb2 as images_pb2
+from headway.v1 import image_service_pb2 as image_pb2
 from headway.v1 import inspection_service_pb2 as inspection_pb2
 from headway.v1 import model_service_pb2 as models_pb2
+from headway.v1 import ranking_service_pb2 as ranking_pb2
 from headway.v1 import text_classification_service_pb2 as texts_pb2
 from headway.v1 import text_to_text_service_pb2 as text_to_text_pb2
 from headway.v1 import translation_service_pb2 as translation_pb2
@@ -41,6 +43,9 @@ from headway_client.options import (
     InspectTextOptions,
     InspectTranslationOptions,
     PhraseConstraints,
+    PrepareImageOptions,
+    RankImagesOptions,
+    RankTextsOptions,
     RewriteTextOptions,
     ScoreTextOptions,
     StreamGenerateTextOptions,
@@ -64,6 +69,9 @@ from headway_client.results import (
     ModelDetails,
     ModelList,
     ModelReference,
+    PreparedImage,
+    RankedImage,
+    RankedText,
     RewrittenText,
     Task,
     TextClassification,
@@ -261,7 +269,7 @@ def score_text(texts: Texts, **options: Unpack[ScoreTextOptions]) -> Iterator[Ca
         yield _unary("TextClassificationService/ScoreText", texts_pb2, values, TextScore, len(inputs[part]))
 
 
-def classify_image(images: Images, **options: Unpack[ClassifyImageOptions]) -> Call[Answer[ImageClassification]]:
+def classify_image(images: Images = (), **options: Unpack[ClassifyImageOptions]) -> Call[Answer[ImageClassification]]:
     """ClassifyImage.
 
     Raises:
@@ -272,19 +280,72 @@ def classify_image(images: Images, **options: Unpack[ClassifyImageOptions]) -> C
     for name in ("candidate_labels", "templates"):
         if (given := values.get(name)) is not None:
             values[name] = as_texts(name, given)
-    return _unary("ImageClassificationService/ClassifyImage", images_pb2, values, ImageClassification, len(contents))
+    count = len(contents) + _take_ids(values)
+    return _unary("ImageClassificationService/ClassifyImage", images_pb2, values, ImageClassification, count)
 
 
-def embed_image(images: Images, **options: Unpack[EmbedImageOptions]) -> Iterator[Call[Answer[ImageEmbedding]]]:
+def prepare_image(images: Images, **options: Unpack[PrepareImageOptions]) -> Call[Answer[PreparedImage]]:
+    """PrepareImage; errors are those of `classify_image`."""
+    contents = _as_images("images", images)
+    values = _values(PrepareImageOptions, options, images=contents)
+    return _unary("ImageService/PrepareImage", image_pb2, values, PreparedImage, len(contents))
+
+
+def rank_images(images: Images = (), **options: Unpack[RankImagesOptions]) -> Call[Answer[RankedImage]]:
+    """RankImages.
+
+    Raises:
+        OSError: An image file cannot be read.
+        ValueError: There is not one query.
+    """
+    contents = _as_images("images", images)
+    values = _values(RankImagesOptions, options, images=contents)
+    count = len(contents) + _take_ids(values)
+    return _rank("RankImages", values, RankedImage, count)
+
+
+def rank_texts(texts: Texts, **options: Unpack[RankTextsOptions]) -> Call[Answer[RankedText]]:
+    """RankTexts; errors are those of `rank_images`."""
+    texts = as_texts("texts", texts)
+    return _rank("RankTexts", _values(RankTextsOptions, options, texts=texts), RankedText, len(texts))
+
+
+def _rank(method: str, values: dict[str, Any], result_type: type[ResultT], count: int) -> Call[Answer[ResultT]]:
+    """Makes a call of the ranking service with `count` candidates."""
+    queries = [name for name in ("query_text", "query_image", "query_image_id") if values.get(name) is not None]
+    if len(queries) != 1:
+        given = " and ".join(queries) or "no query"
+        raise ValueError(f"{given} given; give one of query_text, query_image and query_image_id")
+    if "query_image" in queries:
+        values["query_image"] = _as_image("query_image", values["query_image"])
+    return _unary(f"RankingService/{method}", ranking_pb2, values, result_type, values.get("top_k") or count)
+
+
+def _take_ids(values: dict[str, Any]) -> int:
+    """Makes a list of the ids of images, and returns how many there are."""
+    if (given := values.get("image_ids")) is None:
+        return 0
+    values["image_ids"] = as_texts("image_ids", given)
+    return len(values["image_ids"])
+
+
+def embed_image(images: Images = (), **options: Unpack[EmbedImageOptions]) -> Iterator[Call[Answer[ImageEmbedding]]]:
     """EmbedImage, in as many calls as the limits of a call require. Files are read call by call.
 
     Raises:
         OSError: An image file cannot be read.
     """
     many: Sequence[Image] = images if _is_list(images) else [images]  # type: ignore[list-item]
+    if (given := options.get("image_ids")) is not None and not many:
+        ids = as_texts("image_ids", given)
+        for part in _parts([0] * len(ids), MAX_IMAGES, MAX_IMAGE_BYTES):
+            values = _values(EmbedImageOptions, options) | {"image_ids": ids[part]}
+            yield _unary("ImageClassificationService/EmbedImage", images_pb2, values, ImageEmbedding, len(ids[part]))
+        return
     for part in _parts([_image_bytes(image) for image in many], MAX_IMAGES, MAX_IMAGE_BYTES):
         contents = _as_images("images", many[part])
         values = _values(EmbedImageOptions, options, images=contents)
+        _take_ids(values)
         yield _unary("ImageClassificationService/EmbedImage", images_pb2, values, ImageEmbedding, len(contents))
 
 
@@ -294,7 +355,7 @@ def inspect_text(text: str, **options: Unpack[InspectTextOptions]) -> Call[Answe
     return _inspect("InspectText", values, TextInspection)
 
 
-def inspect_image(image: Image, **options: Unpack[InspectImageOptions]) -> Call[Answer[ImageInspection]]:
+def inspect_image(image: Image = b"", **options: Unpack[InspectImageOptions]) -> Call[Answer[ImageInspection]]:
     """InspectImage.
 
     Raises:

@@ -234,6 +234,34 @@ class TextScore:
 
 
 @dataclass(frozen=True, slots=True)
+class PreparedImage:
+    """An image that the server keeps."""
+
+    image_id: str
+    """Names it in further calls, until it has not been used for the server's time to live."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankedImage:
+    """An image in its place of a ranking."""
+
+    index: int
+    """Which one it is: its place in the request, from 0."""
+    similarity: float
+    """Cosine of its vector and the query's, -1 to 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankedText:
+    """A text in its place of a ranking."""
+
+    index: int
+    """Which one it is: its place in the request, from 0."""
+    similarity: float
+    """Cosine of its vector and the query's, -1 to 1."""
+
+
+@dataclass(frozen=True, slots=True)
 class LabeledSpan:
     """A labelled span of a text: characters `start` to `end`, `end` excluded."""
 

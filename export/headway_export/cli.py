@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Any, Literal
 
 import typer
@@ -18,7 +19,13 @@ from typer.core import TyperGroup
 from headway_export.agreement import is_measured
 from headway_export.errors import ExportError, SourceError
 from headway_export.exporter import DEFAULT_PRECISIONS, ExportOptions, export
-from headway_export.source import ExportSource, from_factory, open_tokenizer, sources_from_checkpoint
+from headway_export.source import (
+    ExportSource,
+    checkpoint_beside,
+    from_factory,
+    open_tokenizer,
+    sources_from_checkpoint,
+)
 from headway_server.bundles import (
     CHAT_TEMPLATE_FILE,
     Bundle,
@@ -140,7 +147,7 @@ def main(
             raise SourceError("give either CHECKPOINT or --model")
         if checkpoint is not None:
             _check_flags_of_checkpoint(context)
-            sources = sources_from_checkpoint(checkpoint, name=name)
+            sources = _sources_of(checkpoint, name)
             found = " and ".join(source.task for source in sources)
             sources = tuple(source for source in sources if task in (None, source.task))
             if not sources:
@@ -255,10 +262,7 @@ def hf(
                 "transformers knows needs none, and any other can be given as a module of your own "
                 "(docs/bring-your-own.md)"
             )
-        try:
-            from headway_export import huggingface  # noqa: PLC0415 (an extra, which this command alone needs)
-        except ModuleNotFoundError as error:
-            raise SourceError(f'{error}; install what this command needs: pip install "headway-export[hf]"') from error
+        huggingface = _huggingface()
         asked = huggingface.FolderOptions(
             name=name,
             task=task,
@@ -273,12 +277,13 @@ def hf(
         )
         on_hub = None if Path(folder).is_dir() else huggingface.parse_id(folder, revision)
         if on_hub is not None:
-            sources, notes = huggingface.from_hub(*on_hub, asked, _say)
+            sources, notes = huggingface.sources_from_hub(*on_hub, asked, _say)
         elif revision is not None:
             raise SourceError(f"--revision {revision}: is for an id of the hub, ORG/NAME, and {folder} is none")
         else:
             sources, notes = huggingface.sources_from_folder(Path(folder), asked)
-        default = [Precision.FP32] if evaluation is None else [Precision.FP32, Precision.INT8]
+        is_judged = all(source.evaluation is not None for source in sources)
+        default = [Precision.FP32, Precision.INT8] if is_judged else [Precision.FP32]
         options = ExportOptions(
             store=store,
             version=version,
@@ -289,13 +294,33 @@ def hf(
         )
         for source in sources:
             _export(source, options)
-        if precision is None and evaluation is None:
+        if precision is None and not is_judged:
             note = "fp32 alone: int8 is judged on evaluation data, which --evaluation FILE gives"
             if all(is_measured(source.task) for source in sources):
                 note += ", or else by fp32's answers, which --precision fp32 --precision int8 asks for"
             notes += (note,)
         for note in notes:
             Console().print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _huggingface() -> ModuleType:
+    """The package that reads model folders, which needs an extra."""
+    try:
+        from headway_export import huggingface  # noqa: PLC0415 (see above)
+    except ModuleNotFoundError as error:
+        raise SourceError(f'{error}; install what this command needs: pip install "headway-export[hf]"') from error
+    return huggingface
+
+
+def _sources_of(checkpoint: Path, name: str | None) -> tuple[ExportSource, ...]:
+    """What a checkpoint holds: a model of the kit, or a fine-tuned model folder."""
+    if checkpoint_beside(checkpoint) is None:
+        return sources_from_checkpoint(checkpoint, name=name)
+    huggingface = _huggingface()
+    source, notes = huggingface.from_folder(checkpoint, huggingface.FolderOptions(name=name))
+    for note in notes:
+        Console().print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
+    return (source,)
 
 
 def _prompts(given: Sequence[str]) -> tuple[tuple[str, str], ...]:

@@ -11,7 +11,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -27,6 +27,7 @@ from headway_export.errors import SourceError
 from headway_export.graphs import parameter_count
 from headway_server.bundles import (
     CHAT_TEMPLATE_FILE,
+    EMBEDDING_TASKS,
     TOKENIZER_FILE,
     Architecture,
     ClassificationScheme,
@@ -44,6 +45,8 @@ from headway_server.bundles.tags import TagSet
 from headway_server.errors import BundleError
 from headway_server.preprocessing import ChatTemplate
 from headway_training.checkpoint import (
+    CHECKPOINT_FILE,
+    HUGGINGFACE,
     IMAGE_EVALUATION_FILE,
     WEIGHTS_FILE,
     Checkpoint,
@@ -51,6 +54,7 @@ from headway_training.checkpoint import (
     TrainingRecord,
     load_model,
     load_tokenizer,
+    read_checkpoint,
 )
 from headway_training.errors import TrainingError
 from headway_training.models import CLIP
@@ -67,11 +71,12 @@ _METRICS = {
     Task.IMAGE_CLASSIFICATION: "accuracy",
 }
 _CLASSIFIERS = (Task.TEXT_CLASSIFICATION, Task.TOKEN_CLASSIFICATION, Task.IMAGE_CLASSIFICATION)
+_IMAGES = (Task.IMAGE_CLASSIFICATION, Task.IMAGE_EMBEDDING)
 _NEEDED_FLAGS = {
-    "--tokenizer": tuple(task for task in _METRICS if task is not Task.IMAGE_CLASSIFICATION),
+    "--tokenizer": tuple(task for task in (*_METRICS, Task.TEXT_EMBEDDING) if task not in _IMAGES),
     "--labels": _CLASSIFIERS,
     "--languages": (Task.TRANSLATION,),
-    "--preprocessing": (Task.IMAGE_CLASSIFICATION,),
+    "--preprocessing": _IMAGES,
 }
 """Tasks that need what a flag gives; no other takes it."""
 _OPTIONAL_FLAGS = {
@@ -313,6 +318,34 @@ def _from_loaded(path: Path, module: nn.Module, checkpoint: Checkpoint, name: st
     )
 
 
+def checkpoint_beside(path: Path) -> Checkpoint | None:
+    """Reads what a run has written beside the model folder of `transformers` that it leaves; None in another folder.
+
+    Raises:
+        SourceError: It is damaged.
+    """
+    if not (path / CHECKPOINT_FILE).is_file():
+        return None
+    try:
+        checkpoint = read_checkpoint(path)
+    except TrainingError as error:
+        raise SourceError(str(error)) from error
+    return checkpoint if checkpoint.architecture == HUGGINGFACE else None
+
+
+def with_record(source: ExportSource, checkpoint: Checkpoint, *, license_name: str | None = None) -> ExportSource:
+    """Adds to what a model folder says what the run that left it has found: temperature, thresholds, its record."""
+    return replace(
+        source,
+        description=checkpoint.description,
+        license=license_name or checkpoint.license,
+        classification=_convert(ClassificationScheme, checkpoint.classification),
+        text_pairs=checkpoint.text_pairs,
+        sampling_defaults=_convert(SamplingDefaults, checkpoint.sampling_defaults) or source.sampling_defaults,
+        training=checkpoint.training,
+    )
+
+
 def from_factory(
     factory: str,
     weights: Path,
@@ -387,7 +420,7 @@ def from_factory(
         ),
         limits=limits_of(module, exportable),
         tokenizer=open_tokenizer(tokenizer_file) if tokenizer_file else None,
-        special_tokens=None if exportable is Task.IMAGE_CLASSIFICATION else special_tokens or SpecialTokens(),
+        special_tokens=None if exportable in _IMAGES else special_tokens or SpecialTokens(),
         chat_template=chat_template,
         labels=tuple(labels),
         classification=(
@@ -396,10 +429,34 @@ def from_factory(
         text_pairs=text_pairs,
         image_preprocessing=image_preprocessing,
         languages=languages,
+        space=_read_space(module, factory, exportable),
         evaluation=(
             read_evaluation(evaluation_file, exportable, evaluation_file.name, len(labels)) if evaluation_file else None
         ),
     )
+
+
+def _read_space(module: nn.Module, factory: str, task: Task) -> Space | None:
+    """Returns the space that a module says its vectors are in; None where it says nothing.
+
+    Raises:
+        SourceError: What it says is none, or its vectors have no pooling's name.
+    """
+    if task not in EMBEDDING_TASKS:
+        return None
+    if not isinstance(getattr(module, "pooling", None), str):
+        raise SourceError(
+            f"--model {factory}: has no attribute pooling, a name for the manifest; {task} needs it "
+            "(docs/bring-your-own.md)"
+        )
+    stated = getattr(module, "space", None)
+    if stated is None:
+        return None
+    try:
+        return Space.model_validate(stated)
+    except ValidationError as error:
+        what = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
+        raise SourceError(f"--model {factory}: its space is wrong ({what}); see docs/bring-your-own.md") from error
 
 
 def limits_of(module: nn.Module, task: Task) -> Limits:
@@ -425,8 +482,9 @@ def limits_of(module: nn.Module, task: Task) -> Limits:
 
 
 def _exportable(task: str) -> Task:
-    if task not in {str(known) for known in _METRICS}:
-        raise SourceError(f"task {task}: cannot be exported; this version exports {', '.join(_METRICS)}")
+    known = (*_METRICS, *EMBEDDING_TASKS)
+    if task not in map(str, known):
+        raise SourceError(f"task {task}: cannot be exported; this version exports {', '.join(known)}")
     return Task(task)
 
 

@@ -13,6 +13,7 @@ ServerError                   what this package raises
     │   ├── RequestTooLargeError  it has more bytes than the method takes
     │   └── MediaTypeError    it is of a type that the method does not read
     ├── ModelNotFoundError    there is no such model or version
+    ├── ImageNotFoundError    there is no prepared image of this id, or none any longer
     ├── BundleRejectedError   a bundle cannot be loaded, and the caller has asked for that
     ├── StoreUnavailableError the store cannot be looked at now
     ├── WrongTaskError        the model cannot do what was asked
@@ -93,6 +94,10 @@ class MediaTypeError(InvalidInputError):
 
 class ModelNotFoundError(RequestError):
     """No such model or version is loaded."""
+
+
+class ImageNotFoundError(RequestError):
+    """No prepared image has this id, or none any longer."""
 
 
 class BundleRejectedError(RequestError):

@@ -219,6 +219,16 @@ class ModelEvent:
     """Why it failed; for `failed`."""
 
 
+class CacheUsage(NamedTuple):
+    """How much of something is kept because it may be asked for again, and how often what was asked for was there."""
+
+    name: str
+    """What is kept, such as `label_vectors`."""
+    num_bytes: int
+    num_hits: int
+    num_misses: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelUsage:
     """How much of a model is in use at a moment. Numbers of slots and positions are 0 for a model without state."""
@@ -230,6 +240,7 @@ class ModelUsage:
     num_positions: int = 0
     """Tokens that the state of all slots has room for."""
     num_used_positions: int = 0
+    caches: tuple[CacheUsage, ...] = ()
 
     def __add__(self, other: ModelUsage) -> ModelUsage:
         return ModelUsage(
@@ -238,6 +249,7 @@ class ModelUsage:
             num_used_slots=self.num_used_slots + other.num_used_slots,
             num_positions=self.num_positions + other.num_positions,
             num_used_positions=self.num_used_positions + other.num_used_positions,
+            caches=self.caches + other.caches,
         )
 
 

@@ -181,6 +181,13 @@ class ServerSettings(BaseSettings):
     max_image_megapixels: Annotated[float, Field(gt=0, le=_PIXELS_THAT_PILLOW_DECODES / 1e6)] = 20
     """Most pixels of an image, in millions, by its header and after it is resized. Decoding takes up to 16 bytes a
     pixel, and at most this many pixels are decoded at a time."""
+    max_prepared_mib: Annotated[int, Field(ge=0, le=1024 * 1024)] = 64
+    """MiB of images that are kept for callers who send them once and name them by id (PrepareImage); 0: none."""
+    max_image_outputs_mib: Annotated[int, Field(ge=0, le=1024 * 1024)] = 8
+    """MiB of vectors and probabilities that each model of images keeps, so that an image that comes again is not
+    computed again; 0: none."""
+    image_ttl: Annotated[float, Field(gt=0, le=86400)] = 600
+    """Seconds without use after which a prepared image, or what a model made of an image, is forgotten."""
     max_calls: Annotated[int, Field(ge=1)] | None = None
     """Calls that run at a time, whatever they ask for; further ones are refused before they are parsed. Health checks
     are none of them. Left out, as many as half of the memory there is holds requests of texts, 256 at least and 4096 at

@@ -4,12 +4,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from foreign import towers
+from safetensors.torch import save_model
 from tiny_towers import towers_checkpoint
 from tokenizers import Tokenizer
 
+from headway_export.errors import SourceError
 from headway_export.exporter import ExportOptions, export
-from headway_export.source import sources_from_checkpoint
-from headway_server.bundles import Precision, Task
+from headway_export.source import from_factory, sources_from_checkpoint
+from headway_server.bundles import ImagePreprocessing, Precision, Task
 from headway_training.checkpoint import load_model, write_checkpoint
 
 
@@ -58,3 +61,34 @@ def test_other_weights_make_another_space(two_towers: Path, tmp_path: Path) -> N
     assert first is not None
     assert second[0].space is not None
     assert second[0].space.name != first.name
+
+
+def test_towers_from_outside_share_the_space_that_both_name(tokenizer_file: Path, tmp_path: Path) -> None:
+    preprocessing = ImagePreprocessing(
+        height=16, width=16, resize="stretch", interpolation="bicubic", mean=(0.5, 0.5, 0.5), std=(0.3, 0.3, 0.3)
+    )
+    manifests = []
+    for side, parts in (
+        ("image", {"image_preprocessing": preprocessing}),
+        ("text", {"tokenizer_file": tokenizer_file}),
+    ):
+        weights = tmp_path / f"{side}.safetensors"
+        save_model(getattr(towers, f"{side}_tower")(), str(weights))
+        source = from_factory(
+            f"foreign.towers:{side}_tower", weights, task=f"{side}_embedding", name=f"mine-{side}", **parts
+        )
+        options = ExportOptions(store=tmp_path / "store", precisions=(Precision.FP32,))
+        manifests.append(export(source, options).manifest)
+    first, second = (manifest.embedding for manifest in manifests)
+    assert first is not None
+    assert second is not None
+    assert first.space == second.space
+    assert (first.dimension, first.pooling, second.pooling) == (16, "patches", "mean")
+    with pytest.raises(SourceError, match=r"its space is wrong \(name: .*; scale: .*\)"):
+        from_factory(
+            "foreign.towers:nameless",
+            tmp_path / "image.safetensors",
+            task="image_embedding",
+            name="mine",
+            image_preprocessing=preprocessing,
+        )

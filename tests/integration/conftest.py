@@ -10,6 +10,9 @@ import pytest
 
 from headway_client import Client
 
+COMPUTE_ALL = ("--max-image-outputs-mib", "0")
+"""Flags of a server that computes an image each time it comes."""
+
 
 def serve(store: Path, precision: str, log: Path, *flags: str) -> Iterator[str]:
     """Runs a server until the generator is closed; yields its address."""
@@ -95,7 +98,7 @@ def llama_server(
 def shipped_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     """A client of a server on the models of this repository, int8."""
     store = Path(__file__).parents[2] / "models"
-    for address in serve(store, "int8", tmp_path_factory.mktemp("log") / "server.log"):
+    for address in serve(store, "int8", tmp_path_factory.mktemp("log") / "server.log", *COMPUTE_ALL):
         with Client(address) as connected:
             yield connected
 
@@ -104,7 +107,31 @@ def shipped_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]
 def shipped_alone_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     """A client of a server on the same that runs each text and each image in a batch of its own."""
     store = Path(__file__).parents[2] / "models"
-    flags = ("--max-batch-images", "1", "--max-batch-tokens", "1")
+    flags = ("--max-batch-images", "1", "--max-batch-tokens", "1", *COMPUTE_ALL)
     for address in serve(store, "int8", tmp_path_factory.mktemp("log") / "server.log", *flags):
+        with Client(address) as connected:
+            yield connected
+
+
+@pytest.fixture(scope="session")
+def towers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoint of a tiny model of two towers."""
+    from tiny_towers import towers_checkpoint
+
+    return towers_checkpoint(tmp_path_factory.mktemp("towers") / "checkpoint")
+
+
+@pytest.fixture(scope="session")
+def towers_client(towers: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    """A client of a server on its two bundles, and on nothing else."""
+    from typer.testing import CliRunner
+
+    from headway_export.cli import app
+
+    folder = tmp_path_factory.mktemp("served")
+    command = [str(towers), "--store", str(folder / "store"), "--precision", "fp32"]
+    result = CliRunner().invoke(app, command, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    for address in serve(folder / "store", "fp32", folder / "server.log"):
         with Client(address) as connected:
             yield connected

@@ -1,46 +1,24 @@
 """Images and texts in one space, and a caller's own labels, from the client through a server, are PyTorch's."""
 
 import io
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tiny_towers import towers_checkpoint
 from tokenizers import Tokenizer
-from typer.testing import CliRunner
 
 from headway_client import Client, FailedPreconditionError, InvalidArgumentError, Task
-from headway_export.cli import app
 from headway_training.checkpoint import load_model
 from headway_training.models import CLIP
-
-from .conftest import serve
 
 LABELS = ["a red wall", "two dogs", "the sea", "green grass"]
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return towers_checkpoint(tmp_path_factory.mktemp("towers") / "checkpoint")
-
-
-@pytest.fixture(scope="module")
-def client(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    folder = tmp_path_factory.mktemp("served")
-    command = [str(checkpoint), "--store", str(folder / "store"), "--precision", "fp32"]
-    result = CliRunner().invoke(app, command, catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    for address in serve(folder / "store", "fp32", folder / "server.log"):
-        with Client(address) as connected:
-            yield connected
-
-
-@pytest.fixture(scope="module")
-def images(checkpoint: Path) -> np.ndarray:
-    with np.load(checkpoint / "evaluation.npz") as arrays:
+def images(towers: Path) -> np.ndarray:
+    with np.load(towers / "evaluation.npz") as arrays:
         return arrays["images"]
 
 
@@ -72,24 +50,24 @@ def expected_logits(checkpoint: Path, images: np.ndarray, texts: list[list[str]]
     return logits
 
 
-def test_models_of_one_space_say_so(client: Client) -> None:
-    models = {model.task: model for model in client.list_models()}
+def test_models_of_one_space_say_so(towers_client: Client) -> None:
+    models = {model.task: model for model in towers_client.list_models()}
     assert models[Task.IMAGE_EMBEDDING].embedding_space == models[Task.TEXT_EMBEDDING].embedding_space != ""
 
 
 @pytest.mark.parametrize("templates", [None, ["{}", "a picture of {}"]])
 def test_labels_have_the_probabilities_of_pytorch_and_a_set_comes_again(
-    client: Client, checkpoint: Path, images: np.ndarray, templates: list[str] | None
+    towers_client: Client, towers: Path, images: np.ndarray, templates: list[str] | None
 ) -> None:
     texts = [[template.replace("{}", label) for template in templates or ["{}"]] for label in LABELS]
-    expected = 1 / (1 + np.exp(-expected_logits(checkpoint, images, texts)))
+    expected = 1 / (1 + np.exp(-expected_logits(towers, images, texts)))
     for _ in range(2):
-        results = client.classify_image(files(images), candidate_labels=LABELS, templates=templates)
+        results = towers_client.classify_image(files(images), candidate_labels=LABELS, templates=templates)
         for result, row in zip(results, expected, strict=True):
             found = {label.label: label.probability for label in result.labels}
             np.testing.assert_allclose([found[label] for label in LABELS], row, rtol=2e-3)
             assert all(label.selected == (label.probability >= 0.5) for label in result.labels)
-    (best,) = client.classify_image(files(images[:1]), candidate_labels=LABELS, templates=templates, top_k=1)
+    (best,) = towers_client.classify_image(files(images[:1]), candidate_labels=LABELS, templates=templates, top_k=1)
     assert [label.label for label in best.labels] == [LABELS[int(expected[0].argmax())]]
 
 
@@ -107,12 +85,12 @@ def test_labels_have_the_probabilities_of_pytorch_and_a_set_comes_again(
     ],
 )
 def test_labels_that_cannot_be_are_refused(
-    client: Client, images: np.ndarray, labels: list[str] | None, templates: list[str] | None, message: str
+    towers_client: Client, images: np.ndarray, labels: list[str] | None, templates: list[str] | None, message: str
 ) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
-        client.classify_image(files(images[:1]), candidate_labels=labels, templates=templates)
+        towers_client.classify_image(files(images[:1]), candidate_labels=labels, templates=templates)
 
 
-def test_a_model_without_labels_asks_for_them(client: Client, images: np.ndarray) -> None:
+def test_a_model_without_labels_asks_for_them(towers_client: Client, images: np.ndarray) -> None:
     with pytest.raises(FailedPreconditionError, match=r"cannot do image_classification|no loaded model can"):
-        client.classify_image(files(images[:1]), model="tiny-clip-image")
+        towers_client.classify_image(files(images[:1]), model="tiny-clip-image")

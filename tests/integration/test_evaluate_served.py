@@ -3,10 +3,13 @@
 import csv
 import json
 import re
+from pathlib import Path
 
+import numpy as np
 import pytest
 from evaluation_files import read_image_evaluation, read_text_evaluation
 from PIL import Image
+from tiny_pictures import write_picture_data
 from typer.testing import CliRunner
 
 from headway_client import Client
@@ -151,6 +154,46 @@ def test_what_cannot_be_measured_is_said(fp32_server, tmp_path):
     assert "expected NAME=VALUE" in told
     _, told = evaluate(fp32_server, "tiny-classification", *own, "--option", "truncate=0.5", code=1)
     assert "the client's call cannot be made" in told
+
+
+def test_images_and_texts_of_one_space_are_measured_by_recall(towers, towers_client, tmp_path):
+    with np.load(towers / "evaluation.npz") as arrays:
+        images = arrays["images"]
+    captions = [["a red wall", "two dogs"], ["the sea"], ["green grass"], ["a house"]]
+    lines = []
+    for number, (image, own) in enumerate(zip(images, captions, strict=True)):
+        Image.fromarray(image).save(tmp_path / f"{number}.png")
+        lines += [f"{number}.png\t{caption}" for caption in own]
+    file = tmp_path / "captions.tsv"
+    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    report, _ = evaluate(towers_client.server, "tiny-clip-image", "--file", str(file), "--batch-size", "2")
+    files = [tmp_path / f"{number}.png" for number in range(4)]
+    texts = [caption for own in captions for caption in own]
+    similarity = towers_client.embed_image(files).to_numpy() @ towers_client.embed_text(texts).to_numpy().T
+    owner = np.array([0, 0, 1, 2, 3])
+    assert (report["metric"], report["example_count"], report["unit"]) == ("image_recall_1", 4, "pictures")
+    assert report["value"] == pytest.approx(100 * (similarity.argmax(axis=0) == owner).mean())
+    assert report["figures"]["text_recall_1"] == pytest.approx(
+        100 * (owner[similarity.argmax(axis=1)] == np.arange(4)).mean()
+    )
+    assert report["figures"]["image_recall_5"] == 100
+    file.write_text("0.png a wall\n", encoding="utf-8")
+    _, told = evaluate(towers_client.server, "tiny-clip-image", "--file", str(file), code=1)
+    assert "line 1: expected the path of an image, a tab and a caption" in told
+    file.write_text("none.png\ta wall\n", encoding="utf-8")
+    assert "none.png" in evaluate(towers_client.server, "tiny-clip-image", "--file", str(file), code=1)[1]
+
+
+def test_the_recipe_of_two_towers_is_measured_by_its_file(towers_client, tmp_path):
+    recipe = Path(__file__).parents[2] / "docs" / "experiments" / "clip.toml"
+    words = ("tiny-clip-image", "--data", str(recipe), "--data-dir", str(write_picture_data(tmp_path)))
+    report, _ = evaluate(towers_client.server, *words)
+    figures = report["figures"]
+    assert report["metric"] == "mean_recall"
+    parts = [figures[name] for name in ("image_recall_10", "labels_top_1")]
+    assert report["value"] == pytest.approx(sum(parts) / 2)
+    assert figures["image_recall_10"] == 100, "of four photographs"
+    assert "which are measured whole" in evaluate(towers_client.server, *words, "--limit", "2", code=1)[1]
 
 
 def test_a_server_that_is_not_there_is_an_error():

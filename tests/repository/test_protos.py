@@ -33,6 +33,7 @@ _INTEGERS_THAT_DO_NOT_COUNT = {
     "head",
     "heads",
     "height",
+    "index",
     "layer",
     "layers",
     "max_new_tokens",

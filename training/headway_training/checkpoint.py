@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -29,6 +29,8 @@ from headway_training.models import build_model
 
 SCHEMA_VERSION = 1
 CHECKPOINT_FILE = "checkpoint.json"
+HUGGINGFACE = "huggingface"
+"""Architecture of a checkpoint, or of a recipe's model, that is a model folder of `transformers`."""
 WEIGHTS_FILE = "model.safetensors"
 TOKENIZER_FILE = "tokenizer.json"
 TEXT_EVALUATION_FILE = "evaluation.jsonl"
@@ -44,7 +46,15 @@ TaskName = Literal[
 ]
 IMAGE_TASKS: tuple[TaskName, ...] = ("image_classification", "image_text_embedding")
 """Tasks whose models read images."""
-Metric = Literal["accuracy", "micro_f1", "span_f1", "sacrebleu", "nats_per_character", "mean_recall"]
+Metric = Literal[
+    "accuracy",
+    "micro_f1",
+    "span_f1",
+    "sacrebleu",
+    "nats_per_character",
+    "answer_nats_per_character",
+    "mean_recall",
+]
 TextPairUse = Literal["never", "optional", "required"]
 """Whether a text model reads two texts as one input: never, if a second one is given, or always."""
 Scalar = str | int | float | bool | None
@@ -174,7 +184,8 @@ class Checkpoint(Record):
     task: TaskName
     description: str
     license: str
-    architecture: Literal["gpt", "transformer", "recurrent", "encoder", "vit", "clip"]
+    architecture: Literal["gpt", "transformer", "recurrent", "encoder", "vit", "clip", "huggingface"]
+    """`huggingface`: the folder is one of `transformers` too, and holds its configuration."""
     configuration: dict[str, Scalar]
     special_tokens: SpecialTokens | None = None
     labels: tuple[str, ...] = ()
@@ -218,6 +229,7 @@ def write_checkpoint(
     tokenizer: Tokenizer | None = None,
     texts: Iterable[Mapping[str, Any]] | None = None,
     images: tuple[NDArray[np.uint8], NDArray[np.int64]] | None = None,
+    write_weights: Callable[[Path], None] | None = None,
 ) -> None:
     """Writes a checkpoint, or replaces the one that is there: readers see the old one or the new one, never a part.
 
@@ -228,15 +240,19 @@ def write_checkpoint(
         tokenizer: The tokenizer, for text.
         texts: The objects of `evaluation.jsonl`.
         images: (N, height, width, 3) pixels and (N,) labels of `evaluation.npz`.
+        write_weights: Writes weights and tokenizer into a folder, in place of the above.
     """
     staging = folder.with_name(f".{folder.name}.writing-{os.getpid()}")
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir(parents=True)
     try:
         (staging / CHECKPOINT_FILE).write_text(checkpoint.model_dump_json(indent=2) + "\n", encoding="utf-8")
-        save_weights(model.float(), str(staging / WEIGHTS_FILE))
-        if tokenizer is not None:
-            tokenizer.save(str(staging / TOKENIZER_FILE))
+        if write_weights is not None:
+            write_weights(staging)
+        else:
+            save_weights(model.float(), str(staging / WEIGHTS_FILE))
+            if tokenizer is not None:
+                tokenizer.save(str(staging / TOKENIZER_FILE))
         if texts is not None:
             lines = (json.dumps(dict(example), ensure_ascii=False) + "\n" for example in texts)
             (staging / TEXT_EVALUATION_FILE).write_text("".join(lines), encoding="utf-8")
@@ -298,7 +314,7 @@ def _describe(error: ValidationError) -> str:
 
 def _check_files(path: Path, checkpoint: Checkpoint) -> None:
     """Checks that every file that the description needs is there."""
-    needed = [WEIGHTS_FILE]
+    needed = [] if checkpoint.architecture == HUGGINGFACE else [WEIGHTS_FILE]  # which may be in shards
     if checkpoint.task != "image_classification":
         needed.append(TOKENIZER_FILE)
     if checkpoint.evaluation is not None:
@@ -318,6 +334,8 @@ def load_model(path: Path) -> tuple[nn.Module, Checkpoint]:
         CheckpointError: As `read_checkpoint`; or the configuration or the weights do not fit the architecture.
     """
     checkpoint = read_checkpoint(path)
+    if checkpoint.architecture == HUGGINGFACE:
+        raise CheckpointError(f"{path} holds a model of transformers, which transformers loads")
     try:
         model = build_model(checkpoint.architecture, dict(checkpoint.configuration))
     except (TypeError, ValueError) as error:
@@ -341,12 +359,15 @@ class LoadedWeights:
     """In the checkpoint alone: they are left out."""
     reshaped: tuple[str, ...]
     """In both with different shapes, which follow the name: they stay as they are in the model."""
+    other_labels: tuple[str, ...] = ()
+    """Of the last layer, for other labels: they stay as they are in the model."""
 
     def describe(self) -> str:
         """A line for each kind that there is."""
         kinds = (
             ("not in the checkpoint, so they start fresh", self.missing),
             ("of another shape in the checkpoint, so they start fresh", self.reshaped),
+            ("for other labels in the checkpoint, so they start fresh", self.other_labels),
             ("in the checkpoint alone, so they are left out", self.unexpected),
         )
         lines = [f"  {what}: {', '.join(names)}" for what, names in kinds if names]
@@ -354,8 +375,10 @@ class LoadedWeights:
 
 
 @torch.no_grad()
-def load_matching_weights(model: nn.Module, path: Path) -> LoadedWeights:
+def load_matching_weights(model: nn.Module, path: Path, labels: Sequence[str] = ()) -> LoadedWeights:
     """Copies into a model the weights of the checkpoint in the folder `path` that have its names and shapes.
+
+    Where the checkpoint has other labels than `labels`, its last layer is left out.
 
     Raises:
         CheckpointError: As `read_checkpoint`; the weights cannot be read, or no matrix of them fits.
@@ -367,7 +390,9 @@ def load_matching_weights(model: nn.Module, path: Path) -> LoadedWeights:
         raise CheckpointError(f"{path / WEIGHTS_FILE} cannot be read: {error}") from error
     own = model.state_dict()
     common = [name for name in own if name in stored]
-    loaded = [name for name in common if own[name].shape == stored[name].shape]
+    same = [name for name in common if own[name].shape == stored[name].shape]
+    others = [name for name in same if _is_head(name)] if tuple(labels) != checkpoint.labels else []
+    loaded = [name for name in same if name not in others]
     for name in loaded:
         own[name].copy_(stored[name])
     if not any(own[name].ndim > 1 for name in loaded):
@@ -379,12 +404,23 @@ def load_matching_weights(model: nn.Module, path: Path) -> LoadedWeights:
         loaded=tuple(loaded),
         missing=tuple(name for name in own if name not in stored and own[name].data_ptr() not in filled),
         unexpected=tuple(name for name in stored if name not in own),
+        other_labels=tuple(others),
         reshaped=tuple(
             f"{name} {tuple(stored[name].shape)} in place of {tuple(own[name].shape)}"
             for name in common
             if own[name].shape != stored[name].shape
         ),
     )
+
+
+def _is_head(name: str) -> bool:
+    """True of the last layer of the kit's classifiers."""
+    return name.startswith(("head.output.", "output."))
+
+
+def is_model_folder(path: Path) -> bool:
+    """True if a folder is one of `transformers`."""
+    return (path / "config.json").is_file()
 
 
 def load_tokenizer(path: Path) -> Tokenizer:

@@ -145,7 +145,10 @@ def evaluate(
     model_version: Annotated[str, typer.Option(help="Version of the model. Default: the latest one loaded.")] = "",
     data: Annotated[
         str | None,
-        typer.Option(help="Data set whose test part is measured. Default: that of the recipe named like the model."),
+        typer.Option(
+            help="Data set whose test part is measured, or its recipe's .toml file. Default: that of the recipe "
+            "named like the model."
+        ),
     ] = None,
     file: Annotated[
         str | None, typer.Option(help="Your own data instead, in the form that `headway-train run --test` takes.")

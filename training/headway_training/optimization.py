@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from functools import partial
 
@@ -14,6 +15,10 @@ from torch.utils.checkpoint import checkpoint
 
 from headway_training.recipes import OptimizationSettings
 
+_STACKS = ("layers", "layer", "h", "blocks")
+"""Names that lists of layers have: here, and in the models of `transformers`."""
+_IN_LAYER = re.compile(rf"(^|\.)({'|'.join(_STACKS)})\.\d+\.")
+
 
 def make_optimizers(model: nn.Module, settings: OptimizationSettings) -> list[Optimizer]:
     """Makes the optimizers of a model's weights: AdamW, and Muon for the matrices of its layers where it is asked for.
@@ -24,7 +29,9 @@ def make_optimizers(model: nn.Module, settings: OptimizationSettings) -> list[Op
     decayed: list[nn.Parameter] = []
     kept: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
-        if parameter.ndim < 2 or "positions" in name:
+        if not parameter.requires_grad:
+            continue
+        if parameter.ndim < 2 or "position" in name:
             kept.append(parameter)
         elif settings.optimizer == "muon" and is_layer_matrix(name, parameter):
             layers.append(parameter)
@@ -41,7 +48,7 @@ def make_optimizers(model: nn.Module, settings: OptimizationSettings) -> list[Op
 
 def is_layer_matrix(name: str, parameter: nn.Parameter) -> bool:
     """True of the weights that Muon is for: matrices within a layer, neither embeddings nor output projections."""
-    return parameter.ndim == 2 and "layers." in name and "positions" not in name
+    return parameter.ndim == 2 and _IN_LAYER.search(name) is not None and "position" not in name
 
 
 def learning_rate(settings: OptimizationSettings, step: int, num_steps: int) -> float:
@@ -70,8 +77,8 @@ def make_average(model: nn.Module, decay: float) -> AveragedModel | None:
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:
-    """The layers of a model: the members of every `nn.ModuleList` called `layers`."""
-    stacks = (module for name, module in model.named_modules() if name.rpartition(".")[2] == "layers")
+    """The layers of a model: the members of every `nn.ModuleList` called `layers` or the like."""
+    stacks = (module for name, module in model.named_modules() if name.rpartition(".")[2] in _STACKS)
     return [layer for stack in stacks if isinstance(stack, nn.ModuleList) for layer in stack]
 
 

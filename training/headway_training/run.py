@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from accelerate import Accelerator
@@ -22,12 +22,14 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from headway_training.checkpoint import (
+    HUGGINGFACE,
     IMAGE_EVALUATION_FILE,
     TEXT_EVALUATION_FILE,
     TOKENIZER_FILE,
     Checkpoint,
     Evaluation,
     TrainingRecord,
+    is_model_folder,
     load_matching_weights,
     read_checkpoint,
     write_checkpoint,
@@ -50,6 +52,9 @@ from headway_training.state import latest_state
 from headway_training.tasks import TOKENS_FILE, Task, make_task
 from headway_training.trainer import Trainer
 
+if TYPE_CHECKING:
+    from headway_training.huggingface import FolderModel, ModelFolder
+
 CHECKPOINT_FOLDER = "checkpoint"
 RUN_FILE = "run.json"
 _NO_TRACKER = "none"
@@ -70,7 +75,7 @@ class RunOptions:
     model: str | None = None
     """A named configuration in place of the recipe's model."""
     init: Path | None = None
-    """Folder of a checkpoint to start from, in place of the recipe's."""
+    """Folder to start from in place of the recipe's: of a checkpoint, or of a model of `transformers`."""
     output: Path | None = None
     """Folder of the run; None: `runs/<recipe>`."""
     seed: int = 0
@@ -104,11 +109,12 @@ class RunOptions:
         settings = list(self.settings)
         if self.own_data is not None and not any(setting.startswith("name=") for setting in settings):
             settings.append(f"name={json.dumps(self._model_name(self.own_data))}")
-        if self.init is not None:
+        folder = self.init if self.init is not None and is_model_folder(self.init) else None
+        if self.init is not None and folder is None:
             settings.append(f"init.checkpoint={json.dumps(str(self.init))}")
         if self.max_steps is not None:
             settings.append(f"optimization.max_steps={self.max_steps}")
-        return read_recipe(self.recipe, settings, configuration=self.model)
+        return read_recipe(self.recipe, settings, configuration=self.model, model_folder=folder)
 
     def _model_name(self, own: OwnData) -> str:
         """A name in a store, from the run's folder or from the recipe and the training data."""
@@ -131,20 +137,20 @@ def run_training(options: RunOptions, console: Console) -> Path:
     described = _describe(options, recipe)
     _check_folder(folder, described, resume=options.resume)
     accelerator = _make_accelerator(options, recipe)
-    splits, task = _read_data(options, recipe, accelerator)
+    recipe, source = _open_folder(recipe)
+    splits, task = _read_data(options, recipe, accelerator, source)
     if options.own_data is not None:
         recipe = recipe.model_copy(update={"description": describe_own_data(recipe, options.own_data, splits.labels)})
     try:
-        sizing = size_up(recipe, task, options.seed, accelerator.device)
-        model = _build(recipe, task, options.seed)
+        sizing = size_up(recipe, task, options.seed, accelerator.device, source)
+        model = _build(recipe, task, options.seed, source)
     except (TypeError, ValueError) as error:
         raise RecipeError(f"model: {error}") from error
     if sizing.leaves_room and accelerator.device.type == "cpu":
         keep_freed_memory()
     start = ""
-    if recipe.init.checkpoint is not None and latest_state(folder) is None:
-        loaded = load_matching_weights(model, recipe.init.checkpoint)
-        start = f"weights of {recipe.init.checkpoint}: {loaded.describe()}\n"
+    if latest_state(folder) is None:
+        start = _take_weights(recipe, model, task)
     trainer = Trainer(
         task=task,
         model=model,
@@ -193,25 +199,62 @@ def _make_accelerator(options: RunOptions, recipe: Recipe) -> Accelerator:
     return Accelerator(mixed_precision="no", log_with=tracker, project_config=project)
 
 
-def _read_data(options: RunOptions, recipe: Recipe, accelerator: Accelerator) -> tuple[Splits[Any], Task]:
+def _read_data(
+    options: RunOptions, recipe: Recipe, accelerator: Accelerator, source: ModelFolder | None
+) -> tuple[Splits[Any], Task]:
     """Reads the data; tokenizer and tokens are written by the first process and read by the others."""
-    if recipe.init.checkpoint is not None:
+    if recipe.init.checkpoint is not None and source is None:
         read_checkpoint(recipe.init.checkpoint)  # a wrong folder is refused before any data is read
     with accelerator.main_process_first():
         splits = read_splits(recipe, data_folder(options.data_dir), options.own_data)
         if accelerator.is_main_process and not options.resume:
             for name in (TOKENIZER_FILE, TOKENS_FILE):  # of a run that failed before it began
                 (options.folder / name).unlink(missing_ok=True)
-        return splits, make_task(recipe, splits, options.folder)
+        return splits, make_task(recipe, splits, options.folder, source)
 
 
-def _build(recipe: Recipe, task: Task, seed: int) -> Model:
-    """The model with fresh weights of the run's seed.
+def _open_folder(recipe: Recipe) -> tuple[Recipe, ModelFolder | None]:
+    """Reads the model folder that a recipe starts from, where it does; the recipe learns how that reads texts.
 
     Raises:
+        CheckpointError: The folder cannot be used for the recipe's task.
+        RecipeError: What reads such folders is not installed, or the recipe asks for longer texts than the model takes.
+    """
+    path = recipe.init.checkpoint
+    if recipe.architecture != HUGGINGFACE or path is None:
+        return recipe, None
+    try:
+        from headway_training.huggingface import open_folder  # noqa: PLC0415 (an extra, which folders alone need)
+    except ModuleNotFoundError as error:
+        raise RecipeError(f'{error}; install what folders need: pip install "headway-training[hf]"') from error
+    asked = recipe.model.get("max_length")
+    source = open_folder(path, recipe.task, None if asked is None else int(asked))
+    fields: dict[str, Any] = {"architecture": HUGGINGFACE, "num_token_types": source.num_token_types}
+    if source.max_length:
+        fields["max_length"] = source.max_length
+    return recipe.model_copy(update={"model": fields}), source
+
+
+def _take_weights(recipe: Recipe, model: Model, task: Task) -> str:
+    """Loads the weights that a fresh run starts from, where there are any, and says which."""
+    path = recipe.init.checkpoint
+    if path is None:
+        return ""
+    if recipe.architecture == HUGGINGFACE:
+        return f"{cast('FolderModel', model).start}\n"
+    return f"weights of {path}: {load_matching_weights(model, path, task.labels).describe()}\n"
+
+
+def _build(recipe: Recipe, task: Task, seed: int, source: ModelFolder | None) -> Model:
+    """The model with fresh weights of the run's seed, or those of a folder.
+
+    Raises:
+        CheckpointError: The folder's cannot be taken.
         ValueError: The configuration is not a valid one.
     """
     torch.manual_seed(seed)
+    if source is not None:
+        return source.build(task.labels, multi_label=recipe.classification.multi_label, lora=recipe.lora)
     return build_model(recipe.architecture, _configure(recipe, task))
 
 
@@ -226,18 +269,32 @@ def _introduction(recipe: Recipe, splits: Splits[Any], trainer: Trainer, sizing:
     bf16 = recipe.optimization.precision == "bf16"
     rate, how = expected_throughput(sizing, trainer.objective, bf16=bf16, device=device)
     return (
-        f"{recipe.name}: {recipe.architecture} of {count_parameters(trainer.model):,} parameters on "
+        f"{recipe.name}: {_describe_model(recipe, trainer.model)} on "
         f"{describe_hardware(device, trainer.accelerator.num_processes)}, {recipe.optimization.precision}; "
         f"{trainer.num_steps:,} steps\n"
         f"training data: {splits.train_name}; validation: {len(splits.valid):,} examples; test: {splits.test_name}\n"
+        f"{''.join(note + chr(10) for note in trainer.task.notes)}"
         f"{sizing.describe()}\n"
         f"speed: about {rate:,.0f} {trainer.task.unit}/s a process ({how})"
     )
 
 
+def _describe_model(recipe: Recipe, model: Model) -> str:
+    """What is trained, in words."""
+    count, whole = count_parameters(model), sum(parameter.numel() for parameter in model.parameters())
+    if recipe.architecture != HUGGINGFACE:
+        return f"{recipe.architecture} of {count:,} parameters"
+    own = cast("FolderModel", model)
+    trained = f", of which {count:,} are trained," if count < whole else ""
+    return f"{own.kind} of {whole:,} parameters{trained}"
+
+
 def _finish(options: RunOptions, recipe: Recipe, splits: Splits[Any], trainer: Trainer, console: Console) -> None:
     """Reads the test data, once, with the best weights; measures the baseline; writes the checkpoint."""
     task, model, progress = trainer.task, trainer.model.eval(), trainer.progress
+    of_folder = cast("FolderModel", model) if recipe.architecture == HUGGINGFACE else None
+    if of_folder is not None:
+        of_folder.merge()  # so that what is measured is what is written
     console.print(f"best weights: step {progress.best_step:,}. Measuring on the test data, and the baseline ...")
     task.calibrate(model)
     record = TrainingRecord(
@@ -264,12 +321,12 @@ def _finish(options: RunOptions, recipe: Recipe, splits: Splits[Any], trainer: T
         description=recipe.description,
         license=recipe.license,
         architecture=recipe.model["architecture"],
-        configuration=_configure(recipe, task).to_dict(),
+        configuration=_configure(recipe, task).to_dict() if of_folder is None else of_folder.configuration,
         attention=recipe.attention and recipe.architecture != "recurrent",  # which --model may bring, and has none
         evaluation=Evaluation(
             file=TEXT_EVALUATION_FILE if evaluation.texts is not None else IMAGE_EVALUATION_FILE,
             dataset=splits.test_name,
-            metric=task.metric,
+            metric=task.evaluation_metric,
             higher_is_better=task.higher_is_better,
         ),
         training=record,
@@ -277,7 +334,13 @@ def _finish(options: RunOptions, recipe: Recipe, splits: Splits[Any], trainer: T
     )
     folder = options.folder / CHECKPOINT_FOLDER
     write_checkpoint(
-        folder, checkpoint, model, tokenizer=task.tokenizer, texts=evaluation.texts, images=evaluation.images
+        folder,
+        checkpoint,
+        model,
+        tokenizer=task.tokenizer,
+        texts=evaluation.texts,
+        images=evaluation.images,
+        write_weights=None if of_folder is None else of_folder.write,
     )
     measured = {f"test/{name}": value for name, value in record.metrics.items() if not isinstance(value, str)}
     trainer.accelerator.log(measured, step=progress.step)
@@ -334,7 +397,8 @@ def _with_defaults(described: Mapping[str, Any]) -> Mapping[str, Any]:
     """A description with the default of every setting that it lacks."""
     try:
         recipe = Recipe.model_validate(described["recipe"])
-        fields = dataclasses.fields(CONFIGURATIONS[recipe.architecture])
+        is_folder = recipe.architecture == HUGGINGFACE
+        fields = () if is_folder else dataclasses.fields(CONFIGURATIONS[recipe.architecture])
     except (KeyError, ValidationError):
         return described  # of settings that are not known: the comparison names them
     defaults = {field.name: field.default for field in fields if field.default is not dataclasses.MISSING}

@@ -39,6 +39,7 @@ from headway_training.data.examples import (
 )
 from headway_training.data.files import cut_before_spaces
 from headway_training.data.images import find_images
+from headway_training.data.pictures import Pictures
 from headway_training.data.sources import data_folder, file_names, read_examples, read_splits
 from headway_training.errors import DataError, EvaluationError
 from headway_training.metrics import accuracy, corpus_bleu, macro_f1, multi_label_f1, span_scores
@@ -58,7 +59,14 @@ _CALL_OPTIONS: Mapping[Task, type] = {
 _SET_BY_MEASUREMENT = {"model", "model_version", "top_k", "text_pairs"}
 _OTHER_LABELS = {"candidate_labels", "hypothesis_template", "independent_labels"}
 """Options that would have a model choose among other labels than the data's."""
-_UNITS = {Task.TRANSLATION: "sentences", Task.IMAGE_CLASSIFICATION: "images", Task.GENERATION: "characters"}
+_RECIPE_TASKS: Mapping[str, str] = {Task.IMAGE_EMBEDDING: "image_text_embedding"}
+"""Of a recipe's task that is not the model's: an image tower is measured with the text tower of its space."""
+_UNITS = {
+    Task.IMAGE_EMBEDDING: "pictures",
+    Task.TRANSLATION: "sentences",
+    Task.IMAGE_CLASSIFICATION: "images",
+    Task.GENERATION: "characters",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +80,7 @@ class EvaluationOptions:
     server: str
     """Host and port."""
     dataset: str | None = None
-    """Data set whose test part is measured; None: that of the recipe named like the model."""
+    """Data set whose test part is measured, or a recipe's file; None: that of the recipe named like the model."""
     file: str | None = None
     """The user's own data instead."""
     data_dir: Path | None = None
@@ -180,6 +188,14 @@ class EncodedImages(Rows):
     labels: list[int]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaptionedImages(Rows):
+    """Image files with captions."""
+
+    images: list[bytes]
+    captions: list[list[str]]
+
+
 @dataclass(frozen=True, slots=True)
 class TestData:
     """Data to measure on."""
@@ -263,6 +279,8 @@ def read_dataset(model: Model, name: str | None, folder: Path) -> TestData:
     recipe = _find_recipe(model, name)
     splits = read_splits(recipe, folder, None)
     test = splits.test
+    if isinstance(test, Pictures):
+        return TestData(splits.test_name, test)
     if unknown := sorted(set(splits.labels) - set(model.labels)):
         raise DataError(
             f"{recipe.data.dataset}: the label {unknown[0]!r} is not one that {model.name} answers: "
@@ -276,12 +294,16 @@ def read_dataset(model: Model, name: str | None, folder: Path) -> TestData:
 def _find_recipe(model: Model, name: str | None) -> Recipe:
     """The recipe whose data is measured."""
     languages = (model.source_language, model.target_language)
-    recipes = [recipe for recipe in (read_recipe(file.stem) for file in list_recipes()) if recipe.task == model.task]
+    task = _RECIPE_TASKS.get(model.task, model.task)
+    own = model.name.removesuffix("-image") if model.task in _RECIPE_TASKS else model.name
+    is_file = name is not None and name.endswith(".toml")
+    files = [str(name)] if is_file else [file.stem for file in list_recipes()]
+    recipes = [recipe for recipe in map(read_recipe, files) if recipe.task == task]
     recipes = [
         one for one in recipes if one.languages is None or (one.languages.source, one.languages.target) == languages
     ]
     for recipe in recipes:
-        if (recipe.name == model.name) if name is None else (recipe.data.dataset == name):
+        if is_file or ((recipe.name == own) if name is None else (recipe.data.dataset == name)):
             return recipe
     known = ", ".join(sorted({recipe.data.dataset for recipe in recipes})) or "none"
     between = f" from {languages[0]} to {languages[1]}" if languages[0] else ""
@@ -320,6 +342,8 @@ def read_file(model: Model, file: str, manifest: Mapping[str, Any], label_separa
             images=[path.read_bytes() for path, _ in found], labels=[labels.index(label) for _, label in found]
         )
         return TestData(file_names(file), images, labels)
+    if model.task is Task.IMAGE_EMBEDDING:
+        return TestData(file_names(file), _read_captioned(Path(file)))
     classification = ClassificationSettings(
         multi_label=(manifest.get("classification") or {}).get("kind") == "multi_label",
         text_pairs=manifest.get("text_pairs") or "never",
@@ -330,8 +354,36 @@ def read_file(model: Model, file: str, manifest: Mapping[str, Any], label_separa
     return TestData(file_names(file), examples, labels)
 
 
+def _read_captioned(file: Path) -> CaptionedImages:
+    """Reads lines of an image's path, a tab and a caption; an image may have several lines.
+
+    Raises:
+        DataError: A line has no tab, or an image cannot be read.
+    """
+    captions: dict[str, list[str]] = {}
+    try:
+        for number, line in enumerate(file.read_text(encoding="utf-8").split("\n"), 1):
+            path, tab, caption = line.partition("\t")
+            if line.strip() and not (path and tab and caption.strip()):
+                raise DataError(f"{file}, line {number}: expected the path of an image, a tab and a caption")
+            if line.strip():
+                captions.setdefault(path, []).append(caption.strip())
+        images = [(file.parent / path).read_bytes() for path in captions]
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{file} cannot be read as captions of images: {error}") from error
+    if not images:
+        raise DataError(f"{file} holds no caption")
+    return CaptionedImages(images=images, captions=list(captions.values()))
+
+
 def _first(examples: Any, limit: int | None) -> Any:
-    """The first `limit` examples, or characters of a running text."""
+    """The first `limit` examples, or characters of a running text; the pictures of a data set are measured whole.
+
+    Raises:
+        EvaluationError: There is a limit, and only the whole can be measured.
+    """
+    if limit is not None and isinstance(examples, Pictures):
+        raise EvaluationError("--limit: recall is that among all pictures, which are measured whole; leave it out")
     if limit is None or limit >= len(examples):
         return examples
     if isinstance(examples, PlainText):
@@ -357,6 +409,8 @@ class _Measurement:
 
     def measure(self, examples: Any, labels: Sequence[str]) -> dict[str, float | str]:
         """The figures of some examples; the first one is the metric of the model's task."""
+        if isinstance(examples, Pictures | CaptionedImages):
+            return self._measure_pictures(examples)
         if isinstance(examples, PlainText):
             return self._score_text(examples.text)
         if isinstance(examples, ParallelTexts):
@@ -382,6 +436,38 @@ class _Measurement:
             predicted = self._ask(examples.images, self._label)
         actual = [labels[index] for index in examples.labels]
         return {"accuracy": accuracy(predicted, actual), "macro_f1": macro_f1(predicted, actual)}
+
+    def _measure_pictures(self, examples: Pictures | CaptionedImages) -> dict[str, float | str]:
+        """Recall of images and texts by the vectors of two models that share a space."""
+        from headway_training.tasks.contrastive import (  # noqa: PLC0415 (torch, which other tasks do without)
+            caption_recalls,
+            measure_recalls,
+        )
+
+        space = self._model.embedding_space
+        models = self._client.list_models(Task.TEXT_EMBEDDING).models
+        partners = [model for model in models if space and model.embedding_space == space]
+        if not partners:
+            raise EvaluationError(f"{self._model.name} shares its space with no loaded model of texts; load that too")
+        named = {"model": partners[-1].name, "model_version": partners[-1].version}
+
+        def texts(lines: Sequence[str]) -> NDArray[np.float32]:
+            def embed(part: Sequence[str]) -> NDArray[np.float32]:
+                return self._client.embed_text(part, truncate=True, **named).to_numpy()
+
+            return np.stack(self._ask(lines, embed, "reading texts"))
+
+        def embed_images(part: Sequence[bytes]) -> NDArray[np.float32]:
+            return self._client.embed_image(part, **self._named).to_numpy()
+
+        def images(kind: str) -> NDArray[np.float32]:
+            encoded = [_encode_png(image) for image in getattr(examples, kind).images]
+            return np.stack(self._ask(encoded, embed_images, f"looking at {kind.replace('_', ' ')}"))
+
+        if isinstance(examples, Pictures):
+            return dict(measure_recalls(examples, images=images, texts=texts))
+        vectors = np.stack(self._ask(examples.images, embed_images, "looking at images"))
+        return dict(caption_recalls(examples.captions, vectors, texts))
 
     def _ask(
         self, inputs: Sequence[Any], call: Callable[[Sequence[Any]], Sequence[Any]], what: str = "measuring"

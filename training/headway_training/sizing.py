@@ -12,18 +12,23 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
+from headway_training.checkpoint import HUGGINGFACE
 from headway_training.errors import RecipeError
 from headway_training.hardware import available_bytes, matrix_flops
 from headway_training.models import NAMED_CONFIGURATIONS, AttentionKind, build_model, count_parameters
 from headway_training.optimization import is_layer_matrix, layers_of
 from headway_training.recipes import OptimizationSettings, Recipe
 from headway_training.tasks import Task, TrainingBatch
+
+if TYPE_CHECKING:
+    from headway_training.huggingface import ModelFolder
 
 WARM_UP_PASSES = 3
 WARM_UP_S = 5.0
@@ -97,15 +102,15 @@ def attention_kind(device: torch.device) -> AttentionKind:
     return "fused" if device.type == "cuda" else "plain"
 
 
-def size_up(recipe: Recipe, task: Task, seed: int, device: torch.device) -> Sizing:
-    """Counts what a run needs.
+def size_up(recipe: Recipe, task: Task, seed: int, device: torch.device, source: ModelFolder | None = None) -> Sizing:
+    """Counts what a run needs; `source` is the model folder that it starts from.
 
     Raises:
         RecipeError: It is more than the memory available; names the largest named configuration that fits.
         ValueError: The model's configuration is not a valid one.
     """
     batch = _largest_batch(recipe, task, seed)
-    footprint = _footprint(recipe, recipe.model, task, batch.tensors, device)
+    footprint = _footprint(recipe, recipe.model, task, batch.tensors, device, source=source)
     sizing = Sizing(footprint=footprint, batch=batch, available_bytes=available_bytes(device))
     if footprint.total_bytes > sizing.available_bytes:
         raise RecipeError(
@@ -128,11 +133,21 @@ def _largest_batch(recipe: Recipe, task: Task, seed: int) -> TrainingBatch:
 
 
 def _footprint(
-    recipe: Recipe, model: Mapping[str, object], task: Task, tensors: Mapping[str, Tensor], device: torch.device
+    recipe: Recipe,
+    model: Mapping[str, object],
+    task: Task,
+    tensors: Mapping[str, Tensor],
+    device: torch.device,
+    *,
+    source: ModelFolder | None = None,
 ) -> Footprint:
     fields = {name: value for name, value in model.items() if name != "architecture"}
 
     def make_model() -> nn.Module:
+        if source is not None:
+            several = recipe.classification.multi_label
+            empty = source.build(task.labels, multi_label=several, lora=recipe.lora, has_weights=False)
+            return empty.use_attention(attention_kind(device))
         architecture = str(model["architecture"])
         return build_model(architecture, {**fields, **task.model_fields()}, attention=attention_kind(device))
 
@@ -160,16 +175,17 @@ def measure_footprint(
     with FlopCounterMode(display=False) as counter, saved_tensors_hooks(kept.pack, lambda tensor: tensor):
         loss(model, batch)
     count = count_parameters(model)
+    whole = sum(parameter.numel() for parameter in model.parameters())
     of_muon = sum(
         weight.numel()
         for name, weight in model.named_parameters()
-        if settings.optimizer == "muon" and is_layer_matrix(name, weight)
+        if settings.optimizer == "muon" and weight.requires_grad and is_layer_matrix(name, weight)
     )
     # A backward pass has twice the matrix products of the forward pass, and checkpointing runs the latter once more.
     passes = 4 if settings.activation_checkpointing else 3
     return Footprint(
         parameter_count=count,
-        weight_bytes=count * (6 if settings.precision == "bf16" else 4),
+        weight_bytes=whole * (6 if settings.precision == "bf16" else 4),
         gradient_bytes=count * 4,
         optimizer_bytes=(count * (3 if settings.average_decay else 2) - of_muon) * 4,
         activation_bytes=kept.num_bytes,
@@ -233,6 +249,8 @@ def _advice(recipe: Recipe, task: Task, sizing: Sizing, device: torch.device) ->
             if other.total_bytes <= available:
                 fitting[name] = other.parameter_count
     advice = ["No named size fits at this batch"]
+    if recipe.architecture == HUGGINGFACE:
+        advice = ["Take a smaller model, or LoRA, with --set lora.rank=8"]
     if fitting:
         largest = max(fitting, key=fitting.__getitem__)
         advice = [f"The largest named size that fits is {largest}: take it with --model {largest}"]

@@ -1,5 +1,7 @@
 """The state of a run on disk: everything that a resumed run needs to go on exactly where it was.
 
+Weights that are not trained, those that LoRA leaves as they are, come from elsewhere and are not in it.
+
 A state is the file `state/step-<number>.pt`. It is written under another name and renamed, so it is whole or not there;
 then older ones are removed. Random numbers are functions of the step and need no state.
 """
@@ -10,10 +12,11 @@ import pickle
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors.torch import load_model, save_model
-from torch import nn
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
@@ -38,6 +41,8 @@ class Progress:
     """Training loss summed since the last validation, in nats a target."""
     loss_count: int = 0
     """Steps it was summed over."""
+    ended: bool = False
+    """True if validation became no better for so long that the run ended before its last step."""
 
 
 class RunState:
@@ -67,7 +72,7 @@ class RunState:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         staging = self.folder / "writing.pt"
-        torch.save({"progress": asdict(progress), "parts": [part.state_dict() for part in self._parts]}, staging)
+        torch.save({"progress": asdict(progress), "parts": [_state_of(part) for part in self._parts]}, staging)
         staging.rename(target)
         for path in self.folder.glob("step-*.pt"):
             if path != target:
@@ -85,7 +90,7 @@ class RunState:
         try:
             state = torch.load(path, map_location="cpu", weights_only=True)
             for part, stored in zip(self._parts, state["parts"], strict=True):
-                part.load_state_dict(stored)
+                _put(part, stored)
             return Progress(**state["progress"])
         except (OSError, ValueError, TypeError, KeyError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
             reason = str(error).strip().splitlines()[0]
@@ -97,12 +102,41 @@ class RunState:
         """Keeps the weights as the best so far."""
         self.best_file.parent.mkdir(parents=True, exist_ok=True)
         staging = self.best_file.with_suffix(".writing")
-        save_model(model, str(staging))
+        save_file(_distinct(_state_of(model)), str(staging))
         staging.replace(self.best_file)
 
     def load_best(self, model: nn.Module) -> None:
         """Puts the best weights into the model."""
-        load_model(model, self.best_file)
+        own = model.state_dict()
+        with torch.no_grad():
+            for name, tensor in load_file(self.best_file).items():
+                own[name].copy_(tensor)
+
+
+def _state_of(part: nn.Module | Optimizer) -> dict[str, Any]:
+    """What changes in training: an optimizer's state, or a module's trained weights and its buffers."""
+    state = part.state_dict()
+    if isinstance(part, nn.Module):
+        frozen = {name for name, weight in part.named_parameters(remove_duplicate=False) if not weight.requires_grad}
+        state = {name: value for name, value in state.items() if name not in frozen}
+    return state
+
+
+def _put(part: nn.Module | Optimizer, state: dict[str, Any]) -> None:
+    """Loads what `_state_of` gave.
+
+    Raises:
+        RuntimeError: It is of another module.
+    """
+    if isinstance(part, nn.Module):
+        state = {**{name: value for name, value in part.state_dict().items() if name not in _state_of(part)}, **state}
+    part.load_state_dict(state)
+
+
+def _distinct(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors of which a tied one comes once, as the file format asks for."""
+    first = {tensor.data_ptr(): name for name, tensor in reversed(state.items()) if tensor.numel()}
+    return {name: tensor.contiguous() for name, tensor in state.items() if first.get(tensor.data_ptr(), name) == name}
 
 
 def latest_state(folder: Path) -> Path | None:

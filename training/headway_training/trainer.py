@@ -158,14 +158,17 @@ class Trainer:
         end = self.num_steps if until_step is None else min(until_step, self.num_steps)
         with self._display() as display, StopSignal() as self._stop:
             self._clock_s = time.perf_counter()
-            for step, batch in self._batches(self.progress.step, end):
+            for step, batch in self._batches(end if self.progress.ended else self.progress.step, end):
                 self._train_step(step, batch, display)
                 self._after_step(display)
+                if self._is_enough():
+                    self.progress.ended = True
+                    break
                 if self._is_stopped() and self.progress.step < self.num_steps:
                     self._save()
                     name = self._stop.received or "a signal to another process"
                     raise StoppedError(f"stopped by {name} after step {self.progress.step:,} of {self.num_steps:,}")
-        if self.progress.step >= self.num_steps:
+        if self.progress.ended or self.progress.step >= self.num_steps:
             self._save()
             self.accelerator.wait_for_everyone()  # the first process writes the best weights, and all read them
             self._state.load_best(self.model)
@@ -276,6 +279,19 @@ class Trainer:
             self.progress.loss_sum, self.progress.loss_count = 0.0, 0
         if step % self._settings.state_every_steps == 0:
             self._save()
+
+    def _is_enough(self) -> bool:
+        """True if the last validations were no better than one before them, as many in a row as the recipe waits for.
+
+        The first process knows, and all learn of it after the same step.
+        """
+        if not self._settings.patience or self.progress.step not in self._plan.evaluation_steps(
+            self._settings.evaluations
+        ):
+            return False
+        since = [entry for entry in self.progress.history if entry["step"] > self.progress.best_step]
+        enough = torch.tensor(float(len(since) >= self._settings.patience), device=self.accelerator.device)
+        return bool(self.accelerator.reduce(enough, reduction="sum"))
 
     def _lap(self) -> float:
         """Seconds since the last call, which are added to the run's wall time."""

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from headway_client.cli import classification, generation, inspection, load, models, text_to_text
+from headway_client.cli import classification, generation, images, inspection, load, models, text_to_text
 
 __all__ = ["app"]
 
@@ -32,6 +32,9 @@ for command in (
     classification.embed_text,
     classification.score_text,
     classification.embed_image,
+    images.prepare_image,
+    images.rank_images,
+    images.rank_texts,
     inspection.inspect_text,
     inspection.inspect_image,
     inspection.inspect_generation,

@@ -111,6 +111,8 @@ _FLAGS: dict[str, _Flag] = {
     "stop_strings": _Flag("--stop-string", list[str], "TEXT"),
     "candidate_labels": _Flag("--candidate-label", list[str], "TEXT"),
     "templates": _Flag("--template", list[str], "TEXT"),
+    "image_ids": _Flag("--image-id", list[str], "ID"),
+    "query_image": _Flag(kind=str, metavar="FILE", description="Image file to compare with."),
     "stop_token_ids": _Flag("--stop-token-id", list[int], "ID"),
     "logit_biases": _Flag("--logit-bias", list[str], "ID=BIAS", _parse_biases),
     "json_schema": _Flag(

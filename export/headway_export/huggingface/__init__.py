@@ -5,6 +5,6 @@ One adapter serves a kind of model, not one an architecture; `kinds.py` lists th
 
 from headway_export.huggingface.folder import FolderOptions
 from headway_export.huggingface.hub import parse_id
-from headway_export.huggingface.kinds import from_folder, from_hub, sources_from_folder
+from headway_export.huggingface.kinds import from_folder, sources_from_folder, sources_from_hub
 
-__all__ = ["FolderOptions", "from_folder", "from_hub", "parse_id", "sources_from_folder"]
+__all__ = ["FolderOptions", "from_folder", "parse_id", "sources_from_folder", "sources_from_hub"]

@@ -72,6 +72,8 @@ class FolderOptions:
     """True to read weights that are pickled, which can run any code."""
     evaluation_file: Path | None = None
     """Evaluation data in the format of docs/checkpoint.md."""
+    evaluation_name: str | None = None
+    """What it is called; None: by the file's name."""
     languages: Languages | None = None
     """Of a translation model; None: those that the folder states."""
     license_name: str | None = None
@@ -172,7 +174,8 @@ class ModelFolder:
     def evaluation(self, num_labels: int = 0) -> EvaluationData | None:
         """Reads the evaluation data that is given."""
         file = self.options.evaluation_file
-        return read_evaluation(file, self.task, file.name, num_labels) if file else None
+        name = self.options.evaluation_name
+        return read_evaluation(file, self.task, name or file.name, num_labels) if file else None
 
     def tokenizer(self) -> tuple[Tokenizer, bool]:
         """Returns the tokenizer as transformers reads it, and whether it gives its model the types of a pair's tokens.

@@ -27,10 +27,11 @@ from headway_export.huggingface.folder import (
 )
 from headway_export.huggingface.hub import HubModel
 from headway_export.huggingface.images import PREPROCESSOR_FILE, read_image_classifier, read_image_embedder
-from headway_export.huggingface.towers import TASKS, is_two_towers, read_towers
+from headway_export.huggingface.towers import is_two_towers, read_towers
 from headway_export.huggingface.translators import TRANSLATORS, read_translator
-from headway_export.source import ExportSource
+from headway_export.source import ExportSource, checkpoint_beside, with_record
 from headway_server.bundles import EMBEDDING_TASKS, Origin, Task
+from headway_training.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,15 +66,11 @@ KINDS: Final = (
 )
 
 
-def from_folder(path: Path, options: FolderOptions) -> tuple[ExportSource, tuple[str, ...]]:
-    """Reads a model folder that is one source; else as `sources_from_folder`."""
-    sources, notes = sources_from_folder(path, options)
-    if len(sources) != 1:
-        raise SourceError(f"{path}: has a tower for each of {', '.join(TASKS)}; give one of them with --task")
-    return sources[0], notes
+Sources = tuple[ExportSource, ...]
+"""One, or one for each tower of a model of two."""
 
 
-def sources_from_folder(path: Path, options: FolderOptions) -> tuple[tuple[ExportSource, ...], tuple[str, ...]]:
+def sources_from_folder(path: Path, options: FolderOptions) -> tuple[Sources, tuple[str, ...]]:
     """Reads a model folder.
 
     Args:
@@ -81,17 +78,27 @@ def sources_from_folder(path: Path, options: FolderOptions) -> tuple[tuple[Expor
         options: What is asked for beside it.
 
     Returns:
-        What is exported, a source for each tower of a model of two, and notes for the user, a sentence each.
+        What is exported, and notes for the user, a sentence each.
 
     Raises:
         SourceError: The folder is incomplete, or its model is of a kind that cannot be served.
     """
-    return _Description.read(path, options).load(options)
+    if (checkpoint := checkpoint_beside(path)) is None:
+        return _Description.read(path, options).load(options)
+    options = _asked_by(checkpoint, path, options)
+    sources, notes = _Description.read(path, options).load(options)
+    return tuple(with_record(source, checkpoint, license_name=options.license_name) for source in sources), notes
 
 
-def from_hub(
+def from_folder(path: Path, options: FolderOptions) -> tuple[ExportSource, tuple[str, ...]]:
+    """Reads a model folder that is one source, as `sources_from_folder` does."""
+    (source,), notes = sources_from_folder(path, options)
+    return source, notes
+
+
+def sources_from_hub(
     model_id: str, revision: str | None, options: FolderOptions, tell: Callable[[str], None] = lambda _: None
-) -> tuple[tuple[ExportSource, ...], tuple[str, ...]]:
+) -> tuple[Sources, tuple[str, ...]]:
     """Fetches a model of the hub into the library's cache and reads it; weights only after all else has been read.
 
     Args:
@@ -128,7 +135,7 @@ class _Description:
     config: Any
     """The same as `transformers` parses it."""
     kind: Kind | None
-    """None: two towers."""
+    """None: a model of two towers."""
 
     @classmethod
     def read(cls, path: Path, options: FolderOptions) -> _Description:
@@ -140,22 +147,23 @@ class _Description:
         layout = read_layout(path)
         weights = path if layout is None else layout.transformer
         content = read_configuration(weights)
-        kind = None
-        if layout is not None or not is_two_towers(content):
-            kind = _kind_of(path, content, options.task or _embedding_task(path, content, layout, options))
-            _check_flags(kind, options)
-        elif options.pooling is not None or options.prompts:
-            flag = "--pooling" if options.pooling is not None else "--prompt"
-            raise SourceError(f"{path}: {flag} is not for a model of two towers; leave it out")
+        if layout is None and is_two_towers(content):
+            if options.pooling is not None or options.prompts:
+                flag = "--pooling" if options.pooling is not None else "--prompt"
+                raise SourceError(f"{path}: {flag} is not for a model of two towers; leave it out")
+            config = parse_configuration(path, content)
+            return cls(path=path, weights=path, content=content, config=config, kind=None)
+        kind = _kind_of(path, content, options.task or _embedding_task(path, content, layout, options))
+        if options.pooling is not None and kind.task not in EMBEDDING_TASKS:
+            raise SourceError(f"--pooling is for {' and '.join(EMBEDDING_TASKS)}, and the task is {kind.task}")
+        if options.prompts and kind.task is not Task.TEXT_EMBEDDING:
+            raise SourceError(f"--prompt is for {Task.TEXT_EMBEDDING}, and the task is {kind.task}")
         config = parse_configuration(weights, content)
         check_is_dense(path, config)
-        if kind is not None:
-            kind.check(path, config)
+        kind.check(path, config)
         return cls(path=path, weights=weights, content=content, config=config, kind=kind)
 
-    def load(
-        self, options: FolderOptions, origin: Origin | None = None
-    ) -> tuple[tuple[ExportSource, ...], tuple[str, ...]]:
+    def load(self, options: FolderOptions, origin: Origin | None = None) -> tuple[Sources, tuple[str, ...]]:
         """Returns what is exported, and notes.
 
         Raises:
@@ -165,27 +173,12 @@ class _Description:
         task = Task.IMAGE_EMBEDDING if self.kind is None else self.kind.task
         folder = ModelFolder(path=self.path, task=task, config=self.config, options=options, origin=origin)
         if self.kind is None:
-            sources, notes = read_towers(folder)
-            sources = tuple(
-                _with_texts(source, options.texts_file) if source.tokenizer is not None else source
-                for source in sources
-            )
+            towers, notes = read_towers(folder)
+            sources = tuple(one if one.tokenizer is None else _with_texts(one, options.texts_file) for one in towers)
         else:
             source, notes = self.kind.read(folder)
             sources = (_with_texts(source, options.texts_file),)
         return sources, notes + _note_of_version(self.content) + _note_of_code(self.content)
-
-
-def _check_flags(kind: Kind, options: FolderOptions) -> None:
-    """Checks that what is asked for is for models of a kind.
-
-    Raises:
-        SourceError: It is not.
-    """
-    if options.pooling is not None and kind.task not in EMBEDDING_TASKS:
-        raise SourceError(f"--pooling is for {' and '.join(EMBEDDING_TASKS)}, and the task is {kind.task}")
-    if options.prompts and kind.task is not Task.TEXT_EMBEDDING:
-        raise SourceError(f"--prompt is for {Task.TEXT_EMBEDDING}, and the task is {kind.task}")
 
 
 def _note_of_code(content: Mapping[str, Any]) -> tuple[str, ...]:
@@ -195,6 +188,18 @@ def _note_of_code(content: Mapping[str, Any]) -> tuple[str, ...]:
     return (
         f"{CONFIG_FILE} names code of the folder's own (auto_map), which is never run: transformers' own "
         f"{content.get('model_type')} has read it",
+    )
+
+
+def _asked_by(checkpoint: Checkpoint, path: Path, options: FolderOptions) -> FolderOptions:
+    """Returns the options with what the checkpoint says where they say nothing."""
+    length, evaluation = checkpoint.configuration.get("max_length"), checkpoint.evaluation
+    return replace(
+        options,
+        name=options.name or checkpoint.name,
+        max_length=options.max_length or (int(length) if length else None),
+        evaluation_file=options.evaluation_file or (path / evaluation.file if evaluation else None),
+        evaluation_name=None if options.evaluation_file or evaluation is None else evaluation.dataset,
     )
 
 

@@ -31,6 +31,7 @@ class ClassifyImageRequest(_message.Message):
     TOP_K_FIELD_NUMBER: _builtins.int
     CANDIDATE_LABELS_FIELD_NUMBER: _builtins.int
     TEMPLATES_FIELD_NUMBER: _builtins.int
+    IMAGE_IDS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name of the model. Default: the only loaded model that can answer; required if there are several."""
     model_version: _builtins.str
@@ -56,6 +57,10 @@ class ClassifyImageRequest(_message.Message):
         for the label. At most 16. Default: the labels as they are.
         """
 
+    @_builtins.property
+    def image_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Ids of prepared images (PrepareImage) to classify. 1 to 64, in place of images."""
+
     def __init__(
         self,
         *,
@@ -65,10 +70,11 @@ class ClassifyImageRequest(_message.Message):
         top_k: _builtins.int = ...,
         candidate_labels: _abc.Iterable[_builtins.str] | None = ...,
         templates: _abc.Iterable[_builtins.str] | None = ...,
+        image_ids: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["candidate_labels", b"candidate_labels", "images", b"images", "model", b"model", "model_version", b"model_version", "templates", b"templates", "top_k", b"top_k"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["candidate_labels", b"candidate_labels", "image_ids", b"image_ids", "images", b"images", "model", b"model", "model_version", b"model_version", "templates", b"templates", "top_k", b"top_k"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -152,6 +158,7 @@ class EmbedImageRequest(_message.Message):
     MODEL_VERSION_FIELD_NUMBER: _builtins.int
     IMAGES_FIELD_NUMBER: _builtins.int
     NORMALIZE_FIELD_NUMBER: _builtins.int
+    IMAGE_IDS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name of the model: one for embeddings, or any classifier of images whose bundle has an embedding. Default: the only
     model for embeddings or, if there is none, the only such classifier; required if there are several.
@@ -164,6 +171,10 @@ class EmbedImageRequest(_message.Message):
     def images(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """Encoded images to embed, as in ClassifyImageRequest. 1 to 64."""
 
+    @_builtins.property
+    def image_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Ids of prepared images (PrepareImage) to embed. 1 to 64, in place of images."""
+
     def __init__(
         self,
         *,
@@ -171,10 +182,11 @@ class EmbedImageRequest(_message.Message):
         model_version: _builtins.str = ...,
         images: _abc.Iterable[_builtins.bytes] | None = ...,
         normalize: _builtins.bool | None = ...,
+        image_ids: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_normalize", b"_normalize", "normalize", b"normalize"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_normalize", b"_normalize", "images", b"images", "model", b"model", "model_version", b"model_version", "normalize", b"normalize"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_normalize", b"_normalize", "image_ids", b"image_ids", "images", b"images", "model", b"model", "model_version", b"model_version", "normalize", b"normalize"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__normalize: _TypeAlias = _typing.Literal["normalize"]  # noqa: Y015
     _WhichOneofArgType__normalize: _TypeAlias = _typing.Literal["_normalize", b"_normalize"]  # noqa: Y015

@@ -361,6 +361,7 @@ class InspectImageRequest(_message.Message):
     MODEL_VERSION_FIELD_NUMBER: _builtins.int
     IMAGE_FIELD_NUMBER: _builtins.int
     ATTENTION_FIELD_NUMBER: _builtins.int
+    IMAGE_ID_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name of the model. Default: the only loaded classifier of images whose bundle has the graph; required if there are
     several.
@@ -369,6 +370,8 @@ class InspectImageRequest(_message.Message):
     """Version of the model. Default: the latest loaded version."""
     image: _builtins.bytes
     """Encoded image to read, as in ClassifyImageRequest."""
+    image_id: _builtins.str
+    """Id of a prepared image (PrepareImage) to read, in place of image."""
     @_builtins.property
     def attention(self) -> Global___AttentionOptions:
         """Which weights to return. Default: of every head of every layer."""
@@ -380,10 +383,11 @@ class InspectImageRequest(_message.Message):
         model_version: _builtins.str = ...,
         image: _builtins.bytes = ...,
         attention: Global___AttentionOptions | None = ...,
+        image_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["attention", b"attention"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention", b"attention", "image", b"image", "model", b"model", "model_version", b"model_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention", b"attention", "image", b"image", "image_id", b"image_id", "model", b"model", "model_version", b"model_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

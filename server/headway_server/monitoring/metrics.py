@@ -168,6 +168,12 @@ _USED_SLOTS = Family("headway_slots_used", "Slots that hold a sequence.", is_gau
 _POSITIONS = Family(
     "headway_kv_cache_positions", "Tokens that the keys and values of all slots have room for.", is_gauge=True
 )
+_CACHE_LOOKUPS = Family(
+    "headway_cache_lookups",
+    "How often something kept was asked for, by what is kept: label_vectors, image_outputs, prepared_images.",
+    (*_MODEL, "cache", "result"),
+)
+_CACHE_BYTES = Family("headway_cache_bytes", "Bytes that are kept of it.", (*_MODEL, "cache"), is_gauge=True)
 _USED_POSITIONS = Family(
     "headway_kv_cache_positions_used", "Tokens whose keys and values the slots hold.", is_gauge=True
 )
@@ -179,7 +185,7 @@ _COUNTED: Final = (
 )
 FAMILIES: Final = (
     *(_CALLS, *_COUNTED, _BUILD, _THREADS, _RUNNING, _CORES, _BUSY, _INFO, _STATE, _STALLED),
-    *(_WAITING, _SLOTS, _USED_SLOTS, _POSITIONS, _USED_POSITIONS),
+    *(_WAITING, _SLOTS, _USED_SLOTS, _POSITIONS, _USED_POSITIONS, _CACHE_LOOKUPS, _CACHE_BYTES),
 )
 """Every metric of this server. `process_*` come from the library."""
 
@@ -438,7 +444,7 @@ def _gauge(family: Family, values: Iterable[tuple[tuple[str, ...], float]]) -> G
 
 
 def _model_gauges(host: ModelHost) -> Iterator[Metric]:
-    """Yields what is known of every model."""
+    """Yields what is known of every model, and of what is kept."""
     models = [(_model_id(model), model) for model in host.models]
     usages = [(model_id, model.usage()) for model_id, model in models]
     decoding = [(model_id, usage) for model_id, usage in usages if usage.num_slots]
@@ -464,6 +470,15 @@ def _model_gauges(host: ModelHost) -> Iterator[Metric]:
     yield _gauge(_USED_SLOTS, ((model_id, usage.num_used_slots) for model_id, usage in decoding))
     yield _gauge(_POSITIONS, ((model_id, usage.num_positions) for model_id, usage in decoding))
     yield _gauge(_USED_POSITIONS, ((model_id, usage.num_used_positions) for model_id, usage in decoding))
+    caches = [(model_id, cache) for model_id, usage in usages for cache in usage.caches]
+    caches.append((_NO_MODEL, host.images.usage()))
+    lookups = {
+        (*model_id, cache.name, result): [float(count)]
+        for model_id, cache in caches
+        for result, count in (("hit", cache.num_hits), ("miss", cache.num_misses))
+    }
+    yield _metric(_CACHE_LOOKUPS, lookups)
+    yield _gauge(_CACHE_BYTES, (((*model_id, cache.name), cache.num_bytes) for model_id, cache in caches))
 
 
 def _model_id(model: ServedModel) -> ModelId:

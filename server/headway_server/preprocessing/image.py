@@ -168,7 +168,7 @@ class ImagePreprocessor:
         if len(images) == 1:
             return [await loop.run_in_executor(pool, self.prepare, images[0], fields[0])]
         # The headers of all images come first: one bomb among 64 images costs no decoding.
-        await loop.run_in_executor(pool, self._check_headers, images, fields)
+        await check_headers(images, fields, self._limits)
         prepared: dict[int, PreparedImage] = {}
         waiting = enumerate(zip(images, fields, strict=True))
 
@@ -230,11 +230,6 @@ class ImagePreprocessor:
             transform=transform,
         )
 
-    def _check_headers(self, images: Sequence[bytes], fields: Sequence[str]) -> None:
-        """Checks what images announce; the headers are not kept, since some come with buffers for the pixels."""
-        for data, field in zip(images, fields, strict=True):
-            _open_header(data, field, self._limits)
-
     def _resize(self, image: Image.Image, field: str) -> tuple[Image.Image, ImageTransform]:
         """Resizes and crops an RGB image to the model's size."""
         settings = self._settings
@@ -262,6 +257,25 @@ class ImagePreprocessor:
 
     def __repr__(self) -> str:
         return f"ImagePreprocessor({self._settings.resize} to {self._settings.width} x {self._settings.height})"
+
+
+async def check_headers(images: Sequence[bytes], fields: Sequence[str], limits: ImageLimits) -> None:
+    """Checks what images announce, off the event loop.
+
+    Args:
+        images: Encoded images.
+        fields: What the request calls each of them, for messages.
+        limits: Sizes past which an image is refused.
+
+    Raises:
+        InvalidInputError: An image is empty, too large, or none.
+    """
+
+    def check() -> None:
+        for data, field in zip(images, fields, strict=True):
+            _open_header(data, field, limits)  # not kept, since some come with buffers for the pixels
+
+    await asyncio.get_running_loop().run_in_executor(image_pool(), check)
 
 
 def _has_values_of_pixels(pixel_values: NDArray[np.float32]) -> bool:

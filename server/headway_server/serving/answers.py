@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 Result = TypeVar("Result")
 
@@ -45,6 +45,18 @@ class CallTimings:
             preprocessing_s=preprocessing_s,
             inference_s=max(one.finished_at for one in timed) - min(one.started_at for one in timed),
         )
+
+    def __add__(self, other: CallTimings) -> CallTimings:
+        """Of two parts of a call, one after the other."""
+        return CallTimings(
+            queue_s=max(self.queue_s, other.queue_s),
+            preprocessing_s=self.preprocessing_s + other.preprocessing_s,
+            inference_s=self.inference_s + other.inference_s,
+        )
+
+
+NO_TIMINGS: Final = CallTimings(queue_s=0.0, preprocessing_s=0.0, inference_s=0.0)
+"""Of a call that nothing was computed for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

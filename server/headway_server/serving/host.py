@@ -44,6 +44,7 @@ from headway_server.observers import NO_OBSERVER, ModelEvent, ModelId, Observer,
 from headway_server.runtime import Runtime, give_back_memory, join_threads, run_nicely
 from headway_server.serving.apart import run_apart
 from headway_server.serving.families import FAMILIES, Family, ServedModel
+from headway_server.serving.images import PreparedImages
 from headway_server.serving.routes import Alias, Route, Routes, read_routes, write_routes
 from headway_server.serving.watch import Look, StoreWatch
 from headway_server.settings import ServerSettings
@@ -190,6 +191,10 @@ def read_store(settings: ServerSettings) -> tuple[list[str], Routes]:
     return [folder.relative_to(settings.store).as_posix() for folder in find_bundles(settings.store)], routes
 
 
+def _prepared_images(settings: ServerSettings) -> PreparedImages:
+    return PreparedImages(max_mib=settings.max_prepared_mib, ttl_s=settings.image_ttl, limits=settings.image_limits)
+
+
 def _routes_file(settings: ServerSettings) -> Path:
     return settings.versions.routes_file or settings.store / ROUTES_FILE
 
@@ -230,6 +235,8 @@ class ModelHost:
         self._polling: asyncio.Task[None] | None = None
         self._loading: set[threading.Thread] = set()
         self._num_settling = 0
+        self.images = PreparedImages() if loader is None else _prepared_images(loader.settings)
+        """Images that callers have sent once; any model of images reads them."""
         self.routes = Routes()
         """Which version answers a call that names none."""
         self._routes_in_file = self.routes
@@ -357,24 +364,30 @@ class ModelHost:
             prefers=next(filter(None, by_task), []).__contains__,
         )
 
-    def find_in_space(self, name: str, version: str) -> tuple[ServedModel, ServedModel]:
-        """Finds the models for a call that labels images with labels of its own; errors are those of `find`.
+    def find_in_space(
+        self, name: str, version: str, *, ability: str, task: Task = Task.IMAGE_EMBEDDING
+    ) -> tuple[ServedModel, ServedModel]:
+        """Finds the models for a call that compares images and texts; errors are those of `find`.
 
         Args:
-            name: Of the model of images; empty for the only one that has a model of texts in its space.
+            name: Of the model of `task`; empty for the only one that has a partner in its space.
             version: Of that model; empty for the latest one.
+            ability: What the two are asked for, for messages.
+            task: `image_embedding` or `text_embedding`; the partner is of the other one.
 
         Returns:
-            The model of images, and the model of texts.
+            The model of `task`, and its partner.
         """
-        texts = {space: model for model in self.models if (space := _space(model, Task.TEXT_EMBEDDING))}
+        other = Task.TEXT_EMBEDDING if task is Task.IMAGE_EMBEDDING else Task.IMAGE_EMBEDDING
+        partners = {space: model for model in self.models if (space := _space(model, other))}
+        nouns = "texts" if other is Task.TEXT_EMBEDDING else "images"
         model = self._find(
-            "label images with labels of the caller's, as no model of texts in its space is loaded",
-            lambda one: _space(one, Task.IMAGE_EMBEDDING) in texts,
+            f"{ability}, as no model of {nouns} in its space is loaded",
+            lambda one: _space(one, task) in partners,
             name,
             version,
         )
-        partner = texts[_space(model, Task.IMAGE_EMBEDDING)]
+        partner = partners[_space(model, task)]
         self._hold(partner)
         return model, partner
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from headway_training.checkpoint import ImagePreprocessing, TaskName
 from headway_training.data.conll import read_span_labeled_texts
+from headway_training.data.conversations import holds_conversations, read_conversations
 from headway_training.data.examples import PlainText, Splits
 from headway_training.data.images import read_image_folder
 from headway_training.data.public import DATASETS
@@ -87,6 +88,8 @@ def _read_own(recipe: Recipe, own: OwnData) -> Splits[Any]:
         raise DataError("image_text_embedding reads its own data set; leave out --train, --valid and --test")
 
     def read(name: str, labels: tuple[str, ...] | None) -> tuple[Any, tuple[str, ...]]:
+        if recipe.task == "generation" and holds_conversations(Path(name)):
+            return read_conversations(Path(name)), ()
         return read_examples(
             recipe.task, name, labels, classification=recipe.classification, preprocessing=recipe.preprocessing
         )
@@ -94,6 +97,8 @@ def _read_own(recipe: Recipe, own: OwnData) -> Splits[Any]:
     train, labels = read(own.train, None)
     valid, _ = read(own.valid, labels)
     test = valid if own.test is None else read(own.test, labels)[0]
+    if any(type(part) is not type(train) for part in (valid, test)):
+        raise DataError("--train, --valid and --test must all be conversations (.jsonl), or all running text")
     return Splits(
         train=train,
         valid=valid,
@@ -163,5 +168,5 @@ def describe_own_data(recipe: Recipe, own: OwnData, labels: tuple[str, ...] = ()
         f"trained on {source}.",
         "image_classification": f"Tells which of {len(labels)} labels fits an image ({shown}); trained on {source}.",
         "translation": f"Translates text; trained on {source}.",
-        "generation": f"Continues text; trained on {source}.",
+        "generation": f"{'Talks' if holds_conversations(Path(own.train)) else 'Continues text'}; trained on {source}.",
     }[recipe.task]

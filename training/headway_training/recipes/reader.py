@@ -11,11 +11,14 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from headway_training.checkpoint import CHECKPOINT_FILE, HUGGINGFACE, read_checkpoint
 from headway_training.errors import RecipeError
 from headway_training.models import CONFIGURATIONS, NAMED_CONFIGURATIONS, named_configuration
 from headway_training.recipes.settings import Recipe
 
 FOLDER = Path(__file__).parent
+_FOLDER_FIELDS = ("max_length",)
+"""Fields of a recipe's model that hold for a model folder too."""
 
 
 def list_recipes() -> list[Path]:
@@ -23,13 +26,21 @@ def list_recipes() -> list[Path]:
     return sorted(FOLDER.glob("*.toml"))
 
 
-def read_recipe(name: str, settings: Sequence[str] = (), *, configuration: str | None = None) -> Recipe:
+def read_recipe(
+    name: str,
+    settings: Sequence[str] = (),
+    *,
+    configuration: str | None = None,
+    model_folder: Path | None = None,
+) -> Recipe:
     """Reads a recipe by its name, or a file of the user's by its path.
 
     Args:
         name: `ag-news`, or a path that ends in `.toml`.
         settings: `section.key=value`, which replace the file's; a value is written as in TOML, a bare word is a string.
         configuration: Name of a configuration that takes the place of the file's whole section [model].
+        model_folder: A folder of `transformers` that takes the place of that section but for `max_length`, and of the
+            licence; the task stays the recipe's.
 
     Raises:
         RecipeError: There is no such recipe, a key is unknown (the nearest known one is named) or a value is wrong.
@@ -41,6 +52,10 @@ def read_recipe(name: str, settings: Sequence[str] = (), *, configuration: str |
         raise RecipeError(f"recipe {file} cannot be read as TOML: {error}") from error
     if configuration is not None:
         content["model"] = {"configuration": configuration}
+    if model_folder is not None:
+        if configuration is not None:
+            raise RecipeError(f"--model {configuration}: the model is that of --init {model_folder}; leave one out")
+        content |= _take_folder(content, model_folder)
     for setting in settings:
         _apply(content, setting)
     return make_recipe(content, source=str(file) if file.parent != FOLDER else f"recipe {name}")
@@ -67,6 +82,19 @@ def parse_setting(setting: str) -> tuple[str, Any]:
     except tomllib.TOMLDecodeError:
         value = text.strip()
     return name.strip() if separator else "", value
+
+
+def _take_folder(content: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The sections of a recipe that a model folder changes."""
+    section = content.get("model")
+    resolved = _resolve_model(section, "recipe") if section else {}
+    kept = {name: resolved[name] for name in _FOLDER_FIELDS if name in resolved}
+    changed: dict[str, Any] = {"model": {"architecture": HUGGINGFACE, **kept}, "init": {"checkpoint": str(folder)}}
+    if resolved.get("architecture") != HUGGINGFACE:
+        is_ours = (folder / CHECKPOINT_FILE).is_file()
+        own = f"that of {folder.resolve().name}, which it was fine-tuned from"
+        changed["license"] = read_checkpoint(folder).license if is_ours else own
+    return changed
 
 
 def _describe(finding: Any) -> str:
@@ -136,12 +164,15 @@ def _resolve_model(section: Any, source: str) -> dict[str, Any]:
             raise RecipeError(f"{source}: model.configuration: {error}") from error
         values = {"architecture": named.architecture, **named.configuration.to_dict(), **values}
     architecture = str(values.get("architecture"))
-    if architecture not in CONFIGURATIONS:
+    if architecture not in (*CONFIGURATIONS, HUGGINGFACE):
         raise RecipeError(
             f"{source}: model.architecture is {architecture!r}; it must be one of {', '.join(CONFIGURATIONS)}, "
             f"or model.configuration one of {', '.join(NAMED_CONFIGURATIONS)}"
         )
-    fields = (field.name for field in dataclasses.fields(CONFIGURATIONS[architecture]))
+    if architecture == HUGGINGFACE:
+        fields = _FOLDER_FIELDS
+    else:
+        fields = tuple(field.name for field in dataclasses.fields(CONFIGURATIONS[architecture]))
     known = [f"model.{name}" for name in ("architecture", "configuration", *fields)]
     for key in (f"model.{name}" for name in values):
         if key not in known:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from headway_training.checkpoint import (
+    HUGGINGFACE,
     IMAGE_TASKS,
     ImagePreprocessing,
     Languages,
@@ -22,11 +23,11 @@ from headway_training.checkpoint import (
 
 ARCHITECTURES: Mapping[TaskName, tuple[str, ...]] = MappingProxyType(
     {
-        "generation": ("gpt",),
+        "generation": ("gpt", HUGGINGFACE),
         "translation": ("transformer", "recurrent"),
-        "text_classification": ("encoder",),
-        "token_classification": ("encoder",),
-        "image_classification": ("vit",),
+        "text_classification": ("encoder", HUGGINGFACE),
+        "token_classification": ("encoder", HUGGINGFACE),
+        "image_classification": ("vit", HUGGINGFACE),
         "image_text_embedding": ("clip",),
     }
 )
@@ -51,7 +52,21 @@ class InitSettings(Record):
     """Where the weights start from."""
 
     checkpoint: Path | None = None
-    """Folder of a checkpoint. Its weights are loaded by name, and its tokenizer is taken; None: fresh weights."""
+    """Folder of a checkpoint, whose weights are loaded by name and whose tokenizer is taken, or of a model of
+    `transformers`, for the architecture `huggingface`; None: fresh weights."""
+
+
+class LoraSettings(Record):
+    """Which matrices are added to a model folder's weights and trained in their place (Hu et al. 2021)."""
+
+    rank: int = Field(default=8, ge=1, le=4096)
+    """Width of the two matrices whose product is added to a weight."""
+    alpha: float | None = Field(default=None, gt=0, le=1e6)
+    """The product is multiplied by alpha / rank; None: twice the rank."""
+    dropout: float = Field(default=0.0, ge=0, le=0.9)
+    """Share of the inputs of the two matrices that is dropped."""
+    target_modules: tuple[str, ...] = ()
+    """Names, or last parts of names, of the linear layers; none: all but those of the head."""
 
 
 class ClassificationSettings(Record):
@@ -125,6 +140,8 @@ class OptimizationSettings(Record):
     """Precision of matrix products; weights, moments and losses are fp32 either way."""
     evaluations: int = Field(default=10, ge=1, le=100_000)
     """Validations of a run, evenly spaced; the weights of the best one are kept."""
+    patience: int = Field(default=0, ge=0, le=100_000)
+    """Validations in a row without a better one that end the run; 0: it goes to its last step."""
     state_every_steps: int = Field(default=200, ge=1, le=10**9)
     """Steps between two states to resume from."""
 
@@ -197,6 +214,8 @@ class Recipe(Record):
     """`architecture`, and the fields of its configuration that the data does not decide."""
     init: InitSettings = InitSettings()
     """Where the weights start from."""
+    lora: LoraSettings | None = None
+    """How a model folder is trained by LoRA; None: all its weights are trained."""
     optimization: OptimizationSettings
     """How the weights are found."""
     classification: ClassificationSettings = ClassificationSettings()
@@ -216,7 +235,7 @@ class Recipe(Record):
 
     @property
     def architecture(self) -> str:
-        """`gpt`, `transformer`, `recurrent`, `encoder`, `vit` or `clip`."""
+        """`gpt`, `transformer`, `recurrent`, `encoder`, `vit`, `clip` or `huggingface`."""
         return str(self.model["architecture"])
 
     @property
@@ -232,8 +251,13 @@ class Recipe(Record):
             needed = " or ".join(map(repr, known))
             raise ValueError(f"model.architecture is {architecture!r}; {self.task} needs {needed}")
         needed = "token" if self.task == "token_classification" else "sequence"
-        if head != needed:
+        is_folder = architecture == HUGGINGFACE
+        if head != needed and not is_folder:
             raise ValueError(f"model.head is {head!r}; {self.task} needs {needed!r}")
+        if is_folder and self.init.checkpoint is None:
+            raise ValueError("model.architecture 'huggingface' starts from a model folder: give --init FOLDER")
+        if self.lora is not None and not is_folder:
+            raise ValueError("lora: is for a model folder of transformers, given with --init FOLDER")
         if self.task in IMAGE_TASKS and self.preprocessing is None:
             raise ValueError(f"the section [preprocessing] is missing; {self.task} needs it")
         if self.preprocessing is not None and self.preprocessing.height != self.preprocessing.width:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
 
 from headway_training.checkpoint import TOKENIZER_FILE
+from headway_training.data.conversations import Conversations
 from headway_training.data.examples import (
     LabeledImages,
     LabeledTexts,
@@ -21,6 +22,7 @@ from headway_training.data.examples import (
 )
 from headway_training.data.pictures import Pictures
 from headway_training.data.token_file import PART_CHARACTERS
+from headway_training.errors import DataError
 from headway_training.recipes import Recipe
 from headway_training.tasks.base import IGNORED, EvaluationData, Metrics, Task, TrainingBatch
 from headway_training.tasks.classification import (
@@ -29,16 +31,20 @@ from headway_training.tasks.classification import (
     TextClassificationTask,
 )
 from headway_training.tasks.contrastive import ContrastiveTask
+from headway_training.tasks.conversation import ConversationTask
 from headway_training.tasks.generation import GenerationTask
 from headway_training.tasks.token_classification import TokenClassificationTask
 from headway_training.tasks.translation import TranslationTask
 from headway_training.tokenizers import take_tokenizer, train_tokenizer
 
+if TYPE_CHECKING:
+    from headway_training.huggingface import ModelFolder
+
 __all__ = ["IGNORED", "EvaluationData", "Metrics", "Task", "TrainingBatch", "make_task"]
 
 TOKENS_FILE = "tokens.bin"
 """Tokens of a running text, in the run's folder."""
-_TASKS: Mapping[type, Callable[[Recipe, Splits[Any], Tokenizer], Task]] = MappingProxyType(
+_TASKS: Mapping[type, Callable[..., Task]] = MappingProxyType(
     {
         ParallelTexts: TranslationTask,
         SpanLabeledTexts: TokenClassificationTask,
@@ -47,10 +53,10 @@ _TASKS: Mapping[type, Callable[[Recipe, Splits[Any], Tokenizer], Task]] = Mappin
         Pictures: ContrastiveTask,
     }
 )
-"""The tasks of examples with separate texts."""
+"""The tasks of examples with separate texts; they take recipe, data and tokenizer, and special tokens of a folder."""
 
 
-def make_task(recipe: Recipe, splits: Splits[Any], folder: Path) -> Task:
+def make_task(recipe: Recipe, splits: Splits[Any], folder: Path, source: ModelFolder | None = None) -> Task:
     """Makes a recipe's task from its data.
 
     Args:
@@ -58,24 +64,34 @@ def make_task(recipe: Recipe, splits: Splits[Any], folder: Path) -> Task:
         splits: Its data.
         folder: The run's folder. The tokenizer is read from it, or else trained or taken from the checkpoint that the
             recipe starts from, and written there; so are the tokens of a running text.
+        source: The model folder that the run starts from, whose tokenizer is taken.
 
     Raises:
         DataError: The data is too small.
-        CheckpointError: The checkpoint's tokenizer cannot be taken.
+        CheckpointError: The checkpoint's tokenizer cannot be taken, or the folder has no chat template.
     """
     if isinstance(splits.train, LabeledImages):
+        if source is not None and recipe.preprocessing is not None:
+            source.check_images(splits.train.images, recipe.preprocessing)
         return ImageClassificationTask(recipe, splits)
-    tokenizer = _make_tokenizer(recipe, splits, folder / TOKENIZER_FILE)
+    if isinstance(splits.train, Conversations):
+        if source is None:
+            raise DataError("conversations are written by the chat template of a model folder: give it with --init")
+        return ConversationTask(recipe, splits, source)
+    tokenizer = _make_tokenizer(recipe, splits, folder / TOKENIZER_FILE, source)
+    special = None if source is None else source.special_tokens
     if isinstance(splits.train, PlainText):
-        return GenerationTask(recipe, splits, tokenizer, folder / TOKENS_FILE)
-    return _TASKS[type(splits.train)](recipe, splits, tokenizer)
+        return GenerationTask(recipe, splits, tokenizer, folder / TOKENS_FILE, special)
+    return _TASKS[type(splits.train)](recipe, splits, tokenizer, *([] if special is None else [special]))
 
 
-def _make_tokenizer(recipe: Recipe, splits: Splits[Any], file: Path) -> Tokenizer:
+def _make_tokenizer(recipe: Recipe, splits: Splits[Any], file: Path, source: ModelFolder | None) -> Tokenizer:
     """Reads, takes or trains the tokenizer."""
     if file.is_file():
         return Tokenizer.from_file(str(file))
-    if recipe.init.checkpoint is not None:
+    if source is not None:
+        tokenizer = source.tokenizer
+    elif recipe.init.checkpoint is not None:
         tokenizer = take_tokenizer(recipe.init.checkpoint, recipe.task)
     else:
         tokenizer = train_tokenizer(_training_texts(splits.train), recipe.tokenizer, recipe.task)

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (torch's own convention)
 
 from headway_training.batches import Batch
-from headway_training.checkpoint import Baseline, Metric
+from headway_training.checkpoint import Baseline, Metric, SpecialTokens
+from headway_training.errors import RecipeError
 from headway_training.tokenizers import special_tokens
 
 Metrics = dict[str, float | str]
@@ -64,6 +65,8 @@ class Task(ABC):
 
     tokenizer: Tokenizer | None = None
     """The tokenizer; text only."""
+    notes: tuple[str, ...] = ()
+    """What is to be known of how the data is read, a sentence each."""
 
     @property
     @abstractmethod
@@ -77,6 +80,16 @@ class Task(ABC):
     @abstractmethod
     def checkpoint_fields(self) -> dict[str, Any]:
         """Fields of the checkpoint's description that belong to the task."""
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of the model's outputs; classifiers only."""
+        return tuple(self.checkpoint_fields().get("labels", ()))
+
+    @property
+    def evaluation_metric(self) -> Metric:
+        """What an exporter measures on `evaluation_data`."""
+        return self.metric
 
     @abstractmethod
     def epoch_batches(self, seed: int, epoch: int) -> list[Batch]:
@@ -102,8 +115,8 @@ class Task(ABC):
         """
 
     @abstractmethod
-    def measure_baseline(self) -> Baseline:
-        """Fits a simple method to the training part and measures it on the test part."""
+    def measure_baseline(self) -> Baseline | None:
+        """Fits a simple method to the training part and measures it on the test part; None if there is none."""
 
     @abstractmethod
     def evaluation_data(self) -> EvaluationData:
@@ -136,6 +149,33 @@ class SpecialIds:
         pad, unk, bos, eos = self.tokens.pad, self.tokens.unk, self.tokens.bos, self.tokens.eos
         assert pad is not None and unk is not None and bos is not None and eos is not None  # noqa: PT018 (one fact)
         self.pad, self.unk, self.bos, self.eos = pad, unk, bos, eos
+
+
+class Frame:
+    """What stands around the tokens of a classifier's text, and fills up a batch.
+
+    Args:
+        tokenizer: Puts it there.
+        tokens: Its special tokens; None: those of the kit's tokenizers.
+        token_dropout: Share of tokens to hide.
+
+    Raises:
+        RecipeError: Tokens are to be hidden, and there is no unknown token to hide them behind.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, tokens: SpecialTokens | None = None, token_dropout: float = 0.0) -> None:
+        self.tokens = tokens or special_tokens(tokenizer)
+        assert self.tokens.pad is not None, "a classifier's tokenizer has one"
+        self.pad = self.tokens.pad
+        if token_dropout and self.tokens.unk is None:
+            raise RecipeError(
+                "augmentation.token_dropout hides tokens behind the unknown token, and the tokenizer has none; set it "
+                "to 0"
+            )
+        self.unk = self.pad if self.tokens.unk is None else self.tokens.unk
+        framed = tokenizer.encode("a")
+        own = [i for i, mark in enumerate(framed.special_tokens_mask) if not mark]
+        self.before, self.after = tuple(framed.ids[: own[0]]), tuple(framed.ids[own[-1] + 1 :])
 
 
 def hide_tokens(input_ids: Tensor, mask: Tensor, rate: float, unknown: int, generator: torch.Generator) -> Tensor:

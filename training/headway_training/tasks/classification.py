@@ -25,7 +25,7 @@ from headway_training.calibration import (
     fit_temperature,
     to_probabilities,
 )
-from headway_training.checkpoint import Baseline, Classification, Metric
+from headway_training.checkpoint import Baseline, Classification, Metric, SpecialTokens
 from headway_training.data.examples import LabeledImages, LabeledTexts, MultiLabeledTexts, Splits
 from headway_training.data.images import augment, normalize
 from headway_training.evaluation import image_logits, pad, text_logits, token_mask
@@ -34,9 +34,9 @@ from headway_training.recipes import Recipe
 from headway_training.tasks.base import (
     IGNORED,
     EvaluationData,
+    Frame,
     Metrics,
     Part,
-    SpecialIds,
     Task,
     TrainingBatch,
     hide_tokens,
@@ -147,11 +147,15 @@ class TextClassificationTask(ClassificationTask):
     unit = "tokens"
 
     def __init__(
-        self, recipe: Recipe, splits: Splits[LabeledTexts] | Splits[MultiLabeledTexts], tokenizer: Tokenizer
+        self,
+        recipe: Recipe,
+        splits: Splits[LabeledTexts] | Splits[MultiLabeledTexts],
+        tokenizer: Tokenizer,
+        special: SpecialTokens | None = None,
     ) -> None:
         super().__init__(recipe, splits)
         self.tokenizer: Tokenizer = tokenizer
-        self._special = SpecialIds(tokenizer)
+        self._special = Frame(tokenizer, special, recipe.augmentation.token_dropout)
         self._max_length = int(recipe.model["max_length"])
         self._has_types = int(recipe.model.get("num_token_types", 0)) > 1
         self._ids, self._types = self._encode(splits.train)

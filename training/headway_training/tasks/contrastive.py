@@ -5,7 +5,7 @@ B rows, N images, M texts, T tokens, I image size in pixels, D width of the spac
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -144,49 +144,14 @@ class ContrastiveTask(Task):
         return contrastive_loss(logits, tensors["targets"], kind, label_smoothing=label_smoothing)
 
     def evaluate(self, model: nn.Module, part: Part) -> Metrics:
-        """Recall in percent: of drawings' names, of captions and photographs, and of images' labels.
-
-        `mean_recall` is the mean of those of drawings at 1, of photographs at 10 and of labels at 1, whichever there
-        are.
-        """
+        """Recall in percent, by `measure_recalls`."""
         assert isinstance(model, CLIP)
         measured = self._measured[part]
-        pictures: Pictures = getattr(self._splits, part)
-        names = self._embed_texts(model, self._encode(pictures.texts.names))
-        metrics: dict[str, float] = {}
-        for kind in ("drawings", "unseen_drawings"):
-            drawings: Drawings | None = getattr(pictures, kind)
-            if drawings is None or not len(drawings):
-                continue
-            similarity = embed_images(model, measured[kind]) @ names.T  # (N, names)
-            concepts = pictures.texts.concepts
-            right = concepts[drawings.emoji][:, None] == concepts[None, :]  # (N, names)
-            metrics |= {f"{kind}_top_{k}": recall_at(similarity, right, k) for k in _CUTOFFS[:2]}
-        metrics |= self._photograph_recalls(model, pictures.photographs, measured["photographs"])
-        if pictures.labeled is not None:
-            similarity = embed_images(model, measured["labeled"]) @ self.embed_labels(model, pictures.labels).T
-            right = pictures.labeled.labels[:, None] == np.arange(len(pictures.labels))
-            metrics["labels_top_1"] = recall_at(similarity, right, 1)
-        means = [metrics[name] for name in ("drawings_top_1", "image_recall_10", "labels_top_1") if name in metrics]
-        return {"mean_recall": float(np.mean(means)), **metrics}
-
-    def _photograph_recalls(
-        self, model: CLIP, photographs: CaptionedPhotographs, pixel_values: Tensor
-    ) -> dict[str, float]:
-        """Recall of the photograph of each caption, and of any caption of each photograph."""
-        owner = np.repeat(np.arange(len(photographs)), [len(captions) for captions in photographs.captions])  # (M)
-        captions = [caption for several in photographs.captions for caption in several]
-        similarity = embed_images(model, pixel_values) @ self._embed_texts(model, self._encode(captions)).T  # (N, M)
-        right = np.arange(len(photographs))[:, None] == owner[None, :]
-        recalls = {f"image_recall_{k}": recall_at(similarity.T, right.T, k) for k in _CUTOFFS}
-        return recalls | {f"text_recall_{k}": recall_at(similarity, right, k) for k in _CUTOFFS}
-
-    def embed_labels(self, model: CLIP, labels: Sequence[str]) -> NDArray[np.float32]:
-        """The mean direction of each label's templates: (labels, D)."""
-        texts = [template.format(label) for label in labels for template in LABEL_TEMPLATES]
-        vectors = self._embed_texts(model, self._encode(texts)).reshape(len(labels), len(LABEL_TEMPLATES), -1).mean(1)
-        unit: NDArray[np.float32] = vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
-        return unit
+        return measure_recalls(
+            getattr(self._splits, part),
+            images=lambda kind: embed_images(model, measured[kind]),
+            texts=lambda texts: self._embed_texts(model, self._encode(texts)),
+        )
 
     def measure_baseline(self) -> Baseline:
         """A guess: one photograph in so many is among the first ten."""
@@ -279,6 +244,67 @@ class ContrastiveTask(Task):
 
     def _embed_texts(self, model: CLIP, ids: Sequence[Sequence[int]]) -> NDArray[np.float32]:
         return embed_texts(model, ids, self._special.pad)
+
+
+def measure_recalls(
+    pictures: Pictures,
+    *,
+    images: Callable[[str], NDArray[np.float32]],
+    texts: Callable[[Sequence[str]], NDArray[np.float32]],
+) -> dict[str, float]:
+    """Recall in percent: of drawings' names, of captions and photographs, and of images' labels.
+
+    `mean_recall` is the mean of those of drawings at 1, of photographs at 10 and of labels at 1, whichever there are.
+
+    Args:
+        pictures: What is measured.
+        images: Name of a field of `pictures` -> vectors of its images, (N, D) of length one.
+        texts: Texts -> their vectors, (M, D) of length one.
+    """
+    names = texts(pictures.texts.names)
+    metrics: dict[str, float] = {}
+    for kind in ("drawings", "unseen_drawings"):
+        drawings: Drawings | None = getattr(pictures, kind)
+        if drawings is None or not len(drawings):
+            continue
+        concepts = pictures.texts.concepts
+        right = concepts[drawings.emoji][:, None] == concepts[None, :]  # (N, names)
+        similarity = images(kind) @ names.T
+        metrics |= {f"{kind}_top_{k}": recall_at(similarity, right, k) for k in _CUTOFFS[:2]}
+    metrics |= caption_recalls(pictures.photographs.captions, images("photographs"), texts)
+    if pictures.labeled is not None:
+        similarity = images("labeled") @ _label_vectors(pictures.labels, texts).T
+        right = pictures.labeled.labels[:, None] == np.arange(len(pictures.labels))
+        metrics["labels_top_1"] = recall_at(similarity, right, 1)
+    means = [metrics[name] for name in ("drawings_top_1", "image_recall_10", "labels_top_1") if name in metrics]
+    return {"mean_recall": float(np.mean(means)), **metrics}
+
+
+def caption_recalls(
+    captions: Sequence[Sequence[str]],
+    vectors: NDArray[np.float32],
+    texts: Callable[[Sequence[str]], NDArray[np.float32]],
+) -> dict[str, float]:
+    """Recall in percent of the image of each caption, and of any caption of each image.
+
+    Args:
+        captions: Of each image.
+        vectors: Of the images, (N, D) of length one.
+        texts: As in `measure_recalls`.
+    """
+    owner = np.repeat(np.arange(len(captions)), [len(several) for several in captions])  # (M)
+    similarity = vectors @ texts([caption for several in captions for caption in several]).T  # (N, M)
+    right = np.arange(len(captions))[:, None] == owner[None, :]
+    recalls = {f"image_recall_{k}": recall_at(similarity.T, right.T, k) for k in _CUTOFFS}
+    return recalls | {f"text_recall_{k}": recall_at(similarity, right, k) for k in _CUTOFFS}
+
+
+def _label_vectors(labels: Sequence[str], texts: Callable[[Sequence[str]], NDArray[np.float32]]) -> NDArray[np.float32]:
+    """The mean direction of each label's templates: (labels, D)."""
+    written = [template.format(label) for label in labels for template in LABEL_TEMPLATES]
+    vectors = texts(written).reshape(len(labels), len(LABEL_TEMPLATES), -1).mean(1)
+    unit: NDArray[np.float32] = vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
+    return unit
 
 
 @torch.inference_mode()

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from headway_training.baselines import character_ngram_baseline
 from headway_training.batches import Batch, even_batches
-from headway_training.checkpoint import Baseline
+from headway_training.checkpoint import Baseline, SpecialTokens
 from headway_training.data.examples import PlainText, Splits
 from headway_training.data.token_file import map_tokens
 from headway_training.errors import DataError
@@ -33,9 +33,17 @@ class GenerationTask(Task):
     metric = "nats_per_character"
     higher_is_better = False
 
-    def __init__(self, recipe: Recipe, splits: Splits[PlainText], tokenizer: Tokenizer, tokens_file: Path) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        splits: Splits[PlainText],
+        tokenizer: Tokenizer,
+        tokens_file: Path,
+        special: SpecialTokens | None = None,
+    ) -> None:
         self.tokenizer: Tokenizer = tokenizer
         self._recipe = recipe
+        self._special = special or special_tokens(tokenizer)
         self._splits = splits
         self._splitter = SubwordSplitter(tokenizer) if recipe.augmentation.subword_splitting else None
         self._ids = map_tokens(splits.train, tokenizer, tokens_file)  # (N)
@@ -54,7 +62,7 @@ class GenerationTask(Task):
 
     def checkpoint_fields(self) -> dict[str, Any]:
         """Special tokens, and defaults of sampling."""
-        return {"special_tokens": special_tokens(self.tokenizer), "sampling_defaults": self._recipe.sampling}
+        return {"special_tokens": self._special, "sampling_defaults": self._recipe.sampling}
 
     def epoch_batches(self, seed: int, epoch: int) -> list[Batch]:
         """Batches of window starts: windows lie side by side from an offset that differs from epoch to epoch."""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from headway_training.baselines import known_words_baseline, seen_spans_baseline
 from headway_training.batches import Batch, bucketed_batches
-from headway_training.checkpoint import Baseline
+from headway_training.checkpoint import Baseline, SpecialTokens
 from headway_training.data.examples import SpanLabeledTexts, Splits
 from headway_training.evaluation import pad, text_logits, token_mask
 from headway_training.metrics import accuracy, span_scores
@@ -32,9 +32,9 @@ from headway_training.tagging import (
 from headway_training.tasks.base import (
     IGNORED,
     EvaluationData,
+    Frame,
     Metrics,
     Part,
-    SpecialIds,
     Task,
     TrainingBatch,
     hide_tokens,
@@ -56,12 +56,19 @@ class TokenClassificationTask(Task):
     metric = "span_f1"
     higher_is_better = True
 
-    def __init__(self, recipe: Recipe, splits: Splits[SpanLabeledTexts], tokenizer: Tokenizer) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        splits: Splits[SpanLabeledTexts],
+        tokenizer: Tokenizer,
+        special: SpecialTokens | None = None,
+    ) -> None:
         self.tokenizer: Tokenizer = tokenizer
         self._recipe = recipe
         self._splits = splits
         self._scheme = TagScheme(splits.labels, splits.train.covering)
-        self._special = SpecialIds(tokenizer)
+        self._special = Frame(tokenizer, special, recipe.augmentation.token_dropout)
+        self._num_framing = len(self._special.before) + len(self._special.after)
         self._max_length = int(recipe.model["max_length"])
         self._splitter = SubwordSplitter(tokenizer) if recipe.augmentation.subword_splitting else None
         train = splits.train
@@ -92,7 +99,7 @@ class TokenClassificationTask(Task):
         firsts = firsts[firsts < count]
         sizes = np.minimum(sizes[: len(firsts)], count - firsts)
         examples = firsts + count * (sizes - 1)
-        lengths = [sum(len(ids) for ids, _ in self._parts(int(example))) + 2 for example in examples]
+        lengths = [sum(len(ids) for ids, _ in self._parts(int(example))) + self._num_framing for example in examples]
         batches = bucketed_batches(lengths, self._recipe.optimization.batch_tokens, seed=seed, epoch=epoch)
         return [examples[batch] for batch in batches]
 
@@ -175,9 +182,10 @@ class TokenClassificationTask(Task):
         if self._splitter is not None:
             ids, origins = self._splitter.split(ids, self._recipe.augmentation.subword_splitting, random)
             tags = split_tags(tags, origins, self._splitter.is_blank[ids], self._scheme)
-        room = self._max_length - 2
-        special, ignored = self._special, np.array([IGNORED])
+        room = self._max_length - self._num_framing
+        before, after = (np.array(part, np.int64) for part in (self._special.before, self._special.after))
+        ignored_before, ignored_after = np.full_like(before, IGNORED), np.full_like(after, IGNORED)
         return (
-            np.concatenate([np.array([special.bos]), ids[:room], np.array([special.eos])]),
-            np.concatenate([ignored, tags[:room], ignored]),
+            np.concatenate([before, ids[:room], after]),
+            np.concatenate([ignored_before, tags[:room], ignored_after]),
         )

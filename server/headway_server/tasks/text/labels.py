@@ -1,4 +1,4 @@
-"""The vectors of labels that callers bring, kept so that a set that comes again costs nothing.
+"""The vectors of labels and other sets of texts that callers bring, kept so that one that comes again costs nothing.
 
 C labels, D width of an embedding.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
@@ -15,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway_server.errors import InvalidInputError
+from headway_server.observers import CacheUsage
+from headway_server.serving.kept import Kept
 from headway_server.serving.limits import check_texts, num_bytes
 
 MAX_LABELS: Final = 4096
@@ -34,21 +35,20 @@ Embed = Callable[[Sequence[str], Sequence[str]], Awaitable[Vectors]]
 
 
 class LabelVectors:
-    """Vectors of sets of labels, those used longest ago forgotten first.
+    """Vectors of sets of labels and of texts, those used longest ago forgotten first.
 
     The vector of a label is the mean direction of its texts, one a template. Used on the event loop alone.
     """
 
     def __init__(self, max_bytes: int = MAX_KEPT_BYTES) -> None:
-        self._max_bytes = max_bytes
-        self._kept: OrderedDict[bytes, Vectors] = OrderedDict()
-        self.num_bytes = 0
-        """Of all vectors that are kept."""
-        self.num_hits = 0
-        self.num_misses = 0
+        self._kept: Kept[bytes, Vectors] = Kept("label_vectors", max_bytes=max_bytes)
+
+    def usage(self) -> CacheUsage:
+        """Returns how much is kept; called from any thread."""
+        return self._kept.usage()
 
     def __repr__(self) -> str:
-        return f"LabelVectors({len(self._kept)} sets, {self.num_bytes} of {self._max_bytes} bytes)"
+        return f"LabelVectors({self._kept!r})"
 
     async def of(
         self, labels: Sequence[str], templates: Sequence[str], *, max_text_bytes: int, embed: Embed
@@ -67,26 +67,36 @@ class LabelVectors:
         """
         _check(labels, templates, max_text_bytes)
         templates = templates or (PLACE,)
-        key = await asyncio.to_thread(_digest, labels, templates) if len(labels) > 1000 else _digest(labels, templates)
-        if (kept := self._kept.get(key)) is not None:
-            self.num_hits += 1
-            self._kept.move_to_end(key)
-            return kept
-        self.num_misses += 1
-        texts = [template.replace(PLACE, label) for label in labels for template in templates]
-        fields = [f"candidate_labels[{index}]" for index in range(len(labels)) for _ in templates]
-        vectors = _mean_directions(await embed(texts, fields), len(templates))
-        self._keep(key, vectors)
-        return vectors
 
-    def _keep(self, key: bytes, vectors: Vectors) -> None:
-        if vectors.nbytes > self._max_bytes or key in self._kept:  # another call may have been as fast
-            return
-        self._kept[key] = vectors
-        self.num_bytes += vectors.nbytes
-        while self.num_bytes > self._max_bytes:
-            _, oldest = self._kept.popitem(last=False)
-            self.num_bytes -= oldest.nbytes
+        async def make() -> Vectors:
+            texts = [template.replace(PLACE, label) for label in labels for template in templates]
+            fields = [f"candidate_labels[{index}]" for index in range(len(labels)) for _ in templates]
+            return _mean_directions(await embed(texts, fields), len(templates))
+
+        return await self._of(("labels", str(len(labels)), *labels, *templates), make)
+
+    async def of_texts(
+        self, texts: Sequence[str], reading: Sequence[str], *, max_text_bytes: int, embed: Embed
+    ) -> Vectors:
+        """Returns the vectors of texts that are ranked, (texts, D) of length one; errors are those of `of`.
+
+        Args:
+            texts: 1 to `MAX_LABELS`.
+            reading: What else the vectors depend on, such as the name of a prompt.
+            max_text_bytes: Largest text.
+            embed: Makes vectors of texts.
+        """
+        fields = check_texts("texts", texts, MAX_LABELS, max_text_bytes)
+        return await self._of(("texts", *reading, *texts), lambda: embed(texts, fields))
+
+    async def _of(self, parts: Sequence[str], make: Callable[[], Awaitable[Vectors]]) -> Vectors:
+        """Returns what is kept for some parts, or makes and keeps it."""
+        key = await asyncio.to_thread(_digest, parts) if len(parts) > 1000 else _digest(parts)
+        if (kept := self._kept.get(key)) is not None:
+            return kept
+        vectors = await make()
+        self._kept.put(key, vectors, vectors.nbytes)
+        return vectors
 
 
 def _check(labels: Sequence[str], templates: Sequence[str], max_text_bytes: int) -> None:
@@ -120,9 +130,8 @@ def _check(labels: Sequence[str], templates: Sequence[str], max_text_bytes: int)
         )
 
 
-def _digest(labels: Sequence[str], templates: Sequence[str]) -> bytes:
-    """A key for a set of labels: the SHA-256 of its texts, each behind its length."""
-    parts = [str(len(labels)), *labels, *templates]
+def _digest(parts: Sequence[str]) -> bytes:
+    """A key for texts: the SHA-256 of all of them, each behind its length."""
     return hashlib.sha256("".join(f"{len(part)}:{part}" for part in parts).encode()).digest()
 
 

@@ -17,7 +17,7 @@ from headway_server.batching import BatchGraph, Postprocess, RunCosts, Tensors
 from headway_server.batching.settings import MAX_TEXTS
 from headway_server.bundles import TOKENIZER_FILE, Bundle, Manifest, Precision, SpecialTokens
 from headway_server.errors import InvalidInputError
-from headway_server.observers import NO_OBSERVER, Observer
+from headway_server.observers import NO_OBSERVER, ModelUsage, Observer
 from headway_server.preprocessing import EncodedText, TextTokenizer
 from headway_server.runtime import Runtime, Session
 from headway_server.serving.answers import Answer, CallTimings
@@ -136,6 +136,12 @@ class TextModel(StatelessModel):
         self.label_vectors = LabelVectors()
         """Of labels that callers of an image model in the same space bring."""
 
+    def usage(self) -> ModelUsage:
+        """Returns how many texts wait for a batch, and how much is kept of labels."""
+        usage = super().usage()
+        has_vectors = self.bundle.manifest.embedding is not None
+        return replace(usage, caches=(self.label_vectors.usage(),)) if has_vectors else usage
+
     @classmethod
     def load(cls, bundle: Bundle, runtime: Runtime, settings: ServerSettings, observer: Observer = NO_OBSERVER) -> Self:
         """Loads the variant that was asked for, or the one that suits the runtime, and runs it once.
@@ -203,18 +209,42 @@ class TextModel(StatelessModel):
         """
 
         async def embed(texts: Sequence[str], fields: Sequence[str]) -> NDArray[np.float32]:
-            vectors = np.empty((len(texts), 0), np.float32)
-            for start in range(0, len(texts), MAX_TEXTS):
-                part = slice(start, start + MAX_TEXTS)
-                inputs = TextInputs(texts=texts[part], fields=fields[part])
-                answer = await self.embed(inputs, normalize=True, deadline=deadline)
-                rows = np.stack([result.values for result in answer.results])
-                if not start:
-                    vectors = np.empty((len(texts), rows.shape[1]), np.float32)
-                vectors[part] = rows
-            return vectors
+            return await self._embed_many(TextInputs(texts=texts, fields=fields), "", deadline)
 
         return await self.label_vectors.of(labels, templates, max_text_bytes=self._max_text_bytes, embed=embed)
+
+    async def embed_set(
+        self, texts: Sequence[str], *, prompt_name: str, truncate: bool, deadline: float | None
+    ) -> NDArray[np.float32]:
+        """Returns vectors of texts that are ranked, (texts, D) of length one; a set that comes again is not computed.
+
+        Args:
+            texts: 1 to `MAX_LABELS`.
+            prompt_name: As in `embed`.
+            truncate: As in `TextInputs`.
+            deadline: When the caller stops waiting, by `time.monotonic`.
+
+        Raises:
+            RequestError: As `embed`.
+        """
+
+        async def embed(texts: Sequence[str], fields: Sequence[str]) -> NDArray[np.float32]:
+            return await self._embed_many(
+                TextInputs(texts=texts, fields=fields, truncate=truncate), prompt_name, deadline
+            )
+
+        reading = (prompt_name, str(truncate))
+        return await self.label_vectors.of_texts(texts, reading, max_text_bytes=self._max_text_bytes, embed=embed)
+
+    async def _embed_many(self, inputs: TextInputs, prompt_name: str, deadline: float | None) -> NDArray[np.float32]:
+        """Returns vectors of texts that are more than a call may have, (texts, D) of length one."""
+        parts = []
+        for start in range(0, len(inputs.texts), MAX_TEXTS):
+            part = slice(start, start + MAX_TEXTS)
+            some = replace(inputs, texts=inputs.texts[part], fields=inputs.fields[part])
+            answer = await self.embed(some, normalize=True, deadline=deadline, prompt_name=prompt_name)
+            parts.append(np.stack([result.values for result in answer.results]))
+        return np.concatenate(parts)
 
     async def inspect(
         self,
@@ -346,6 +376,8 @@ class TextModel(StatelessModel):
                 model reads single texts, or the reverse.
         """
         pairs = inputs.text_pairs
+        for field, text in zip(inputs.fields, inputs.texts, strict=True) if inputs.fields else ():
+            check_text(field, text, self._max_text_bytes)
         fields = check_texts("texts", inputs.texts, MAX_TEXTS, self._max_text_bytes)
         self._check_paired("text_pairs", is_paired=bool(pairs))
         if pairs:

@@ -16,9 +16,15 @@ from headway_server.serving.families import ServedModel
 from headway_server.serving.host import ModelHost
 from headway_server.tasks.images.classifier import ClassifiedImage, EmbeddedImage, ImageClassifier
 from headway_server.tasks.text.model import TextModel
-from headway_server.transports.grpc.messages import build, deadline_of, label_scores, model_reference, timings_of_call
-
-_EMBED_IMAGES = (Task.IMAGE_EMBEDDING, Task.IMAGE_CLASSIFICATION)
+from headway_server.transports.grpc.images import images_of
+from headway_server.transports.grpc.messages import (
+    EMBED_IMAGES,
+    build,
+    deadline_of,
+    label_scores,
+    model_reference,
+    timings_of_call,
+)
 
 
 class ImageClassificationService(pb_grpc.ImageClassificationServiceServicer):
@@ -38,7 +44,8 @@ class ImageClassificationService(pb_grpc.ImageClassificationServiceServicer):
             if request.templates:
                 raise InvalidInputError("templates", "is set without candidate_labels, which it is for; leave it out")
             model = _image_model(self._host.find(Task.IMAGE_CLASSIFICATION, request.model, request.model_version))
-            answer = await model.classify(list(request.images), top_k=request.top_k, deadline=deadline_of(context))
+            images = images_of(self._host, request.images, request.image_ids)
+            answer = await model.classify(images, top_k=request.top_k, deadline=deadline_of(context))
         return await build(
             sum(len(result.labels) for result in answer.results),
             lambda: pb.ClassifyImageResponse(
@@ -52,12 +59,14 @@ class ImageClassificationService(pb_grpc.ImageClassificationServiceServicer):
         self, request: pb.ClassifyImageRequest, deadline: float | None
     ) -> tuple[ImageClassifier, Answer[ClassifiedImage]]:
         """Labels images with the labels of the request."""
-        found, texts = self._host.find_in_space(request.model, request.model_version)
+        found, texts = self._host.find_in_space(
+            request.model, request.model_version, ability="label images with labels of the caller's"
+        )
         model = _image_model(found)
         assert isinstance(texts, TextModel)  # by the table of families
-        labels = list(request.candidate_labels)
+        images, labels = images_of(self._host, request.images, request.image_ids), list(request.candidate_labels)
         vectors = await texts.embed_labels(labels, list(request.templates), deadline=deadline)
-        answer = await model.match(list(request.images), labels, vectors, top_k=request.top_k, deadline=deadline)
+        answer = await model.match(images, labels, vectors, top_k=request.top_k, deadline=deadline)
         return model, answer
 
     async def EmbedImage(  # noqa: N802 (the method's name in the protocol)
@@ -65,10 +74,10 @@ class ImageClassificationService(pb_grpc.ImageClassificationServiceServicer):
     ) -> pb.EmbedImageResponse:
         """Turns every image into a vector."""
         arrived = time.monotonic()
-        model = self._host.find_embedder(_EMBED_IMAGES, "images", request.model, request.model_version)
+        model = self._host.find_embedder(EMBED_IMAGES, "images", request.model, request.model_version)
         assert isinstance(model, ImageClassifier)  # by the table of families
         answer = await model.embed(
-            list(request.images),
+            images_of(self._host, request.images, request.image_ids),
             normalize=request.normalize if request.HasField("normalize") else True,
             deadline=deadline_of(context),
         )

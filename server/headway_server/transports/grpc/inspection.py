@@ -20,6 +20,7 @@ from headway_server.tasks.inspection.inspector import InspectedText, InspectedTo
 from headway_server.tasks.inspection.maps import AttentionMap, AttentionRequest, Maps, Summary
 from headway_server.tasks.text.model import TextModel
 from headway_server.tasks.text_to_text.translation import TranslationModel
+from headway_server.transports.grpc.images import image_of
 from headway_server.transports.grpc.messages import build, deadline_of, model_reference, timings_of_call
 
 _READ_TEXTS: Final = (Task.TEXT_CLASSIFICATION, Task.TOKEN_CLASSIFICATION)
@@ -71,7 +72,8 @@ class InspectionService(pb_grpc.InspectionServiceServicer):
         arrived = time.monotonic()
         model = self._host.find_inspected((Task.IMAGE_CLASSIFICATION,), request.model, request.model_version)
         assert isinstance(model, ImageClassifier)  # by the table of families
-        found = await model.inspect(request.image, request=_asked(request.attention), deadline=deadline_of(context))
+        image = await image_of(self._host, request.image, request.image_id)
+        found = await model.inspect(image, request=_asked(request.attention), deadline=deadline_of(context))
         return await build(
             _num_parts(found.maps),
             lambda: pb.InspectImageResponse(

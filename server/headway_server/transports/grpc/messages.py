@@ -12,12 +12,17 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
 from headway.v1 import common_pb2
+from headway_server.bundles import Task
 from headway_server.preprocessing.pool import text_pool
 from headway_server.serving.answers import CallTimings
 from headway_server.serving.families import ServedModel
 from headway_server.tasks.outputs import ScoredLabel
 
 Response = TypeVar("Response")
+
+EMBED_TEXTS: Final = (Task.TEXT_EMBEDDING, Task.TEXT_CLASSIFICATION, Task.TOKEN_CLASSIFICATION)
+EMBED_IMAGES: Final = (Task.IMAGE_EMBEDDING, Task.IMAGE_CLASSIFICATION)
+"""What models that give vectors were made for, the preferred ones first."""
 
 _MAX_PARTS_ON_LOOP: Final = 1_000
 

@@ -21,10 +21,14 @@ from headway.v1 import (
     generation_service_pb2_grpc,
     image_classification_service_pb2,
     image_classification_service_pb2_grpc,
+    image_service_pb2,
+    image_service_pb2_grpc,
     inspection_service_pb2,
     inspection_service_pb2_grpc,
     model_service_pb2,
     model_service_pb2_grpc,
+    ranking_service_pb2,
+    ranking_service_pb2_grpc,
     text_classification_service_pb2,
     text_classification_service_pb2_grpc,
     text_to_text_service_pb2,
@@ -46,9 +50,11 @@ from headway_server.transports.grpc.doors import Doors, format_address
 from headway_server.transports.grpc.generation import GenerationService
 from headway_server.transports.grpc.health import Health
 from headway_server.transports.grpc.image_classification import ImageClassificationService
+from headway_server.transports.grpc.images import ImageService
 from headway_server.transports.grpc.inspection import InspectionService
 from headway_server.transports.grpc.interceptor import CallInterceptor, Handler, Procedure
 from headway_server.transports.grpc.models import ADMIN_METHODS, ModelService
+from headway_server.transports.grpc.ranking import RankingService
 from headway_server.transports.grpc.text_classification import TextClassificationService
 from headway_server.transports.grpc.text_to_text import TextToTextService
 from headway_server.transports.grpc.translation import TranslationService
@@ -121,6 +127,20 @@ _SERVICES = (
         tasks=frozenset({Task.IMAGE_CLASSIFICATION, Task.IMAGE_EMBEDDING}),
         servicer=ImageClassificationService,
         add=image_classification_service_pb2_grpc.add_ImageClassificationServiceServicer_to_server,
+        reads_texts=False,
+    ),
+    _Service(
+        descriptor=image_service_pb2.DESCRIPTOR.services_by_name["ImageService"],
+        tasks=frozenset({Task.IMAGE_CLASSIFICATION, Task.IMAGE_EMBEDDING}),
+        servicer=ImageService,
+        add=image_service_pb2_grpc.add_ImageServiceServicer_to_server,
+        reads_texts=False,
+    ),
+    _Service(
+        descriptor=ranking_service_pb2.DESCRIPTOR.services_by_name["RankingService"],
+        tasks=frozenset({Task.IMAGE_EMBEDDING, Task.TEXT_EMBEDDING}),
+        servicer=RankingService,
+        add=ranking_service_pb2_grpc.add_RankingServiceServicer_to_server,
         reads_texts=False,
     ),
     _Service(

@@ -24,6 +24,7 @@ from headway_server.errors import (
     DeadlineError,
     DrainingError,
     ForbiddenError,
+    ImageNotFoundError,
     InvalidInputError,
     ModelNotFoundError,
     ModelRunError,
@@ -43,6 +44,7 @@ INTERNAL_REASON: Final = "INTERNAL"
 STATUS: Final[dict[type[RequestError], tuple[grpc.StatusCode, str]]] = {
     InvalidInputError: (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_INPUT"),
     ModelNotFoundError: (grpc.StatusCode.NOT_FOUND, "MODEL_NOT_FOUND"),
+    ImageNotFoundError: (grpc.StatusCode.NOT_FOUND, "IMAGE_NOT_FOUND"),
     BundleRejectedError: (grpc.StatusCode.FAILED_PRECONDITION, "BUNDLE_REJECTED"),
     StoreUnavailableError: (grpc.StatusCode.FAILED_PRECONDITION, "STORE_UNAVAILABLE"),
     WrongTaskError: (grpc.StatusCode.FAILED_PRECONDITION, "WRONG_TASK"),

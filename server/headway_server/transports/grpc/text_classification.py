@@ -17,9 +17,14 @@ from headway_server.tasks.text.entailment import GivenLabels
 from headway_server.tasks.text.model import EmbeddedText, TextInputs, TextModel
 from headway_server.tasks.text.scorer import ScoredText, TextScorer
 from headway_server.tasks.tokens.classifier import TaggedText, TokenClassifier
-from headway_server.transports.grpc.messages import build, deadline_of, label_scores, model_reference, timings_of_call
-
-_EMBED_TEXTS = (Task.TEXT_EMBEDDING, Task.TEXT_CLASSIFICATION, Task.TOKEN_CLASSIFICATION)
+from headway_server.transports.grpc.messages import (
+    EMBED_TEXTS,
+    build,
+    deadline_of,
+    label_scores,
+    model_reference,
+    timings_of_call,
+)
 
 
 class TextClassificationService(pb_grpc.TextClassificationServiceServicer):
@@ -75,7 +80,7 @@ class TextClassificationService(pb_grpc.TextClassificationServiceServicer):
     ) -> pb.EmbedTextResponse:
         """Turns every text into a vector."""
         arrived = time.monotonic()
-        model = self._host.find_embedder(_EMBED_TEXTS, "texts", request.model, request.model_version)
+        model = self._host.find_embedder(EMBED_TEXTS, "texts", request.model, request.model_version)
         assert isinstance(model, TextModel)  # by the table of families
         answer = await model.embed(
             _inputs(request),

@@ -44,25 +44,24 @@ async def test_a_set_that_comes_again_is_not_computed_again() -> None:
     first = await of(kept, embedder, ["a", "bc"])
     again = await of(kept, embedder, ["a", "bc"])
     assert again is first
-    assert (embedder.num_texts, kept.num_hits, kept.num_misses) == (2, 1, 1)
+    assert (embedder.num_texts, *kept.usage()) == (2, "label_vectors", 16, 1, 1)
     for other in (["ab", "c"], ["bc", "a"], ["a"]):
         await of(kept, embedder, other)
     await of(kept, embedder, ["a", "bc"], ["{}!"])
-    assert (kept.num_hits, kept.num_misses) == (1, 5), "other words, another order, other templates are other sets"
+    assert kept.usage()[2:] == (1, 5), "other words, another order, other templates are other sets"
 
 
 async def test_the_set_used_longest_ago_is_forgotten_past_the_bound() -> None:
     kept, embedder = LabelVectors(max_bytes=2 * 8), Embedder()  # two vectors of two numbers
     for label in ("a", "bb", "a", "ccc"):
         await of(kept, embedder, [label])
-    assert kept.num_bytes == 16
-    assert kept.num_hits == 1
+    assert kept.usage()[1:3] == (16, 1)
     await of(kept, embedder, ["a"])
-    assert kept.num_hits == 2
+    assert kept.usage().num_hits == 2
     await of(kept, embedder, ["bb"])
-    assert kept.num_misses == 4
+    assert kept.usage().num_misses == 4
     await of(kept, embedder, ["a", "bb", "ccc"])
-    assert kept.num_bytes == 16, "a set that is past the bound by itself is not kept"
+    assert kept.usage().num_bytes == 16, "a set that is past the bound by itself is not kept"
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,7 @@ def served(
         store, name="scorer", task=Task.TEXT_SCORING, num_labels=1, scoring=scoring, text_pairs="optional"
     )
     tiny_tagger.write_tagger_bundle(store)
-    settings = ServerSettings(store=store, port=0)
+    settings = ServerSettings(store=store, port=0, max_image_outputs_mib=0)  # every call is computed and counted
 
     def make_host(observer: Observer) -> ModelHost:
         template = make_chat_template(tmp_path_factory.mktemp("template"), TEMPLATE)

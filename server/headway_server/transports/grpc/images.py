@@ -1,0 +1,96 @@
+"""ImageService, and the images of requests: those that come with a call, and those that were prepared."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+
+from headway.v1 import image_service_pb2 as pb
+from headway.v1 import image_service_pb2_grpc as pb_grpc
+from headway_server.batching.settings import MAX_IMAGES
+from headway_server.errors import InvalidInputError, WrongTaskError
+from headway_server.serving.answers import NO_TIMINGS
+from headway_server.serving.host import ModelHost
+from headway_server.serving.images import SentImage, name_images
+from headway_server.serving.limits import check_count
+from headway_server.tasks.images.classifier import ImageClassifier
+from headway_server.transports.grpc.messages import deadline_of, model_reference, timings_of_call
+
+
+class ImageService(pb_grpc.ImageServiceServicer):
+    """Keeps images for calls that name them by id."""
+
+    def __init__(self, host: ModelHost) -> None:
+        self._host = host
+
+    async def PrepareImage(  # noqa: N802 (the method's name in the protocol)
+        self, request: pb.PrepareImageRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.PrepareImageResponse:
+        """Keeps images, and has a model read them if one is named."""
+        arrived = time.monotonic()
+        check_count("images", len(request.images), MAX_IMAGES)
+        model = self._find(request.model, request.model_version)
+        images = await name_images(list(request.images))
+        await self._host.images.check(images)
+        timings = NO_TIMINGS
+        if model is not None:
+            timings = (await model.prepare(images, deadline=deadline_of(context))).timings
+        return pb.PrepareImageResponse(
+            results=[pb.PreparedImage(image_id=image_id) for image_id in self._host.images.keep(images)],
+            model=None if model is None else model_reference(model),
+            timings=timings_of_call(timings, arrived),
+        )
+
+    def _find(self, name: str, version: str) -> ImageClassifier | None:
+        """Returns the model that is named, or None.
+
+        Raises:
+            RequestError: It is not there, or reads no images.
+        """
+        if not name:
+            if version:
+                raise InvalidInputError("model_version", "is set without model; name the model too")
+            return None
+        model = self._host.find_named(name, version)
+        if not isinstance(model, ImageClassifier):
+            raise WrongTaskError(f"model {name} is for {model.bundle.manifest.task} and reads no images; name another")
+        return model
+
+
+def images_of(
+    host: ModelHost, images: Sequence[bytes], image_ids: Sequence[str], max_ids: int = MAX_IMAGES
+) -> list[bytes] | list[SentImage]:
+    """Returns the images of a request, which brings them or names prepared ones.
+
+    Raises:
+        InvalidInputError: It does both, or they are too few or too many.
+        ImageNotFoundError: One that it names is not there.
+    """
+    if not image_ids:
+        check_count("images", len(images), MAX_IMAGES)
+        return list(images)
+    if images:
+        raise InvalidInputError("image_ids", "is set beside images; give one of them")
+    check_count("image_ids", len(image_ids), max_ids)
+    return host.images.find(image_ids)
+
+
+async def image_of(host: ModelHost, image: bytes, image_id: str, prefix: str = "") -> SentImage:
+    """Returns the one image of a request; errors as `images_of`.
+
+    Args:
+        host: Knows those that were prepared.
+        image: The image; empty where it was prepared.
+        image_id: Its id; empty where it comes with the request.
+        prefix: What the names of both fields begin with.
+    """
+    if image_id and image:
+        raise InvalidInputError(f"{prefix}image_id", f"is set beside {prefix}image; give one of them")
+    if image_id:
+        [found] = host.images.find([image_id], f"{prefix}image_id")
+        return found
+    [named] = await name_images([image], f"{prefix}image")
+    return named

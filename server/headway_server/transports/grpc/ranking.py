@@ -1,0 +1,133 @@
+"""RankingService."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, Final, TypeVar
+
+import grpc
+import numpy as np
+from numpy.typing import NDArray
+
+from headway.v1 import ranking_service_pb2 as pb
+from headway.v1 import ranking_service_pb2_grpc as pb_grpc
+from headway_server.bundles import Task
+from headway_server.errors import InvalidInputError
+from headway_server.serving.answers import CallTimings
+from headway_server.serving.families import ServedModel
+from headway_server.serving.host import ModelHost
+from headway_server.tasks.images.classifier import ImageClassifier
+from headway_server.tasks.ranking import MAX_RANKED_IMAGES, Ranked, embed_images, embed_text, rank
+from headway_server.tasks.text.model import TextModel
+from headway_server.transports.grpc.images import image_of, images_of
+from headway_server.transports.grpc.messages import (
+    EMBED_IMAGES,
+    EMBED_TEXTS,
+    build,
+    deadline_of,
+    model_reference,
+    timings_of_call,
+)
+
+_TEXT: Final = "query_text"
+Message = TypeVar("Message", pb.RankedImage, pb.RankedText)
+
+
+class RankingService(pb_grpc.RankingServiceServicer):
+    """Ranks with the host's models."""
+
+    def __init__(self, host: ModelHost) -> None:
+        self._host = host
+
+    async def RankImages(  # noqa: N802 (the method's name in the protocol)
+        self, request: pb.RankImagesRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.RankImagesResponse:
+        """Ranks images."""
+        arrived, deadline = time.monotonic(), deadline_of(context)
+        images: ServedModel
+        if _kind_of_query(request) == _TEXT:
+            images, texts = self._host.find_in_space(
+                request.model, request.model_version, ability="rank images by a text"
+            )
+        else:
+            images = texts = self._host.find_embedder(EMBED_IMAGES, "images", request.model, request.model_version)
+        assert isinstance(images, ImageClassifier)  # by the table of families
+        candidates = images_of(self._host, request.images, request.image_ids, MAX_RANKED_IMAGES)
+        query, query_timings = await self._query(request, texts, deadline, prompt_name="", truncate=False)
+        vectors, timings = await embed_images(images, candidates, deadline=deadline)
+        ranked = rank(query, vectors, request.top_k)
+        return await build(
+            len(ranked),
+            lambda: pb.RankImagesResponse(
+                results=_messages(pb.RankedImage, ranked),
+                model=model_reference(images),
+                timings=timings_of_call(query_timings + timings, arrived),
+            ),
+        )
+
+    async def RankTexts(  # noqa: N802 (the method's name in the protocol)
+        self, request: pb.RankTextsRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.RankTextsResponse:
+        """Ranks texts."""
+        arrived, deadline = time.monotonic(), deadline_of(context)
+        texts: ServedModel
+        if _kind_of_query(request) == _TEXT:
+            texts = of_query = self._host.find_embedder(EMBED_TEXTS, "texts", request.model, request.model_version)
+        else:
+            texts, of_query = self._host.find_in_space(
+                request.model, request.model_version, ability="rank texts by an image", task=Task.TEXT_EMBEDDING
+            )
+        assert isinstance(texts, TextModel)  # by the table of families
+        query, timings = await self._query(
+            request, of_query, deadline, prompt_name=request.query_prompt_name, truncate=request.truncate
+        )
+        vectors = await texts.embed_set(
+            list(request.texts), prompt_name=request.prompt_name, truncate=request.truncate, deadline=deadline
+        )
+        ranked = rank(query, vectors, request.top_k)
+        return await build(
+            len(ranked),
+            lambda: pb.RankTextsResponse(
+                results=_messages(pb.RankedText, ranked),
+                model=model_reference(texts),
+                timings=timings_of_call(timings, arrived),
+            ),
+        )
+
+    async def _query(
+        self,
+        request: pb.RankImagesRequest | pb.RankTextsRequest,
+        model: ServedModel,
+        deadline: float | None,
+        *,
+        prompt_name: str,
+        truncate: bool,
+    ) -> tuple[NDArray[np.float32], CallTimings]:
+        """Returns the vector of a request's query, (D,) of length one."""
+        if isinstance(model, TextModel):
+            return await embed_text(
+                model, request.query_text, prompt_name=prompt_name, truncate=truncate, deadline=deadline
+            )
+        assert isinstance(model, ImageClassifier)  # by the table of families
+        if prompt_name:
+            raise InvalidInputError("query_prompt_name", "is set for a query that is an image; leave it out")
+        image = await image_of(self._host, request.query_image, request.query_image_id, "query_")
+        vectors, timings = await embed_images(model, [image], deadline=deadline)
+        return vectors[0], timings
+
+
+def _kind_of_query(request: pb.RankImagesRequest | pb.RankTextsRequest) -> str:
+    """Returns the field that holds the query.
+
+    Raises:
+        InvalidInputError: None does.
+    """
+    kind: str | None = request.WhichOneof("query")
+    if kind is None:
+        raise InvalidInputError(_TEXT, "is not set; give it, or query_image or query_image_id")
+    return kind
+
+
+def _messages(kind: Callable[..., Message], ranked: Iterable[Ranked]) -> list[Message]:
+    return [kind(index=one.index, similarity=one.similarity) for one in ranked]
