@@ -250,6 +250,9 @@ def test_modules_that_are_not_supported_are_named(tmp_path):
     assert "has Router; a folder is exported that has Transformer and Pooling" in refusal(folder)
     (folder / "modules.json").write_text(json.dumps(modules[1:]))
     assert "has Pooling, Normalize; a folder" in refusal(folder)
+    for elsewhere in ("../other", "/tmp"):
+        (folder / "modules.json").write_text(json.dumps([{**modules[0], "path": elsewhere}, *modules[1:]]))
+        assert "lies outside of the folder" in refusal(folder)
     (folder / "modules.json").write_text("[1]")
     assert "modules.json: cannot be read as a list of modules" in refusal(folder)
     (folder / "modules.json").write_text(json.dumps(modules))
