@@ -175,7 +175,7 @@ def test_a_model_of_many_languages_is_told_which(page: Page, tmp_path: Path) -> 
         assert source.locator("option").all_inner_texts() == ["English (Latin)", "French (Latin)", "German (Latin)"]
         assert (source.input_value(), target.input_value()) == ("eng-Latn", "deu-Latn")
         source.select_option("fra-Latn")
-        page.get_by_label("Text").fill("the rain")
+        page.get_by_label("Text", exact=True).fill("the rain")
         page.get_by_label("Beams").fill("1")
         page.get_by_label("Translations", exact=True).fill("1")
         assert "problem" not in answer(page)
