@@ -39,8 +39,10 @@ def running(*arguments: str, store: Path = MODELS) -> Iterator[tuple[subprocess.
         assert process.stdout is not None
         found = re.search(r"http=(\S+)", process.stdout.readline())
         assert found is not None, "the server says where its page is"
-        yield process, f"http://{found[1]}/"
-        process.send_signal(signal.SIGTERM)
+        try:
+            yield process, f"http://{found[1]}/"
+        finally:
+            process.send_signal(signal.SIGTERM)
 
 
 @pytest.fixture(scope="module")
@@ -243,6 +245,8 @@ def test_every_panel_is_accessible_and_fits(browser: Browser, address: str, widt
     page = context.new_page()
     for panel in PANELS:
         open_panel(page, address, panel)
+        expect(page.locator("nav a[aria-current]")).to_be_in_viewport(ratio=0.99)
+        assert page.evaluate("document.querySelector('header button').getBoundingClientRect().right") <= width - 16
         if panel in ("translate", "classify", "tag", "compare", "generate"):
             answer(page)
         found = axe.Axe().run(page)
