@@ -260,7 +260,7 @@ class ModelFolder:
                 raise SourceError(
                     f"{self.path}: {len(names)} weights of {type(model).__name__} are "
                     f"{'not there' if what == 'missing_keys' else 'of another shape'} ({first} is the first); "
-                    f"these are not the weights of a model for {self.task}"
+                    f"these are not the weights of a model for {self.task}; fetch the folder again, or give another --task"
                 )
         return cast("nn.Module", model.eval())
 
@@ -465,8 +465,9 @@ def check_is_dense(path: Path, config: Any) -> None:
 
 
 def first_line(error: BaseException) -> str:
-    """Returns the first line of what an error says, or its name."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    """Returns the first line of what an error says, with the next if that is only its heading, or the error's name."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
 
 
 def as_ids(value: int | Sequence[int] | None) -> list[int]:
