@@ -260,7 +260,8 @@ class ModelFolder:
                 raise SourceError(
                     f"{self.path}: {len(names)} weights of {type(model).__name__} are "
                     f"{'not there' if what == 'missing_keys' else 'of another shape'} ({first} is the first); "
-                    f"these are not the weights of a model for {self.task}; fetch the folder again, or give another --task"
+                    f"these are not the weights of a model for {self.task}; fetch the folder again, or give another "
+                    "--task"
                 )
         return cast("nn.Module", model.eval())
 
