@@ -15,7 +15,7 @@ from stand_in_hub import TOKEN, Repository, StandInHub, using
 from typer.testing import CliRunner
 
 from headway_export.cli import app
-from headway_export.huggingface import FolderOptions, from_hub, parse_id
+from headway_export.huggingface import FolderOptions, parse_id, sources_from_hub
 from headway_server.bundles import open_bundle
 
 ID = "tiny-org/Tiny-Llama"
@@ -88,7 +88,7 @@ def read(hub, tmp_path, monkeypatch):
     def call(revision=None, model_id=ID, options=None, **settings):
         said = []
         with using(hub.address, tmp_path / "cache", monkeypatch, **settings):
-            source, notes = from_hub(model_id, revision, options or FolderOptions(), said.append)
+            (source,), notes = sources_from_hub(model_id, revision, options or FolderOptions(), said.append)
         return source, notes, said
 
     return call

@@ -8,6 +8,7 @@ import tiny_huggingface as tiny
 import tiny_vision
 import torch
 import transformers
+from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from headway_export.cli import app
@@ -249,6 +250,9 @@ def test_modules_that_are_not_supported_are_named(tmp_path):
     assert "has Router; a folder is exported that has Transformer and Pooling" in refusal(folder)
     (folder / "modules.json").write_text(json.dumps(modules[1:]))
     assert "has Pooling, Normalize; a folder" in refusal(folder)
+    for elsewhere in ("../other", "/tmp"):
+        (folder / "modules.json").write_text(json.dumps([{**modules[0], "path": elsewhere}, *modules[1:]]))
+        assert "lies outside of the folder" in refusal(folder)
     (folder / "modules.json").write_text("[1]")
     assert "modules.json: cannot be read as a list of modules" in refusal(folder)
     (folder / "modules.json").write_text(json.dumps(modules))
@@ -258,6 +262,16 @@ def test_modules_that_are_not_supported_are_named(tmp_path):
     assert "pooling splendid is none of" in refusal(folder)
     (folder / "1_Pooling" / "config.json").unlink()
     assert "says how token vectors become one; fetch the folder again" in refusal(folder)
+
+
+def test_a_pickled_module_needs_the_flag_too(tmp_path):
+    folder = tiny_embedders.write_sentence_transformer(tmp_path / "model", "bert", width=8)
+    weights = load_file(folder / "2_Dense" / "model.safetensors")
+    torch.save(weights, folder / "2_Dense" / "pytorch_model.bin")
+    (folder / "2_Dense" / "model.safetensors").unlink()
+    assert "2_Dense: its weights are pickled (pytorch_model.bin)" in refusal(folder)
+    source, _ = from_folder(folder, FolderOptions(allow_pickle=True))
+    torch.testing.assert_close(source.module.head[0].linear.weight, weights["linear.weight"])
 
 
 def test_text_in_small_letters_is_read_as_the_folder_asks(tmp_path):

@@ -203,6 +203,7 @@ def _entry(name: str, data: bytes) -> dict[str, object]:
 def using(hub_address: str, cache: Path, monkeypatch, *, token: str | None = None, offline: bool = False):
     """Has `huggingface_hub`, which reads its environment when it is imported, use a hub and a cache."""
     constants = huggingface_hub.constants
+    huggingface_hub.close_session()  # of connections that a hub which is gone might still answer
     with monkeypatch.context() as patch:
         patch.setattr(constants, "ENDPOINT", hub_address)
         patch.setattr(

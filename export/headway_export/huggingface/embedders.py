@@ -162,6 +162,10 @@ def read_layout(path: Path) -> Layout | None:
         modules = [(str(entry["type"]).rsplit(".", 1)[-1], path / str(entry["path"])) for entry in entries]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise SourceError(f"{path / MODULES_FILE}: cannot be read as a list of modules ({error!r})") from error
+    if outside := [
+        folder for _, folder in modules if not folder.is_relative_to(path) or ".." in folder.relative_to(path).parts
+    ]:
+        raise SourceError(f"{path / MODULES_FILE}: names {outside[0]}, which lies outside of the folder")
     kinds = [kind for kind, _ in modules]
     if "Pooling" not in kinds and kinds[:1] == ["Transformer"]:
         return None

@@ -145,12 +145,13 @@ class ModelFolder:
             configuration={"model_type": self.config.model_type, "transformers": transformers.__version__},
         )
 
-    def source(self, model: nn.Module, module: nn.Module, **values: Any) -> ExportSource:
+    def source(self, model: nn.Module, module: nn.Module, *, part: str = "", **values: Any) -> ExportSource:
         """Describes what is exported, by what every folder states and by `values` of its kind.
 
         Args:
             model: The library's, for its name and geometry.
             module: What is traced.
+            part: What it is of the model, for the description.
             values: Further fields of `ExportSource`.
         """
         return ExportSource(
@@ -159,7 +160,8 @@ class ModelFolder:
             module=module,
             description=(
                 f"{type(model).__name__}, exported from "
-                + ("a folder of transformers." if self.origin is None else f"{self.origin.id} of the hub.")
+                + ("a folder of transformers" if self.origin is None else f"{self.origin.id} of the hub")
+                + f"{part}."
             ),
             license=self.license(),
             origin=self.origin,
@@ -258,7 +260,8 @@ class ModelFolder:
                 raise SourceError(
                     f"{self.path}: {len(names)} weights of {type(model).__name__} are "
                     f"{'not there' if what == 'missing_keys' else 'of another shape'} ({first} is the first); "
-                    f"these are not the weights of a model for {self.task}"
+                    f"these are not the weights of a model for {self.task}; fetch the folder again, or give another "
+                    "--task"
                 )
         return cast("nn.Module", model.eval())
 
@@ -463,8 +466,9 @@ def check_is_dense(path: Path, config: Any) -> None:
 
 
 def first_line(error: BaseException) -> str:
-    """Returns the first line of what an error says, or its name."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    """Returns the first line of what an error says, with the next if that is only its heading, or the error's name."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
 
 
 def as_ids(value: int | Sequence[int] | None) -> list[int]:

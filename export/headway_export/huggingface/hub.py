@@ -24,7 +24,7 @@ from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progr
 
 from headway_export.errors import SourceError
 from headway_export.huggingface.embedders import MODULES_FILE
-from headway_export.huggingface.folder import CONFIG_FILE, DOCUMENTS, bytes_text, first_line, weight_files
+from headway_export.huggingface.folder import CONFIG_FILE, DOCUMENTS, bytes_text, check_memory, first_line, weight_files
 from headway_server.bundles import Origin
 
 _ID: Final = re.compile(r"([\w][\w.-]*/[\w][\w.-]*)(?:@([^@\s]+))?", re.ASCII)
@@ -94,7 +94,7 @@ class HubModel:
         self._fetch(self._descriptions())
 
     def fetch_weights(self, folder: Path, *, allow_pickle: bool, tell: Callable[[str], None]) -> None:
-        """Fetches the weights, and says before how many bytes that are.
+        """Fetches the weights that the cache does not have, and says before how many bytes that are.
 
         Args:
             folder: Where the model lies: `path`, or a folder below it.
@@ -102,7 +102,8 @@ class HubModel:
             tell: Called with a sentence for the user.
 
         Raises:
-            SourceError: There are none, they are pickled and that is not allowed, or they cannot be fetched.
+            SourceError: There are none, they are pickled and that is not allowed, they are too large for this machine
+                by what the hub says of them, or they cannot be fetched.
         """
         names = self._weights(folder, allow_pickle=allow_pickle)
         missing = [name for name in names if not (self.path / name).exists()]
@@ -111,6 +112,8 @@ class HubModel:
         if not missing:
             tell(f"{where}: is in the cache")
             return
+        if (count := self._parameter_count()) is not None:
+            check_memory(self.origin.id, count)
         free = shutil.disk_usage(self.path).free
         if num_bytes > free:
             raise SourceError(
@@ -122,12 +125,8 @@ class HubModel:
         tell(f"{where}: fetching {bytes_text(num_bytes)} of weights in {len(missing)} files{of_them}")
         self._fetch(missing)
 
-    def parameter_count(self) -> int | None:
-        """Returns the number of weights that the hub states; None: it states none, or is not to be asked (offline).
-
-        Raises:
-            SourceError: The hub cannot be asked.
-        """
+    def _parameter_count(self) -> int | None:
+        """Returns the number of weights that the hub states; None: it states none, or is not to be asked."""
         if constants.is_offline_mode():
             return None
         with _translated(self.origin.id, self.origin.commit):

@@ -21,7 +21,6 @@ from headway_export.huggingface.folder import (
     FolderOptions,
     ModelFolder,
     check_is_dense,
-    check_memory,
     check_weights,
     parse_configuration,
     read_configuration,
@@ -118,8 +117,6 @@ def sources_from_hub(
     try:
         model.fetch_descriptions()
         description = _Description.read(model.path, options)
-        if (count := model.parameter_count()) is not None:
-            check_memory(model_id, count)
         model.fetch_weights(description.weights, allow_pickle=options.allow_pickle, tell=tell)
         return description.load(options, model.origin)
     except SourceError as error:

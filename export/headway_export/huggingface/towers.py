@@ -134,11 +134,7 @@ def read_towers(folder: ModelFolder) -> tuple[tuple[ExportSource, ...], tuple[st
         if asked in (None, task):
             of_tower = replace(folder, task=task, options=replace(folder.options, name=f"{folder.name()}-{side}"))
             sources.append(
-                replace(
-                    of_tower.source(model, towers[task], space=space, **parts[task]),
-                    description=f"{type(model).__name__}, exported from a folder of transformers: the tower that reads "
-                    f"{side}s.",
-                )
+                of_tower.source(model, towers[task], space=space, part=f": the tower that reads {side}s", **parts[task])
             )
     return tuple(sources), ()
 

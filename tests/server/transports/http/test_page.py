@@ -39,8 +39,10 @@ def running(*arguments: str, store: Path = MODELS) -> Iterator[tuple[subprocess.
         assert process.stdout is not None
         found = re.search(r"http=(\S+)", process.stdout.readline())
         assert found is not None, "the server says where its page is"
-        yield process, f"http://{found[1]}/"
-        process.send_signal(signal.SIGTERM)
+        try:
+            yield process, f"http://{found[1]}/"
+        finally:
+            process.send_signal(signal.SIGTERM)
 
 
 @pytest.fixture(scope="module")
@@ -175,7 +177,7 @@ def test_a_model_of_many_languages_is_told_which(page: Page, tmp_path: Path) -> 
         assert source.locator("option").all_inner_texts() == ["English (Latin)", "French (Latin)", "German (Latin)"]
         assert (source.input_value(), target.input_value()) == ("eng-Latn", "deu-Latn")
         source.select_option("fra-Latn")
-        page.get_by_label("Text").fill("the rain")
+        page.get_by_label("Text", exact=True).fill("the rain")
         page.get_by_label("Beams").fill("1")
         page.get_by_label("Translations", exact=True).fill("1")
         assert "problem" not in answer(page)
@@ -243,6 +245,8 @@ def test_every_panel_is_accessible_and_fits(browser: Browser, address: str, widt
     page = context.new_page()
     for panel in PANELS:
         open_panel(page, address, panel)
+        expect(page.locator("nav a[aria-current]")).to_be_in_viewport(ratio=0.99)
+        assert page.evaluate("document.querySelector('header button').getBoundingClientRect().right") <= width - 16
         if panel in ("translate", "classify", "tag", "compare", "generate"):
             answer(page)
         found = axe.Axe().run(page)

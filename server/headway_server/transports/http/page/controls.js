@@ -85,6 +85,7 @@ function heading(code) {
     unauthenticated: "The server wants an API key",
     permission_denied: "This key may not do that",
     not_found: "Not found",
+    failed_precondition: "This model cannot do that",
     resource_exhausted: "The server has too much to do",
     unavailable: "The server cannot be reached",
     deadline_exceeded: "It took too long",
