@@ -449,16 +449,17 @@ class _Measurement:
         partners = [model for model in models if space and model.embedding_space == space]
         if not partners:
             raise EvaluationError(f"{self._model.name} shares its space with no loaded model of texts; load that too")
-        named = {"model": partners[-1].name, "model_version": partners[-1].version}
+        partner = partners[-1]
 
         def texts(lines: Sequence[str]) -> NDArray[np.float32]:
-            def embed(part: Sequence[str]) -> NDArray[np.float32]:
-                return self._client.embed_text(part, truncate=True, **named).to_numpy()
+            def embed(part: Sequence[str]) -> list[NDArray[np.float32]]:
+                answer = self._client.embed_text(part, truncate=True, model=partner.name, model_version=partner.version)
+                return list(answer.to_numpy())
 
             return np.stack(self._ask(lines, embed, "reading texts"))
 
-        def embed_images(part: Sequence[bytes]) -> NDArray[np.float32]:
-            return self._client.embed_image(part, **self._named).to_numpy()
+        def embed_images(part: Sequence[bytes]) -> list[NDArray[np.float32]]:
+            return list(self._client.embed_image(part, **self._options).to_numpy())
 
         def images(kind: str) -> NDArray[np.float32]:
             encoded = [_encode_png(image) for image in getattr(examples, kind).images]

@@ -5,6 +5,7 @@ D is the width of the vectors.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -69,5 +70,6 @@ async def embed_images(
     for start in range(0, len(images), MAX_IMAGES):
         answer = await model.embed(images[start : start + MAX_IMAGES], normalize=True, deadline=deadline)
         vectors += [result.values for result in answer.results]
+        await asyncio.sleep(0)  # of kept vectors alone nothing waits, and others want their turn
         timings += answer.timings
     return np.stack(vectors), timings

@@ -147,11 +147,12 @@ class ContrastiveTask(Task):
         """Recall in percent, by `measure_recalls`."""
         assert isinstance(model, CLIP)
         measured = self._measured[part]
-        return measure_recalls(
+        recalls = measure_recalls(
             getattr(self._splits, part),
             images=lambda kind: embed_images(model, measured[kind]),
             texts=lambda texts: self._embed_texts(model, self._encode(texts)),
         )
+        return {**recalls}
 
     def measure_baseline(self) -> Baseline:
         """A guess: one photograph in so many is among the first ten."""

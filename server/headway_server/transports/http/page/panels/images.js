@@ -1,5 +1,5 @@
 import { call, CallError } from "../api.js";
-import { bars, caller, chosen, field, modelChoice, timings } from "../controls.js";
+import { bars, caller, chosen, field, modelChoice, textArea, timings } from "../controls.js";
 import { element, show } from "../dom.js";
 import { base64 } from "../images.js";
 
@@ -28,11 +28,12 @@ export const images = {
   title: "Classify images",
   tab: "Images",
   lead: "Drop, paste or choose pictures; the model names what they show.",
-  tasks: ["TASK_IMAGE_CLASSIFICATION"],
+  tasks: ["TASK_IMAGE_CLASSIFICATION", "TASK_IMAGE_EMBEDDING"],
   open(place, served) {
     let files = [];
     let urls = []; // of the files, in the same order
     const model = modelChoice(served);
+    const own = textArea("", 2, { placeholder: "a dog, a horse, the sea" });
     const input = element("input", { type: "file", accept: "image/*", multiple: true });
     const thumbnails = element("ul", { class: "thumbnails", "aria-label": "Pictures" });
 
@@ -73,12 +74,20 @@ export const images = {
       thumbnails,
     );
     const form = caller({
-      fields: [field("Model", model), drop],
+      fields: [
+        field("Model", model),
+        field("Labels of your own", own, "With commas between; for a model whose vectors share a space with those of texts."),
+        drop,
+      ],
       label: "Classify",
       async prepare() {
         if (!files.length) throw new CallError("invalid_argument", "Choose a picture first.");
-        const { name, labels = [] } = chosen(model, served);
+        const { name, labels: known = [] } = chosen(model, served);
+        const candidateLabels = own.value.split(",").map((label) => label.trim()).filter(Boolean);
+        const labels = candidateLabels.length ? candidateLabels : known;
+        if (!labels.length) throw new CallError("invalid_argument", "This model has no labels of its own: write some.");
         const request = { model: name, images: await Promise.all(files.map(base64)), topK: Math.min(MOST_LABELS, labels.length) };
+        if (candidateLabels.length) request.candidateLabels = candidateLabels;
         return { service: "ImageClassificationService", method: "ClassifyImage", request };
       },
       async run(prepared, signal, output) {
