@@ -15,7 +15,6 @@ from rich.console import Console
 from rich.table import Table
 from typer.core import TyperGroup
 
-from headway_export.agreement import is_measured
 from headway_export.errors import ExportError, SourceError
 from headway_export.exporter import DEFAULT_PRECISIONS, ExportOptions, export
 from headway_export.source import ExportSource, from_factory, open_tokenizer, sources_from_checkpoint
@@ -264,9 +263,10 @@ def hf(
         )
         _export(source, options)
         if precision is None and evaluation is None:
-            note = "fp32 alone: int8 is judged on evaluation data, which --evaluation FILE gives"
-            if is_measured(source.task):
-                note += ", or else by fp32's answers, which --precision fp32 --precision int8 asks for"
+            note = (
+                "fp32 alone: int8 is judged on evaluation data, which --evaluation FILE gives, or else by fp32's "
+                "answers, which --precision fp32 --precision int8 asks for"
+            )
             notes += (note,)
         for note in notes:
             Console().print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)

@@ -309,9 +309,9 @@ class QuantizeBlocks(InPlacePass):
         self._weights: dict[tuple[str | None, bool], Sequence[ir.Value]] = {}
 
     def call(self, model: ir.Model) -> PassResult:
-        """Rewrites the matrix products of a decoder, in place."""
-        (logits,) = (value for value in model.graph.outputs if value.name == "logits")
-        assert logits.shape is not None, "the tracer has declared the output"
+        """Rewrites the matrix products of a decoder, or of the graph of its attention weights, in place."""
+        shapes = {value.name: value.shape for value in model.graph.outputs}
+        logits = shapes.get("logits")
         modified = False
         for node in list(model.graph):
             product = _weight_product(node)
@@ -319,7 +319,7 @@ class QuantizeBlocks(InPlacePass):
             if product is None or matrix is None:
                 continue
             columns = matrix if product.transposed else matrix.T  # (N, K)
-            if len(columns) == logits.shape[-1]:
+            if logits is not None and len(columns) == logits[-1]:  # the output projection
                 continue
             weight = self._quantize_weight(node, product, columns)
             attributes = {"K": columns.shape[1], "N": len(columns), "bits": self.BITS, "block_size": self.BLOCK_SIZE}

@@ -140,7 +140,7 @@ def int4_bundle(request, tiny_checkpoints, llama_checkpoint, tmp_path_factory):
     """A decoder in fp32, int8 and int4, proved on its evaluation data."""
     checkpoint = llama_checkpoint if request.param == "llama" else tiny_checkpoints["generation"]
     precisions = (Precision.FP32, Precision.INT8, Precision.INT4)
-    options = ExportOptions(store=tmp_path_factory.mktemp("int4"), precisions=precisions)
+    options = ExportOptions(store=tmp_path_factory.mktemp("int4"), precisions=precisions, attention=True)
     return export(from_checkpoint(checkpoint), options)
 
 
