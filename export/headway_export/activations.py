@@ -27,7 +27,7 @@ from headway_export.rewriting import scaled_products
 from headway_export.source import ExportSource
 from headway_export.tracing import TracedGraph, TracedModel
 from headway_server.batching import Tensors
-from headway_server.bundles import Task
+from headway_server.bundles import ENCODER_DECODER_TASKS, Task
 from headway_server.bundles.chain import VERIFIES
 from headway_server.bundles.manifest import NUM_LIKELIEST
 from headway_server.tasks.text.model import text_tensors
@@ -48,17 +48,16 @@ def row_maxima(source: ExportSource, traced: TracedModel, sample: agreement.Samp
         SourceError: The model reads one token a step.
     """
     recorders = {graph.role: _Recorder(graph) for graph in traced.graphs}
-    if source.task is Task.TRANSLATION:
+    if source.task in ENCODER_DECODER_TASKS:
         decoder = recorders["decoder"]
         if any(state.update == "replace" for state in traced.state):
             raise SourceError("int8-static: a recurrent decoder has a scale a row alone; leave this precision out")
-        for text, translation in islice(pairs_of(source), NUM_RANGE_TEXTS):
+        for text, translation in islice(pairs_of(source, sample), NUM_RANGE_TEXTS):
             encoded = recorders["encoder"].run(_batch_of_one(text_tensors(text)))
             mask = np.ones((1, len(text)), np.int64)
             decoder.run({**decoder.step(translation), **encoded, "source_mask": mask})
     elif source.task is Task.GENERATION:
-        tokens = sample.tokens if sample is not None else windows_of(source)
-        for window in islice(tokens, NUM_RANGE_TEXTS):
+        for window in islice(windows_of(source, sample), NUM_RANGE_TEXTS):
             recorders["decoder"].run(recorders["decoder"].step(window))
     else:
         for item in islice(_items(source, sample), NUM_RANGE_TEXTS):

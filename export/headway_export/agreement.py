@@ -1,8 +1,9 @@
 """Measures how far a variant's answers are from fp32's, where nobody knows the right ones.
 
 The inputs are texts that are given, or drawn: a decoder's are what its fp32 variant writes at a temperature of 1, those
-of other models of texts are random words of its vocabulary, and images are random patches of colour. All of them go
-through the runners that serve.
+of other models of texts are random words of its vocabulary, and images are random patches of colour. What an
+encoder-decoder makes of its texts is written by fp32 at a temperature of 1. All of them go through the runners that
+serve.
 
 N inputs, T tokens, V vocabulary, C labels, E width of an embedding.
 """
@@ -16,11 +17,19 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from headway_export.candidate import Candidate, pixel_values_of, prefill, run_batch
+from headway_export.candidate import (
+    Candidate,
+    encode_sources,
+    open_sources,
+    pixel_values_of,
+    prefill,
+    run_batch,
+)
 from headway_export.errors import ParityError
 from headway_export.source import ExportSource
 from headway_server.batching import Tensors
 from headway_server.bundles import ENCODER_DECODER_TASKS, AgreementFigures, ClassificationScheme, Precision, Task
+from headway_server.decoding.runner.decoder import DecoderRunner
 from headway_server.tasks.outputs import log_softmax, sigmoid
 from headway_server.tasks.text.model import text_tensors
 from headway_training.tokenizers import encode_pairs
@@ -54,16 +63,13 @@ class Sample:
     dataset: str
     """Name of the file they come from, or `GENERATED`."""
     tokens: tuple[NDArray[np.int64], ...] = ()
-    """Texts of a decoder, (T,) each."""
+    """What a decoder reads, (T,) each."""
+    sources: tuple[NDArray[np.int64], ...] = ()
+    """What the encoder reads for each of them, (S,), if there is one."""
     items: tuple[Tensors, ...] = ()
     """Inputs of a model without state."""
     answers: tuple[NDArray[Any], ...] = ()
     """Of fp32, of each input."""
-
-
-def is_measured(task: Task) -> bool:
-    """True of tasks whose variants can be judged without evaluation data."""
-    return task not in ENCODER_DECODER_TASKS
 
 
 def draw(candidate: Candidate) -> Sample:
@@ -72,8 +78,12 @@ def draw(candidate: Candidate) -> Sample:
     dataset = source.texts_name if source.texts or source.images is not None else GENERATED
     if source.task is Task.GENERATION:
         tokens = tuple(_given_tokens(candidate) if source.texts else _written_tokens(candidate, generator))
-        answers = tuple(_distributions(candidate, tokens))
+        answers = tuple(_distributions(candidate, tokens, ()))
         return Sample(dataset=dataset, tokens=tokens, answers=answers)
+    if source.task in ENCODER_DECODER_TASKS:
+        sources, tokens = _rewritten_tokens(candidate, generator)
+        answers = tuple(_distributions(candidate, tokens, sources))
+        return Sample(dataset=dataset, tokens=tokens, sources=sources, answers=answers)
     items = tuple(_images(source, generator) if source.image_preprocessing is not None else _texts(source, generator))
     return Sample(dataset=dataset, items=items, answers=tuple(_outputs(candidate, items)))
 
@@ -85,8 +95,10 @@ def measure(candidate: Candidate, sample: Sample) -> AgreementFigures:
         ParityError: A figure is past its limit.
     """
     source = candidate.source
-    of_decoder = source.task is Task.GENERATION
-    found = _distributions(candidate, sample.tokens) if of_decoder else _outputs(candidate, sample.items)
+    of_decoder = bool(sample.tokens)
+    found = (
+        _distributions(candidate, sample.tokens, sample.sources) if of_decoder else _outputs(candidate, sample.items)
+    )
     figures = _compare(source, sample.answers, found)
     limits = limits_of(candidate.precision, figures)
     for name, value in figures.items():
@@ -120,17 +132,51 @@ def _given_tokens(candidate: Candidate) -> list[NDArray[np.int64]]:
 
 def _written_tokens(candidate: Candidate, generator: np.random.Generator) -> list[NDArray[np.int64]]:
     """Lets the model write."""
-    source, runner = candidate.source, candidate.open_decoder()
+    source = candidate.source
     length, count = _size_of_sample(candidate)
+    runner = candidate.open_decoder(count, max_length=length)
     assert source.tokenizer is not None, "a text model has its tokenizer"
     last = min(source.tokenizer.get_vocab_size(), runner.vocab_size)
     texts = [np.array([*source.prompt_prefix, token]) for token in generator.integers(0, last, count)]
     logits = np.stack([prefill(runner, slot, text) for slot, text in enumerate(texts)])  # (N, V)
+    return _continued(runner, texts, logits, length, generator)
+
+
+def _rewritten_tokens(
+    candidate: Candidate, generator: np.random.Generator
+) -> tuple[tuple[NDArray[np.int64], ...], tuple[NDArray[np.int64], ...]]:
+    """Lets an encoder-decoder read texts, and returns their tokens and those that its decoder reads as it writes."""
+    source = candidate.source
+    assert source.special_tokens is not None, "a text model has its special tokens"
+    length, count = _size_of_sample(candidate)
+    texts = list(source.texts[:count]) or _drawn_texts(source, generator, count)
+    known = [("",), ("",)] if source.languages is None else [source.languages.sources, source.languages.targets]
+    codes = [tuple(str(generator.choice(side)) for side in known) for _ in texts]
+    pairs = source.encode_sources(texts, [(first, second) for first, second in codes])
+    runner, encoder = candidate.open_decoder(len(texts), max_length=length), candidate.open_encoder()
+    open_sources(runner, encode_sources(encoder, [ids for ids, _ in pairs]))
+    starts = np.stack([start for _, start in pairs])  # (N, P)
+    for position in range(starts.shape[1]):
+        logits = runner.decode(starts[:, position], np.full(len(texts), position))
+    written = _continued(runner, list(starts), logits, length, generator)
+    ends = {source.special_tokens.eos, *source.special_tokens.more_eos}
+    lengths = [next((at for at in range(starts.shape[1], length) if text[at] in ends), length) for text in written]
+    return tuple(ids for ids, _ in pairs), tuple(text[:end] for text, end in zip(written, lengths, strict=True))
+
+
+def _continued(
+    runner: DecoderRunner,
+    texts: Sequence[NDArray[np.int64]],
+    logits: NDArray[np.float32],
+    length: int,
+    generator: np.random.Generator,
+) -> list[NDArray[np.int64]]:
+    """Writes on at texts of one length, (T,) each, after which the decoder gave `logits`, (N, V)."""
     while len(texts[0]) < length:
         tokens = (logits + generator.gumbel(size=logits.shape)).argmax(axis=-1)
         texts = [np.append(text, token) for text, token in zip(texts, tokens, strict=True)]
         logits = runner.decode(tokens, np.full(len(texts), len(texts[0]) - 1))
-    return texts
+    return list(texts)
 
 
 def _size_of_sample(candidate: Candidate) -> tuple[int, int]:
@@ -148,16 +194,19 @@ def _texts(source: ExportSource, generator: np.random.Generator) -> list[Tensors
     assert source.tokenizer is not None, "a text model has its tokenizer"
     limit = source.limits.max_input_tokens
     assert limit is not None, "the source has read the module's length"
-    if source.texts:
-        texts = list(source.texts[:_NUM_ROWS])
-    else:
-        lengths = generator.integers(4, max(5, min(64, limit)), _NUM_ROWS)
-        drawn = [generator.integers(0, source.tokenizer.get_vocab_size(), length) for length in lengths]
-        texts = [source.tokenizer.decode(ids.tolist()) or "a" for ids in drawn]
+    texts = list(source.texts[:_NUM_ROWS]) or _drawn_texts(source, generator, _NUM_ROWS)
     if source.text_pairs == "never":
         return [text_tensors(ids) for ids in source.encode(texts, limit)]
     encoded = zip(*encode_pairs(source.tokenizer, texts, texts[1:] + texts[:1], limit), strict=True)
     return [text_tensors(np.array(ids), np.array(types), has_types=source.has_token_types) for ids, types in encoded]
+
+
+def _drawn_texts(source: ExportSource, generator: np.random.Generator, count: int) -> list[str]:
+    """Returns texts of random words of the vocabulary."""
+    assert source.tokenizer is not None, "a text model has its tokenizer"
+    lengths = generator.integers(4, max(5, min(64, source.limits.max_input_tokens or 64)), count)
+    drawn = [generator.integers(0, source.tokenizer.get_vocab_size(), length) for length in lengths]
+    return [source.tokenizer.decode(ids.tolist()) or "a" for ids in drawn]
 
 
 def _images(source: ExportSource, generator: np.random.Generator) -> list[Tensors]:
@@ -177,11 +226,16 @@ def _images(source: ExportSource, generator: np.random.Generator) -> list[Tensor
 # Answers
 
 
-def _distributions(candidate: Candidate, texts: Sequence[NDArray[np.int64]]) -> Answers:
-    """Returns the log-probabilities after every token of each text, (T, V)."""
-    runner = candidate.open_decoder()
+def _distributions(
+    candidate: Candidate, texts: Sequence[NDArray[np.int64]], sources: Sequence[NDArray[np.int64]]
+) -> Answers:
+    """Returns the log-probabilities after every token of each text, (T, V), which may be of a source."""
+    runner = candidate.open_decoder(1, max_length=max(map(len, texts)))
+    encoder = candidate.open_encoder() if sources else None
     answers = []
-    for text in texts:
+    for number, text in enumerate(texts):
+        if encoder is not None:
+            open_sources(runner, encode_sources(encoder, [sources[number]]))
         chunks = range(0, len(text), runner.prefill_chunk)
         logits = [runner.score(0, text[at : at + runner.prefill_chunk], at) for at in chunks]
         answers.append(log_softmax(np.concatenate(logits)))
@@ -208,17 +262,16 @@ def _compare(source: ExportSource, expected: Sequence[NDArray[Any]], found: Sequ
         cosines = (vectors[0] * vectors[1]).sum(axis=1) / np.maximum(norms, np.finfo(np.float64).tiny)
         return {"mean_cosine": float(cosines.mean()), "least_cosine": float(cosines.min())}
     scheme = source.classification or ClassificationScheme()
-    first, second = (
-        np.concatenate([np.atleast_2d(rows) for rows in side]).astype(np.float32) / np.float32(scheme.temperature)
-        for side in (expected, found)
-    )  # (N, C or V)
-    if scheme.kind == "multi_label":
-        limits = np.asarray(scheme.thresholds, np.float32)
-        agree = (sigmoid(first) >= limits) == (sigmoid(second) >= limits)
-        return {"top_agreement": float(agree.mean())}
-    first, second = log_softmax(first), log_softmax(second)
-    divergence = (np.exp(first) * (first - second)).sum(axis=-1, dtype=np.float64)
-    return {
-        "mean_kl_divergence": float(divergence.mean()),
-        "top_agreement": float((first.argmax(axis=-1) == second.argmax(axis=-1)).mean()),
-    }
+    agree: list[NDArray[np.bool_]] = []
+    divergences: list[NDArray[np.float64]] = []
+    for pair in zip(expected, found, strict=True):  # one by one, since logits of a vocabulary take much memory
+        first, second = (np.atleast_2d(rows).astype(np.float32) / np.float32(scheme.temperature) for rows in pair)
+        if scheme.kind == "multi_label":
+            limits = np.asarray(scheme.thresholds, np.float32)
+            agree.append((sigmoid(first) >= limits) == (sigmoid(second) >= limits))  # (1, C)
+            continue
+        first, second = log_softmax(first), log_softmax(second)  # (1, C), or (T, C) or (T, V) of tokens
+        divergences.append((np.exp(first) * (first - second)).sum(axis=-1, dtype=np.float64))
+        agree.append(first.argmax(axis=-1) == second.argmax(axis=-1))
+    figures = {"mean_kl_divergence": float(np.concatenate(divergences).mean())} if divergences else {}
+    return figures | {"top_agreement": float(np.concatenate(agree).mean())}

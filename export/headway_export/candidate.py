@@ -6,7 +6,7 @@ N images, T tokens, S source tokens, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,8 +23,8 @@ from headway_server.preprocessing.image import normalize
 from headway_server.runtime import Runtime
 from headway_server.tasks.text.model import text_graph
 
-NUM_SLOTS = 32
-"""Rows that are decoded or run together."""
+NUM_ROWS = 32
+"""Of evaluation data that are decoded or run together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,9 +37,21 @@ class Candidate:
     variant: Variant
     runtime: Runtime
 
-    def open_decoder(self) -> DecoderRunner:
-        """Opens the decoder with `NUM_SLOTS` slots."""
-        return DecoderRunner(self.runtime, self.bundle, self.variant, num_slots=NUM_SLOTS)
+    def open_decoder(
+        self, num_slots: int, *, max_length: int | None = None, beside: DecoderRunner | None = None
+    ) -> DecoderRunner:
+        """Opens the decoder; its cache takes memory at once.
+
+        Args:
+            num_slots: Rows that are decoded together.
+            max_length: Positions of a slot; None: those of the bundle.
+            beside: A runner whose session this one shares.
+        """
+        bundle = self.bundle
+        if max_length is not None:
+            limits = bundle.manifest.limits.model_copy(update={"max_total_tokens": max_length})
+            bundle = replace(bundle, manifest=bundle.manifest.model_copy(update={"limits": limits}))
+        return DecoderRunner(self.runtime, bundle, self.variant, num_slots=num_slots, beside=beside)
 
     def open_encoder(self) -> EncoderRunner:
         """Opens the encoder of a translation model."""

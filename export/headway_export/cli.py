@@ -16,7 +16,6 @@ from rich.console import Console
 from rich.table import Table
 from typer.core import TyperGroup
 
-from headway_export.agreement import is_measured
 from headway_export.errors import ExportError, SourceError
 from headway_export.exporter import DEFAULT_PRECISIONS, ExportOptions, export
 from headway_export.source import (
@@ -295,9 +294,10 @@ def hf(
         for source in sources:
             _export(source, options)
         if precision is None and not is_judged:
-            note = "fp32 alone: int8 is judged on evaluation data, which --evaluation FILE gives"
-            if all(is_measured(source.task) for source in sources):
-                note += ", or else by fp32's answers, which --precision fp32 --precision int8 asks for"
+            note = (
+                "fp32 alone: int8 is judged on evaluation data, which --evaluation FILE gives, or else by fp32's "
+                "answers, which --precision fp32 --precision int8 asks for"
+            )
             notes += (note,)
         for note in notes:
             Console().print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)

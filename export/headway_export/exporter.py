@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import importlib.metadata
 import shutil
 from collections.abc import Callable, Sequence
@@ -54,9 +55,9 @@ from headway_server.bundles import (
     staging_folder,
     write_manifest,
 )
-from headway_server.runtime import Runtime
+from headway_server.runtime import Runtime, give_back_memory
 
-EXTERNAL_DATA_THRESHOLD_BYTES = 1 << 30
+EXTERNAL_DATA_THRESHOLD_BYTES = 1 << 26
 """Size of a graph's weights from which they go to a file of their own; a protocol buffer holds 2 GiB at most."""
 
 DEFAULT_PRECISIONS = (Precision.FP32, Precision.INT8, Precision.FP16)
@@ -213,16 +214,15 @@ class _Prover:
     def _quantize(self, traced: TracedModel, precision: Precision) -> TracedModel:
         """Returns a traced model in int8 or int4."""
         self._progress(f"{precision}: quantizing")
-        passes = [QuantizeProducts()] if precision is Precision.INT8 else [QuantizeBlocks(), QuantizeProducts()]
         quantized = _copied(traced)
         for graph in _all_graphs(quantized):
-            rewrite(graph.model, *passes)
+            if precision is Precision.INT4:
+                rewrite(graph.model, QuantizeBlocks())
+            rewrite(graph.model, QuantizeProducts())
         has_cache = any(tensor.update == "in_place" for tensor in traced.state)
-        # A translation model without evaluation data is refused anyway.
-        is_judged = self._source.evaluation is not None or self._sample is not None
-        if has_cache and self._options.cache == "int8" and is_judged:
+        if has_cache and self._options.cache == "int8":
             if self._cache_ranges is None:
-                self._cache_ranges = cache_ranges(self._source, () if self._sample is None else self._sample.tokens)
+                self._cache_ranges = cache_ranges(self._source, self._sample)
             rewrite(quantized.graphs[-1].model, QuantizeCache(self._cache_ranges))
         return quantized
 
@@ -268,6 +268,8 @@ class _Prover:
         elif self._sample is not None:
             agreed = agreement.measure(candidate, self._sample)
         else:
+            assert figure is not None, "there is evaluation data where no sample was drawn"
+            assert self._fp32_quality is not None, "fp32 was judged on the same data"
             quality.check(candidate, figure, self._fp32_quality)
         calibration = measured.calibration if measured else None
         variant = candidate.variant.model_copy(
@@ -288,10 +290,12 @@ class _Prover:
     def _is_judged_by_agreement(self) -> bool:
         """True if there are other variants than fp32, and no evaluation data that could judge them."""
         others = set(self._options.precisions) - {Precision.FP32}
-        return bool(others) and self._source.evaluation is None and agreement.is_measured(self._source.task)
+        return bool(others) and self._source.evaluation is None
 
     def _write(self, precision: Precision, traced: TracedModel) -> Candidate:
         """Writes the graphs of a variant and opens them as a server would."""
+        gc.collect()  # the sessions that proved another variant
+        give_back_memory()
         graphs = {
             graph.role: self._write_graph(precision, self._with_more_outputs(precision, graph))
             for graph in _all_graphs(traced)

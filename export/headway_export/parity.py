@@ -13,7 +13,7 @@ R rows, T tokens, V vocabulary, C ranked tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 from typing import Any
@@ -42,6 +42,7 @@ from headway_server.bundles import (
     Task,
 )
 from headway_server.decoding.interfaces import Ranking
+from headway_server.decoding.runner.decoder import DecoderRunner
 from headway_server.tasks.text.model import text_tensors
 
 LOGIT_BOUND = 1e-4
@@ -167,10 +168,14 @@ def check_ranking(ranking: Ranking | None, logits: NDArray[np.float32], where: s
 
 
 def _compare_generation(candidate: Candidate, comparison: _Comparison) -> None:
-    runner = candidate.open_decoder()
-    num_steps = min(_DECODED_TOKENS, runner.max_length - 1)
-    texts = _sample_tokens(candidate.source, runner.vocab_size, runner.max_length, frame=False)
-    for rows in _batches(runner.max_length - num_steps):
+    max_length = candidate.source.limits.max_total_tokens
+    assert max_length is not None, "the source has read the module's length"
+    runner: DecoderRunner | None = None
+    num_steps = min(_DECODED_TOKENS, max_length - 1)
+    texts: Sequence[NDArray[np.int64]] = ()
+    for rows in _batches(max_length - num_steps):
+        runner = candidate.open_decoder(len(rows), max_length=max(rows) + num_steps, beside=runner)
+        texts = texts or _sample_tokens(candidate.source, runner.vocab_size, max_length, frame=False)
         prompts = [texts[row % len(texts)][:length] for row, length in enumerate(rows)]
         logits = np.stack([prefill(runner, slot, prompt) for slot, prompt in enumerate(prompts)])  # (R, V)
         steps = [logits]
@@ -183,14 +188,14 @@ def _compare_generation(candidate: Candidate, comparison: _Comparison) -> None:
         for row, prompt in enumerate(prompts):
             found = np.stack([step[row] for step in steps])  # (T, V)
             text = np.concatenate([prompt, found[:-1].argmax(axis=-1)])
-            expected = reference.generation_logits(candidate.source.module, text)[len(prompt) - 1 :]
+            expected = reference.generation_logits(candidate.source.module, text, first=len(prompt) - 1)
             comparison.add("logits", found, expected, where)
             comparison.add_greedy(found.argmax(axis=-1), expected, where)
         comparison.num_shapes += len(set(rows))
 
 
 def _compare_translation(candidate: Candidate, comparison: _Comparison) -> None:
-    runner, encoder = candidate.open_decoder(), candidate.open_encoder()
+    runner, encoder = candidate.open_decoder(max(_BATCH_SIZES)), candidate.open_encoder()
     limits, tokens = candidate.source.limits, candidate.source.special_tokens
     assert limits.max_input_tokens is not None, "the source has read the module's lengths"
     assert tokens is not None, "a text model has its special tokens"

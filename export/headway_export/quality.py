@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from sklearn.metrics import confusion_matrix, f1_score, recall_score
 from torch.nn import functional
 
-from headway_export.candidate import NUM_SLOTS, Candidate, encode_sources, open_sources, pixel_values_of, run_batch
+from headway_export.candidate import NUM_ROWS, Candidate, encode_sources, open_sources, pixel_values_of, run_batch
 from headway_export.errors import ParityError
 from headway_export.source import EvaluationData, ExportSource
 from headway_server.batching import Tensors
@@ -61,17 +61,12 @@ def measure(candidate: Candidate) -> Quality | None:
     return None if data is None else _MEASURES[data.metric](candidate, data)
 
 
-def check(candidate: Candidate, figure: QualityFigure | None, fp32: QualityFigure | None) -> None:
+def check(candidate: Candidate, figure: QualityFigure, fp32: QualityFigure) -> None:
     """Checks that a variant is not much worse than fp32.
 
     Raises:
-        ParityError: It is, or there is no evaluation data to compare them on.
+        ParityError: It is.
     """
-    if figure is None or fp32 is None:
-        raise ParityError(
-            f"{candidate.precision}: {candidate.source.task} is judged by its metric, and there is no evaluation data; "
-            "pass --evaluation FILE, or export --precision fp32 alone"
-        )
     loss = fp32.value - figure.value if figure.higher_is_better else figure.value - fp32.value
     allowed = ALLOWED_LOSS[figure.metric]
     if not loss <= allowed:
@@ -95,8 +90,8 @@ def _figure(data: EvaluationData, value: float, *, signature: str = "") -> Quali
 def _by_length(rows: Sequence[NDArray[np.int64]]) -> Iterator[list[int]]:
     """Yields batches of indices, rows of similar length together."""
     order = sorted(range(len(rows)), key=lambda index: len(rows[index]))
-    for start in range(0, len(order), NUM_SLOTS):
-        yield order[start : start + NUM_SLOTS]
+    for start in range(0, len(order), NUM_ROWS):
+        yield order[start : start + NUM_ROWS]
 
 
 # Classifiers
@@ -135,8 +130,8 @@ def _logits(candidate: Candidate, data: EvaluationData) -> NDArray[np.float32]:
     source, graph = candidate.source, candidate.open_stateless()
     logits = np.empty((len(data), len(source.labels)), np.float32)
     if source.image_preprocessing is not None:
-        for start in range(0, len(data), NUM_SLOTS):
-            batch = slice(start, start + NUM_SLOTS)
+        for start in range(0, len(data), NUM_ROWS):
+            batch = slice(start, start + NUM_ROWS)
             images = pixel_values_of(source, data.images[batch])
             logits[batch] = [found["logits"] for found in run_batch(graph, [{"pixel_values": i} for i in images])]
         return logits
@@ -248,7 +243,7 @@ def _weak_labels(found: Sequence[Spans], expected: Sequence[Spans], labels: Sequ
 
 def _sacrebleu(candidate: Candidate, data: EvaluationData) -> Quality:
     metric = sacrebleu.BLEU()
-    translations = _translate(candidate, data.texts)
+    translations = _translate(candidate, data)
     score = metric.corpus_score(translations, [list(data.references)])
     return Quality(
         figure=_figure(data, float(score.score), signature=str(metric.get_signature())),
@@ -256,33 +251,44 @@ def _sacrebleu(candidate: Candidate, data: EvaluationData) -> Quality:
     )
 
 
-def _translate(candidate: Candidate, texts: Sequence[str]) -> list[str]:
+def _translate(candidate: Candidate, data: EvaluationData) -> list[str]:
     """Translates greedily, in fixed batches of sentences of similar length."""
     source = candidate.source
     assert source.tokenizer is not None, "a text model has its tokenizer"
     assert source.special_tokens is not None, "a text model has its special tokens"
-    ids = source.encode(texts, source.limits.max_input_tokens)
-    decoder, encoder = candidate.open_decoder(), candidate.open_encoder()
-    bos, eos = source.special_tokens.bos, source.special_tokens.eos
-    assert bos is not None, "the exporter has checked it"
+    pairs = source.encode_sources(data.texts, data.languages)
+    ids, starts = [ids for ids, _ in pairs], [start for _, start in pairs]
+    decoder, encoder = candidate.open_decoder(NUM_ROWS), candidate.open_encoder()
     translations = [""] * len(ids)
     for batch in _by_length(ids):
         open_sources(decoder, encode_sources(encoder, [ids[index] for index in batch]))
-        targets = _decode_greedily(decoder, len(batch), bos, eos, source.suppressed_tokens)
+        given = np.stack([starts[index] for index in batch])
+        targets = _decode_greedily(decoder, given, source.special_tokens.eos, source.suppressed_tokens)
         for index, target in zip(batch, targets, strict=True):
             translations[index] = source.tokenizer.decode(target, skip_special_tokens=True)
     return translations
 
 
 def _decode_greedily(
-    decoder: DecoderRunner, rows: int, bos: int, eos: int | None, suppressed: Sequence[int]
+    decoder: DecoderRunner, starts: NDArray[np.int64], eos: int | None, suppressed: Sequence[int]
 ) -> list[list[int]]:
-    """Decodes until every row has ended, without suppressed tokens; returns the tokens before the end of each."""
-    tokens = np.full(rows, bos, np.int64)
+    """Decodes until every row has ended, without suppressed tokens; returns the tokens before the end of each.
+
+    Args:
+        decoder: The decoder, with its sources.
+        starts: (N, P) int64, what it reads before it writes.
+        eos: What ends a row.
+        suppressed: Tokens that are never taken.
+    """
+    rows, num_given = starts.shape
+    tokens = starts[:, 0]
     targets: list[list[int]] = [[] for _ in range(rows)]
     running = np.ones(rows, bool)
     for position in range(decoder.max_length):
         logits = decoder.decode(tokens, np.full(rows, position))
+        if position + 1 < num_given:
+            tokens = starts[:, position + 1]
+            continue
         logits[:, list(suppressed)] = -np.inf
         tokens = logits.argmax(axis=-1)
         running &= tokens != eos
@@ -315,7 +321,7 @@ def _nats_per_character(candidate: Candidate, data: EvaluationData) -> Quality:
     """Reads texts in windows of the model's length that overlap by half, counting each token once."""
     tokenizer = candidate.source.tokenizer
     assert tokenizer is not None, "a text model has its tokenizer"
-    runner = candidate.open_decoder()
+    runner = candidate.open_decoder(1)
     characters = 0
     stretches: list[tuple[str, float]] = []
     for text in data.texts:
@@ -330,10 +336,14 @@ def _nats_per_character(candidate: Candidate, data: EvaluationData) -> Quality:
 
 def _nats_of_window(runner: DecoderRunner, window: NDArray[np.int64], first: int) -> float:
     """Returns the negative log-likelihood of a window's tokens from its `first` on."""
-    chunks = range(0, len(window), runner.prefill_chunk)
-    logits = [torch.tensor(runner.score(0, window[at : at + runner.prefill_chunk], at)) for at in chunks]
-    before = torch.cat(logits)[first - 1 : -1].double()  # (T, V): the logits before each new token
-    return float(functional.cross_entropy(before, torch.from_numpy(window[first:]), reduction="sum"))
+    nats = 0.0
+    for start in range(0, len(window), runner.prefill_chunk):  # logits of a whole window may be gigabytes
+        logits = torch.from_numpy(runner.score(0, window[start : start + runner.prefill_chunk], start))  # (T, V)
+        begin = max(first - 1, start)
+        predicted = torch.from_numpy(window[begin + 1 : start + len(logits) + 1])
+        before = logits[begin - start :][: len(predicted)].double()  # the logits before each new token
+        nats += float(functional.cross_entropy(before, predicted, reduction="sum"))
+    return nats
 
 
 def weak_stretches(stretches: Sequence[tuple[str, float]]) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ T tokens, S source tokens, G key/value heads, K head width, V vocabulary.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import islice
 from typing import Any, Unpack, cast
 
@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from headway_export.agreement import Sample
 from headway_export.graphs import attention_graph, outputs_of
 from headway_export.rewriting import LayerRange
 from headway_export.source import ExportSource
@@ -38,13 +39,18 @@ NUM_RANGE_TEXTS = 32
 """Texts, or windows of longer ones, that the ranges of an int8 cache are taken from."""
 
 
-def generation_logits(module: nn.Module, token_ids: NDArray[np.int64], attend: Attend = CAUSAL) -> NDArray[np.float32]:
-    """Logits after every token of a text: (T,) int64 -> (T, V) float32. `attend` must compute what `CAUSAL` does."""
+def generation_logits(
+    module: nn.Module, token_ids: NDArray[np.int64], attend: Attend = CAUSAL, *, first: int = 0
+) -> NDArray[np.float32]:
+    """Logits after the tokens of a text from the `first` on: (T,) int64 -> (T - first, V) float32.
+
+    `attend` must compute what `CAUSAL` does.
+    """
     decoder = cast("Decoder", module)
     with torch.inference_mode():
         ids = torch.from_numpy(token_ids).unsqueeze(0)
         hidden = decoder.hidden_states(ids, torch.arange(len(token_ids)).unsqueeze(0), attend)
-        return decoder.logits(hidden)[0].float().numpy()
+        return decoder.logits(hidden[:, first:])[0].float().numpy()
 
 
 def translation_logits(
@@ -108,19 +114,19 @@ def attention_weights(source: ExportSource, inputs: Tensors) -> dict[str, NDArra
         return {name: weights[0].numpy() for name, weights in found.items()}
 
 
-def cache_ranges(source: ExportSource, tokens: Sequence[NDArray[np.int64]] = ()) -> list[LayerRange]:
+def cache_ranges(source: ExportSource, sample: Sample | None = None) -> list[LayerRange]:
     """Lets the fp32 module read the first evaluation texts and returns what each layer writes into its cache.
 
     Args:
-        source: A generation or translation model.
-        tokens: Texts, (T,) each, in place of the evaluation data that a generation model does not carry.
+        source: A model with a decoder.
+        sample: Texts in place of evaluation data that it does not carry.
     """
     recorder = _Recorder()
     if source.task is Task.GENERATION:
-        for window in islice(tokens or windows_of(source), NUM_RANGE_TEXTS):
+        for window in islice(windows_of(source, sample), NUM_RANGE_TEXTS):
             generation_logits(source.module, window, recorder)
     else:
-        for text, translation in pairs_of(source):
+        for text, translation in pairs_of(source, sample):
             translation_logits(source.module, text, translation, recorder)
     return [recorder.ranges[layer] for layer in sorted(recorder.ranges)]
 
@@ -139,9 +145,12 @@ class _Recorder:
         return CAUSAL(query, key, value, layer=layer, **scoring)
 
 
-def windows_of(source: ExportSource) -> Iterator[NDArray[np.int64]]:
-    """Yields token ids of the evaluation texts of a generation model, (T,) each, at most the model's length."""
-    assert source.evaluation is not None, "the caller has checked it"
+def windows_of(source: ExportSource, sample: Sample | None) -> Iterator[NDArray[np.int64]]:
+    """Yields token ids of the texts that a generation model is judged by, (T,) each, at most the model's length."""
+    if sample is not None:
+        yield from sample.tokens
+        return
+    assert source.evaluation is not None, "a model is judged by one or the other"
     assert source.limits.max_total_tokens is not None, "a decoder has a length"
     for text in source.evaluation.texts:
         (ids,) = source.encode([text], frame=False)
@@ -149,11 +158,14 @@ def windows_of(source: ExportSource) -> Iterator[NDArray[np.int64]]:
             yield ids[start:end]
 
 
-def pairs_of(source: ExportSource) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Yields token ids of the first sentences and of their translations, of at most the model's lengths."""
-    assert source.evaluation is not None, "the caller has checked it"
-    texts, references = source.evaluation.texts[:NUM_RANGE_TEXTS], source.evaluation.references[:NUM_RANGE_TEXTS]
-    limits = source.limits
-    yield from zip(
-        source.encode(texts, limits.max_input_tokens), source.encode(references, limits.max_total_tokens), strict=True
-    )
+def pairs_of(source: ExportSource, sample: Sample | None) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """Yields token ids of the first texts that an encoder-decoder is judged by, and of what its decoder reads."""
+    if sample is not None:
+        yield from zip(sample.sources, sample.tokens, strict=True)
+        return
+    data = source.evaluation
+    assert data is not None, "a model is judged by one or the other"
+    first = slice(NUM_RANGE_TEXTS)
+    pairs = source.encode_sources(data.texts[first], data.languages[first])
+    for (ids, start), reference in zip(pairs, source.encode(data.references[first]), strict=True):
+        yield ids, np.concatenate([start, reference])[: source.limits.max_total_tokens]

@@ -55,8 +55,26 @@ def rewrite(model: ir.Model, *passes: InPlacePass) -> None:
             common.DeduplicateInitializersPass(),
             common.CommonSubexpressionEliminationPass(),
             common.RemoveUnusedNodesPass(),
+            _NameBranches(),
             common.NameFixPass(),
         )(model)
+
+
+class _NameBranches(InPlacePass):
+    """Gives the values within branches names that no value outside them has.
+
+    `NameFixPass` looks at the values before a branch alone, and ONNX Runtime refuses some graphs in which one behind it
+    has the same name.
+    """
+
+    def call(self, model: ir.Model) -> PassResult:
+        """Renames values in place."""
+        outside = {output.name for node in model.graph for output in node.outputs}
+        for node in ir.traversal.RecursiveGraphIterator(model.graph):
+            for output in node.outputs if node.graph is not model.graph else ():
+                if output.name in outside:
+                    output.name = f"branch_{output.name}"
+        return PassResult(model, modified=True)
 
 
 def _constant(tape: Tape, value: ArrayLike) -> ir.Value:
@@ -263,7 +281,7 @@ def _matrix_of(weight: ir.Value) -> NDArray[np.float32] | None:
     if constant is None or weight.is_graph_input() or constant.dtype != ir.DataType.FLOAT:
         return None
     is_large = len(constant.shape) == 2 and constant.size >= _MIN_WEIGHT_SIZE
-    return constant.numpy() if is_large else None
+    return np.asarray(constant.numpy(), np.float32) if is_large else None
 
 
 class QuantizeBlocks(InPlacePass):
@@ -291,9 +309,9 @@ class QuantizeBlocks(InPlacePass):
         self._weights: dict[tuple[str | None, bool], Sequence[ir.Value]] = {}
 
     def call(self, model: ir.Model) -> PassResult:
-        """Rewrites the matrix products of a decoder, in place."""
-        (logits,) = (value for value in model.graph.outputs if value.name == "logits")
-        assert logits.shape is not None, "the tracer has declared the output"
+        """Rewrites the matrix products of a decoder, or of the graph of its attention weights, in place."""
+        shapes = {value.name: value.shape for value in model.graph.outputs}
+        logits = shapes.get("logits")
         modified = False
         for node in list(model.graph):
             product = _weight_product(node)
@@ -301,7 +319,7 @@ class QuantizeBlocks(InPlacePass):
             if product is None or matrix is None:
                 continue
             columns = matrix if product.transposed else matrix.T  # (N, K)
-            if len(columns) == logits.shape[-1]:
+            if logits is not None and len(columns) == logits[-1]:  # the output projection
                 continue
             weight = self._quantize_weight(node, product, columns)
             attributes = {"K": columns.shape[1], "N": len(columns), "bits": self.BITS, "block_size": self.BLOCK_SIZE}
@@ -425,6 +443,8 @@ def _quantize_rows(tape: Tape, activation: ir.Value) -> tuple[ir.Value, ir.Value
 
 _LEAST_SCALE = np.float32(1e-12)
 """For weights that are all zeros."""
+_ROWS_AT_A_TIME = 256
+"""Of a weight that are quantized together, so that hardly any memory is needed beside the result."""
 
 
 def _zero_point(tape: Tape, levels: _Levels) -> ir.Value:
@@ -441,13 +461,14 @@ def quantize_matrix(matrix: NDArray[np.float32], *, axis: int) -> tuple[NDArray[
     Returns:
         int8 (K, N), and float32 scales, (N,) or (K,): the matrix is about their product.
     """
-    scale = np.maximum(np.abs(matrix).max(axis=axis) / _INT8_MAX, _LEAST_SCALE).astype(np.float32)
-    values = np.round(matrix / np.expand_dims(scale, axis))
-    return np.clip(values, -_INT8_MAX, _INT8_MAX).astype(np.int8), scale
-
-
-_ROWS_AT_A_TIME = 256
-"""That are quantized together: little enough to stay in the caches, and to need no memory beside the result."""
+    largest = np.maximum(matrix.max(axis=axis), -matrix.min(axis=axis))
+    scale = np.maximum(largest / _INT8_MAX, _LEAST_SCALE).astype(np.float32)
+    values = np.empty(matrix.shape, np.int8)
+    for start in range(0, len(matrix), _ROWS_AT_A_TIME):
+        rows = slice(start, start + _ROWS_AT_A_TIME)
+        steps = scale[rows, np.newaxis] if axis else scale
+        values[rows] = np.clip(np.round(matrix[rows] / steps), -_INT8_MAX, _INT8_MAX)
+    return values, scale
 
 
 def quantize_blocks(
@@ -803,9 +824,6 @@ class RankLogits(InPlacePass):
             means = tape.op("Reshape", [means, _constant(tape, np.array([0, -1, width]))])
             means = tape.op("GlobalAveragePool", [means])  # (R, L groups, 1), and (R, L, 1)
         means = tape.op("Squeeze", [means, _constant(tape, np.array([-1]))])  # (R, L)
-        made = (output for node in tape.nodes for output in node.outputs)
-        for number, output in enumerate(made):  # names of their own, which no branch of an If before them has
-            output.name = f"ranking_{number}"
         graph.extend(tape.nodes)
         rows: list[int | str | ir.SymbolicDim | None] = [logits.shape[0], logits.shape[1]]
         for value, name, dtype, shape in (

@@ -102,6 +102,8 @@ class EvaluationData:
     """The second text of each, empty where there is none; None: no text has one."""
     references: Sequence[str] = ()
     """Translations of the texts."""
+    languages: Sequence[tuple[str, str]] = ()
+    """Codes of source and target of each translation, empty for the only one; none: empty for all."""
     spans: Sequence[Collection[tuple[int, int, str]]] = ()
     """Start, end and label of the spans of each text."""
     labels: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
@@ -190,6 +192,53 @@ class ExportSource:
         """
         assert self.tokenizer is not None, "a text model has its tokenizer"
         return [np.array(ids, np.int64) for ids in encode_texts(self.tokenizer, texts, max_tokens, special=frame)]
+
+    def encode_sources(
+        self, texts: Sequence[str], languages: Sequence[tuple[str, str]] = ()
+    ) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        """Tokenizes what an encoder-decoder reads, as a server does.
+
+        Args:
+            texts: The texts.
+            languages: Codes of source and target of each; none: a model of translations has one of each.
+
+        Returns:
+            For each text the ids of the source, (S,), and those that the decoder reads before it writes.
+
+        Raises:
+            SourceError: The model does not have a language, or has several and none is named.
+        """
+        limit = self.limits.max_input_tokens
+        assert limit is not None, "the source has read the module's lengths"
+        pairs = []
+        for text, codes in zip(texts, languages or [("", "")] * len(texts), strict=True):
+            before, start = self._given_tokens(*codes)
+            (ids,) = self.encode([text], limit - len(before))
+            pairs.append((np.concatenate([before, ids]), start))
+        return pairs
+
+    def _given_tokens(self, source: str, target: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Returns the tokens that come before a source, and those that the decoder reads before it writes."""
+        assert self.special_tokens is not None, "a text model has its special tokens"
+        before: list[int | None] = []
+        start = [self.special_tokens.bos, *self.prompt_prefix]
+        if self.languages is not None:
+            spoken, written = (
+                self._language(source, self.languages.sources),
+                self._language(target, self.languages.targets),
+            )
+            before = [self.languages.target_marks.get(written), self.languages.source_tokens.get(spoken)]
+            start.append(self.languages.target_tokens.get(written))
+        given = ([token for token in tokens if token is not None] for tokens in (before, start))
+        first, second = (np.array(tokens, np.int64) for tokens in given)
+        return first, second
+
+    def _language(self, code: str, known: Sequence[str]) -> str:
+        found = Languages.match(code, known)
+        if found is None:
+            says = f"no language {code}" if code else "several languages, and an example names none"
+            raise SourceError(f"{self.name}: has {says}; it has {', '.join(known)}")
+        return found
 
 
 def sources_from_checkpoint(path: Path, *, name: str | None = None) -> tuple[ExportSource, ...]:
@@ -620,6 +669,8 @@ class _TextRow(BaseModel):
 class _TranslationRow(BaseModel):
     source: str
     target: str
+    source_language: str = ""
+    target_language: str = ""
 
 
 class _SpansRow(_TextRow):
@@ -663,7 +714,9 @@ def _text_evaluation(task: Task, dataset: str, rows: list[dict[str, Any]], num_l
         case Task.TRANSLATION:
             pairs = _validated(_TranslationRow, rows)
             sources, targets = [row.source for row in pairs], [row.target for row in pairs]
-            return _evaluation(task, dataset, texts=sources, references=targets)
+            languages = [(row.source_language, row.target_language) for row in pairs]
+            languages = languages if any(map(any, languages)) else []
+            return _evaluation(task, dataset, texts=sources, references=targets, languages=languages)
         case Task.TOKEN_CLASSIFICATION:
             tagged = _validated(_SpansRow, rows)
             texts, spans = [row.text for row in tagged], [row.spans for row in tagged]

@@ -9,13 +9,16 @@ B rows, T tokens of a step, H heads, G key/value heads, K head width.
 from __future__ import annotations
 
 import warnings
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias, cast
+from typing import Any, Literal, TypeAlias, cast
 
+import numpy as np
 import onnx_ir as ir
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from headway_export.errors import SourceError, TraceError
@@ -447,8 +450,28 @@ def _trace_graph(role: Role, module: nn.Module, graph: nn.Module, inputs: Sequen
         raise TraceError(f"{role}: PyTorch cannot trace {type(module).__name__}: {error}") from error
     assert program is not None, "the tracer returns a program when it is given no file"
     model: ir.Model = program.model
+    _share_weights(model, module)
     rewrite(model, FuseAttention())
     if role == "decoder":
         rewrite(model, GatherAsked())
     rewrite(model, Declare((*inputs, *outputs)))
     return TracedGraph(role=role, model=model)
+
+
+def _share_weights(model: ir.Model, module: nn.Module) -> None:
+    """Makes the weights that the tracer has transposed views of the module's own, of which it makes copies."""
+    weights: defaultdict[tuple[int, ...], list[NDArray[Any]]] = defaultdict(list)
+    for parameter in module.parameters():
+        if parameter.ndim == 2 and parameter.dtype is not torch.bfloat16:  # which NumPy does not have
+            transposed = parameter.detach().numpy().T
+            weights[transposed.shape].append(transposed)
+    for value in model.graph.initializers.values():
+        tensor = value.const_value
+        if tensor is None or (shape := tuple(tensor.shape.numpy())) not in weights:
+            continue
+        array = tensor.numpy()
+        for weight in weights[shape]:
+            is_same = weight.dtype == array.dtype and np.array_equal(weight[0], array[0])
+            if is_same and np.array_equal(weight, array):
+                value.const_value = ir.tensor(weight, name=value.name)
+                break

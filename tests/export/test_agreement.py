@@ -15,7 +15,9 @@ BOTH = (Precision.FP32, Precision.INT8)
 OF_LABELS = {"mean_kl_divergence", "top_agreement"}
 
 
-@pytest.mark.parametrize("task", ["generation", "text_classification", "token_classification", "image_classification"])
+@pytest.mark.parametrize(
+    "task", ["generation", "translation", "text_classification", "token_classification", "image_classification"]
+)
 def test_the_manifest_and_the_card_say_how_near_int8_is_to_fp32(tiny_checkpoints, tmp_path, task):
     source = dataclasses.replace(from_checkpoint(tiny_checkpoints[task]), evaluation=None)
     bundle = export(source, ExportOptions(store=tmp_path, precisions=BOTH))
@@ -26,12 +28,12 @@ def test_the_manifest_and_the_card_say_how_near_int8_is_to_fp32(tiny_checkpoints
         0 < agreed.figures["mean_kl_divergence"] < LIMITS["mean_kl_divergence"] == agreed.limits["mean_kl_divergence"]
     )
     assert "Its answers were held against those of fp32." in bundle.file("README.md").read_text()
-    if task == "generation":
+    if task in ("generation", "translation"):
         graph = bundle.manifest.variants[Precision.INT8].graphs["decoder"]
         assert "int8" in {tensor.dtype for tensor in graph.inputs}
 
 
-@pytest.mark.parametrize("task", ["generation", "text_classification"])
+@pytest.mark.parametrize("task", ["generation", "translation", "text_classification"])
 def test_texts_that_are_given_are_what_is_answered(tiny_checkpoints, tmp_path, task):
     whole = from_checkpoint(tiny_checkpoints[task])
     texts = tuple(text[:200] for text in whole.evaluation.texts[:5])

@@ -69,12 +69,6 @@ def test_a_variant_that_loses_too_much_is_refused_and_nothing_is_written(tiny_ch
     assert list(tmp_path.iterdir()) == []
 
 
-def test_int8_of_a_translation_model_without_evaluation_data_is_refused(tiny_checkpoints, tmp_path):
-    source = dataclasses.replace(from_checkpoint(tiny_checkpoints["translation"]), evaluation=None)
-    with pytest.raises(ParityError, match="no evaluation data; pass --evaluation"):
-        export(source, ExportOptions(store=tmp_path, precisions=(Precision.INT8,)))
-
-
 def test_an_existing_version_is_kept_unless_it_is_to_be_replaced(tiny_checkpoints, tmp_path):
     source = from_checkpoint(tiny_checkpoints["image_classification"])
     options = ExportOptions(store=tmp_path, precisions=(Precision.FP32,))

@@ -7,16 +7,19 @@ import pytest
 import sentencepiece
 import tiny_sequences as tiny
 import transformers
+from served_sequences import TEXTS, generate
 from tokenizers import normalizers
 from typer.testing import CliRunner
 
+from headway_export.agreement import LIMITS
 from headway_export.cli import app
 from headway_export.errors import SourceError
+from headway_export.exporter import ExportOptions, export
 from headway_export.huggingface import FolderOptions, from_folder
 from headway_export.huggingface.encoder_decoders import adapt
 from headway_export.huggingface.folder import ModelFolder
 from headway_export.huggingface.tokenizers import check_tokenizer, convert_pieces, read_pieces, sample_lines
-from headway_server.bundles import Languages, Task
+from headway_server.bundles import Languages, Precision, Task
 
 
 @pytest.fixture(scope="module", params=["unigram", "bpe"])
@@ -132,7 +135,53 @@ def test_a_forced_first_token_that_is_a_language_is_the_only_target(tmp_path):
     assert (len(languages.sources), languages.targets) == (52, ("en",))
 
 
-def test_a_model_that_a_token_tells_its_target_is_not_judged_on_pairs(nllb, tmp_path):
-    (tmp_path / "pairs.jsonl").write_text('{"source": "rain", "target": "Regen"}\n')
-    says = "--evaluation is for models of one source and one target"
-    assert says in refusal(nllb, "--evaluation", str(tmp_path / "pairs.jsonl"))
+def test_examples_of_a_model_of_many_languages_name_theirs(nllb, tmp_path):
+    file = tmp_path / "pairs.jsonl"
+    file.write_text('{"source": "rain", "target": "Regen"}\n')
+    says = "has several languages, and an example names none; it has deu-Latn, eng-Latn, fra-Latn"
+    assert says in refusal(nllb, "--evaluation", str(file))
+    file.write_text('{"source": "rain", "target": "lluvia", "source_language": "eng", "target_language": "spa"}\n')
+    assert "has no language spa; it has" in refusal(nllb, "--evaluation", str(file))
+
+
+def test_an_example_is_read_with_the_tokens_of_its_languages(nllb, tmp_path):
+    rows = [("fra", "eng_Latn"), ("deu", "fra")]
+    examples = [{"source": "a b", "target": "c", "source_language": s, "target_language": t} for s, t in rows]
+    (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, examples)))
+    source, _ = from_folder(nllb, FolderOptions(evaluation_file=tmp_path / "pairs.jsonl"))
+    own = transformers.AutoTokenizer.from_pretrained(nllb)
+    read = source.encode_sources(source.evaluation.texts, source.evaluation.languages)
+    for (ids, start), codes in zip(read, [("fra_Latn", "eng_Latn"), ("deu_Latn", "fra_Latn")], strict=True):
+        own.src_lang = codes[0]
+        assert ids.tolist() == own("a b").input_ids
+        assert start.tolist() == [source.special_tokens.bos, own.convert_tokens_to_ids(codes[1])]
+
+
+def test_many_languages_are_translated_for_the_proof_as_generate_translates(nllb, tmp_path):
+    """The translations that are scored are those that follow the tokens of each example's languages."""
+    codes = [("eng_Latn", "deu_Latn"), ("fra_Latn", "eng_Latn"), ("deu_Latn", "fra_Latn")]
+    expected = [
+        generate(nllb, text, tiny.LENGTH - 1, languages=pair).texts[0] for text, pair in zip(TEXTS, codes, strict=False)
+    ]
+    rows = [
+        {"source": text, "target": shown, "source_language": pair[0], "target_language": pair[1]}
+        for text, shown, pair in zip(TEXTS, expected, codes, strict=False)
+    ]
+    (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    source, _ = from_folder(nllb, FolderOptions(evaluation_file=tmp_path / "pairs.jsonl"))
+    bundle = export(source, ExportOptions(store=tmp_path, precisions=(Precision.FP32,)))
+    assert bundle.manifest.variants[Precision.FP32].quality.value > 99
+
+
+@pytest.mark.parametrize("family", ["bart", "t5", "nllb"])
+def test_int8_without_evaluation_data_is_held_against_what_fp32_writes(family, tmp_path, monkeypatch):
+    monkeypatch.setitem(LIMITS, "mean_kl_divergence", 0.5)  # weights at random, and so few that rounding shows
+    monkeypatch.setitem(LIMITS, "top_agreement", 0.7)
+    folder = getattr(tiny, f"write_{family}")(tmp_path / family)
+    source, _ = from_folder(folder, FolderOptions())
+    bundle = export(source, ExportOptions(store=tmp_path, precisions=(Precision.FP32, Precision.INT8)))
+    agreed = bundle.manifest.variants[Precision.INT8].agreement
+    assert (agreed.dataset, agreed.example_count) == ("generated", 8)
+    assert 0 < agreed.figures["mean_kl_divergence"] < 0.5
+    decoder = bundle.manifest.variants[Precision.INT8].graphs["decoder"]
+    assert {tensor.dtype for tensor in decoder.inputs if tensor.name.startswith("past_")} == {"int8"}

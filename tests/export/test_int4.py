@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from onnx_ir.passes import common
 from onnx_ir.tape import Tape
 
 from headway_export.agreement import limits_of
@@ -115,12 +116,31 @@ def test_a_row_has_the_same_bits_whatever_runs_beside_it(rows, length, num_threa
         np.testing.assert_array_equal(product_of(session, activations[company]), alone[company])
 
 
+def test_a_value_in_a_branch_has_no_name_of_a_value_outside():
+    """ONNX Runtime refuses some graphs where one has, and both may be named in turn."""
+    chosen, number = ir.val("chosen", ir.DataType.BOOL, []), ir.val("number", ir.DataType.FLOAT, [])
+    branches = {}
+    for name, operator in (("then_branch", "Neg"), ("else_branch", "Abs")):
+        inner = Tape()
+        inner.op(operator, [number]).name = "same"
+        branches[name] = ir.Graph([], inner.nodes[0].outputs, nodes=inner.nodes, name=name)
+    tape = Tape()
+    behind = tape.op("Sqrt", [tape.op("If", [chosen], branches)])
+    result = tape.op("Abs", [behind])
+    behind.name, result.type, result.shape = "same", ir.TensorType(ir.DataType.FLOAT), ir.Shape([])
+    inputs, opsets = [chosen, number], {"": 21}
+    model = ir.Model(ir.Graph(inputs, [result], nodes=tape.nodes, opset_imports=opsets, name="graph"), ir_version=10)
+    rewrite(model, common.RemoveUnusedNodesPass())
+    assert behind.name == "same"
+    assert {branch.outputs[0].name for branch in branches.values()} == {"branch_same"}
+
+
 @pytest.fixture(scope="module", params=["trained", "llama"])
 def int4_bundle(request, tiny_checkpoints, llama_checkpoint, tmp_path_factory):
     """A decoder in fp32, int8 and int4, proved on its evaluation data."""
     checkpoint = llama_checkpoint if request.param == "llama" else tiny_checkpoints["generation"]
     precisions = (Precision.FP32, Precision.INT8, Precision.INT4)
-    options = ExportOptions(store=tmp_path_factory.mktemp("int4"), precisions=precisions)
+    options = ExportOptions(store=tmp_path_factory.mktemp("int4"), precisions=precisions, attention=True)
     return export(from_checkpoint(checkpoint), options)
 
 

@@ -279,6 +279,8 @@ def read_encoder_decoder(
         languages=languages,
         evaluation=folder.evaluation(),
     )
+    if source.evaluation is not None:
+        source.encode_sources(source.evaluation.texts, source.evaluation.languages)  # has all languages, or refuses
     return source, start.notes + notes
 
 

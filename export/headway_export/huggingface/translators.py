@@ -52,11 +52,6 @@ def read_translator(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]
         tokenizer, _ = folder.tokenizer()
         languages = _pair_of(folder)
     folder.check_vocabulary(tokenizer)
-    if folder.options.evaluation_file and (languages.target_tokens or languages.target_marks):
-        raise SourceError(
-            f"{folder.path}: --evaluation is for models of one source and one target, and this one is told its target "
-            "by a token; leave it out"
-        )
     return read_encoder_decoder(folder, tokenizer, start, languages)
 
 
