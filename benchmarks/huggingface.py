@@ -7,6 +7,7 @@ one token.
 """
 
 import hashlib
+import importlib
 import inspect
 import json
 import os
@@ -172,8 +173,8 @@ def _write_marian(name: str, folder: Path) -> None:
     """Writes a Marian model whose pieces are the words of `random_texts` and their letters."""
     import torch  # noqa: PLC0415
     import transformers  # noqa: PLC0415
-    from sentencepiece import sentencepiece_model_pb2 as pieces  # noqa: PLC0415
 
+    pieces: Any = importlib.import_module("sentencepiece.sentencepiece_model_pb2")  # its messages are made at run time
     sizes = SIZES[name][2]
     texts, _ = random_texts(make_tokenizer(sizes["vocab_size"]), MULTI30K, _NUM_EVALUATED)
     words = marian_words()

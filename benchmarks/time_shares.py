@@ -43,6 +43,10 @@ _OPERATORS = {
                "Scatter", "Pad", "Identity", "Where", "Range", "Tile", "Flatten"),
 }  # fmt: skip
 """Kinds of operators, by how their names begin; all others work element by element."""
+_BUSY = (0.35, 0.65)
+"""Of the time of a load, the part in which all callers wait for an answer."""
+_HOLDS_OTHERS = ("If", "Loop", "Scan")
+"""Operators whose time is that of the graphs in them."""
 ELEMENTWISE, BETWEEN = "element by element", "between operators"
 
 
@@ -128,6 +132,8 @@ def operator_shares(files: Mapping[str, int], seconds: float) -> dict[str, dict[
             is_node = event.get("cat") == "Node" and event["name"].endswith("_kernel_time")
             if is_node or event.get("name") == "model_run":
                 name = event["args"]["op_name"] if is_node else BETWEEN
+                if name in _HOLDS_OTHERS:
+                    continue
                 spans.append((begun_ns / 1e6 + (event["ts"] + event["dur"]) / 1e3, name, event["dur"] / 1e3))
     last_ms = max((end_ms for end_ms, _, _ in spans), default=0.0)
     totals: Counter[str] = Counter()
@@ -174,12 +180,18 @@ class TimeShares:
         return self.caller.ask(**load, protocol="headway", address=server.address)
 
     def _row(self, server: Server, name: str, file: Path, callers: int) -> dict[str, Any]:
-        self._call(server, file, callers)  # that met cold memory
+        begun_s = time.perf_counter()
+        figures = self._call(server, file, callers)  # that met cold memory
+        call_s = time.perf_counter() - begun_s
         client = psutil.Process(self.caller.process_id)
-        before, client_before, begun_s = server.process.ask(), client.cpu_times(), time.perf_counter()
-        figures = self._call(server, file, callers)
-        whole_s = (time.perf_counter() - begun_s) * usable_cores()
-        after, client_after = server.process.ask(), client.cpu_times()
+        with ThreadPoolExecutor(1) as pool:
+            calling = pool.submit(self._call, server, file, callers)
+            time.sleep(_BUSY[0] * call_s)  # callers come and go at the ends
+            before, client_before, begun_s = server.process.ask(), client.cpu_times(), time.perf_counter()
+            time.sleep((_BUSY[1] - _BUSY[0]) * call_s)
+            after, client_after = server.process.ask(), client.cpu_times()
+            whole_s = (time.perf_counter() - begun_s) * usable_cores()
+            figures = calling.result()
         taken = {kind: [b - a for a, b in zip(before[kind], after[kind], strict=True)] for kind in before}
         seconds = {
             "ONNX Runtime": sum(taken[RUNS]) + sum(taken[POOL]),

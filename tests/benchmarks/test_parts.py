@@ -172,11 +172,12 @@ async def test_http_calls_share_a_connection_and_a_server_that_is_not_ready_is_a
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     http = _Http(f"127.0.0.1:{server.sockets[0].getsockname()[1]}", "/path")
-    sender = _RawSender(http.post, [b"body"])
+    sender = _RawSender(http.post, [b"body"], [3])
     await sender.probe()
     record = CallRecord(intended_s=0.0)
     await sender.send(record)
     assert record.ended_s > record.sent_s
+    assert record.token_count == 3
     with pytest.raises(RuntimeError, match="status 400: b'ok'") as raised:
         await http.post(b"body")
     assert not isinstance(raised.value, _NotReadyError)

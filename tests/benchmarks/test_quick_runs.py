@@ -29,7 +29,8 @@ KEYS = {
 LATENCIES = {"latency_p50_ms", "latency_p99_ms"}
 STREAM = {"first_token_p50_ms", "token_gap_p50_ms", "token_gap_p99_ms"}
 TASKS = {"generation", "translation", "text_classification", "token_classification", "image_classification"}
-RANDOM_ROWS = ["headway int8, served", "headway fp32, served", "headway int8, bare loop", "headway fp32, bare loop"]
+PRECISIONS = ("int8-static", "int8", "fp32")
+RANDOM_ROWS = [f"headway {precision}, {kind}" for kind in ("served", "bare loop") for precision in PRECISIONS]
 
 
 def run_benchmark(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -115,7 +116,7 @@ def test_shipped_tells_start_and_memory_of_each_server(shipped: dict) -> None:
         assert server["loaded_memory"]["peak_resident_mib"] >= server["ready_memory"]["resident_mib"] > 0
 
 
-def test_generation_measures_both_precisions_served_and_bare(generation: dict) -> None:
+def test_generation_measures_every_precision_served_and_bare(generation: dict) -> None:
     prompts = ["prompts of 128 tokens", "prompts of 32 to 256 tokens"]
     assert loads(generation) == [(row, case, n) for row in RANDOM_ROWS for case in prompts for n in (1, 8)]
     for row in generation["rows"]:
@@ -147,13 +148,25 @@ def test_classification_measures_every_model_beside_bare_and_echo(classification
 
 def test_a_picture_lies_beside_the_figures(generation: dict) -> None:
     picture = ElementTree.parse(Path(generation["settings"]["output"]).with_suffix(".svg"))
-    assert len(list(picture.iter("{http://www.w3.org/2000/svg}rect"))) == 1 + 4 * 4
+    assert len(list(picture.iter("{http://www.w3.org/2000/svg}rect"))) == 1 + len(RANDOM_ROWS) * 4
+
+
+def test_the_time_of_the_cores_is_told_by_thread_and_by_operator(tmp_path: Path) -> None:
+    output = tmp_path / "shares.json"
+    ended = run_benchmark(
+        "time-shares", "--quick", "--models", "ag-news", "--py-spy", "absent", "--output", str(output)
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    (row,) = json.loads(output.read_text(encoding="utf-8"))["rows"]
+    assert sum(row["shares"].values()) == pytest.approx(1.0, abs=0.01)
+    assert sum(row["kinds"].values()) == pytest.approx(1.0, abs=0.05)
+    assert row["kinds"]["products"] > 0
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["generation", "--quick", "--peers", "nobody"], "known are CTranslate2 int8"),
+        (["generation", "--quick", "--peers", "nobody"], "known are CTranslate2 served, int8"),
         (["classification", "--quick", "--models", "nothing"], "known are bert-base"),
         (["shipped", "--store", "absent"], "no such folder"),
         (["shipped", "--base", "0" * 40], "no files of commit 0000"),
