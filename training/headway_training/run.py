@@ -277,7 +277,13 @@ def _finish(options: RunOptions, recipe: Recipe, splits: Splits[Any], trainer: T
     )
     folder = options.folder / CHECKPOINT_FOLDER
     write_checkpoint(
-        folder, checkpoint, model, tokenizer=task.tokenizer, texts=evaluation.texts, images=evaluation.images
+        folder,
+        checkpoint,
+        model,
+        tokenizer=task.tokenizer,
+        texts=evaluation.texts,
+        images=evaluation.images,
+        arrays=evaluation.arrays,
     )
     measured = {f"test/{name}": value for name, value in record.metrics.items() if not isinstance(value, str)}
     trainer.accelerator.log(measured, step=progress.step)

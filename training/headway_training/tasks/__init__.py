@@ -20,6 +20,7 @@ from headway_training.data.examples import (
     Splits,
 )
 from headway_training.data.pictures import Pictures
+from headway_training.data.segments import SegmentedPictures
 from headway_training.data.token_file import PART_CHARACTERS
 from headway_training.recipes import Recipe
 from headway_training.tasks.base import IGNORED, EvaluationData, Metrics, Task, TrainingBatch
@@ -30,6 +31,7 @@ from headway_training.tasks.classification import (
 )
 from headway_training.tasks.contrastive import ContrastiveTask
 from headway_training.tasks.generation import GenerationTask
+from headway_training.tasks.segmentation import SegmentationTask
 from headway_training.tasks.token_classification import TokenClassificationTask
 from headway_training.tasks.translation import TranslationTask
 from headway_training.tokenizers import take_tokenizer, train_tokenizer
@@ -65,6 +67,8 @@ def make_task(recipe: Recipe, splits: Splits[Any], folder: Path) -> Task:
     """
     if isinstance(splits.train, LabeledImages):
         return ImageClassificationTask(recipe, splits)
+    if isinstance(splits.train, SegmentedPictures):
+        return SegmentationTask(recipe, splits)
     tokenizer = _make_tokenizer(recipe, splits, folder / TOKENIZER_FILE)
     if isinstance(splits.train, PlainText):
         return GenerationTask(recipe, splits, tokenizer, folder / TOKENS_FILE)
