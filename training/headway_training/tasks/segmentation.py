@@ -377,9 +377,10 @@ def _measure(
     for labels, number in chosen:
         mask = labels == number
         rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
-        x, y = centre_of(mask)
-        points.append((x / width, y / height))
-        boxes.append((columns[0] / width, rows[0] / height, (columns[-1] + 1) / width, (rows[-1] + 1) / height))
+        top, left, bottom, right = rows[0], columns[0], rows[-1] + 1, columns[-1] + 1
+        x, y = centre_of(mask[top:bottom, left:right])
+        points.append(((left + x) / width, (top + y) / height))
+        boxes.append((left / width, top / height, right / width, bottom / height))
         masks.append(np.packbits(mask))
     return MeasuredPicture(
         kind=kind,
