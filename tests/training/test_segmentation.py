@@ -22,7 +22,7 @@ from headway_training.models import SegmentationConfig, Segmenter, build_model
 from headway_training.models.segmentation import mask_iou, mask_losses
 from headway_training.recipes import read_recipe
 from headway_training.run import RunOptions, run_training
-from headway_training.tasks import make_task
+from headway_training.tasks import make_task, segmentation
 from headway_training.trainer import Trainer
 
 RECIPE = str(Path(__file__).parents[2] / "docs" / "experiments" / "segmentation.toml")
@@ -249,7 +249,10 @@ def test_a_resumed_run_ends_like_an_unbroken_one(tmp_path: Path, segment_data: P
         assert torch.equal(tensor, resumed.model.state_dict()[name]), name
 
 
-def test_a_tiny_model_learns_a_handful_of_pictures_and_leaves_a_checkpoint(tmp_path: Path, segment_data: Path) -> None:
+def test_a_tiny_model_learns_a_handful_of_pictures_and_leaves_a_checkpoint(
+    tmp_path: Path, segment_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segmentation, "_NUM_COMPOSITES", {"valid": 6, "test": 12})
     settings = settings_of(
         *("optimization.epochs=1000", "optimization.max_steps=150", "optimization.learning_rate=0.01"),
         *("optimization.average_decay=0.9", "optimization.evaluations=1", "optimization.precision=fp32"),
