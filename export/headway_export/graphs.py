@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from headway_export.errors import SourceError
 from headway_server.bundles import ALIGNMENT, Task
+from headway_training.models import MaskDecoder
 from headway_training.models.parts.attention import (
     Kernel,
     RecordingKernel,
@@ -313,6 +314,30 @@ def _logits_at(module: Decoder | EncoderDecoder, hidden: Tensor, positions: Tens
     """Logits of some positions: (R, T, D), (R, L) -> (R, L, V). The output projection is the dearest part of a step."""
     index = positions.unsqueeze(-1).expand(-1, -1, hidden.shape[-1])
     return module.logits(hidden.gather(1, index)).float()
+
+
+# Segmentation
+
+
+class PromptDecoderGraph(nn.Module):
+    """Graph `decoder` of a segmentation model: prompts of any of the images whose embeddings it is given."""
+
+    def __init__(self, module: MaskDecoder) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, embedding: Tensor, *prompts: Tensor) -> Outputs:
+        """The bank of embeddings, and the inputs of `MaskDecoder` in turn -> its outputs."""
+        image_index, points, point_labels, earlier_mask, has_earlier_mask = prompts
+        outputs: Outputs = self.module(
+            embedding,
+            image_index,
+            points,
+            point_labels,
+            earlier_mask=earlier_mask,
+            has_earlier_mask=has_earlier_mask,
+        )
+        return outputs
 
 
 # Recurrent encoder-decoders

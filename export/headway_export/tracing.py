@@ -27,6 +27,7 @@ from headway_export.graphs import (
     DecoderGraph,
     EncoderGraph,
     OperatorKernel,
+    PromptDecoderGraph,
     RecurrentDecoderGraph,
     RecurrentEncoderGraph,
     StatelessGraph,
@@ -37,6 +38,7 @@ from headway_export.graphs import (
 )
 from headway_export.rewriting import Declare, FuseAttention, GatherAsked, rewrite
 from headway_server.bundles import ENCODER_DECODER_TASKS, StateTensor, Task, TensorSpec, attention_layers
+from headway_training.models import Segmenter
 from headway_training.models.protocols import Decoder, EncoderDecoder, is_recurrent
 
 OPSET = 21
@@ -50,6 +52,9 @@ _TRACED_SIZES = {
     "logits_length": 2,
     "sources": 2,
     "source_length": 7,
+    "images": 3,
+    "prompts": 6,
+    "points": 4,
 }
 """Sizes that a graph is traced at. Not 0 or 1, which PyTorch would take for fixed."""
 _OTHER_SIZES = {
@@ -60,6 +65,9 @@ _OTHER_SIZES = {
     "logits_length": 1,
     "sources": 3,
     "source_length": 6,
+    "images": 5,
+    "prompts": 7,
+    "points": 2,
 }
 """Sizes that it is run at besides, to find the axes of its outputs."""
 
@@ -197,6 +205,28 @@ def _trace_encoder_decoder(module: nn.Module) -> TracedModel:
         cross=tuple(spec.name for spec in cross),
         alignment_layer=aligned_layer,
     )
+
+
+def trace_segmenter(module: Segmenter) -> TracedModel:
+    """Traces a segmentation model: images to embeddings, and prompts of any of several embedded images to masks.
+
+    Raises:
+        TraceError: PyTorch cannot trace it.
+    """
+    shape = module.configuration
+    side, cells = shape.image_size, shape.mask_size
+    pixels = make_spec("pixel_values", "float32", "batch", 3, side, side)
+    prompts = [
+        make_spec("embedding", "float32", "images", shape.grid_size**2, shape.d_model + shape.detail_width),
+        make_spec("image_index", "int64", "prompts"),
+        make_spec("points", "float32", "prompts", "points", 2),
+        make_spec("point_labels", "int64", "prompts", "points"),
+        make_spec("earlier_mask", "float32", "prompts", cells, cells),
+        make_spec("has_earlier_mask", "int64", "prompts"),
+    ]
+    encoder = _trace_graph("encoder", module, StatelessGraph(module.encoder), [pixels])
+    decoder = _trace_graph("decoder", module, PromptDecoderGraph(module.decoder), prompts)
+    return TracedModel(graphs=(encoder, decoder))
 
 
 def alignment_layer(num_layers: int) -> int:

@@ -1,6 +1,6 @@
 """Simple methods, fitted and measured on the same data as a model, which has to be better than they are.
 
-N examples, C labels, P pixels and channels of an image.
+N examples, C labels, P pixels and channels of an image, H and W its height and width.
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ import warnings
 from collections import Counter, defaultdict
 
 import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+from scipy.ndimage import label as label_components
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.linear_model import LogisticRegression
@@ -129,6 +132,35 @@ def seen_spans_baseline(train: SpanLabeledTexts, test: SpanLabeledTexts) -> Base
     predicted = [_find_known(text, best, longest) for text in test.texts]
     _, _, f1 = span_scores(predicted, test.spans)
     return Baseline(name="spans seen in training", metric="span_f1", value=f1)
+
+
+def fill_box(image: NDArray[np.uint8], left: float, top: float, right: float, bottom: float) -> NDArray[np.bool_]:
+    """The whole of a box, whose sides are shares of the image, (H, W, 3): (H, W)."""
+    height, width = image.shape[:2]
+    mask = np.zeros((height, width), bool)
+    mask[round(top * height) : round(bottom * height), round(left * width) : round(right * width)] = True
+    return mask
+
+
+def component_under_point(image: NDArray[np.uint8], x: float, y: float) -> NDArray[np.bool_]:
+    """What hangs together with a point among the pixels on its side of Otsu's threshold (Otsu 1979): (H, W)."""
+    grey = np.asarray(Image.fromarray(image).convert("L"))
+    row, column = (min(int(share * side), side - 1) for share, side in zip((y, x), grey.shape, strict=True))
+    bright = grey > otsu_threshold(grey)
+    components, _ = label_components(bright == bright[row, column])
+    mask: NDArray[np.bool_] = components == components[row, column]
+    return mask
+
+
+def otsu_threshold(grey: NDArray[np.uint8]) -> int:
+    """The level up to which pixels are dark, so that the variance between dark and bright ones is the largest."""
+    counts = np.bincount(grey.ravel(), minlength=256).astype(np.float64)
+    below = counts.cumsum()
+    sums = (counts * np.arange(256)).cumsum()
+    above = below[-1] - below
+    with np.errstate(divide="ignore", invalid="ignore"):
+        between = below * above * (sums / below - (sums[-1] - sums) / above) ** 2
+    return int(np.nanargmax(np.where(above > 0, between, -1.0)))
 
 
 def _labeled_words(examples: SpanLabeledTexts) -> list[tuple[str, int]]:

@@ -43,9 +43,12 @@ TaskName = Literal[
     "token_classification",
     "image_classification",
     "image_text_embedding",
+    "segmentation",
 ]
-IMAGE_TASKS: tuple[TaskName, ...] = ("image_classification", "image_text_embedding")
+IMAGE_TASKS: tuple[TaskName, ...] = ("image_classification", "image_text_embedding", "segmentation")
 """Tasks whose models read images."""
+TEXTLESS_TASKS: tuple[TaskName, ...] = ("image_classification", "segmentation")
+"""Tasks whose models read no text, and have no tokenizer."""
 Metric = Literal[
     "accuracy",
     "micro_f1",
@@ -54,6 +57,7 @@ Metric = Literal[
     "nats_per_character",
     "answer_nats_per_character",
     "mean_recall",
+    "mean_iou",
 ]
 TextPairUse = Literal["never", "optional", "required"]
 """Whether a text model reads two texts as one input: never, if a second one is given, or always."""
@@ -184,7 +188,7 @@ class Checkpoint(Record):
     task: TaskName
     description: str
     license: str
-    architecture: Literal["gpt", "transformer", "recurrent", "encoder", "vit", "clip", "huggingface"]
+    architecture: Literal["gpt", "transformer", "recurrent", "encoder", "vit", "clip", "segmenter", "huggingface"]
     """`huggingface`: the folder is one of `transformers` too, and holds its configuration."""
     configuration: dict[str, Scalar]
     special_tokens: SpecialTokens | None = None
@@ -214,7 +218,7 @@ class Checkpoint(Record):
                 )
         if self.task in IMAGE_TASKS and self.image_preprocessing is None:
             raise ValueError(f"image_preprocessing: {self.task} needs it")
-        if self.task != "image_classification" and self.special_tokens is None:
+        if self.task not in TEXTLESS_TASKS and self.special_tokens is None:
             raise ValueError(f"special_tokens: {self.task} needs them")
         if self.task == "translation" and self.languages is None:
             raise ValueError("languages: translation needs them")
@@ -229,6 +233,7 @@ def write_checkpoint(
     tokenizer: Tokenizer | None = None,
     texts: Iterable[Mapping[str, Any]] | None = None,
     images: tuple[NDArray[np.uint8], NDArray[np.int64]] | None = None,
+    arrays: Mapping[str, NDArray[Any]] | None = None,
     write_weights: Callable[[Path], None] | None = None,
 ) -> None:
     """Writes a checkpoint, or replaces the one that is there: readers see the old one or the new one, never a part.
@@ -240,6 +245,7 @@ def write_checkpoint(
         tokenizer: The tokenizer, for text.
         texts: The objects of `evaluation.jsonl`.
         images: (N, height, width, 3) pixels and (N,) labels of `evaluation.npz`.
+        arrays: What `evaluation.npz` holds instead, by name.
         write_weights: Writes weights and tokenizer into a folder, in place of the above.
     """
     staging = folder.with_name(f".{folder.name}.writing-{os.getpid()}")
@@ -257,7 +263,9 @@ def write_checkpoint(
             lines = (json.dumps(dict(example), ensure_ascii=False) + "\n" for example in texts)
             (staging / TEXT_EVALUATION_FILE).write_text("".join(lines), encoding="utf-8")
         if images is not None:
-            np.savez_compressed(staging / IMAGE_EVALUATION_FILE, images=images[0], labels=images[1])
+            arrays = {"images": images[0], "labels": images[1]}
+        if arrays is not None:
+            np.savez_compressed(staging / IMAGE_EVALUATION_FILE, allow_pickle=False, **arrays)
         _replace_folder(staging, folder)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
@@ -315,7 +323,7 @@ def _describe(error: ValidationError) -> str:
 def _check_files(path: Path, checkpoint: Checkpoint) -> None:
     """Checks that every file that the description needs is there."""
     needed = [] if checkpoint.architecture == HUGGINGFACE else [WEIGHTS_FILE]  # which may be in shards
-    if checkpoint.task != "image_classification":
+    if checkpoint.task not in TEXTLESS_TASKS:
         needed.append(TOKENIZER_FILE)
     if checkpoint.evaluation is not None:
         needed.append(checkpoint.evaluation.file)

@@ -340,6 +340,7 @@ def _finish(options: RunOptions, recipe: Recipe, splits: Splits[Any], trainer: T
         tokenizer=task.tokenizer,
         texts=evaluation.texts,
         images=evaluation.images,
+        arrays=evaluation.arrays,
         write_weights=None if of_folder is None else of_folder.write,
     )
     measured = {f"test/{name}": value for name, value in record.metrics.items() if not isinstance(value, str)}

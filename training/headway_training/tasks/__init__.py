@@ -21,6 +21,7 @@ from headway_training.data.examples import (
     Splits,
 )
 from headway_training.data.pictures import Pictures
+from headway_training.data.segments import SegmentedPictures
 from headway_training.data.token_file import PART_CHARACTERS
 from headway_training.errors import DataError
 from headway_training.recipes import Recipe
@@ -33,6 +34,7 @@ from headway_training.tasks.classification import (
 from headway_training.tasks.contrastive import ContrastiveTask
 from headway_training.tasks.conversation import ConversationTask
 from headway_training.tasks.generation import GenerationTask
+from headway_training.tasks.segmentation import SegmentationTask
 from headway_training.tasks.token_classification import TokenClassificationTask
 from headway_training.tasks.translation import TranslationTask
 from headway_training.tokenizers import take_tokenizer, train_tokenizer
@@ -74,6 +76,8 @@ def make_task(recipe: Recipe, splits: Splits[Any], folder: Path, source: ModelFo
         if source is not None and recipe.preprocessing is not None:
             source.check_images(splits.train.images, recipe.preprocessing)
         return ImageClassificationTask(recipe, splits)
+    if isinstance(splits.train, SegmentedPictures):
+        return SegmentationTask(recipe, splits)
     if isinstance(splits.train, Conversations):
         if source is None:
             raise DataError("conversations are written by the chat template of a model folder: give it with --init")

@@ -51,6 +51,8 @@ class EvaluationData:
     """Objects of `evaluation.jsonl`."""
     images: tuple[NDArray[np.uint8], NDArray[np.int64]] | None = None
     """(N, height, width, 3) pixels and (N,) labels."""
+    arrays: Mapping[str, NDArray[Any]] | None = None
+    """What a task of images without labels is measured on, by name."""
 
 
 class Task(ABC):

@@ -1,0 +1,271 @@
+"""Cutting out what is pointed at: the model, its losses, the pictures that are composed, and a run on tiny data."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageDraw
+from rich.console import Console
+
+from headway_training.baselines import component_under_point, fill_box
+from headway_training.checkpoint import load_model
+from headway_training.data.pictures import Drawings
+from headway_training.data.segments import Composer, Scene, SegmentedImage, choose_prompts, crop_scene, find_parts
+from headway_training.data.sources import read_splits
+from headway_training.models import SegmentationConfig, Segmenter, build_model
+from headway_training.models.segmentation import mask_iou, mask_losses
+from headway_training.recipes import read_recipe
+from headway_training.run import RunOptions, run_training
+from headway_training.tasks import make_task, segmentation
+from headway_training.trainer import Trainer
+
+RECIPE = str(Path(__file__).parents[2] / "docs" / "experiments" / "segmentation.toml")
+TINY = {
+    "image_size": 32,
+    "patch_size": 8,
+    "mask_stride": 2,
+    "d_detail": 8,
+    "image_num_layers": 1,
+    "image_d_model": 16,
+    "image_num_heads": 2,
+    "image_d_ff": 32,
+    "num_layers": 1,
+    "d_model": 32,
+    "num_heads": 2,
+    "d_ff": 32,
+}
+COLOURS = ((200, 30, 30), (30, 200, 30), (30, 30, 200))
+QUIET = Console(quiet=True)
+
+
+@pytest.fixture
+def model() -> Segmenter:
+    torch.manual_seed(0)
+    return Segmenter(SegmentationConfig(**TINY)).eval()
+
+
+@torch.inference_mode()
+def test_padded_points_and_rows_beside_it_change_no_prompt(model: Segmenter) -> None:
+    bank = model.embed(torch.randn(3, 3, 32, 32))
+    points, labels = torch.rand(2, 3, 2), torch.tensor([[1, 0, -1], [2, 3, 1]])
+    masks, iou = model.decode(bank, torch.tensor([2, 0]), points, labels)
+    alone = model.decode(bank[2:], torch.tensor([0]), points[:1, :2], labels[:1, :2])
+    torch.testing.assert_close(alone[0][0], masks[0], atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(alone[1][0], iou[0], atol=1e-6, rtol=1e-6)
+    moved = torch.cat((points[:, :2], points[:, 2:] + torch.tensor([[[9.0]], [[0.0]]])), dim=1)
+    assert torch.equal(model.decode(bank, torch.tensor([2, 0]), moved, labels)[0], masks)
+    assert masks.shape == (2, 4, 16, 16)
+    assert ((iou > 0) & (iou < 1)).all()
+
+
+@torch.inference_mode()
+def test_an_earlier_mask_is_read_where_there_is_one(model: Segmenter) -> None:
+    bank, points, labels = (
+        model.embed(torch.randn(1, 3, 32, 32)),
+        torch.rand(2, 1, 2),
+        torch.ones(2, 1, dtype=torch.int64),
+    )
+    image_index, earlier = torch.zeros(2, dtype=torch.int64), torch.randn(2, 16, 16)
+    without, _ = model.decode(bank, image_index, points, labels)
+    with_both, _ = model.decode(bank, image_index, points, labels, earlier_mask=earlier)
+    mixed = model.decoder(
+        bank, image_index, points, labels, earlier_mask=earlier, has_earlier_mask=torch.tensor([0, 1])
+    )["masks"]
+    torch.testing.assert_close(mixed[0], without[0], atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(mixed[1], with_both[1], atol=1e-6, rtol=1e-6)
+    assert not torch.allclose(without[1], with_both[1])
+
+
+def test_cells_of_a_patch_come_back_to_their_places(model: Segmenter) -> None:
+    grid = torch.arange(16 * 16.0).reshape(1, 1, 16, 16).expand(1, 4, 16, 16)
+    cells = model.encoder._by_patch(grid).reshape(1, -1, 4)
+    assert torch.equal(model.decoder._arrange(cells), grid)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"mask_stride": 8}, "mask_stride is 8; it must be patch_size"),
+        ({"d_model": 48}, "decoder: |d_model must be a multiple of 16 num_heads"),
+        ({"image_num_heads": 3}, "image encoder: d_model must be a multiple of num_heads"),
+    ],
+)
+def test_a_shape_that_cannot_be_is_named(change: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SegmentationConfig(**{**TINY, **change})
+
+
+def test_the_loss_is_least_where_probabilities_are_the_share_that_is_covered() -> None:
+    coverage = torch.rand(16, 16)
+    right = mask_losses(torch.logit(coverage, eps=1e-6), coverage)
+    assert right < mask_losses(torch.logit(coverage, eps=1e-6) + 0.3, coverage)
+    assert right < mask_losses(torch.logit(coverage, eps=1e-6) - 0.3, coverage)
+    assert mask_losses(torch.where(coverage > 0.5, 20.0, -20.0), (coverage > 0.5).float()) < 0.01
+    assert mask_iou(coverage > 0.5, coverage > 0.5) == 1
+
+
+def make_drawings() -> tuple[Drawings, np.ndarray]:
+    """A disc on a square in three pairs of colours, on white."""
+    images = np.full((3, 96, 96, 3), 255, np.uint8)
+    for image, inner, outer in zip(images, COLOURS, COLOURS[1:] + COLOURS[:1], strict=True):
+        image[16:80, 16:80] = outer
+        rows, columns = np.ogrid[:96, :96]
+        image[(rows - 48) ** 2 + (columns - 48) ** 2 < 400] = inner
+    return Drawings(images=images, emoji=np.arange(3)), (images < 250).any(axis=-1)
+
+
+def test_parts_of_a_drawing_are_its_regions_of_one_colour() -> None:
+    drawings, drawn = make_drawings()
+    parts = find_parts(drawings.images[0], drawn[0])
+    assert set(np.unique(parts)) == {0, 1, 2}
+    assert parts[48, 48] != parts[20, 20]
+    assert (parts > 0).sum() == drawn[0].sum()
+    assert not find_parts(np.zeros((96, 96, 3), np.uint8), drawn[0]).any()
+
+
+def test_a_composed_picture_shows_every_segment_where_its_map_says() -> None:
+    composer = Composer(*make_drawings(), backgrounds=[])
+    random = np.random.default_rng(0)
+    for drawing in (0, 1, 2):
+        scene = composer.compose(drawing, 128, random)
+        again = composer.compose(drawing, 128, np.random.default_rng(5))
+        same = composer.compose(drawing, 128, np.random.default_rng(5))
+        assert np.array_equal(again.image, same.image)
+        wholes, parts = scene.maps
+        assert wholes.any()
+        assert not parts[wholes == 0].any()
+        for number in np.unique(parts)[1:]:
+            pixels = scene.image[parts == number].astype(int)
+            nearest = min(np.abs(np.median(pixels, axis=0) - colour).max() for colour in COLOURS)
+            assert len(pixels) < 40 or nearest < 30, "a part is of one colour"
+
+
+def test_prompts_lie_in_their_segments_and_cover_what_they_say() -> None:
+    random = np.random.default_rng(1)
+    labels = np.zeros((100, 140), np.int32)
+    labels[20:60, 30:90], labels[70:90, 10:40] = 1, 2
+    image = np.repeat((labels * 100).astype(np.uint8)[..., None], 3, axis=-1)
+    picture = SegmentedImage(image=image, segmentations=(labels,))
+    for _ in range(20):
+        scene = crop_scene(picture, 64, random, least_area=0.4, turned=True)
+        prompts = choose_prompts(scene, 3, 16, random)
+        if prompts is None:
+            continue
+        for point, box, coverage in zip(prompts.points, prompts.boxes, prompts.coverage, strict=True):
+            x, y = (point * 64).astype(int)
+            number = scene.maps[0][y, x]
+            assert number > 0
+            assert abs(int(scene.image[y, x, 0]) - number * 100) < 60
+            rows, columns = np.nonzero(scene.maps[0] == number)
+            assert np.allclose(box * 64, (columns.min(), rows.min(), columns.max() + 1, rows.max() + 1))
+            assert coverage.sum() / 255 * 16 == pytest.approx(len(rows), rel=0.02)
+    assert choose_prompts(Scene(image=scene.image, maps=(np.zeros((64, 64), np.int32),)), 3, 16, random) is None
+
+
+def test_baselines_fill_the_box_and_take_the_component_under_the_point() -> None:
+    image = np.zeros((40, 60, 3), np.uint8)
+    image[10:20, 10:20], image[10:20, 30:50] = 200, 220
+    found = component_under_point(image, 40 / 60, 15 / 40)
+    assert found.sum() == 200
+    assert found[15, 40]
+    assert not found[15, 15]
+    assert fill_box(image, 0.5, 0.25, 5 / 6, 0.5).sum() == 200
+
+
+def write_tar(path: Path, files: dict[str, Image.Image]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    kinds = {".jpg": "JPEG", ".png": "PNG", ".webp": "WEBP"}
+    with tarfile.open(path, "w:gz") as archive:
+        for name, image in files.items():
+            content = io.BytesIO()
+            image.save(content, kinds[Path(name).suffix], **({"lossless": True} if name.endswith("webp") else {}))
+            member = tarfile.TarInfo(name)
+            member.size = content.tell()
+            content.seek(0)
+            archive.addfile(member, content)
+
+
+@pytest.fixture
+def segment_data(tmp_path: Path) -> Path:
+    """Bright discs on black as nuclei, photographs of two halves, and drawings in three styles."""
+    folder, random = tmp_path / "data", np.random.default_rng(0)
+    nuclei: dict[str, Image.Image] = {}
+    for number in range(8):
+        image, labels = Image.new("L", (64, 64), 10), Image.new("I;16", (64, 64))
+        for disc, (x, y) in enumerate(((16, 16), (48, 20), (24, 48)), start=1):
+            shift = random.integers(-5, 6, 2)
+            box = [x + shift[0] - 9, y + shift[1] - 9, x + shift[0] + 9, y + shift[1] + 9]
+            ImageDraw.Draw(image).ellipse(box, fill=200)
+            ImageDraw.Draw(labels).ellipse(box, fill=disc)
+        nuclei |= {f"{number:02}.jpg": image.convert("RGB"), f"{number:02}.png": labels}
+    write_tar(folder / "nuclei" / "train.tar.gz", nuclei)
+    for part in ("train", "val"):
+        photographs: dict[str, Image.Image] = {}
+        for number in range(2):
+            labels = np.ones((40, 60), np.uint16)
+            labels[:, 20 + 10 * number :] = 2
+            image = np.where(labels[..., None] == 1, (180, 160, 40), (40, 90, 180)).astype(np.uint8)
+            photographs[f"{number}.jpg"] = Image.fromarray(image)
+            photographs |= {f"{number}_{one}.png": Image.fromarray(labels) for one in (1, 2)}
+        write_tar(folder / "bsds500" / f"{part}.tar.gz", photographs)
+    images = {f"F{i}.webp": Image.fromarray(image) for i, image in enumerate(make_drawings()[0].images)}
+    for style in ("noto", "openmoji", "fluent"):
+        write_tar(folder / "emoji" / f"{style}_96.tar.gz", images)
+    rows = ["codepoint\tgroup\ten\tde\ten_tags\tde_tags\tconcept", *(f"F{i}\tobjects\tx\t\t\t\tF{i}" for i in range(3))]
+    (folder / "emoji" / "texts.tsv.gz").write_bytes(gzip.compress("".join(row + "\n" for row in rows).encode()))
+    return folder
+
+
+def settings_of(*more: str) -> tuple[str, ...]:
+    tiny = [f"model.{name}={value}" for name, value in TINY.items() if name != "image_size"]
+    tiny += ["preprocessing.height=32", "preprocessing.width=32", "data.valid_fraction=0.25", "tracker=none"]
+    return (*tiny, "optimization.batch_size=8", "segmentation.prompts_per_image=3", *more)
+
+
+def make_trainer(folder: Path, data: Path, *more: str) -> Trainer:
+    recipe = read_recipe(RECIPE, settings_of(*more))
+    task = make_task(recipe, read_splits(recipe, data, None), folder)
+    torch.manual_seed(7)
+    model = build_model(recipe.architecture, {**recipe.configuration, **task.model_fields()})
+    return Trainer(task=task, model=model, recipe=recipe, folder=folder, seed=7, console=QUIET)
+
+
+def test_a_resumed_run_ends_like_an_unbroken_one(tmp_path: Path, segment_data: Path) -> None:
+    settings = ("optimization.max_steps=6", "optimization.evaluations=1", "optimization.state_every_steps=2")
+    unbroken = make_trainer(tmp_path / "unbroken", segment_data, *settings)
+    unbroken.fit()
+    make_trainer(tmp_path / "broken", segment_data, *settings).fit(until_step=3)
+    resumed = make_trainer(tmp_path / "broken", segment_data, *settings)
+    assert resumed.progress.step == 2
+    resumed.fit()
+    assert unbroken.progress.history == resumed.progress.history
+    for name, tensor in unbroken.model.state_dict().items():
+        assert torch.equal(tensor, resumed.model.state_dict()[name]), name
+
+
+def test_a_tiny_model_learns_a_handful_of_pictures_and_leaves_a_checkpoint(
+    tmp_path: Path, segment_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segmentation, "_NUM_COMPOSITES", {"valid": 6, "test": 12})
+    settings = settings_of(
+        *("optimization.epochs=1000", "optimization.max_steps=150", "optimization.learning_rate=0.01"),
+        *("optimization.average_decay=0.9", "optimization.evaluations=1", "optimization.precision=fp32"),
+    )
+    options = RunOptions(recipe=RECIPE, settings=settings, data_dir=segment_data, output=tmp_path / "run", seed=0)
+    folder = run_training(options, QUIET)
+    model, checkpoint = load_model(folder)
+    assert isinstance(model, Segmenter)
+    assert checkpoint.training is not None
+    assert checkpoint.training.baseline is not None
+    metrics = checkpoint.training.metrics
+    assert metrics["nuclei_box"] > 80
+    assert metrics["nuclei_point"] > 60
+    assert {"mean_iou", "composites_point_best", "photographs_box_best", "iou_error"} <= metrics.keys()
+    arrays = np.load(folder / "evaluation.npz")
+    assert len(arrays["masks"]) == len(arrays["points"]) == len(arrays["image_index"])

@@ -1,0 +1,411 @@
+"""Cutting out what is pointed at: prompts are simulated clicks and boxes (Kirillov et al. 2023, appendix A).
+
+B images of a batch, P prompts of each, N = B P prompts together, I image size, S cells along a side of a mask, M masks
+of a prompt, H, W height and width of a picture as it is stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 (torch's own convention)
+
+from headway_training.baselines import component_under_point, fill_box
+from headway_training.batches import Batch
+from headway_training.checkpoint import Baseline
+from headway_training.data.examples import Splits
+from headway_training.data.images import normalize, resize_and_crop
+from headway_training.data.pictures import opaque
+from headway_training.data.segments import (
+    LEAST_AREA,
+    Composer,
+    Labels,
+    Scene,
+    SegmentedImage,
+    SegmentedPictures,
+    centre_of,
+    choose_prompts,
+    crop_scene,
+)
+from headway_training.data.views import random_coarseness, random_colours
+from headway_training.models.segmentation import (
+    BOTTOM_RIGHT,
+    INSIDE,
+    OUTSIDE,
+    PADDING,
+    TOP_LEFT,
+    Segmenter,
+    mask_iou,
+    mask_losses,
+)
+from headway_training.recipes import Recipe
+from headway_training.tasks.base import IGNORED, EvaluationData, Metrics, Part, Task, TrainingBatch
+
+Kind = Literal["nuclei", "composites", "photographs"]
+_NUCLEI_PASSES, _PHOTOGRAPH_PASSES = 8, 12
+"""Times that each picture of a kind is seen while each drawing is the first of a composed picture once."""
+_TURNED_OVER = 0.15
+"""Share of the pictures of nuclei whose light and dark are exchanged."""
+_ATTEMPTS = 4
+"""Parts of a picture that are tried until one has a segment to ask for."""
+_BOX_NOISE = 0.1
+"""Deviation of a box's sides in training, as a share of its own (appendix A)."""
+_BOXES = 0.5
+"""Share of the prompts of a batch that begin with a box; the others begin with a point."""
+_SCENE_SEED = 7
+_NUM_COMPOSITES: Mapping[Part, int] = {"valid": 80, "test": 300}
+_MOST_PROMPTS: Mapping[Part, int] = {"valid": 6, "test": 30}
+"""Segments of each picture that are measured."""
+_PHOTOGRAPH_SHARE = 0.001
+"""Of a photograph: segments that are smaller are not measured."""
+_EVALUATION_IMAGES = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredPicture:
+    """A picture with segments to find."""
+
+    kind: Kind
+    image: NDArray[np.uint8]
+    """(H, W, 3), as it is stored."""
+    masks: NDArray[np.uint8]
+    """(P, H W / 8): the segments, by `numpy.packbits`."""
+    points: NDArray[np.float32]
+    """(P, 2): a place in each, as shares of width and height."""
+    boxes: NDArray[np.float32]
+    """(P, 4): left, top, right, bottom, as shares."""
+
+    def mask(self, row: int) -> NDArray[np.bool_]:
+        """(H, W)."""
+        height, width = self.image.shape[:2]
+        bits: NDArray[np.bool_] = np.unpackbits(self.masks[row], count=height * width).reshape(height, width).view(bool)
+        return bits
+
+
+class SegmentationTask(Task):
+    """Batches of microscope pictures, photographs and composed pictures, in random order."""
+
+    unit = "images"
+    metric = "mean_iou"
+    higher_is_better = True
+
+    def __init__(self, recipe: Recipe, splits: Splits[Any]) -> None:
+        assert recipe.preprocessing is not None
+        self._recipe = recipe
+        self._splits: Splits[Any] = splits
+        self._preprocessing = recipe.preprocessing
+        self._size = recipe.preprocessing.height
+        self._mask_size = self._size // int(recipe.model.get("mask_stride", 4))
+        train: SegmentedPictures = splits.train
+        self._composer = _make_composer(train)
+        self._measured: dict[Part, list[MeasuredPicture]] = {}
+
+    @property
+    def num_train_examples(self) -> int:
+        """Pictures and drawings."""
+        return len(self._splits.train)
+
+    def model_fields(self) -> dict[str, int]:
+        """The size that images are brought to."""
+        return {"image_size": self._size}
+
+    def checkpoint_fields(self) -> dict[str, Any]:
+        """Preprocessing."""
+        return {"image_preprocessing": self._preprocessing}
+
+    def epoch_batches(self, seed: int, epoch: int) -> list[Batch]:
+        """Batches of all kinds: nuclei, then photographs, then drawings in the numbering of pictures."""
+        train: SegmentedPictures = self._splits.train
+        counts = (len(train.nuclei), len(train.photographs), len(train.drawings))
+        passes = (_NUCLEI_PASSES, _PHOTOGRAPH_PASSES, 1)
+        starts = np.cumsum([0, *counts])
+        pictures = np.concatenate(
+            [np.tile(np.arange(count) + starts[kind], passes[kind]) for kind, count in enumerate(counts)]
+        )
+        order = np.random.default_rng((seed, epoch)).permutation(pictures)
+        size = self._recipe.optimization.batch_size
+        return [order[start : start + size] for start in range(0, len(order), size)]
+
+    def collate(self, batch: Batch, generator: torch.Generator) -> TrainingBatch:
+        """Pixels (B, 3, I, I); first points (B, P, 2), boxes (B, P, 4) and the coverage of segments (B, P, S, S).
+
+        Coverage is uint8, of 255. Targets (B, P) are 0, or ignored where a picture has no segment.
+        """
+        random = np.random.default_rng(int(torch.randint(2**62, (1,), generator=generator)))
+        count, side = self._recipe.segmentation.prompts_per_image, self._mask_size
+        coverage = np.zeros((len(batch), count, side, side), np.uint8)
+        points, boxes = np.zeros((len(batch), count, 2), np.float32), np.zeros((len(batch), count, 4), np.float32)
+        targets = np.full((len(batch), count), IGNORED, np.int64)
+        images = np.empty((len(batch), self._size, self._size, 3), np.uint8)
+        for row, picture in enumerate(batch):
+            for _ in range(_ATTEMPTS):
+                scene = self._scene(int(picture), random)
+                prompts = choose_prompts(scene, count, side, random)
+                if prompts is not None:
+                    coverage[row], points[row], boxes[row] = prompts.coverage, prompts.points, prompts.boxes
+                    targets[row] = 0
+                    break
+            images[row] = scene.image
+        if (targets == IGNORED).all():
+            targets[0, 0] = 0  # nothing to find, which is not found by an empty mask either: a step needs a target
+        tensors = {
+            "pixel_values": self._finish(images, generator),
+            "coverage": torch.from_numpy(coverage),
+            "points": torch.from_numpy(points),
+            "boxes": torch.from_numpy(_shake(boxes, random)),
+            "targets": torch.from_numpy(targets),
+        }
+        return TrainingBatch(tensors=tensors, num_units=len(batch))
+
+    def _scene(self, picture: int, random: np.random.Generator) -> Scene:
+        """The part of a picture that is seen, or the picture that is composed, by the number of a picture."""
+        train: SegmentedPictures = self._splits.train
+        least_area = self._recipe.augmentation.least_crop_area
+        if picture < len(train.nuclei):
+            scene = crop_scene(train.nuclei[picture], self._size, random, least_area=least_area, turned=True)
+            if random.random() < _TURNED_OVER:
+                scene = Scene(image=255 - scene.image, maps=scene.maps)
+            return scene
+        picture -= len(train.nuclei)
+        if picture < len(train.photographs):
+            return crop_scene(train.photographs[picture], self._size, random, least_area=least_area, turned=False)
+        return self._composer.compose(picture - len(train.photographs), self._size, random)
+
+    def _finish(self, images: NDArray[np.uint8], generator: torch.Generator) -> Tensor:
+        """(B, I, I, 3) -> changes colours and detail, and normalises: (B, 3, I, I)."""
+        settings, image = self._recipe.augmentation, self._preprocessing
+        values = torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255
+        values = random_colours(values, settings.colour_change, grey=settings.grey, generator=generator)
+        values = random_coarseness(values, settings.coarse, least_size=self._size * 3 // 8, generator=generator)
+        mean, std = (torch.tensor(one)[:, None, None] for one in (image.mean, image.std))
+        return (values - mean) / std
+
+    def logits(self, model: nn.Module, tensors: Mapping[str, Tensor]) -> Tensor:
+        """The masks of the prompts' first points, (N, M, S, S)."""
+        points = tensors["points"].flatten(0, 1)[:, None]  # (N, 1, 2)
+        labels = torch.full(points.shape[:2], INSIDE, device=points.device)
+        masks: Tensor = model(tensors["pixel_values"], _image_index(tensors), points, labels)[0]
+        return masks
+
+    def loss(self, model: nn.Module, tensors: Mapping[str, Tensor], label_smoothing: float = 0.0) -> Tensor:  # noqa: ARG002 (masks have no classes)
+        """The loss summed over prompts: of each answer, the best of three masks, the single mask, and the IoU.
+
+        A prompt begins with a point or a box. After each answer a point is added where the mask that was given is
+        wrong, and that mask goes in with it; of such answers the single mask counts alone.
+        """
+        assert isinstance(model, Segmenter)
+        coverage = tensors["coverage"].flatten(0, 1)[:, None].float() / 255  # (N, 1, S, S)
+        counts = (tensors["targets"] != IGNORED).flatten().float()  # (N)
+        embedding, image_index = model.embed(tensors["pixel_values"]), _image_index(tensors)
+        points, labels = _first_prompts(tensors["points"].flatten(0, 1), tensors["boxes"].flatten(0, 1))
+        earlier, total = None, counts.new_zeros(())
+        rounds = self._recipe.segmentation.click_rounds
+        for number in range(rounds):
+            masks, predicted = model.decode(embedding, image_index, points, labels, earlier_mask=earlier)
+            losses = mask_losses(masks, coverage)  # (N, M)
+            iou = mask_iou(masks > 0, coverage > 0.5)  # (N, M)
+            answer = losses[:, 0]
+            if number == 0:
+                answer = answer + losses[:, 1:].min(dim=1).values
+            total = (
+                total + ((answer + F.mse_loss(predicted, iou, reduction="none").mean(dim=1)) * counts).sum() / rounds
+            )
+            if number + 1 < rounds:
+                given = predicted[:, 1:].argmax(dim=1) + 1 if number == 0 else torch.zeros_like(image_index)
+                earlier = masks.detach().gather(1, given[:, None, None, None].expand(-1, 1, *masks.shape[-2:]))[:, 0]
+                point, label = _next_point(earlier > 0, coverage[:, 0] > 0.5)
+                points, labels = torch.cat((points, point), dim=1), torch.cat((labels, label), dim=1)
+        return total
+
+    def measured(self, part: Part) -> list[MeasuredPicture]:
+        """The pictures and segments of a part that are measured; the same in every run."""
+        if part not in self._measured:
+            pictures: SegmentedPictures = getattr(self._splits, part)
+            random = np.random.default_rng(_SCENE_SEED)
+            most, composer = _MOST_PROMPTS[part], _make_composer(pictures)
+            found = [_measure(one, "nuclei", most, 1, random) for one in pictures.nuclei]
+            for one in pictures.photographs:
+                least = round(_PHOTOGRAPH_SHARE * one.image.shape[0] * one.image.shape[1])
+                found.append(_measure(one, "photographs", most, least, random))
+            for number in random.permutation(np.arange(_NUM_COMPOSITES[part]) % len(composer)):
+                scene = composer.compose(int(number), self._size, random)
+                picture = SegmentedImage(image=scene.image, segmentations=scene.maps)
+                found.append(_measure(picture, "composites", most, LEAST_AREA, random))
+            self._measured[part] = [one for one in found if len(one.masks)]
+        return self._measured[part]
+
+    @torch.inference_mode()
+    def evaluate(self, model: nn.Module, part: Part) -> Metrics:
+        """Mean IoU in percent, at one point and at one box, by the kind of picture, in the pictures' own pixels.
+
+        `best` is of the best of three masks, the others of that with the highest predicted IoU. `mean_iou` is the mean
+        of nuclei, and of the best of three for composed pictures and photographs. `iou_error` is the mean distance of
+        the predicted IoU from the true one.
+        """
+        assert isinstance(model, Segmenter)
+        device = next(model.parameters()).device
+        pictures = self.measured(part)
+        found: dict[str, list[float]] = {}
+        for start in range(0, len(pictures), _EVALUATION_IMAGES):
+            chosen = pictures[start : start + _EVALUATION_IMAGES]
+            pixels = np.stack([resize_and_crop(Image.fromarray(one.image), self._preprocessing) for one in chosen])
+            embedding = model.embed(torch.from_numpy(normalize(pixels, self._preprocessing)).to(device))
+            counts = torch.tensor([len(one.points) for one in chosen])
+            image_index = torch.arange(len(chosen)).repeat_interleave(counts).to(device)
+            for name, points, labels in _prompts_of(chosen):
+                masks, predicted = model.decode(embedding, image_index, points.to(device), labels.to(device))
+                parts = zip(
+                    chosen, masks[:, 1:].split(counts.tolist()), predicted[:, 1:].split(counts.tolist()), strict=True
+                )
+                for picture, logits, promised in parts:
+                    ious = _picture_iou(picture, logits.float().cpu())  # (P, 3)
+                    best = promised.float().cpu().argmax(dim=1, keepdim=True)
+                    own = ious.gather(1, best)[:, 0]
+                    found.setdefault(f"{picture.kind}_{name}", []).extend(own.tolist())
+                    found.setdefault(f"{picture.kind}_{name}_best", []).extend(ious.amax(dim=1).tolist())
+                    found.setdefault("iou_error", []).extend((promised.float().cpu() - ious).abs().flatten().tolist())
+        metrics = {name: 100 * float(np.mean(values)) for name, values in found.items()}
+        return {"mean_iou": _mean_iou(metrics), **metrics}
+
+    def measure_baselines(self) -> dict[str, float]:
+        """Mean IoU in percent of simple methods: the box, and the component under the point by Otsu's threshold."""
+        found: dict[str, list[float]] = {}
+        for picture in self.measured("test"):
+            for row in range(len(picture.masks)):
+                mask = picture.mask(row)
+                for name, answer in (
+                    ("point", component_under_point(picture.image, *picture.points[row])),
+                    ("box", fill_box(picture.image, *picture.boxes[row])),
+                ):
+                    iou = (mask & answer).sum() / (mask | answer).sum()
+                    found.setdefault(f"{picture.kind}_{name}", []).append(float(iou))
+        return {name: 100 * float(np.mean(values)) for name, values in found.items()}
+
+    def measure_baseline(self) -> Baseline:
+        """The mean over kinds of pictures and prompts, as `mean_iou` is."""
+        name = "Otsu's threshold and the component under the point; the filled box"
+        return Baseline(name=name, metric=self.metric, value=float(np.mean(list(self.measure_baselines().values()))))
+
+    def evaluation_data(self) -> EvaluationData:
+        """What is measured in a validation: images, prompts, and the masks (N, I, I) in the images' pixels, packed."""
+        pictures, size = self.measured("valid"), self._size
+        masks = [one.mask(row) for one in pictures for row in range(len(one.masks))]
+        resized = [Image.fromarray(mask).resize((size, size), Image.Resampling.NEAREST) for mask in masks]
+        return EvaluationData(
+            arrays={
+                "images": np.stack(
+                    [resize_and_crop(Image.fromarray(one.image), self._preprocessing) for one in pictures]
+                ),
+                "image_index": np.repeat(np.arange(len(pictures)), [len(one.masks) for one in pictures]),
+                "points": np.concatenate([one.points for one in pictures]),
+                "boxes": np.concatenate([one.boxes for one in pictures]),
+                "masks": np.packbits(np.stack([np.asarray(mask) for mask in resized]).reshape(len(masks), -1), axis=1),
+            }
+        )
+
+
+def _make_composer(pictures: SegmentedPictures) -> Composer:
+    drawings = pictures.drawings
+    return Composer(drawings, opaque(drawings.images), [one.image for one in pictures.photographs])
+
+
+def _image_index(tensors: Mapping[str, Tensor]) -> Tensor:
+    """(N,): the image of each prompt."""
+    count, prompts = tensors["targets"].shape
+    return torch.arange(count, device=tensors["targets"].device).repeat_interleave(prompts)
+
+
+def _shake(boxes: NDArray[np.float32], random: np.random.Generator) -> NDArray[np.float32]:
+    """Moves the sides of boxes, (..., 4), by a share of their lengths."""
+    sides = np.tile(boxes[..., 2:] - boxes[..., :2], 2)  # (..., 4)
+    noise = np.clip(random.normal(0, _BOX_NOISE, boxes.shape), -2 * _BOX_NOISE, 2 * _BOX_NOISE)
+    shaken: NDArray[np.float32] = np.clip(boxes + noise * sides, 0, 1).astype(np.float32)
+    return shaken
+
+
+def _first_prompts(points: Tensor, boxes: Tensor) -> tuple[Tensor, Tensor]:
+    """A point or a box of each prompt, at random: points (N, 2, 2) and their labels (N, 2)."""
+    boxed = torch.rand(len(points), device=points.device) < _BOXES
+    corners, labels = _as_corners(boxes)
+    alone, alone_labels = _as_point(points)
+    return torch.where(boxed[:, None, None], corners, alone), torch.where(boxed[:, None], labels, alone_labels)
+
+
+def _as_corners(boxes: Tensor) -> tuple[Tensor, Tensor]:
+    """Boxes (N, 4) -> points (N, 2, 2) and labels (N, 2)."""
+    return boxes.unflatten(-1, (2, 2)), torch.tensor([TOP_LEFT, BOTTOM_RIGHT], device=boxes.device).expand(
+        len(boxes), 2
+    )
+
+
+def _as_point(points: Tensor) -> tuple[Tensor, Tensor]:
+    """Points (N, 2) -> points (N, 2, 2), of which the second is padding, and labels (N, 2)."""
+    labels = torch.tensor([INSIDE, PADDING], device=points.device).expand(len(points), 2)
+    return torch.stack((points, torch.zeros_like(points)), dim=1), labels
+
+
+def _next_point(masks: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
+    """A random cell where masks, bool (N, S, S), are wrong, or anywhere where they are right: (N, 1, 2) and (N, 1)."""
+    size = masks.shape[-1]
+    wrong = masks != truth
+    chances = torch.rand(masks.shape, device=masks.device)
+    place = (chances + wrong).flatten(1).argmax(dim=1, keepdim=True)  # (N, 1): a wrong cell has the larger chance
+    inside = truth.flatten(1).gather(1, place)  # (N, 1)
+    jitter = torch.rand(len(masks), 1, 2, device=masks.device)
+    cells = torch.stack((place % size, place // size), dim=-1)  # (N, 1, 2): x and y
+    return (cells + jitter) / size, torch.where(inside, INSIDE, OUTSIDE)
+
+
+def _measure(
+    picture: SegmentedImage, kind: Kind, most: int, least_area: int, random: np.random.Generator
+) -> MeasuredPicture:
+    """Chooses segments of a picture, of all its segmentations alike."""
+    places: list[tuple[Labels, int]] = []
+    for labels in picture.segmentations:
+        areas = np.bincount(labels.ravel())
+        places += [(labels, number) for number in range(1, len(areas)) if areas[number] >= max(1, least_area)]
+    chosen = [places[i] for i in np.sort(random.permutation(len(places))[:most])]
+    height, width = picture.image.shape[:2]
+    masks, points, boxes = [], [], []
+    for labels, number in chosen:
+        mask = labels == number
+        rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
+        top, left, bottom, right = rows[0], columns[0], rows[-1] + 1, columns[-1] + 1
+        x, y = centre_of(mask[top:bottom, left:right])
+        points.append(((left + x) / width, (top + y) / height))
+        boxes.append((left / width, top / height, right / width, bottom / height))
+        masks.append(np.packbits(mask))
+    return MeasuredPicture(
+        kind=kind,
+        image=picture.image,
+        masks=np.array(masks),
+        points=np.array(points, np.float32),
+        boxes=np.array(boxes, np.float32),
+    )
+
+
+def _prompts_of(pictures: Sequence[MeasuredPicture]) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """The points of pictures, then their boxes, as a model takes them."""
+    yield "point", *_as_point(torch.from_numpy(np.concatenate([one.points for one in pictures])))
+    yield "box", *_as_corners(torch.from_numpy(np.concatenate([one.boxes for one in pictures])))
+
+
+def _picture_iou(picture: MeasuredPicture, logits: Tensor) -> Tensor:
+    """IoU of masks (P, M, S, S) with the segments, in the picture's own pixels: (P, M)."""
+    rows = []
+    for row, masks in enumerate(logits):
+        large = F.interpolate(masks[None], size=picture.image.shape[:2], mode="bilinear")[0]  # (M, H, W)
+        rows.append(mask_iou(large > 0, torch.from_numpy(picture.mask(row))[None]))
+    return torch.stack(rows)
+
+
+def _mean_iou(metrics: Mapping[str, float]) -> float:
+    names = [f"{kind}_{prompt}" for kind in ("composites", "photographs") for prompt in ("point_best", "box_best")]
+    return float(np.mean([metrics[name] for name in ("nuclei_point", "nuclei_box", *names) if name in metrics]))
