@@ -145,6 +145,10 @@ class ServerSettings(BaseSettings):
     """Address to listen on; 0.0.0.0 for all of IPv4, :: for all."""
     port: Annotated[int, BeforeValidator(_own_port), Field(ge=0, le=65535)] = _DEFAULT_PORT
     """Port to listen on; 0 takes a free one, which the ready line names."""
+    workers: Literal["auto"] | Annotated[int, Field(ge=1, le=256)] = 1
+    """Processes that answer at the port, each with cores of its own and models of its own; for many small calls on many
+    cores. `auto`: as many as suit the models and the cores. A model that writes texts is better in one process
+    (docs/scaling.md)."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where models run; auto takes CUDA where there is a device."""
     precision: Precision | None = None
