@@ -31,7 +31,7 @@ import structlog
 from pydantic import BaseModel
 
 from headway_server.batching.settings import MAX_IMAGES, MAX_TEXTS, BatchingSettings
-from headway_server.bundles import ENCODER_DECODER_TASKS, Manifest, Task, read_manifest
+from headway_server.bundles import Manifest, Task, read_manifest
 from headway_server.decoding.settings import EngineSettings
 from headway_server.errors import BundleError, BundleRejectedError, DrainingError, ModelNotFoundError, ServerError
 from headway_server.runtime import CLOSE_TIMEOUT_S, Runtime, available_bytes, share_memory, usable_cores
@@ -50,9 +50,8 @@ Answer: TypeAlias = Callable[[str, list[Any]], Awaitable[Any]]
 _Result = TypeVar("_Result")
 _Change: TypeAlias = Callable[[], Coroutine[Any, Any, _Result]]
 
-_CORES_OF_WORKER: Final = 2
-"""Cores that `auto` gives a worker: one for the event loop and one for the model, which small calls ask as much of."""
-_WRITES: Final = frozenset({Task.GENERATION, *ENCODER_DECODER_TASKS})
+_MOST_PARAMETERS: Final = 20_000_000
+"""Of a model whose calls cost more around the model than in it; larger ones gain from cores, not from processes."""
 _COPIES: Final = 2
 """How often a worker holds weights, where it has lanes."""
 _MOST_LINE_BYTES: Final = 2**26
@@ -110,17 +109,23 @@ def _read_manifests(settings: ServerSettings) -> list[Manifest]:
 
 
 def _suiting(settings: ServerSettings, manifests: Sequence[Manifest]) -> Choice:
-    num_cores = settings.threads or usable_cores()
-    if writers := sorted({manifest.name for manifest in manifests if manifest.task in _WRITES}):
-        names = ", ".join(writers[:3]) + (", ..." if len(writers) > 3 else "")
-        return Choice(count=1, reason=f"{names} write texts, whose steps one process shares among all callers")
-    count = max(1, num_cores // _CORES_OF_WORKER)
-    reason = f"{num_cores} cores, {_CORES_OF_WORKER} for each worker, and no model writes texts"
+    count = settings.threads or usable_cores()
+    large = [one.name for one in manifests if one.architecture.parameter_count > _MOST_PARAMETERS]
+    if large:
+        return Choice(count=1, reason=f"{_names(large)}: more than {_MOST_PARAMETERS:,} parameters, which cores share")
+    if generating := [one.name for one in manifests if one.task is Task.GENERATION]:
+        return Choice(count=1, reason=f"{_names(generating)}: one process shares slots and prefix cache among callers")
+    reason = f"{count} cores, one for each worker, and no model has more than {_MOST_PARAMETERS:,} parameters"
     size = _COPIES * sum(file.size_bytes for manifest in manifests for file in manifest.files.values())
     available = available_bytes("cpu")
     if available is not None and size and count > (fitting := max(1, available // 2 // size)):
         count, reason = fitting, f"half of the memory holds the models {fitting} times"
     return Choice(count=count, reason=reason)
+
+
+def _names(names: Sequence[str]) -> str:
+    several = sorted(set(names))
+    return ", ".join(several[:3]) + (", ..." if len(several) > 3 else "")
 
 
 # What each gets

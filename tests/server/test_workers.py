@@ -20,7 +20,7 @@ from headway.v1 import model_service_pb2, model_service_pb2_grpc
 from headway.v1 import text_classification_service_pb2 as pb
 from headway.v1 import text_classification_service_pb2_grpc as pb_grpc
 from headway_client import Client
-from headway_server.bundles import read_manifest
+from headway_server.bundles import Task, read_manifest
 from headway_server.errors import BudgetError, OverloadedError
 from headway_server.serving.access import Access, AccessFile
 from headway_server.serving.counts import Counts
@@ -322,13 +322,16 @@ def test_slots_and_queues_are_shared_out_and_limits_of_calls_are_not(tmp_path):
     assert shares[0].for_model("big").lanes == 1
 
 
-def test_auto_takes_several_workers_for_small_models_and_one_for_those_that_write(tmp_path):
+def test_auto_takes_a_worker_a_core_for_small_models_and_one_for_large_ones_and_those_that_generate(tmp_path):
     manifest = read_manifest(tiny_bundles.write_topic_bundle(tmp_path).path)
-    settings = ServerSettings(store=tmp_path, threads=8, workers="auto")
+    settings = ServerSettings(store=tmp_path, threads=3, workers="auto")
     several = _suiting(settings, [manifest])
-    assert several.count > 1
-    assert "8 cores" in several.reason
+    assert several.count == 3
+    assert several.reason.startswith("3 cores")
     assert _suiting(settings.model_copy(update={"threads": 1}), [manifest]).count == 1
-    writer = manifest.model_copy(update={"task": "translation", "name": "en-de"})
-    assert _suiting(settings, [manifest, writer]).reason.startswith("en-de write texts")
+    writer = manifest.model_copy(update={"task": Task.GENERATION, "name": "poet"})
     assert _suiting(settings, [manifest, writer]).count == 1
+    assert _suiting(settings, [manifest, writer]).reason.startswith("poet: one process shares slots")
+    architecture = manifest.architecture.model_copy(update={"parameter_count": 110_000_000})
+    large = manifest.model_copy(update={"architecture": architecture, "name": "bert"})
+    assert _suiting(settings, [large, manifest]).reason.startswith("bert: more than 20,000,000 parameters")
