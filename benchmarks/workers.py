@@ -2,8 +2,8 @@
 
 Each caller has a connection of its own, as callers of different machines have, and calls one call after another; the
 kernel shares connections out among the workers. The servers run side by side and are called in turn, so that what else
-the machine does meets all of them. With `--server-cores` the servers have the first cores and the callers the others.
-Where server and callers share cores, the callers take their part: about 0.2 ms of processor time a call.
+the machine does meets all of them. With `--server-cores` the servers have the first cores and the callers the others;
+else they share all cores, and the callers take their part.
 
 The last line is one JSON object. On 16 cores, in ten minutes:
 

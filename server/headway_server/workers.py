@@ -671,8 +671,8 @@ class Supervisor:
                 self._has_failed.set()
                 return
             lived_s = time.monotonic() - worker.served_at if worker.ready is not None else 0.0
-            backoff_s = _FIRST_BACKOFF_S if lived_s > _GOOD_LIFE_S else min(2 * backoff_s, _LONGEST_BACKOFF_S)
-            delay_s = 0.0 if lived_s > _GOOD_LIFE_S else backoff_s / 2
+            delay_s = 0.0 if lived_s > _GOOD_LIFE_S else backoff_s
+            backoff_s = min(2 * delay_s, _LONGEST_BACKOFF_S) or _FIRST_BACKOFF_S
             _log.error(
                 "a worker has ended and is replaced",
                 worker=index,
