@@ -15,6 +15,7 @@ import grpc
 import pytest
 import tiny_bundles
 from prometheus_client.parser import text_string_to_metric_families
+from pydantic import ValidationError
 
 from headway.v1 import model_service_pb2, model_service_pb2_grpc
 from headway.v1 import text_classification_service_pb2 as pb
@@ -320,6 +321,12 @@ def test_slots_and_queues_are_shared_out_and_limits_of_calls_are_not(tmp_path):
     assert shares[0].for_model("big").engine.num_slots == 2
     assert shares[0].for_model("big").engine.max_waiting == 5
     assert shares[0].for_model("big").lanes == 1
+
+
+@pytest.mark.parametrize("workers", [0, -1, 257, 1.5, "few", True])
+def test_a_number_of_workers_out_of_its_range_is_refused(tmp_path, workers):
+    with pytest.raises(ValidationError, match="must be auto, or a number from 1 to 256"):
+        ServerSettings(store=tmp_path, workers=workers)
 
 
 def test_auto_takes_a_worker_a_core_for_small_models_and_one_for_large_ones_and_those_that_generate(tmp_path):

@@ -275,7 +275,7 @@ class _Bucket:
 
     __slots__ = ("_cells", "capacity", "rate_per_s")
 
-    def __init__(self, rate_per_s: float, capacity: float, cells: MutableSequence[float] | memoryview | None) -> None:
+    def __init__(self, rate_per_s: float, capacity: float, cells: MutableSequence[float] | memoryview[float] | None) -> None:
         """Makes one that is full, or as full as its cells say.
 
         Args:
@@ -300,7 +300,7 @@ class _Bucket:
 
     @classmethod
     def changed(
-        cls, old: _Bucket | None, rate_per_s: float, capacity: float, cells: MutableSequence[float] | memoryview | None
+        cls, old: _Bucket | None, rate_per_s: float, capacity: float, cells: MutableSequence[float] | memoryview[float] | None
     ) -> _Bucket:
         """Returns the old one if it is such a bucket, else a new one that holds no more than the old one did."""
         if old is not None and (old.rate_per_s, old.capacity) == (rate_per_s, capacity):

@@ -34,7 +34,7 @@ class Row:
 
     __slots__ = ("_bytes", "_fd", "_index", "_num_workers", "_running", "_start", "buckets")
 
-    def __init__(self, cells: memoryview, fd: int, start: int, *, index: int, num_workers: int) -> None:
+    def __init__(self, cells: memoryview[float], fd: int, start: int, *, index: int, num_workers: int) -> None:
         self._fd = fd
         self._start = start
         self._index = index
