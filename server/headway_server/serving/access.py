@@ -21,7 +21,7 @@ from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Any, Final, Self
+from typing import Annotated, Any, Final, Self, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
@@ -42,6 +42,10 @@ _SHORTEST_RETRY_S: Final = 0.05
 _NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 _MAX_CERTIFICATES: Final = 10_000
 """Most names of certificates that are remembered; the oldest gives way."""
+
+
+_Cells: TypeAlias = "MutableSequence[float] | memoryview[float]"
+"""Numbers that stand for themselves, or lie in memory that processes share."""
 
 
 def _check_scope(scope: str) -> str:
@@ -275,7 +279,7 @@ class _Bucket:
 
     __slots__ = ("_cells", "capacity", "rate_per_s")
 
-    def __init__(self, rate_per_s: float, capacity: float, cells: MutableSequence[float] | memoryview[float] | None) -> None:
+    def __init__(self, rate_per_s: float, capacity: float, cells: _Cells | None) -> None:
         """Makes one that is full, or as full as its cells say.
 
         Args:
@@ -299,9 +303,7 @@ class _Bucket:
         self._cells[0] = value
 
     @classmethod
-    def changed(
-        cls, old: _Bucket | None, rate_per_s: float, capacity: float, cells: MutableSequence[float] | memoryview[float] | None
-    ) -> _Bucket:
+    def changed(cls, old: _Bucket | None, rate_per_s: float, capacity: float, cells: _Cells | None) -> _Bucket:
         """Returns the old one if it is such a bucket, else a new one that holds no more than the old one did."""
         if old is not None and (old.rate_per_s, old.capacity) == (rate_per_s, capacity):
             return old
