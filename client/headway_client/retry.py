@@ -63,8 +63,9 @@ class RetryPolicy:
     """Longest delay before any attempt, in seconds."""
     multiplier: float = 2.0
     """Growth of the longest delay from attempt to attempt."""
-    budget: int = 100
-    """Failures of a client's calls, half of which it may retry before calls succeed again; 0: any number."""
+    budget: int = 1000
+    """Failures of a client's calls, half of which it may retry before calls succeed again; 0: any number. So as many
+    calls as that may be running when a server ends."""
     budget_ratio: float = 0.1
     """What a call that succeeds gives back of a failure: so retries are at most a tenth of what succeeds."""
 

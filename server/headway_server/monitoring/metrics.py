@@ -172,9 +172,7 @@ _USED_POSITIONS = Family(
     "headway_kv_cache_positions_used", "Tokens whose keys and values the slots hold.", is_gauge=True
 )
 
-_WORKERS = Family(
-    "headway_workers", "Worker processes that answer calls, of a server that has several.", (), is_gauge=True
-)
+_WORKERS = Family("headway_workers", "Processes of the server that answer calls.", (), is_gauge=True)
 _RESTARTS = Family("headway_worker_restarts", "Workers that ended by themselves and were replaced.", ())
 
 # In the order in which they are read. `_CALLS` is counted by the cells of `_DURATION`.
@@ -322,6 +320,7 @@ class Metrics(Observer, Collector):
         """Yields what is asked of the server now."""
         yield _gauge(_BUILD, [((version("headway-server"),), 1)])
         yield _gauge(_THREADS, [((), self._process.num_threads())])
+        yield from _worker_metrics(1, 0)
         if self._host is None or self._calls is None or self._cores is None:
             return
         yield _gauge(_RUNNING, [((), self._calls.num_running)])
@@ -408,12 +407,13 @@ class WorkersMetrics(Collector):
         merged: dict[str, Metric] = {}
         for number, metrics in sorted(workers.items()):
             for name, meaning, kind, samples in metrics:
+                if name in (_WORKERS.name, _RESTARTS.name):  # which each says of itself alone
+                    continue
                 metric = merged.setdefault(name, Metric(name, meaning, kind))
                 for sample, labels, value in samples:
                     metric.add_sample(sample, {**labels, "worker": str(number)}, value)
         yield from merged.values()
-        yield _gauge(_WORKERS, [((), len(workers))])
-        yield _metric(_RESTARTS, {(): [float(num_restarts)]})
+        yield from _worker_metrics(len(workers), num_restarts)
 
     def write(self) -> bytes:
         """Returns the metrics as `GET /metrics` answers them."""
@@ -515,6 +515,11 @@ def _gauge(family: Family, values: Iterable[tuple[tuple[str, ...], float]]) -> G
     for labels, value in values:
         gauge.add_metric(labels, value)
     return gauge
+
+
+def _worker_metrics(count: int, num_restarts: int) -> Iterator[Metric]:
+    yield _gauge(_WORKERS, [((), count)])
+    yield _metric(_RESTARTS, {(): [float(num_restarts)]})
 
 
 def _model_gauges(host: ModelHost) -> Iterator[Metric]:
