@@ -2,8 +2,8 @@
 
 A table of rows, one for the server and one for each caller that has a budget. In a row each worker writes cells of its
 own and reads those of all, so a worker that dies takes nothing with it. The level of a bucket is one for all workers,
-who change it under a lock on the row. A call costs 1.5 µs more than with one process, that of a caller with budgets 4 µs
-on top.
+who change it under a lock on the row. A call costs 1.5 µs more than with one process, that of a caller with budgets
+4 µs on top.
 """
 
 from __future__ import annotations
