@@ -394,6 +394,7 @@ class AsyncClient(BaseClient):
                 raise_if_closed(error)
                 raise
             else:
+                attempts.note_success()
                 return call.read(response)
 
     async def _send_all(

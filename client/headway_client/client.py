@@ -374,6 +374,7 @@ class Client(BaseClient):
                     raise failure from error
                 time.sleep(delay_s)
             else:
+                attempts.note_success()
                 return call.read(response)
 
     def _stream(self, call: Call[Answer[ResultT] | None], timeout_s: float | None) -> TextStream[ResultT]:

@@ -11,6 +11,7 @@ A call is part of the caller's trace: where the program uses OpenTelemetry, the 
 from __future__ import annotations
 
 import ipaddress
+import json
 import os
 import sys
 import tomllib
@@ -24,7 +25,7 @@ import grpc
 import grpc.aio
 
 from headway_client.errors import ClientClosedError
-from headway_client.retry import Attempts, RetryPolicy
+from headway_client.retry import Attempts, RetryBudget, RetryPolicy
 
 DEFAULT_SERVER: Final = "127.0.0.1:50051"
 DEFAULT_TIMEOUT_S: Final = 60.0
@@ -40,7 +41,7 @@ class LoadBalancing(StrEnum):
     PICK_FIRST = "pick-first"
     """All calls to the first that answers."""
     ROUND_ROBIN = "round-robin"
-    """Call after call to one after the other of those that answer."""
+    """Call after call to one after the other of those that answer and say that they are healthy."""
 
 
 class ConnectionOptions(TypedDict, total=False):
@@ -140,7 +141,7 @@ class Connection:
     def _channel_options(self) -> Sequence[tuple[str, int | str]]:
         name = self._tls_server_name
         return (
-            ("grpc.lb_policy_name", self._load_balancing.replace("-", "_")),
+            ("grpc.service_config", self._service_config()),
             *((("grpc.ssl_target_name_override", name),) if name and self._credentials else ()),
             ("grpc.max_receive_message_length", MAX_RESPONSE_BYTES),
             # A restarted server is found again within a second instead of gRPC's two minutes.
@@ -149,6 +150,17 @@ class Connection:
             # A proxy of the environment cannot reach a server on this machine.
             ("grpc.enable_http_proxy", 0 if all(map(_is_loopback, self.server.split(","))) else 1),
         )
+
+    def _service_config(self) -> str:
+        """Returns how calls are balanced, as gRPC reads it (its `service_config.proto`).
+
+        Round robin watches the health of every address, so that one that drains or is out of order gets no calls; a
+        server that does not know health checks counts as healthy.
+        """
+        config: dict[str, Any] = {"loadBalancingConfig": [{self._load_balancing.replace("-", "_"): {}}]}
+        if self._load_balancing is LoadBalancing.ROUND_ROBIN:
+            config["healthCheckConfig"] = {"serviceName": ""}
+        return json.dumps(config)
 
     def __repr__(self) -> str:
         """Server and encryption; never the API key."""
@@ -172,6 +184,7 @@ class BaseClient:
         self._connection = Connection(server, **options)
         self._timeout_s = timeout_s
         self._retry = RetryPolicy() if retry is None else retry
+        self._budget = RetryBudget(self._retry)
         self._closed = False
 
     @property
@@ -181,7 +194,7 @@ class BaseClient:
 
     def _attempts(self, timeout_s: float | None, retry: RetryPolicy | None = None) -> Attempts:
         """Starts the clock of a call."""
-        return Attempts(retry or self._retry, self._timeout_s if timeout_s is None else timeout_s)
+        return Attempts(retry or self._retry, self._timeout_s if timeout_s is None else timeout_s, self._budget)
 
     def _check_open(self) -> None:
         """Checks, before each attempt, that the client was not closed, which may happen while it waits to retry.

@@ -9,12 +9,17 @@ longer than the time that is left.
 A call whose connection broke after it was sent is sent once more and no oftener: if it is the call that ends servers,
 it must not end all of them. gRPC says UNAVAILABLE of that too, and CANCELLED where a server stops; an answer of a
 server's own has a reason, and a call that was never sent says that it could not connect.
+
+A client retries within a budget, as gRPC's `retryThrottling` has it, so that retries do not multiply what servers are
+asked when all of them fail. Failures that cost no server anything are free: calls that were never sent, and those that
+a server has named a delay for. Nothing is hedged: a second copy of a call that runs would be computed as well.
 """
 
 from __future__ import annotations
 
 import random
 import re
+import threading
 import time
 from dataclasses import dataclass
 from typing import Self
@@ -33,9 +38,11 @@ _READY_POLL_S = 0.05
 _MOST_GROWTH = 64
 """Attempts after which the delay grows no more, so that its power stays a number."""
 _NEVER_SENT = re.compile(
-    r"failed to connect|connection (refused|failure)|no healthy upstream|dns resolution|name resolution", re.IGNORECASE
+    r"failed to connect|connection (refused|failure)|no healthy upstream|backend unhealthy|dns resolution"
+    r"|name resolution",
+    re.IGNORECASE,
 )
-"""How gRPC, and the proxies between, say that there was no connection to send a call on."""
+"""How gRPC, and the proxies between, say that there was no connection to a healthy server to send a call on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +63,11 @@ class RetryPolicy:
     """Longest delay before any attempt, in seconds."""
     multiplier: float = 2.0
     """Growth of the longest delay from attempt to attempt."""
+    budget: int = 1000
+    """Failures of a client's calls, half of which it may retry before calls succeed again; 0: any number. So as many
+    calls as that may be running when a server ends."""
+    budget_ratio: float = 0.1
+    """What a call that succeeds gives back of a failure: so retries are at most a tenth of what succeeds."""
 
     def __post_init__(self) -> None:
         """Checks the ranges."""
@@ -70,6 +82,10 @@ class RetryPolicy:
             )
         if self.multiplier < 1:
             raise ValueError(f"multiplier is {self.multiplier}; must be at least 1")
+        if self.budget < 0:
+            raise ValueError(f"budget is {self.budget}; must be at least 0")
+        if not 0 <= self.budget_ratio <= 1:
+            raise ValueError(f"budget_ratio is {self.budget_ratio}; must be from 0 to 1")
 
     def backoff_s(self, attempt: int) -> float:
         """Returns the longest delay after attempt number `attempt` (from 1), in seconds."""
@@ -77,6 +93,32 @@ class RetryPolicy:
 
 
 NO_RETRIES = RetryPolicy(max_attempts=1)
+
+
+class RetryBudget:
+    """What a client may still retry (gRFC A6, "Throttling Retry Attempts"). May be used by any thread."""
+
+    def __init__(self, policy: RetryPolicy) -> None:
+        """Starts with all of it."""
+        self._most = policy.budget
+        self._ratio = policy.budget_ratio
+        self._left = float(self._most)
+        self._lock = threading.Lock()
+
+    def note_failure(self) -> bool:
+        """Counts a failure; returns True if it may be retried."""
+        with self._lock:
+            self._left = max(0.0, self._left - 1)
+            return not self._most or self._left > self._most / 2
+
+    def note_success(self) -> None:
+        """Gives a part of a failure back."""
+        if self._left < self._most:
+            with self._lock:
+                self._left = min(self._most, self._left + self._ratio)
+
+    def __repr__(self) -> str:
+        return f"RetryBudget({self._left:g} of {self._most})"
 
 
 class Deadline:
@@ -94,10 +136,11 @@ class Deadline:
 class Attempts(Deadline):
     """The attempts of one call before its deadline."""
 
-    def __init__(self, policy: RetryPolicy, timeout_s: float) -> None:
+    def __init__(self, policy: RetryPolicy, timeout_s: float, budget: RetryBudget) -> None:
         """Starts the clock of a call; all attempts and delays together may take `timeout_s` seconds."""
         super().__init__(timeout_s)
         self._policy = policy
+        self._budget = budget
         self._failed_count = 0
         self._broken_count = 0
 
@@ -105,7 +148,10 @@ class Attempts(Deadline):
         """Counts a failed attempt; returns the seconds to wait before the next one, or None if `error` is final."""
         self._failed_count += 1
         most = self._policy.max_attempts
-        if (most is not None and self._failed_count >= most) or not is_retryable(error):
+        if not is_retryable(error):
+            return None
+        is_free = error.retry_delay_s is not None or _was_never_sent(error)
+        if (not is_free and not self._budget.note_failure()) or (most is not None and self._failed_count >= most):
             return None
         if _is_broken(error):
             self._broken_count += 1
@@ -114,6 +160,10 @@ class Attempts(Deadline):
         jitter_s = random.uniform(0.0, self._policy.backoff_s(self._failed_count))  # noqa: S311 (not for secrets)
         delay_s = jitter_s + (error.retry_delay_s or 0.0)
         return delay_s if delay_s < self.remaining_s() else None
+
+    def note_success(self) -> None:
+        """Ends the call, which was answered."""
+        self._budget.note_success()
 
 
 def is_retryable(error: CallError) -> bool:
@@ -127,7 +177,11 @@ def _is_broken(error: CallError) -> bool:
     """Returns whether the connection broke after the call was sent, as far as gRPC tells."""
     if isinstance(error, CallCancelledError):  # by a server that stops; `CANCELLED` is all that gRPC itself says then
         return not error.reason and error.message == "CANCELLED"
-    return isinstance(error, UnavailableError) and not (error.reason or _NEVER_SENT.search(error.message))
+    return isinstance(error, UnavailableError) and not (error.reason or _was_never_sent(error))
+
+
+def _was_never_sent(error: CallError) -> bool:
+    return isinstance(error, UnavailableError) and not error.reason and bool(_NEVER_SENT.search(error.message))
 
 
 class Readiness(Deadline):

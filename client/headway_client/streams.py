@@ -55,6 +55,7 @@ class _Stream(Generic[ResultT]):
     def _end(self) -> None:
         """Checks that a stream that ended without an error is complete."""
         self._closed = True
+        self._attempts.note_success()
         if self._answer is None:
             raise ProtocolError(f"{self._call.path}: the stream ended without its result")
 

@@ -38,6 +38,7 @@ from headway_server.transports.grpc import (
     format_address,
     to_status,
 )
+from headway_server.workers import Ready, Worker, WorkerHost, choose_workers, supervise
 
 if sys.platform == "win32":
     from asyncio import run as _run_loop
@@ -56,8 +57,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             keys.main(rest)
         case ["config", *rest]:
             _print_settings(rest)
+        case ["worker", fd]:  # how a supervisor starts its workers
+            _work(Worker(int(fd)))
         case rest:
-            _serve(_read_settings(rest))
+            _start(_read_settings(rest))
 
 
 def _print_settings(arguments: Sequence[str]) -> None:
@@ -66,18 +69,50 @@ def _print_settings(arguments: Sequence[str]) -> None:
     try:
         Doors(settings)
         paths, _ = read_store(settings)
+        choice = choose_workers(settings)
     except ServerError as error:
         _fail(str(error))
+    if settings.workers == "auto":
+        sys.stderr.write(f"headway-server: workers: auto is {choice.count} here: {choice.reason}\n")
     for name, problem in _absent_models(settings, paths):
         sys.stderr.write(f"headway-server: models.{name}: {problem}\n")
     sys.stdout.write(format_settings(settings, Sources(ServerSettings, arguments)))
 
 
-def _serve(settings: ServerSettings) -> None:
-    """Loads the models and serves them until a signal comes."""
+def _start(settings: ServerSettings) -> None:
+    """Serves in this process, or in as many as the settings say."""
+    _configure_logging(settings)
+    _check_ports(settings)
+    try:
+        choice = choose_workers(settings)
+        if choice.count > 1:
+            raise SystemExit(supervise(settings, choice))
+        if settings.workers == "auto":
+            _log.info("workers", count=1, reason=choice.reason)
+            settings = settings.model_copy(update={"workers": 1})
+        _serve(settings)
+    except ServerError as error:
+        _fail(str(error))
+
+
+def _work(worker: Worker) -> None:
+    """Serves as one of several processes."""
+    _configure_logging(worker.settings, worker.index)
+    try:
+        _serve(worker.settings, worker)
+    except ServerError as error:
+        worker.fail(str(error))
+
+
+def _configure_logging(settings: ServerSettings, worker: int | None = None) -> None:
     if hasattr(signal, "SIGHUP"):  # a server that starts looks at its store anyway
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    configure_logging(level=settings.log_level, line_format=settings.log_format, texts=settings.log_texts)
+    configure_logging(
+        level=settings.log_level, line_format=settings.log_format, texts=settings.log_texts, worker=worker
+    )
+
+
+def _check_ports(settings: ServerSettings) -> None:
     ports = {
         "--host or --port": settings.port,
         "--health-port": settings.health_port,
@@ -87,20 +122,34 @@ def _serve(settings: ServerSettings) -> None:
         if port is not None and (problem := address_problem(settings.host, port)):
             address = format_address(settings.host, port)
             _fail(f"cannot listen on {address}: {problem}; stop what listens there or choose another {flags}")
-    try:
-        Doors(settings)  # whose files may be wrong, which is better known before models are loaded
-        monitoring = Monitoring.open(settings)
-        runtime = Runtime(device=settings.device, num_threads=settings.threads, num_lanes=settings.lanes)
-        statistics = Statistics() if settings.open_inference else None
-        observer = joined((monitoring.observer, statistics or NO_OBSERVER))
+
+
+def _serve(settings: ServerSettings, worker: Worker | None = None) -> None:
+    """Loads the models and serves them until a signal comes.
+
+    Args:
+        settings: Of the server, or of the worker.
+        worker: Which of several processes this is; None: the only one.
+
+    Raises:
+        ServerError: It cannot start.
+    """
+    Doors(settings)  # whose files may be wrong, which is better known before models are loaded
+    monitoring = Monitoring.open(settings, listens=worker is None)
+    runtime = Runtime(device=settings.device, num_threads=settings.threads, num_lanes=settings.lanes)
+    statistics = Statistics() if settings.open_inference else None
+    observer = joined((monitoring.observer, statistics or NO_OBSERVER))
+    if worker is None:
         host = ModelHost.open(runtime, settings, observer=observer)
-        for name, problem in _absent_models(settings, (bundle.path for bundle in host.bundles)):
-            _log.warning(problem, model=name)
-        server = partial(HeadwayServer, host, settings, observer=observer, statistics=statistics)
-        has_ended = _run_loop(_run(server, host, runtime, settings, monitoring))
-        monitoring.close()
-    except ServerError as error:
-        _fail(str(error))
+    else:
+        host = WorkerHost.open(runtime, settings, observer=observer, asked_for=worker.asked_for)
+        worker.take_over(host)
+    for name, problem in _absent_models(settings, (bundle.path for bundle in host.bundles)):
+        _log.warning(problem, model=name)
+    counts = None if worker is None else worker.counts
+    server = partial(HeadwayServer, host, settings, observer=observer, statistics=statistics, counts=counts)
+    has_ended = _run_loop(_run(server, host, runtime, settings, monitoring, worker))
+    monitoring.close()
     if not has_ended:  # the interpreter might wait for the thread that hangs
         sys.stderr.flush()
         os._exit(_STUCK)
@@ -119,27 +168,40 @@ async def _run(
     runtime: Runtime,
     settings: ServerSettings,
     monitoring: Monitoring,
+    worker: Worker | None,
 ) -> bool:
     """Serves until a signal comes; returns True if every thread has ended."""
 
     def announce(port: int) -> None:
-        http = f" http={format_address(settings.host, server.port_beside)}" if server.port_beside else ""
-        sys.stdout.write(
-            f"headway-server ready on {format_address(settings.host, port)} models={len(host.models)} "
-            f"rejected={len(host.rejected)} device={runtime.device} threads={runtime.num_threads} "
-            f"lanes={runtime.num_lanes}{http}\n"
+        ready = Ready(
+            address=format_address(settings.host, port),
+            num_models=len(host.models),
+            num_rejected=len(host.rejected),
+            device=runtime.device,
+            num_threads=runtime.num_threads,
+            num_lanes=runtime.num_lanes,
+            http=format_address(settings.host, server.port_beside) if server.port_beside else None,
         )
-        sys.stdout.flush()
+        if worker is None:
+            ready.announce()
+        else:
+            worker.announce(ready)
         _log.info("serving", store=str(settings.store), runtime=repr(runtime), cores=describe_cores())
 
     server = make_server()
+    write_metrics = monitoring.write_metrics
+    if worker is not None:
+        worker.join(host, monitoring.collect)
+        write_metrics = worker.write_metrics
     if settings.http_port is not None:
-        server.beside = _open_http(host, settings, server, monitoring)
+        server.beside = _open_http(host, settings, server, write_metrics if settings.http_metrics else None)
     monitoring.start(host, server.calls, runtime.cores)
     return await server.run(announce)
 
 
-def _open_http(host: ModelHost, settings: ServerSettings, server: HeadwayServer, monitoring: Monitoring) -> Beside:
+def _open_http(
+    host: ModelHost, settings: ServerSettings, server: HeadwayServer, write_metrics: Callable[[], bytes] | None
+) -> Beside:
     """Makes the HTTP port.
 
     Raises:
@@ -159,7 +221,7 @@ def _open_http(host: ModelHost, settings: ServerSettings, server: HeadwayServer,
         describe=to_status,
         procedures=server.procedures,
         tls=server.doors.tls,
-        write_metrics=monitoring.write_metrics if settings.http_metrics else None,
+        write_metrics=write_metrics,
     )
 
 

@@ -63,7 +63,11 @@ class _LossyStream:
 
 
 def configure_logging(
-    *, level: Literal["debug", "info", "warning", "error"], line_format: Literal["text", "json"], texts: bool = False
+    *,
+    level: Literal["debug", "info", "warning", "error"],
+    line_format: Literal["text", "json"],
+    texts: bool = False,
+    worker: int | None = None,
 ) -> None:
     """Sends the lines of this package, of the libraries and of `warnings` to stderr in one format.
 
@@ -71,10 +75,12 @@ def configure_logging(
         level: The lowest level that is logged.
         line_format: `text` for people, `json` for programs: one object a line.
         texts: True shows the messages of exceptions in the lines of calls, which may quote what callers sent.
+        worker: Which of a server's workers this process is; None: it is the only one.
     """
     number = logging.getLevelNamesMapping()[level.upper()]
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
+        *([] if worker is None else [_name_worker(worker)]),
         _add_call_ids,
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
@@ -135,6 +141,16 @@ def _mark(traceback_text: str) -> str:
 def _escape(text: str) -> str:
     """Writes characters that are not printed as Python writes them in a string."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def _name_worker(worker: int) -> Processor:
+    """Returns what adds a worker's number to its lines."""
+
+    def add(_logger: WrappedLogger, _name: str, event: EventDict) -> EventDict:
+        event["worker"] = worker
+        return event
+
+    return add
 
 
 def _add_call_ids(_logger: WrappedLogger, _name: str, event: EventDict) -> EventDict:

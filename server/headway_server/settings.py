@@ -34,6 +34,7 @@ _MAX_TEXT_REQUEST_BYTES: Final = 8 * 2**20
 _SHARE_OF_REQUESTS: Final = 8
 _FEWEST_CALLS: Final = 256
 _MOST_CALLS: Final = 4096
+_MOST_WORKERS: Final = 256
 TEXTS_OF_A_CALL: Final = 16
 """How many texts of the largest size a call may hold, or as many bytes in more and smaller ones."""
 DEFAULT_MAX_TEXT_KIB: Final = 256
@@ -43,6 +44,13 @@ DEFAULT_MAX_TEXT_KIB: Final = 256
 def _own_port(value: object) -> object:
     """Ignores the address that Kubernetes puts into HEADWAY_PORT where there is a Service named headway."""
     return _DEFAULT_PORT if isinstance(value, str) and value.startswith("tcp://") else value
+
+
+def _number_of_workers(value: object) -> object:
+    """Checks a number of processes, or `auto`."""
+    if value == "auto" or (str(value).isdecimal() and 1 <= int(str(value)) <= _MOST_WORKERS):
+        return value if value == "auto" else int(str(value))
+    raise ValueError(f"must be auto, or a number from 1 to {_MOST_WORKERS}")
 
 
 def _check_url(url: str) -> str:
@@ -145,6 +153,9 @@ class ServerSettings(BaseSettings):
     """Address to listen on; 0.0.0.0 for all of IPv4, :: for all."""
     port: Annotated[int, BeforeValidator(_own_port), Field(ge=0, le=65535)] = _DEFAULT_PORT
     """Port to listen on; 0 takes a free one, which the ready line names."""
+    workers: Annotated[Literal["auto"] | int, BeforeValidator(_number_of_workers)] = 1
+    """Processes that answer at the port, each with cores of its own and models of its own; for many small calls on many
+    cores (docs/scaling.md). `auto`: as many as suit the models and the cores."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where models run; auto takes CUDA where there is a device."""
     precision: Precision | None = None

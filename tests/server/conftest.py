@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -145,16 +145,32 @@ class ServerProcess:
             self.process.stdout.close()
 
 
-@pytest.fixture
-def start_process(tmp_path: Path) -> Iterator[Callable[..., ServerProcess]]:
-    """Starts servers: `start_process("--store", store, "--port", 0)`; all of them end with the test."""
+StartProcess = Callable[..., ServerProcess]
+
+
+@contextmanager
+def _processes(folder: Path) -> Iterator[StartProcess]:
     started: list[ServerProcess] = []
 
     def start(*arguments: object) -> ServerProcess:
-        server = ServerProcess([str(argument) for argument in arguments], tmp_path / f"server-{len(started)}.log")
+        server = ServerProcess([str(argument) for argument in arguments], folder / f"server-{len(started)}.log")
         started.append(server)
         return server
 
     yield start
     for server in started:
         server.close()
+
+
+@pytest.fixture
+def start_process(tmp_path: Path) -> Iterator[StartProcess]:
+    """Starts servers: `start_process("--store", store, "--port", 0)`; all of them end with the test."""
+    with _processes(tmp_path) as start:
+        yield start
+
+
+@pytest.fixture(scope="module")
+def start_shared_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartProcess]:
+    """Starts servers that end with the tests of the file."""
+    with _processes(tmp_path_factory.mktemp("servers")) as start:
+        yield start

@@ -427,6 +427,14 @@ class Health(health_pb2_grpc.HealthServicer):
         statuses = health_pb2.HealthCheckResponse
         return statuses(status=statuses.SERVING if self.rules.serving else statuses.NOT_SERVING)
 
+    async def Watch(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        told = None
+        while True:
+            if told is not self.rules.serving:
+                told = self.rules.serving
+                yield await self.Check(request, context)
+            await asyncio.sleep(0.01)
+
 
 class RuleServer:
     """The server, on an event loop and a thread of its own; it can be stopped and started again on its port."""

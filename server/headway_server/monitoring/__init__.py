@@ -13,7 +13,7 @@ from headway_server.serving.host import ModelHost
 from headway_server.settings import ServerSettings
 
 if TYPE_CHECKING:
-    from headway_server.monitoring.metrics import Metrics
+    from headway_server.monitoring.metrics import Metrics, Sample
     from headway_server.monitoring.tracing import Tracing
 
 
@@ -28,8 +28,12 @@ class Monitoring:
         """Reports to all of them; `NO_OBSERVER` if there are none. Traces come first: the others tell their ids."""
 
     @classmethod
-    def open(cls, settings: ServerSettings) -> Self:
+    def open(cls, settings: ServerSettings, *, listens: bool = True) -> Self:
         """Makes the observers; metrics can be read from now on, which tells how the models are being loaded.
+
+        Args:
+            settings: Of the server.
+            listens: False for a worker, whose supervisor answers at the metrics' port.
 
         Raises:
             ServerError: The metrics' port is taken, or the libraries for traces are not installed.
@@ -43,7 +47,7 @@ class Monitoring:
             from headway_server.monitoring.metrics import Metrics  # noqa: PLC0415 (only where it is used)
 
             metrics = Metrics()
-            if settings.metrics_port is not None:
+            if settings.metrics_port is not None and listens:
                 metrics.listen(settings.metrics_host, settings.metrics_port)
         if settings.access_log:
             from headway_server.monitoring.access_log import AccessLog  # noqa: PLC0415 (as above)
@@ -60,6 +64,10 @@ class Monitoring:
     def write_metrics(self) -> Callable[[], bytes] | None:
         """Writes the metrics as Prometheus reads them; called from any thread. None where there are none."""
         return None if self._metrics is None else self._metrics.write
+
+    def collect(self) -> list[Sample]:
+        """Returns the present values of all metrics; called from any thread."""
+        return [] if self._metrics is None else self._metrics.samples()
 
     def close(self) -> None:
         """Sends the traces that are left, and ends the threads."""

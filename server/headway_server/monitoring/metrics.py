@@ -13,10 +13,10 @@ import socketserver
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any, Final
+from typing import Any, Final, Self, TypeAlias
 
 import psutil
 import structlog
@@ -178,6 +178,9 @@ _USED_POSITIONS = Family(
     "headway_kv_cache_positions_used", "Tokens whose keys and values the slots hold.", is_gauge=True
 )
 
+_WORKERS = Family("headway_workers", "Processes of the server that answer calls.", (), is_gauge=True)
+_RESTARTS = Family("headway_worker_restarts", "Workers that ended by themselves and were replaced.", ())
+
 # In the order in which they are read. `_CALLS` is counted by the cells of `_DURATION`.
 _COUNTED: Final = (
     *(_DURATION, _QUEUE, _DROPPED, _BATCH_ITEMS, _BATCH, _COMPUTED, _PADDING, _STEP, _STEP_ROWS, _FIRST_TOKEN, _GAP),
@@ -185,9 +188,12 @@ _COUNTED: Final = (
 )
 FAMILIES: Final = (
     *(_CALLS, *_COUNTED, _BUILD, _THREADS, _RUNNING, _CORES, _BUSY, _INFO, _STATE, _STALLED),
-    *(_WAITING, _SLOTS, _USED_SLOTS, _POSITIONS, _USED_POSITIONS, _CACHE_LOOKUPS, _CACHE_BYTES),
+    *(_WAITING, _SLOTS, _USED_SLOTS, _POSITIONS, _USED_POSITIONS, _CACHE_LOOKUPS, _CACHE_BYTES, _WORKERS, _RESTARTS),
 )
 """Every metric of this server. `process_*` come from the library."""
+
+Sample: TypeAlias = tuple[str, str, str, list[tuple[str, dict[str, str], float]]]
+"""A metric in a form that goes through JSON: name, meaning, type, and its values by name and labels."""
 
 _Cells = dict[tuple[Family, tuple[Any, ...]], list[float]]
 
@@ -320,6 +326,7 @@ class Metrics(Observer, Collector):
         """Yields what is asked of the server now."""
         yield _gauge(_BUILD, [((version("headway-server"),), 1)])
         yield _gauge(_THREADS, [((), self._process.num_threads())])
+        yield from _worker_metrics(1, 0)
         if self._host is None or self._calls is None or self._cores is None:
             return
         yield _gauge(_RUNNING, [((), self._calls.num_running)])
@@ -335,19 +342,23 @@ class Metrics(Observer, Collector):
         Raises:
             ServerError: The address cannot be listened at.
         """
-        try:
-            self._server = _Server(host, port, self.registry)
-        except OSError as error:
-            raise ServerError(
-                f"cannot listen for metrics on {host}:{port}: {error.strerror or error}; "
-                "stop what listens there or choose another --metrics-host or --metrics-port"
-            ) from error
-        threading.Thread(target=self._server.serve_forever, args=(_POLL_S,), name="metrics", daemon=True).start()
-        _log.info("metrics", host=host, port=self._server.server_address[1], path="/metrics")
+        self._server = _Server.listening(host, port, self.registry)
 
     def write(self) -> bytes:
         """Returns the metrics as `GET /metrics` answers them; called from any thread."""
         return generate_latest(self.registry)
+
+    def samples(self) -> list[Sample]:
+        """Returns the metrics for whoever adds them to those of other processes; called from any thread."""
+        return [
+            (
+                metric.name,
+                metric.documentation,
+                metric.type,
+                [(sample.name, dict(sample.labels), sample.value) for sample in metric.samples],
+            )
+            for metric in self.registry.collect()
+        ]
 
     @property
     def port(self) -> int | None:
@@ -377,6 +388,57 @@ class Metrics(Observer, Collector):
         return f"Metrics(port {self.port})"
 
 
+class WorkersMetrics(Collector):
+    """The metrics of all workers of a server, each value with the label `worker`."""
+
+    def __init__(self, ask: Callable[[], tuple[Mapping[int, Sequence[Sample]], int]]) -> None:
+        """Takes what asks the workers.
+
+        Args:
+            ask: Returns the metrics of each worker that answers calls, by its number, and how many were replaced; may
+                take time and is called from any thread.
+        """
+        self._ask = ask
+        self._server: _Server | None = None
+        self.registry = CollectorRegistry()
+        self.registry.register(self)
+
+    def describe(self) -> Iterable[Metric]:
+        """Names none, so that no worker is asked when this is registered."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        """Yields every metric of every worker, and what is to be said of workers."""
+        workers, num_restarts = self._ask()
+        merged: dict[str, Metric] = {}
+        for number, metrics in sorted(workers.items()):
+            for name, meaning, kind, samples in metrics:
+                if name in (_WORKERS.name, _RESTARTS.name):  # which each says of itself alone
+                    continue
+                metric = merged.setdefault(name, Metric(name, meaning, kind))
+                for sample, labels, value in samples:
+                    metric.add_sample(sample, {**labels, "worker": str(number)}, value)
+        yield from merged.values()
+        yield from _worker_metrics(len(workers), num_restarts)
+
+    def write(self) -> bytes:
+        """Returns the metrics as `GET /metrics` answers them."""
+        return generate_latest(self.registry)
+
+    def listen(self, host: str, port: int) -> None:
+        """Answers `GET /metrics` at an address, in a thread; errors are those of `Metrics.listen`."""
+        self._server = _Server.listening(host, port, self.registry)
+
+    def close(self) -> None:
+        """Stops listening."""
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+
+    def __repr__(self) -> str:
+        return f"WorkersMetrics({self._server})"
+
+
 class _Server(socketserver.TCPServer):
     """Answers one reader after another, so that readers can take one thread and no more."""
 
@@ -386,6 +448,24 @@ class _Server(socketserver.TCPServer):
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         handler = type("_Handler", (MetricsHandler,), {"registry": registry, "timeout": _READ_TIMEOUT_S})
         super().__init__((host, port), handler)
+
+    @classmethod
+    def listening(cls, host: str, port: int, registry: CollectorRegistry) -> Self:
+        """Listens, in a thread of its own.
+
+        Raises:
+            ServerError: The address cannot be listened at.
+        """
+        try:
+            server = cls(host, port, registry)
+        except OSError as error:
+            raise ServerError(
+                f"cannot listen for metrics on {host}:{port}: {error.strerror or error}; "
+                "stop what listens there or choose another --metrics-host or --metrics-port"
+            ) from error
+        threading.Thread(target=server.serve_forever, args=(_POLL_S,), name="metrics", daemon=True).start()
+        _log.info("metrics", host=host, port=server.server_address[1], path="/metrics")
+        return server
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 (the base's signature)
         """Logs what goes wrong with a reader, who has often just gone."""
@@ -441,6 +521,11 @@ def _gauge(family: Family, values: Iterable[tuple[tuple[str, ...], float]]) -> G
     for labels, value in values:
         gauge.add_metric(labels, value)
     return gauge
+
+
+def _worker_metrics(count: int, num_restarts: int) -> Iterator[Metric]:
+    yield _gauge(_WORKERS, [((), count)])
+    yield _metric(_RESTARTS, {(): [float(num_restarts)]})
 
 
 def _model_gauges(host: ModelHost) -> Iterator[Metric]:

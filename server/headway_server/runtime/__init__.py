@@ -8,6 +8,7 @@ from headway_server.runtime.machine import (
     describe_cores,
     give_back_memory,
     has_exact_int8,
+    share_memory,
     usable_cores,
 )
 from headway_server.runtime.session import Runtime, Session
@@ -37,5 +38,6 @@ __all__ = [
     "own_niceness",
     "run_nicely",
     "set_own_niceness",
+    "share_memory",
     "usable_cores",
 ]

@@ -93,7 +93,16 @@ def available_bytes(device: Device) -> int | None:
     """
     if device == "cuda":
         return _free_on_cuda()
-    return max(0, min([int(psutil.virtual_memory().available), *_left_in_cgroups()]))
+    return max(0, min([int(psutil.virtual_memory().available), *_left_in_cgroups()])) // _num_sharers
+
+
+_num_sharers = 1
+
+
+def share_memory(num_processes: int) -> None:
+    """Says that the memory there is is for so many processes alike, of which this is one; before it takes any."""
+    global _num_sharers  # noqa: PLW0603 (a fact of the process, as its affinity is)
+    _num_sharers = num_processes
 
 
 def give_back_memory() -> None:

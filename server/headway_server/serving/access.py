@@ -16,17 +16,19 @@ import re
 import secrets
 import time
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, MutableSequence, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Any, Final, Self
+from typing import Annotated, Any, Final, Self, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from headway_server.bundles import Task
 from headway_server.configuration import nearest_name
 from headway_server.errors import AccessError, BudgetError, ForbiddenError, UnknownCallerError
+from headway_server.serving.counts import Counts, Row
 
 KEY_PREFIX: Final = "hw_"
 """Begins every key, so that a scanner for leaked secrets can find them."""
@@ -40,6 +42,10 @@ _SHORTEST_RETRY_S: Final = 0.05
 _NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 _MAX_CERTIFICATES: Final = 10_000
 """Most names of certificates that are remembered; the oldest gives way."""
+
+
+_Cells: TypeAlias = "MutableSequence[float] | memoryview[float]"
+"""Numbers that stand for themselves, or lie in memory that processes share."""
 
 
 def _check_scope(scope: str) -> str:
@@ -142,16 +148,20 @@ def read_text(path: Path) -> str | None:
 class Caller:
     """Somebody who calls: a name, rights and a budget."""
 
-    def __init__(self, name: str, grant: Grant, *, kind: str = "key") -> None:
+    def __init__(self, name: str, grant: Grant, *, kind: str = "key", counts: Counts | None = None) -> None:
         """Makes a caller who has done nothing yet.
 
         Args:
             name: Of the key or the certificate; empty for all who have neither.
             grant: Rights and budget.
             kind: What the name is a name of, for messages.
+            counts: Where the budget is counted, by all workers of the server; None: here.
         """
         self.name = name
         self._title = f"{kind} {name}" if name else "a caller without a key"
+        self._row: Row | None = None
+        self._counts = counts
+        self._lock: AbstractContextManager[Any] = nullcontext()
         self._num_running = 0
         self._mean_held_s = _SHORTEST_RETRY_S
         self._calls: _Bucket | None = None
@@ -166,10 +176,16 @@ class Caller:
         if isinstance(grant, KeyGrant) and grant.expires is not None:
             expires = grant.expires
             self._expires_at = (expires if expires.tzinfo else expires.replace(tzinfo=UTC)).timestamp()
-        rate, burst = grant.calls_per_s, grant.burst
-        self._calls = None if rate is None else _Bucket.changed(self._calls, rate, max(1.0, burst or rate))
-        tokens = grant.tokens_per_minute
-        self._tokens = None if tokens is None else _Bucket.changed(self._tokens, tokens / 60, tokens)
+        rate, burst, tokens = grant.calls_per_s, grant.burst, grant.tokens_per_minute
+        if self._counts is not None and self._row is None and (rate or tokens or grant.concurrency):
+            self._row = self._counts.of_caller(self._title)
+            self._lock = self._row or self._lock
+            self._counts = None if self._row is None else self._counts
+        of_calls, of_tokens = (None, None) if self._row is None else self._row.buckets
+        with self._lock:
+            most = max(1.0, burst or rate or 0)
+            self._calls = None if rate is None else _Bucket.changed(self._calls, rate, most, of_calls)
+            self._tokens = None if tokens is None else _Bucket.changed(self._tokens, tokens / 60, tokens, of_tokens)
 
     def check_valid(self) -> None:
         """Checks that the key has not expired.
@@ -214,9 +230,12 @@ class Caller:
         Raises:
             BudgetError: The budget is used up; it says when to come back.
         """
-        now = time.monotonic()
-        grant = self.grant
-        if grant.concurrency is not None and self._num_running >= grant.concurrency:
+        with self._lock:
+            return self._begin(time.monotonic(), self.grant)
+
+    def _begin(self, now: float, grant: Grant) -> float:
+        num_running = self._num_running if self._row is None else self._row.num_running
+        if grant.concurrency is not None and num_running >= grant.concurrency:
             raise self._over(f"{grant.concurrency} calls at a time", max(self._mean_held_s, _SHORTEST_RETRY_S))
         if self._tokens is not None and (delay_s := self._tokens.delay_s(now)) > 0:
             raise self._over(f"{grant.tokens_per_minute} tokens a minute", delay_s)
@@ -224,18 +243,24 @@ class Caller:
             if (delay_s := self._calls.delay_s(now)) > 0:
                 raise self._over(f"{grant.calls_per_s:g} calls a second", delay_s)
             self._calls.level -= 1
-        self._num_running += 1
+        self._count_running(1)
         return now
 
     def end(self, began_at: float) -> None:
         """Ends a call that `begin` began."""
-        self._num_running -= 1
+        self._count_running(-1)
         self._mean_held_s += _SMOOTHING * (time.monotonic() - began_at - self._mean_held_s)
+
+    def _count_running(self, change: int) -> None:
+        self._num_running += change
+        if self._row is not None:
+            self._row.tell(self._num_running)
 
     def count_tokens(self, count: int) -> None:
         """Takes tokens from the budget. They are known once they are there: the call that uses it up is finished."""
         if self._tokens is not None:
-            self._tokens.level -= count
+            with self._lock:
+                self._tokens.level -= count
 
     @property
     def counts_tokens(self) -> bool:
@@ -252,37 +277,61 @@ class Caller:
 class _Bucket:
     """Fills at a rate, up to a capacity; what is taken may make it negative."""
 
-    __slots__ = ("at", "capacity", "level", "rate_per_s")
+    __slots__ = ("_cells", "capacity", "rate_per_s")
 
-    def __init__(self, rate_per_s: float, capacity: float) -> None:
+    def __init__(self, rate_per_s: float, capacity: float, cells: _Cells | None) -> None:
+        """Makes one that is full, or as full as its cells say.
+
+        Args:
+            rate_per_s: What it gains.
+            capacity: What it holds.
+            cells: Its level and when that was so, shared with other workers; None: its own.
+        """
         self.rate_per_s = rate_per_s
         self.capacity = capacity
-        self.level = capacity
-        self.at = time.monotonic()
+        self._cells = [0.0, 0.0] if cells is None else cells
+        if not self._cells[1]:  # nobody has used it
+            self._cells[0], self._cells[1] = capacity, time.monotonic()
+
+    @property
+    def level(self) -> float:
+        """What is in it, as of the last look."""
+        return float(self._cells[0])
+
+    @level.setter
+    def level(self, value: float) -> None:
+        self._cells[0] = value
 
     @classmethod
-    def changed(cls, old: _Bucket | None, rate_per_s: float, capacity: float) -> _Bucket:
+    def changed(cls, old: _Bucket | None, rate_per_s: float, capacity: float, cells: _Cells | None) -> _Bucket:
         """Returns the old one if it is such a bucket, else a new one that holds no more than the old one did."""
         if old is not None and (old.rate_per_s, old.capacity) == (rate_per_s, capacity):
             return old
-        new = cls(rate_per_s, capacity)
+        new = cls(rate_per_s, capacity, cells)
         if old is not None:
-            old.delay_s(new.at)
+            old.delay_s(time.monotonic())
             new.level = min(new.level, old.level)
         return new
 
     def delay_s(self, now: float) -> float:
         """Returns the seconds until it holds one."""
-        self.level = min(self.capacity, self.level + (now - self.at) * self.rate_per_s)
-        self.at = now
-        return max(0.0, (1 - self.level) / self.rate_per_s)
+        level, at = self._cells
+        level = min(self.capacity, level + max(0.0, now - at) * self.rate_per_s)
+        self._cells[0], self._cells[1] = level, max(now, at)
+        return max(0.0, (1 - level) / self.rate_per_s)
 
 
 class Access:
     """Finds the caller of a call. What the file says may be changed while calls are answered (`change`)."""
 
-    def __init__(self, file: AccessFile) -> None:
-        """Knows the callers of a file."""
+    def __init__(self, file: AccessFile, counts: Counts | None = None) -> None:
+        """Knows the callers of a file.
+
+        Args:
+            file: Who may call.
+            counts: Where budgets are counted, by all workers of the server; None: here.
+        """
+        self._counts = counts
         self._keys: dict[bytes, Caller] = {}
         self._certificates: Mapping[str, Grant] = {}
         self._by_certificate: dict[str, Caller | None] = {}
@@ -293,7 +342,8 @@ class Access:
         """Knows the callers of another file; those it has in common with the old one keep what they have used up."""
         known = {caller.name: caller for caller in self._keys.values()}
         self._keys = {
-            bytes.fromhex(grant.sha256): _changed(known.get(name), name, grant) for name, grant in file.keys.items()
+            bytes.fromhex(grant.sha256): self._changed(known.get(name), name, grant)
+            for name, grant in file.keys.items()
         }
         self._certificates = file.certificates
         callers = [caller for caller in self._by_certificate.values() if caller is not None]
@@ -302,7 +352,13 @@ class Access:
             if (grant := self._grant_of(caller.name)) is not None:
                 caller.change(grant)
                 self._by_certificate[caller.name] = caller
-        self._anonymous = None if file.anonymous is None else _changed(self._anonymous, "", file.anonymous)
+        self._anonymous = None if file.anonymous is None else self._changed(self._anonymous, "", file.anonymous)
+
+    def _changed(self, old: Caller | None, name: str, grant: Grant) -> Caller:
+        if old is None:
+            return Caller(name, grant, counts=self._counts)
+        old.change(grant)
+        return old
 
     def identify(self, metadata: Iterable[tuple[str, str | bytes]], certificate_names: Sequence[str] = ()) -> Caller:
         """Finds the caller: by the API key if there is one, else by the certificate, else whoever has neither.
@@ -350,8 +406,11 @@ class Access:
             if len(self._by_certificate) >= _MAX_CERTIFICATES:
                 del self._by_certificate[next(iter(self._by_certificate))]
             grant = self._grant_of(name)
-            self._by_certificate[name] = None if grant is None else Caller(name, grant, kind="certificate")
+            self._by_certificate[name] = None if grant is None else self._of_name(name, grant)
         return self._by_certificate[name]
+
+    def _of_name(self, name: str, grant: Grant) -> Caller:
+        return Caller(name, grant, kind="certificate", counts=self._counts)
 
     def _grant_of(self, name: str) -> Grant | None:
         """Returns the entry of a certificate's very name, else the first whose pattern covers it."""
@@ -402,13 +461,6 @@ def _toml_key(name: str) -> str:
 
 def _digest(key: str) -> bytes:
     return hashlib.sha256(key.strip().encode()).digest()
-
-
-def _changed(old: Caller | None, name: str, grant: Grant) -> Caller:
-    if old is None:
-        return Caller(name, grant)
-    old.change(grant)
-    return old
 
 
 def _problem(error: ValidationError) -> str:

@@ -17,6 +17,7 @@ import structlog
 from headway_server.errors import DeadlineError, DrainingError, ForbiddenError, RequestError
 from headway_server.observers import NO_OBSERVER, Call, Observer, current_call, set_current_call
 from headway_server.serving.access import ADMIN, Access, Caller
+from headway_server.serving.counts import Row
 from headway_server.serving.permits import Admission, Permit
 
 REQUEST_ID: Final = "x-request-id"
@@ -70,6 +71,7 @@ class Calls:
         max_bytes: int | None = None,
         access: Access | None = None,
         observer: Observer = NO_OBSERVER,
+        counted: Row | None = None,
     ) -> None:
         """Starts with no call.
 
@@ -79,9 +81,12 @@ class Calls:
                 that is answered when there is no other.
             access: Who may call; None: everyone, and only this machine may change the server.
             observer: Learns of every call.
+            counted: Where all workers of the server count their calls, for the limits; None: there is one.
         """
         self._access = access
-        self._admission = Admission(limit=max_calls, noun="calls", owner="the server", max_bytes=max_bytes)
+        self._admission = Admission(
+            limit=max_calls, noun="calls", owner="the server", max_bytes=max_bytes, counted=counted
+        )
         self._observer = observer
         self._ids = itertools.count(1)
         self._num_running = 0

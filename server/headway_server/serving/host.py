@@ -257,10 +257,19 @@ class ModelHost:
         *,
         families: Mapping[Task, Family] = FAMILIES,
         observer: Observer = NO_OBSERVER,
+        asked_for: Mapping[str, bool] | None = None,
     ) -> Self:
         """Loads the bundles of the settings' store, as many versions of each model as the settings say.
 
         One that cannot be loaded is rejected and the others are served.
+
+        Args:
+            runtime: Where they run.
+            settings: Of the server.
+            families: Load them, by task.
+            observer: Learns of every change.
+            asked_for: By path below the store, True for bundles that are to be loaded whatever the settings say, and
+                False for those that are not; None: none.
 
         Raises:
             StoreError: The store is missing, none of its bundles can be loaded, or the file of the routes or of the
@@ -272,7 +281,8 @@ class ModelHost:
         for paths in _by_model(found):
             num_ready = 0
             for path in paths:
-                entry = host._entries[path] = _Entry(ModelState.AVAILABLE)
+                asked = None if asked_for is None else asked_for.get(path)
+                entry = host._entries[path] = _Entry(ModelState.AVAILABLE, is_asked_for=asked)
                 if host._is_wanted(path, entry, num_ready):
                     entry.state = ModelState.LOADING
                     try:
@@ -282,7 +292,7 @@ class ModelHost:
                         host._note_failure(path, error)
                     else:
                         num_ready += 1
-        if not host.models:
+        if not host.models and host.rejected:
             first, *others = host.rejected
             more = f"; the log says why {len(others)} more cannot" if others else ""
             raise StoreError(

@@ -13,6 +13,7 @@ import time
 from typing import Protocol, Self
 
 from headway_server.errors import OverloadedError
+from headway_server.serving.counts import Row
 
 _SMOOTHING = 0.1
 _LEAST_MARGIN = 1.15
@@ -144,7 +145,14 @@ class Admission:
     """Counts what is admitted and not yet answered, and its bytes. Belongs to the event loop."""
 
     def __init__(
-        self, *, limit: int | None, noun: str, owner: str, max_bytes: int | None = None, pace: Pace | None = None
+        self,
+        *,
+        limit: int | None,
+        noun: str,
+        owner: str,
+        max_bytes: int | None = None,
+        pace: Pace | None = None,
+        counted: Row | None = None,
     ) -> None:
         """Starts with nothing admitted.
 
@@ -154,7 +162,9 @@ class Admission:
             owner: Who takes it on, for messages, such as the name of a model.
             max_bytes: How many bytes they may have together; None: any number.
             pace: Says how long they wait; None: nobody knows.
+            counted: Where all workers of the server count what they have admitted; None: there is one.
         """
+        self._counted = counted
         self._limit = limit
         self._max_bytes = max_bytes
         self._noun = noun
@@ -204,6 +214,8 @@ class Admission:
             self._work_of[caller] = self._work_of.get(caller, 0.0) + work
         self._num_admitted += count
         self._num_bytes += num_bytes
+        if self._counted is not None:
+            self._counted.tell(self._num_admitted, self._num_bytes)
         return Permit(self, count, num_bytes, work, caller=caller, deadline=deadline)
 
     def note_in_time(self) -> None:
@@ -221,6 +233,8 @@ class Admission:
         """
         self._num_admitted -= count
         self._num_bytes -= num_bytes
+        if self._counted is not None:
+            self._counted.tell(self._num_admitted, self._num_bytes)
         self._mean_held_s += _SMOOTHING * (held_s - self._mean_held_s)
         if self._pace is not None:
             self._work = self._work - work if self._num_admitted else 0.0
@@ -233,10 +247,13 @@ class Admission:
                 self._pace.note(work if is_done else 0.0, left=self._work)
 
     def _check(self, count: int, num_bytes: int, work: float, deadline: float | None, caller: str) -> None:
-        if self._limit is not None and self._num_admitted + count > self._limit:
-            raise self._full(f"{self._num_admitted} {self._noun} waiting", self._limit, count)
-        if self._max_bytes is not None and self._num_admitted and self._num_bytes + num_bytes > self._max_bytes:
-            waiting = f"{self._num_bytes} bytes of {self._noun} waiting"
+        admitted, held = self._num_admitted, self._num_bytes
+        if self._counted is not None:
+            admitted, held = self._counted.num_running, self._counted.num_bytes
+        if self._limit is not None and admitted + count > self._limit:
+            raise self._full(f"{admitted} {self._noun} waiting", self._limit, count)
+        if self._max_bytes is not None and admitted and held + num_bytes > self._max_bytes:
+            waiting = f"{held} bytes of {self._noun} waiting"
             raise self._full(waiting, self._max_bytes, num_bytes)
         if self._pace is None or deadline is None or not self._num_admitted:
             return

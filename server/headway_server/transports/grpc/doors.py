@@ -14,6 +14,7 @@ from grpc_health.v1 import health_pb2_grpc
 
 from headway_server.errors import ServerError
 from headway_server.serving.access import Access, AccessFile, is_local
+from headway_server.serving.counts import Counts
 from headway_server.serving.files import Certificates, WatchedFiles, watch
 from headway_server.settings import ServerSettings
 from headway_server.transports.grpc.health import Health
@@ -24,8 +25,12 @@ _log = structlog.get_logger(__name__)
 class Doors:
     """Listens with the certificates of the settings, knows the callers of their access file, and reads both again."""
 
-    def __init__(self, settings: ServerSettings) -> None:
+    def __init__(self, settings: ServerSettings, counts: Counts | None = None) -> None:
         """Reads the files.
+
+        Args:
+            settings: Which name them.
+            counts: Where budgets are counted, by all workers of the server; None: there is one.
 
         Raises:
             AccessError: One of them cannot be used.
@@ -43,7 +48,7 @@ class Doors:
         """Port that answers health checks alone, once it does."""
         if (path := settings.access_file) is not None:
             access_file = WatchedFiles([path], partial(AccessFile.read, path), self._know, noun="access file")
-            self.access = Access(access_file.read())
+            self.access = Access(access_file.read(), counts)
             self._files.append(access_file)
         if (tls := settings.tls_files) is not None:
             paths = [path for path in tls if path is not None]

@@ -42,6 +42,7 @@ from headway_server.observers import NO_OBSERVER, Observer
 from headway_server.runtime import CLOSE_TIMEOUT_S, available_bytes
 from headway_server.serving.callers import Callers, WaitLimits
 from headway_server.serving.calls import Calls
+from headway_server.serving.counts import Counts
 from headway_server.serving.host import ModelHost
 from headway_server.serving.watchdog import Watchdog
 from headway_server.settings import ServerSettings
@@ -196,6 +197,7 @@ class HeadwayServer:
         *,
         observer: Observer = NO_OBSERVER,
         statistics: oip.Statistics | None = None,
+        counts: Counts | None = None,
     ) -> None:
         """Makes a server that does not listen yet.
 
@@ -205,6 +207,7 @@ class HeadwayServer:
             observer: Learns of every call.
             statistics: What the Open Inference Protocol says that models have computed, an observer of host and calls;
                 None: nothing.
+            counts: What all workers of the server count together; None: there is one.
         """
         self._host = host
         self._settings = settings
@@ -233,8 +236,14 @@ class HeadwayServer:
             max_lasting_per_connection=_MAX_LASTING_PER_CONNECTION,
             max_receiving=max_arriving,
         )
-        self.doors = Doors(settings)
-        self.calls = Calls(max_calls=max_calls, max_bytes=max_bytes, access=self.doors.access, observer=observer)
+        self.doors = Doors(settings, counts)
+        self.calls = Calls(
+            max_calls=max_calls,
+            max_bytes=max_bytes,
+            access=self.doors.access,
+            observer=observer,
+            counted=None if counts is None else counts.server,
+        )
         """Those that are being answered."""
         _log.info("calls", max_calls=max_calls, max_inflight_mib=max_bytes >> 20, max_arriving=max_arriving)
         max_request_bytes = {
@@ -413,7 +422,8 @@ def _options(settings: ServerSettings) -> list[tuple[str, int]]:
     """Returns what gRPC itself is told."""
     connection = settings.connection
     return [
-        ("grpc.so_reuseport", 0),  # a second server at this port is a mistake, not a load balancer
+        # Workers share a port, which their supervisor has reserved; any other server at it is a mistake.
+        ("grpc.so_reuseport", int(settings.workers != 1)),
         ("grpc.max_receive_message_length", settings.max_message_bytes),
         ("grpc.max_send_message_length", -1),
         # Calls that have arrived and that Python has not taken yet. Past 1,000 gRPC would begin to end them, as

@@ -135,7 +135,7 @@ class HttpServer:
             ServerError: The address is taken.
         """
         settings = self._settings
-        listener = _listen(settings.host, settings.http_port or 0)
+        listener = _listen(settings.host, settings.http_port or 0, is_shared=settings.workers != 1)
         port: int = listener.getsockname()[1]
         for name in ("uvicorn", "uvicorn.error"):
             logging.getLogger(name).setLevel(logging.ERROR)  # what callers send wrong is no warning of the server's
@@ -213,7 +213,8 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int, *, is_shared: bool) -> socket.socket:
+    """Listens; `is_shared` says that other workers of this server listen there too."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -221,6 +222,8 @@ def _listen(host: str, port: int) -> socket.socket:
         listener = socket.socket(family, kind, protocol)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if is_shared:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             listener.bind(address)
         except OSError:
             listener.close()

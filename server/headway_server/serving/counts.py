@@ -1,0 +1,139 @@
+"""What the workers of a server count together, in memory that they share: calls, their bytes, budgets of callers.
+
+A table of rows, one for the server and one for each caller that has a budget. In a row each worker writes cells of its
+own and reads those of all, so a worker that dies takes nothing with it. The level of a bucket is one for all workers,
+who change it under a lock on the row. A call costs 1.5 µs more than with one process, that of a caller with budgets
+4 µs on top.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import mmap
+import os
+from types import TracebackType
+from typing import Final, Self
+
+import structlog
+
+_NUM_ROWS: Final = 16_384
+_OF_SERVER: Final = 0
+_BUCKET_CELLS: Final = 2
+"""Level and time of a bucket."""
+_NUM_BUCKETS: Final = 2
+"""Calls and tokens."""
+_FIRST_COUNT: Final = 1 + _NUM_BUCKETS * _BUCKET_CELLS
+"""Cells before a row's counts: its key and its buckets."""
+_CELL_BYTES: Final = 8
+
+_log = structlog.get_logger(__name__)
+
+
+class Row:
+    """A row of the table, as one worker sees it. A context manager, which keeps other workers from it."""
+
+    __slots__ = ("_bytes", "_fd", "_index", "_num_workers", "_running", "_start", "buckets")
+
+    def __init__(self, cells: memoryview[float], fd: int, start: int, *, index: int, num_workers: int) -> None:
+        self._fd = fd
+        self._start = start
+        self._index = index
+        self._num_workers = num_workers
+        row = cells[start : start + row_cells(num_workers)]
+        self.buckets = (row[1:3], row[3:5])
+        """Of calls and of tokens, each with its level and when that was so; the time 0 says that nobody has used it."""
+        self._running = row[_FIRST_COUNT : _FIRST_COUNT + num_workers]
+        self._bytes = row[_FIRST_COUNT + num_workers :]
+
+    def __enter__(self) -> Self:
+        fcntl.lockf(self._fd, fcntl.LOCK_EX, _CELL_BYTES, self._start * _CELL_BYTES)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        fcntl.lockf(self._fd, fcntl.LOCK_UN, _CELL_BYTES, self._start * _CELL_BYTES)
+
+    def tell(self, num_running: int, num_bytes: int = 0) -> None:
+        """Says how many calls this worker runs, and how many bytes their requests have."""
+        self._running[self._index] = num_running
+        self._bytes[self._index] = num_bytes
+
+    @property
+    def num_running(self) -> int:
+        """Calls that run in all workers."""
+        return int(sum(self._running))
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of their requests."""
+        return int(sum(self._bytes))
+
+    def __repr__(self) -> str:
+        return f"Row({self.num_running} running in {self._num_workers} workers)"
+
+
+class Counts:
+    """The table, as one worker sees it."""
+
+    def __init__(self, fd: int, *, index: int, num_workers: int) -> None:
+        """Maps the table.
+
+        Args:
+            fd: What `create` has returned, in this process.
+            index: Of the worker, from 0.
+            num_workers: How many there are.
+        """
+        self._fd = fd
+        self._index = index
+        self._num_workers = num_workers
+        self._mapped = mmap.mmap(fd, _table_bytes(num_workers))
+        self._cells = memoryview(self._mapped).cast("d")
+        self._keys = memoryview(self._mapped).cast("Q")
+        self.server = self._row(_OF_SERVER)
+        """All calls of the server."""
+
+    @staticmethod
+    def create(num_workers: int) -> int:
+        """Makes an empty table; returns a file descriptor, which workers inherit."""
+        fd = os.memfd_create("headway-counts")
+        os.ftruncate(fd, _table_bytes(num_workers))
+        return fd
+
+    def of_caller(self, name: str) -> Row | None:
+        """Returns the row of a caller; None where the table is full, and each worker counts for itself."""
+        key = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest()) or 1
+        width = row_cells(self._num_workers)
+        with self.server:
+            for step in range(_NUM_ROWS - 1):
+                number = 1 + (key + step) % (_NUM_ROWS - 1)
+                if self._keys[number * width] in (0, key):
+                    self._keys[number * width] = key
+                    return self._row(number)
+        _log.warning("too many callers; the budget of this one is counted by each worker for itself", caller=name)
+        return None
+
+    def forget(self, index: int) -> None:
+        """Takes back what a worker counted that has ended."""
+        width = row_cells(self._num_workers)
+        for number in range(_NUM_ROWS):
+            if number == _OF_SERVER or self._keys[number * width]:
+                start = number * width + _FIRST_COUNT + index
+                self._cells[start] = self._cells[start + self._num_workers] = 0.0
+
+    def _row(self, number: int) -> Row:
+        start = number * row_cells(self._num_workers)
+        return Row(self._cells, self._fd, start, index=self._index, num_workers=self._num_workers)
+
+    def __repr__(self) -> str:
+        return f"Counts(worker {self._index} of {self._num_workers}, {self.server!r})"
+
+
+def row_cells(num_workers: int) -> int:
+    """Returns how many cells a row has."""
+    return _FIRST_COUNT + 2 * num_workers
+
+
+def _table_bytes(num_workers: int) -> int:
+    return _NUM_ROWS * row_cells(num_workers) * _CELL_BYTES
