@@ -115,7 +115,7 @@ def test_a_resumed_run_must_start_from_the_same_folder(root, data, tmp_path):
         max_steps=2,
         resume=True,
     )
-    with pytest.raises(ResumeError, match=r"begun with other settings: init\.checkpoint was .*gpt2"):
+    with pytest.raises(ResumeError, match=r"begun with other settings: recipe\.init\.checkpoint was .*gpt2"):
         run_training(options, Console(quiet=True))
 
 
@@ -272,7 +272,7 @@ def test_what_cannot_be_fine_tuned_is_told_in_one_line(root, data, tmp_path):
     assert "preprocessing: prepares images otherwise than" in _fail(
         *_words("cifar10", data["pictures"], root / "vit", run)
     )
-    assert not run.exists() or not any(run.iterdir())
+    assert not (run / "run.json").exists()
 
 
 def test_a_folder_that_is_incomplete_is_told_in_one_line(root, data, tmp_path):
