@@ -139,10 +139,10 @@ def test_a_head_is_kept_where_the_labels_are_the_folders_and_fresh_where_they_ar
 
 
 def test_another_set_of_as_many_labels_gives_an_own_checkpoint_a_fresh_head(tmp_path, reviews, tiny_settings, capsys):
-    def run(to, file, init=None):
+    def run(to, file, init=None, rate=1e-9):
         options = RunOptions(
             recipe="ag-news",
-            settings=(*tiny_settings["ag-news"], "optimization.evaluations=1", "optimization.learning_rate=1e-9"),
+            settings=(*tiny_settings["ag-news"], "optimization.evaluations=1", f"optimization.learning_rate={rate}"),
             own_data=OwnData(train=str(file), valid=str(file)),
             output=tmp_path / to,
             init=init,
@@ -150,7 +150,7 @@ def test_another_set_of_as_many_labels_gives_an_own_checkpoint_a_fresh_head(tmp_
         )
         return run_training(options, Console(soft_wrap=True))
 
-    first = run("first", reviews)
+    first = run("first", reviews, rate=0.1)
     other = tmp_path / "other.csv"
     other.write_text(reviews.read_text(encoding="utf-8").replace("praise", "yes").replace("blame", "no"))
     second = run("second", other, first)
