@@ -14,6 +14,7 @@ from headway_client import Client
 from headway_export.cli import app
 from headway_server.bundles import Precision, open_bundle
 from headway_training.checkpoint import read_checkpoint
+from headway_training.tagging import TagScheme, find_subwords, predict_spans
 
 from .conftest import serve
 
@@ -39,8 +40,7 @@ def store(folders, tmp_path_factory):
     path = tmp_path_factory.mktemp("store")
     for name, folder in folders.items():
         words = ["hf"] if name in ("tags", "story") else []  # both commands take a checkpoint
-        flags = ["--precision", "fp32", *(["--precision", "int8"] if name == "topics" else [])]
-        result = CliRunner().invoke(app, [*words, str(folder), "--store", str(path), *flags])
+        result = CliRunner().invoke(app, [*words, str(folder), "--store", str(path), "--precision", "fp32"])
         assert result.exit_code == 0, f"{name}: {result.output}"
     return path
 
@@ -73,9 +73,17 @@ def test_topics_are_those_of_transformers_at_the_fitted_temperature(folders, cli
 
 @torch.inference_mode()
 def test_tags_are_found_as_in_training(folders, client):
-    spans = client.classify_tokens(["the old fire"], model="tags").results[0].spans
-    assert read_checkpoint(folders["tags"]).labels == ("O", "B-name", "I-name")
-    assert [(span.start, span.end, span.label) for span in spans] == [(8, 12, "name")]
+    folder, texts = folders["tags"], ["the old fire", "rain is so", "fire rain fire"]
+    model = _model(folder, "AutoModelForTokenClassification")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    assert read_checkpoint(folder).labels == ("O", "B-name", "I-name")
+    for text, result in zip(texts, client.classify_tokens(texts, model="tags"), strict=True):
+        encoded = tokenizer(text, return_offsets_mapping=True)
+        ids = torch.tensor([encoded.input_ids])
+        scores = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0].log_softmax(-1).numpy()
+        scheme = TagScheme(("name",), covering=False)
+        expected = predict_spans(scores, find_subwords(text, encoded.offset_mapping), scheme)
+        assert [(span.start, span.end) for span in result.spans] == [(span.start, span.end) for span in expected]
 
 
 @torch.inference_mode()
@@ -126,6 +134,6 @@ def test_the_bundle_says_what_the_run_has_found(folders, store):
     checkpoint = read_checkpoint(folders["topics"])
     assert manifest.labels == checkpoint.labels
     assert manifest.license == checkpoint.license == "that of bert, which it was fine-tuned from"
-    assert manifest.variants[Precision.INT8].quality.dataset == "topics.csv"
+    assert manifest.variants[Precision.FP32].quality.dataset == "topics.csv"
     assert abs(manifest.variants[Precision.FP32].quality.value - checkpoint.training.metrics["accuracy"]) < 0.01
-    assert manifest.limits.max_length == 40 if hasattr(manifest.limits, "max_length") else True
+    assert manifest.limits.max_input_tokens == 40

@@ -1,10 +1,9 @@
-"""Makes what docs/fine-tuning.md measures on: two tiny model folders with fresh weights, and small sets of examples.
+"""Makes what docs/fine-tuning.md measures on: a tiny model folder with fresh weights, and small sets of examples.
 
-    HEADWAY_DATA_DIR=data python docs/experiments/fine_tuning.py fine-tuning
+    HEADWAY_DATA_DIR=data python docs/experiments/fine-tuning/data.py fine-tuning
 
-The folder then holds `llama` and `vit` (model folders of `transformers`), `news.txt` to pre-train the first on,
-`topics-*.csv`, `tags-*.conllu` and `chats-*.jsonl` to fine-tune it on, and folders of images: eight classes of CIFAR-10
-to pre-train the second on, and few images of the other two to fine-tune it on.
+The folder then holds `llama`, a model folder of `transformers`, `news.txt` to pre-train it on, and `topics-*.csv` and
+`chats-*.jsonl` to fine-tune it on.
 """
 
 import csv
@@ -18,11 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import transformers
-from PIL import Image
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-
-from headway_training.data.public import DATASETS
-from headway_training.recipes import DataSettings
 
 SPECIAL = ["<pad>", "<unk>", "<s>", "</s>", "<|user|>", "<|assistant|>"]
 LENGTH = 128
@@ -31,9 +26,6 @@ CHAT = (
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
 NUM_LABELED, NUM_VALID = 2_000, 500
-NUM_SENTENCES = 1_000
-HELD_OUT_CLASSES = ("cat", "dog")
-NUM_IMAGES = 500
 
 
 def write_llama(folder: Path, texts: list[str]) -> None:
@@ -70,25 +62,6 @@ def write_llama(folder: Path, texts: list[str]) -> None:
     transformers.LlamaForCausalLM(config).save_pretrained(folder)
 
 
-def write_vit(folder: Path) -> None:
-    """A ViT of three layers that reads 32 x 32 pixels."""
-    torch.manual_seed(0)
-    config = transformers.ViTConfig(
-        hidden_size=96,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        intermediate_size=192,
-        image_size=32,
-        patch_size=4,
-        hidden_dropout_prob=0.0,
-        num_labels=8,
-    )
-    transformers.ViTForImageClassification(config).save_pretrained(folder)
-    mean, std = [0.4914, 0.4822, 0.4465], [0.2470, 0.2435, 0.2616]
-    size = {"height": 32, "width": 32}
-    transformers.ViTImageProcessor(size=size, image_mean=mean, image_std=std, resample=3).save_pretrained(folder)
-
-
 def read_news(file: Path) -> list[tuple[str, str]]:
     """Texts with their topics."""
     topics = ("World", "Sports", "Business", "Sci/Tech")
@@ -114,38 +87,6 @@ def write_topics(folder: Path, parts: dict[str, list[tuple[str, str]]]) -> None:
                 out.write(json.dumps({"messages": messages}) + "\n")
 
 
-def write_tags(folder: Path, data: Path) -> None:
-    """The first sentences of the treebank, and its development part as test part."""
-    train = (data / "en_ewt-ud-train.conllu.gz", data / "en_ewt-ud-dev.conllu.gz")
-    contents = (gzip.decompress(file.read_bytes()).decode() for file in train)
-    sentences, test = (content.strip().split("\n\n") for content in contents)
-    kept = np.random.default_rng(0).permutation(len(sentences))
-    picked = [sentences[i] for i in kept[: NUM_SENTENCES + NUM_VALID]]
-    parts = {"train": picked[:NUM_SENTENCES], "valid": picked[NUM_SENTENCES:], "test": test}
-    for name, rows in parts.items():
-        (folder / f"tags-{name}.conllu").write_text("\n\n".join(rows) + "\n\n", encoding="utf-8")
-
-
-def write_images(folder: Path, data: Path) -> None:
-    """Eight classes, and few images of two more."""
-    dataset = DATASETS["cifar10"]
-    splits = dataset.read(dataset, data, DataSettings(dataset="cifar10", valid_fraction=0.04))
-    for name, part, most in (
-        ("train", splits.train, NUM_IMAGES),
-        ("valid", splits.valid, 200),
-        ("test", splits.test, 10_000),
-    ):
-        counts = dict.fromkeys(splits.labels, 0)
-        for pixels, index in zip(part.images, part.labels, strict=True):
-            label = splits.labels[index]
-            held_out = label in HELD_OUT_CLASSES
-            if counts[label] < (most if held_out else 2_500):
-                target = folder / ("pets" if held_out else "things") / name / label
-                target.mkdir(parents=True, exist_ok=True)
-                Image.fromarray(pixels).save(target / f"{counts[label]:05d}.png")
-                counts[label] += 1
-
-
 def main() -> None:
     """Writes everything into the folder that is named."""
     folder, data = Path(sys.argv[1]), Path(os.environ.get("HEADWAY_DATA_DIR", "data"))
@@ -158,10 +99,7 @@ def main() -> None:
     labeled = [news[i] for i in order[:NUM_LABELED]]
     test = read_news(data / "ag_news" / "test_rows_0001-3800.csv.gz")
     write_topics(folder, {"train": labeled, "valid": news[-NUM_VALID:], "test": test})
-    write_tags(folder, data / "ud_english_ewt")
-    write_images(folder, data)
     write_llama(folder / "llama", [text for _, text in news])
-    write_vit(folder / "vit")
 
 
 main()

@@ -9,23 +9,14 @@ what a turn has beside `role` and `content` is given to the template as it is.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headway_training.data.examples import Rows
+from headway_training.data.examples import Conversations
 from headway_training.data.files import read_lines
 from headway_training.errors import DataError
 
 _FORM = 'expected {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}'
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Conversations(Rows):
-    """Conversations of two or more sides, one of them the assistant."""
-
-    turns: list[list[dict[str, Any]]]
-    """Of each conversation: its turns, with `role` and `content`."""
 
 
 def holds_conversations(path: Path) -> bool:

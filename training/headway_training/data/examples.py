@@ -96,6 +96,14 @@ class LabeledImages(Rows):
     """(N,)."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversations(Rows):
+    """Conversations of two or more sides, one of them the assistant."""
+
+    turns: list[list[dict[str, Any]]]
+    """Of each conversation: its turns, with `role` and `content`."""
+
+
 class PlainText:
     """A running text: a string, or a file that is read part by part and never held whole.
 
@@ -130,7 +138,14 @@ class PlainText:
 
 
 Examples = TypeVar(
-    "Examples", LabeledTexts, MultiLabeledTexts, SpanLabeledTexts, ParallelTexts, PlainText, LabeledImages
+    "Examples",
+    LabeledTexts,
+    MultiLabeledTexts,
+    SpanLabeledTexts,
+    ParallelTexts,
+    PlainText,
+    LabeledImages,
+    Conversations,
 )
 
 

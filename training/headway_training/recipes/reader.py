@@ -169,9 +169,8 @@ def _resolve_model(section: Any, source: str) -> dict[str, Any]:
             f"{source}: model.architecture is {architecture!r}; it must be one of {', '.join(CONFIGURATIONS)}, "
             f"or model.configuration one of {', '.join(NAMED_CONFIGURATIONS)}"
         )
-    if architecture == HUGGINGFACE:
-        fields = _FOLDER_FIELDS
-    else:
+    fields: tuple[str, ...] = _FOLDER_FIELDS
+    if architecture != HUGGINGFACE:
         fields = tuple(field.name for field in dataclasses.fields(CONFIGURATIONS[architecture]))
     known = [f"model.{name}" for name in ("architecture", "configuration", *fields)]
     for key in (f"model.{name}" for name in values):

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from tokenizers import Tokenizer
 
 from headway_training.checkpoint import TOKENIZER_FILE
-from headway_training.data.conversations import Conversations
 from headway_training.data.examples import (
+    Conversations,
     LabeledImages,
     LabeledTexts,
     MultiLabeledTexts,

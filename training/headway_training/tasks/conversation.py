@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (torch's own convention)
 
 from headway_training.batches import Batch, bucketed_batches, sorted_batches
-from headway_training.data.conversations import Conversations
-from headway_training.data.examples import Splits
+from headway_training.data.examples import Conversations, Splits
 from headway_training.errors import DataError
 from headway_training.evaluation import EVALUATION_TOKENS, pad
 from headway_training.recipes import Recipe
@@ -43,13 +43,14 @@ class ConversationTask(Task):
     higher_is_better = False
 
     def __init__(self, recipe: Recipe, splits: Splits[Conversations], source: ModelFolder) -> None:
-        self.tokenizer = source.tokenizer
+        self.tokenizer: Tokenizer = source.tokenizer
         self._recipe = recipe
         self._splits = splits
         self._source = source
         self._chat = source.chat_format()
         self._rows = self._encode(splits.train, "training")
         self._lengths = [len(ids) for ids, _ in self._rows]
+        self._measured: dict[Part, list[Row]] = {}
 
     @property
     def num_train_examples(self) -> int:
@@ -89,8 +90,9 @@ class ConversationTask(Task):
 
         A turn is repeated if each of its tokens is the likeliest after those before it.
         """
-        examples = self._splits.valid if part == "valid" else self._splits.test
-        rows = self._rows if examples is self._splits.train else self._encode(examples, part)
+        if part not in self._measured:
+            self._measured[part] = self._encode(self._splits.valid if part == "valid" else self._splits.test, part)
+        rows = self._measured[part]
         device = next(model.parameters()).device
         total, num_turns, num_exact = 0.0, 0, 0
         for batch in sorted_batches([len(ids) for ids, _ in rows], EVALUATION_TOKENS):
@@ -102,10 +104,8 @@ class ConversationTask(Task):
                 starts = np.flatnonzero((own != IGNORED) & (np.concatenate([[IGNORED], own[:-1]]) == IGNORED))
                 wrong = np.cumsum((own != IGNORED) & ~right)
                 ends = [*starts[1:], len(own)]
-                num_exact += sum(
-                    wrong[end - 1] == (wrong[start - 1] if start else 0)
-                    for start, end in zip(starts, ends, strict=True)
-                )
+                before = [int(wrong[start - 1]) if start else 0 for start in starts]
+                num_exact += sum(int(wrong[end - 1]) == count for end, count in zip(ends, before, strict=True))
                 num_turns += len(starts)
         characters = sum(len(self.tokenizer.decode([t for t in targets if t != IGNORED])) for _, targets in rows)
         return {
