@@ -150,18 +150,19 @@ def _rewritten_tokens(
     assert source.special_tokens is not None, "a text model has its special tokens"
     length, count = _size_of_sample(candidate)
     texts = list(source.texts[:count]) or _drawn_texts(source, generator, count)
-    known = [("",), ("",)] if source.languages is None else [source.languages.sources, source.languages.targets]
-    codes = [tuple(str(generator.choice(side)) for side in known) for _ in texts]
-    pairs = source.encode_sources(texts, [(first, second) for first, second in codes])
+    spoken: Sequence[str] = ("",) if source.languages is None else source.languages.sources
+    written: Sequence[str] = ("",) if source.languages is None else source.languages.targets
+    codes = [(str(generator.choice(spoken)), str(generator.choice(written))) for _ in texts]
+    pairs = source.encode_sources(texts, codes)
     runner, encoder = candidate.open_decoder(len(texts), max_length=length), candidate.open_encoder()
     open_sources(runner, encode_sources(encoder, [ids for ids, _ in pairs]))
     starts = np.stack([start for _, start in pairs])  # (N, P)
     for position in range(starts.shape[1]):
         logits = runner.decode(starts[:, position], np.full(len(texts), position))
-    written = _continued(runner, list(starts), logits, length, generator)
+    targets = _continued(runner, list(starts), logits, length, generator)
     ends = {source.special_tokens.eos, *source.special_tokens.more_eos}
-    lengths = [next((at for at in range(starts.shape[1], length) if text[at] in ends), length) for text in written]
-    return tuple(ids for ids, _ in pairs), tuple(text[:end] for text, end in zip(written, lengths, strict=True))
+    lengths = [next((at for at in range(starts.shape[1], length) if text[at] in ends), length) for text in targets]
+    return tuple(ids for ids, _ in pairs), tuple(text[:end] for text, end in zip(targets, lengths, strict=True))
 
 
 def _continued(

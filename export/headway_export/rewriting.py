@@ -337,11 +337,11 @@ class QuantizeBlocks(InPlacePass):
         """Stores a weight once for all its readers; returns its codes, scales and zeros."""
         key = (product.weight.name, product.transposed)
         if key not in self._weights:
-            parts = dict(zip(("codes", "scales", "zeros"), quantize_blocks(columns, self.BLOCK_SIZE), strict=True))
+            parts: Sequence[NDArray[Any]] = quantize_blocks(columns, self.BLOCK_SIZE)
             tape = Tape(reader.graph)
             self._weights[key] = [
                 tape.initializer(ir.tensor(part, name=f"{product.weight.name}.int4_{name}"))
-                for name, part in parts.items()
+                for name, part in zip(("codes", "scales", "zeros"), parts, strict=True)
             ]
         return self._weights[key]
 
