@@ -145,6 +145,9 @@ def test_another_server_is_told_that_the_port_is_taken(pair, start_process, work
 
 
 def test_a_worker_that_dies_is_replaced_and_no_call_is_lost(pair):
+    with grpc.insecure_channel(f"127.0.0.1:{pair.port}") as channel:
+        models = model_service_pb2_grpc.ModelServiceStub(channel)
+        models.UnloadModel(model_service_pb2.UnloadModelRequest(model="colours"), timeout=30)
     victim = pids(pair.process.log)[1]
     failures: list[Exception] = []
     answers: list[str] = []
