@@ -170,7 +170,7 @@ def main() -> None:
             for workers in arguments.workers
         }
         rows = _measure(arguments, servers, cores[split:] or cores)
-        memory = {str(workers): _memory_mib(server.process_id) for workers, server in servers.items()}
+        memory = {str(workers): _memory_mib(server.process.process_id) for workers, server in servers.items()}
     result = {
         "cores": len(cores),
         "server_cores": split or "shared with the callers",
