@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn, Self
 
 import typer
-from tokenizers import Tokenizer
 
 from benchmarks import huggingface as huggingface_models
 from benchmarks import inputs
@@ -28,7 +27,7 @@ from benchmarks.contestants.base import Framework, Measured
 from benchmarks.contestants.headway import Server, running_server
 from benchmarks.environments import SCRATCH, python_of
 from benchmarks.huggingface import ImportedModel
-from benchmarks.inputs import Case, InputError, Lengths, make_tokenizer, photographs, random_texts, shipped_case
+from benchmarks.inputs import Case, InputError, Lengths, photographs, random_texts, shipped_case
 from benchmarks.machine import checkout, describe_run, git_commit
 from benchmarks.measure import Contestant, Kind, Load, Results, format_report
 from benchmarks.models import BERT, GPT2, TRANSFORMER, VIT, RandomModel, prepare
@@ -65,10 +64,6 @@ LIBRARIES = {
         "transformers bf16": "libraries transformers bf16",
         "transformers fp32": "libraries transformers fp32",
     },
-    "huggingface translation": {
-        "CTranslate2 int8": "libraries ctranslate2",
-        "Optimum-ONNX fp32": "optimum optimum",
-    },
     "huggingface text_embedding": {
         "sentence-transformers bf16, compiled": "libraries sentence_transformers bf16,compile",
         "sentence-transformers bf16": "libraries sentence_transformers bf16",
@@ -85,7 +80,6 @@ FRAMEWORKS: dict[str, dict[str, str]] = {
     "generation": _CTRANSLATE2,
     "translation": _CTRANSLATE2,
     "huggingface generation": _CTRANSLATE2,
-    "huggingface translation": _CTRANSLATE2,
     "classification": {
         "LitServe": "litserve litserve",
         "BentoML": "bentoml bentoml",
@@ -218,7 +212,7 @@ def translation(
     with _Run("translation", locals()) as run:
         model = run.prepare(TRANSFORMER)[TRANSFORMER]
         run.serve_random(model, num_slots=128)
-        run.cases += _sentences(model, model.tokenizer)
+        run.cases += _sentences(model)
         run.add_peers(peers)
         run.measure()
         run.finish("Target tokens a second, Transformer base")
@@ -282,13 +276,6 @@ def huggingface(
         run.serve_random(imported, num_slots=32)
         if task == "generation":
             run.cases.append(_prompts(imported, inputs.PROMPTS[0], new_tokens, count=4096))
-        elif task == "translation":
-            words = make_tokenizer(huggingface_models.SIZES[model][2]["vocab_size"])
-            encode = imported.tokenizer.encode
-            for case in _sentences(imported, words):
-                own_ids = [tuple(encode(text, add_special_tokens=False).ids) for text in case.texts]
-                assert tuple(map(len, own_ids)) == case.new_tokens, "a word is one token"
-                run.cases.append(replace(case, token_ids=tuple(own_ids)))
         elif task == "image_classification":
             source, images = photographs(run.data, longer_side=500)
             run.cases.append(Case(name=model, task=task, bundle=imported.bundle, source=source, images=images))
@@ -492,9 +479,9 @@ def _prompts(model: RandomModel | ImportedModel, lengths: Lengths, new_tokens: i
     )
 
 
-def _sentences(model: RandomModel | ImportedModel, tokenizer: Tokenizer) -> list[Case]:
+def _sentences(model: RandomModel) -> list[Case]:
     """Returns cases of sentences of random words, translated greedily and with four beams."""
-    texts, token_ids = random_texts(tokenizer, inputs.MULTI30K, 256)
+    texts, token_ids = random_texts(model.tokenizer, inputs.MULTI30K, 256)
     greedy = Case(
         name="greedy",
         task="translation",

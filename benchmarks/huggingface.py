@@ -1,13 +1,11 @@
 """Folders of Hugging Face transformers with random weights in real sizes, imported by `headway-export hf`.
 
 This module is also the worker that writes the folders, so that PyTorch stays out of the driver. A tokenizer is one of
-`inputs.make_tokenizer` (of Marian, SentencePiece models of the same words), so that random words are one token each and
-everybody does the same work. Speed does not depend on what weights are, if no answer ends by itself and none repeats
-one token.
+`inputs.make_tokenizer`, so that random words are one token each and everybody does the same work. Speed does not depend
+on what weights are, if no answer ends by itself and none repeats one token.
 """
 
 import hashlib
-import importlib
 import inspect
 import json
 import os
@@ -34,11 +32,6 @@ SIZES: dict[str, tuple[str, str, dict[str, Any]]] = {
                      "max_position_embeddings": _MAX_LENGTH, "tie_word_embeddings": True}),
     "qwen2.5-0.5b": ("generation", "qwen2", _QWEN | {"num_key_value_heads": 2, "vocab_size": 151936,
                      "max_position_embeddings": _MAX_LENGTH, "tie_word_embeddings": True}),
-    "opus-mt-en-de": ("translation", "marian", {
-        "vocab_size": 58101, "d_model": 512, "encoder_layers": 6, "decoder_layers": 6, "encoder_attention_heads": 8,
-        "decoder_attention_heads": 8, "encoder_ffn_dim": 2048, "decoder_ffn_dim": 2048, "max_position_embeddings": 512,
-        "activation_function": "swish", "scale_embedding": True, "pad_token_id": 58100, "eos_token_id": 0,
-        "decoder_start_token_id": 58100}),
     "minilm-l6": ("text_embedding", "bert", _MINILM),
     "bge-small": ("text_embedding", "bert", _MINILM | {"num_hidden_layers": 12}),
     "bert-base-hf": ("text_classification", "bert", {}),
@@ -47,8 +40,6 @@ SIZES: dict[str, tuple[str, str, dict[str, Any]]] = {
 """By name: the task, the family of transformers, and the sizes that are not the family's own."""
 _PRECISIONS = ("fp32", "int8", "int8-static")
 _END = "<|endoftext|>"
-_SPACE = "\u2581"
-"""What SentencePiece writes for a space."""
 _ENLARGED = ("c_proj.weight", "o_proj.weight", "down_proj.weight")
 """Weights of decoders that are ten times as large, so that a greedy answer does not repeat one token."""
 _NUM_EVALUATED = 16
@@ -82,8 +73,7 @@ def import_model(name: str) -> ImportedModel:
         ContestantError: It cannot be made or imported.
     """
     task = SIZES[name][0]
-    written_by = inspect.getsource(_write_marian if task == "translation" else _write)
-    made_by = hashlib.sha256(f"{SIZES[name]}{written_by}".encode()).hexdigest()[:12]
+    made_by = hashlib.sha256(f"{SIZES[name]}{inspect.getsource(_write)}".encode()).hexdigest()[:12]
     folder = SCRATCH / "huggingface" / f"{name}-{made_by}"
     model = ImportedModel(name=name, task=task, folder=folder / "model", store=folder / "store")
     if not (model.folder / "evaluation").exists():
@@ -169,47 +159,6 @@ def _write(name: str, folder: Path) -> None:
     (folder / "evaluation").touch()  # the last thing that is written
 
 
-def _write_marian(name: str, folder: Path) -> None:
-    """Writes a Marian model whose pieces are the words of `random_texts` and their letters."""
-    import torch  # noqa: PLC0415
-    import transformers  # noqa: PLC0415
-
-    pieces: Any = importlib.import_module("sentencepiece.sentencepiece_model_pb2")  # its messages are made at run time
-    sizes = SIZES[name][2]
-    texts, _ = random_texts(make_tokenizer(sizes["vocab_size"]), MULTI30K, _NUM_EVALUATED)
-    words = marian_words()
-    letters = sorted({letter for word in words for letter in word})
-    proto = pieces.ModelProto()
-    kinds = {"<unk>": pieces.ModelProto.SentencePiece.UNKNOWN, "</s>": pieces.ModelProto.SentencePiece.CONTROL}
-    for piece in ("<unk>", "</s>", _SPACE, *letters, *(_SPACE + word for word in words)):
-        kind = kinds.get(piece, pieces.ModelProto.SentencePiece.NORMAL)
-        proto.pieces.add(piece=piece, score=0.0 if piece in kinds else -1.0, type=kind)
-    proto.trainer_spec.model_type = pieces.TrainerSpec.UNIGRAM
-    proto.normalizer_spec.name = "identity"
-    folder.mkdir(parents=True, exist_ok=True)
-    for side in ("source", "target"):
-        (folder / f"{side}.spm").write_bytes(proto.SerializeToString())
-    known = dict.fromkeys(["</s>", "<unk>", *(one.piece for one in proto.pieces)])
-    fillers = (f"{_SPACE}<{number}>" for number in range(sizes["vocab_size"] - 1 - len(known)))
-    _write_json(folder / "vocab.json", {piece: index for index, piece in enumerate([*known, *fillers, "<pad>"])})
-    names = {"source_lang": "en", "target_lang": "de", "tokenizer_class": "MarianTokenizer"}
-    _write_json(folder / "tokenizer_config.json", names)
-    torch.manual_seed(1)
-    model = transformers.MarianMTModel(transformers.MarianConfig(**sizes)).eval()
-    model.final_logits_bias[0, 0] = -1000  # no translation ends by itself
-    special = {key: sizes[key] for key in ("pad_token_id", "eos_token_id", "decoder_start_token_id")}
-    model.generation_config = transformers.GenerationConfig(**special, bad_words_ids=[[sizes["pad_token_id"]]])
-    model.save_pretrained(folder)
-    _write_lines(folder / "evaluation.jsonl", [{"source": text.strip(), "target": text.strip()} for text in texts])
-    (folder / "evaluation").touch()
-
-
-def marian_words() -> list[str]:
-    """Returns the words that are one piece each: those of `random_texts` for a vocabulary of this size."""
-    tokens = make_tokenizer(SIZES["opus-mt-en-de"][2]["vocab_size"]).get_vocab()
-    return sorted(token[1:] for token in tokens if token.startswith("\u0120") and len(token) == len("_abc"))
-
-
 def _write_json(file: Path, content: object) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(content), encoding="utf-8")
@@ -221,8 +170,7 @@ def _write_lines(file: Path, lines: list[dict[str, Any]]) -> None:
 
 def _answer(request: dict[str, str]) -> dict[str, str]:
     os.environ["HF_HUB_OFFLINE"] = "1"
-    writes = _write_marian if SIZES[request["name"]][0] == "translation" else _write
-    writes(request["name"], Path(request["folder"]))
+    _write(request["name"], Path(request["folder"]))
     return {}
 
 

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from transformers import (
     AutoModelForCausalLM,
-    AutoModelForSeq2SeqLM,
     GenerationConfig,
     GPT2Config,
     GPT2LMHeadModel,
@@ -45,8 +44,7 @@ _MARIAN_SIZES = {"vocab_size": "vocabulary_size", "max_position_embeddings": "ma
 def make_model(case: Case) -> Any:
     """Makes a GPT-2, or a Transformer for translation (Marian), in fp32 with the sizes of a case; or reads a folder."""
     if (Path(case["weights"]) / "config.json").is_file():
-        kind = AutoModelForSeq2SeqLM if case["task"] == "translation" else AutoModelForCausalLM
-        return kind.from_pretrained(case["weights"], dtype=torch.float32).eval()
+        return AutoModelForCausalLM.from_pretrained(case["weights"], dtype=torch.float32).eval()
     sizes = json.loads((Path(case["weights"]) / "sizes.json").read_text(encoding="utf-8"))
     torch.manual_seed(1)
     if case["task"] == "generation":
