@@ -110,12 +110,12 @@ def read_segmented_images(path: Path) -> list[SegmentedImage]:
                         images[name.stem] = np.asarray(image.convert("RGB"), np.uint8)
     except (tarfile.TarError, UnidentifiedImageError, OSError, EOFError) as error:
         raise DataError(f"{path} is damaged: {error}. Remove it and get it again") from error
-    for name, pixels in images.items():
-        if not maps.get(name) or any(one.shape != pixels.shape[:2] for one in maps[name]):
+    for stem, pixels in images.items():
+        if not maps.get(stem) or any(one.shape != pixels.shape[:2] for one in maps[stem]):
             raise DataError(
-                f"{path}: {name} has no label map of its size, {pixels.shape[1]} x {pixels.shape[0]} pixels"
+                f"{path}: {stem} has no label map of its size, {pixels.shape[1]} x {pixels.shape[0]} pixels"
             )
-    return [SegmentedImage(image=images[name], segmentations=tuple(maps[name])) for name in sorted(images)]
+    return [SegmentedImage(image=images[stem], segmentations=tuple(maps[stem])) for stem in sorted(images)]
 
 
 def hold_out_drawings(
@@ -205,7 +205,7 @@ class Composer:
     def _background(self, size: int, random: np.random.Generator) -> NDArray[np.uint8]:
         """(I, I, 3): a part of a photograph, or from one colour to another."""
         if len(self._backgrounds) and random.random() < 0.6:
-            image = self._backgrounds[random.integers(len(self._backgrounds))]
+            image = self._backgrounds[int(random.integers(len(self._backgrounds)))]
             height, width = image.shape[:2]
             side = random.uniform(0.5, 1.0) * min(height, width)
             left, top = random.uniform(0, width - side), random.uniform(0, height - side)
@@ -215,7 +215,8 @@ class Composer:
         across = random.random()
         way = np.linspace(0, 1, size)
         mix = (across * way[:, None] + (1 - across) * way[None, :])[..., None]
-        return (ends[0] * mix + ends[1] * (1 - mix)).astype(np.uint8)
+        blend: NDArray[np.uint8] = (ends[0] * mix + ends[1] * (1 - mix)).astype(np.uint8)
+        return blend
 
     def _transform(
         self, drawing: int, size: int, random: np.random.Generator
@@ -348,10 +349,11 @@ def _fill(prompts: Prompts, row: int, labels: Labels, number: int, random: np.ra
     )
     prompts.boxes[row] = np.array((across.start, down.start, across.stop, down.stop)) / size
     cell = size // prompts.coverage.shape[-1]
-    cells = tuple(slice(one.start // cell, -(-one.stop // cell)) for one in window)
-    aligned = labels[tuple(slice(one.start * cell, one.stop * cell) for one in cells)] == number
+    top, left = (one.start // cell for one in window)
+    bottom, right = (-(-one.stop // cell) for one in window)
+    aligned = labels[top * cell : bottom * cell, left * cell : right * cell] == number
     shares = aligned.reshape(aligned.shape[0] // cell, cell, aligned.shape[1] // cell, cell).mean(axis=(1, 3))
-    prompts.coverage[(row, *cells)] = np.round(shares * 255)
+    prompts.coverage[row, top:bottom, left:right] = np.round(shares * 255)
 
 
 def centre_of(mask: NDArray[np.bool_]) -> tuple[float, float]:

@@ -184,11 +184,11 @@ class PromptAttention(nn.Module):
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, kernel: Kernel, mask: Tensor | None = None) -> Tensor:
         """(N, T, D), (N, S, D), (N, S, D) -> (N, T, D); `mask` is that of a `Kernel`."""
-        heads = (
+        queries, keys, values = (
             part(tensor).unflatten(-1, (self.num_heads, -1))
             for part, tensor in ((self.query, query), (self.key, key), (self.value, value))
         )
-        projected: Tensor = self.output(kernel(*heads, mask).flatten(2))
+        projected: Tensor = self.output(kernel(queries, keys, values, mask).flatten(2))
         return projected
 
 
@@ -281,7 +281,7 @@ class MaskDecoder(Model):
             `masks`, float (N, M, S, S): logits, above 0 in what is cut out. `predicted_iou`, float (N, M), 0 to 1.
         """
         bank = embedding.index_select(0, image_index)  # (N, L, E)
-        image, detail = bank.split([self.configuration.d_model, self.configuration.detail_width], dim=-1)
+        image, detail = torch.split(bank, [self.configuration.d_model, self.configuration.detail_width], dim=-1)
         image = image + self._read_mask(earlier_mask, has_earlier_mask).to(image.dtype)
         tokens, visible = self._read_points(points, point_labels)
         tokens, places = tokens.to(image.dtype), self._grid_places().to(image.dtype)

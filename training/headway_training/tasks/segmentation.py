@@ -261,9 +261,8 @@ class SegmentationTask(Task):
             image_index = torch.arange(len(chosen)).repeat_interleave(counts).to(device)
             for name, points, labels in _prompts_of(chosen):
                 masks, predicted = model.decode(embedding, image_index, points.to(device), labels.to(device))
-                parts = zip(
-                    chosen, masks[:, 1:].split(counts.tolist()), predicted[:, 1:].split(counts.tolist()), strict=True
-                )
+                of_pictures = (torch.split(one[:, 1:], counts.tolist()) for one in (masks, predicted))
+                parts = zip(chosen, *of_pictures, strict=True)
                 for picture, logits, promised in parts:
                     ious = _picture_iou(picture, logits.float().cpu())  # (P, 3)
                     best = promised.float().cpu().argmax(dim=1, keepdim=True)
@@ -340,7 +339,7 @@ def _first_prompts(points: Tensor, boxes: Tensor) -> tuple[Tensor, Tensor]:
 
 def _as_corners(boxes: Tensor) -> tuple[Tensor, Tensor]:
     """Boxes (N, 4) -> points (N, 2, 2) and labels (N, 2)."""
-    return boxes.unflatten(-1, (2, 2)), torch.tensor([TOP_LEFT, BOTTOM_RIGHT], device=boxes.device).expand(
+    return torch.unflatten(boxes, -1, (2, 2)), torch.tensor([TOP_LEFT, BOTTOM_RIGHT], device=boxes.device).expand(
         len(boxes), 2
     )
 
