@@ -277,10 +277,9 @@ def _read_module(kind: str, path: Path, allow_pickle: bool) -> nn.Module:
             f"{file}: has settings that are not supported; {', '.join(_ACTIVATIONS)} may follow its product"
         )
     try:
-        (name,) = weight_files(path, {file.name for file in path.iterdir()}, allow_pickle=allow_pickle)
-        weights = (
-            load_file(path / name) if name.endswith(".safetensors") else torch.load(path / name, weights_only=True)
-        )
+        (stored,) = weight_files(path, {entry.name for entry in path.iterdir()}, allow_pickle=allow_pickle)
+        is_pickled = not stored.endswith(".safetensors")
+        weights = torch.load(path / stored, weights_only=True) if is_pickled else load_file(path / stored)
         linear = nn.Linear(
             int(content["in_features"]), int(content["out_features"]), bias=bool(content.get("bias", True))
         )

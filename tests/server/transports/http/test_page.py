@@ -186,7 +186,6 @@ def test_a_model_of_many_languages_is_told_which(page: Page, tmp_path: Path) -> 
         page.get_by_text("The call that this panel made").click()
         command = page.locator(".commands code").inner_text()
         assert '"sourceLanguage":"fra-Latn","targetLanguage":"deu-Latn"' in command.replace(" ", "")
-        assert '"includeAlignment":false' in command.replace(" ", "")  # the model tells none
 
 
 def test_texts_get_labels(page: Page, address: str) -> None:
@@ -245,7 +244,6 @@ def test_every_panel_is_accessible_and_fits(browser: Browser, address: str, widt
     page = context.new_page()
     for panel in PANELS:
         open_panel(page, address, panel)
-        expect(page.locator("nav a[aria-current]")).to_be_in_viewport(ratio=0.99)
         assert page.evaluate("document.querySelector('header button').getBoundingClientRect().right") <= width - 16
         if panel in ("translate", "classify", "tag", "compare", "generate"):
             answer(page)

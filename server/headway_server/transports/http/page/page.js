@@ -40,10 +40,8 @@ function openPanel(panel) {
   show(main, place);
   document.title = `${panel.title} · headway`;
   for (const link of tabs.children) {
-    if (link.hash === `#${panel.id}`) {
-      link.setAttribute("aria-current", "page");
-      link.parentElement.scrollLeft = link.offsetLeft - (innerWidth - link.offsetWidth) / 2; // where the row is too wide
-    } else link.removeAttribute("aria-current");
+    if (link.hash === `#${panel.id}`) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
   }
 }
 
