@@ -311,11 +311,7 @@ def time_shares(
         )
         for name in names:
             if name == TRANSFORMER:
-                store, cases, slots = (
-                    random_models[name].store,
-                    _sentences(random_models[name], random_models[name].tokenizer),
-                    128,
-                )
+                store, cases, slots = random_models[name].store, _sentences(random_models[name]), 128
             elif name == GPT2:
                 model = random_models[name]
                 store, cases, slots = model.store, [_prompts(model, inputs.PROMPTS[0], 64, count=4096)], 32
