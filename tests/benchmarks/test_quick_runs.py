@@ -134,7 +134,8 @@ def test_translations_are_measured_greedy_and_with_beams_and_are_as_long_as_thei
     cases = ("greedy", "beam 4")
     assert loads(translation) == [(row, case, n) for row in RANDOM_ROWS for case in cases for n in (1, 8)]
     for load in translation["rows"][0]["loads"]:
-        assert 13 < load["tokens_per_s"] / load["inputs_per_s"] < 20, "a sentence has 16 tokens on average"
+        mean = load["tokens_per_s"] / load["inputs_per_s"]
+        assert 10 < mean < 24, "a sentence has 16 tokens on average, and a quick run measures a handful of sentences"
 
 
 def test_classification_measures_every_model_beside_bare_and_echo(classification: dict) -> None:
