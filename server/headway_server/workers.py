@@ -751,7 +751,10 @@ class Supervisor:
                     self._note_ready(worker, Ready(**fields))
                 case "turn", []:
                     await self._turn.acquire()
-                    worker.has_turn = True
+                    if self._workers.get(worker.index) is worker:
+                        worker.has_turn = True
+                    else:  # it has ended while it waited
+                        self._turn.release()
                 case "follow", [change, its_arguments]:
                     await self._have_followed(worker, change, its_arguments)
                 case "done", []:

@@ -1,5 +1,6 @@
 """A server of several processes: one port, one ready line, one drain, and what each worker is told holds for all."""
 
+import asyncio
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -27,7 +29,7 @@ from headway_server.serving.access import Access, AccessFile
 from headway_server.serving.counts import Counts
 from headway_server.serving.permits import Admission
 from headway_server.settings import ServerSettings
-from headway_server.workers import _suiting, share_cores, share_settings
+from headway_server.workers import Choice, Supervisor, _suiting, share_cores, share_settings
 
 READY = re.compile(
     r"headway-server ready on 127\.0\.0\.1:(\d+) models=2 rejected=0 device=cpu threads=2 lanes=2 workers=2 "
@@ -296,6 +298,19 @@ def test_the_limits_of_calls_and_of_bytes_hold_for_all_workers_together(two_coun
         other.admit(1, 1)
     permits[0].release()
     other.admit(1, 1)
+
+
+async def test_a_worker_that_ends_while_it_waits_for_its_turn_leaves_it_to_others(tmp_path):
+    supervisor = Supervisor(ServerSettings(store=tmp_path, port=0), Choice(count=2, reason="for this test"))
+    worker = SimpleNamespace(index=0, has_turn=False, ailing={})
+    supervisor._workers[0] = worker
+    await supervisor._turn.acquire()  # another worker has it
+    waiting = asyncio.create_task(supervisor._answer_of(worker)("turn", []))
+    await asyncio.sleep(0)
+    supervisor._forget(worker)
+    supervisor._turn.release()
+    await waiting
+    assert not supervisor._turn.locked()
 
 
 def test_cores_are_shared_out_and_taken_in_turns_where_there_are_too_few():
