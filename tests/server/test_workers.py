@@ -311,6 +311,9 @@ async def test_a_worker_that_ends_while_it_waits_for_its_turn_leaves_it_to_other
     supervisor._turn.release()
     await waiting
     assert not supervisor._turn.locked()
+    for reserved in supervisor._reserved:
+        reserved.close()
+    os.close(supervisor._counts_fd)
 
 
 def test_cores_are_shared_out_and_taken_in_turns_where_there_are_too_few():
