@@ -126,12 +126,10 @@ def _draw_maps(section: Any, attention: Attention, rows: Sequence[str], columns:
     """Draws the maps of one kind of attention."""
     across, down = (1, 1) if len(attention.maps) == 1 else _grid_of(attention.maps)
     axes = section.subplots(down, across, squeeze=False)
-    if kind:
-        section.suptitle(kind)
     weights = attention.to_numpy()  # (maps, R, C)
     for place, found, axis in _placed(attention.maps, axes):
         drawn = axis.imshow(weights[place], cmap=_COLOURS, vmin=0.0, vmax=1.0 if len(weights) > 1 else None)
-        axis.set_title(found.title, fontsize=8)
+        axis.set_title(f"{kind}, {found.title}" if kind else found.title, fontsize=8)
         axis.set_xticks([])
         axis.set_yticks([])
         if len(attention.maps) == 1:

@@ -24,6 +24,14 @@ from headway_server.bundles.tags import TagSet
 from headway_training.checkpoint import TrainingRecord
 
 LEARNING_CURVE_FILE = "learning-curve.svg"
+_INSPECTIONS = {
+    Task.GENERATION: "inspect-generation TEXT",
+    Task.TRANSLATION: "inspect-translation TEXT",
+    Task.TEXT_TO_TEXT: "inspect-translation TEXT",
+    Task.IMAGE_CLASSIFICATION: "inspect-image FILE",
+    Task.IMAGE_EMBEDDING: "inspect-image FILE",
+}
+"""Commands that show what a model of a task attends to; `inspect-text TEXT` for the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +67,7 @@ def write_card(file: Path, source: ExportSource, manifest: Manifest, proofs: Seq
         *_calibration(proofs, manifest),
         "## Parity with PyTorch",
         _parity_table(proofs),
+        *attention_section(manifest),
         *(_training(source.training) if source.training else ()),
         "![Training loss and validation metric over the steps](" + LEARNING_CURVE_FILE + ")"
         if LEARNING_CURVE_FILE in manifest.files
@@ -176,6 +185,29 @@ def _parity(variant: Variant) -> tuple[str, str, str, str]:
     differ = f"{figures.greedy_mismatch_count} of {figures.greedy_token_count}" if figures.greedy_token_count else "-"
     bound = f"{figures.bound:.0e}" if figures.bound is not None else "by the metric"
     return f"{figures.max_relative_logit_error:.1e}", bound, differ, figures.provider
+
+
+def attention_section(manifest: Manifest) -> list[str]:
+    """How near the attention weights are to PyTorch's; nothing where a bundle has no graph that gives them."""
+    rows = [
+        (
+            str(precision),
+            f"{figures.max_weight_error:.1e}",
+            f"{figures.bound:.0e}" if figures.bound is not None else "none",
+            f"{figures.max_row_sum_error:.1e}",
+        )
+        for precision, variant in manifest.variants.items()
+        if (figures := variant.attention) is not None
+    ]
+    if not rows:
+        return []
+    command = _INSPECTIONS.get(manifest.task, "inspect-text TEXT")
+    text = (
+        "The attention weights of every layer and head can be looked at, with "
+        f"`headway {command} --model {manifest.name}`. A weight is from 0 to 1."
+    )
+    head = ("variant", "largest difference from PyTorch's", "bound", "largest difference of a row's sum from 1")
+    return ["## Attention", text, _table(head, rows)]
 
 
 def _training(training: TrainingRecord) -> list[str]:

@@ -71,7 +71,7 @@ def test_a_translation_has_its_three_kinds_below_each_other(tmp_path: Path) -> N
     )
     pictures.save(inspection, tmp_path / "all.svg")
     texts = texts_in(tmp_path / "all.svg")
-    assert {"encoder", "decoder", "cross", "eins", "one"} <= set(texts)
+    assert {"encoder, layer 0", "decoder, layer 1", "cross, layer 1", "eins", "one"} <= set(texts)
 
 
 def test_the_maps_of_an_image_are_laid_over_it(tmp_path: Path) -> None:

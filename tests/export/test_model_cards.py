@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from headway_export import quality
-from headway_export.card import LEARNING_CURVE_FILE, MAX_POINTS, draw_learning_curve
+from headway_export.card import LEARNING_CURVE_FILE, MAX_POINTS, attention_section, draw_learning_curve
 from headway_export.exporter import ExportOptions, export
 from headway_export.source import from_checkpoint
-from headway_server.bundles import Precision, open_bundle
+from headway_server.bundles import AttentionFigures, Precision, open_bundle
 from headway_training.checkpoint import CHECKPOINT_FILE, Checkpoint, TrainingRecord
 
 HISTORY = tuple({"step": 10.0 * i, "train_loss": 2.0 / i, "accuracy": 50.0 + 4 * min(i, 6)} for i in range(1, 9))
@@ -55,6 +55,16 @@ def test_a_card_has_fp32_beside_int8_where_int8_alone_is_kept(bundle):
     assert "`headway-train evaluate tiny-classification --server ADDRESS`" in card
     for told in ("headway-train run weather", "| Seed | 3 |", "none needed", "0.2 min on a processor"):
         assert told in card
+
+
+def test_a_card_tells_how_to_look_at_attention_where_there_is_its_graph(bundle):
+    assert "Attention" not in bundle.file("README.md").read_text(encoding="utf-8")
+    variant = bundle.manifest.variants[Precision.INT8]
+    figures = AttentionFigures(max_weight_error=0.01, bound=None, max_row_sum_error=2e-7, checked_shape_count=3)
+    variants = {Precision.INT8: variant.model_copy(update={"attention": figures})}
+    section = attention_section(bundle.manifest.model_copy(update={"variants": variants}))
+    assert "`headway inspect-text TEXT --model tiny-classification`" in section[1]
+    assert "| int8 | 1.0e-02 | none | 2.0e-07 |" in section[2]
 
 
 def test_a_bundle_carries_its_learning_curve(bundle):

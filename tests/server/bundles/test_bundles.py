@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from headway_server.bundles import (
+    attention_layers,
     find_bundles,
     open_bundle,
     publish,
@@ -17,6 +18,18 @@ from headway_server.bundles import (
     version_key,
 )
 from headway_server.errors import BundleError, StoreError
+
+SHIPPED = sorted((Path(__file__).parents[3] / "models").glob("*/*"))
+
+
+@pytest.mark.parametrize("folder", SHIPPED, ids=[folder.parent.name for folder in SHIPPED])
+def test_every_shipped_model_has_its_attention_shown(folder: Path) -> None:
+    manifest = open_bundle(folder).manifest
+    for variant in manifest.variants.values():
+        assert attention_layers(variant.graphs["attention"].outputs)
+        assert variant.attention is not None
+        assert variant.attention.max_row_sum_error < 1e-4
+    assert "## Attention" in (folder / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture
