@@ -37,7 +37,7 @@ _FIRST = (
 
 
 def pytest_collection_finish() -> None:
-    """Has the garbage collector pass over all that was imported, and come less often: a tenth of a trace was its work."""
+    """Has the garbage collector pass over what was imported, and come less often: a tenth of a trace was its work."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
