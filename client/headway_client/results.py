@@ -53,6 +53,7 @@ class Task(StrEnum):
     TEXT_EMBEDDING = "text_embedding"
     TEXT_SCORING = "text_scoring"
     IMAGE_EMBEDDING = "image_embedding"
+    SEGMENTATION = "segmentation"
 
 
 class HealthStatus(StrEnum):

@@ -134,6 +134,10 @@ def trace(
         traced = _trace_recurrent(module) if is_recurrent(module) else _trace_encoder_decoder(served)
         inputs = [_as_read(make_spec(*spec), "batch") for spec in _ENCODER_INPUTS]
         inputs.append(make_spec("target_ids", "int64", "batch", "length"))
+    elif task is Task.SEGMENTATION:
+        if attention:
+            raise SourceError(f"{task}: its attention weights cannot be looked at; leave out --attention")
+        return trace_segmenter(cast("Segmenter", module), for_cpu=for_cpu)
     else:
         if image_size is not None:
             inputs = [make_spec("pixel_values", "float32", "batch", 3, *image_size)]
@@ -207,8 +211,10 @@ def _trace_encoder_decoder(module: nn.Module) -> TracedModel:
     )
 
 
-def trace_segmenter(module: Segmenter) -> TracedModel:
+def trace_segmenter(module: Segmenter, *, for_cpu: bool = False) -> TracedModel:
     """Traces a segmentation model: images to embeddings, and prompts of any of several embedded images to masks.
+
+    `for_cpu` is as in `trace`, of the encoder.
 
     Raises:
         TraceError: PyTorch cannot trace it.
@@ -224,7 +230,8 @@ def trace_segmenter(module: Segmenter) -> TracedModel:
         make_spec("earlier_mask", "float32", "prompts", cells, cells),
         make_spec("has_earlier_mask", "int64", "prompts"),
     ]
-    encoder = _trace_graph("encoder", module, StatelessGraph(module.encoder), [pixels])
+    served = with_kernel(module.encoder, OperatorKernel()) if for_cpu else module.encoder
+    encoder = _trace_graph("encoder", module, StatelessGraph(served), [pixels])
     decoder = _trace_graph("decoder", module, PromptDecoderGraph(module.decoder), prompts)
     return TracedModel(graphs=(encoder, decoder))
 
