@@ -223,8 +223,8 @@ def _limits(manifest: Manifest) -> str:
     if manifest.task is Task.SEGMENTATION:
         _, _, cells, _ = next(iter(manifest.variants.values())).graphs["decoder"].outputs[0].shape
         sentences.append(f"Masks are found in {cells} x {cells} cells, and brought to the image's pixels between them.")
-        limits = f"{prompts.MAX_PROMPTS} prompts about an image, and a prompt {prompts.MAX_POINTS} points"
-        sentences.append(f"A call has at most {limits}.")
+        most = f"{prompts.MAX_PROMPTS} prompts about an image, and a prompt {prompts.MAX_POINTS} points"
+        sentences.append(f"A call has at most {most}.")
     sentences.append("The model knows what its training data holds and nothing else; measure it on your own data.")
     return " ".join(sentences)
 

@@ -290,7 +290,7 @@ def _mean_iou(candidate: Candidate, data: EvaluationData) -> Quality:
             for begin in range(0, len(items), NUM_ROWS):
                 answers += answer_prompts(decoder, items[begin : begin + NUM_ROWS])
             for row, answer in zip(rows, answers, strict=True):
-                truth = segments.mask(row, height, width)
+                truth = segments.mask(int(row), height, width)
                 ious = []
                 for number in surest_first(answer[PREDICTED_IOU], has_several_parts=False):
                     mask = PixelMask.of_logits(answer[MASKS][number], transform, (width, height), (width, height))

@@ -45,7 +45,7 @@ def as_item(
         labels: (Q,), what each is.
         earlier_mask: Logits of a mask to improve, (S, S).
     """
-    item = {EMBEDDING: embedding, "points": points, "point_labels": labels}
+    item: dict[str, NDArray[Any]] = {EMBEDDING: embedding, "points": points, "point_labels": labels}
     return item if earlier_mask is None else item | {"earlier_mask": earlier_mask}
 
 

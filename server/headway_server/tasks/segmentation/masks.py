@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from io import BytesIO
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,7 +61,8 @@ class PixelMask:
             _Axis.of(
                 (np.arange(size[axis]) + 0.5) * transform.scale[axis] + transform.offset[axis],
                 model_size[axis] / side,
-                inside.any(axis=axis),
+                np.flatnonzero(inside.any(axis=axis)),
+                side,
             )
             for axis in (0, 1)
         )
@@ -128,16 +129,16 @@ class _Axis(NamedTuple):
     """Of the higher cell."""
 
     @classmethod
-    def of(cls, places: NDArray[np.float64], stride: float, is_inside: NDArray[np.bool_]) -> _Axis:
+    def of(cls, places: NDArray[np.floating[Any]], stride: float, inner: NDArray[np.intp], side: int) -> _Axis:
         """Finds the pixels that a mask may hold.
 
         Args:
             places: Where the centre of each pixel lies in what the model reads, in its pixels.
             stride: A cell's side, likewise.
-            is_inside: (S,), True where one of the row or column of cells is in the mask.
+            inner: Cells of the axis whose row or column has one in the mask.
+            side: Cells of the axis.
         """
-        side, cells = len(is_inside), places / stride - 0.5
-        inner = np.flatnonzero(is_inside)
+        cells = places / stride - 0.5
         first, last = (int(inner[0]), int(inner[-1])) if len(inner) else (0, -1)
         near = (cells > first - 1) & (cells < last + 1) & (places >= 0) & (places <= side * stride)
         pixels = np.flatnonzero(near)
@@ -171,8 +172,8 @@ def drop_duplicates(masks: NDArray[np.bool_], scores: NDArray[np.float32], most_
         Rows of `masks`, by falling score.
     """
     order = np.argsort(-scores, kind="stable")
-    bits = np.packbits(masks.reshape(len(masks), masks.shape[1] * masks.shape[2]), axis=1)
-    bits = np.pad(bits, ((0, 0), (0, -bits.shape[1] % 8))).view(np.uint64)[order]  # (N, S S / 64)
+    packed = np.packbits(masks.reshape(len(masks), masks.shape[1] * masks.shape[2]), axis=1)
+    bits = np.pad(packed, ((0, 0), (0, -packed.shape[1] % 8))).view(np.uint64)[order]  # (N, S S / 64)
     areas = np.bitwise_count(bits).sum(axis=1, dtype=np.int64)
     waiting, kept = np.arange(len(order)), []
     while len(waiting):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any, Final
 
 import grpc
@@ -86,7 +87,7 @@ class SegmentationService(pb_grpc.SegmentationServiceServicer):
         )
         async with aclosing(masks):
             async for mask in masks:
-                yield pb.SegmentEverythingResponse(mask=await build(_num_parts(mask), lambda mask=mask: _mask(mask)))
+                yield pb.SegmentEverythingResponse(mask=await build(_num_parts(mask), partial(_mask, mask)))
         yield pb.SegmentEverythingResponse(model=model_reference(model), timings=timings_of_call(timings, arrived))
 
     async def SegmentInteractively(  # type: ignore[override]  # noqa: N802 (the method's name in the protocol)

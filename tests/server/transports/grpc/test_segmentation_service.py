@@ -9,11 +9,14 @@ import pytest
 import tiny_segmenter
 from PIL import Image
 from rpc_failures import failure_of
+from typer.testing import CliRunner
 
 from headway.v1 import image_service_pb2 as images_pb
 from headway.v1 import image_service_pb2_grpc as images_grpc
 from headway.v1 import segmentation_service_pb2 as pb
 from headway.v1 import segmentation_service_pb2_grpc as pb_grpc
+from headway_client import AsyncClient, Client, InvalidArgumentError, SegmentPrompt
+from headway_client.cli import app
 from headway_server.observers import Observer
 
 
@@ -227,3 +230,56 @@ async def test_streams_hold_no_more_embeddings_than_the_limit(serve, segmenter_s
         failure = await failure_of(stub(serving).SegmentInteractively(wait()).read())
         assert (failure.code, failure.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED")
         go_on.set()
+
+
+async def test_both_clients_and_the_command_cut_out_the_same(serve, segmenter_store, tmp_path):
+    async with serve(segmenter_store) as serving:
+        address = f"127.0.0.1:{serving.port}"
+        async with AsyncClient(address) as client:
+            by_prompt = await client.segment_image(
+                squares(), prompts=SegmentPrompt(points=[(10, 30)]), max_mask_count=1
+            )
+            async with client.segment_everything(squares(), points_per_side=4, min_predicted_iou=0.85) as stream:
+                areas = [mask.area async for mask in stream]
+            assert len(areas) == len(stream.answer) == 3
+            async with client.segment_interactively(squares(), max_mask_count=1) as session:
+                clicked = await session.add(points=[(10, 30)])
+                with pytest.raises(InvalidArgumentError, match="outside of the image"):
+                    await session.add(outside_points=[(10, 100)])
+        mask = by_prompt[0].masks[0]
+        assert clicked[0] == mask
+        np.testing.assert_array_equal(mask.to_numpy(), left_half())
+        assert mask.to_coco() == {"size": [40, 80], "counts": [0, 1600, 1600]}
+        await asyncio.to_thread(_call_and_command, address, mask, tmp_path)
+
+
+def _call_and_command(address, mask, folder):
+    with Client(address) as client:
+        prompts = [SegmentPrompt(points=[(10, 30)]), SegmentPrompt(box=(45, 25, 80, 40))]
+        answer = client.segment_image(squares(), prompts=prompts, mask_format="png", max_mask_count=1)
+        np.testing.assert_array_equal(answer[0].masks[0].to_numpy(), mask.to_numpy())
+        with client.segment_interactively(squares(), max_mask_count=1) as session:
+            assert session.add(points=[(10, 30)])[0] == mask
+            assert session.add(points=[(70, 5)], restart=True)[0].area < mask.area
+        with client.segment_everything(squares(), points_per_side=4, min_predicted_iou=0.85) as stream:
+            assert mask in list(stream)
+    (folder / "photo.png").write_bytes(squares())
+    files = {name: folder / f"{name}.png" for name in ("output", "overlay")}
+    run = ["segment", str(folder / "photo.png"), "--server", address]
+    shown = [text for name, file in files.items() for text in (f"--{name}", str(file))]
+    ended = CliRunner().invoke(app, [*run, "--point", "10,30", *shown])
+    assert ended.exit_code == 0, ended.stderr
+    assert ended.stdout.splitlines()[1].split() == ["0.900", "1.000", "1600", "0,0,40,40"]
+    np.testing.assert_array_equal(np.asarray(Image.open(files["output"])) == 255, left_half())
+    overlay = np.asarray(Image.open(files["overlay"]))
+    assert tuple(overlay[5, 70]) == (255, 255, 255)
+    assert tuple(overlay[5, 5]) != (255, 0, 0)
+    for arguments, said in (
+        ([], "give points or a box, or --everything"),
+        (["--point", "1"], "is not 2 numbers, such as 120,80"),
+        (["--point", "1,1", "--points-per-side", "3"], "--points-per-side is for --everything alone"),
+        (["--point", "99,1"], "is (99, 1), outside of the image"),
+    ):
+        ended = CliRunner().invoke(app, [*run, *arguments])
+        assert ended.exit_code in (1, 2)
+        assert said in " ".join(ended.stderr.replace("│", " ").split())
