@@ -56,6 +56,10 @@ class _Stream(Generic[ResultT, PartT]):
     def _read(self, message: Any) -> PartT | None:
         raise NotImplementedError
 
+    @property
+    def _progress(self) -> str:
+        raise NotImplementedError
+
     def _end(self) -> None:
         """Checks that a stream that ended without an error is complete."""
         self._closed = True
@@ -75,7 +79,7 @@ class _Stream(Generic[ResultT, PartT]):
     def __repr__(self) -> str:
         """State and progress."""
         state = "finished" if self._answer else "closed" if self._closed else "open"
-        return f"<{type(self).__name__} {self._call.path} {state}, {self._num_parts} messages>"
+        return f"<{type(self).__name__} {self._call.path} {state}, {self._progress}>"
 
 
 class _BlockingStream(_Stream[ResultT, PartT]):
@@ -209,7 +213,14 @@ class _AsyncStream(_Stream[ResultT, PartT]):
 
 
 class _Text(_Stream[ResultT, TextDelta]):
+    _new_token_count = 0
+
+    @property
+    def _progress(self) -> str:
+        return f"{self._new_token_count} tokens"
+
     def _read(self, message: Any) -> TextDelta:
+        self._new_token_count = message.new_token_count
         self._answer = self._call.read(message)
         tokens = tuple(read(TokenLogProbability, token) for token in getattr(message, "tokens", ()))
         return TextDelta(message.text_delta, message.new_token_count, tokens)
@@ -219,6 +230,10 @@ class _Segments(_Stream[Mask, Mask]):
     def __init__(self, call: Call[Answer[Mask] | None], attempts: Attempts, *more: Any) -> None:
         super().__init__(call, attempts, *more)
         self._masks: list[Mask] = []
+
+    @property
+    def _progress(self) -> str:
+        return f"{len(self._masks)} segments"
 
     def _read(self, message: Any) -> Mask | None:
         if message.HasField("mask"):

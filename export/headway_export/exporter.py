@@ -196,7 +196,8 @@ class _Prover:
         variants = {Precision.FP32: fp32}
         if {Precision.INT8, Precision.INT8_STATIC} & set(wanted):
             for_cpu = traced
-            if self._source.task is not Task.GENERATION and shows_attention(self._source.module):
+            without = (Task.GENERATION, Task.SEGMENTATION)  # which gain nothing by the operator for the CPU
+            if self._source.task not in without and shows_attention(self._source.module):
                 self._progress("int8: tracing")
                 for_cpu = self._trace(self._source.module, for_cpu=True)
             quantized = self._quantize(for_cpu, Precision.INT8)

@@ -137,7 +137,7 @@ def trace(
     elif task is Task.SEGMENTATION:
         if attention:
             raise SourceError(f"{task}: its attention weights cannot be looked at; leave out --attention")
-        return trace_segmenter(cast("Segmenter", module), for_cpu=for_cpu)
+        return trace_segmenter(cast("Segmenter", module))
     else:
         if image_size is not None:
             inputs = [make_spec("pixel_values", "float32", "batch", 3, *image_size)]
@@ -211,10 +211,8 @@ def _trace_encoder_decoder(module: nn.Module) -> TracedModel:
     )
 
 
-def trace_segmenter(module: Segmenter, *, for_cpu: bool = False) -> TracedModel:
+def trace_segmenter(module: Segmenter) -> TracedModel:
     """Traces a segmentation model: images to embeddings, and prompts of any of several embedded images to masks.
-
-    `for_cpu` is as in `trace`, of the encoder.
 
     Raises:
         TraceError: PyTorch cannot trace it.
@@ -230,8 +228,7 @@ def trace_segmenter(module: Segmenter, *, for_cpu: bool = False) -> TracedModel:
         make_spec("earlier_mask", "float32", "prompts", cells, cells),
         make_spec("has_earlier_mask", "int64", "prompts"),
     ]
-    served = with_kernel(module.encoder, OperatorKernel()) if for_cpu else module.encoder
-    encoder = _trace_graph("encoder", module, StatelessGraph(served), [pixels])
+    encoder = _trace_graph("encoder", module, StatelessGraph(module.encoder), [pixels])
     decoder = _trace_graph("decoder", module, PromptDecoderGraph(module.decoder), prompts)
     return TracedModel(graphs=(encoder, decoder))
 

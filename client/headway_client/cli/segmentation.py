@@ -34,7 +34,7 @@ Output = Annotated[
 Overlay = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the image with the segments laid over it.")]
 
 
-class SegmentOptions(SegmentEverythingOptions, SegmentImageOptions, total=False):  # type: ignore[misc]
+class SegmentOptions(SegmentEverythingOptions, SegmentImageOptions, total=False):
     """Options of SegmentImage and SegmentEverything."""
 
 
