@@ -29,14 +29,15 @@ from headway_client.errors import (
     UnavailableError,
     UnimplementedError,
 )
-from headway_client.options import AttentionSummary, EarlyStopping, PhraseConstraints
-from headway_client.requests import ChatMessage, Role
+from headway_client.options import AttentionSummary, EarlyStopping, MaskFormat, PhraseConstraints
+from headway_client.requests import ChatMessage, Role, SegmentPrompt
 from headway_client.results import (
     Alias,
     Alignment,
     Answer,
     Attention,
     AttentionMap,
+    Box,
     BundleList,
     BundleState,
     BundleStatus,
@@ -52,11 +53,13 @@ from headway_client.results import (
     InspectedToken,
     LabeledSpan,
     LabelScore,
+    Mask,
     Model,
     ModelDetails,
     ModelList,
     ModelReference,
     PreparedImage,
+    PromptMasks,
     QualityFigure,
     RankedImage,
     RankedText,
@@ -83,7 +86,14 @@ from headway_client.results import (
     WordPair,
 )
 from headway_client.retry import NO_RETRIES, RetryPolicy
-from headway_client.streams import AsyncTextStream, TextStream
+from headway_client.streams import (
+    AsyncSegmentSession,
+    AsyncSegmentStream,
+    AsyncTextStream,
+    SegmentSession,
+    SegmentStream,
+    TextStream,
+)
 
 __all__ = [
     "NO_RETRIES",
@@ -91,10 +101,13 @@ __all__ = [
     "Alignment",
     "Answer",
     "AsyncClient",
+    "AsyncSegmentSession",
+    "AsyncSegmentStream",
     "AsyncTextStream",
     "Attention",
     "AttentionMap",
     "AttentionSummary",
+    "Box",
     "BundleList",
     "BundleState",
     "BundleStatus",
@@ -124,6 +137,8 @@ __all__ = [
     "LabelScore",
     "LabeledSpan",
     "LoadBalancing",
+    "Mask",
+    "MaskFormat",
     "Model",
     "ModelDetails",
     "ModelList",
@@ -132,6 +147,7 @@ __all__ = [
     "PermissionDeniedError",
     "PhraseConstraints",
     "PreparedImage",
+    "PromptMasks",
     "ProtocolError",
     "QualityFigure",
     "RankedImage",
@@ -144,6 +160,9 @@ __all__ = [
     "Role",
     "Route",
     "SamplingParameters",
+    "SegmentPrompt",
+    "SegmentSession",
+    "SegmentStream",
     "StreamNotFinishedError",
     "Task",
     "TextClassification",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
@@ -29,6 +29,9 @@ from headway_client.options import (
     RankTextsOptions,
     RewriteTextOptions,
     ScoreTextOptions,
+    SegmentEverythingOptions,
+    SegmentImageOptions,
+    SegmentInteractivelyOptions,
     StreamGenerateTextOptions,
     StreamRewriteTextOptions,
     StreamTranslateTextOptions,
@@ -36,7 +39,7 @@ from headway_client.options import (
     TranslateTextOptions,
     spell_out,
 )
-from headway_client.requests import Call, Conversation, Conversations, Image, Images
+from headway_client.requests import Call, Conversation, Conversations, Image, Images, SegmentPrompt
 from headway_client.results import (
     Answer,
     BundleList,
@@ -51,6 +54,7 @@ from headway_client.results import (
     ModelDetails,
     ModelList,
     PreparedImage,
+    PromptMasks,
     RankedImage,
     RankedText,
     RewrittenText,
@@ -63,8 +67,8 @@ from headway_client.results import (
     TranslatedText,
     TranslationInspection,
 )
-from headway_client.retry import NO_RETRIES, Readiness, RetryPolicy
-from headway_client.streams import AsyncTextStream, raise_if_closed
+from headway_client.retry import NO_RETRIES, Attempts, Readiness, RetryPolicy
+from headway_client.streams import AsyncSegmentSession, AsyncSegmentStream, AsyncTextStream, raise_if_closed
 
 ResultT = TypeVar("ResultT")
 
@@ -241,6 +245,48 @@ class AsyncClient(BaseClient):
         """Returns texts in the order of their similarity to an image or a text, the most similar first."""
         call = await asyncio.to_thread(requests.rank_texts, texts, **options)  # it may read files
         return await self._send(call, timeout_s)
+
+    @spell_out
+    async def segment_image(
+        self,
+        image: Image = b"",
+        *,
+        prompts: SegmentPrompt | Sequence[SegmentPrompt],
+        timeout_s: float | None = None,
+        **options: Unpack[SegmentImageOptions],
+    ) -> Answer[PromptMasks]:
+        """Cuts out of an image, given as bytes or by path, what each prompt points at.
+
+        Args:
+            image: The image.
+            prompts: One prompt or several, each with a result of its own.
+            timeout_s: Longest time of the call.
+        """
+        return await self._send(requests.segment_image(image, prompts, **options), timeout_s)
+
+    @spell_out
+    def segment_everything(
+        self, image: Image = b"", *, timeout_s: float | None = None, **options: Unpack[SegmentEverythingOptions]
+    ) -> AsyncSegmentStream:
+        """Looks for all segments of an image and returns them one by one, the best first."""
+        return AsyncSegmentStream(*self._open_stream(requests.segment_everything(image, **options), timeout_s))
+
+    @spell_out
+    def segment_interactively(
+        self, image: Image = b"", *, timeout_s: float | None = None, **options: Unpack[SegmentInteractivelyOptions]
+    ) -> AsyncSegmentSession:
+        """Answers one click on an image after another, each improving the last answer.
+
+        Without `timeout_s` the session lasts until it is closed.
+        """
+        call = requests.segment_interactively(image, **options)
+        rpc = self._open_channel().stream_stream(
+            call.path,
+            request_serializer=requests.serialize,
+            response_deserializer=call.response_type.FromString,
+        )
+        metadata = self._connection.call_metadata
+        return AsyncSegmentSession(call, lambda: rpc(timeout=timeout_s, metadata=metadata))
 
     @spell_out
     async def inspect_text(
@@ -427,6 +473,12 @@ class AsyncClient(BaseClient):
         return [results[number] for number in sorted(results)]
 
     def _stream(self, call: Call[Answer[ResultT] | None], timeout_s: float | None) -> AsyncTextStream[ResultT]:
+        return AsyncTextStream(*self._open_stream(call, timeout_s))
+
+    def _open_stream(
+        self, call: Call[Answer[ResultT] | None], timeout_s: float | None
+    ) -> tuple[Call[Answer[ResultT] | None], Attempts, Callable[[float], Any]]:
+        """Returns what a stream is made of."""
         rpc = self._open_channel().unary_stream(
             call.path,
             request_serializer=requests.serialize,
@@ -437,7 +489,7 @@ class AsyncClient(BaseClient):
             self._check_open()
             return rpc(call.request, timeout=remaining_s, metadata=self._connection.call_metadata)
 
-        return AsyncTextStream(call, self._attempts(timeout_s), open_rpc)
+        return call, self._attempts(timeout_s), open_rpc
 
     def _open_channel(self) -> grpc.aio.Channel:
         self._check_open()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
@@ -27,6 +28,9 @@ from headway_client.options import (
     RankTextsOptions,
     RewriteTextOptions,
     ScoreTextOptions,
+    SegmentEverythingOptions,
+    SegmentImageOptions,
+    SegmentInteractivelyOptions,
     StreamGenerateTextOptions,
     StreamRewriteTextOptions,
     StreamTranslateTextOptions,
@@ -34,7 +38,7 @@ from headway_client.options import (
     TranslateTextOptions,
     spell_out,
 )
-from headway_client.requests import Call, Conversation, Conversations, Image, Images
+from headway_client.requests import Call, Conversation, Conversations, Image, Images, SegmentPrompt
 from headway_client.results import (
     Answer,
     BundleList,
@@ -49,6 +53,7 @@ from headway_client.results import (
     ModelDetails,
     ModelList,
     PreparedImage,
+    PromptMasks,
     RankedImage,
     RankedText,
     RewrittenText,
@@ -61,8 +66,8 @@ from headway_client.results import (
     TranslatedText,
     TranslationInspection,
 )
-from headway_client.retry import NO_RETRIES, Readiness, RetryPolicy
-from headway_client.streams import TextStream
+from headway_client.retry import NO_RETRIES, Attempts, Readiness, RetryPolicy
+from headway_client.streams import SegmentSession, SegmentStream, TextStream
 
 ResultT = TypeVar("ResultT")
 
@@ -233,6 +238,49 @@ class Client(BaseClient):
         return self._send(requests.rank_texts(texts, **options), timeout_s)
 
     @spell_out
+    def segment_image(
+        self,
+        image: Image = b"",
+        *,
+        prompts: SegmentPrompt | Sequence[SegmentPrompt],
+        timeout_s: float | None = None,
+        **options: Unpack[SegmentImageOptions],
+    ) -> Answer[PromptMasks]:
+        """Cuts out of an image, given as bytes or by path, what each prompt points at.
+
+        Args:
+            image: The image.
+            prompts: One prompt or several, each with a result of its own.
+            timeout_s: Longest time of the call.
+        """
+        return self._send(requests.segment_image(image, prompts, **options), timeout_s)
+
+    @spell_out
+    def segment_everything(
+        self, image: Image = b"", *, timeout_s: float | None = None, **options: Unpack[SegmentEverythingOptions]
+    ) -> SegmentStream:
+        """Looks for all segments of an image and returns them one by one, the best first."""
+        return SegmentStream(*self._open_stream(requests.segment_everything(image, **options), timeout_s))
+
+    @spell_out
+    def segment_interactively(
+        self, image: Image = b"", *, timeout_s: float | None = None, **options: Unpack[SegmentInteractivelyOptions]
+    ) -> SegmentSession:
+        """Answers one click on an image after another, each improving the last answer.
+
+        Without `timeout_s` the session lasts until it is closed.
+        """
+        call = requests.segment_interactively(image, **options)
+        self._check_open()
+        rpc = self._channel.stream_stream(
+            call.path,
+            request_serializer=requests.serialize,
+            response_deserializer=call.response_type.FromString,
+        )
+        metadata = self._connection.call_metadata
+        return SegmentSession(call, lambda sent: rpc(sent, timeout=timeout_s, metadata=metadata))
+
+    @spell_out
     def inspect_text(
         self, text: str, *, timeout_s: float | None = None, **options: Unpack[InspectTextOptions]
     ) -> Answer[TextInspection]:
@@ -378,6 +426,12 @@ class Client(BaseClient):
                 return call.read(response)
 
     def _stream(self, call: Call[Answer[ResultT] | None], timeout_s: float | None) -> TextStream[ResultT]:
+        return TextStream(*self._open_stream(call, timeout_s))
+
+    def _open_stream(
+        self, call: Call[Answer[ResultT] | None], timeout_s: float | None
+    ) -> tuple[Call[Answer[ResultT] | None], Attempts, Callable[[float], Any]]:
+        """Returns what a stream is made of."""
         rpc = self._channel.unary_stream(
             call.path,
             request_serializer=requests.serialize,
@@ -388,4 +442,4 @@ class Client(BaseClient):
             self._check_open()
             return rpc(call.request, timeout=remaining_s, metadata=self._connection.call_metadata)
 
-        return TextStream(call, self._attempts(timeout_s), open_rpc)
+        return call, self._attempts(timeout_s), open_rpc

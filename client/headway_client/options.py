@@ -42,6 +42,15 @@ class AttentionSummary(StrEnum):
     """One map for all layers: attention rollout (Abnar and Zuidema 2020)."""
 
 
+class MaskFormat(StrEnum):
+    """What a mask comes as."""
+
+    RUNS = "runs"
+    """Lengths of runs by columns, as COCO has them."""
+    PNG = "png"
+    """A PNG of one bit a pixel."""
+
+
 @dataclass(frozen=True, slots=True)
 class PhraseConstraints:
     """Phrases that must or must not appear in a translation or another new text, such as the terms of a glossary."""
@@ -219,6 +228,32 @@ class PrepareImageOptions(TypedDict, total=False):
 
     model: Annotated[str | None, "Model that reads the images now. Default: none; each reads them at its first call."]
     model_version: Annotated[str | None, "Version of that model. Default: the latest loaded version."]
+
+
+class _MaskOptions(ModelOptions, total=False):
+    image_id: Annotated[str | None, "Id of a prepared image, in place of the image."]
+    mask_format: Annotated[MaskFormat | str | None, "What masks come as: runs or png. Default: runs."]
+
+
+class SegmentImageOptions(_MaskOptions, total=False):
+    """Options of SegmentImage."""
+
+    max_mask_count: Annotated[int | None, "Most masks for one point or one box, 1 to 3. Default: 3."]
+
+
+class SegmentEverythingOptions(_MaskOptions, total=False):
+    """Options of SegmentEverything."""
+
+    points_per_side: Annotated[int | None, "Points along each side of the grid, 1 to 32. Default: 16."]
+    min_predicted_iou: Annotated[float | None, "Leave out masks with a lower predicted IoU. Default: 0.7."]
+    min_stability: Annotated[float | None, "Leave out masks with a lower stability. Default: 0.8."]
+    max_overlap: Annotated[float | None, "Of two masks with a larger IoU leave out the worse one. Default: 0.7."]
+
+
+class SegmentInteractivelyOptions(_MaskOptions, total=False):
+    """Options of SegmentInteractively."""
+
+    max_mask_count: Annotated[int | None, "Most masks for one point or one box, 1 to 3. Default: 3."]
 
 
 class _QueryOptions(ModelOptions, total=False):

@@ -25,6 +25,7 @@ from headway.v1 import image_service_pb2 as image_pb2
 from headway.v1 import inspection_service_pb2 as inspection_pb2
 from headway.v1 import model_service_pb2 as models_pb2
 from headway.v1 import ranking_service_pb2 as ranking_pb2
+from headway.v1 import segmentation_service_pb2 as segmentation_pb2
 from headway.v1 import text_classification_service_pb2 as texts_pb2
 from headway.v1 import text_to_text_service_pb2 as text_to_text_pb2
 from headway.v1 import translation_service_pb2 as translation_pb2
@@ -42,12 +43,16 @@ from headway_client.options import (
     InspectImageOptions,
     InspectTextOptions,
     InspectTranslationOptions,
+    MaskFormat,
     PhraseConstraints,
     PrepareImageOptions,
     RankImagesOptions,
     RankTextsOptions,
     RewriteTextOptions,
     ScoreTextOptions,
+    SegmentEverythingOptions,
+    SegmentImageOptions,
+    SegmentInteractivelyOptions,
     StreamGenerateTextOptions,
     StreamRewriteTextOptions,
     StreamTranslateTextOptions,
@@ -65,11 +70,13 @@ from headway_client.results import (
     ImageClassification,
     ImageEmbedding,
     ImageInspection,
+    Mask,
     Model,
     ModelDetails,
     ModelList,
     ModelReference,
     PreparedImage,
+    PromptMasks,
     RankedImage,
     RankedText,
     RewrittenText,
@@ -124,6 +131,22 @@ Image: TypeAlias = bytes | str | os.PathLike[str]
 """An encoded image, or the path of an image file."""
 Images: TypeAlias = Image | Sequence[Image]
 """One image or several."""
+
+
+Place: TypeAlias = tuple[float, float]
+"""x and y of a point, in pixels of the image from its upper left corner."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentPrompt:
+    """What points at a segment of an image: points, or a box around it, or both."""
+
+    points: Sequence[Place] = ()
+    """Places that it holds."""
+    outside_points: Sequence[Place] = ()
+    """Places that it leaves out."""
+    box: tuple[float, float, float, float] | None = None
+    """Left, top, right, bottom, in pixels of the image."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -347,6 +370,74 @@ def embed_image(images: Images = (), **options: Unpack[EmbedImageOptions]) -> It
         values = _values(EmbedImageOptions, options, images=contents)
         _take_ids(values)
         yield _unary("ImageClassificationService/EmbedImage", images_pb2, values, ImageEmbedding, len(contents))
+
+
+def segment_image(
+    image: Image, prompts: SegmentPrompt | Sequence[SegmentPrompt], **options: Unpack[SegmentImageOptions]
+) -> Call[Answer[PromptMasks]]:
+    """SegmentImage.
+
+    Raises:
+        OSError: The image file cannot be read.
+    """
+    several = [prompts] if isinstance(prompts, SegmentPrompt) else list(prompts)
+    values = _segment_values(SegmentImageOptions, options, image)
+    values["prompts"] = [segmentation_pb2.SegmentPrompt(**_parts_of(prompt)) for prompt in several]
+    return _unary("SegmentationService/SegmentImage", segmentation_pb2, values, PromptMasks, len(several))
+
+
+def segment_everything(image: Image, **options: Unpack[SegmentEverythingOptions]) -> Call[Answer[Mask] | None]:
+    """SegmentEverything; errors are those of `segment_image`. The stream itself reads the responses."""
+    values = _segment_values(SegmentEverythingOptions, options, image)
+    request, response_type = _request("SegmentEverything", segmentation_pb2, values)
+    return Call(
+        path="/headway.v1.SegmentationService/SegmentEverything",
+        request=request,
+        response_type=response_type,
+        read=lambda _: None,
+    )
+
+
+def segment_interactively(image: Image, **options: Unpack[SegmentInteractivelyOptions]) -> Call[Answer[Mask]]:
+    """The first request of SegmentInteractively, which names the image; errors are those of `segment_image`."""
+    values = _segment_values(SegmentInteractivelyOptions, options, image)
+    request, response_type = _request("SegmentInteractively", segmentation_pb2, values)
+    return Call(
+        path="/headway.v1.SegmentationService/SegmentInteractively",
+        request=request,
+        response_type=response_type,
+        read=lambda response: _answer(response.masks, response, Mask),
+    )
+
+
+def click(first: Message, prompt: SegmentPrompt, *, restart: bool = False) -> Message:
+    """A later request of SegmentInteractively, which answers as the first one asks for."""
+    assert isinstance(first, segmentation_pb2.SegmentInteractivelyRequest)
+    return segmentation_pb2.SegmentInteractivelyRequest(
+        restart=restart,
+        max_mask_count=first.max_mask_count,
+        mask_format=first.mask_format,
+        **_parts_of(prompt),
+    )
+
+
+def _segment_values(kind: Any, options: Mapping[str, Any], image: Image) -> dict[str, Any]:
+    values = _values(kind, options, image=_as_image("image", image))
+    if (given := values.get("mask_format")) is not None:
+        values["mask_format"] = f"MASK_FORMAT_{MaskFormat(given).name}"
+    return values
+
+
+def _parts_of(prompt: SegmentPrompt) -> dict[str, Any]:
+    """Returns the fields `points` and `box` of a prompt."""
+    if not isinstance(prompt, SegmentPrompt):
+        raise TypeError(f"prompts: a SegmentPrompt is needed, got {type(prompt).__name__}")
+    points = [segmentation_pb2.PromptPoint(x=x, y=y) for x, y in prompt.points]
+    points += [segmentation_pb2.PromptPoint(x=x, y=y, outside=True) for x, y in prompt.outside_points]
+    if prompt.box is None:
+        return {"points": points}
+    left, top, right, bottom = prompt.box
+    return {"points": points, "box": segmentation_pb2.Box(left=left, top=top, right=right, bottom=bottom)}
 
 
 def inspect_text(text: str, **options: Unpack[InspectTextOptions]) -> Call[Answer[TextInspection]]:

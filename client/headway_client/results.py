@@ -6,6 +6,7 @@ seconds, probabilities range from 0 to 1, and positions in a text count Unicode 
 
 from __future__ import annotations
 
+import io
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -53,6 +54,7 @@ class Task(StrEnum):
     TEXT_EMBEDDING = "text_embedding"
     TEXT_SCORING = "text_scoring"
     IMAGE_EMBEDDING = "image_embedding"
+    SEGMENTATION = "segmentation"
 
 
 class HealthStatus(StrEnum):
@@ -287,6 +289,60 @@ class ImageClassification:
     labels: tuple[LabelScore, ...]
     width: int
     height: int
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """Sides of a rectangle in pixels of an image; right and bottom are the first that do not belong to it."""
+
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """A segment of an image, in its pixels."""
+
+    counts: tuple[int, ...]
+    """Lengths of runs by columns: outside, inside, outside ... Empty where a PNG was asked for."""
+    png: bytes
+    predicted_iou: float
+    """Intersection over union with what was meant, as the model expects it."""
+    stability: float
+    """How little the mask changes with its threshold, 0 to 1."""
+    box: Box
+    area: int
+    """Pixels."""
+    width: int
+    """Of the image."""
+    height: int
+
+    def to_numpy(self) -> NDArray[np.bool_]:
+        """Returns the mask, bool (height, width).
+
+        Raises:
+            ImportError: NumPy is not installed, or Pillow for a mask that came as a PNG.
+        """
+        numpy = _import_numpy()
+        if not self.counts:
+            from PIL import Image  # noqa: PLC0415 (an extra)
+
+            return numpy.asarray(Image.open(io.BytesIO(self.png)))  # type: ignore[no-any-return]
+        inside = numpy.repeat(numpy.arange(len(self.counts)) % 2 == 1, self.counts)
+        return inside.reshape(self.width, self.height).T  # type: ignore[no-any-return]
+
+    def to_coco(self) -> dict[str, list[int]]:
+        """Returns COCO's uncompressed run lengths, `size` and `counts`."""
+        return {"size": [self.height, self.width], "counts": list(self.counts)}
+
+
+@dataclass(frozen=True, slots=True)
+class PromptMasks:
+    """The masks of a prompt, the surest first."""
+
+    masks: tuple[Mask, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Text that arrives delta by delta, from a blocking or an asyncio call.
+"""What arrives part by part, from a blocking or an asyncio call: a text by its deltas, an image by its segments.
 
 A stream that fails before its first message is retried as a unary call would be. A later failure is final, because
 the deltas that were handed out cannot be taken back.
@@ -8,29 +8,32 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 import grpc
 import grpc.aio
+from google.protobuf.message import Message
 
 from headway_client.errors import CallCancelledError, ProtocolError, StreamNotFinishedError, from_rpc_error
-from headway_client.requests import Call
-from headway_client.results import Answer, TextDelta, TokenLogProbability, read
+from headway_client.requests import Call, Place, SegmentPrompt, click
+from headway_client.results import Answer, Mask, ModelReference, TextDelta, TokenLogProbability, read, read_timings
 from headway_client.retry import Attempts
 
 ResultT = TypeVar("ResultT")
+PartT = TypeVar("PartT")
 
 
-class _Stream(Generic[ResultT]):
-    """What both kinds of stream share."""
+class _Stream(Generic[ResultT, PartT]):
+    """What all kinds of stream share: parts that arrive one by one, and the answer, which is whole with the last."""
 
     def __init__(self, call: Call[Answer[ResultT] | None], attempts: Attempts) -> None:
         self._call = call
         self._attempts = attempts
-        self._has_begun = False
-        self._new_token_count = 0
+        self._num_parts = 0
         self._answer: Answer[ResultT] | None = None
         self._closed = False
 
@@ -45,12 +48,17 @@ class _Stream(Generic[ResultT]):
             raise StreamNotFinishedError("the answer arrives with the last message; read the stream to its end first")
         return self._answer
 
-    def _accept(self, message: Any) -> TextDelta:
-        self._has_begun = True
-        self._new_token_count = message.new_token_count
-        self._answer = self._call.read(message)
-        tokens = tuple(read(TokenLogProbability, token) for token in getattr(message, "tokens", ()))
-        return TextDelta(message.text_delta, message.new_token_count, tokens)
+    def _accept(self, message: Any) -> PartT | None:
+        """Reads a message; None if it holds no part."""
+        self._num_parts += 1
+        return self._read(message)
+
+    def _read(self, message: Any) -> PartT | None:
+        raise NotImplementedError
+
+    @property
+    def _progress(self) -> str:
+        raise NotImplementedError
 
     def _end(self) -> None:
         """Checks that a stream that ended without an error is complete."""
@@ -62,7 +70,7 @@ class _Stream(Generic[ResultT]):
     def _delay_after(self, error: grpc.RpcError) -> float:
         """Returns the seconds to wait before the call is opened again; raises the error if it is final."""
         failure = from_rpc_error(error)
-        delay_s = None if self._has_begun or self._closed else self._attempts.delay_s(failure)
+        delay_s = None if self._num_parts or self._closed else self._attempts.delay_s(failure)
         if delay_s is None:
             self._closed = True
             raise failure from error
@@ -71,19 +79,11 @@ class _Stream(Generic[ResultT]):
     def __repr__(self) -> str:
         """State and progress."""
         state = "finished" if self._answer else "closed" if self._closed else "open"
-        return f"<{type(self).__name__} {self._call.path} {state}, {self._new_token_count} tokens>"
+        return f"<{type(self).__name__} {self._call.path} {state}, {self._progress}>"
 
 
-class TextStream(_Stream[ResultT]):
-    """Iterator over the deltas of a text. Leaving its `with` block early cancels the call.
-
-    ```python
-    with client.stream_generate_text("Once upon a time") as stream:
-        for delta in stream:
-            print(delta.text, end="", flush=True)
-    print(stream.answer.model)
-    ```
-    """
+class _BlockingStream(_Stream[ResultT, PartT]):
+    """Iterator over the parts. Leaving its `with` block early cancels the call."""
 
     def __init__(
         self, call: Call[Answer[ResultT] | None], attempts: Attempts, open_rpc: Callable[[float], Any]
@@ -98,18 +98,21 @@ class TextStream(_Stream[ResultT]):
     def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> TextDelta:
-        """Returns the next delta.
+    def __next__(self) -> PartT:
+        """Returns the next part.
 
         Raises:
-            CallError: The call failed, or was closed while it waited for the next delta.
+            CallError: The call failed, or was closed while it waited for the next part.
             ProtocolError: The stream ended without its result.
         """
         if self._closed:
             raise StopIteration
         while True:
             try:
-                return self._accept(next(self._rpc))
+                part = self._accept(next(self._rpc))
+                if part is not None:
+                    return part
+                continue
             except StopIteration:
                 self._end()
                 raise
@@ -137,8 +140,8 @@ class TextStream(_Stream[ResultT]):
         self.close()
 
 
-class AsyncTextStream(_Stream[ResultT]):
-    """Asynchronous iterator over the deltas of a text. Leaving its `async with` block early cancels the call."""
+class _AsyncStream(_Stream[ResultT, PartT]):
+    """Asynchronous iterator over the parts. Leaving its `async with` block early cancels the call."""
 
     def __init__(
         self, call: Call[Answer[ResultT] | None], attempts: Attempts, open_rpc: Callable[[float], Any]
@@ -152,11 +155,11 @@ class AsyncTextStream(_Stream[ResultT]):
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> TextDelta:
-        """Returns the next delta.
+    async def __anext__(self) -> PartT:
+        """Returns the next part.
 
         Raises:
-            CallError: The call failed, or was closed while it waited for the next delta.
+            CallError: The call failed, or was closed while it waited for the next part.
             ProtocolError: The stream ended without its result.
         """
         if self._closed:
@@ -174,7 +177,10 @@ class AsyncTextStream(_Stream[ResultT]):
                 if message is grpc.aio.EOF:
                     self._end()
                     raise StopAsyncIteration
-                return self._accept(message)
+                part = self._accept(message)
+                if part is not None:
+                    return part
+                continue
             await self._pause(delay_s)
             self._rpc = self._open_rpc(self._attempts.remaining_s())
 
@@ -198,6 +204,177 @@ class AsyncTextStream(_Stream[ResultT]):
         self._rpc.cancel()
 
     async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+class _Text(_Stream[ResultT, TextDelta]):
+    _new_token_count = 0
+
+    @property
+    def _progress(self) -> str:
+        return f"{self._new_token_count} tokens"
+
+    def _read(self, message: Any) -> TextDelta:
+        self._new_token_count = message.new_token_count
+        self._answer = self._call.read(message)
+        tokens = tuple(read(TokenLogProbability, token) for token in getattr(message, "tokens", ()))
+        return TextDelta(message.text_delta, message.new_token_count, tokens)
+
+
+class _Segments(_Stream[Mask, Mask]):
+    def __init__(self, call: Call[Answer[Mask] | None], attempts: Attempts, *more: Any) -> None:
+        super().__init__(call, attempts, *more)
+        self._masks: list[Mask] = []
+
+    @property
+    def _progress(self) -> str:
+        return f"{len(self._masks)} segments"
+
+    def _read(self, message: Any) -> Mask | None:
+        if message.HasField("mask"):
+            self._masks.append(read(Mask, message.mask))
+            return self._masks[-1]
+        model = read(ModelReference, message.model)
+        self._answer = Answer(tuple(self._masks), model, read_timings(message.timings))
+        return None
+
+
+class TextStream(_Text[ResultT], _BlockingStream[ResultT, TextDelta]):
+    """Iterator over the deltas of a text. Leaving its `with` block early cancels the call.
+
+    ```python
+    with client.stream_generate_text("Once upon a time") as stream:
+        for delta in stream:
+            print(delta.text, end="", flush=True)
+    print(stream.answer.model)
+    ```
+    """
+
+
+class AsyncTextStream(_Text[ResultT], _AsyncStream[ResultT, TextDelta]):
+    """Asynchronous iterator over the deltas of a text. Leaving its `async with` block early cancels the call."""
+
+
+class SegmentStream(_Segments, _BlockingStream[Mask, Mask]):
+    """Iterator over the segments of an image. Leaving its `with` block early cancels the call."""
+
+
+class AsyncSegmentStream(_Segments, _AsyncStream[Mask, Mask]):
+    """Asynchronous iterator over the segments of an image. Leaving its `async with` block early cancels the call."""
+
+
+class SegmentSession:
+    """An image that is pointed at by one click after another. Leaving its `with` block ends it.
+
+    ```python
+    with client.segment_interactively("photo.jpg") as session:
+        print(session.add(points=[(120, 80)])[0].area)
+        print(session.add(outside_points=[(20, 30)])[0].area)
+    ```
+    """
+
+    def __init__(self, call: Call[Answer[Mask]], open_rpc: Callable[[Iterator[Message]], Any]) -> None:
+        """Sends the image and waits until it is read. `open_rpc` takes the requests and returns gRPC's stream.
+
+        Raises:
+            CallError: The image cannot be read, or the call failed otherwise.
+        """
+        self._call = call
+        self._requests: SimpleQueue[Message | None] = SimpleQueue()
+        self._rpc = open_rpc(iter(self._requests.get, None))
+        self._exchange(call.request)
+
+    def add(
+        self,
+        *,
+        points: Sequence[Place] = (),
+        outside_points: Sequence[Place] = (),
+        box: tuple[float, float, float, float] | None = None,
+        restart: bool = False,
+    ) -> Answer[Mask]:
+        """Adds points, and a box in place of an earlier one; returns the masks of all of them, the surest first.
+
+        Args:
+            points: Places that the segment holds.
+            outside_points: Places that it leaves out.
+            box: Left, top, right and bottom around it.
+            restart: True to forget first what was added before.
+
+        Raises:
+            CallError: The call failed, which ends the session.
+        """
+        prompt = SegmentPrompt(points=points, outside_points=outside_points, box=box)
+        return self._exchange(click(self._call.request, prompt, restart=restart))
+
+    def _exchange(self, request: Message) -> Answer[Mask]:
+        self._requests.put(request)
+        try:
+            return self._call.read(next(self._rpc))
+        except grpc.RpcError as error:
+            self.close()
+            raise from_rpc_error(error) from error
+        except StopIteration:
+            raise ProtocolError(f"{self._call.path}: the stream ended without an answer") from None
+
+    def close(self) -> None:
+        """Ends the session; the server lets go of the image."""
+        self._requests.put(None)
+        self._rpc.cancel()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class AsyncSegmentSession:
+    """The methods of `SegmentSession`, awaited; the image is sent when its `async with` block is entered."""
+
+    def __init__(self, call: Call[Answer[Mask]], open_rpc: Callable[[], Any]) -> None:
+        """Prepares a session. `open_rpc` returns gRPC's stream."""
+        self._call = call
+        self._rpc = open_rpc()
+
+    async def add(
+        self,
+        *,
+        points: Sequence[Place] = (),
+        outside_points: Sequence[Place] = (),
+        box: tuple[float, float, float, float] | None = None,
+        restart: bool = False,
+    ) -> Answer[Mask]:
+        """Adds points, and a box in place of an earlier one, as `SegmentSession.add` does."""
+        prompt = SegmentPrompt(points=points, outside_points=outside_points, box=box)
+        return await self._exchange(click(self._call.request, prompt, restart=restart))
+
+    async def _exchange(self, request: Message) -> Answer[Mask]:
+        try:
+            with suppress(asyncio.InvalidStateError):  # the call has ended, and reading says why
+                await self._rpc.write(request)
+            message = await self._rpc.read()
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from error
+        except asyncio.CancelledError as error:
+            raise_if_closed(error)
+            raise
+        if message is grpc.aio.EOF:
+            raise ProtocolError(f"{self._call.path}: the stream ended without an answer")
+        return self._call.read(message)
+
+    async def aclose(self) -> None:
+        """Ends the session; the server lets go of the image."""
+        self._rpc.cancel()
+
+    async def __aenter__(self) -> Self:
+        await self._exchange(self._call.request)
         return self
 
     async def __aexit__(

@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 
 from headway_export.candidate import (
     Candidate,
+    answer_prompts,
+    embed_images,
     encode_sources,
     open_sources,
     pixel_values_of,
@@ -31,6 +33,7 @@ from headway_server.batching import Tensors
 from headway_server.bundles import ENCODER_DECODER_TASKS, AgreementFigures, ClassificationScheme, Precision, Task
 from headway_server.decoding.runner.decoder import DecoderRunner
 from headway_server.tasks.outputs import log_softmax, sigmoid
+from headway_server.tasks.segmentation.decoder import INSIDE, MASKS, as_item
 from headway_server.tasks.text.model import text_tensors
 from headway_training.tokenizers import encode_pairs
 
@@ -40,6 +43,7 @@ LIMITS: Final = {
     "mean_cosine": 0.99,
     "least_cosine": 0.95,
     "correlation": 0.99,
+    "mean_mask_iou": 0.95,
 }
 """The most nats a prediction, of fp32's distribution against the variant's; of all others the least."""
 LIMITS_OF_INT4: Final = {"mean_kl_divergence": 0.1, "top_agreement": 0.9}
@@ -245,9 +249,22 @@ def _distributions(
 
 def _outputs(candidate: Candidate, items: Sequence[Tensors]) -> Answers:
     """Returns the logits or the embedding of each input."""
+    if candidate.source.task is Task.SEGMENTATION:
+        return _masks(candidate, items)
     graph = candidate.open_stateless()
     name = "embedding" if not candidate.source.labels and candidate.source.scoring is None else "logits"
     return [run_batch(graph, [item])[0][name] for item in items]
+
+
+def _masks(candidate: Candidate, items: Sequence[Tensors]) -> Answers:
+    """Returns what a segmentation model cuts out at one place of each image: bool (M, S, S)."""
+    encoder, decoder = candidate.open_segmenter()
+    random, answers = np.random.default_rng(_SEED), []
+    for item in items:
+        [embedding] = embed_images(encoder, item["pixel_values"][np.newaxis])
+        prompt = as_item(embedding, random.random((1, 2), np.float32), np.array([INSIDE]))
+        answers.append(answer_prompts(decoder, [prompt])[0][MASKS] > 0)
+    return answers
 
 
 def _compare(source: ExportSource, expected: Sequence[NDArray[Any]], found: Sequence[NDArray[Any]]) -> dict[str, float]:
@@ -262,6 +279,11 @@ def _compare(source: ExportSource, expected: Sequence[NDArray[Any]], found: Sequ
         norms = np.linalg.norm(vectors[0], axis=1) * np.linalg.norm(vectors[1], axis=1)
         cosines = (vectors[0] * vectors[1]).sum(axis=1) / np.maximum(norms, np.finfo(np.float64).tiny)
         return {"mean_cosine": float(cosines.mean()), "least_cosine": float(cosines.min())}
+    if source.task is Task.SEGMENTATION:
+        masks = np.stack([np.concatenate(side) for side in (expected, found)])  # (2, N M, S, S)
+        either = masks.any(axis=0).sum(axis=(-2, -1))
+        shared = np.where(either, masks.all(axis=0).sum(axis=(-2, -1)) / np.maximum(either, 1), 1.0)
+        return {"mean_mask_iou": float(shared.mean())}
     scheme = source.classification or ClassificationScheme()
     agree: list[NDArray[np.bool_]] = []
     divergences: list[NDArray[np.float64]] = []

@@ -21,6 +21,7 @@ from headway_server.decoding.runner.decoder import DecoderRunner
 from headway_server.decoding.runner.encoder import CrossTensors, EncoderRunner
 from headway_server.preprocessing.image import normalize
 from headway_server.runtime import Runtime
+from headway_server.tasks.segmentation.decoder import EMBEDDING, MASKS, PREDICTED_IOU, PromptGraph
 from headway_server.tasks.text.model import text_graph
 
 NUM_ROWS = 32
@@ -61,6 +62,13 @@ class Candidate:
         """Opens the graph of the attention weights."""
         return BatchGraph(self.runtime.open(self.bundle, self.variant.graphs["attention"]))
 
+    def open_segmenter(self) -> tuple[BatchGraph, PromptGraph]:
+        """Opens encoder and decoder of a segmentation model."""
+        encoder, decoder = (
+            self.runtime.open(self.bundle, self.variant.graphs[role]) for role in ("encoder", "decoder")
+        )
+        return BatchGraph(encoder), PromptGraph(decoder)
+
     def open_stateless(self) -> BatchGraph:
         """Opens the graph of a model without state."""
         session = self.runtime.open(self.bundle, self.variant.graphs["model"])
@@ -72,6 +80,17 @@ class Candidate:
 def run_batch(graph: BatchGraph, items: Sequence[Tensors]) -> list[dict[str, NDArray[Any]]]:
     """Runs items of any sizes in one batch and returns all outputs of each, as a server does."""
     return graph.split(graph.session.run(graph.collate(items)), items)
+
+
+def answer_prompts(graph: PromptGraph, items: Sequence[Tensors]) -> list[dict[str, NDArray[Any]]]:
+    """Runs prompts of any images in one batch and returns the outputs of each, as a server does."""
+    return graph.split(graph.run(graph.collate(items), [MASKS, PREDICTED_IOU]), items)
+
+
+def embed_images(graph: BatchGraph, pixel_values: NDArray[np.float32]) -> list[NDArray[np.float32]]:
+    """Embeds images for a mask decoder: (N, 3, height, width) -> N of (L, E)."""
+    found = run_batch(graph, [{"pixel_values": pixels} for pixels in pixel_values])
+    return [outputs[EMBEDDING] for outputs in found]
 
 
 def prefill(runner: DecoderRunner, slot: int, token_ids: NDArray[np.int64]) -> NDArray[np.float32]:

@@ -21,6 +21,7 @@ from headway_server.bundles import (
     Variant,
 )
 from headway_server.bundles.tags import TagSet
+from headway_server.tasks.segmentation import decoder as prompts
 from headway_training.checkpoint import TrainingRecord
 
 LEARNING_CURVE_FILE = "learning-curve.svg"
@@ -129,7 +130,7 @@ def _variant(proof: Proof) -> str:
 
 
 def _how_to_check(manifest: Manifest) -> str:
-    if not any(variant.quality for variant in manifest.variants.values()):
+    if manifest.task is Task.SEGMENTATION or not any(variant.quality for variant in manifest.variants.values()):
         return ""
     return f"Measure it yourself on a server that has it: `headway-train evaluate {manifest.name} --server ADDRESS`."
 
@@ -251,6 +252,11 @@ def _limits(manifest: Manifest) -> str:
     if manifest.image_preprocessing is not None:
         image = manifest.image_preprocessing
         sentences.append(f"Every image is resized to {image.height} x {image.width} pixels.")
+    if manifest.task is Task.SEGMENTATION:
+        _, _, cells, _ = next(iter(manifest.variants.values())).graphs["decoder"].outputs[0].shape
+        sentences.append(f"Masks are found in {cells} x {cells} cells, and brought to the image's pixels between them.")
+        most = f"{prompts.MAX_PROMPTS} prompts about an image, and a prompt {prompts.MAX_POINTS} points"
+        sentences.append(f"A call has at most {most}.")
     sentences.append("The model knows what its training data holds and nothing else; measure it on your own data.")
     return " ".join(sentences)
 

@@ -113,6 +113,8 @@ def export(source: ExportSource, options: ExportOptions, progress: Progress = la
         raise SourceError(
             f"int4 is a precision of {Task.GENERATION}, and {source.name} does {source.task}; leave it out"
         )
+    if Precision.INT8_STATIC in options.precisions and source.task is Task.SEGMENTATION:
+        raise SourceError(f"{source.name} does {source.task}, which has no int8-static; leave it out")
     with staging_folder(options.store) as folder:
         if source.tokenizer is not None:
             source.tokenizer.save(str(folder / TOKENIZER_FILE))
@@ -145,6 +147,8 @@ def _check_outputs(source: ExportSource, traced: TracedModel) -> None:
     """Checks that labels or tokenizer belong to the model: its logits have a column for each."""
     graph = traced.graphs[-1]
     shapes = {output.name: output.shape for output in graph.outputs}
+    if source.task is Task.SEGMENTATION:
+        return
     needed = "embedding" if source.task in EMBEDDING_TASKS else "logits"
     if needed not in shapes:
         raise SourceError(f"the model gives {', '.join(shapes) or 'nothing'}; {source.task} needs an output {needed}")
@@ -192,7 +196,8 @@ class _Prover:
         variants = {Precision.FP32: fp32}
         if {Precision.INT8, Precision.INT8_STATIC} & set(wanted):
             for_cpu = traced
-            if self._source.task is not Task.GENERATION and shows_attention(self._source.module):
+            without = (Task.GENERATION, Task.SEGMENTATION)  # which gain nothing by the operator for the CPU
+            if self._source.task not in without and shows_attention(self._source.module):
                 self._progress("int8: tracing")
                 for_cpu = self._trace(self._source.module, for_cpu=True)
             quantized = self._quantize(for_cpu, Precision.INT8)
@@ -325,7 +330,7 @@ class _Prover:
         On the CPU a decoder of prompts can verify drafts, and one of translations ranks its logits, which nearly every
         step of a translation needs.
         """
-        if graph.role != "decoder" or _DEVICES[precision] != "cpu":
+        if graph.role != "decoder" or _DEVICES[precision] != "cpu" or self._source.task is Task.SEGMENTATION:
             return graph
         model = graph.model.clone()
         rewrite(model, AddVerification() if self._source.task is Task.GENERATION else RankLogits())

@@ -329,12 +329,13 @@ class PromptDecoderGraph(nn.Module):
     def forward(self, embedding: Tensor, *prompts: Tensor) -> Outputs:
         """The bank of embeddings, and the inputs of `MaskDecoder` in turn -> its outputs."""
         image_index, points, point_labels, earlier_mask, has_earlier_mask = prompts
+        dtype = float_dtype(self.module)
         outputs: Outputs = self.module(
-            embedding,
+            embedding.to(dtype),
             image_index,
             points,
             point_labels,
-            earlier_mask=earlier_mask,
+            earlier_mask=earlier_mask.to(dtype),
             has_earlier_mask=has_earlier_mask,
         )
         return outputs

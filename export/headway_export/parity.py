@@ -24,6 +24,8 @@ from numpy.typing import NDArray
 from headway_export import reference
 from headway_export.candidate import (
     Candidate,
+    answer_prompts,
+    embed_images,
     encode_sources,
     open_sources,
     pixel_values_of,
@@ -43,6 +45,14 @@ from headway_server.bundles import (
 )
 from headway_server.decoding.interfaces import Ranking
 from headway_server.decoding.runner.decoder import DecoderRunner
+from headway_server.tasks.segmentation.decoder import (
+    BOTTOM_RIGHT,
+    EMBEDDING,
+    MASKS,
+    PADDING,
+    PREDICTED_IOU,
+    as_item,
+)
 from headway_server.tasks.text.model import text_tensors
 
 LOGIT_BOUND = 1e-4
@@ -68,9 +78,10 @@ def check(candidate: Candidate) -> ParityFigures:
     Raises:
         ParityError: An fp32 variant is past its bound; the message gives output, shape, difference and bound.
     """
+    recorded = {Task.SEGMENTATION: MASKS}.get(candidate.source.task, "logits")
     comparison = _Comparison(
         bound=LOGIT_BOUND if candidate.precision is Precision.FP32 else None,
-        recorded="embedding" if candidate.source.task in EMBEDDING_TASKS else "logits",
+        recorded="embedding" if candidate.source.task in EMBEDDING_TASKS else recorded,
     )
     match candidate.source.task:
         case Task.GENERATION:
@@ -79,6 +90,8 @@ def check(candidate: Candidate) -> ParityFigures:
             _compare_translation(candidate, comparison)
         case Task.IMAGE_CLASSIFICATION | Task.IMAGE_EMBEDDING:
             _compare_images(candidate, comparison)
+        case Task.SEGMENTATION:
+            _compare_prompts(candidate, comparison)
         case _:
             _compare_texts(candidate, comparison)
     return ParityFigures(
@@ -244,6 +257,30 @@ def _compare_images(candidate: Candidate, comparison: _Comparison) -> None:
         items = [{"pixel_values": image} for image in images[:batch_size]]
         for image, found in zip(images, run_batch(graph, items), strict=False):
             comparison.add_outputs(found, reference.outputs(source.module, image), f"batch {batch_size}")
+        comparison.num_shapes += 1
+
+
+def _compare_prompts(candidate: Candidate, comparison: _Comparison) -> None:
+    """Holds embeddings against PyTorch's, and masks of prompts whose images, kinds and numbers of points are drawn."""
+    source, (encoder, decoder) = candidate.source, candidate.open_segmenter()
+    images = pixel_values_of(source, _sample_images(source, max(_BATCH_SIZES)))
+    random, side = np.random.default_rng(_SEED), decoder.mask_size
+    for num_images in _BATCH_SIZES:
+        bank = embed_images(encoder, images[:num_images])
+        items = []
+        for number in range(2 * num_images + 1):
+            points = random.random((random.integers(1, 7), 2), np.float32)
+            labels = random.integers(PADDING, BOTTOM_RIGHT + 1, len(points))
+            earlier = random.normal(size=(side, side)).astype(np.float32) if number % 2 else None
+            items.append(as_item(bank[random.integers(num_images)], points, labels, earlier))
+        where = f"{num_images} images, {len(items)} prompts"
+        for pixels, embedding in zip(images, bank, strict=False):
+            expected = reference.outputs(source.module.encoder, pixels)[EMBEDDING]  # type: ignore[arg-type]
+            comparison.add(EMBEDDING, embedding.ravel(), expected.ravel(), where)
+        for item, found in zip(items, answer_prompts(decoder, items), strict=True):
+            exact = reference.prompt_outputs(source.module, item)
+            comparison.add(MASKS, found[MASKS].reshape(len(exact[MASKS]), -1), exact[MASKS], where)
+            comparison.add(PREDICTED_IOU, found[PREDICTED_IOU], exact[PREDICTED_IOU], where)
         comparison.num_shapes += 1
 
 

@@ -17,13 +17,33 @@ from numpy.typing import NDArray
 from sklearn.metrics import confusion_matrix, f1_score, recall_score
 from torch.nn import functional
 
-from headway_export.candidate import NUM_ROWS, Candidate, encode_sources, open_sources, pixel_values_of, run_batch
+from headway_export.candidate import (
+    NUM_ROWS,
+    Candidate,
+    answer_prompts,
+    embed_images,
+    encode_sources,
+    open_sources,
+    pixel_values_of,
+    run_batch,
+)
 from headway_export.errors import ParityError
 from headway_export.source import EvaluationData, ExportSource
 from headway_server.batching import Tensors
 from headway_server.bundles import CalibrationFigures, ClassificationScheme, QualityFigure
 from headway_server.bundles.tags import TagSet
 from headway_server.decoding.runner.decoder import DecoderRunner
+from headway_server.preprocessing.image import ImageTransform
+from headway_server.tasks.segmentation.decoder import (
+    BOTTOM_RIGHT,
+    INSIDE,
+    MASKS,
+    PREDICTED_IOU,
+    TOP_LEFT,
+    as_item,
+    surest_first,
+)
+from headway_server.tasks.segmentation.masks import PixelMask
 from headway_server.tasks.text.model import text_tensors
 from headway_server.tasks.tokens.spans import SpanDecoder
 from headway_training.calibration import NUM_BINS, calibration_metrics, to_probabilities
@@ -31,7 +51,14 @@ from headway_training.evaluation import evaluation_windows
 from headway_training.metrics import span_scores
 from headway_training.tokenizers import encode_pairs, encode_spans
 
-ALLOWED_LOSS = {"accuracy": 0.5, "micro_f1": 0.5, "span_f1": 0.5, "sacrebleu": 0.5, "nats_per_character": 0.02}
+ALLOWED_LOSS = {
+    "accuracy": 0.5,
+    "micro_f1": 0.5,
+    "span_f1": 0.5,
+    "sacrebleu": 0.5,
+    "nats_per_character": 0.02,
+    "mean_iou": 0.5,
+}
 """How much worse than fp32 a variant may be: in points, or nats."""
 NUM_EXAMPLES = 5
 """Examples, confusions or labels that a card names."""
@@ -238,6 +265,61 @@ def _weak_labels(found: Sequence[Spans], expected: Sequence[Spans], labels: Sequ
     return tuple(line for _, line in sorted(lines)[:NUM_EXAMPLES])
 
 
+# Segmentation
+
+
+def _mean_iou(candidate: Candidate, data: EvaluationData) -> Quality:
+    """Mean IoU in percent of the mask that the model is surest of, of all segments at a point and at a box."""
+    source, (encoder, decoder) = candidate.source, candidate.open_segmenter()
+    segments = data.segments
+    assert segments is not None, "the source has read them"
+    height, width = data.images.shape[1:3]
+    transform = ImageTransform(scale=(1.0, 1.0), offset=(0.0, 0.0))
+    found: dict[str, list[float]] = {}
+    for start in range(0, len(data), NUM_ROWS):
+        images = embed_images(encoder, pixel_values_of(source, data.images[start : start + NUM_ROWS]))
+        rows = np.flatnonzero((segments.image_index >= start) & (segments.image_index < start + len(images)))
+        for kind in ("point", "box"):
+            items = []
+            for row in rows:
+                is_point = kind == "point"
+                points = segments.points[row].reshape(1, 2) if is_point else segments.boxes[row].reshape(2, 2)
+                labels = np.array([INSIDE] if is_point else [TOP_LEFT, BOTTOM_RIGHT])
+                items.append(as_item(images[segments.image_index[row] - start], points, labels))
+            answers: list[dict[str, NDArray[np.float32]]] = []
+            for begin in range(0, len(items), NUM_ROWS):
+                answers += answer_prompts(decoder, items[begin : begin + NUM_ROWS])
+            for row, answer in zip(rows, answers, strict=True):
+                truth = segments.mask(int(row), height, width)
+                ious = []
+                for number in surest_first(answer[PREDICTED_IOU], has_several_parts=False):
+                    mask = PixelMask.of_logits(answer[MASKS][number], transform, (width, height), (width, height))
+                    pixels = mask.pixels()
+                    ious.append(100 * float((pixels & truth).sum() / max(1, (pixels | truth).sum())))
+                found.setdefault(kind, []).append(ious[0])
+                found.setdefault(f"{kind}, best", []).append(max(ious))
+    means = {name: float(np.mean(values)) for name, values in found.items()}
+    sizes = np.array([segments.mask(row, height, width).mean() for row in range(len(segments.masks))])
+    both = np.mean([found["point"], found["box"]], axis=0)
+    by_size = [
+        f"{name} {both[of].mean():.1f} ({of.sum():,})"
+        for name, of in (
+            ("less than 1 % of the image", sizes < 0.01),
+            ("1 to 10 %", (sizes >= 0.01) & (sizes < 0.1)),
+            ("more", sizes >= 0.1),
+        )
+        if of.any()
+    ]
+    return Quality(
+        figure=_figure(data, (means["point"] + means["box"]) / 2),
+        weak_points=(
+            f"Mean IoU in percent of the mask it is surest of: {means['point']:.1f} at a point, {means['box']:.1f} at "
+            f"a box; of the best of its three: {means['point, best']:.1f} and {means['box, best']:.1f}.",
+            f"The same by the segment's size, and how many there are: {', '.join(by_size)}.",
+        ),
+    )
+
+
 # Translation
 
 
@@ -372,4 +454,5 @@ _MEASURES: dict[str, Callable[[Candidate, EvaluationData], Quality]] = {
     "span_f1": _span_f1,
     "sacrebleu": _sacrebleu,
     "nats_per_character": _nats_per_character,
+    "mean_iou": _mean_iou,
 }

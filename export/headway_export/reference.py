@@ -24,6 +24,7 @@ from headway_export.source import ExportSource
 from headway_server.batching import Tensors
 from headway_server.bundles import Task
 from headway_training.evaluation import evaluation_windows
+from headway_training.models import Segmenter
 from headway_training.models.parts.attention import (
     Attend,
     Scoring,
@@ -99,6 +100,19 @@ def outputs(module: nn.Module, *inputs: NDArray[Any]) -> dict[str, NDArray[Any]]
         tensors.insert(1, torch.ones_like(tensors[0]))
     with torch.inference_mode():
         return {name: value[0].numpy() for name, value in outputs_of(module, *tensors).items()}
+
+
+def prompt_outputs(module: nn.Module, item: Tensors) -> dict[str, NDArray[np.float32]]:
+    """Masks (M, S S) and predicted IoU (M,) of one prompt of a segmentation model, as `tasks/segmentation` makes it.
+
+    The prompt's image is given by its embedding, of whatever variant: encoder and decoder are compared by themselves.
+    """
+    tensors = {name: torch.from_numpy(np.asarray(array)).unsqueeze(0) for name, array in item.items()}
+    with torch.inference_mode():
+        found = cast("Segmenter", module).decoder(
+            image_index=torch.zeros(1, dtype=torch.int64), earlier_mask=tensors.pop("earlier_mask", None), **tensors
+        )
+        return {"masks": found["masks"][0].flatten(1).numpy(), "predicted_iou": found["predicted_iou"][0].numpy()}
 
 
 def attention_weights(source: ExportSource, inputs: Tensors) -> dict[str, NDArray[np.float32]]:

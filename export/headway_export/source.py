@@ -69,9 +69,10 @@ _METRICS = {
     Task.TEXT_CLASSIFICATION: "accuracy",
     Task.TOKEN_CLASSIFICATION: "span_f1",
     Task.IMAGE_CLASSIFICATION: "accuracy",
+    Task.SEGMENTATION: "mean_iou",
 }
 _CLASSIFIERS = (Task.TEXT_CLASSIFICATION, Task.TOKEN_CLASSIFICATION, Task.IMAGE_CLASSIFICATION)
-_IMAGES = (Task.IMAGE_CLASSIFICATION, Task.IMAGE_EMBEDDING)
+_IMAGES = (Task.IMAGE_CLASSIFICATION, Task.IMAGE_EMBEDDING, Task.SEGMENTATION)
 _NEEDED_FLAGS = {
     "--tokenizer": tuple(task for task in (*_METRICS, Task.TEXT_EMBEDDING) if task not in _IMAGES),
     "--labels": _CLASSIFIERS,
@@ -88,6 +89,25 @@ _OPTIONAL_FLAGS = {
 
 RecordType = TypeVar("RecordType", bound=BaseModel)
 RowType = TypeVar("RowType", bound=BaseModel)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segments:
+    """P segments of images, and the prompts that ask for them."""
+
+    image_index: NDArray[np.int64]
+    """(P,), the image of each."""
+    points: NDArray[np.float32]
+    """(P, 2), a place in each, as shares of the image's width and height."""
+    boxes: NDArray[np.float32]
+    """(P, 4): left, top, right, bottom, likewise."""
+    masks: NDArray[np.uint8]
+    """(P, height width / 8), by `numpy.packbits`."""
+
+    def mask(self, row: int, height: int, width: int) -> NDArray[np.bool_]:
+        """Returns a segment's pixels, (height, width)."""
+        bits = np.unpackbits(self.masks[row], count=height * width)
+        return bits.reshape(height, width).astype(np.bool_)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +130,8 @@ class EvaluationData:
     """(N,), the class of each; where several labels may apply, (N, C), 1 for each that does."""
     images: NDArray[np.uint8] = field(default_factory=lambda: np.empty((0, 0, 0, 3), np.uint8))
     """(N, height, width, 3), already resized and cropped."""
+    segments: Segments | None = None
+    """What is to be found in the images, for segmentation."""
 
     def __len__(self) -> int:
         """The number of examples."""
@@ -436,6 +458,8 @@ def from_factory(
         SourceError: Something is missing or does not fit.
     """
     exportable = _exportable(task)
+    if exportable is Task.SEGMENTATION:
+        raise SourceError(f"--task {task}: such a model is exported from a checkpoint of the kit; give its folder")
     _check_flags(
         exportable,
         {
@@ -522,7 +546,7 @@ def limits_of(module: nn.Module, task: Task) -> Limits:
             case Task.TRANSLATION | Task.TEXT_TO_TEXT:
                 source = int(cast("Any", module).max_source_length)
                 return Limits(max_input_tokens=source, max_total_tokens=int(cast("Any", module).max_target_length))
-            case Task.IMAGE_CLASSIFICATION | Task.IMAGE_EMBEDDING:
+            case Task.IMAGE_CLASSIFICATION | Task.IMAGE_EMBEDDING | Task.SEGMENTATION:
                 return Limits()
             case _:
                 return Limits(max_input_tokens=int(cast("Any", module).max_length))
@@ -699,6 +723,10 @@ def read_evaluation(file: Path, task: Task, dataset: str, num_labels: int) -> Ev
         if task is Task.IMAGE_CLASSIFICATION:
             with np.load(file) as arrays:
                 return _evaluation(task, dataset, images=arrays["images"], labels=arrays["labels"])
+        if task is Task.SEGMENTATION:
+            with np.load(file) as arrays:
+                segments = Segments(**{name: arrays[name] for name in ("image_index", "points", "boxes", "masks")})
+                return _evaluation(task, dataset, images=arrays["images"], segments=segments)
         lines = file.read_text(encoding="utf-8").split("\n")  # not splitlines: a text may hold other ends of lines
         return _text_evaluation(task, dataset, [json.loads(line) for line in lines if line.strip()], num_labels)
     except (OSError, ValueError, KeyError) as error:

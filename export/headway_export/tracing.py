@@ -134,6 +134,10 @@ def trace(
         traced = _trace_recurrent(module) if is_recurrent(module) else _trace_encoder_decoder(served)
         inputs = [_as_read(make_spec(*spec), "batch") for spec in _ENCODER_INPUTS]
         inputs.append(make_spec("target_ids", "int64", "batch", "length"))
+    elif task is Task.SEGMENTATION:
+        if attention:
+            raise SourceError(f"{task}: its attention weights cannot be looked at; leave out --attention")
+        return trace_segmenter(cast("Segmenter", module))
     else:
         if image_size is not None:
             inputs = [make_spec("pixel_values", "float32", "batch", 3, *image_size)]

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias, TypeVar
 import structlog
 from pydantic import BaseModel
 
-from headway_server.batching.settings import MAX_IMAGES, MAX_TEXTS, BatchingSettings
+from headway_server.batching.settings import MAX_GRID_PROMPTS, MAX_IMAGES, MAX_TEXTS, BatchingSettings
 from headway_server.bundles import Manifest, Task, read_manifest
 from headway_server.decoding.settings import EngineSettings
 from headway_server.errors import BundleError, BundleRejectedError, DrainingError, ModelNotFoundError, ServerError
@@ -195,6 +195,7 @@ def _parts_of_batching(batching: BatchingSettings, part: Callable[..., int]) -> 
     return {
         "max_waiting_texts": part(batching.max_waiting_texts, MAX_TEXTS),
         "max_waiting_images": part(batching.max_waiting_images, MAX_IMAGES),
+        "max_waiting_prompts": part(batching.max_waiting_prompts, MAX_GRID_PROMPTS),
         "max_waiting_mib": part(batching.max_waiting_mib),
     }
 

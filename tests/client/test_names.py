@@ -22,11 +22,12 @@ from headway.v1 import (
     inspection_service_pb2,
     model_service_pb2,
     ranking_service_pb2,
+    segmentation_service_pb2,
     text_classification_service_pb2,
     text_to_text_service_pb2,
     translation_service_pb2,
 )
-from headway_client import AsyncClient, AttentionSummary, Client, EarlyStopping, Role, results
+from headway_client import AsyncClient, AttentionSummary, Client, EarlyStopping, MaskFormat, Role, results
 from headway_client.cli import app
 from headway_client.load import LoadTask
 
@@ -38,6 +39,7 @@ FILES = (
     inspection_service_pb2,
     model_service_pb2,
     ranking_service_pb2,
+    segmentation_service_pb2,
     text_classification_service_pb2,
     text_to_text_service_pb2,
     translation_service_pb2,
@@ -58,7 +60,17 @@ FLATTENED = {"json_schema", "regex", "choices", "prompt_log_probabilities"}
 
 def is_not_loaded(method: MethodDescriptor) -> bool:
     """True of a method whose speed is not that of a model alone, which the load tester leaves out."""
-    return method.containing_service.name in ("ModelService", "InspectionService", "ImageService", "RankingService")
+    return method.containing_service.name in (
+        "ModelService",
+        "InspectionService",
+        "ImageService",
+        "RankingService",
+        "SegmentationService",
+    )
+
+
+SEGMENTING = {"segment-image", "segment-everything", "segment-interactively"}
+"""RPCs that `segment` calls, or that need a hand on the mouse."""
 
 
 def snake_case(name: str) -> str:
@@ -83,23 +95,25 @@ def test_an_rpc_has_a_method_of_its_name_whose_options_are_its_fields(kind: type
     missing = {"constraint", "conversations", "conversation"}  # flattened, and what `chat` is for
     if method.name in ("StreamTranslateText", "StreamRewriteText"):
         missing = {"beam_size", "hypothesis_count", "early_stopping"}  # of a search, which a stream cannot have
+    if method.name == "SegmentInteractively":
+        missing = {"points", "box", "restart"}  # of each click, which the session takes
     assert fields - parameters.keys() <= missing
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_unary_rpc_has_a_command_of_its_name(method: str) -> None:
     command = snake_case(method).replace("_", "-").removeprefix("stream-")
-    assert command in COMMANDS
+    assert command in COMMANDS or command in SEGMENTING
 
 
 def test_no_command_is_without_an_rpc_except_the_tools() -> None:
     rpcs = {snake_case(method).replace("_", "-") for method in METHODS}
-    assert COMMANDS - rpcs == {"chat", "health", "load", "load-compare"}
+    assert COMMANDS - rpcs == {"chat", "health", "load", "load-compare", "segment"}
 
 
 def test_the_load_tester_knows_every_command_that_runs_a_model() -> None:
     of_models = {snake_case(method.name).replace("_", "-") for method in METHODS.values() if is_not_loaded(method)}
-    assert set(LoadTask) == COMMANDS - {"health", "load", "load-compare"} - of_models
+    assert set(LoadTask) == COMMANDS - {"health", "load", "load-compare", "segment"} - of_models
 
 
 def test_a_result_has_the_fields_of_its_message() -> None:
@@ -131,6 +145,7 @@ def test_every_result_of_an_rpc_has_a_class() -> None:
         (results.BundleState, model_service_pb2.BundleState),
         (AttentionSummary, inspection_service_pb2.AttentionSummary),
         (EarlyStopping, translation_service_pb2.EarlyStopping),
+        (MaskFormat, segmentation_service_pb2.MaskFormat),
         (Role, generation_service_pb2.Role),
     ],
 )

@@ -27,7 +27,9 @@ _INTEGERS = {
     FieldDescriptorProto.TYPE_UINT64,
 }
 _INTEGERS_THAT_DO_NOT_COUNT = {
+    "area",
     "beam_size",
+    "counts",
     "embedding_dimension",
     "end",
     "head",
@@ -39,6 +41,7 @@ _INTEGERS_THAT_DO_NOT_COUNT = {
     "max_new_tokens",
     "min_new_tokens",
     "no_repeat_ngram_size",
+    "points_per_side",
     "priority",
     "sample_index",
     "seed",
@@ -48,7 +51,8 @@ _INTEGERS_THAT_DO_NOT_COUNT = {
     "top_k",
     "width",
 }
-"""Every other integer of the API counts things and ends in `_count`; `max_new_tokens` is the field's own term."""
+"""Every other integer of the API counts things and ends in `_count`; `max_new_tokens` and COCO's `counts` are
+the field's own terms."""
 
 
 class Element(NamedTuple):

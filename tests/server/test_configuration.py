@@ -96,7 +96,7 @@ def test_the_file_may_be_named_by_the_environment(write, printed, monkeypatch):
         ("prot = 1", "headway.toml: prot is no setting; did you mean port?"),
         ("[engine]\nnum_slot = 1", "headway.toml: engine.num_slot is no setting; did you mean num_slots?"),
         ("[models.a]\nlane = 1", "headway.toml: models.a.lane is no setting; did you mean lanes?"),
-        ("[batching]\nzzz = 1", "batching.zzz is no setting; there are max_batch_images, max_batch_tokens"),
+        ("[batching]\nzzz = 1", "batching.zzz is no setting; there are max_batch_images, max_batch_prompts"),
         ("port = 70000", "headway.toml: port is 70000: Input should be less than or equal to 65535"),
         ("[models.a]\nnum_slots = 0", "headway.toml: models.a.num_slots is 0: Input should be greater than"),
         ("port = ", "headway.toml: is not TOML: "),

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from headway_client.cli import classification, generation, images, inspection, load, models, text_to_text
+from headway_client.cli import classification, generation, images, inspection, load, models, segmentation, text_to_text
 
 __all__ = ["app"]
 
@@ -35,6 +35,7 @@ for command in (
     images.prepare_image,
     images.rank_images,
     images.rank_texts,
+    segmentation.segment,
     inspection.inspect_text,
     inspection.inspect_image,
     inspection.inspect_generation,

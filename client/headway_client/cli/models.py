@@ -22,6 +22,7 @@ TaskName = Literal[
     "text_embedding",
     "text_scoring",
     "image_embedding",
+    "segmentation",
 ]
 ModelArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the model.")]
 

@@ -46,6 +46,8 @@ class _TaskEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Task.ValueType],
     """TextClassificationService.ScoreText."""
     TASK_IMAGE_EMBEDDING: _Task.ValueType  # 9
     """ImageClassificationService.EmbedImage, without labels."""
+    TASK_SEGMENTATION: _Task.ValueType  # 10
+    """SegmentationService."""
 
 class Task(_Task, metaclass=_TaskEnumTypeWrapper):
     """What a model does."""
@@ -70,6 +72,8 @@ TASK_TEXT_SCORING: Task.ValueType  # 8
 """TextClassificationService.ScoreText."""
 TASK_IMAGE_EMBEDDING: Task.ValueType  # 9
 """ImageClassificationService.EmbedImage, without labels."""
+TASK_SEGMENTATION: Task.ValueType  # 10
+"""SegmentationService."""
 Global___Task: _TypeAlias = Task  # noqa: Y015
 
 class _BundleState:

@@ -158,7 +158,7 @@ class BatchGraph:
         try:
             inputs = self.collate([item])
             [found] = self.split(session.run(inputs), [item])
-            run_s = None if session.device == "cuda" else _time_on_one_core(session, inputs)
+            run_s = _time_on_one_core(session, inputs)
         except Exception as error:  # onnxruntime's own kinds, and what a graph of other tensors leads to
             raise BundleError(f"{file}: does not run ({error}); export the model again") from error
         for name, shape in expected.items():
@@ -167,12 +167,7 @@ class BatchGraph:
                 raise BundleError(
                     f"{file}: {name} {has} of one input, by the manifest it is {shape}; export the model again"
                 )
-        if run_s is None:
-            return NO_COSTS
-        if session.num_lanes > 1 and run_s < _SMALL_RUN_S:
-            session.keep_to_one_core()
-        _log.info("lanes", file=file, run_ms=round(1e3 * run_s, 2), lanes=session.num_lanes)
-        return RunCosts.of(run_s, length)
+        return _settle(session, run_s, length)
 
     def _stack(self, name: str, arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
         dtype = self._dtypes[name]
@@ -199,8 +194,30 @@ class BatchGraph:
         return f"BatchGraph({self._session!r})"
 
 
-def _time_on_one_core(session: Session, inputs: Tensors) -> float:
-    """Returns the least time of a run in seconds."""
+def measure_costs(session: Session, inputs: Tensors, length: int) -> RunCosts:
+    """Runs a graph a few times, and has a small one on the CPU keep to one core a run from then on.
+
+    Args:
+        session: The graph.
+        inputs: Of one item, with the batch axis.
+        length: What it takes of a batch's budget.
+    """
+    return _settle(session, _time_on_one_core(session, inputs), length)
+
+
+def _settle(session: Session, run_s: float | None, length: int) -> RunCosts:
+    if run_s is None:
+        return NO_COSTS
+    if session.num_lanes > 1 and run_s < _SMALL_RUN_S:
+        session.keep_to_one_core()
+    _log.info("lanes", file=session.graph.file, run_ms=round(1e3 * run_s, 2), lanes=session.num_lanes)
+    return RunCosts.of(run_s, length)
+
+
+def _time_on_one_core(session: Session, inputs: Tensors) -> float | None:
+    """Returns the least time of a run in seconds; None on CUDA."""
+    if session.device == "cuda":
+        return None
     session.run(inputs, on_one_core=True)
     times_s = []
     for _ in range(_NUM_TIMED_RUNS):

@@ -12,10 +12,13 @@ MAX_TEXTS = 256
 """Most texts of a call."""
 MAX_IMAGES = 64
 """Most images of a call."""
+MAX_GRID_PROMPTS = 1024
+"""Most prompts of a call that are answered together: those of a grid of 32 by 32 points."""
 
 
 _BATCH_TOKENS: Final[dict[Device, int]] = {"cpu": 512, "cuda": 4096}
 _BATCH_IMAGES: Final[dict[Device, int]] = {"cpu": 16, "cuda": 32}
+_BATCH_PROMPTS: Final[dict[Device, int]] = {"cpu": 4, "cuda": 64}
 _CPU_BATCH_PIXELS: Final = 2 * 224 * 224
 """Most pixels of a batch on the CPU, of its images as the model sees them; a batch of two may have more."""
 
@@ -35,6 +38,11 @@ class BatchingSettings(BaseModel):
     """Most texts of a model that are admitted and not yet answered."""
     max_waiting_images: Annotated[int, Field(ge=MAX_IMAGES)] = 256
     """Most images of a model that are admitted and not yet answered."""
+    max_batch_prompts: Annotated[int, Field(ge=1)] | None = None
+    """Most prompts of a batch of a segmentation model, of all images and callers. Left out: 4 on the CPU, whose
+    caches hold the activations of few, and 64 on CUDA."""
+    max_waiting_prompts: Annotated[int, Field(ge=MAX_GRID_PROMPTS)] = 4096
+    """Most prompts of a segmentation model that are admitted and not yet answered."""
     max_waiting_mib: Annotated[int, Field(ge=1)] = 256
     """Most MiB of a model's images, or of its texts, that are admitted and not yet answered; a call of more is admitted
     when no other is there."""
@@ -49,3 +57,7 @@ class BatchingSettings(BaseModel):
             return self.max_batch_images
         most = _BATCH_IMAGES[device]
         return most if device == "cuda" else max(2, min(most, _CPU_BATCH_PIXELS // num_pixels))
+
+    def batch_prompts(self, device: Device) -> int:
+        """Most prompts of a batch on a device."""
+        return self.max_batch_prompts or _BATCH_PROMPTS[device]

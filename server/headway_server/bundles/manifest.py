@@ -10,6 +10,9 @@ Axis names used in tensor shapes:
     likeliest      tokens that are ranked of each of these positions
     sources        sentences whose cross-attention tensors a decoder's step reads; `slots` is a multiple of it
     source_length  positions of those tensors
+    images         embeddings of a bank, which the prompts of a segmentation decoder are about
+    prompts        prompts of a run
+    points         points of a prompt
 """
 
 from __future__ import annotations
@@ -46,6 +49,11 @@ LIKELIEST_LOGITS = "likeliest_logits"
 """Their logits, (slots, logits_length, likeliest) float32."""
 EXPONENTIAL_MEANS = "exponential_means"
 """The means of exp(logits) over the vocabulary, (slots, logits_length) float32."""
+SEGMENTATION_TENSORS = (
+    ("embedding", "image_index", "points", "point_labels", "earlier_mask", "has_earlier_mask"),
+    ("masks", "predicted_iou"),
+)
+"""Inputs and outputs of a decoder that answers prompts with masks (docs/graphs.md)."""
 CARD_FILE = "README.md"
 
 NAME_PATTERN = r"^[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?$"
@@ -72,6 +80,7 @@ class Task(StrEnum):
     TEXT_EMBEDDING = "text_embedding"
     TEXT_SCORING = "text_scoring"
     IMAGE_EMBEDDING = "image_embedding"
+    SEGMENTATION = "segmentation"
 
 
 ENCODER_DECODER_TASKS = (Task.TRANSLATION, Task.TEXT_TO_TEXT)
@@ -586,6 +595,18 @@ def _check_tags(manifest: Manifest) -> None:
         raise ValueError(f"labels: {error}") from error
 
 
+def _check_segmentation(manifest: Manifest) -> None:
+    for precision, variant in manifest.variants.items():
+        if (graph := variant.graphs.get("decoder")) is None:
+            continue  # which is refused for that
+        found = tuple(tuple(spec.name for spec in specs) for specs in (graph.inputs, graph.outputs))
+        if found != SEGMENTATION_TENSORS:
+            raise ValueError(
+                f"variants.{precision}.graphs.decoder: has the tensors {found}; {manifest.task} needs "
+                f"{SEGMENTATION_TENSORS}"
+            )
+
+
 _OF_TEXTS = ("special_tokens", "limits.max_input_tokens")
 TASK_PARTS: Final[Mapping[Task, TaskParts]] = {
     Task.GENERATION: TaskParts(
@@ -612,5 +633,8 @@ TASK_PARTS: Final[Mapping[Task, TaskParts]] = {
     Task.TEXT_EMBEDDING: TaskParts(needs=("embedding", *_OF_TEXTS), files=(TOKENIZER_FILE,)),
     Task.TEXT_SCORING: TaskParts(needs=("scoring", *_OF_TEXTS), files=(TOKENIZER_FILE,)),
     Task.IMAGE_EMBEDDING: TaskParts(needs=("embedding", "image_preprocessing")),
+    Task.SEGMENTATION: TaskParts(
+        graphs=("encoder", "decoder"), needs=("image_preprocessing",), check=_check_segmentation
+    ),
 }
 """The manifest's part of each task; how it is served is in `serving/families.py`."""

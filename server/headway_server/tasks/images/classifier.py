@@ -5,27 +5,25 @@ D is the width of an embedding.
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Final, Literal, NamedTuple, Self, TypeAlias, TypeVar, cast
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headway_server.batching import BatchGraph, RunCosts, Tensors
-from headway_server.batching.settings import MAX_IMAGES
-from headway_server.bundles import Bundle, ClassificationScheme, PatchGrid, Precision
-from headway_server.observers import NO_OBSERVER, ModelUsage, Observer
+from headway_server.batching import BatchGraph, Tensors
+from headway_server.bundles import Bundle, ClassificationScheme, PatchGrid
+from headway_server.observers import NO_OBSERVER, Observer
 from headway_server.preprocessing import ImagePreprocessor, PreparedImage
 from headway_server.runtime import Runtime
-from headway_server.serving.answers import NO_TIMINGS, Answer, CallTimings
-from headway_server.serving.calls import current_caller
-from headway_server.serving.images import SentImage, name_images
+from headway_server.serving.answers import Answer, CallTimings
+from headway_server.serving.images import SentImage
 from headway_server.serving.kept import Kept
-from headway_server.serving.limits import check_count, check_top_k
+from headway_server.serving.limits import check_top_k
 from headway_server.settings import ServerSettings
+from headway_server.tasks.images.model import MIB, ImageModel, Images, SeenImage
 from headway_server.tasks.inspection.inspector import Inspector
 from headway_server.tasks.inspection.maps import AttentionRequest, Maps
 from headway_server.tasks.outputs import (
@@ -39,31 +37,7 @@ from headway_server.tasks.outputs import (
     sigmoid,
     softmax,
 )
-from headway_server.tasks.stateless import StatelessModel, expected_outputs
-
-Result = TypeVar("Result")
-Images: TypeAlias = Sequence[bytes] | Sequence[SentImage] | NDArray[np.float32]
-"""Encoded images, those found by id among them, or the values of their pixels as the model reads them, (N, 3, H, W)."""
-
-_ENTRY_BYTES: Final = 500
-"""What an image takes beside its outputs where they are kept."""
-_FEW_LABELS: Final = 1000
-"""So many are read of kept outputs on the event loop, in half a millisecond."""
-_MIB: Final = 2**20
-
-
-class ImageSize(NamedTuple):
-    """Of the upright image as it was sent, in pixels."""
-
-    width: int
-    height: int
-
-
-class _Outputs(NamedTuple):
-    """What the model has made of an image."""
-
-    row: Tensors
-    size: ImageSize
+from headway_server.tasks.stateless import expected_outputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,45 +74,8 @@ class InspectedImage:
     timings: CallTimings
 
 
-class ImageClassifier(StatelessModel):
+class ImageClassifier(ImageModel):
     """Labels images, and turns them into vectors where its graph gives embeddings."""
-
-    _noun = "images"
-
-    def __init__(
-        self,
-        bundle: Bundle,
-        precision: Precision,
-        graph: BatchGraph,
-        preprocessor: ImagePreprocessor,
-        settings: ServerSettings,
-        *,
-        costs: RunCosts,
-        observer: Observer,
-        inspector: Inspector,
-    ) -> None:
-        """Makes a model of its parts; `load` makes the parts."""
-        batching = settings.batching
-        super().__init__(
-            bundle,
-            precision,
-            graph,
-            budget=batching.batch_images(graph.device, preprocessor.num_pixels),
-            costs=costs,
-            max_waiting=batching.max_waiting_images,
-            max_waiting_mib=batching.max_waiting_mib,
-            observer=observer,
-            inspector=inspector,
-        )
-        self._preprocessor = preprocessor
-        self._outputs = tuple(expected_outputs(bundle.manifest))
-        self._kept: Kept[bytes, _Outputs] = Kept(
-            "image_outputs", max_bytes=settings.max_image_outputs_mib * _MIB, ttl_s=settings.image_ttl
-        )
-
-    def usage(self) -> ModelUsage:
-        """Returns how many images wait for a batch, and how much is kept of those that were computed."""
-        return replace(super().usage(), caches=(self._kept.usage(),))
 
     @classmethod
     def load(cls, bundle: Bundle, runtime: Runtime, settings: ServerSettings, observer: Observer = NO_OBSERVER) -> Self:
@@ -157,7 +94,16 @@ class ImageClassifier(StatelessModel):
         costs = graph.warm_up({"pixel_values": blank}, 1, expected_outputs(manifest))
         inspector = Inspector(bundle, precision, runtime, max_mib=settings.max_attention_mib, observer=observer)
         return cls(
-            bundle, precision, graph, preprocessor, settings, costs=costs, observer=observer, inspector=inspector
+            bundle,
+            precision,
+            graph,
+            preprocessor,
+            settings,
+            outputs=tuple(expected_outputs(manifest)),
+            kept=Kept("image_outputs", max_bytes=settings.max_image_outputs_mib * MIB, ttl_s=settings.image_ttl),
+            costs=costs,
+            observer=observer,
+            inspector=inspector,
         )
 
     async def classify(
@@ -183,7 +129,7 @@ class ImageClassifier(StatelessModel):
         """
         num_labels = check_top_k(top_k, len(self.labels))
 
-        def read(row: Tensors, image: ImageSize) -> ClassifiedImage:
+        def read(row: Tensors, image: SeenImage) -> ClassifiedImage:
             return ClassifiedImage(
                 labels=self._label_reader.read(row[LOGITS], num_labels),
                 width=image.width,
@@ -224,7 +170,7 @@ class ImageClassifier(StatelessModel):
         reader = LabelReader(labels, scheme)
         scale, bias = np.float32(space.scale), np.float32(space.bias)
 
-        def read(row: Tensors, image: ImageSize) -> ClassifiedImage:
+        def read(row: Tensors, image: SeenImage) -> ClassifiedImage:
             logits = vectors @ read_vector(row[EMBEDDING], normalize=True) * scale + bias  # (C,)
             return ClassifiedImage(
                 labels=reader.read(softmax(logits) if is_softmax else sigmoid(logits), num_labels),
@@ -233,15 +179,6 @@ class ImageClassifier(StatelessModel):
             )
 
         return await self._answer(images, (EMBEDDING,), read, deadline, num_labels=len(labels))
-
-    async def prepare(self, images: Sequence[SentImage], *, deadline: float | None) -> Answer[None]:
-        """Computes and keeps all that the model makes of images; errors are those of `classify`.
-
-        Args:
-            images: 1 to `MAX_IMAGES` images.
-            deadline: When the caller stops waiting, by `time.monotonic`.
-        """
-        return await self._answer(images, self._outputs, lambda *_: None, deadline)
 
     async def embed(self, images: Images, *, normalize: bool, deadline: float | None) -> Answer[EmbeddedImage]:
         """Turns images into vectors; for bundles whose graphs give embeddings.
@@ -255,7 +192,7 @@ class ImageClassifier(StatelessModel):
             RequestError: As `classify`.
         """
 
-        def read(row: Tensors, image: ImageSize) -> EmbeddedImage:
+        def read(row: Tensors, image: SeenImage) -> EmbeddedImage:
             values = read_vector(row[EMBEDDING], normalize=normalize)
             return EmbeddedImage(values=values, width=image.width, height=image.height)
 
@@ -297,91 +234,6 @@ class ImageClassifier(StatelessModel):
             height=prepared.height,
             timings=timings,
         )
-
-    async def _answer(
-        self,
-        images: Images,
-        outputs: Sequence[str],
-        read: Callable[[Tensors, ImageSize], Result],
-        deadline: float | None,
-        *,
-        num_labels: int = 0,
-    ) -> Answer[Result]:
-        """Reads outputs of each image: of those that are kept, and of the others once they are computed.
-
-        Args:
-            images: The images.
-            outputs: Names of the outputs.
-            read: Makes an image's result of these outputs and its size.
-            deadline: When the caller stops waiting, by `time.monotonic`.
-            num_labels: That `read` looks at.
-        """
-        check_count("images", len(images), MAX_IMAGES)
-        if isinstance(images, np.ndarray) or not self._kept.max_bytes:
-            return await self._compute(images, outputs, read, deadline)
-        sent = await _as_sent(images)
-        kept = {index: found for index, one in enumerate(sent) if (found := self._kept.get(one.key)) is not None}
-        missing = [index for index in range(len(sent)) if index not in kept]
-        timings: CallTimings = NO_TIMINGS
-        computed: Iterator[tuple[Result, _Outputs]] = iter(())
-        if missing:
-
-            def read_and_keep(row: Tensors, size: ImageSize) -> tuple[Result, _Outputs]:
-                return read(row, size), _Outputs({name: values.copy() for name, values in row.items()}, size)
-
-            answer = await self._compute([sent[index] for index in missing], self._outputs, read_and_keep, deadline)
-            timings, computed = answer.timings, iter(answer.results)
-
-        def read_kept() -> dict[int, Result]:
-            return {index: read(*found) for index, found in kept.items()}
-
-        is_quick = len(kept) * num_labels <= _FEW_LABELS
-        results = read_kept() if is_quick else await asyncio.to_thread(read_kept)
-        for index, (result, found) in zip(missing, computed, strict=True):
-            num_bytes = _ENTRY_BYTES + sum(values.nbytes for values in found.row.values())
-            self._kept.put(sent[index].key, found, num_bytes)
-            results[index] = result
-        return Answer(results=[results[index] for index in range(len(sent))], timings=timings)
-
-    async def _compute(
-        self,
-        images: Images,
-        outputs: Sequence[str],
-        read: Callable[[Tensors, ImageSize], Result],
-        deadline: float | None,
-    ) -> Answer[Result]:
-        """Prepares images, runs them and reads outputs of each, off the event loop."""
-        if isinstance(images, np.ndarray):
-            num_bytes, encoded, fields = images.nbytes, [], []
-        else:
-            encoded = [one.data if isinstance(one, SentImage) else one for one in images]
-            fields = [one.field if isinstance(one, SentImage) else f"images[{i}]" for i, one in enumerate(images)]
-            num_bytes = sum(map(len, encoded))
-        caller = current_caller()
-        with self._admission.admit(len(images), num_bytes, deadline=deadline, caller=caller):
-            began = time.monotonic()
-            if isinstance(images, np.ndarray):
-                prepared = await self._preprocessor.take_pixels(images)
-            else:
-                prepared = await self._preprocessor.prepare_batch(encoded, fields=fields)
-            preprocessing_s = time.monotonic() - began
-            sizes = [ImageSize(image.width, image.height) for image in prepared]
-            batched = await self._batcher.submit(
-                [{"pixel_values": image.pixel_values} for image in prepared],
-                [1] * len(prepared),
-                outputs=outputs,
-                read=lambda row, index: read(row, sizes[index]),
-                deadline=deadline,
-                caller=caller,
-            )
-        timings = CallTimings.of(batched.runs, preprocessing_s=preprocessing_s)
-        return Answer(results=batched.results, timings=timings)
-
-
-async def _as_sent(images: Sequence[bytes] | Sequence[SentImage]) -> Sequence[SentImage]:
-    if isinstance(images[0], SentImage):
-        return cast("Sequence[SentImage]", images)
-    return await name_images(cast("Sequence[bytes]", images))
 
 
 def _each_by_itself(num_labels: int) -> ClassificationScheme:

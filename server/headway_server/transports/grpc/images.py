@@ -16,7 +16,7 @@ from headway_server.serving.answers import NO_TIMINGS
 from headway_server.serving.host import ModelHost
 from headway_server.serving.images import SentImage, name_images
 from headway_server.serving.limits import check_count
-from headway_server.tasks.images.classifier import ImageClassifier
+from headway_server.tasks.images.model import ImageModel
 from headway_server.transports.grpc.messages import deadline_of, model_reference, timings_of_call
 
 
@@ -44,7 +44,7 @@ class ImageService(pb_grpc.ImageServiceServicer):
             timings=timings_of_call(timings, arrived),
         )
 
-    def _find(self, name: str, version: str) -> ImageClassifier | None:
+    def _find(self, name: str, version: str) -> ImageModel | None:
         """Returns the model that is named, or None.
 
         Raises:
@@ -55,7 +55,7 @@ class ImageService(pb_grpc.ImageServiceServicer):
                 raise InvalidInputError("model_version", "is set without model; name the model too")
             return None
         model = self._host.find_named(name, version)
-        if not isinstance(model, ImageClassifier):
+        if not isinstance(model, ImageModel):
             raise WrongTaskError(f"model {name} is for {model.bundle.manifest.task} and reads no images; name another")
         return model
 

@@ -28,6 +28,7 @@ _TASKS: dict[Task, pb.Task.ValueType] = {
     Task.TEXT_EMBEDDING: pb.TASK_TEXT_EMBEDDING,
     Task.TEXT_SCORING: pb.TASK_TEXT_SCORING,
     Task.IMAGE_EMBEDDING: pb.TASK_IMAGE_EMBEDDING,
+    Task.SEGMENTATION: pb.TASK_SEGMENTATION,
 }
 _STATES: dict[ModelState, pb.BundleState.ValueType] = {
     state: pb.BundleState.Value(f"BUNDLE_STATE_{state.name}") for state in ModelState

@@ -29,6 +29,8 @@ from headway.v1 import (
     model_service_pb2_grpc,
     ranking_service_pb2,
     ranking_service_pb2_grpc,
+    segmentation_service_pb2,
+    segmentation_service_pb2_grpc,
     text_classification_service_pb2,
     text_classification_service_pb2_grpc,
     text_to_text_service_pb2,
@@ -56,6 +58,7 @@ from headway_server.transports.grpc.inspection import InspectionService
 from headway_server.transports.grpc.interceptor import CallInterceptor, Handler, Procedure
 from headway_server.transports.grpc.models import ADMIN_METHODS, ModelService
 from headway_server.transports.grpc.ranking import RankingService
+from headway_server.transports.grpc.segmentation import SegmentationService
 from headway_server.transports.grpc.text_classification import TextClassificationService
 from headway_server.transports.grpc.text_to_text import TextToTextService
 from headway_server.transports.grpc.translation import TranslationService
@@ -132,7 +135,7 @@ _SERVICES = (
     ),
     _Service(
         descriptor=image_service_pb2.DESCRIPTOR.services_by_name["ImageService"],
-        tasks=frozenset({Task.IMAGE_CLASSIFICATION, Task.IMAGE_EMBEDDING}),
+        tasks=frozenset({Task.IMAGE_CLASSIFICATION, Task.IMAGE_EMBEDDING, Task.SEGMENTATION}),
         servicer=ImageService,
         add=image_service_pb2_grpc.add_ImageServiceServicer_to_server,
         reads_texts=False,
@@ -142,6 +145,13 @@ _SERVICES = (
         tasks=frozenset({Task.IMAGE_EMBEDDING, Task.TEXT_EMBEDDING}),
         servicer=RankingService,
         add=ranking_service_pb2_grpc.add_RankingServiceServicer_to_server,
+        reads_texts=False,
+    ),
+    _Service(
+        descriptor=segmentation_service_pb2.DESCRIPTOR.services_by_name["SegmentationService"],
+        tasks=frozenset({Task.SEGMENTATION}),
+        servicer=SegmentationService,
+        add=segmentation_service_pb2_grpc.add_SegmentationServiceServicer_to_server,
         reads_texts=False,
     ),
     _Service(

@@ -19,10 +19,11 @@ pytest.importorskip("playwright.sync_api", reason="needs playwright")
 axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe-playwright-python")
 
 from playwright.sync_api import Browser, Page, expect, sync_playwright  # noqa: E402 (see above)
+from tiny_segmenter import write_segmenter_bundle  # noqa: E402
 
 MODELS = Path(__file__).parents[4] / "models"
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-PANELS = ["models", "generate", "translate", "classify", "tag", "compare", "images", "attention", "server"]
+PANELS = ["models", "generate", "translate", "classify", "tag", "compare", "images", "segment", "attention", "server"]
 
 pytestmark = [
     pytest.mark.skipif(BROWSER is None, reason="needs a Chromium: apt-get install chromium"),
@@ -256,6 +257,39 @@ def test_every_panel_is_accessible_and_fits(browser: Browser, address: str, widt
         found = axe.Axe().run(page)
         assert not found.response["violations"], (panel, found.generate_report())
         assert page.evaluate("document.documentElement.scrollWidth") <= width, panel
+    context.close()
+
+
+def test_clicks_and_drags_cut_out_a_part_of_a_picture(browser: Browser, tmp_path: Path) -> None:
+    write_segmenter_bundle(tmp_path / "store")
+    picture = Image.new("RGB", (80, 40), "grey")
+    picture.paste("red", (0, 0, 40, 40))
+    picture.save(tmp_path / "photo.png")
+    context = browser.new_context(viewport={"width": 1100, "height": 900}, bypass_csp=True)
+    page = context.new_page()
+    with running(store=tmp_path / "store") as (_, url):
+        open_panel(page, url, "segment")
+        page.get_by_label("Picture").set_input_files(tmp_path / "photo.png")
+        shown = page.locator(".overlay").bounding_box()
+        assert shown is not None
+        page.mouse.click(shown["x"] + shown["width"] / 4, shown["y"] + shown["height"] / 2)
+        output = page.locator(".output")
+        expect(output).to_contain_text("1,600 pixels")
+        assert page.get_by_label("Points inside").input_value() == "20,20"
+        opacity = "() => document.querySelector('canvas').getContext('2d').getImageData(5, 5, 1, 1).data[3]"
+        assert page.evaluate(opacity) > 0
+        found = axe.Axe().run(page)
+        assert not found.response["violations"], found.generate_report()
+        page.get_by_role("button", name="Start over").click()
+        assert page.evaluate(opacity) == 0
+        page.mouse.move(shown["x"] + shown["width"] * 0.6, shown["y"] + shown["height"] * 0.2)
+        page.mouse.down()
+        page.mouse.move(shown["x"] + shown["width"] * 0.9, shown["y"] + shown["height"] * 0.8)
+        page.mouse.up()
+        expect(output).to_contain_text("box 40, 0, 80, 40")
+        assert page.get_by_label("Box").input_value() == "48,8,72,32"
+        page.get_by_label("Box").fill("1,2,3")
+        assert "is not 4 numbers" in answer(page)
     context.close()
 
 

@@ -9,11 +9,12 @@ import { compare } from "./panels/compare.js";
 import { generate } from "./panels/generate.js";
 import { images } from "./panels/images.js";
 import { models } from "./panels/models.js";
+import { segment } from "./panels/segment.js";
 import { server } from "./panels/server.js";
 import { tag } from "./panels/tag.js";
 import { translate } from "./panels/translate.js";
 
-const PANELS = [models, generate, translate, classify, tag, compare, images, attention, server];
+const PANELS = [models, generate, translate, classify, tag, compare, images, segment, attention, server];
 const LOOK_EVERY_MS = 3000;
 
 const main = document.getElementById("main");

@@ -1,0 +1,150 @@
+"""The mask decoder: prompts of any images and callers in one run, each with its image in a bank of embeddings.
+
+N prompts of a run, B images of its bank, L positions of an image, E width of an embedding, Q points of a prompt, M
+masks of a prompt, S side of a mask in cells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway_server.batching import RunCosts, Tensors, measure_costs
+from headway_server.errors import BundleError
+from headway_server.runtime import Session
+
+PADDING, OUTSIDE, INSIDE, TOP_LEFT, BOTTOM_RIGHT = -1, 0, 1, 2, 3
+"""What a point of a prompt is: none, a place that the mask leaves out or holds, or a corner of the mask's box."""
+EMBEDDING: Final = "embedding"
+MASKS: Final = "masks"
+PREDICTED_IOU: Final = "predicted_iou"
+MAX_PROMPTS: Final = 256
+"""Most prompts of a call."""
+MAX_POINTS: Final = 64
+"""Most points of a prompt."""
+OF_SEVERAL_PARTS: Final = slice(0, 1)
+"""The mask that answers a prompt of several parts, among the M."""
+OF_ONE_PART: Final = slice(1, None)
+"""Those that answer a prompt of one part: a point or a box."""
+
+
+def as_item(
+    embedding: NDArray[np.float32],
+    points: NDArray[np.float32],
+    labels: NDArray[np.int64],
+    earlier_mask: NDArray[np.float32] | None = None,
+) -> Tensors:
+    """Makes an item of a prompt.
+
+    Args:
+        embedding: Of its image, (L, E). Prompts of a run that hold the same array share a row of the bank.
+        points: (Q, 2), x and y as shares of what the model sees.
+        labels: (Q,), what each is.
+        earlier_mask: Logits of a mask to improve, (S, S).
+    """
+    item: dict[str, NDArray[Any]] = {EMBEDDING: embedding, "points": points, "point_labels": labels}
+    return item if earlier_mask is None else item | {"earlier_mask": earlier_mask}
+
+
+class PromptGraph:
+    """Gathers the prompts of a run and takes their masks apart again; a `Graph` of the batcher's."""
+
+    def __init__(self, session: Session) -> None:
+        """Reads the sizes of a graph.
+
+        Raises:
+            BundleError: Its tensors are not those of a mask decoder.
+        """
+        graph = session.graph
+        specs = {spec.name: spec.shape for spec in (*graph.inputs, *graph.outputs)}
+        embedding, masks = specs[EMBEDDING][1:], specs[MASKS][1:]
+        sizes = [axis for axis in (*embedding, *masks) if isinstance(axis, int)]
+        if len(sizes) != 5 or sizes[3] != sizes[4] or sizes[2] < 2:
+            raise BundleError(
+                f"{graph.file}: embeddings of {embedding} and masks of {masks}; a mask decoder reads (positions, "
+                "width) and gives two masks or more, as wide as high: export the model again"
+            )
+        self._session = session
+        self.embedding_shape = (sizes[0], sizes[1])
+        """(L, E)"""
+        self.num_masks = sizes[2]
+        """M"""
+        self.mask_size = sizes[3]
+        """S"""
+
+    @property
+    def session(self) -> Session:
+        """What runs."""
+        return self._session
+
+    @property
+    def embedding_bytes(self) -> int:
+        """Of one image's embedding."""
+        return 4 * self.embedding_shape[0] * self.embedding_shape[1]
+
+    def collate(self, items: Sequence[Tensors]) -> dict[str, NDArray[Any]]:
+        """Makes the inputs of a run: the bank holds each image once, and points are padded to the most of a prompt."""
+        bank: dict[int, NDArray[np.float32]] = {}
+        places: dict[int, int] = {}
+        count, longest, side = len(items), max(len(item["points"]) for item in items), self.mask_size
+        inputs: dict[str, NDArray[Any]] = {
+            "image_index": np.empty(count, np.int64),
+            "points": np.zeros((count, longest, 2), np.float32),
+            "point_labels": np.full((count, longest), PADDING, np.int64),
+            "earlier_mask": np.zeros((count, side, side), np.float32),
+            "has_earlier_mask": np.zeros(count, np.int64),
+        }
+        for row, item in enumerate(items):
+            embedding, num_points = item[EMBEDDING], len(item["points"])
+            bank.setdefault(id(embedding), embedding)
+            inputs["image_index"][row] = places.setdefault(id(embedding), len(places))
+            inputs["points"][row, :num_points] = item["points"]
+            inputs["point_labels"][row, :num_points] = item["point_labels"]
+            if "earlier_mask" in item:
+                inputs["earlier_mask"][row] = item["earlier_mask"]
+                inputs["has_earlier_mask"][row] = 1
+        embeddings = list(bank.values())
+        inputs[EMBEDDING] = embeddings[0][np.newaxis] if len(embeddings) == 1 else np.stack(embeddings)
+        return inputs
+
+    def run(self, inputs: Tensors, outputs: Sequence[str]) -> dict[str, NDArray[Any]]:
+        """Runs the graph for the named outputs."""
+        return self._session.run(inputs, outputs)
+
+    def split(self, outputs: Tensors, items: Sequence[Tensors]) -> list[dict[str, NDArray[Any]]]:
+        """Takes the outputs of a run apart: masks (M, S, S) and predicted IoU (M,) of each prompt."""
+        return [{name: tensor[row] for name, tensor in outputs.items()} for row in range(len(items))]
+
+    def warm_up(self) -> RunCosts:
+        """Runs one prompt, so that the first call does not pay for it and a bundle that cannot run is known now.
+
+        Raises:
+            BundleError: The graph does not run, or has other outputs.
+        """
+        file = self._session.graph.file
+        blank = np.zeros(self.embedding_shape, np.float32)
+        inputs = self.collate([as_item(blank, np.full((1, 2), 0.5, np.float32), np.array([INSIDE]))])
+        try:
+            outputs = self._session.run(inputs)
+            costs = measure_costs(self._session, inputs, 1)
+        except Exception as error:  # onnxruntime's own kinds, and what a graph of other tensors leads to
+            raise BundleError(f"{file}: does not run ({error}); export the model again") from error
+        shapes = outputs[MASKS].shape, outputs[PREDICTED_IOU].shape
+        expected = (1, self.num_masks, self.mask_size, self.mask_size), (1, self.num_masks)
+        if shapes != expected:
+            raise BundleError(f"{file}: gives {shapes} for one prompt, {expected} is expected; export the model again")
+        return costs
+
+    def __repr__(self) -> str:
+        return f"PromptGraph({self._session!r})"
+
+
+def surest_first(predicted_iou: NDArray[np.float32], *, has_several_parts: bool) -> NDArray[np.intp]:
+    """Returns which of a prompt's masks answer it, by falling predicted IoU, (M,) -> at most three."""
+    chosen = OF_SEVERAL_PARTS if has_several_parts else OF_ONE_PART
+    start = chosen.start or 0
+    order: NDArray[np.intp] = np.argsort(-predicted_iou[chosen], kind="stable") + start
+    return order

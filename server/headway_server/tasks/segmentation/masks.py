@@ -1,0 +1,185 @@
+"""Masks: from logits of cells to the pixels of the caller's image, as runs or as PNG.
+
+H, W height and width of an image, S side of a mask in cells. A cell's logit stands at its centre, and those of pixels
+are interpolated between them linearly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from headway_server.preprocessing.image import ImageTransform
+
+_BAND_PIXELS: Final = 2**20
+"""That are interpolated at a time, which bounds what a mask of a large image takes beside itself."""
+_STABLE_OFFSET: Final = 1.0
+"""Added to and taken from the threshold of 0 to see how much a mask changes (Kirillov et al. 2023, appendix B)."""
+
+
+class Box(NamedTuple):
+    """Sides of a mask in pixels; right and bottom are the first that do not belong to it. Zeros of an empty mask."""
+
+    left: int
+    top: int
+    right: int
+    bottom: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PixelMask:
+    """A mask in the pixels of an image."""
+
+    width: int
+    height: int
+    left: int
+    """Of the part that may hold pixels of the mask, in the image."""
+    top: int
+    columns: NDArray[np.bool_]
+    """That part by columns, (its width, its height)."""
+
+    @classmethod
+    def of_logits(
+        cls, logits: NDArray[np.float32], transform: ImageTransform, size: tuple[int, int], model_size: tuple[int, int]
+    ) -> PixelMask:
+        """Brings a mask to an image's pixels.
+
+        Args:
+            logits: (S, S), above 0 in the mask.
+            transform: From the image's pixels to the model's.
+            size: Width and height of the image.
+            model_size: Width and height of what the model reads. What lies beyond it is not of the mask.
+        """
+        side = logits.shape[0]
+        inside = logits > 0
+        across, down = (
+            _Axis.of(
+                (np.arange(size[axis]) + 0.5) * transform.scale[axis] + transform.offset[axis],
+                model_size[axis] / side,
+                np.flatnonzero(inside.any(axis=axis)),
+                side,
+            )
+            for axis in (0, 1)
+        )
+        cells_by_column = np.ascontiguousarray(logits.T, np.float32)  # (S, S): x, y
+        blended = down.blend(cells_by_column.T).T  # (S, pixels down)
+        columns = np.empty((len(across.low), len(down.low)), np.bool_)
+        step = max(1, _BAND_PIXELS // max(1, len(down.low)))
+        for start in range(0, len(across.low), step):
+            band = slice(start, start + step)
+            np.greater(across.blend(blended, band), 0, out=columns[band])
+        return cls(width=size[0], height=size[1], left=across.first, top=down.first, columns=columns)
+
+    def runs(self) -> NDArray[np.int64]:
+        """Returns the lengths of runs, by columns from the upper left corner: outside, inside, outside ...
+
+        They are the counts of COCO's uncompressed run lengths; the first is 0 where the mask holds the first pixel.
+        """
+        wide, high = self.columns.shape
+        edged = np.zeros((wide, high + 2), np.int8)
+        edged[:, 1:-1] = self.columns
+        column, row = np.nonzero(np.diff(edged, axis=1))  # where runs begin and end, in turn
+        bounds = (column + self.left) * self.height + row + self.top
+        joined = np.flatnonzero(bounds[1:-1:2] == bounds[2::2])  # a run that goes on at the top of the next column
+        bounds = np.delete(bounds, np.concatenate([2 * joined + 1, 2 * joined + 2]))
+        counts: NDArray[np.int64] = np.diff(bounds, prepend=0, append=self.width * self.height)
+        return counts[:-1] if len(counts) > 1 and counts[-1] == 0 else counts
+
+    def png(self) -> bytes:
+        """Returns a PNG of one bit a pixel, white in the mask, of the image's size."""
+        file = BytesIO()
+        Image.fromarray(self.pixels()).save(file, "PNG")
+        return file.getvalue()
+
+    def pixels(self) -> NDArray[np.bool_]:
+        """Returns the whole mask, (H, W)."""
+        full = np.zeros((self.height, self.width), np.bool_)
+        wide, high = self.columns.shape
+        full[self.top : self.top + high, self.left : self.left + wide] = self.columns.T
+        return full
+
+    @property
+    def area(self) -> int:
+        """Pixels of the mask."""
+        return int(np.count_nonzero(self.columns))
+
+    @property
+    def box(self) -> Box:
+        """The smallest box around the mask."""
+        across, down = (np.flatnonzero(self.columns.any(axis=axis)) for axis in (1, 0))
+        if not len(across):
+            return Box(0, 0, 0, 0)
+        left, right = self.left + int(across[0]), self.left + int(across[-1]) + 1
+        return Box(left, self.top + int(down[0]), right, self.top + int(down[-1]) + 1)
+
+
+class _Axis(NamedTuple):
+    """Which cells each pixel of a part of an image lies between."""
+
+    first: int
+    """The part's first pixel."""
+    low: NDArray[np.intp]
+    high: NDArray[np.intp]
+    weight: NDArray[np.float32]
+    """Of the higher cell."""
+
+    @classmethod
+    def of(cls, places: NDArray[np.floating[Any]], stride: float, inner: NDArray[np.intp], side: int) -> _Axis:
+        """Finds the pixels that a mask may hold.
+
+        Args:
+            places: Where the centre of each pixel lies in what the model reads, in its pixels.
+            stride: A cell's side, likewise.
+            inner: Cells of the axis whose row or column has one in the mask.
+            side: Cells of the axis.
+        """
+        cells = places / stride - 0.5
+        first, last = (int(inner[0]), int(inner[-1])) if len(inner) else (0, -1)
+        near = (cells > first - 1) & (cells < last + 1) & (places >= 0) & (places <= side * stride)
+        pixels = np.flatnonzero(near)
+        taken = np.clip(cells[pixels], 0, side - 1)
+        low = taken.astype(np.intp)
+        high = np.minimum(low + 1, side - 1)
+        return cls(int(pixels[0]) if len(pixels) else 0, low, high, (taken - low).astype(np.float32))
+
+    def blend(self, cells: NDArray[np.float32], band: slice = slice(None)) -> NDArray[np.float32]:
+        """Interpolates along the first axis: (S, X) -> (pixels, X)."""
+        low: NDArray[np.float32] = cells[self.low[band]]
+        return low + self.weight[band, np.newaxis] * (cells[self.high[band]] - low)
+
+
+def stability(logits: NDArray[np.float32]) -> NDArray[np.float32]:
+    """How much of masks (..., S, S) stays if the threshold moves: 0 to 1, (...); 0 of an empty mask."""
+    small, large = ((logits > offset).sum(axis=(-2, -1)) for offset in (_STABLE_OFFSET, -_STABLE_OFFSET))
+    shares: NDArray[np.float32] = (small / np.maximum(large, 1)).astype(np.float32)
+    return shares
+
+
+def drop_duplicates(masks: NDArray[np.bool_], scores: NDArray[np.float32], most_overlap: float) -> list[int]:
+    """Chooses masks, the best first, none of which overlaps a better one by more (non-maximum suppression).
+
+    Args:
+        masks: (N, S, S).
+        scores: (N,).
+        most_overlap: Intersection over union from which the worse of two is left out.
+
+    Returns:
+        Rows of `masks`, by falling score.
+    """
+    order = np.argsort(-scores, kind="stable")
+    packed = np.packbits(masks.reshape(len(masks), masks.shape[1] * masks.shape[2]), axis=1)
+    bits = np.pad(packed, ((0, 0), (0, -packed.shape[1] % 8))).view(np.uint64)[order]  # (N, S S / 64)
+    areas = np.bitwise_count(bits).sum(axis=1, dtype=np.int64)
+    waiting, kept = np.arange(len(order)), []
+    while len(waiting):
+        best, waiting = waiting[0], waiting[1:]
+        kept.append(int(order[best]))
+        both = np.bitwise_count(bits[waiting] & bits[best]).sum(axis=1, dtype=np.int64)
+        either = areas[waiting] + areas[best] - both
+        waiting = waiting[both <= most_overlap * np.maximum(either, 1)]
+    return kept

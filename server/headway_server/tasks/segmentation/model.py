@@ -1,0 +1,534 @@
+"""Cuts out of images what prompts point at: an encoder embeds an image once, and a decoder answers prompts.
+
+Both graphs have a batcher. Prompts of different images and callers run in one batch of the decoder.
+
+L positions of an image, E width of its embedding, S side of a mask in cells.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Literal, Self, TypeAlias
+
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+
+from headway_server.batching import Batcher, BatchGraph, RunCosts, Tensors
+from headway_server.bundles import Bundle, Precision
+from headway_server.errors import BundleError, InvalidInputError
+from headway_server.observers import NO_OBSERVER, ModelId, ModelUsage, Observer
+from headway_server.preprocessing import ImagePreprocessor
+from headway_server.runtime import Runtime
+from headway_server.serving.answers import NO_TIMINGS, CallTimings
+from headway_server.serving.calls import current_caller
+from headway_server.serving.images import SentImage
+from headway_server.serving.kept import Kept
+from headway_server.serving.limits import check_count
+from headway_server.serving.permits import Admission, MeasuredPace
+from headway_server.settings import ServerSettings
+from headway_server.tasks.images.model import MIB, ImageModel, SeenImage
+from headway_server.tasks.inspection.inspector import Inspector
+from headway_server.tasks.segmentation.decoder import (
+    BOTTOM_RIGHT,
+    EMBEDDING,
+    INSIDE,
+    MASKS,
+    MAX_POINTS,
+    MAX_PROMPTS,
+    OUTSIDE,
+    PREDICTED_IOU,
+    TOP_LEFT,
+    PromptGraph,
+    as_item,
+    surest_first,
+)
+from headway_server.tasks.segmentation.masks import Box, PixelMask, drop_duplicates, stability
+
+MaskFormat: TypeAlias = Literal["runs", "png"]
+
+MAX_MASKS: Final = 3
+"""Most masks of a prompt of one part; one of several parts has one."""
+MAX_SEGMENTS: Final = 256
+"""Most segments of an image that are answered where everything is asked for."""
+MAX_GRID_SIDE: Final = 32
+"""Most points along a side of the grid that everything is asked for with."""
+_PIXELS_AT_A_TIME: Final = 4 * 2**20
+"""Of masks that a thread brings to an image's size before the event loop looks whether the caller is still there."""
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A place of an image, in its pixels."""
+
+    x: float
+    y: float
+    is_inside: bool = True
+    """False for a place that the mask leaves out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """What points at a segment: places, or a box around it, or both."""
+
+    points: tuple[Point, ...] = ()
+    box: tuple[float, float, float, float] | None = None
+    """Left, top, right, bottom in pixels of the image."""
+
+    @property
+    def num_parts(self) -> int:
+        """Places, and the box."""
+        return len(self.points) + (self.box is not None)
+
+    @property
+    def first_part(self) -> Prompt:
+        """The box by itself, or else the first place inside."""
+        if self.box is not None:
+            return Prompt(box=self.box)
+        return Prompt(points=(next(point for point in self.points if point.is_inside),))
+
+    def check_parts(self, field: str) -> None:
+        """Checks what can be checked without the image.
+
+        Raises:
+            InvalidInputError: There is nothing to point with, or too much of it, or nothing that is inside.
+        """
+        if not self.num_parts:
+            raise InvalidInputError(field, f"has neither points nor a box; give a box, or 1 to {MAX_POINTS} points")
+        if len(self.points) > MAX_POINTS:
+            raise InvalidInputError(
+                f"{field}.points", f"has {len(self.points)} elements, the limit is {MAX_POINTS}; leave some out"
+            )
+        if self.box is None and not any(point.is_inside for point in self.points):
+            raise InvalidInputError(f"{field}.points", "are all to be left out; give a box, or one point inside too")
+
+    def check_places(self, field: str, width: int, height: int) -> None:
+        """Checks where the parts lie in an image of so many pixels.
+
+        Raises:
+            InvalidInputError: A point or a side of the box is outside of it, or the box is empty.
+        """
+        for number, point in enumerate(self.points):
+            if not (0 <= point.x <= width and 0 <= point.y <= height):  # which no NaN is
+                raise InvalidInputError(
+                    f"{field}.points[{number}]",
+                    f"is ({point.x:g}, {point.y:g}), outside of the image: x goes from 0 to {width}, y to {height}",
+                )
+        if self.box is None:
+            return
+        left, top, right, bottom = self.box
+        if not (0 <= left < right <= width and 0 <= top < bottom <= height):
+            raise InvalidInputError(
+                f"{field}.box",
+                f"is ({left:g}, {top:g}, {right:g}, {bottom:g}); its sides are left, top, right and bottom, left "
+                f"before right and top before bottom, within the image of {width} x {height} pixels",
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EverythingRequest:
+    """How everything is looked for in an image: by a point at each place of a grid."""
+
+    points_per_side: int
+    min_predicted_iou: float
+    min_stability: float
+    max_overlap: float
+    """Intersection over union from which the worse of two masks is left out."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.points_per_side <= MAX_GRID_SIDE:
+            raise InvalidInputError(
+                "points_per_side", f"is {self.points_per_side}; it goes from 1 to {MAX_GRID_SIDE}, 0 for the default"
+            )
+        for name in ("min_predicted_iou", "min_stability", "max_overlap"):
+            if not 0 <= (value := getattr(self, name)) <= 1:
+                raise InvalidInputError(name, f"is {value:g}; it goes from 0 to 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentMask:
+    """A mask in the pixels of the caller's image."""
+
+    counts: NDArray[np.int64] | None
+    """Lengths of runs by columns, as COCO has them; None where a PNG was asked for."""
+    png: bytes | None
+    predicted_iou: float
+    stability: float
+    box: Box
+    area: int
+    width: int
+    height: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentedImage:
+    """The masks of each prompt, the surest first, and the image's size in pixels."""
+
+    results: list[list[SegmentMask]]
+    width: int
+    height: int
+    timings: CallTimings
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Embedded:
+    """An image that prompts can be answered about."""
+
+    embedding: NDArray[np.float32]
+    """(L, E)"""
+    image: SeenImage
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Found:
+    """A mask as the decoder gives it."""
+
+    logits: NDArray[np.float32]
+    """(S, S)"""
+    predicted_iou: float
+
+
+class SegmentationModel(ImageModel):
+    """Answers prompts about images with masks."""
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        precision: Precision,
+        encoder: BatchGraph,
+        preprocessor: ImagePreprocessor,
+        settings: ServerSettings,
+        *,
+        decoder: PromptGraph,
+        costs: RunCosts,
+        decoder_costs: RunCosts,
+        observer: Observer,
+        inspector: Inspector,
+    ) -> None:
+        """Makes a model of its parts; `load` makes the parts."""
+        max_bytes = settings.max_image_embeddings_mib * MIB
+        super().__init__(
+            bundle,
+            precision,
+            encoder,
+            preprocessor,
+            settings,
+            outputs=(EMBEDDING,),
+            kept=Kept("image_embeddings", max_bytes=max_bytes, ttl_s=settings.image_ttl),
+            costs=costs,
+            observer=observer,
+            inspector=inspector,
+        )
+        manifest = bundle.manifest
+        assert manifest.image_preprocessing is not None, "the manifest's validator demands it"
+        self._model_size = manifest.image_preprocessing.width, manifest.image_preprocessing.height
+        budget = settings.batching.batch_prompts(self.device)
+        self._decoder = Batcher(
+            decoder,
+            budget=budget,
+            model=ModelId(name=manifest.name, version=manifest.version),
+            session=decoder.session,
+            costs=decoder_costs,
+            observer=observer,
+        )
+        self._prompts = Admission(
+            limit=settings.batching.max_waiting_prompts,
+            noun="prompts",
+            owner=manifest.name,
+            max_bytes=settings.batching.max_waiting_mib * MIB,
+            pace=MeasuredPace(),
+        )
+        self._held = Admission(limit=None, noun="embeddings of streams", owner=manifest.name, max_bytes=max_bytes)
+        _log.info(
+            "segmentation",
+            model=manifest.name,
+            embedding_kib=decoder.embedding_bytes >> 10,
+            bank_mib=round(budget * decoder.embedding_bytes / MIB, 1),
+            kept_images=max_bytes // decoder.embedding_bytes,
+        )
+
+    @classmethod
+    def load(cls, bundle: Bundle, runtime: Runtime, settings: ServerSettings, observer: Observer = NO_OBSERVER) -> Self:
+        """Loads the variant that was asked for, or the one that suits the runtime, and runs it once.
+
+        Raises:
+            BundleError: A graph cannot be loaded, or it or its preprocessing does not fit the manifest.
+            RuntimeUnavailableError: The bundle has no such variant.
+        """
+        manifest = bundle.manifest
+        assert manifest.image_preprocessing is not None, "the manifest's validator demands it"
+        preprocessor = ImagePreprocessor(manifest.image_preprocessing, settings.image_limits)
+        precision, variant = runtime.choose_variant(manifest, settings.precision)
+        try:
+            decoder = PromptGraph(runtime.open(bundle, variant.graphs["decoder"]))
+        except KeyError as error:
+            raise BundleError(f"{manifest.name}: its decoder has no tensor {error}; export the model again") from error
+        encoder = BatchGraph(runtime.open(bundle, variant.graphs["encoder"]))
+        blank = np.zeros((3, manifest.image_preprocessing.height, manifest.image_preprocessing.width), np.float32)
+        return cls(
+            bundle,
+            precision,
+            encoder,
+            preprocessor,
+            settings,
+            decoder=decoder,
+            costs=encoder.warm_up({"pixel_values": blank}, 1, {EMBEDDING: decoder.embedding_shape}),
+            decoder_costs=decoder.warm_up(),
+            observer=observer,
+            inspector=Inspector(bundle, precision, runtime, max_mib=settings.max_attention_mib, observer=observer),
+        )
+
+    def start(self) -> None:
+        """Starts both batchers; called with the event loop running."""
+        super().start()
+        self._decoder.start()
+
+    @property
+    def is_alive(self) -> bool:
+        """True from `start` to `close`, unless a thread of a batcher has ended by itself."""
+        return super().is_alive and self._decoder.is_alive
+
+    def stalled_s(self) -> float:
+        """Returns for how many seconds the oldest running batch of either has been running; 0.0 where none is."""
+        return max(super().stalled_s(), self._decoder.stalled_s())
+
+    def usage(self) -> ModelUsage:
+        """Returns how many images and prompts wait for a batch, and how much is kept of embeddings."""
+        usage = super().usage()
+        return replace(usage, num_waiting=usage.num_waiting + self._decoder.num_waiting)
+
+    def close(self) -> bool:
+        """Stops both batchers; what still waits fails. True if their threads have ended."""
+        has_ended = super().close()
+        return self._decoder.close() and has_ended
+
+    async def segment(
+        self,
+        image: SentImage,
+        prompts: Sequence[Prompt],
+        *,
+        max_masks: int = 0,
+        mask_format: MaskFormat = "runs",
+        deadline: float | None,
+    ) -> SegmentedImage:
+        """Answers prompts about an image.
+
+        Args:
+            image: The image.
+            prompts: 1 to `MAX_PROMPTS` prompts.
+            max_masks: Masks of a prompt of one part, 1 to `MAX_MASKS`; 0: all of them.
+            mask_format: What masks are answered as.
+            deadline: When the caller stops waiting, by `time.monotonic`.
+
+        Raises:
+            RequestError: An argument is out of its range, the image cannot be read, a queue is full, the deadline
+                passed, the server is draining.
+        """
+        check_count("prompts", len(prompts), MAX_PROMPTS)
+        _check_max_masks(max_masks)
+        for number, prompt in enumerate(prompts):
+            prompt.check_parts(f"prompts[{number}]")
+        embedded, timings = await self._embed_image(image, deadline)
+        seen = embedded.image
+        for number, prompt in enumerate(prompts):
+            prompt.check_places(f"prompts[{number}]", seen.width, seen.height)
+        found, more = await self._answer_prompts(embedded, prompts, deadline)
+        chosen = [masks[: max_masks or MAX_MASKS] for masks in found]
+        masks = [mask for row in chosen for mask in row]
+        rendered = iter([mask async for mask in self._render(seen, masks, mask_format)])
+        return SegmentedImage(
+            results=[[next(rendered) for _ in row] for row in chosen],
+            width=seen.width,
+            height=seen.height,
+            timings=timings + more,
+        )
+
+    async def segment_everything(
+        self, image: SentImage, request: EverythingRequest, *, mask_format: MaskFormat, deadline: float | None
+    ) -> tuple[AsyncGenerator[SegmentMask, None], CallTimings]:
+        """Looks for all segments of an image; errors are those of `segment`.
+
+        Returns:
+            At most `MAX_SEGMENTS` masks, the best first by the product of predicted IoU and stability, as they are
+            brought to the image's size; and where the time went until then.
+        """
+        embedded, timings = await self._embed_image(image, deadline)
+        seen = embedded.image
+        places = (np.arange(request.points_per_side) + 0.5) / request.points_per_side
+        prompts = [Prompt(points=(Point(x * seen.width, y * seen.height),)) for y in places for x in places]
+        found, more = await self._answer_prompts(embedded, prompts, deadline, wanted=request)
+        masks = [mask for row in found for mask in row]
+        kept = await asyncio.to_thread(_choose, masks, request.max_overlap)
+        return self._render(seen, kept, mask_format), timings + more
+
+    async def point_at(self, image: SentImage, *, deadline: float | None) -> Pointing:
+        """Embeds an image for clicks that follow each other; errors are those of `segment`."""
+        embedded, timings = await self._embed_image(image, deadline)
+        held = self._held.admit(1, embedded.embedding.nbytes, caller=current_caller())
+        return Pointing(self, embedded, held, timings)
+
+    async def click(
+        self, pointing: Pointing, *, max_masks: int, mask_format: MaskFormat, deadline: float | None
+    ) -> tuple[list[SegmentMask], CallTimings]:
+        """Answers what has been pointed at so far: the last answer, if there is one, goes into this one."""
+        _check_max_masks(max_masks)
+        earlier = pointing.earlier_mask if pointing.prompt.num_parts > 1 else None
+        found, timings = await self._answer_prompts(pointing.embedded, [pointing.prompt], deadline, earlier=earlier)
+        chosen = found[0][: max_masks or MAX_MASKS]
+        pointing.earlier_mask = chosen[0].logits
+        return [mask async for mask in self._render(pointing.embedded.image, chosen, mask_format)], timings
+
+    async def _embed_image(self, image: SentImage, deadline: float | None) -> tuple[_Embedded, CallTimings]:
+        """Computes an image's embedding, or takes the one that is kept."""
+        answer = await self._answer([image], self._outputs, lambda row, seen: _Embedded(row[EMBEDDING], seen), deadline)
+        return answer.results[0], answer.timings
+
+    async def _answer_prompts(
+        self,
+        embedded: _Embedded,
+        prompts: Sequence[Prompt],
+        deadline: float | None,
+        *,
+        earlier: NDArray[np.float32] | None = None,
+        wanted: EverythingRequest | None = None,
+    ) -> tuple[list[list[_Found]], CallTimings]:
+        """Runs prompts and returns the masks of each, the surest first.
+
+        A prompt of several parts is answered as in training: by its first part, and then, with that mask, by all of
+        them. With an earlier mask there is no need of the first.
+        """
+        caller = current_caller()
+        with self._prompts.admit(len(prompts), embedded.embedding.nbytes, deadline=deadline, caller=caller):
+
+            async def run(
+                asked: Sequence[Prompt], masks: Sequence[NDArray[np.float32] | None], *, has_several: bool
+            ) -> tuple[list[list[_Found]], CallTimings]:
+                def read(row: Tensors, _: int) -> list[_Found]:
+                    return _read(row, has_several_parts=has_several, wanted=wanted)
+
+                batched = await self._decoder.submit(
+                    [self._item(embedded, prompt, mask) for prompt, mask in zip(asked, masks, strict=True)],
+                    [1] * len(asked),
+                    outputs=(MASKS, PREDICTED_IOU),
+                    read=read,
+                    deadline=deadline,
+                    caller=caller,
+                )
+                return batched.results, CallTimings.of(batched.runs, preprocessing_s=0.0)
+
+            if earlier is not None:
+                return await run(prompts, [earlier] * len(prompts), has_several=True)
+            several = [number for number, prompt in enumerate(prompts) if prompt.num_parts > 1]
+            firsts = [prompt.first_part if prompt.num_parts > 1 else prompt for prompt in prompts]
+            found, timings = await run(firsts, [None] * len(firsts), has_several=False)
+            if several:
+                masks = [found[number][0].logits for number in several]
+                answers, more = await run([prompts[number] for number in several], masks, has_several=True)
+                timings += more
+                for number, answer in zip(several, answers, strict=True):
+                    found[number] = answer
+        return found, timings
+
+    def _item(self, embedded: _Embedded, prompt: Prompt, earlier: NDArray[np.float32] | None) -> Tensors:
+        """Makes the decoder's input of a prompt."""
+        places = [(point.x, point.y) for point in prompt.points]
+        labels = [INSIDE if point.is_inside else OUTSIDE for point in prompt.points]
+        if prompt.box is not None:
+            places += [prompt.box[:2], prompt.box[2:]]
+            labels += [TOP_LEFT, BOTTOM_RIGHT]
+        shares = embedded.image.transform.to_model(places) / self._model_size
+        points = np.clip(shares, 0, 1).astype(np.float32)
+        return as_item(embedded.embedding, points, np.array(labels, np.int64), earlier)
+
+    async def _render(
+        self, seen: SeenImage, masks: Sequence[_Found], mask_format: MaskFormat
+    ) -> AsyncGenerator[SegmentMask, None]:
+        """Brings masks to the image's size, some at a time, off the event loop."""
+        step = max(1, _PIXELS_AT_A_TIME // (seen.width * seen.height))
+        for start in range(0, len(masks), step):
+            some = masks[start : start + step]
+            for mask in await asyncio.to_thread(_render, some, seen, self._model_size, mask_format):
+                yield mask
+
+
+@dataclass(slots=True, eq=False)
+class Pointing(AbstractContextManager["Pointing"]):
+    """An image that is pointed at by one click after another. A context manager, which lets go of its embedding."""
+
+    model: SegmentationModel
+    embedded: _Embedded
+    _held: AbstractContextManager[Any]
+    timings: CallTimings = NO_TIMINGS
+    """Of the image."""
+    prompt: Prompt = field(default_factory=Prompt)
+    """All that was pointed at."""
+    earlier_mask: NDArray[np.float32] | None = None
+    """The logits of the last answer, (S, S)."""
+
+    def add(self, more: Prompt) -> None:
+        """Adds places, and a box in place of an earlier one.
+
+        Raises:
+            InvalidInputError: It is not a prompt then.
+        """
+        prompt = Prompt(points=self.prompt.points + more.points, box=more.box or self.prompt.box)
+        prompt.check_parts("prompt")
+        more.check_places("prompt", self.embedded.image.width, self.embedded.image.height)
+        self.prompt = prompt
+
+    def restart(self) -> None:
+        """Forgets what was pointed at, and the last answer."""
+        self.prompt, self.earlier_mask = Prompt(), None
+
+    def __exit__(self, *exception: object) -> None:
+        self._held.__exit__(None, None, None)
+
+
+def _check_max_masks(max_masks: int) -> None:
+    if not 0 <= max_masks <= MAX_MASKS:
+        raise InvalidInputError("max_mask_count", f"is {max_masks}; it goes from 1 to {MAX_MASKS}, 0 for all")
+
+
+def _read(row: Tensors, *, has_several_parts: bool, wanted: EverythingRequest | None) -> list[_Found]:
+    """Takes the masks that answer a prompt, the surest first; of everything, those that are good enough."""
+    masks, predicted_iou = row[MASKS], row[PREDICTED_IOU]
+    order = surest_first(predicted_iou, has_several_parts=has_several_parts)
+    if wanted is not None:
+        good = (predicted_iou[order] >= wanted.min_predicted_iou) & (stability(masks[order]) >= wanted.min_stability)
+        order = order[good & (masks[order] > 0).any(axis=(-2, -1))]
+    return [_Found(masks[number].copy(), float(predicted_iou[number])) for number in order]
+
+
+def _choose(masks: Sequence[_Found], max_overlap: float) -> list[_Found]:
+    """Leaves out masks that are nearly those of better ones, and returns the best."""
+    if not masks:
+        return []
+    logits = np.stack([mask.logits for mask in masks])
+    scores = np.array([mask.predicted_iou for mask in masks], np.float32) * stability(logits)
+    return [masks[number] for number in drop_duplicates(logits > 0, scores, max_overlap)[:MAX_SEGMENTS]]
+
+
+def _render(
+    masks: Sequence[_Found], seen: SeenImage, model_size: tuple[int, int], mask_format: MaskFormat
+) -> list[SegmentMask]:
+    rendered = []
+    for mask in masks:
+        pixels = PixelMask.of_logits(mask.logits, seen.transform, (seen.width, seen.height), model_size)
+        rendered.append(
+            SegmentMask(
+                counts=pixels.runs() if mask_format == "runs" else None,
+                png=pixels.png() if mask_format == "png" else None,
+                predicted_iou=mask.predicted_iou,
+                stability=float(stability(mask.logits)),
+                box=pixels.box,
+                area=pixels.area,
+                width=seen.width,
+                height=seen.height,
+            )
+        )
+    return rendered

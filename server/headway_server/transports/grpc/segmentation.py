@@ -1,0 +1,209 @@
+"""SegmentationService."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from functools import partial
+from typing import Any, Final
+
+import grpc
+
+from headway.v1 import segmentation_service_pb2 as pb
+from headway.v1 import segmentation_service_pb2_grpc as pb_grpc
+from headway_server.bundles import Task
+from headway_server.errors import DrainingError, InvalidInputError
+from headway_server.serving.answers import NO_TIMINGS
+from headway_server.serving.host import ModelHost
+from headway_server.tasks.segmentation.masks import Box
+from headway_server.tasks.segmentation.model import (
+    EverythingRequest,
+    MaskFormat,
+    Point,
+    Pointing,
+    Prompt,
+    SegmentationModel,
+    SegmentMask,
+)
+from headway_server.transports.grpc.images import image_of
+from headway_server.transports.grpc.interceptor import StreamedCall, StreamedCalls
+from headway_server.transports.grpc.messages import build, deadline_of, model_reference, timings_of_call
+
+_FORMATS: Final[dict[int, MaskFormat]] = {
+    pb.MASK_FORMAT_UNSPECIFIED: "runs",
+    pb.MASK_FORMAT_RUNS: "runs",
+    pb.MASK_FORMAT_PNG: "png",
+}
+_POINTS_PER_SIDE, _MIN_PREDICTED_IOU, _MIN_STABILITY, _MAX_OVERLAP = 16, 0.7, 0.8, 0.7
+"""What SegmentEverything takes where the request does not say."""
+
+
+class SegmentationService(pb_grpc.SegmentationServiceServicer):
+    """Answers from the host's segmentation models."""
+
+    def __init__(self, host: ModelHost) -> None:
+        self._host = host
+
+    async def SegmentImage(  # noqa: N802 (the method's name in the protocol)
+        self, request: pb.SegmentImageRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.SegmentImageResponse:
+        """Gives every prompt its masks."""
+        arrived = time.monotonic()
+        model = self._find(request.model, request.model_version)
+        answer = await model.segment(
+            await image_of(self._host, request.image, request.image_id),
+            [_prompt(one.points, one.box if one.HasField("box") else None) for one in request.prompts],
+            max_masks=request.max_mask_count,
+            mask_format=_format(request.mask_format),
+            deadline=deadline_of(context),
+        )
+        return await build(
+            sum(_num_parts(mask) for row in answer.results for mask in row),
+            lambda: pb.SegmentImageResponse(
+                results=[pb.PromptMasks(masks=[_mask(mask) for mask in row]) for row in answer.results],
+                model=model_reference(model),
+                timings=timings_of_call(answer.timings, arrived),
+            ),
+        )
+
+    async def SegmentEverything(  # noqa: N802 (the method's name in the protocol)
+        self, request: pb.SegmentEverythingRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncGenerator[pb.SegmentEverythingResponse, None]:
+        """Sends the segments of an image, and at last what answered."""
+        arrived = time.monotonic()
+        model = self._find(request.model, request.model_version)
+        wanted = EverythingRequest(
+            points_per_side=request.points_per_side or _POINTS_PER_SIDE,
+            min_predicted_iou=_or(request, "min_predicted_iou", _MIN_PREDICTED_IOU),
+            min_stability=_or(request, "min_stability", _MIN_STABILITY),
+            max_overlap=_or(request, "max_overlap", _MAX_OVERLAP),
+        )
+        masks, timings = await model.segment_everything(
+            await image_of(self._host, request.image, request.image_id),
+            wanted,
+            mask_format=_format(request.mask_format),
+            deadline=deadline_of(context),
+        )
+        async with aclosing(masks):
+            async for mask in masks:
+                yield pb.SegmentEverythingResponse(mask=await build(_num_parts(mask), partial(_mask, mask)))
+        yield pb.SegmentEverythingResponse(model=model_reference(model), timings=timings_of_call(timings, arrived))
+
+    async def SegmentInteractively(  # type: ignore[override]  # noqa: N802 (the method's name in the protocol)
+        self, calls: StreamedCalls[pb.SegmentInteractivelyRequest], context: grpc.aio.ServicerContext[Any, Any]
+    ) -> None:
+        """Answers the clicks of a stream, one after another. What is wrong with one ends the stream."""
+        stream = _Clicks(self, deadline_of(context))
+        try:
+            async for call in calls:
+                await calls.send(await stream.answer(call))
+        finally:
+            stream.close()
+
+    def _find(self, name: str, version: str) -> SegmentationModel:
+        model = self._host.find(Task.SEGMENTATION, name, version)
+        assert isinstance(model, SegmentationModel)  # by the table of families
+        return model
+
+    async def _point_at(
+        self, request: pb.SegmentInteractivelyRequest, deadline: float | None
+    ) -> tuple[SegmentationModel, Pointing]:
+        model = self._find(request.model, request.model_version)
+        image = await image_of(self._host, request.image, request.image_id)
+        return model, await model.point_at(image, deadline=deadline)
+
+
+class _Clicks:
+    """What a stream of clicks points at."""
+
+    def __init__(self, service: SegmentationService, deadline: float | None) -> None:
+        self._service = service
+        self._deadline = deadline
+        self._pointing: Pointing | None = None
+
+    async def answer(self, call: StreamedCall[pb.SegmentInteractivelyRequest]) -> pb.SegmentInteractivelyResponse:
+        """Answers a request of the stream."""
+        arrived = time.monotonic()
+        async with call.answer() as request:
+            timings = NO_TIMINGS
+            if self._pointing is None or request.image or request.image_id:
+                self.close()
+                model, self._pointing = await self._service._point_at(request, self._deadline)  # noqa: SLF001
+                timings = self._pointing.timings
+            else:
+                if request.model or request.model_version:
+                    raise InvalidInputError("model", "is set without an image; set it in the request with the image")
+                manifest = self._pointing.model.bundle.manifest
+                model = self._service._find(manifest.name, manifest.version)  # noqa: SLF001 (held until the call ends)
+                if model is not self._pointing.model:
+                    raise DrainingError("the model was loaded anew; open the stream again with the image")
+            pointing = self._pointing
+            if request.restart:
+                pointing.restart()
+            masks: list[SegmentMask] = []
+            if request.points or request.HasField("box"):
+                pointing.add(_prompt(request.points, request.box if request.HasField("box") else None))
+                masks, more = await model.click(
+                    pointing,
+                    max_masks=request.max_mask_count,
+                    mask_format=_format(request.mask_format),
+                    deadline=self._deadline,
+                )
+                timings += more
+            image = pointing.embedded.image
+            return await build(
+                sum(map(_num_parts, masks)),
+                lambda: pb.SegmentInteractivelyResponse(
+                    masks=[_mask(mask) for mask in masks],
+                    width=image.width,
+                    height=image.height,
+                    model=model_reference(model),
+                    timings=timings_of_call(timings, arrived),
+                ),
+            )
+
+    def close(self) -> None:
+        """Lets go of the image."""
+        if self._pointing is not None:
+            with self._pointing:
+                self._pointing = None
+
+
+def _prompt(points: Sequence[pb.PromptPoint], box: pb.Box | None) -> Prompt:
+    return Prompt(
+        points=tuple(Point(point.x, point.y, is_inside=not point.outside) for point in points),
+        box=None if box is None else (box.left, box.top, box.right, box.bottom),
+    )
+
+
+def _format(value: int) -> MaskFormat:
+    if value not in _FORMATS:
+        raise InvalidInputError("mask_format", f"is {value}, which is none; leave it out for runs")
+    return _FORMATS[value]
+
+
+def _or(request: pb.SegmentEverythingRequest, name: str, default: float) -> float:
+    return float(getattr(request, name)) if request.HasField(name) else default  # type: ignore[arg-type]
+
+
+def _num_parts(mask: SegmentMask) -> int:
+    """Returns what a mask counts in `build`: numbers take a hundredth of what messages take."""
+    return 1 + (0 if mask.counts is None else len(mask.counts) // 100)
+
+
+def _mask(mask: SegmentMask) -> pb.Mask:
+    return pb.Mask(
+        counts=None if mask.counts is None else mask.counts.tolist(),
+        png=mask.png or b"",
+        predicted_iou=mask.predicted_iou,
+        stability=mask.stability,
+        box=_box(mask.box),
+        area=mask.area,
+        width=mask.width,
+        height=mask.height,
+    )
+
+
+def _box(box: Box) -> pb.Box:
+    return pb.Box(left=box.left, top=box.top, right=box.right, bottom=box.bottom)

@@ -1,0 +1,171 @@
+import { call, CallError } from "../api.js";
+import { caller, chosen, field, modelChoice, timings } from "../controls.js";
+import { element, show, written } from "../dom.js";
+import { base64 } from "../images.js";
+
+const LEAST_DRAG = 4; // pixels of the screen below which a drag is a click
+const INSIDE = [230, 60, 60, 140]; // red, green, blue and opacity of a segment
+const MARK_RADIUS = 4;
+
+/** Reads places, "120,80 200,90", as numbers; throws for what is none. */
+function places(text, count) {
+  return text.split(/[\s;]+/).filter(Boolean).map((part) => {
+    const numbers = part.split(",").map(Number);
+    if (numbers.length !== count || numbers.some((one) => !Number.isFinite(one))) {
+      throw new CallError("invalid_argument", `“${part}” is not ${count} numbers with commas between.`);
+    }
+    return numbers;
+  });
+}
+
+/** Draws a mask, from its runs down the columns, at the image's own size. */
+function drawMask(context, { counts = [], width, height }) {
+  const pixels = context.createImageData(width, height);
+  let at = 0;
+  counts.forEach((count, index) => {
+    for (let end = at + count; at < end; at += 1) {
+      if (index % 2) pixels.data.set(INSIDE, 4 * ((at % height) * width + Math.floor(at / height)));
+    }
+  });
+  context.putImageData(pixels, 0, 0);
+}
+
+export const segment = {
+  id: "segment",
+  title: "Cut out",
+  tab: "Segments",
+  lead: "Choose a picture and click on something in it: a click is inside, shift and a click outside, and a drag makes a box.",
+  tasks: ["TASK_SEGMENTATION"],
+  open(place, served) {
+    let file = null;
+    let imageId = null;
+    let url = "";
+    let start = null; // where the mouse went down, in pixels of the image
+    const model = modelChoice(served);
+    const input = element("input", { type: "file", accept: "image/*" });
+    const inside = element("input", { type: "text", placeholder: "120,80 200,90", autocomplete: "off" });
+    const outside = element("input", { type: "text", placeholder: "20,30", autocomplete: "off" });
+    const box = element("input", { type: "text", placeholder: "60,40,200,180", autocomplete: "off" });
+    const canvas = element("canvas", { "aria-hidden": "true" });
+    const image = element("img", { alt: "", draggable: "false" });
+    const picture = element("div", { class: "overlay pointed", hidden: true }, image, canvas);
+
+    function clear() {
+      for (const each of [inside, outside, box]) each.value = "";
+      canvas.width = image.naturalWidth;
+      canvas.height = image.naturalHeight;
+      show(form.output);
+    }
+
+    async function take([chosenFile]) {
+      if (!chosenFile?.type.startsWith("image/")) return;
+      URL.revokeObjectURL(url);
+      [file, imageId, url] = [chosenFile, null, URL.createObjectURL(chosenFile)];
+      image.src = url;
+      image.alt = file.name ?? "picture";
+      await image.decode();
+      picture.hidden = false;
+      clear();
+    }
+
+    /** Returns where a pointer is, in pixels of the image. */
+    function at(event) {
+      const shown = image.getBoundingClientRect();
+      const within = (value, size, most) => Math.round(Math.min(Math.max(value / size, 0), 1) * most);
+      return [
+        within(event.clientX - shown.left, shown.width, image.naturalWidth),
+        within(event.clientY - shown.top, shown.height, image.naturalHeight),
+      ];
+    }
+
+    picture.addEventListener("pointerdown", (event) => {
+      start = { at: at(event), x: event.clientX, y: event.clientY };
+      picture.setPointerCapture(event.pointerId);
+    });
+    picture.addEventListener("pointerup", (event) => {
+      if (!start) return;
+      const end = at(event);
+      if (Math.hypot(event.clientX - start.x, event.clientY - start.y) >= LEAST_DRAG) {
+        const sides = [0, 1].map((axis) => [start.at[axis], end[axis]].sort((one, other) => one - other));
+        box.value = [sides[0][0], sides[1][0], sides[0][1], sides[1][1]].join(",");
+      } else {
+        const into = event.shiftKey ? outside : inside;
+        into.value = `${into.value} ${end.join(",")}`.trim();
+      }
+      start = null;
+      form.submit();
+    });
+
+    function mark(context, points, colour) {
+      context.fillStyle = colour;
+      const radius = (MARK_RADIUS * canvas.width) / (image.clientWidth || canvas.width);
+      for (const [x, y] of points) {
+        context.beginPath();
+        context.arc(x, y, radius, 0, 2 * Math.PI);
+        context.fill();
+      }
+    }
+
+    const again = element("button", { type: "button", onclick: clear }, "Start over");
+    const form = caller({
+      fields: [
+        field("Model", model),
+        field("Picture", input, "JPEG, PNG, WebP, BMP or GIF."),
+        picture,
+        field("Points inside", inside, "x,y in pixels; clicks write them here."),
+        field("Points outside", outside, "A click with the shift key."),
+        field("Box", box, "left,top,right,bottom; a drag over the picture."),
+        again,
+      ],
+      label: "Cut out",
+      async prepare() {
+        if (!file) throw new CallError("invalid_argument", "Choose a picture first.");
+        const points = [
+          ...places(inside.value, 2).map(([x, y]) => ({ x, y })),
+          ...places(outside.value, 2).map(([x, y]) => ({ x, y, outside: true })),
+        ];
+        const [sides] = places(box.value, 4);
+        const prompt = { points };
+        if (sides) prompt.box = { left: sides[0], top: sides[1], right: sides[2], bottom: sides[3] };
+        const { name } = chosen(model, served);
+        if (!imageId) {
+          const prepared = await call("ImageService", "PrepareImage", { model: name, images: [await base64(file)] });
+          imageId = prepared.results[0].imageId;
+        }
+        return {
+          service: "SegmentationService",
+          method: "SegmentImage",
+          request: { model: name, imageId, prompts: [prompt], maxMaskCount: 1 },
+        };
+      },
+      async run(prepared, signal, output) {
+        let answer;
+        try {
+          answer = await call(prepared.service, prepared.method, prepared.request, { signal });
+        } catch (error) {
+          if (error.code === "not_found") imageId = null; // forgotten meanwhile: the next call sends it again
+          throw error;
+        }
+        const [mask] = answer.results[0].masks;
+        const context = canvas.getContext("2d");
+        drawMask(context, mask);
+        mark(context, places(inside.value, 2), "#1a8f3c");
+        mark(context, places(outside.value, 2), "#b3261e");
+        const { left = 0, top = 0, right = 0, bottom = 0 } = mask.box ?? {};
+        const facts = [
+          `${written(mask.area ?? 0)} pixels`,
+          `expected IoU ${written(mask.predictedIou ?? 0, 2)}`,
+          `stability ${written(mask.stability ?? 0, 2)}`,
+          `box ${left}, ${top}, ${right}, ${bottom}`,
+        ];
+        show(output, element("p", {}, facts.join(" · ")), timings(answer));
+      },
+    });
+    input.addEventListener("change", () => take(input.files));
+    place.append(form.node);
+    return () => {
+      URL.revokeObjectURL(url);
+      form.stop();
+    };
+  },
+};
