@@ -36,7 +36,7 @@ from typing import Any, Final
 import simpy
 
 from benchmarks.contestants.headway import Server, running_server
-from headway_client.load import LoadPlan, LoadProcesses, LoadTask, TimeHistogram, Workload, sample_inputs
+from headway_client.load import LoadPlan, LoadProcesses, LoadTask, Outcome, TimeHistogram, Workload, sample_inputs
 
 _TREE: Final = Path(__file__).parents[1]
 _PYTHON_SHARE: Final = 0.2
@@ -109,6 +109,17 @@ class Simulation:
         self._env.process(self._arrivals(rate_per_s, num_calls))
         self._env.run()
         return sorted(self._latencies_ms[int(_WARM * num_calls) :])
+
+    def run_callers(self, num_callers: int, num_calls: int) -> float:
+        """Returns the calls a second of callers that call again as soon as they are answered."""
+        for index in range(num_callers):
+            self._env.process(self._caller(*self._callers[index % len(self._callers)], num_calls // num_callers))
+        self._env.run()
+        return 1e3 * len(self._latencies_ms) / self._env.now
+
+    def _caller(self, caller: simpy.Resource, worker: _Worker, num_calls: int) -> Steps:
+        for _ in range(num_calls):
+            yield from self._call(caller, worker)
 
     def _arrivals(self, rate_per_s: float, num_calls: int) -> Steps:
         for _ in range(num_calls):
@@ -289,12 +300,51 @@ def _measure(arguments: argparse.Namespace) -> dict[str, Any]:
         _, many = _cost(one, arguments.processes, _plan(arguments.seconds, 0, callers=_MANY))
         constants = _constants(lone, many, latency)
         print(json.dumps({"lone": lone, "many": many}), flush=True)  # noqa: T201 (its output)
+        for workers, measured in servers.items():
+            row = _compare_throughput(arguments, measured, constants, workers=workers, num_cores=num_cores)
+            rows.append(row)
+            print(json.dumps(row), flush=True)  # noqa: T201 (its output)
         for rate in arguments.rates:
             for workers, measured in servers.items():
                 row = _compare(arguments, measured, constants, rate=rate, workers=workers, num_cores=num_cores)
                 rows.append(row)
                 print(json.dumps(row), flush=True)  # noqa: T201 (its output)
     return {"cores": num_cores, "lone": lone, "many": many, "constants": asdict(constants), "rows": rows}
+
+
+def _loaded(
+    arguments: argparse.Namespace, measured: _Measured, plan: LoadPlan, workers: int
+) -> tuple[Outcome, list[int]]:
+    """Carries out a plan; returns how many of the callers' processes each worker had, too."""
+    with LoadProcesses({"server": measured.server.address}, arguments.processes) as load:
+        before = _metrics(measured)
+        outcome = load.run(plan)
+        after = _metrics(measured)
+    names = [f"headway_calls_total {each}" for each in range(workers)]
+    calls = [after[name] - before.get(name, 0.0) for name in names]
+    return outcome, [round(arguments.processes * count / sum(calls)) for count in calls]
+
+
+def _compare_throughput(
+    arguments: argparse.Namespace, measured: _Measured, constants: Constants, *, workers: int, num_cores: int
+) -> dict[str, Any]:
+    """Measures and simulates callers that never pause."""
+    found, simulated = [], []
+    for number in range(arguments.rounds):
+        plan = _plan(arguments.seconds, number, callers=2 * _MANY)
+        outcome, loads = _loaded(arguments, measured, plan, workers)
+        found.append(outcome.recorder.completed_count / outcome.elapsed_s)
+        lanes = max(1, num_cores // workers)
+        simulation = Simulation(constants, loads=loads, lanes=lanes, cores=num_cores, apart=False, seed=number)
+        simulated.append(simulation.run_callers(2 * _MANY, 4000))
+    ratios = [ours / theirs for ours, theirs in zip(simulated, found, strict=True)]
+    return {
+        "workers": workers,
+        "callers": 2 * _MANY,
+        "calls_per_s": round(statistics.median(found)),
+        "calls_per_s_simulated": round(statistics.median(simulated)),
+        "ratio": round(statistics.median(ratios), 2),
+    }
 
 
 def _compare(
@@ -309,19 +359,10 @@ def _compare(
     """Measures and simulates the same calls."""
     found, simulated = [], []
     for number in range(arguments.rounds):
-        with LoadProcesses({"server": measured.server.address}, arguments.processes) as load:
-            before = _metrics(measured)
-            outcome = load.run(_plan(arguments.seconds, number, rate=rate))
-            after = _metrics(measured)
-        calls = [
-            after[f"headway_calls_total {each}"] - before.get(f"headway_calls_total {each}", 0.0)
-            for each in range(workers)
-        ]
-        loads = [round(arguments.processes * count / sum(calls)) for count in calls]
+        outcome, loads = _loaded(arguments, measured, _plan(arguments.seconds, number, rate=rate), workers)
         lanes = max(1, num_cores // workers)
-        latencies = Simulation(constants, loads=loads, lanes=lanes, cores=num_cores, apart=False, seed=number).run(
-            rate, max(2000, int(4 * rate * arguments.seconds))
-        )
+        simulation = Simulation(constants, loads=loads, lanes=lanes, cores=num_cores, apart=False, seed=number)
+        latencies = simulation.run(rate, max(2000, int(4 * rate * arguments.seconds)))
         found.append([outcome.recorder.latency.percentile_ms(percent) for percent in (50, 99)])
         simulated.append([_percentile(latencies, percent) for percent in (50, 99)])
     p50, p99 = (statistics.median(each[index] for each in found) for index in (0, 1))
@@ -342,8 +383,15 @@ def _predict(arguments: argparse.Namespace) -> dict[str, Any]:
     """Simulates workers with a core each, callers elsewhere."""
     given = json.loads(Path(arguments.predict).read_text(encoding="utf-8"))["constants"]
     constants = Constants(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
-    rows = []
+    rows: list[dict[str, Any]] = []
     for workers in arguments.workers:
+        simulation = Simulation(constants, loads=[4] * workers, lanes=1, cores=workers, apart=True, seed=0)
+        row: dict[str, Any] = {
+            "workers": workers,
+            "highest_calls_per_s": round(simulation.run_callers(_MANY * workers, 2000 * workers)),
+        }
+        rows.append(row)
+        print(json.dumps(row), flush=True)  # noqa: T201 (its output)
         for rate in arguments.rates:
             simulation = Simulation(constants, loads=[4] * workers, lanes=1, cores=workers, apart=True, seed=0)
             latencies = simulation.run(rate * workers, 4000 * min(workers, 8))

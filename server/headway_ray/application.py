@@ -18,6 +18,7 @@ from headway_ray.replica import Replica
 from headway_server.bundles import read_manifest
 from headway_server.errors import RequestError
 from headway_server.serving.host import read_store
+from headway_server.serving.routes import Routes
 from headway_server.settings import ServerSettings
 
 _MOST_REPLICAS: Final = 1000
@@ -114,12 +115,13 @@ def app(arguments: Mapping[str, str]) -> serve.Application:
     ]
     settings = CliApp.run(ServerSettings, flags)
     settings = settings.model_copy(update={"threads": settings.threads or 1, "store": settings.store.resolve()})
-    paths, _ = read_store(settings)
-    placements = place((path, read_manifest(settings.store / path)) for path in paths)
-    return Ingress.bind(placements, {each.deployment: _bind(each, settings, scaling) for each in placements})
+    paths, routes = read_store(settings)
+    placements = place(((path, read_manifest(settings.store / path)) for path in paths), routes)
+    handles = {each.deployment: _bind(each, routes, settings, scaling) for each in placements}
+    return Ingress.bind(placements, handles)
 
 
-def _bind(placement: Placement, settings: ServerSettings, scaling: Scaling) -> serve.Application:
+def _bind(placement: Placement, routes: Routes, settings: ServerSettings, scaling: Scaling) -> serve.Application:
     replica = serve.deployment(
         name=placement.deployment,
         ray_actor_options={"num_cpus": settings.threads},
@@ -134,4 +136,4 @@ def _bind(placement: Placement, settings: ServerSettings, scaling: Scaling) -> s
         },
         graceful_shutdown_timeout_s=settings.drain_timeout,
     )(Replica)
-    return replica.bind(settings, placement.paths)
+    return replica.bind(settings, placement.paths, routes)

@@ -8,6 +8,7 @@ from typing import Final
 
 from headway_server.bundles import Manifest, Task
 from headway_server.errors import InvalidInputError, ModelNotFoundError
+from headway_server.serving.routes import Routes
 
 _TASKS: Final[Mapping[str, frozenset[Task]]] = {
     "GenerateText": frozenset({Task.GENERATION}),
@@ -37,16 +38,17 @@ class Placement:
 
     deployment: str
     tasks: Mapping[str, Task]
-    """By the name of the model."""
+    """By the name of the model, and by other names that the store's routes give it."""
     paths: tuple[str, ...]
     """Of the bundles below the store, `<model>/<version>`."""
 
 
-def place(bundles: Iterable[tuple[str, Manifest]]) -> list[Placement]:
+def place(bundles: Iterable[tuple[str, Manifest]], routes: Routes) -> list[Placement]:
     """Gives each model a deployment of its own, and those that share a space one together: they are called together.
 
     Args:
         bundles: Their paths below the store, and their manifests.
+        routes: Of the store.
     """
     names: dict[str, str] = {}
     tasks: dict[str, dict[str, Task]] = {}
@@ -57,6 +59,10 @@ def place(bundles: Iterable[tuple[str, Manifest]]) -> list[Placement]:
         deployment = names.setdefault(manifest.name, f"space-{space}" if space else manifest.name)
         tasks.setdefault(deployment, {})[manifest.name] = manifest.task
         paths.setdefault(deployment, []).append(path)
+    for alias, meant in routes.aliases.items():
+        if meant.model in names:
+            own = tasks[names[meant.model]]
+            own[alias] = own[meant.model]
     return [
         Placement(deployment=deployment, tasks=tasks[deployment], paths=tuple(sorted(paths[deployment])))
         for deployment in sorted(tasks)

@@ -16,6 +16,7 @@ from headway_server.log import configure_logging
 from headway_server.observers import Call
 from headway_server.runtime import Runtime
 from headway_server.serving.host import ModelHost
+from headway_server.serving.routes import Routes
 from headway_server.settings import ServerSettings
 from headway_server.transports.grpc import HeadwayServer, to_status
 from headway_server.transports.http import HttpServer
@@ -56,12 +57,15 @@ class _Context:
 class Replica:
     """Answers the calls of the models of one deployment."""
 
-    async def __init__(self, settings: ServerSettings, paths: Sequence[str]) -> None:  # type: ignore[misc]  # Serve waits
+    async def __init__(  # type: ignore[misc]  # Serve waits for it
+        self, settings: ServerSettings, paths: Sequence[str], routes: Routes
+    ) -> None:
         """Loads the models.
 
         Args:
             settings: Of the server; its ports are not used.
             paths: Of the bundles below the store; what comes into the store later is for another deployment.
+            routes: Of the store, as they were then.
         """
         configure_logging(level=settings.log_level, line_format=settings.log_format, texts=settings.log_texts)
         self._settings = settings
@@ -70,9 +74,10 @@ class Replica:
         for path in paths:
             (store / path).parent.mkdir(exist_ok=True)
             (store / path).symlink_to((settings.store / path).resolve())
-        own = settings.model_copy(
-            update={"store": store, "versions": settings.versions.model_copy(update={"poll_interval": 0})}
-        )
+        routes_file = store / "routes.json"
+        routes_file.write_text(routes.model_dump_json(), encoding="utf-8")
+        versions = settings.versions.model_copy(update={"poll_interval": 0, "routes_file": routes_file})
+        own = settings.model_copy(update={"store": store, "versions": versions})
         runtime = Runtime(device=own.device, num_threads=own.threads, num_lanes=own.lanes)
         self._host = await asyncio.to_thread(ModelHost.open, runtime, own)
         server = HeadwayServer(self._host, own)
