@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from headway_server.bundles import Manifest, Task
-from headway_server.errors import InvalidInputError, ModelNotFoundError
+from headway_server.errors import InvalidInputError, ModelNotFoundError, WrongTaskError
 from headway_server.serving.routes import Routes
 
 _TASKS: Final[Mapping[str, frozenset[Task]]] = {
@@ -79,17 +79,25 @@ def choose(placements: Sequence[Placement], method: str, model: str) -> str:
 
     Raises:
         ModelNotFoundError: There is no such model.
+        WrongTaskError: It was made for something else.
         InvalidInputError: No name is given, and models of several deployments can.
     """
+    wanted = _TASKS.get(method)
+    able = [name for each in placements for name, task in each.tasks.items() if wanted is None or task in wanted]
     if model:
         for placement in placements:
-            if model in placement.tasks:
+            if (task := placement.tasks.get(model)) is not None:
+                if wanted is not None and task not in wanted:
+                    others = f"name {_listed(able)}" if able else "no model can"
+                    raise WrongTaskError(f"model {model} is for {task} and cannot do this; {others}")
                 return placement.deployment
-        names = ", ".join(sorted(name for placement in placements for name in placement.tasks))
+        names = _listed(name for each in placements for name in each.tasks)
         raise ModelNotFoundError(f"there is no model {model[:100]}; there are {names}")
-    wanted = _TASKS.get(method)
-    able = [each for each in placements if wanted is None or wanted & set(each.tasks.values())]
-    if len(able) > 1 and wanted is not None:
-        names = ", ".join(sorted(name for each in able for name in each.tasks))
-        raise InvalidInputError("model", f"is empty, and several models can do this; name one of {names}")
-    return (able or placements)[0].deployment
+    choices = [each for each in placements if not each.tasks.keys().isdisjoint(able)]
+    if len(choices) > 1 and wanted is not None:
+        raise InvalidInputError("model", f"is empty, and several models can do this; name one of {_listed(able)}")
+    return (choices or placements)[0].deployment
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names))

@@ -99,8 +99,8 @@ class Replica:
 
     async def call(self, head: CallHead, data: bytes) -> Part:
         """Answers a call with one answer."""
-        async with aclosing(self.stream(head, data)) as parts:
-            return await anext(parts)
+        *_, part = [part async for part in self.stream(head, data)]
+        return part
 
     async def stream(self, head: CallHead, data: bytes) -> AsyncGenerator[Part, None]:
         """Answers a call part by part."""
