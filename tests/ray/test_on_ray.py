@@ -107,8 +107,8 @@ def replicas(deployment: str = "ag-news") -> list[str]:
 def test_every_model_of_the_store_answers_and_is_listed(client: Client) -> None:
     assert client.classify_text([TEXT], model="ag-news")[0].labels[0].label == "Business"
     assert client.classify_text([TEXT])[0].labels[0].label == "Business"  # the only model that can
-    text = client.generate_text("To be", model="shakespeare", max_new_tokens=8)[0].text
-    with client.stream_generate_text("To be", model="shakespeare", max_new_tokens=8) as stream:
+    text = client.generate_text("To be", model="shakespeare", max_new_tokens=8, temperature=0)[0].text
+    with client.stream_generate_text("To be", model="shakespeare", max_new_tokens=8, temperature=0) as stream:
         assert "".join(delta.text for delta in stream) == text
     assert [model.name for model in client.list_models()] == ["ag-news", "shakespeare"]
     assert client.get_model("ag-news").name == "ag-news"
