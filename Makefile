@@ -16,7 +16,7 @@ define CHECK_PYTHON
 	+ sys.version.split()[0] + ": make PYTHON=/path/to/python3.12 ...")'
 endef
 
-.PHONY: help install lint proto test serve screenshots bench bench-shipped bench-compare bench-generation bench-classification bench-translation demo container-test sbom clean
+.PHONY: help install lint proto test test-ray serve screenshots bench bench-shipped bench-compare bench-generation bench-classification bench-translation demo container-test sbom clean
 
 help: ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -44,6 +44,11 @@ proto: install ## Generate the stubs from the .proto files
 
 test: install lint ## Everything: lint and the whole suite
 	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 20 --durations-min 5
+
+test-ray: install ## Install Ray (240 MB) and test a store on Ray Serve, in a Ray of two nodes; without it these tests are skipped
+	$(BIN)/$(PIP_INSTALL) 'ray[serve]'
+	$(BIN)/pytest tests/ray
+	TESTED_SERVER=tests/support/ray_server.py $(BIN)/pytest tests/integration/test_every_rpc.py
 
 serve: install ## The shipped models on 127.0.0.1:50051, and a page to try them at http://127.0.0.1:8080/
 	$(BIN)/headway-server --store models --host 127.0.0.1 --port 50051 --http-port 8080

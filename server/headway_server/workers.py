@@ -21,6 +21,7 @@ import socket
 import subprocess
 import sys
 import time
+from base64 import b64decode, b64encode
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -38,6 +39,7 @@ from headway_server.runtime import CLOSE_TIMEOUT_S, Runtime, available_bytes, sh
 from headway_server.serving.counts import Counts
 from headway_server.serving.families import ServedModel
 from headway_server.serving.host import BundleStatus, ModelHost, read_store
+from headway_server.serving.images import KeptImage
 from headway_server.serving.routes import Alias, Route, Routes
 from headway_server.settings import ModelSettings, ServerSettings
 from headway_server.transports.grpc import format_address
@@ -55,6 +57,8 @@ _MOST_PARAMETERS: Final = 20_000_000
 _COPIES: Final = 2
 """How often a worker holds weights, where it has lanes."""
 _MOST_LINE_BYTES: Final = 2**26
+_MOST_TOLD_BYTES: Final = 2**25
+"""Of images that one worker tells another in a line: base64 makes four thirds of them."""
 _ASK_TIMEOUT_S: Final = 5.0
 """How long a worker has to say what it counts, or what it was asked to serve."""
 _FIRST_BACKOFF_S: Final = 0.5
@@ -457,6 +461,7 @@ class Worker:
         self._host, self._collect = host, collect
         self._loop = asyncio.get_running_loop()
         host.line = self._line
+        host.images.elsewhere = self._find_images
         self._run = asyncio.create_task(self._talk())
 
     async def _talk(self) -> None:
@@ -477,9 +482,34 @@ class Worker:
         asking = asyncio.run_coroutine_threadsafe(self._line.ask("metrics"), self._loop)
         return str(asking.result(2 * _ASK_TIMEOUT_S)).encode()
 
+    async def _find_images(self, names: Sequence[str]) -> dict[str, KeptImage]:
+        """Asks the other workers for images, until there are all or an answer brings no further one."""
+        found: dict[str, KeptImage] = {}
+        with suppress(ConnectionError, TimeoutError, ServerError):
+            async with asyncio.timeout(_ASK_TIMEOUT_S):
+                while absent := [name for name in names if name not in found]:
+                    if not (told := await self._line.ask("images", absent)):
+                        break
+                    found |= {name: (b64decode(data), b64decode(key)) for name, (data, key) in told.items()}
+        return found
+
+    def _tell_images(self, names: Sequence[str]) -> dict[str, list[str]]:
+        """Returns those of the images that are here, as many as go into a line."""
+        assert self._host is not None
+        told: dict[str, list[str]] = {}
+        room = _MOST_TOLD_BYTES
+        for name in names:
+            kept = self._host.images.look(name)
+            if kept is not None and len(kept[0]) <= room:
+                room -= len(kept[0])
+                told[name] = [b64encode(part).decode() for part in kept]
+        return told
+
     async def _answer(self, what: str, arguments: list[Any]) -> Any:
         assert self._host is not None
         match what, arguments:
+            case "images", [names]:
+                return self._tell_images(names)
             case "follow", [change, its_arguments]:
                 await self._serves.wait()
                 await self._host.follow(change, its_arguments)
@@ -751,11 +781,7 @@ class Supervisor:
                 case "serving", [fields]:
                     self._note_ready(worker, Ready(**fields))
                 case "turn", []:
-                    await self._turn.acquire()
-                    if self._workers.get(worker.index) is worker:
-                        worker.has_turn = True
-                    else:  # it has ended while it waited
-                        self._turn.release()
+                    await self._give_turn(worker)
                 case "follow", [change, its_arguments]:
                     await self._have_followed(worker, change, its_arguments)
                 case "done", []:
@@ -763,12 +789,21 @@ class Supervisor:
                     self._turn.release()
                 case "metrics", []:
                     return (await asyncio.to_thread(self._metrics.write)).decode()
+                case "images", [names]:
+                    return await self._find_images(worker, names)
                 case "ailing", [problems]:
                     worker.ailing = problems
                     self._tell_elsewhere()
             return None
 
         return answer
+
+    async def _give_turn(self, worker: _Process) -> None:
+        await self._turn.acquire()
+        if self._workers.get(worker.index) is worker:
+            worker.has_turn = True
+        else:  # it has ended while it waited
+            self._turn.release()
 
     def _note_ready(self, worker: _Process, ready: Ready) -> None:
         worker.ready, worker.served_at = ready, time.monotonic()
@@ -809,6 +844,15 @@ class Supervisor:
         ]
         if problems:
             raise ServerError("; ".join(problems))
+
+    async def _find_images(self, asking: _Process, names: list[str]) -> dict[str, Any]:
+        """Asks the other workers for images in turn; returns those of the first that has any."""
+        for worker in self._serving():
+            if worker is not asking:
+                with suppress(ConnectionError, ServerError):
+                    if found := await worker.line.ask("images", names):
+                        return dict(found)
+        return {}
 
     def _tell_elsewhere(self) -> None:
         for worker in self._serving():

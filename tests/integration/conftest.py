@@ -15,9 +15,12 @@ COMPUTE_ALL = ("--max-image-outputs-mib", "0")
 
 
 def serve(store: Path, precision: str, log: Path, *flags: str) -> Iterator[str]:
-    """Runs a server until the generator is closed; yields its address."""
-    command = [sys.executable, "-m", "headway_server", "--store", str(store), "--port", "0", "--precision", precision]
-    command += flags
+    """Runs a server until the generator is closed; yields its address.
+
+    `TESTED_SERVER` names another program that takes the flags and says the line: `tests/support/ray_server.py`.
+    """
+    program = os.environ.get("TESTED_SERVER", "-m headway_server").split()
+    command = [sys.executable, *program, "--store", str(store), "--port", "0", "--precision", precision, *flags]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HEADWAY_")}
     with log.open("w") as errors:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment)

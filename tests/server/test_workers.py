@@ -1,6 +1,7 @@
 """A server of several processes: one port, one ready line, one drain, and what each worker is told holds for all."""
 
 import asyncio
+import io
 import json
 import os
 import re
@@ -16,10 +17,18 @@ from types import SimpleNamespace
 import grpc
 import pytest
 import tiny_bundles
+from PIL import Image
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import ValidationError
 
-from headway.v1 import model_service_pb2, model_service_pb2_grpc
+from headway.v1 import (
+    image_classification_service_pb2,
+    image_classification_service_pb2_grpc,
+    image_service_pb2,
+    image_service_pb2_grpc,
+    model_service_pb2,
+    model_service_pb2_grpc,
+)
 from headway.v1 import text_classification_service_pb2 as pb
 from headway.v1 import text_classification_service_pb2_grpc as pb_grpc
 from headway_client import Client
@@ -121,6 +130,24 @@ def test_both_workers_answer_and_the_metrics_of_both_are_at_either_port(pair):
         assert min(calls.values()) > 0
         assert sum(calls.values()) >= 16
         assert pair.samples(port, "headway_workers") == {None: 2.0}
+
+
+def test_an_image_that_one_worker_was_sent_is_found_by_all(pair):
+    file = io.BytesIO()
+    Image.new("RGB", (20, 16), "blue").save(file, "PNG")
+    first, *others = pair.channels()
+    with first:
+        sent = image_service_pb2.PrepareImageRequest(images=[file.getvalue()])
+        [prepared] = image_service_pb2_grpc.ImageServiceStub(first).PrepareImage(sent, timeout=20).results
+    for channel in others:
+        with channel:
+            images = image_classification_service_pb2_grpc.ImageClassificationServiceStub(channel)
+            named = image_classification_service_pb2.ClassifyImageRequest(image_ids=[prepared.image_id])
+            assert images.ClassifyImage(named, timeout=20).results[0].labels[0].label == "blue"
+            with pytest.raises(grpc.RpcError, match="no image is kept by this id"):
+                images.ClassifyImage(
+                    image_classification_service_pb2.ClassifyImageRequest(image_ids=["0" * 32]), timeout=20
+                )
 
 
 def test_what_a_call_changes_in_one_worker_changes_in_all(pair):

@@ -11,9 +11,9 @@ import asyncio
 import hashlib
 import hmac
 import secrets
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 from headway_server.errors import ImageNotFoundError, InvalidInputError
 from headway_server.observers import CacheUsage, current_call
@@ -26,6 +26,12 @@ ID_LENGTH: Final = 32
 _MIB: Final = 2**20
 _FEW_BYTES: Final = 256 * 1024
 """Images of so few are hashed on the event loop, in 0.2 ms at most."""
+
+
+KeptImage: TypeAlias = tuple[bytes, bytes]
+"""An encoded image, and what stands for it and for who has sent it."""
+Elsewhere: TypeAlias = Callable[[Sequence[str]], Awaitable[Mapping[str, KeptImage]]]
+"""Asks the other processes of the server for images, by names as `PreparedImages.look` takes them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,27 +56,38 @@ class PreparedImages:
             ttl_s: Seconds without use after which an image is forgotten.
             limits: Sizes past which an image is refused.
         """
-        self._kept: Kept[str, tuple[bytes, bytes]] = Kept("prepared_images", max_bytes=max_mib * _MIB, ttl_s=ttl_s)
+        self._kept: Kept[str, KeptImage] = Kept("prepared_images", max_bytes=max_mib * _MIB, ttl_s=ttl_s)
         self._limits = limits or ImageLimits(max_bytes=_MIB, max_pixels=_MIB)
         self._secret = secrets.token_bytes(32)
+        self.elsewhere: Elsewhere | None = None
+        """Asked for images that are not here, which are kept here then; None: this is the only process."""
 
-    def find(self, image_ids: Sequence[str], field: str = "image_ids[{}]") -> list[SentImage]:
+    async def find(self, image_ids: Sequence[str], field: str = "image_ids[{}]") -> list[SentImage]:
         """Finds images by their ids, which counts as their use; `field` is as in `name_images`.
 
         Raises:
             ImageNotFoundError: There is no such image, or none any longer.
         """
+        names = [_own(image_id) for image_id in image_ids if len(image_id) == ID_LENGTH]
+        images = {name: kept for name in names if (kept := self._kept.get(name)) is not None}
+        if self.elsewhere is not None and (absent := [name for name in names if name not in images]):
+            for name, kept in (await self.elsewhere(absent)).items():
+                images[name] = kept
+                self._kept.put(name, kept, len(kept[0]))
         found = []
         for index, image_id in enumerate(image_ids):
             name = field.format(index)
-            kept = self._kept.get(_own(image_id)) if len(image_id) == ID_LENGTH else None
-            if kept is None:
+            if (kept := images.get(_own(image_id))) is None:
                 raise ImageNotFoundError(
                     f"{name}: no image is kept by this id; ids expire {self._kept.ttl_s:g} s after their last use, or "
                     "sooner where newer images need the room; send the image to PrepareImage again"
                 )
             found.append(SentImage(data=kept[0], field=name, key=kept[1]))
         return found
+
+    def look(self, name: str) -> KeptImage | None:
+        """Returns an image for another process of the server, by its id and its sender; None: it is not here."""
+        return self._kept.get(name)
 
     async def check(self, images: Sequence[SentImage]) -> None:
         """Checks that images can be kept, before anything is done for them.

@@ -44,7 +44,7 @@ class ImageClassificationService(pb_grpc.ImageClassificationServiceServicer):
             if request.templates:
                 raise InvalidInputError("templates", "is set without candidate_labels, which it is for; leave it out")
             model = _image_model(self._host.find(Task.IMAGE_CLASSIFICATION, request.model, request.model_version))
-            images = images_of(self._host, request.images, request.image_ids)
+            images = await images_of(self._host, request.images, request.image_ids)
             answer = await model.classify(images, top_k=request.top_k, deadline=deadline_of(context))
         return await build(
             sum(len(result.labels) for result in answer.results),
@@ -64,7 +64,7 @@ class ImageClassificationService(pb_grpc.ImageClassificationServiceServicer):
         )
         model = _image_model(found)
         assert isinstance(texts, TextModel)  # by the table of families
-        images, labels = images_of(self._host, request.images, request.image_ids), list(request.candidate_labels)
+        images, labels = await images_of(self._host, request.images, request.image_ids), list(request.candidate_labels)
         vectors = await texts.embed_labels(labels, list(request.templates), deadline=deadline)
         answer = await model.match(images, labels, vectors, top_k=request.top_k, deadline=deadline)
         return model, answer
@@ -77,7 +77,7 @@ class ImageClassificationService(pb_grpc.ImageClassificationServiceServicer):
         model = self._host.find_embedder(EMBED_IMAGES, "images", request.model, request.model_version)
         assert isinstance(model, ImageClassifier)  # by the table of families
         answer = await model.embed(
-            images_of(self._host, request.images, request.image_ids),
+            await images_of(self._host, request.images, request.image_ids),
             normalize=request.normalize if request.HasField("normalize") else True,
             deadline=deadline_of(context),
         )

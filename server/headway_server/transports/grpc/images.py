@@ -60,7 +60,7 @@ class ImageService(pb_grpc.ImageServiceServicer):
         return model
 
 
-def images_of(
+async def images_of(
     host: ModelHost, images: Sequence[bytes], image_ids: Sequence[str], max_ids: int = MAX_IMAGES
 ) -> list[bytes] | list[SentImage]:
     """Returns the images of a request, which brings them or names prepared ones.
@@ -75,7 +75,7 @@ def images_of(
     if images:
         raise InvalidInputError("image_ids", "is set beside images; give one of them")
     check_count("image_ids", len(image_ids), max_ids)
-    return host.images.find(image_ids)
+    return await host.images.find(image_ids)
 
 
 async def image_of(host: ModelHost, image: bytes, image_id: str, prefix: str = "") -> SentImage:
@@ -90,7 +90,7 @@ async def image_of(host: ModelHost, image: bytes, image_id: str, prefix: str = "
     if image_id and image:
         raise InvalidInputError(f"{prefix}image_id", f"is set beside {prefix}image; give one of them")
     if image_id:
-        [found] = host.images.find([image_id], f"{prefix}image_id")
+        [found] = await host.images.find([image_id], f"{prefix}image_id")
         return found
     [named] = await name_images([image], f"{prefix}image")
     return named

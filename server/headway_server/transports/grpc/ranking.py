@@ -53,7 +53,7 @@ class RankingService(pb_grpc.RankingServiceServicer):
         else:
             images = texts = self._host.find_embedder(EMBED_IMAGES, "images", request.model, request.model_version)
         assert isinstance(images, ImageClassifier)  # by the table of families
-        candidates = images_of(self._host, request.images, request.image_ids, MAX_RANKED_IMAGES)
+        candidates = await images_of(self._host, request.images, request.image_ids, MAX_RANKED_IMAGES)
         query, query_timings = await self._query(request, texts, deadline, prompt_name="", truncate=False)
         vectors, timings = await embed_images(images, candidates, deadline=deadline)
         ranked = rank(query, vectors, request.top_k)

