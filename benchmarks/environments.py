@@ -16,9 +16,10 @@ _OWN = ("onnxruntime", "pillow", "tokenizers")
 REQUIREMENTS: dict[str, tuple[str, ...]] = {
     "libraries": (*_OWN, "ctranslate2==4.8.5", "grpcio", "onnx", "onnx-ir", "onnxruntime-genai==0.18.0", "safetensors",
                   "sentence-transformers==6.2.0", "sentencepiece", "torch", "transformers==5.23.0"),
-    "llama": ("gguf==0.19.0", "sentencepiece", "torch", "transformers==5.23.0", "xllamacpp==2026.10.11549"),
+    # Built from its source here, for this processor: the wheels of others are built for AVX2.
+    "llama": ("gguf==0.19.0", "llama-cpp-python==0.3.36", "numpy", "safetensors"),
     # Optimum needs an older transformers.
-    "optimum": ("onnx", "onnxruntime", "onnxscript", "optimum==2.1.0", "optimum-onnx==0.1.0", "safetensors",
+    "optimum": ("onnx", "onnxruntime", "onnxscript", "optimum==2.1.0", "optimum-onnx==0.1.0", "pillow", "safetensors",
                 "tokenizers==0.22.2", "torch", "transformers==4.57.6"),
     "litserve": (*_OWN, "litserve==0.2.19"),
     "bentoml": (*_OWN, "bentoml==1.4.39"),  # 1.4.40 asks for a certifi that the package index does not have
