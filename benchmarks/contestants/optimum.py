@@ -44,7 +44,7 @@ def _load(threads: int, precision: str, case: Case) -> Any:
     if precision == "int8":
         if not (folder / "optimum-int8" / "model_quantized.onnx").is_file():
             way = AutoQuantizationConfig.avx512_vnni(is_static=False, per_channel=True)
-            ORTQuantizer.from_pretrained(folder / "optimum-fp32").quantize(folder / "optimum-int8", way)
+            ORTQuantizer.from_pretrained(folder / "optimum-fp32").quantize(way, folder / "optimum-int8")
         names["file_name"] = "model_quantized.onnx"
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
