@@ -38,6 +38,14 @@ from headway_server.runtime import usable_cores
 
 SCHEMA_VERSION = 2
 PRECISIONS = ("int8-static", "int8", "fp32")
+_ENCODERS = {
+    "OpenVINO bf16": "openvino openvino fp32 bf16",
+    "OpenVINO f32": "openvino openvino fp32 f32",
+    "Optimum-ONNX int8": "optimum optimum int8",
+    "Optimum-ONNX fp32": "optimum optimum fp32",
+    "transformers bf16": "libraries transformers bf16",
+    "transformers fp32": "libraries transformers fp32",
+}
 LIBRARIES = {
     "generation": {
         "CTranslate2 int8": "libraries ctranslate2",
@@ -48,7 +56,7 @@ LIBRARIES = {
     },
     "translation": {
         "CTranslate2 int8": "libraries ctranslate2",
-        "Optimum-ONNX fp32": "optimum optimum",
+        "Optimum-ONNX fp32": "optimum optimum fp32",
         "transformers bf16": "libraries transformers bf16",
         "transformers fp32": "libraries transformers fp32",
     },
@@ -59,8 +67,16 @@ LIBRARIES = {
     },
     "huggingface generation": {
         "CTranslate2 int8": "libraries ctranslate2",
-        "llama.cpp Q8_0": "llama llama",
+        "llama.cpp Q8_0": "llama llama Q8_0",
+        "llama.cpp Q4_K_M": "llama llama Q4_K_M",
         "onnxruntime-genai int8": "libraries genai int8",
+        "onnxruntime-genai int4": "libraries genai int4",
+        "transformers bf16": "libraries transformers bf16",
+        "transformers fp32": "libraries transformers fp32",
+    },
+    "huggingface translation": {
+        "CTranslate2 int8": "libraries ctranslate2",
+        "Optimum-ONNX fp32": "optimum optimum fp32",
         "transformers bf16": "libraries transformers bf16",
         "transformers fp32": "libraries transformers fp32",
     },
@@ -71,8 +87,8 @@ LIBRARIES = {
         "OpenVINO bf16": "openvino openvino fp32 bf16",
         "OpenVINO f32": "openvino openvino fp32 f32",
     },
-    "huggingface text_classification": {"OpenVINO bf16": "openvino openvino fp32 bf16"},
-    "huggingface image_classification": {"OpenVINO bf16": "openvino openvino fp32 bf16"},
+    "huggingface text_classification": _ENCODERS,
+    "huggingface image_classification": _ENCODERS,
 }
 """Libraries that run in-process, by benchmark and row: environment, module, and its arguments after the threads."""
 _CTRANSLATE2 = {"CTranslate2 served, int8": "libraries ctranslate2_served"}
@@ -262,7 +278,8 @@ def huggingface(
     seconds: Seconds = 2.0,
     new_tokens: NewTokens = 64,
     threads: Threads = None,
-    precisions: Precisions = "int8-static,int8",
+    precisions: Precisions = "int8-static",
+    cases: Cases = "all",
     callers: Callers = "1,8,32",
     peers: Peers = "all",
     output: Output = None,
@@ -273,18 +290,20 @@ def huggingface(
     with _Run(f"huggingface {task}", locals()) as run:
         _say(f"{model}: looked for, and imported if this code has not done so yet (minutes)")
         imported = huggingface_models.import_model(model)
-        run.serve_random(imported, num_slots=32)
+        run.serve_random(imported, num_slots=128 if task == "translation" else 32)
         if task == "generation":
             run.cases.append(_prompts(imported, inputs.PROMPTS[0], new_tokens, count=4096))
+        elif task == "translation":
+            run.cases += _sentences(imported)
         elif task == "image_classification":
             source, images = photographs(run.data, longer_side=500)
-            run.cases.append(Case(name=model, task=task, bundle=imported.bundle, source=source, images=images))
+            run.cases.append(Case(name="images", task=task, bundle=imported.bundle, source=source, images=images))
         else:
-            texts, token_ids = random_texts(imported.tokenizer, inputs.AG_NEWS, 256)
+            texts, token_ids = random_texts(imported.tokenizer, inputs.AG_NEWS, 64)
             source = f"{len(texts)} texts of random words, {inputs.AG_NEWS.name}"
-            case = Case(name=model, task=task, bundle=imported.bundle, source=source, texts=texts, token_ids=token_ids)
-            run.cases.append(case)
-        run.cases = [replace(case, name=f"{model}, {case.name}", weights=imported.folder) for case in run.cases]
+            asked = {"source": source, "texts": texts, "token_ids": token_ids}
+            run.cases.append(Case(name="texts", task=task, bundle=imported.bundle, **asked))
+        run.cases = [replace(case, name=f"{case.name}, {model}", weights=imported.folder) for case in run.cases]
         run.add_peers(peers)
         run.measure()
         run.finish(f"{model}, random weights, a second")
@@ -475,7 +494,7 @@ def _prompts(model: RandomModel | ImportedModel, lengths: Lengths, new_tokens: i
     )
 
 
-def _sentences(model: RandomModel) -> list[Case]:
+def _sentences(model: RandomModel | ImportedModel) -> list[Case]:
     """Returns cases of sentences of random words, translated greedily and with four beams."""
     texts, token_ids = random_texts(model.tokenizer, inputs.MULTI30K, 256)
     greedy = Case(

@@ -16,9 +16,10 @@ _OWN = ("onnxruntime", "pillow", "tokenizers")
 REQUIREMENTS: dict[str, tuple[str, ...]] = {
     "libraries": (*_OWN, "ctranslate2==4.8.5", "grpcio", "onnx", "onnx-ir", "onnxruntime-genai==0.18.0", "safetensors",
                   "sentence-transformers==6.2.0", "sentencepiece", "torch", "transformers==5.23.0"),
-    "llama": ("gguf==0.19.0", "sentencepiece", "torch", "transformers==5.23.0", "xllamacpp==2026.10.11549"),
+    # Built from its source here, for this processor and by clang if there is one.
+    "llama": ("gguf==0.19.0", "llama-cpp-python==0.3.36", "numpy", "safetensors"),
     # Optimum needs an older transformers.
-    "optimum": ("onnx", "onnxruntime", "onnxscript", "optimum==2.1.0", "optimum-onnx==0.1.0", "safetensors",
+    "optimum": ("onnx", "onnxruntime", "onnxscript", "optimum==2.1.0", "optimum-onnx==0.1.0", "pillow", "safetensors",
                 "tokenizers==0.22.2", "torch", "transformers==4.57.6"),
     "litserve": (*_OWN, "litserve==0.2.19"),
     "bentoml": (*_OWN, "bentoml==1.4.39"),  # 1.4.40 asks for a certifi that the package index does not have
@@ -41,6 +42,11 @@ def python_of(name: str) -> Path:
         # Its wheel carries an interpreter that reads the environment's standard library. With that of CPython 3.11.7 it
         # fails ("'_thread.RLock' object has no attribute '_recursion_count'"), with that of Debian's 3.11.2 it starts.
         base = shutil.which(f"python{sys.version_info.major}.{sys.version_info.minor}", path=os.defpath) or base
+    variables = dict(os.environ)
+    if name == "llama" and (compiler := shutil.which("clang") or shutil.which("clang-16")):
+        # GCC 12 takes `ldtilecfg` for a reader of 8 bytes and leaves the rest of the 64 unwritten, so that the first
+        # product on AMX ends the process.
+        variables |= {"CC": compiler, "CXX": compiler.replace("clang", "clang++")}
     key = hashlib.sha256("\n".join([*wanted, base, sys.version]).encode()).hexdigest()[:12]
     folder = SCRATCH / "environments" / f"{name}-{key}"
     python, is_whole = folder / "bin" / "python", folder / "installed"
@@ -48,7 +54,7 @@ def python_of(name: str) -> Path:
         shutil.rmtree(folder, ignore_errors=True)
         pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]
         for command in ([base, "-m", "venv", str(folder)], [*pip, *wanted]):
-            ended = subprocess.run(command, capture_output=True, text=True, check=False)
+            ended = subprocess.run(command, capture_output=True, text=True, check=False, env=variables)
             if ended.returncode:
                 raise ContestantError(f"cannot be installed: {' | '.join(ended.stderr.strip().splitlines()[-3:])}")
         is_whole.touch()

@@ -1,11 +1,13 @@
 """Folders of Hugging Face transformers with random weights in real sizes, imported by `headway-export hf`.
 
 This module is also the worker that writes the folders, so that PyTorch stays out of the driver. A tokenizer is one of
-`inputs.make_tokenizer`, so that random words are one token each and everybody does the same work. Speed does not depend
-on what weights are, if no answer ends by itself and none repeats one token.
+`inputs.make_tokenizer` (of Marian, SentencePiece models of the same words), so that random words are one token each and
+everybody does the same work. Speed does not depend on what weights are, if no answer ends by itself and none repeats
+one token.
 """
 
 import hashlib
+import importlib
 import inspect
 import json
 import os
@@ -19,12 +21,16 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from benchmarks.environments import SCRATCH
-from benchmarks.inputs import AG_NEWS, MULTI30K, make_tokenizer, random_texts
+from benchmarks.inputs import AG_NEWS, MULTI30K, PIECE_SPACE, make_tokenizer, random_texts
 from benchmarks.worker import ROOT, ContestantError, Worker, serve, tree_environment
 
 _LLAMA = {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9}
 _QWEN = {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14}
 _MINILM = {"hidden_size": 384, "intermediate_size": 1536, "num_hidden_layers": 6, "num_attention_heads": 12}
+_BASE = {"d_model": 512, "encoder_layers": 6, "decoder_layers": 6, "encoder_attention_heads": 8,
+         "decoder_attention_heads": 8, "encoder_ffn_dim": 2048, "decoder_ffn_dim": 2048}  # fmt: skip
+_LARGE = {"d_model": 1024, "encoder_layers": 12, "decoder_layers": 12, "encoder_attention_heads": 16,
+          "decoder_attention_heads": 16, "encoder_ffn_dim": 4096, "decoder_ffn_dim": 4096}  # fmt: skip
 _MAX_LENGTH = 1024
 SIZES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gpt2-small": ("generation", "gpt2", {}),
@@ -32,13 +38,21 @@ SIZES: dict[str, tuple[str, str, dict[str, Any]]] = {
                      "max_position_embeddings": _MAX_LENGTH, "tie_word_embeddings": True}),
     "qwen2.5-0.5b": ("generation", "qwen2", _QWEN | {"num_key_value_heads": 2, "vocab_size": 151936,
                      "max_position_embeddings": _MAX_LENGTH, "tie_word_embeddings": True}),
+    "opus-mt-en-de": ("translation", "marian", _BASE | {
+        "vocab_size": 58101, "max_position_embeddings": 512, "activation_function": "swish", "scale_embedding": True,
+        "pad_token_id": 58100, "eos_token_id": 0, "decoder_start_token_id": 58100, "forced_eos_token_id": None}),
+    "nllb-600m": ("translation", "m2m_100", _LARGE | {
+        "vocab_size": 256206, "max_position_embeddings": 1024, "activation_function": "relu", "scale_embedding": True,
+        "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2, "bos_token_id": 0}),
     "minilm-l6": ("text_embedding", "bert", _MINILM),
     "bge-small": ("text_embedding", "bert", _MINILM | {"num_hidden_layers": 12}),
     "bert-base-hf": ("text_classification", "bert", {}),
     "vit-b16-hf": ("image_classification", "vit", {}),
 }  # fmt: skip
 """By name: the task, the family of transformers, and the sizes that are not the family's own."""
-_PRECISIONS = ("fp32", "int8", "int8-static")
+_PRECISIONS = ("fp32", "int8-static")
+_LENGTHS = {"generation": 256, "translation": 128}
+"""By task, the longest text of the bundle, which an export proves; 512 otherwise."""
 _END = "<|endoftext|>"
 _ENLARGED = ("c_proj.weight", "o_proj.weight", "down_proj.weight")
 """Weights of decoders that are ten times as large, so that a greedy answer does not repeat one token."""
@@ -73,7 +87,8 @@ def import_model(name: str) -> ImportedModel:
         ContestantError: It cannot be made or imported.
     """
     task = SIZES[name][0]
-    made_by = hashlib.sha256(f"{SIZES[name]}{inspect.getsource(_write)}".encode()).hexdigest()[:12]
+    written_by = inspect.getsource(_write_translator if task == "translation" else _write)
+    made_by = hashlib.sha256(f"{SIZES[name]}{written_by}".encode()).hexdigest()[:12]
     folder = SCRATCH / "huggingface" / f"{name}-{made_by}"
     model = ImportedModel(name=name, task=task, folder=folder / "model", store=folder / "store")
     if not (model.folder / "evaluation").exists():
@@ -89,7 +104,7 @@ def import_model(name: str) -> ImportedModel:
             "--store",
             str(model.store),
         ]
-        command += ["--name", name, "--max-length", "512" if task != "generation" else str(_MAX_LENGTH)]
+        command += ["--name", name, "--max-length", str(_LENGTHS.get(task, 512))]
         evaluation = next(model.folder.glob("evaluation.*"), None)
         command += ["--evaluation", str(evaluation)] if evaluation else []
         command += [part for precision in _PRECISIONS for part in ("--precision", precision)]
@@ -159,6 +174,63 @@ def _write(name: str, folder: Path) -> None:
     (folder / "evaluation").touch()  # the last thing that is written
 
 
+def _write_translator(name: str, folder: Path) -> None:
+    """Writes a model none of whose translations ends by itself.
+
+    The pieces of a Marian model are the words of `random_texts` and their letters. Others have no tokens of languages:
+    what they cost is a token more on either side.
+    """
+    import torch  # noqa: PLC0415
+    import transformers  # noqa: PLC0415
+
+    _, family, sizes = SIZES[name]
+    tokenizer = make_tokenizer(sizes["vocab_size"])
+    texts, _ = random_texts(tokenizer, MULTI30K, _NUM_EVALUATED)
+    folder.mkdir(parents=True, exist_ok=True)
+    if family == "marian":
+        _write_pieces(tokenizer, folder)
+        names = {"tokenizer_class": "MarianTokenizer"}
+    else:
+        special = dict.fromkeys(("pad_token", "bos_token", "eos_token", "unk_token"), _END)
+        transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
+        names = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    _write_json(folder / "tokenizer_config.json", names | {"source_lang": "en", "target_lang": "de"})
+    torch.manual_seed(1)
+    config = transformers.AutoConfig.for_model(family, **sizes)
+    model: Any = transformers.AutoModelForSeq2SeqLM.from_config(config).eval()
+    special_ids = {key: sizes[key] for key in ("pad_token_id", "eos_token_id", "decoder_start_token_id")}
+    if family == "marian":
+        model.final_logits_bias[0, sizes["eos_token_id"]] = -1000
+    else:
+        with torch.no_grad():
+            model.get_input_embeddings().weight[sizes["eos_token_id"]] = 0  # so is its logit, which is never the best
+    forbidden = [[sizes["pad_token_id"]]] if family == "marian" else None
+    model.generation_config = transformers.GenerationConfig(**special_ids, bad_words_ids=forbidden)
+    model.save_pretrained(folder)
+    _write_lines(folder / "evaluation.jsonl", [{"source": text.strip(), "target": text.strip()} for text in texts])
+    (folder / "evaluation").touch()
+
+
+def _write_pieces(tokenizer: Tokenizer, folder: Path) -> None:
+    """Writes the vocabulary of a Marian model, whose words are those that are one token each of a tokenizer."""
+    pieces: Any = importlib.import_module("sentencepiece.sentencepiece_model_pb2")  # its messages are made at run time
+    tokens = tokenizer.get_vocab()
+    words = sorted(token[1:] for token in tokens if token.startswith("\u0120") and len(token) == len("_abc"))
+    letters = sorted({letter for word in words for letter in word})
+    proto = pieces.ModelProto()
+    kinds = {"<unk>": pieces.ModelProto.SentencePiece.UNKNOWN, "</s>": pieces.ModelProto.SentencePiece.CONTROL}
+    for piece in ("<unk>", "</s>", PIECE_SPACE, *letters, *(PIECE_SPACE + word for word in words)):
+        kind = kinds.get(piece, pieces.ModelProto.SentencePiece.NORMAL)
+        proto.pieces.add(piece=piece, score=0.0 if piece in kinds else -1.0, type=kind)
+    proto.trainer_spec.model_type = pieces.TrainerSpec.UNIGRAM
+    proto.normalizer_spec.name = "identity"
+    for side in ("source", "target"):
+        (folder / f"{side}.spm").write_bytes(proto.SerializeToString())
+    known = dict.fromkeys(["</s>", "<unk>", *(one.piece for one in proto.pieces)])
+    fillers = (f"{PIECE_SPACE}<{number}>" for number in range(len(tokens) - 1 - len(known)))
+    _write_json(folder / "vocab.json", {piece: index for index, piece in enumerate([*known, *fillers, "<pad>"])})
+
+
 def _write_json(file: Path, content: object) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(content), encoding="utf-8")
@@ -170,7 +242,8 @@ def _write_lines(file: Path, lines: list[dict[str, Any]]) -> None:
 
 def _answer(request: dict[str, str]) -> dict[str, str]:
     os.environ["HF_HUB_OFFLINE"] = "1"
-    _write(request["name"], Path(request["folder"]))
+    writes = _write_translator if SIZES[request["name"]][0] == "translation" else _write
+    writes(request["name"], Path(request["folder"]))
     return {}
 
 

@@ -23,6 +23,8 @@ from headway_client.load import samples
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _SPACE = "\u0120"
 """What byte-level vocabularies write for a space."""
+PIECE_SPACE = "\u2581"
+"""What SentencePiece writes for it."""
 _SEED = 11
 _NUM_REAL_TEXTS = 256
 
@@ -134,13 +136,19 @@ def _alphabet(vocabulary_size: int) -> str:
 def random_texts(
     tokenizer: Tokenizer, lengths: Lengths, count: int
 ) -> tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]:
-    """Draws texts of random words for a tokenizer of `make_tokenizer`: the texts, and the tokens of each."""
+    """Draws texts of random words for a tokenizer of `make_tokenizer`: the texts, and the tokens of each.
+
+    Of a tokenizer of SentencePiece with the same words, the tokens are those that it gives, with the one that ends.
+    """
     letters = _alphabet(tokenizer.get_vocab_size())
     words = ["".join(word) for word in itertools.product(letters, repeat=3)]
-    ids = [tokenizer.token_to_id(_SPACE + word) for word in words]
+    has_pieces = tokenizer.token_to_id(PIECE_SPACE + words[0]) is not None
+    ids = [] if has_pieces else [tokenizer.token_to_id(_SPACE + word) for word in words]
     generator = np.random.default_rng(_SEED)
     drawn = [generator.integers(0, len(words), lengths.draw(number)) for number in range(1, count + 1)]
     texts = tuple("".join(f" {words[index]}" for index in indices) for indices in drawn)
+    if has_pieces:
+        return texts, tuple(tuple(one.ids) for one in tokenizer.encode_batch(texts))
     return texts, tuple(tuple(ids[index] for index in indices) for indices in drawn)
 
 

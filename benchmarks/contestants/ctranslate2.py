@@ -93,7 +93,8 @@ def _ways(library: _Library, case: Case, callers: int) -> Mapping[str, Run]:
     if callers > 1 and threads > 1:
         size = -(-callers // threads)
         found[f"{threads} batches of {size} at a time, a thread each"] = (library.parts, size)
-    for size in (size for size in _SPLIT_SIZES if size < callers and case["task"] == "generation"):
+    is_mixed = case["task"] == "generation" and len(set(map(len, case["token_ids"]))) > 1
+    for size in (size for size in _SPLIT_SIZES if size < callers and is_mixed):
         found[f"batches of {size}, {threads} threads"] = (library.whole, size)
     return {
         name: decoding_run(case, callers, partial(library.run, model, case["beam_size"], size))

@@ -1,31 +1,31 @@
-"""llama.cpp, built into xllamacpp, on an imported decoder: python -m benchmarks.contestants.llama THREADS.
+"""llama.cpp by llama-cpp-python on an imported decoder: python -m benchmarks.contestants.llama THREADS Q8_0|Q4_K_M.
 
-The GGUF file is written here: Q8_0 for every matrix. As many calls as there are callers run at a time in its server's
-slots, in this process, with token ids for prompts.
+The GGUF file is written here in fp32, and quantized by the library. As many prompts as there are callers are read in
+one call, each as a sequence of its own, and every call after that decodes a token of each.
 """
 
+import ctypes
 import json
 import sys
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import gguf
+import llama_cpp
 import numpy as np
-import xllamacpp
 from safetensors.numpy import load_file
 
 from benchmarks.contestants.in_process import Batch, Case, Fastest, Run, decoding_run
 from benchmarks.worker import serve
 
 _FAMILIES = {"llama": gguf.MODEL_ARCH.LLAMA, "qwen2": gguf.MODEL_ARCH.QWEN2, "gpt2": gguf.MODEL_ARCH.GPT2}
-_ROOM = 32
-"""Tokens of a slot beside prompt and answer."""
+_KINDS = {"Q8_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0, "Q4_K_M": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_K_M}
+_FLASH_ATTENTION = {"flash attention": 1, "no flash attention": 0}
 
 
-def _write(weights: Path, file: Path) -> None:  # noqa: PLR0915 (one line a field of the format)
+def _write(weights: Path, file: Path) -> None:
     config: dict[str, Any] = json.loads((weights / "config.json").read_text(encoding="utf-8"))
     tokenizer = json.loads((weights / "tokenizer.json").read_text(encoding="utf-8"))
     family = _FAMILIES[config["model_type"]]
@@ -41,7 +41,7 @@ def _write(weights: Path, file: Path) -> None:  # noqa: PLR0915 (one line a fiel
     writer.add_feed_forward_length(4 * width if is_gpt2 else config["intermediate_size"])
     writer.add_head_count(num_heads)
     writer.add_vocab_size(config["vocab_size"])
-    writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q8_0)
+    writer.add_file_type(gguf.LlamaFileType.ALL_F32)
     if is_gpt2:
         writer.add_layer_norm_eps(config["layer_norm_epsilon"])
     else:
@@ -73,51 +73,86 @@ def _write(weights: Path, file: Path) -> None:  # noqa: PLR0915 (one line a fiel
         called = names.get_name(name, try_suffixes=(".weight", ".bias"))
         if called is None:
             raise ValueError(f"{name}: GGUF has no name for it")
-        if tensor.ndim == 1 or "position" in called:
-            writer.add_tensor(called, tensor.astype(np.float32))
-        else:
-            kind = gguf.GGMLQuantizationType.Q8_0
-            writer.add_tensor(called, gguf.quants.quantize(tensor.astype(np.float32), kind), raw_dtype=kind)
+        writer.add_tensor(called, np.ascontiguousarray(tensor.astype(np.float32)))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
 
 
-def _load(threads: int, case: Case) -> tuple[int, Path]:
-    weights = Path(case["weights"])
-    file = weights / "converted" / "q8_0.gguf"
-    if not file.is_file():
-        file.parent.mkdir(exist_ok=True)
-        unfinished = file.with_suffix(".part")
-        _write(weights, unfinished)
-        unfinished.rename(file)
-    return threads, file
+class _Model:
+    """A quantized model, and a context for as many sequences as were asked for last."""
+
+    def __init__(self, threads: int, kind: str, case: Case) -> None:
+        weights = Path(case["weights"])
+        file, whole = (weights / "converted" / f"llama-{name}.gguf" for name in (kind, "f32"))
+        llama_cpp.llama_backend_init()
+        if not file.is_file():
+            file.parent.mkdir(exist_ok=True)
+            _write(weights, whole)
+            options = llama_cpp.llama_model_quantize_default_params()
+            options.ftype, options.nthread = _KINDS[kind], threads
+            unfinished = file.with_suffix(".part")
+            if llama_cpp.llama_model_quantize(bytes(whole), bytes(unfinished), ctypes.byref(options)):
+                raise RuntimeError(f"{kind} cannot be made")
+            unfinished.rename(file)
+            whole.unlink()
+        self._threads, self._context, self._key = threads, None, (0, 0, 0)
+        self._model = llama_cpp.llama_model_load_from_file(bytes(file), llama_cpp.llama_model_default_params())
+        self._num_tokens = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
+        self._batch = llama_cpp.llama_batch_init(0, 0, 1)
+
+    def _open(self, count: int, length: int, flash: int) -> None:
+        """Makes a context for so many sequences of so many tokens."""
+        if self._key == (count, length, flash):
+            return
+        if self._context is not None:
+            llama_cpp.llama_free(self._context)
+        options = llama_cpp.llama_context_default_params()
+        options.n_seq_max, options.n_ctx, options.n_batch = count, count * length, count * length
+        options.n_threads = options.n_threads_batch = self._threads
+        options.flash_attn_type, options.kv_unified = flash, False
+        self._context = llama_cpp.llama_init_from_model(self._model, options)
+        llama_cpp.llama_batch_free(self._batch)
+        self._batch = llama_cpp.llama_batch_init(count * length, 0, 1)
+        self._key = count, length, flash
+
+    def _run(self, rows: list[list[int]], position: int) -> list[int]:
+        """Reads tokens of each sequence from a position on; returns the likeliest token after the last of each."""
+        batch, last = self._batch, []
+        batch.n_tokens = sum(map(len, rows))
+        index = 0
+        for row, ids in enumerate(rows):
+            for offset, token in enumerate(ids):
+                batch.token[index], batch.pos[index] = token, position + offset
+                batch.n_seq_id[index], batch.seq_id[index][0] = 1, row
+                batch.logits[index] = offset == len(ids) - 1
+                index += 1
+            last.append(index - 1)
+        if llama_cpp.llama_decode(self._context, batch):
+            raise RuntimeError("a batch cannot be decoded")
+        shape = (self._num_tokens,)
+        logits = [np.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(self._context, at), shape) for at in last]
+        return [int(one.argmax()) for one in logits]
+
+    def generate(self, flash: int, prompts: Batch, new_tokens: int) -> Batch:
+        """Continues prompts of one length greedily."""
+        length = len(prompts[0])
+        self._open(len(prompts), -(-(length + new_tokens) // 256) * 256, flash)
+        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._context), True)
+        answers: Batch = [[token] for token in self._run(prompts, 0)]
+        for position in range(length, length + new_tokens - 1):
+            tokens = self._run([answer[-1:] for answer in answers], position)
+            for answer, token in zip(answers, tokens, strict=True):
+                answer.append(token)
+        return answers
 
 
-def _ways(model: tuple[int, Path], case: Case, callers: int) -> Mapping[str, Run]:
-    threads, file = model
-    parameters = xllamacpp.CommonParams()
-    parameters.model.path = str(file)
-    parameters.n_parallel = callers
-    parameters.n_ctx = callers * (max(map(len, case["token_ids"])) + case["max_new_tokens"] + _ROOM)
-    parameters.cpuparams.n_threads = parameters.cpuparams_batch.n_threads = threads
-    parameters.warmup = False
-    parameters.cache_ram_mib = 0
-    server, pool = xllamacpp.Server(parameters), ThreadPoolExecutor(callers)
-    return {f"{callers} slots": decoding_run(case, callers, partial(_generate, server, pool))}
-
-
-def _generate(server: Any, pool: ThreadPoolExecutor, prompts: Batch, new_tokens: int) -> Batch:
-    def complete(prompt: list[int]) -> list[int]:
-        asked = {"prompt": prompt, "n_predict": new_tokens, "temperature": 0.0, "top_k": 1, "ignore_eos": True}
-        answer = server.handle_completions(asked | {"cache_prompt": False})
-        if "usage" not in answer:
-            raise RuntimeError(str(answer)[:300])
-        return [0] * answer["usage"]["completion_tokens"]  # it gives text, and how many tokens that is
-
-    return list(pool.map(complete, prompts))
+def _ways(model: _Model, case: Case, callers: int) -> Mapping[str, Run]:
+    return {
+        name: decoding_run(case, callers, partial(model.generate, flash)) for name, flash in _FLASH_ATTENTION.items()
+    }
 
 
 if __name__ == "__main__":
-    serve(Fastest(partial(_load, int(sys.argv[1])), _ways).answer, ["xllamacpp"])
+    serve(Fastest(partial(_Model, int(sys.argv[1]), sys.argv[2]), _ways).answer, ["llama-cpp-python"])

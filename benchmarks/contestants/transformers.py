@@ -1,11 +1,13 @@
-"""`generate` of transformers on PyTorch: python -m benchmarks.contestants.transformers THREADS fp32|bf16.
+"""transformers on PyTorch, eager and compiled: python -m benchmarks.contestants.transformers THREADS fp32|bf16.
 
-Its models have the sizes of the benchmark's random models, and random weights of their own.
+Its models are the folders that headway imports; for the random models of the other benchmarks, models of the same sizes
+with random weights of their own. A decoder runs with a dynamic cache, a static one, or a static one with its steps
+compiled; a classifier runs on prepared inputs, texts sorted by length.
 """
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,10 @@ from typing import Any
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    AutoModelForImageClassification,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
+    CompileConfig,
     GenerationConfig,
     GPT2Config,
     GPT2LMHeadModel,
@@ -20,9 +26,16 @@ from transformers import (
     MarianMTModel,
 )
 
-from benchmarks.contestants.in_process import Batch, Case, Fastest, Run, decoding_run
+from benchmarks.contestants.classifier import Inputs
+from benchmarks.contestants.in_process import Batch, Case, Fastest, Run, classifying_ways, decoding_run
 from benchmarks.worker import serve
 
+_KINDS: dict[str, Any] = {
+    "generation": AutoModelForCausalLM,
+    "translation": AutoModelForSeq2SeqLM,
+    "text_classification": AutoModelForSequenceClassification,
+    "image_classification": AutoModelForImageClassification,
+}
 BOS_ID, EOS_ID, PAD_ID = 0, 1, 2
 """Of the translation model; the last one stands where a sentence of a batch has ended, and no sentence has it."""
 _GPT2_SIZES = {
@@ -44,7 +57,7 @@ _MARIAN_SIZES = {"vocab_size": "vocabulary_size", "max_position_embeddings": "ma
 def make_model(case: Case) -> Any:
     """Makes a GPT-2, or a Transformer for translation (Marian), in fp32 with the sizes of a case; or reads a folder."""
     if (Path(case["weights"]) / "config.json").is_file():
-        return AutoModelForCausalLM.from_pretrained(case["weights"], dtype=torch.float32).eval()
+        return _KINDS[case["task"]].from_pretrained(case["weights"], dtype=torch.float32).eval()
     sizes = json.loads((Path(case["weights"]) / "sizes.json").read_text(encoding="utf-8"))
     torch.manual_seed(1)
     if case["task"] == "generation":
@@ -59,15 +72,43 @@ def make_model(case: Case) -> Any:
 
 
 def _ways(model: Any, case: Case, callers: int) -> Mapping[str, Run]:
-    caches = {"dynamic cache": None} | ({"static cache": "static"} if case["task"] == "generation" else {})
+    if case["task"].endswith("classification"):
+        return _classifying_ways(model, case, callers)
+    ways: dict[str, dict[str, Any]] = {"dynamic cache": {}}
+    if case["task"] == "generation":
+        compiles = CompileConfig(mode="default", fullgraph=False)
+        compiles._compile_all_devices = True  # noqa: SLF001 (there is no other way to compile for a processor)
+        static = {"cache_implementation": "static"}
+        ways |= {"static cache": static | {"disable_compile": True}}
+        ways |= {"static cache, torch.compile": static | {"compile_config": compiles}}
     return {
-        name: decoding_run(case, callers, partial(generate, model, case["beam_size"], cache))
-        for name, cache in caches.items()
+        name: decoding_run(case, callers, partial(generate, model, case["beam_size"], options))
+        for name, options in ways.items()
     }
 
 
+def _classifying_ways(model: Any, case: Case, callers: int) -> Mapping[str, Run]:
+    inputs = Inputs(Path(case["bundle"]))
+    items = [inputs.prepare(one) for one in case["texts"] or case["images"]]
+
+    def collate(some: Sequence[Any]) -> dict[str, torch.Tensor]:
+        tensors = {name: torch.from_numpy(array) for name, array in inputs.collate(some).items()}
+        return {name: one.to(model.dtype) if one.is_floating_point() else one for name, one in tensors.items()}
+
+    ways = {}
+    for name, forward in {"eager": model, "torch.compile": torch.compile(model, dynamic=True)}.items():
+        run = torch.inference_mode()(partial(_forward, forward))
+        found = classifying_ways(items, callers, collate=collate, run=run, orders=("sorted",))
+        ways |= {f"{name}, {way}": run for way, run in found.items()}
+    return ways
+
+
+def _forward(model: Any, feeds: dict[str, torch.Tensor]) -> None:
+    model(**feeds)
+
+
 @torch.inference_mode()
-def generate(model: Any, beam_size: int, cache: str | None, texts: Batch, new_tokens: int) -> Batch:
+def generate(model: Any, beam_size: int, options: dict[str, Any], texts: Batch, new_tokens: int) -> Batch:
     """Gives exactly so many new tokens for each text of a batch.
 
     Prompts are padded on the left and stand before their answers; sources of translations are padded on the right, and
@@ -88,7 +129,7 @@ def generate(model: Any, beam_size: int, cache: str | None, texts: Batch, new_to
         min_new_tokens=new_tokens if translates else None,
         do_sample=False,
         pad_token_id=PAD_ID,
-        cache_implementation=cache,
+        **options,
         **(named if translates else {}),
     )
     output = model.generate(input_ids, attention_mask=mask, generation_config=config)

@@ -42,6 +42,16 @@ def test_a_converted_tokenizer_reads_as_sentencepiece_does(pieces, converted):
         check_tokenizer(pieces, converted, lambda line: [*original.encode(line), 2], lines=lines)
 
 
+def test_a_model_that_normalises_nothing_is_read_as_sentencepiece_reads_it(tmp_path):
+    file = tmp_path / "source.spm"
+    tiny.write_pieces(file, seed=1, normalization_rule_name="identity")
+    ids = {piece.piece: index for index, piece in enumerate(read_pieces(file).pieces)}
+    tokenizer = convert_pieces(file, ids, unknown="<unk>", end="</s>", special=["<unk>", "<s>", "</s>"])
+    original = sentencepiece.SentencePieceProcessor(model_file=str(file))
+    lines = ["one\n two \n", *sample_lines(2000, seed=1)]
+    check_tokenizer(file, tokenizer, lambda line: [*original.encode(line), 2], lines=lines)
+
+
 def test_the_librarys_own_normalisation_would_drop_combining_marks(pieces, converted):
     table = bytes(read_pieces(pieces).normalizer_spec.precompiled_charsmap)
     text = "\u2460\u0301"  # a digit in a circle, with an accent

@@ -159,7 +159,7 @@ def convert_pieces(file: Path, ids: Mapping[str, int], *, unknown: str, end: str
     tokenizer = Tokenizer(model)
     steps = [
         *_normalization(bytes(spec.precompiled_charsmap)),
-        normalizers.Replace(Regex("^ +| +$"), ""),
+        normalizers.Replace(Regex(r"\A +| +\z"), ""),
         normalizers.Replace(Regex(" {2,}"), SPACE),
         normalizers.Replace(" ", SPACE),
         normalizers.Prepend(SPACE),
