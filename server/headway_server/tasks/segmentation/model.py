@@ -412,7 +412,7 @@ class SegmentationModel(ImageModel):
                     return _read(row, has_several_parts=has_several, wanted=wanted)
 
                 batched = await self._decoder.submit(
-                    [self._item(embedded, prompt, mask) for prompt, mask in zip(asked, masks, strict=True)],
+                    self._items(embedded, asked, masks),
                     [1] * len(asked),
                     outputs=(MASKS, PREDICTED_IOU),
                     read=read,
@@ -434,16 +434,26 @@ class SegmentationModel(ImageModel):
                     found[number] = answer
         return found, timings
 
-    def _item(self, embedded: _Embedded, prompt: Prompt, earlier: NDArray[np.float32] | None) -> Tensors:
-        """Makes the decoder's input of a prompt."""
-        places = [(point.x, point.y) for point in prompt.points]
-        labels = [INSIDE if point.is_inside else OUTSIDE for point in prompt.points]
-        if prompt.box is not None:
-            places += [prompt.box[:2], prompt.box[2:]]
-            labels += [TOP_LEFT, BOTTOM_RIGHT]
-        shares = embedded.image.transform.to_model(places) / self._model_size
-        points = np.clip(shares, 0, 1).astype(np.float32)
-        return as_item(embedded.embedding, points, np.array(labels, np.int64), earlier)
+    def _items(
+        self, embedded: _Embedded, prompts: Sequence[Prompt], earlier: Sequence[NDArray[np.float32] | None]
+    ) -> list[Tensors]:
+        """Makes the decoder's inputs of prompts, in one go: an array of each prompt takes 15 µs."""
+        places: list[tuple[float, float]] = []
+        labels: list[int] = []
+        ends: list[int] = []
+        for prompt in prompts:
+            places += [(point.x, point.y) for point in prompt.points]
+            labels += [INSIDE if point.is_inside else OUTSIDE for point in prompt.points]
+            if prompt.box is not None:
+                places += [prompt.box[:2], prompt.box[2:]]
+                labels += [TOP_LEFT, BOTTOM_RIGHT]
+            ends.append(len(places))
+        shares = np.clip(embedded.image.transform.to_model(places) / self._model_size, 0, 1).astype(np.float32)
+        kinds = np.array(labels, np.int64)
+        return [
+            as_item(embedded.embedding, shares[start:end], kinds[start:end], mask)
+            for start, end, mask in zip([0, *ends], ends, earlier, strict=False)
+        ]
 
     async def _render(
         self, seen: SeenImage, masks: Sequence[_Found], mask_format: MaskFormat
