@@ -56,6 +56,8 @@ MAX_SEGMENTS: Final = 256
 """Most segments of an image that are answered where everything is asked for."""
 MAX_GRID_SIDE: Final = 32
 """Most points along a side of the grid that everything is asked for with."""
+_LEAST_HELD_MIB: Final = 64
+"""Of embeddings that streams may hold, where fewer are kept."""
 _PIXELS_AT_A_TIME: Final = 4 * 2**20
 """Of masks that a thread brings to an image's size before the event loop looks whether the caller is still there."""
 
@@ -243,7 +245,14 @@ class SegmentationModel(ImageModel):
             max_bytes=settings.batching.max_waiting_mib * MIB,
             pace=MeasuredPace(),
         )
-        self._held = Admission(limit=None, noun="embeddings of streams", owner=manifest.name, max_bytes=max_bytes)
+        self._held = Admission(
+            limit=None,
+            noun="embeddings of streams",
+            owner=manifest.name,
+            max_bytes=max(max_bytes, _LEAST_HELD_MIB * MIB),
+        )
+        self.max_idle_s = settings.image_ttl
+        """Seconds that a stream may hold an embedding without a click."""
         _log.info(
             "segmentation",
             model=manifest.name,

@@ -10,6 +10,7 @@ import tiny_segmenter
 from PIL import Image
 from rpc_failures import failure_of
 from typer.testing import CliRunner
+from waiting import until
 
 from headway.v1 import image_service_pb2 as images_pb
 from headway.v1 import image_service_pb2_grpc as images_grpc
@@ -229,6 +230,14 @@ async def test_streams_hold_no_more_embeddings_than_the_limit(serve, segmenter_s
         await first.read()
         failure = await failure_of(stub(serving).SegmentInteractively(wait()).read())
         assert (failure.code, failure.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED")
+        model.max_idle_s = 0.05
+        third = stub(serving).SegmentInteractively(wait())
+        first.cancel()
+        await until(lambda: not model._held.num_admitted)
+        await third.read()
+        failure = await failure_of(third.read())
+        assert (failure.code, model._held.num_admitted) == (grpc.StatusCode.DEADLINE_EXCEEDED, 0)
+        assert "no request came for 0.05 s" in failure.message
         go_on.set()
 
 
