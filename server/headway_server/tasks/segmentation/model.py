@@ -54,6 +54,10 @@ MAX_MASKS: Final = 3
 """Most masks of a prompt of one part; one of several parts has one."""
 MAX_SEGMENTS: Final = 256
 """Most segments of an image that are answered where everything is asked for."""
+MAX_MASK_PIXELS: Final = 2**29
+"""Most pixels of all masks of an answer together. Masks of noise take 30 ns and a quarter of a byte a pixel."""
+MAX_STREAMED_PIXELS: Final = 2**31
+"""The same where masks are sent one by one, each of which takes as much as its box."""
 MAX_GRID_SIDE: Final = 32
 """Most points along a side of the grid that everything is asked for with."""
 _LEAST_HELD_MIB: Final = 64
@@ -156,7 +160,7 @@ class EverythingRequest:
 class SegmentMask:
     """A mask in the pixels of the caller's image."""
 
-    counts: NDArray[np.int64] | None
+    counts: NDArray[np.int32] | None
     """Lengths of runs by columns, as COCO has them; None where a PNG was asked for."""
     png: bytes | None
     predicted_iou: float
@@ -346,8 +350,16 @@ class SegmentationModel(ImageModel):
         seen = embedded.image
         for number, prompt in enumerate(prompts):
             prompt.check_places(f"prompts[{number}]", seen.width, seen.height)
+        most = max_masks or MAX_MASKS
+        num_masks = sum(1 if prompt.num_parts > 1 else most for prompt in prompts)
+        if num_masks * seen.width * seen.height > MAX_MASK_PIXELS:
+            raise InvalidInputError(
+                "prompts",
+                f"ask for {num_masks} masks of {seen.width} x {seen.height} pixels, the limit is {MAX_MASK_PIXELS} "
+                "pixels of all masks together; send them in several calls, or a smaller image",
+            )
         found, more = await self._answer_prompts(embedded, prompts, deadline)
-        chosen = [masks[: max_masks or MAX_MASKS] for masks in found]
+        chosen = [masks[:most] for masks in found]
         masks = [mask for row in chosen for mask in row]
         rendered = iter([mask async for mask in self._render(seen, masks, mask_format)])
         return SegmentedImage(
@@ -372,7 +384,8 @@ class SegmentationModel(ImageModel):
         prompts = [Prompt(points=(Point(x * seen.width, y * seen.height),)) for y in places for x in places]
         found, more = await self._answer_prompts(embedded, prompts, deadline, wanted=request)
         masks = [mask for row in found for mask in row]
-        kept = await asyncio.to_thread(_choose, masks, request.max_overlap)
+        most = max(1, min(MAX_SEGMENTS, MAX_STREAMED_PIXELS // (seen.width * seen.height)))
+        kept = await asyncio.to_thread(_choose, masks, request.max_overlap, most)
         return self._render(seen, kept, mask_format), timings + more
 
     async def point_at(self, image: SentImage, *, deadline: float | None) -> Pointing:
@@ -523,13 +536,13 @@ def _read(row: Tensors, *, has_several_parts: bool, wanted: EverythingRequest | 
     return [_Found(masks[number].copy(), float(predicted_iou[number])) for number in order]
 
 
-def _choose(masks: Sequence[_Found], max_overlap: float) -> list[_Found]:
+def _choose(masks: Sequence[_Found], max_overlap: float, most: int) -> list[_Found]:
     """Leaves out masks that are nearly those of better ones, and returns the best."""
     if not masks:
         return []
     logits = np.stack([mask.logits for mask in masks])
     scores = np.array([mask.predicted_iou for mask in masks], np.float32) * stability(logits)
-    return [masks[number] for number in drop_duplicates(logits > 0, scores, max_overlap)[:MAX_SEGMENTS]]
+    return [masks[number] for number in drop_duplicates(logits > 0, scores, max_overlap)[:most]]
 
 
 def _render(

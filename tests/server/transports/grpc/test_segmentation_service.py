@@ -201,6 +201,10 @@ async def test_what_cannot_be_answered_is_refused_with_a_sentence(segmenting):
         failure = await failure_of(stub(segmenting).SegmentImage(request))
         assert (failure.code, failure.field) == (grpc.StatusCode.INVALID_ARGUMENT, field), failure.message
         assert sentence in failure.message
+    large = pb.SegmentImageRequest(image=squares(size=(4000, 4000)), prompts=[at((1, 1))] * 30)
+    failure = await failure_of(stub(segmenting).SegmentImage(large))
+    assert (failure.code, failure.field) == (grpc.StatusCode.INVALID_ARGUMENT, "prompts")
+    assert "ask for 90 masks of 4000 x 4000 pixels" in failure.message
     for fields, field in (({"points_per_side": 33}, "points_per_side"), ({"max_overlap": 2}, "max_overlap")):
         request = pb.SegmentEverythingRequest(image=squares(), **fields)
         failure = await failure_of(stub(segmenting).SegmentEverything(request).read())
