@@ -45,7 +45,6 @@ class Scaling(BaseModel):
     """How long there must be too few."""
 
 
-@serve.deployment(name="ingress", ray_actor_options={"num_cpus": 0})
 class Ingress:
     """Knows which deployment has which model, and hands requests over HTTP on to it."""
 
@@ -118,7 +117,8 @@ def app(arguments: Mapping[str, str]) -> serve.Application:
     paths, routes = read_store(settings)
     placements = place(((path, read_manifest(settings.store / path)) for path in paths), routes)
     handles = {each.deployment: _bind(each, routes, settings, scaling) for each in placements}
-    return Ingress.bind(placements, handles)
+    ingress = serve.deployment(name="ingress", ray_actor_options={"num_cpus": 0})(Ingress)
+    return ingress.bind(placements, handles)
 
 
 def _bind(placement: Placement, routes: Routes, settings: ServerSettings, scaling: Scaling) -> serve.Application:

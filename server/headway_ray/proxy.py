@@ -87,7 +87,7 @@ class _Method:
         self._applications = applications
         make: Any = grpc.unary_stream_rpc_method_handler if descriptor.server_streaming else None
         behaviour: Any = self.stream if descriptor.server_streaming else self.call
-        self.handler = (make or grpc.unary_unary_rpc_method_handler)(behaviour)  # bytes in, bytes out
+        self.handler: Any = (make or grpc.unary_unary_rpc_method_handler)(behaviour)  # bytes in, bytes out
 
     async def call(self, data: bytes, context: Context) -> bytes:
         """Answers a call with one answer."""
@@ -165,7 +165,7 @@ class _Health:
 
     def __init__(self, applications: dict[str, Deployments]) -> None:
         self._applications = applications
-        self.handlers = {
+        self.handlers: dict[str, Any] = {
             "/grpc.health.v1.Health/Check": grpc.unary_unary_rpc_method_handler(self.check),
             "/grpc.health.v1.Health/Watch": grpc.unary_stream_rpc_method_handler(self.watch),
         }
@@ -180,7 +180,8 @@ class _Health:
                 raise
             placements = ()
         kind = health_pb2.HealthCheckResponse
-        return kind(status=kind.SERVING if placements else kind.NOT_SERVING).SerializeToString()
+        found: bytes = kind(status=kind.SERVING if placements else kind.NOT_SERVING).SerializeToString()
+        return found
 
     async def watch(self, data: bytes, context: Context) -> AsyncGenerator[bytes, None]:
         """Says so whenever it changes."""
@@ -192,7 +193,7 @@ class _Health:
             await asyncio.sleep(_HEALTH_INTERVAL_S)
 
 
-class _Services(grpc.GenericRpcHandler):  # type: ignore[misc]  # its stubs have no types
+class _Services(grpc.GenericRpcHandler):
     """Finds the methods by their full names."""
 
     def __init__(self) -> None:
@@ -239,7 +240,8 @@ def _describe(error: BaseException, head: CallHead) -> bytes:
         error = OverloadedError("the queue of the model's deployment is full; call again", retry_after_s=_RETRY_S)
     elif isinstance(error, (RayActorError, DeploymentUnavailableError, TaskCancelledError)):
         error = DrainingError("the replica that answered has ended; call again")
-    return to_status(error, head.method, request_id=head.request_id).SerializeToString()
+    status: bytes = to_status(error, head.method, request_id=head.request_id).SerializeToString()
+    return status
 
 
 async def _abort(context: Context, head: CallHead, status: bytes) -> NoReturn:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, MutableMapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
@@ -138,9 +138,9 @@ class Replica:
             status = to_status(error, head.method, answered, request_id=head.request_id)
             yield b"", status.SerializeToString()
 
-    async def http(self, scope: dict[str, Any], body: bytes) -> AsyncGenerator[dict[str, Any], None]:
+    async def http(self, scope: dict[str, Any], body: bytes) -> AsyncGenerator[MutableMapping[str, Any], None]:
         """Answers a request over HTTP; yields the messages of ASGI."""
-        messages: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue(maxsize=16)
+        messages: asyncio.Queue[MutableMapping[str, Any] | None] = asyncio.Queue(maxsize=16)
         received = False
 
         async def receive() -> dict[str, Any]:

@@ -111,7 +111,7 @@ def test_every_model_of_the_store_answers_and_is_listed(client: Client) -> None:
     with client.stream_generate_text("To be", model="shakespeare", max_new_tokens=8, temperature=0) as stream:
         assert "".join(delta.text for delta in stream) == text
     assert [model.name for model in client.list_models()] == ["ag-news", "shakespeare"]
-    assert client.get_model("ag-news").name == "ag-news"
+    assert client.get_model("ag-news").model.name == "ag-news"
 
 
 def test_errors_have_their_code_and_their_details(client: Client) -> None:
