@@ -53,7 +53,7 @@ class Deployments:
         self._application = application
         self._placements: Sequence[Placement] = ()
         self._known_until = 0.0
-        self._handles: dict[str, DeploymentHandle[Any]] = {}
+        self._handles: dict[tuple[str, str, bool], DeploymentHandle[Any]] = {}
         self._looking = asyncio.Lock()
 
     async def placements(self) -> Sequence[Placement]:
@@ -66,11 +66,14 @@ class Deployments:
                     self._known_until = time.monotonic() + _KNOWN_FOR_S
         return self._placements
 
-    async def handle(self, deployment: str) -> DeploymentHandle[Any]:
-        """Returns what calls a deployment."""
-        if (found := self._handles.get(deployment)) is None:
-            found = await asyncio.to_thread(serve.get_deployment_handle, deployment, self._application)
-            self._handles[deployment] = found
+    async def handle(self, placement: Placement, *, streams: bool = False) -> DeploymentHandle[Any]:
+        """Returns what calls a deployment: its method `stream`, or `call`."""
+        key = placement.deployment, placement.model_id, streams
+        if (found := self._handles.get(key)) is None:
+            made = await asyncio.to_thread(serve.get_deployment_handle, placement.deployment, self._application)
+            made = made.options(stream=streams, method_name="stream" if streams else "call")
+            found = made.options(multiplexed_model_id=placement.model_id) if placement.model_id else made
+            self._handles[key] = found
         return found
 
 
@@ -95,8 +98,9 @@ class _Method:
         try:
             deployments = self._deployments(head)
             if self._name in _OF_ALL:
-                return await self._call_all(deployments, head, data)
-            message, status = await self._call_one(deployments, await self._choose(deployments, data), head, data)
+                message, status = await self._call_all(deployments, head, data)
+            else:
+                message, status = await self._call_one(deployments, await self._choose(deployments, data), head, data)
         except BaseException as error:
             if not is_failure(error):
                 raise
@@ -111,8 +115,8 @@ class _Method:
         status = b""
         try:
             deployments = self._deployments(head)
-            handle = await deployments.handle(await self._choose(deployments, data))
-            parts = handle.options(stream=True, method_name="stream").remote(head, data)
+            handle = await deployments.handle(await self._choose(deployments, data), streams=True)
+            parts = handle.remote(head, data)
             try:
                 async for message, status in parts:
                     if not status:
@@ -132,7 +136,7 @@ class _Method:
         name = _application(head.metadata)
         return self._applications.setdefault(name, Deployments(name))
 
-    async def _choose(self, deployments: Deployments, data: bytes) -> str:
+    async def _choose(self, deployments: Deployments, data: bytes) -> Placement:
         model = ""
         if self._field:
             try:
@@ -141,9 +145,9 @@ class _Method:
                 raise InvalidInputError("request", f"is no {self._request.DESCRIPTOR.name}") from error
         return choose(await deployments.placements(), self._name, model)
 
-    async def _call_one(self, deployments: Deployments, name: str, head: CallHead, data: bytes) -> Part:
-        handle = await deployments.handle(name)
-        response = handle.call.remote(head, data)
+    async def _call_one(self, deployments: Deployments, placement: Placement, head: CallHead, data: bytes) -> Part:
+        handle = await deployments.handle(placement)
+        response = handle.remote(head, data)
         try:
             part: Part = await response
         except asyncio.CancelledError:  # the caller has gone, or its time is over
@@ -151,13 +155,15 @@ class _Method:
             raise
         return part
 
-    async def _call_all(self, deployments: Deployments, head: CallHead, data: bytes) -> bytes:
-        names = [placement.deployment for placement in await deployments.placements()]
-        parts = await asyncio.gather(*(self._call_one(deployments, name, head, data) for name in names))
+    async def _call_all(self, deployments: Deployments, head: CallHead, data: bytes) -> Part:
+        placements = await deployments.placements()
+        parts = await asyncio.gather(*(self._call_one(deployments, each, head, data) for each in placements))
         joined = self._response()
-        for message, _ in parts:
+        for message, status in parts:
+            if status:
+                return message, status
             joined.MergeFromString(message)
-        return joined.SerializeToString()
+        return joined.SerializeToString(), b""
 
 
 class _Health:

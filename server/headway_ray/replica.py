@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections.abc import AsyncGenerator, MutableMapping, Sequence
+import weakref
+from collections.abc import AsyncGenerator, Mapping, MutableMapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
+
+from ray import serve
 
 from headway_server.errors import is_failure
 from headway_server.log import configure_logging
@@ -91,6 +94,7 @@ class Replica:
             procedures=server.procedures,
         ).app
         self._host.start()
+        weakref.finalize(self, self._host.close).atexit = False  # once its last call has ended
 
     def check_health(self) -> None:
         """Fails where a model has ended or hangs, so that Serve replaces this replica."""
@@ -166,3 +170,44 @@ class Replica:
 
     def __repr__(self) -> str:
         return f"Replica({self._host!r})"
+
+
+class SharedReplica:
+    """Answers the calls of many models, of which it has as many as fit: it loads one when it is called."""
+
+    def __init__(self, settings: ServerSettings, paths: Mapping[str, Sequence[str]], routes: Routes, most: int) -> None:
+        """Loads nothing yet.
+
+        Args:
+            settings: As of `Replica`.
+            paths: Those of a `Replica`, by the id of its models.
+            routes: As of `Replica`.
+            most: Of models at a time; the longest unused goes first.
+        """
+
+        async def load(model_id: str) -> Replica:
+            made = Replica.__new__(Replica)
+            await Replica.__init__(made, settings, paths[model_id], routes)
+            return made
+
+        self._get = serve.multiplexed(load, max_num_models_per_replica=most)
+
+    async def call(self, head: CallHead, data: bytes) -> Part:
+        """See `Replica`."""
+        replica = await self._get(serve.get_multiplexed_model_id())
+        part: Part = await replica.call(head, data)
+        return part
+
+    async def stream(self, head: CallHead, data: bytes) -> AsyncGenerator[Part, None]:
+        """See `Replica`."""
+        replica = await self._get(serve.get_multiplexed_model_id())
+        async with aclosing(replica.stream(head, data)) as parts:
+            async for part in parts:
+                yield part
+
+    async def http(self, scope: dict[str, Any], body: bytes) -> AsyncGenerator[MutableMapping[str, Any], None]:
+        """See `Replica`."""
+        replica = await self._get(serve.get_multiplexed_model_id())
+        async with aclosing(replica.http(scope, body)) as messages:
+            async for message in messages:
+                yield message

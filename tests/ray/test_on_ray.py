@@ -215,3 +215,12 @@ def test_a_new_version_is_rolled_out_without_a_failed_call(cluster, store) -> No
     assert not load.errors
     with Client(cluster[0]) as client:
         assert {client.classify_text([TEXT], model="ag-news").model.version for _ in range(10)} == {"2"}
+
+
+def test_models_share_replicas_that_load_them_when_they_are_called(cluster, store) -> None:
+    ray_server.deploy(store=store, models_per_replica=1, log_level="warning")
+    with Client(cluster[0], timeout_s=30) as client:
+        for _ in range(2):
+            assert client.classify_text([TEXT], model="ag-news")[0].labels[0].label == "Business"
+            with client.stream_generate_text("To be", model="shakespeare", max_new_tokens=4) as stream:
+                assert list(stream)
