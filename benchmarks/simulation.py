@@ -141,7 +141,7 @@ class Simulation:
         while True:
             yield self._env.timeout(self._random.expovariate(self._constants.pauses_per_s / 1e3))
             length = self._random.choice(self._constants.pauses)
-            yield loop.do((length, length))
+            loop.do((length, length))
 
     def _call(self, caller: _Thread, worker: _Worker) -> Steps:
         began = self._env.now

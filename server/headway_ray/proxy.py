@@ -20,7 +20,7 @@ from grpc_health.v1 import health_pb2
 from grpc_status import rpc_status
 from ray import serve
 from ray.exceptions import RayActorError, TaskCancelledError
-from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
+from ray.serve.exceptions import BackPressureError, RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from headway_ray.placement import Placement, choose
@@ -244,8 +244,8 @@ def _describe(error: BaseException, head: CallHead) -> bytes:
     """Returns the status of an error of Serve's, or of this module's."""
     if isinstance(error, BackPressureError):
         error = OverloadedError("the queue of the model's deployment is full; call again", retry_after_s=_RETRY_S)
-    elif isinstance(error, (RayActorError, DeploymentUnavailableError, TaskCancelledError)):
-        error = DrainingError("the replica that answered has ended; call again")
+    elif isinstance(error, (RayActorError, RayServeException, TaskCancelledError)):
+        error = DrainingError("the replica that answered has ended, or its application; call again")
     status: bytes = to_status(error, head.method, request_id=head.request_id).SerializeToString()
     return status
 
