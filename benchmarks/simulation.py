@@ -138,10 +138,12 @@ class Simulation:
             self._env.process(self._call(caller, worker))
 
     def _pauses(self, loop: _Thread) -> Steps:
+        lengths, per_s = self._constants.pauses, self._constants.pauses_per_s
+        between = max(1e-3, 1e3 / per_s - statistics.fmean(lengths))
         while True:
-            yield self._env.timeout(self._random.expovariate(self._constants.pauses_per_s / 1e3))
-            length = self._random.choice(self._constants.pauses)
-            loop.do((length, length))
+            yield self._env.timeout(self._random.expovariate(1 / between))
+            length = self._random.choice(lengths)
+            yield loop.do((length, length))
 
     def _call(self, caller: _Thread, worker: _Worker) -> Steps:
         began = self._env.now
