@@ -11,7 +11,7 @@ from pydantic_settings import CliApp
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
 from headway_ray.placement import SHARED, Placement, choose, place
 from headway_ray.replica import Replica, SharedReplica
@@ -50,9 +50,12 @@ class Scaling(BaseModel):
 class Ingress:
     """Knows which deployment has which model, and hands requests over HTTP on to it."""
 
-    def __init__(self, placements: Sequence[Placement], handles: Mapping[str, DeploymentHandle[Any]]) -> None:
+    def __init__(
+        self, placements: Sequence[Placement], handles: Mapping[str, DeploymentHandle[Any]], max_bytes: int
+    ) -> None:
         self._placements = list(placements)
         self._handles = dict(handles)
+        self._max_bytes = max_bytes
 
     async def placements(self) -> list[Placement]:
         """Returns which models the deployments have."""
@@ -60,8 +63,11 @@ class Ingress:
 
     async def __call__(self, request: Request) -> Response:
         """Answers a request over HTTP, by the deployment of the model that it names."""
-        body = await request.body()
-        path = request.url.path
+        body, path = b"", request.url.path
+        async for part in request.stream():
+            body += part
+            if len(body) > self._max_bytes:
+                return PlainTextResponse(f"the request has more than {self._max_bytes} bytes\n", 413)
         try:
             placement = choose(self._placements, path.rpartition("/")[2], _model_of(path, body))
         except RequestError:
@@ -132,7 +138,7 @@ def app(arguments: Mapping[str, str]) -> serve.Application:
             for each in placements
         }
     ingress = serve.deployment(name="ingress", ray_actor_options={"num_cpus": 0})(Ingress)
-    return ingress.bind(placements, handles)
+    return ingress.bind(placements, handles, settings.max_message_bytes)
 
 
 def _deployment(name: str, kind: type, settings: ServerSettings, scaling: Scaling) -> Any:

@@ -25,7 +25,7 @@ from ray.serve.handle import DeploymentHandle
 
 from headway_ray.placement import Placement, choose
 from headway_ray.replica import CallHead, Part
-from headway_server.errors import DrainingError, ForbiddenError, InvalidInputError, OverloadedError, is_failure
+from headway_server.errors import DrainingError, InvalidInputError, OverloadedError, is_failure
 from headway_server.serving.calls import REQUEST_ID, request_id_of
 from headway_server.transports.grpc import service_descriptors, to_status
 
@@ -39,9 +39,6 @@ _KNOWN_FOR_S: Final = 5.0
 """How long a table of the deployments is used."""
 _OF_ALL: Final = frozenset({"ListModels", "ListBundles", "RepositoryIndex"})
 """Methods that are asked of every deployment; their answers are joined."""
-_CHANGES: Final = frozenset(
-    {"LoadModel", "UnloadModel", "ScanStore", "SetRoute", "SetAlias", "RepositoryModelLoad", "RepositoryModelUnload"}
-)
 _RETRY_S: Final = 0.1
 _HEALTH_INTERVAL_S: Final = 1.0
 
@@ -131,8 +128,6 @@ class _Method:
             await _abort(context, head, status)
 
     def _deployments(self, head: CallHead) -> Deployments:
-        if self._name in _CHANGES:
-            raise ForbiddenError("on Ray the models are those of the deployment; change the store and deploy it anew")
         name = _application(head.metadata)
         return self._applications.setdefault(name, Deployments(name))
 

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from ray import serve
 
-from headway_server.errors import is_failure
+from headway_server.errors import ForbiddenError, is_failure
 from headway_server.log import configure_logging
 from headway_server.observers import Call
 from headway_server.runtime import Runtime
@@ -57,6 +57,15 @@ class _Context:
         return self._metadata
 
 
+class _FixedModels(ModelHost):
+    """The models of a deployment, which no call changes: other replicas would not follow."""
+
+    async def _refuse(self, *_: object, **__: object) -> Any:
+        raise ForbiddenError("on Ray the models are those of the deployment; change the store and deploy it anew")
+
+    load = unload = scan = set_route = set_alias = _refuse  # type: ignore[assignment]  # whatever they are given
+
+
 class Replica:
     """Answers the calls of the models of one deployment."""
 
@@ -82,7 +91,7 @@ class Replica:
         versions = settings.versions.model_copy(update={"poll_interval": 0, "routes_file": routes_file})
         own = settings.model_copy(update={"store": store, "versions": versions})
         runtime = Runtime(device=own.device, num_threads=own.threads, num_lanes=own.lanes)
-        self._host = await asyncio.to_thread(ModelHost.open, runtime, own)
+        self._host = await asyncio.to_thread(_FixedModels.open, runtime, own)
         server = HeadwayServer(self._host, own)
         self._calls, self._procedures = server.calls, server.procedures
         self._http = HttpServer(
@@ -115,6 +124,7 @@ class Replica:
                 head.method,
                 metadata=head.metadata,
                 is_admin=procedure.is_admin,
+                is_local=procedure.is_admin,  # which the models refuse
                 caller=head.caller,
                 request_id=head.request_id,
             )

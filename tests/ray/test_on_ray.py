@@ -23,7 +23,7 @@ with warnings.catch_warnings():
 
 from headway.v1 import text_classification_service_pb2 as texts_pb
 from headway.v1 import text_classification_service_pb2_grpc as texts_grpc
-from headway_client import Client, DeadlineExceededError, InvalidArgumentError, NotFoundError
+from headway_client import Client, DeadlineExceededError, InvalidArgumentError, NotFoundError, PermissionDeniedError
 
 pytestmark = pytest.mark.filterwarnings("default")  # Ray's own
 
@@ -175,6 +175,12 @@ def test_http_requests_go_to_the_model_that_they_name(cluster, deployed) -> None
             lines = [line for line in stream.iter_lines() if line]
         assert lines[-1] == "data: [DONE]"
         assert http.get("/v2/models/ag-news").json()["name"] == "ag-news"
+        assert http.post(path, content=b"a" * (21 * 2**20)).status_code == 413
+
+
+def test_no_call_changes_the_models_of_one_replica(client: Client) -> None:
+    with pytest.raises(PermissionDeniedError, match="deploy it anew"):
+        client.unload_model("ag-news")
 
 
 def test_a_replica_that_is_killed_under_load_loses_no_call(cluster, store) -> None:
