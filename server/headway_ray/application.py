@@ -63,11 +63,13 @@ class Ingress:
 
     async def __call__(self, request: Request) -> Response:
         """Answers a request over HTTP, by the deployment of the model that it names."""
-        body, path = b"", request.url.path
+        path, received, size = request.url.path, [], 0
         async for part in request.stream():
-            body += part
-            if len(body) > self._max_bytes:
+            received.append(part)
+            size += len(part)
+            if size > self._max_bytes:
                 return PlainTextResponse(f"the request has more than {self._max_bytes} bytes\n", 413)
+        body = b"".join(received)
         try:
             placement = choose(self._placements, path.rpartition("/")[2], _model_of(path, body))
         except RequestError:
