@@ -63,7 +63,7 @@ class _FixedModels(ModelHost):
     async def _refuse(self, *_: object, **__: object) -> Any:
         raise ForbiddenError("on Ray the models are those of the deployment; change the store and deploy it anew")
 
-    load = unload = scan = set_route = set_alias = _refuse  # type: ignore[assignment]  # whatever they are given
+    load = unload = scan = set_route = set_alias = _refuse
 
 
 class Replica:
