@@ -46,6 +46,8 @@ class _TaskEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Task.ValueType],
     """TextClassificationService.ScoreText."""
     TASK_IMAGE_EMBEDDING: _Task.ValueType  # 9
     """ImageClassificationService.EmbedImage, without labels."""
+    TASK_CAPTIONING: _Task.ValueType  # 11
+    """CaptionService."""
 
 class Task(_Task, metaclass=_TaskEnumTypeWrapper):
     """What a model does."""
@@ -70,6 +72,8 @@ TASK_TEXT_SCORING: Task.ValueType  # 8
 """TextClassificationService.ScoreText."""
 TASK_IMAGE_EMBEDDING: Task.ValueType  # 9
 """ImageClassificationService.EmbedImage, without labels."""
+TASK_CAPTIONING: Task.ValueType  # 11
+"""CaptionService."""
 Global___Task: _TypeAlias = Task  # noqa: Y015
 
 class _BundleState:
@@ -202,7 +206,7 @@ class Model(_message.Message):
 
     @_builtins.property
     def target_languages(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Languages that a translation model writes, as BCP 47 codes."""
+        """Languages that a model of translations or captions writes, as BCP 47 codes."""
 
     def __init__(
         self,

@@ -156,4 +156,4 @@ class Captioner(Model):
         position_ids = torch.arange(length, device=target_ids.device)
         attend_cross = cross_attention(keys_values, everything, self.kernel)
         hidden_states = self.decode(target_ids.flatten(0, 1), position_ids, causal_attention(self.kernel), attend_cross)
-        return self.logits(hidden_states).unflatten(0, (rows, captions))
+        return torch.unflatten(self.logits(hidden_states), 0, (rows, captions))

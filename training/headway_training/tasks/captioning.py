@@ -22,6 +22,7 @@ from headway_training.data.captions import CaptionedImages, language_token
 from headway_training.data.examples import Splits
 from headway_training.data.images import normalize, resize_and_crop
 from headway_training.data.views import random_coarseness, random_colours, random_crops, random_holes
+from headway_training.errors import RecipeError
 from headway_training.evaluation import caption_greedily, pad
 from headway_training.metrics import caption_bleu, caption_cider, caption_meteor
 from headway_training.models import CLIP, Captioner
@@ -41,17 +42,17 @@ class CaptioningTask(Task):
     metric = "cider"
     higher_is_better = True
 
-    def __init__(self, recipe: Recipe, splits: Splits[CaptionedImages], tokenizer: Tokenizer) -> None:
+    def __init__(self, recipe: Recipe, splits: Splits[Any], tokenizer: Tokenizer) -> None:
         assert recipe.preprocessing is not None
         self.tokenizer: Tokenizer = tokenizer
         self._recipe = recipe
-        self._splits = splits
+        self._splits: Splits[Any] = splits
         self._preprocessing = recipe.preprocessing
         self._special = SpecialIds(tokenizer)
         self._max_length = int(recipe.model["max_target_length"]) - _NUM_STARTS
-        train = splits.train
+        train: CaptionedImages = splits.train
         self._languages = tuple(train.captions)
-        self._marks = {language: tokenizer.token_to_id(language_token(language)) for language in self._languages}
+        self._marks = {language: _token_id(tokenizer, language) for language in self._languages}
         self._photographs = torch.from_numpy(np.ascontiguousarray(train.images.transpose(0, 3, 1, 2)))
         self._captions = {
             language: [self._encode(several) for several in train.captions[language]] for language in self._languages
@@ -123,8 +124,8 @@ class CaptioningTask(Task):
         read = pad([[special.bos, self._marks[language], *ids] for language, ids in rows], special.pad)
         predicted = pad([[IGNORED, *ids, special.eos] for _, ids in rows], IGNORED)
         return {
-            "target_ids": read.unflatten(0, (-1, count)),
-            "targets": predicted.unflatten(0, (-1, count)),
+            "target_ids": torch.unflatten(read, 0, (-1, count)),
+            "targets": torch.unflatten(predicted, 0, (-1, count)),
         }
 
     def _see(self, batch: Batch, generator: torch.Generator) -> Tensor:
@@ -180,7 +181,8 @@ class CaptioningTask(Task):
         The commonest caption of each language, for every photograph; and a caption of the nearest photograph that is
         trained on, by the vectors of the CLIP model that the recipe starts from, where it does.
         """
-        train, test = self._splits.train, self._splits.test
+        train: CaptionedImages = self._splits.train
+        test: CaptionedImages = self._splits.test
         common = {one: Counter(train.all_texts(one)).most_common(1)[0][0] for one in self._languages}
         methods = {"the commonest caption": {one: [text] * len(test) for one, text in common.items()}}
         clip = self._clip()
@@ -224,7 +226,7 @@ class CaptioningTask(Task):
 
     def evaluation_data(self) -> EvaluationData:
         """The photographs of the test part as the model sees them, and their captions, (N, languages, captions)."""
-        test = self._splits.test
+        test: CaptionedImages = self._splits.test
         count = min(len(several) for one in self._languages for several in test.captions[one])
         captions = [[test.captions[one][i][:count] for one in self._languages] for i in range(len(test))]
         return EvaluationData(
@@ -246,6 +248,20 @@ class CaptioningTask(Task):
 
     def _encode(self, texts: Sequence[str]) -> list[list[int]]:
         return encode_texts(self.tokenizer, texts, self._max_length, special=False)
+
+
+def _token_id(tokenizer: Tokenizer, language: str) -> int:
+    """The id of a language's token.
+
+    Raises:
+        RecipeError: The tokenizer has none.
+    """
+    found = tokenizer.token_to_id(language_token(language))
+    if found is None:
+        raise RecipeError(
+            f"the tokenizer has no token {language_token(language)}; start from a captioner of {language}"
+        )
+    return found
 
 
 def nearest_images(known: NDArray[np.float32], asked: NDArray[np.float32]) -> NDArray[np.int64]:
