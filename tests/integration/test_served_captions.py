@@ -12,6 +12,8 @@ from rpc_failures import failure_of
 from tiny_captioner import CAPTIONS, COLOURS, GRID, SIDE, picture
 from typer.testing import CliRunner
 
+from headway.oip import grpc_predict_v2_pb2 as oip_pb
+from headway.oip import grpc_predict_v2_pb2_grpc as oip_grpc
 from headway.v1 import caption_service_pb2 as pb
 from headway.v1 import caption_service_pb2_grpc as pb_grpc
 from headway.v1 import image_service_pb2 as images_pb
@@ -19,9 +21,10 @@ from headway.v1 import image_service_pb2_grpc as images_grpc
 from headway.v1 import translation_service_pb2
 from headway_client import Client
 from headway_client.cli import app
+from headway_export.errors import SourceError
 from headway_export.exporter import ExportOptions, export
-from headway_export.source import from_checkpoint
-from headway_server.bundles import Precision
+from headway_export.source import from_checkpoint, from_factory
+from headway_server.bundles import ImagePreprocessing, Precision
 from headway_training.checkpoint import load_model, load_tokenizer
 from headway_training.data.images import normalize
 from headway_training.models.parts.attention import RecordingKernel, causal_attention, cross_attention
@@ -69,6 +72,17 @@ def test_both_precisions_are_proved_on_captions_of_both_languages(bundle):
         assert variant.quality.value > 500  # its captions are the references
         assert variant.alignment_layer == 0
     assert manifest.variants[Precision.FP32].parity.greedy_mismatch_count == 0
+
+
+def test_a_captioner_from_outside_states_its_patches_and_needs_its_preprocessing(checkpoint):
+    given = {"task": "captioning", "name": "mine", "tokenizer_file": checkpoint / "tokenizer.json"}
+    weights = checkpoint / "model.safetensors"
+    with pytest.raises(SourceError, match="--task captioning needs --preprocessing"):
+        from_factory("tiny_captioner:build", weights, **given)
+    preprocessing = ImagePreprocessing.model_validate(tiny_captioner.PREPROCESSING.model_dump())
+    source = from_factory("tiny_captioner:build", weights, **given, image_preprocessing=preprocessing)
+    assert source.limits.max_input_tokens == GRID * GRID
+    assert source.special_tokens is not None
 
 
 @pytest.mark.asyncio
@@ -174,6 +188,20 @@ async def test_what_cannot_be_captioned_is_refused_with_a_sentence(channel, fiel
     assert failure.code is grpc.StatusCode.INVALID_ARGUMENT
     assert failure.field == field
     assert words in failure.message
+
+
+@pytest.mark.asyncio
+async def test_the_open_inference_protocol_captions_images_by_tensors(channel):
+    request = oip_pb.ModelInferRequest(model_name="colours")
+    request.parameters["target_language"].string_param = "de"
+    request.inputs.add(name="image", datatype="BYTES", shape=[2]).contents.bytes_contents.extend(
+        [picture("red"), picture("green")]
+    )
+    request.outputs.add(name="caption")
+    answer = await oip_grpc.GRPCInferenceServiceStub(channel).ModelInfer(request)
+    written = answer.raw_output_contents[0].decode("utf-8", errors="ignore")
+    assert CAPTIONS["de"]["red"] in written
+    assert CAPTIONS["de"]["green"] in written
 
 
 def test_the_command_line_says_what_is_in_a_file_and_draws_what_each_word_looked_at(address, tmp_path):

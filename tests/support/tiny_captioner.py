@@ -30,6 +30,7 @@ SIDE, GRID = 32, 4
 PREPROCESSING = ImagePreprocessing(
     height=SIDE, width=SIDE, resize="stretch", interpolation="bilinear", mean=(0.5,) * 3, std=(0.3,) * 3
 )
+VOCABULARY = 295
 _STEPS = 60
 
 
@@ -40,26 +41,39 @@ def picture(colour: str, size: tuple[int, int] = (SIDE, SIDE)) -> bytes:
     return file.getvalue()
 
 
-def captioner_checkpoint(folder: Path) -> Path:
-    """Trains the model and writes it."""
-    torch.manual_seed(0)
-    texts = [text for captions in CAPTIONS.values() for text in captions.values()]
-    tokenizer = train_tokenizer(texts, TokenizerSettings(vocabulary_size=300), "captioning", ["<en>", "<de>"])
-    special, marks = special_tokens(tokenizer), {one: tokenizer.token_to_id(f"<{one}>") for one in CAPTIONS}
-    configuration = CaptionerConfig(
+def shape(vocabulary_size: int) -> CaptionerConfig:
+    """The model's configuration."""
+    return CaptionerConfig(
         image_size=SIDE,
         patch_size=SIDE // GRID,
         image_num_layers=1,
         image_d_model=16,
         image_num_heads=2,
         image_d_ff=32,
-        vocabulary_size=tokenizer.get_vocab_size(),
+        vocabulary_size=vocabulary_size,
         max_target_length=24,
         num_layers=2,
         d_model=32,
         num_heads=2,
         d_ff=64,
     )
+
+
+def build() -> Captioner:
+    """The model as a user's own module."""
+    return Captioner(shape(VOCABULARY))
+
+
+def captioner_checkpoint(folder: Path) -> Path:
+    """Trains the model and writes it."""
+    torch.manual_seed(0)
+    texts = [text for captions in CAPTIONS.values() for text in captions.values()]
+    tokenizer = train_tokenizer(
+        texts, TokenizerSettings(vocabulary_size=VOCABULARY, min_frequency=1), "captioning", ["<en>", "<de>"]
+    )
+    special, marks = special_tokens(tokenizer), {one: tokenizer.token_to_id(f"<{one}>") for one in CAPTIONS}
+    assert tokenizer.get_vocab_size() == VOCABULARY
+    configuration = shape(tokenizer.get_vocab_size())
     model = Captioner(configuration)
     images = np.stack([np.full((SIDE, SIDE, 3), colour, np.uint8) for colour in COLOURS.values()])
     pixels = torch.from_numpy(normalize(images, PREPROCESSING))

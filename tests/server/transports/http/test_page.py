@@ -22,7 +22,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright  # noqa: 
 
 MODELS = Path(__file__).parents[4] / "models"
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-PANELS = ["models", "generate", "translate", "classify", "tag", "compare", "images", "attention", "server"]
+PANELS = ["models", "generate", "translate", "classify", "tag", "compare", "images", "caption", "attention", "server"]
 
 pytestmark = [
     pytest.mark.skipif(BROWSER is None, reason="needs a Chromium: apt-get install chromium"),
