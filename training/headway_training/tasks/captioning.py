@@ -55,9 +55,11 @@ class CaptioningTask(Task):
         self._marks = {language: _token_id(tokenizer, language) for language in self._languages}
         self._photographs = torch.from_numpy(np.ascontiguousarray(train.images.transpose(0, 3, 1, 2)))
         self._captions = {
-            language: [self._encode(several) for several in train.captions[language]] for language in self._languages
+            language: [self._encode(several) or self._encode(several, cut=True) for several in train.captions[language]]
+            for language in self._languages
         }
         self._texts = [(language, row) for language in self._languages for row in self._encode(train.texts[language])]
+        self._text_lengths = np.array([len(row) for _, row in self._texts])
         self._pixels: dict[Part, Tensor] = {}
 
     @property
@@ -85,11 +87,13 @@ class CaptioningTask(Task):
         settings, size = self._recipe.captioning, self._recipe.optimization.batch_size
         batches = even_batches(len(self._photographs), size, seed=seed, epoch=epoch)
         random = np.random.default_rng((seed, epoch))
-        rows = min(size * settings.captions_per_image, len(self._texts))
-        if rows:
-            count = round(len(batches) * settings.text_share / (1 - settings.text_share))
-            drawn = [random.permutation(len(self._texts))[:rows] for _ in range(count)]
-            batches = batches + [one + len(self._photographs) for one in drawn]
+        count = round(len(batches) * settings.text_share / (1 - settings.text_share)) if self._texts else 0
+        if count:
+            rows = min(size * settings.captions_per_image, len(self._texts))
+            passes = -(-count * rows // len(self._texts))
+            drawn = np.concatenate([random.permutation(len(self._texts)) for _ in range(passes)])[: count * rows]
+            by_length = drawn[np.argsort(self._text_lengths[drawn], kind="stable")]  # so that little is padded
+            batches = batches + np.split(by_length + len(self._photographs), count)
         return [batches[i] for i in random.permutation(len(batches))]
 
     def collate(self, batch: Batch, generator: torch.Generator) -> TrainingBatch:
@@ -246,8 +250,11 @@ class CaptioningTask(Task):
     def _resized(self, images: NDArray[np.uint8]) -> NDArray[np.uint8]:
         return np.stack([resize_and_crop(Image.fromarray(image), self._preprocessing) for image in images])
 
-    def _encode(self, texts: Sequence[str]) -> list[list[int]]:
-        return encode_texts(self.tokenizer, texts, self._max_length, special=False)
+    def _encode(self, texts: Sequence[str], *, cut: bool = False) -> list[list[int]]:
+        """The tokens of captions: those that are too long are cut, or left out, as one of them fills up its batch."""
+        limit = self._max_length if cut else None
+        rows = encode_texts(self.tokenizer, texts, limit, special=False)
+        return [row for row in rows if len(row) <= self._max_length]
 
 
 def _token_id(tokenizer: Tokenizer, language: str) -> int:
