@@ -44,8 +44,9 @@ TaskName = Literal[
     "image_classification",
     "image_text_embedding",
     "segmentation",
+    "captioning",
 ]
-IMAGE_TASKS: tuple[TaskName, ...] = ("image_classification", "image_text_embedding", "segmentation")
+IMAGE_TASKS: tuple[TaskName, ...] = ("image_classification", "image_text_embedding", "segmentation", "captioning")
 """Tasks whose models read images."""
 TEXTLESS_TASKS: tuple[TaskName, ...] = ("image_classification", "segmentation")
 """Tasks whose models read no text, and have no tokenizer."""
@@ -58,6 +59,7 @@ Metric = Literal[
     "answer_nats_per_character",
     "mean_recall",
     "mean_iou",
+    "cider",
 ]
 TextPairUse = Literal["never", "optional", "required"]
 """Whether a text model reads two texts as one input: never, if a second one is given, or always."""
@@ -188,7 +190,9 @@ class Checkpoint(Record):
     task: TaskName
     description: str
     license: str
-    architecture: Literal["gpt", "transformer", "recurrent", "encoder", "vit", "clip", "segmenter", "huggingface"]
+    architecture: Literal[
+        "gpt", "transformer", "recurrent", "encoder", "vit", "clip", "segmenter", "captioner", "huggingface"
+    ]
     """`huggingface`: the folder is one of `transformers` too, and holds its configuration."""
     configuration: dict[str, Scalar]
     special_tokens: SpecialTokens | None = None
@@ -198,6 +202,8 @@ class Checkpoint(Record):
     text_pairs: TextPairUse = "never"
     image_preprocessing: ImagePreprocessing | None = None
     languages: Languages | None = None
+    language_tokens: dict[str, int] = {}
+    """Each language that a captioner writes, with the token that its decoder reads after `bos`."""
     sampling_defaults: SamplingDefaults | None = None
     attention: bool = False
     """Whether its exports write the graph of the attention weights too, unless told otherwise."""
@@ -222,6 +228,8 @@ class Checkpoint(Record):
             raise ValueError(f"special_tokens: {self.task} needs them")
         if self.task == "translation" and self.languages is None:
             raise ValueError("languages: translation needs them")
+        if self.task == "captioning" and not self.language_tokens:
+            raise ValueError("language_tokens: captioning needs them")
         return self
 
 

@@ -30,6 +30,7 @@ ARCHITECTURES: Mapping[TaskName, tuple[str, ...]] = MappingProxyType(
         "image_classification": ("vit", HUGGINGFACE),
         "image_text_embedding": ("clip",),
         "segmentation": ("segmenter",),
+        "captioning": ("captioner",),
     }
 )
 """The architectures that can be trained for each task."""
@@ -161,7 +162,7 @@ class AugmentationSettings(Record):
     BPE-dropout (Provilkov et al. 2020). For translation, token classification, and half of the rows of generation."""
     least_crop_area: float = Field(default=1.0, ge=0.05, le=1)
     """Share of a photograph that is seen at least; for images with texts, as all below but the last, and for
-    segmentation, as `colour_change`, `grey` and `coarse`."""
+    segmentation, as `colour_change`, `grey` and `coarse`; for captioning, as these three and `holes`."""
     white_background: float = Field(default=1.0, ge=0, le=1)
     """Share of drawings that lie on white; the others lie on colours."""
     photograph_background: float = Field(default=0.0, ge=0, le=1)
@@ -185,6 +186,15 @@ class SegmentationSettings(Record):
     """Prompts for each image of a batch."""
     click_rounds: int = Field(default=2, ge=1, le=16)
     """Times that each is answered: after the first, with another point where the answer was wrong."""
+
+
+class CaptioningSettings(Record):
+    """What a model that writes captions is shown in training."""
+
+    captions_per_image: int = Field(default=4, ge=1, le=64)
+    """Captions that are learned from each time a photograph is seen, of each language in turn."""
+    text_share: float = Field(default=0.0, ge=0, lt=1)
+    """Share of the batches that hold captions without photographs."""
 
 
 class Result(Record):
@@ -237,6 +247,8 @@ class Recipe(Record):
     """What is changed at random in training examples."""
     segmentation: SegmentationSettings = SegmentationSettings()
     """What a model that cuts out of images is asked in training; segmentation only."""
+    captioning: CaptioningSettings = CaptioningSettings()
+    """What a model that writes captions is shown in training; captioning only."""
     preprocessing: ImagePreprocessing | None = None
     """How an image becomes pixels; images only."""
     languages: Languages | None = None
@@ -248,7 +260,7 @@ class Recipe(Record):
 
     @property
     def architecture(self) -> str:
-        """`gpt`, `transformer`, `recurrent`, `encoder`, `vit`, `clip`, `segmenter` or `huggingface`."""
+        """`gpt`, `transformer`, `recurrent`, `encoder`, `vit`, `clip`, `segmenter`, `captioner` or `huggingface`."""
         return str(self.model["architecture"])
 
     @property

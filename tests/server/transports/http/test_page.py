@@ -23,7 +23,19 @@ from tiny_segmenter import write_segmenter_bundle  # noqa: E402
 
 MODELS = Path(__file__).parents[4] / "models"
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-PANELS = ["models", "generate", "translate", "classify", "tag", "compare", "images", "segment", "attention", "server"]
+PANELS = [
+    "models",
+    "generate",
+    "translate",
+    "classify",
+    "tag",
+    "compare",
+    "images",
+    "caption",
+    "segment",
+    "attention",
+    "server",
+]
 
 pytestmark = [
     pytest.mark.skipif(BROWSER is None, reason="needs a Chromium: apt-get install chromium"),
