@@ -47,6 +47,7 @@ LIKELIEST_LOGITS = "likeliest_logits"
 EXPONENTIAL_MEANS = "exponential_means"
 """The means of exp(logits) over the vocabulary, (slots, logits_length) float32."""
 CARD_FILE = "README.md"
+LEARNING_CURVE_FILE = "learning-curve.svg"
 
 NAME_PATTERN = r"^[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?$"
 Name = Annotated[str, Field(pattern=NAME_PATTERN)]
