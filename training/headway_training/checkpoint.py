@@ -42,12 +42,18 @@ TaskName = Literal[
     "text_classification",
     "token_classification",
     "image_classification",
+    "image_embedding",
     "image_text_embedding",
     "segmentation",
 ]
-IMAGE_TASKS: tuple[TaskName, ...] = ("image_classification", "image_text_embedding", "segmentation")
+IMAGE_TASKS: tuple[TaskName, ...] = (
+    "image_classification",
+    "image_embedding",
+    "image_text_embedding",
+    "segmentation",
+)
 """Tasks whose models read images."""
-TEXTLESS_TASKS: tuple[TaskName, ...] = ("image_classification", "segmentation")
+TEXTLESS_TASKS: tuple[TaskName, ...] = ("image_classification", "image_embedding", "segmentation")
 """Tasks whose models read no text, and have no tokenizer."""
 Metric = Literal[
     "accuracy",
@@ -56,6 +62,7 @@ Metric = Literal[
     "sacrebleu",
     "nats_per_character",
     "answer_nats_per_character",
+    "knn_accuracy",
     "mean_recall",
     "mean_iou",
 ]
@@ -188,7 +195,9 @@ class Checkpoint(Record):
     task: TaskName
     description: str
     license: str
-    architecture: Literal["gpt", "transformer", "recurrent", "encoder", "vit", "clip", "segmenter", "huggingface"]
+    architecture: Literal[
+        "gpt", "transformer", "recurrent", "encoder", "vit", "image_encoder", "clip", "segmenter", "huggingface"
+    ]
     """`huggingface`: the folder is one of `transformers` too, and holds its configuration."""
     configuration: dict[str, Scalar]
     special_tokens: SpecialTokens | None = None
