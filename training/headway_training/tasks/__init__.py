@@ -76,7 +76,9 @@ def make_task(recipe: Recipe, splits: Splits[Any], folder: Path, source: ModelFo
     if isinstance(splits.train, LabeledImages):
         if source is not None and recipe.preprocessing is not None:
             source.check_images(splits.train.images, recipe.preprocessing)
-        return (DistillationTask if recipe.task == "image_embedding" else ImageClassificationTask)(recipe, splits)
+        if recipe.task == "image_embedding":
+            return DistillationTask(recipe, splits)
+        return ImageClassificationTask(recipe, splits)
     if isinstance(splits.train, SegmentedPictures):
         return SegmentationTask(recipe, splits)
     if isinstance(splits.train, Conversations):
