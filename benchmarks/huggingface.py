@@ -29,8 +29,6 @@ _QWEN = {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24,
 _MINILM = {"hidden_size": 384, "intermediate_size": 1536, "num_hidden_layers": 6, "num_attention_heads": 12}
 _BASE = {"d_model": 512, "encoder_layers": 6, "decoder_layers": 6, "encoder_attention_heads": 8,
          "decoder_attention_heads": 8, "encoder_ffn_dim": 2048, "decoder_ffn_dim": 2048}  # fmt: skip
-_LARGE = {"d_model": 1024, "encoder_layers": 12, "decoder_layers": 12, "encoder_attention_heads": 16,
-          "decoder_attention_heads": 16, "encoder_ffn_dim": 4096, "decoder_ffn_dim": 4096}  # fmt: skip
 _MAX_LENGTH = 1024
 SIZES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gpt2-small": ("generation", "gpt2", {}),
@@ -41,9 +39,6 @@ SIZES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "opus-mt-en-de": ("translation", "marian", _BASE | {
         "vocab_size": 58101, "max_position_embeddings": 512, "activation_function": "swish", "scale_embedding": True,
         "pad_token_id": 58100, "eos_token_id": 0, "decoder_start_token_id": 58100, "forced_eos_token_id": None}),
-    "nllb-600m": ("translation", "m2m_100", _LARGE | {
-        "vocab_size": 256206, "max_position_embeddings": 1024, "activation_function": "relu", "scale_embedding": True,
-        "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2, "bos_token_id": 0}),
     "minilm-l6": ("text_embedding", "bert", _MINILM),
     "bge-small": ("text_embedding", "bert", _MINILM | {"num_hidden_layers": 12}),
     "bert-base-hf": ("text_classification", "bert", {}),
@@ -87,7 +82,7 @@ def import_model(name: str) -> ImportedModel:
         ContestantError: It cannot be made or imported.
     """
     task = SIZES[name][0]
-    written_by = inspect.getsource(_write_translator if task == "translation" else _write)
+    written_by = inspect.getsource(_write_marian if task == "translation" else _write)
     made_by = hashlib.sha256(f"{SIZES[name]}{written_by}".encode()).hexdigest()[:12]
     folder = SCRATCH / "huggingface" / f"{name}-{made_by}"
     model = ImportedModel(name=name, task=task, folder=folder / "model", store=folder / "store")
@@ -174,38 +169,23 @@ def _write(name: str, folder: Path) -> None:
     (folder / "evaluation").touch()  # the last thing that is written
 
 
-def _write_translator(name: str, folder: Path) -> None:
-    """Writes a model none of whose translations ends by itself.
-
-    The pieces of a Marian model are the words of `random_texts` and their letters. Others have no tokens of languages:
-    what they cost is a token more on either side.
-    """
+def _write_marian(name: str, folder: Path) -> None:
+    """Writes a Marian model whose pieces are the words of `random_texts`, and whose translations do not end."""
     import torch  # noqa: PLC0415
     import transformers  # noqa: PLC0415
 
-    _, family, sizes = SIZES[name]
+    sizes = SIZES[name][2]
     tokenizer = make_tokenizer(sizes["vocab_size"])
     texts, _ = random_texts(tokenizer, MULTI30K, _NUM_EVALUATED)
     folder.mkdir(parents=True, exist_ok=True)
-    if family == "marian":
-        _write_pieces(tokenizer, folder)
-        names = {"tokenizer_class": "MarianTokenizer"}
-    else:
-        special = dict.fromkeys(("pad_token", "bos_token", "eos_token", "unk_token"), _END)
-        transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
-        names = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-    _write_json(folder / "tokenizer_config.json", names | {"source_lang": "en", "target_lang": "de"})
+    _write_pieces(tokenizer, folder)
+    names = {"source_lang": "en", "target_lang": "de", "tokenizer_class": "MarianTokenizer"}
+    _write_json(folder / "tokenizer_config.json", names)
     torch.manual_seed(1)
-    config = transformers.AutoConfig.for_model(family, **sizes)
-    model: Any = transformers.AutoModelForSeq2SeqLM.from_config(config).eval()
-    special_ids = {key: sizes[key] for key in ("pad_token_id", "eos_token_id", "decoder_start_token_id")}
-    if family == "marian":
-        model.final_logits_bias[0, sizes["eos_token_id"]] = -1000
-    else:
-        with torch.no_grad():
-            model.get_input_embeddings().weight[sizes["eos_token_id"]] = 0  # so is its logit, which is never the best
-    forbidden = [[sizes["pad_token_id"]]] if family == "marian" else None
-    model.generation_config = transformers.GenerationConfig(**special_ids, bad_words_ids=forbidden)
+    model: Any = transformers.MarianMTModel(transformers.MarianConfig(**sizes)).eval()
+    model.final_logits_bias[0, sizes["eos_token_id"]] = -1000
+    special = {key: sizes[key] for key in ("pad_token_id", "eos_token_id", "decoder_start_token_id")}
+    model.generation_config = transformers.GenerationConfig(**special, bad_words_ids=[[sizes["pad_token_id"]]])
     model.save_pretrained(folder)
     _write_lines(folder / "evaluation.jsonl", [{"source": text.strip(), "target": text.strip()} for text in texts])
     (folder / "evaluation").touch()
@@ -242,7 +222,7 @@ def _write_lines(file: Path, lines: list[dict[str, Any]]) -> None:
 
 def _answer(request: dict[str, str]) -> dict[str, str]:
     os.environ["HF_HUB_OFFLINE"] = "1"
-    writes = _write_translator if SIZES[request["name"]][0] == "translation" else _write
+    writes = _write_marian if SIZES[request["name"]][0] == "translation" else _write
     writes(request["name"], Path(request["folder"]))
     return {}
 

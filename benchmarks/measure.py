@@ -117,7 +117,9 @@ class Results:
         rounds, ours = self._rates(row, load), self._rates(self.contestants[0].name, load)
         record = {"case": load.case, "callers": load.callers, "rate": load.rate}
         record |= medians(self.rows[row][load.case, load.callers]) | {"rounds": [round(rate, 2) for rate in rounds]}
-        return record | ({"ours_times": paired_ratio(ours, rounds)} if len(ours) == len(rounds) and all(rounds) else {})
+        shared = min(len(ours), len(rounds))  # a run that is ended may have measured one side once more
+        ratios = {"ours_times": paired_ratio(ours[:shared], rounds[:shared])} if shared and all(rounds) else {}
+        return record | ratios
 
 
 def medians(rounds: Sequence[Figures]) -> Figures:

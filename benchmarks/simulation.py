@@ -9,10 +9,12 @@ simulation too.
 machines of their own, with what such a run has written (`--write`).
 
 The simulation has callers' processes, gRPC's threads, an event loop for each worker, the interpreter lock that its
-lanes share with it, batches of what waits when a lane is free, and cores, which serve what is ready in its order. A
-thread that was idle costs more than one that goes on, because it wakes. It has no time slices of the kernel, no memory
-bandwidth and no garbage collection; their part is in the spread of the latencies of calls that come one at a time, by
-which every time is multiplied.
+lanes share with it, batches of what waits when a lane is free, and cores, which a thread keeps for a time slice while
+it has work. What is measured, and by whom:
+
+- processor time of a call: of a caller who is alone and never pauses, whose threads wake for each call, and of many
+- pauses of the event loop, how many a second and how long: by the caller who is alone, who sees all of them
+- how long a thread takes to wake on an idle machine: by calls that come rarely
 
 The last line is one JSON object.
 """
@@ -27,6 +29,7 @@ import re
 import statistics
 import tempfile
 import urllib.request
+from collections import deque
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -42,13 +45,16 @@ _TREE: Final = Path(__file__).parents[1]
 _PYTHON_SHARE: Final = 0.2
 """Of a batch, the part that needs the interpreter lock: docs/performance.md, "Where the time goes", `ag-news` x 32."""
 _MAX_BATCH: Final = 32
+_SLICE_MS: Final = 3.0
+"""How long a thread keeps a core before others get it: the base slice of Linux' scheduler on two cores."""
 _QUANTILES: Final = 400
-_LONE_RATE: Final = 50
+_RARE_RATE: Final = 50
 """Calls a second that hardly ever meet."""
 _MANY: Final = 16
 """Callers that keep every thread busy."""
 _NUM_WAKES: Final = 5
 """Of threads, for a call that comes alone: the caller's twice, gRPC's twice, the event loop's."""
+_SHORTEST_PAUSE_MS: Final = 1.0
 _WARM: Final = 0.1
 """Share of the simulated calls that is left out."""
 
@@ -71,8 +77,9 @@ class Constants:
     """What each further text adds."""
     wake: float
     """How long a thread that was idle takes to run, while the core does nothing for it."""
-    spread: tuple[float, ...]
-    """Quantiles of the latencies of calls that come one at a time, divided by their mean."""
+    pauses: tuple[float, ...]
+    """How long pauses of an event loop last: garbage collection, other threads, the machine."""
+    pauses_per_s: float
 
 
 class Simulation:
@@ -94,30 +101,33 @@ class Simulation:
         self._constants = constants
         self._env = simpy.Environment()
         self._random = random.Random(seed)  # noqa: S311 (a simulation)
-        self._cores = simpy.Resource(self._env, cores)
-        self._apart = apart
-        self._workers = [_Worker(self._env, lanes) for _ in loads]
+        shared = simpy.Resource(self._env, cores)
+        self._workers = [_Worker(self._env, shared, constants.wake, lanes) for _ in loads]
         self._callers = [
-            (simpy.Resource(self._env, 1), worker)
+            (_Thread(self._env, simpy.Resource(self._env, 1) if apart else shared, constants.wake), worker)
             for worker, count in zip(self._workers, loads, strict=True)
             for _ in range(count)
         ]
         self._latencies_ms: list[float] = []
+        if constants.pauses:
+            for worker in self._workers:
+                self._env.process(self._pauses(worker.loop))
 
     def run(self, rate_per_s: float, num_calls: int) -> list[float]:
         """Returns the sorted latencies of calls that arrive at random, in milliseconds."""
-        self._env.process(self._arrivals(rate_per_s, num_calls))
-        self._env.run()
+        self._env.run(self._env.process(self._arrivals(rate_per_s, num_calls)))
         return sorted(self._latencies_ms[int(_WARM * num_calls) :])
 
     def run_callers(self, num_callers: int, num_calls: int) -> float:
         """Returns the calls a second of callers that call again as soon as they are answered."""
-        for index in range(num_callers):
+        callers = [
             self._env.process(self._caller(*self._callers[index % len(self._callers)], num_calls // num_callers))
-        self._env.run()
+            for index in range(num_callers)
+        ]
+        self._env.run(self._env.all_of(callers))
         return 1e3 * len(self._latencies_ms) / self._env.now
 
-    def _caller(self, caller: simpy.Resource, worker: _Worker, num_calls: int) -> Steps:
+    def _caller(self, caller: _Thread, worker: _Worker, num_calls: int) -> Steps:
         for _ in range(num_calls):
             yield from self._call(caller, worker)
 
@@ -127,77 +137,93 @@ class Simulation:
             caller, worker = self._random.choice(self._callers)
             self._env.process(self._call(caller, worker))
 
-    def _call(self, caller: simpy.Resource, worker: _Worker) -> Steps:
+    def _pauses(self, loop: _Thread) -> Steps:
+        lengths, per_s = self._constants.pauses, self._constants.pauses_per_s
+        between = max(1e-3, 1e3 / per_s - statistics.fmean(lengths))
+        while True:
+            yield self._env.timeout(self._random.expovariate(1 / between))
+            length = self._random.choice(lengths)
+            yield loop.do((length, length))
+
+    def _call(self, caller: _Thread, worker: _Worker) -> Steps:
         began = self._env.now
-        times, factor = self._constants, self._random.choice(self._constants.spread)
-        yield from self._work(caller, times.caller, factor, share=0.5, apart=self._apart)
-        yield from self._work(worker.transport, times.transport, factor, share=0.5)
-        yield from self._work(worker.loop, times.loop, factor, share=0.5, lock=worker.lock)
-        is_alone = worker.idle_lanes == worker.num_lanes and not worker.waiting and not worker.loop.queue
-        if is_alone:  # the event loop runs it
-            first = (times.first, times.first)
-            yield from self._work(worker.loop, first, factor, lock=worker.lock, goes_on=True)
+        times = self._constants
+        yield caller.do(times.caller, 0.5)
+        yield worker.transport.do(times.transport, 0.5)
+        yield worker.loop.do(times.loop, 0.5)
+        if worker.idle_lanes == worker.num_lanes and not worker.waiting and not worker.loop.jobs:
+            yield worker.loop.do((times.first, times.first))  # the event loop runs it
         else:
             answered = self._env.event()
-            worker.waiting.append((answered, factor))
+            worker.waiting.append(answered)
             if worker.idle_lanes:
                 self._env.process(self._lane(worker))
             yield answered
-        yield from self._work(worker.loop, times.loop, factor, share=0.5, lock=worker.lock, goes_on=is_alone)
-        yield from self._work(worker.transport, times.transport, factor, share=0.5)
-        yield from self._work(caller, times.caller, factor, share=0.5, apart=self._apart)
+        yield worker.loop.do(times.loop, 0.5)
+        yield worker.transport.do(times.transport, 0.5)
+        yield caller.do(times.caller, 0.5)
         self._latencies_ms.append(self._env.now - began)
 
     def _lane(self, worker: _Worker) -> Steps:
         worker.idle_lanes -= 1
+        run, python = _Thread(self._env, worker.cores, 0.0), _Thread(self._env, worker.cores, 0.0, worker.lock)
         while worker.waiting:
             batch, worker.waiting = worker.waiting[:_MAX_BATCH], worker.waiting[_MAX_BATCH:]
             took = self._constants.first + self._constants.further * (len(batch) - 1)
-            took *= statistics.fmean(factor for _, factor in batch)
-            with self._cores.request() as core:
-                yield core
-                yield self._env.timeout(took * (1 - _PYTHON_SHARE))
-            with worker.lock.request() as lock:
-                yield lock
-                with self._cores.request() as core:
-                    yield core
-                    yield self._env.timeout(took * _PYTHON_SHARE)
-            for answered, _ in batch:
+            yield run.do((took, took), 1 - _PYTHON_SHARE)
+            yield python.do((took, took), _PYTHON_SHARE)
+            for answered in batch:
                 answered.succeed()
         worker.idle_lanes += 1
 
-    def _work(
-        self,
-        thread: simpy.Resource,
-        times: tuple[float, float],
-        factor: float,
-        *,
-        share: float = 1.0,
-        lock: simpy.Resource | None = None,
-        apart: bool = False,
-        goes_on: bool = False,
-    ) -> Steps:
-        """Computes a share of a time on a thread, on a core, with the interpreter lock if there is one.
 
-        A thread that goes on was here for this call before, and does not wake.
+class _Thread:
+    """A thread, which does its jobs in their order. It keeps a core while it has any, for a time slice at most."""
+
+    def __init__(
+        self, env: simpy.Environment, cores: simpy.Resource, wake: float, lock: simpy.Resource | None = None
+    ) -> None:
+        self._env, self._cores, self._wake, self._lock = env, cores, wake, lock
+        self.jobs: deque[tuple[tuple[float, float], simpy.Event]] = deque()
+        self._is_idle = True
+
+    def do(self, times: tuple[float, float], share: float = 1.0) -> simpy.Event:
+        """Does a share of what takes the first of the times if the thread has to wake for it, and else the second.
+
+        Returns:
+            What happens when it is done.
         """
-        was_idle = not thread.count
-        if was_idle and not goes_on:
-            yield self._env.timeout(self._constants.wake * factor)
-        with ExitStack() as held:
-            yield held.enter_context(thread.request())
-            if lock is not None:
-                yield held.enter_context(lock.request())
-            if not apart:
+        done = self._env.event()
+        self.jobs.append(((times[0] * share, times[1] * share), done))
+        if self._is_idle:
+            self._is_idle = False
+            self._env.process(self._run())
+        return done
+
+    def _run(self) -> Steps:
+        woke = True
+        yield self._env.timeout(self._wake)
+        while self.jobs:
+            with ExitStack() as held:
+                if self._lock is not None:
+                    yield held.enter_context(self._lock.request())
                 yield held.enter_context(self._cores.request())
-            yield self._env.timeout(times[0 if was_idle else 1] * factor * share)
+                end = self._env.now + _SLICE_MS
+                while self.jobs and self._env.now < end:
+                    times, done = self.jobs.popleft()
+                    yield self._env.timeout(times[0 if woke else 1])
+                    woke = False
+                    done.succeed()
+                    yield self._env.timeout(0)  # what follows at once may be for this thread
+        self._is_idle = True
 
 
 class _Worker:
-    def __init__(self, env: simpy.Environment, lanes: int) -> None:
-        self.loop, self.transport, self.lock = (simpy.Resource(env, 1) for _ in range(3))
+    def __init__(self, env: simpy.Environment, cores: simpy.Resource, wake: float, lanes: int) -> None:
+        self.cores, self.lock = cores, simpy.Resource(env, 1)
+        self.loop, self.transport = _Thread(env, cores, wake, self.lock), _Thread(env, cores, wake)
         self.num_lanes = self.idle_lanes = lanes
-        self.waiting: list[tuple[simpy.Event, float]] = []
+        self.waiting: list[simpy.Event] = []
 
 
 def _percentile(latencies: Sequence[float], percent: float) -> float:
@@ -265,22 +291,35 @@ def _cost(measured: _Measured, processes: int, plan: LoadPlan) -> tuple[TimeHist
     }
 
 
-def _constants(lone: dict[str, float], many: dict[str, float], latency: TimeHistogram) -> Constants:
-    """Makes constants of what a call costs alone, when the event loop runs its text, and among many."""
-    first, mean = lone["batch_ms"], latency.statistic_ms("mean")
-    loop = (lone["loop"] - first, many["loop"])
-    transport = lone["total"] - lone["loop"]
+def _constants(
+    alone: dict[str, float], many: dict[str, float], alone_latency: TimeHistogram, rare_latency: TimeHistogram
+) -> Constants:
+    """Makes constants of what calls cost and took.
+
+    Args:
+        alone: Costs of the calls of one caller that never pauses, whose texts run on the event loop.
+        many: Those of many such callers.
+        alone_latency: Of the calls of that one caller. It sees every pause.
+        rare_latency: Of calls that come so rarely that every thread has to wake for each.
+    """
+    first = alone["batch_ms"]
+    loop = (alone["loop"] - first, many["loop"])
+    transport = alone["total"] - alone["loop"]
     going_on = transport * min(1.0, loop[1] / loop[0])
     items = many["batch_items"]
     batch = max(0.0, many["total"] - many["loop"] - going_on) * items
+    median = alone_latency.percentile_ms(50)
+    latencies = [alone_latency.percentile_ms((index + 0.5) * 100 / _QUANTILES) for index in range(_QUANTILES)]
+    pauses = tuple(latency - median for latency in latencies if latency > median + _SHORTEST_PAUSE_MS)
     return Constants(
-        caller=(lone["caller"], many["caller"]),
+        caller=(alone["caller"], many["caller"]),
         transport=(transport, going_on),
         loop=loop,
         first=first,
         further=max(0.0, (batch - first) / (items - 1)) if items > 1 else first,
-        wake=max(0.0, mean - lone["caller"] - lone["total"]) / _NUM_WAKES,
-        spread=tuple(latency.percentile_ms((index + 0.5) * 100 / _QUANTILES) / mean for index in range(_QUANTILES)),
+        wake=max(0.0, rare_latency.percentile_ms(50) - median) / _NUM_WAKES,
+        pauses=pauses,
+        pauses_per_s=len(pauses) / _QUANTILES * alone["calls_per_s"],
     )
 
 
@@ -296,10 +335,11 @@ def _measure(arguments: argparse.Namespace) -> dict[str, Any]:
             flags = ["--workers", str(workers), "--metrics-port", metrics.rpartition(":")[2]]
             servers[workers] = _Measured(stack.enter_context(running_server(_TREE, store, flags)), metrics)
         one = servers[1]
-        latency, lone = _cost(one, arguments.processes, _plan(2 * arguments.seconds, 0, rate=_LONE_RATE))
+        alone_latency, alone = _cost(one, 1, _plan(arguments.seconds, 0, callers=1))
+        rare_latency, _ = _cost(one, arguments.processes, _plan(2 * arguments.seconds, 0, rate=_RARE_RATE))
         _, many = _cost(one, arguments.processes, _plan(arguments.seconds, 0, callers=_MANY))
-        constants = _constants(lone, many, latency)
-        print(json.dumps({"lone": lone, "many": many}), flush=True)  # noqa: T201 (its output)
+        constants = _constants(alone, many, alone_latency, rare_latency)
+        print(json.dumps({"alone": alone, "many": many, "wake": constants.wake}), flush=True)  # noqa: T201 (its output)
         for workers, measured in servers.items():
             row = _compare_throughput(arguments, measured, constants, workers=workers, num_cores=num_cores)
             rows.append(row)
@@ -309,7 +349,7 @@ def _measure(arguments: argparse.Namespace) -> dict[str, Any]:
                 row = _compare(arguments, measured, constants, rate=rate, workers=workers, num_cores=num_cores)
                 rows.append(row)
                 print(json.dumps(row), flush=True)  # noqa: T201 (its output)
-    return {"cores": num_cores, "lone": lone, "many": many, "constants": asdict(constants), "rows": rows}
+    return {"cores": num_cores, "alone": alone, "many": many, "constants": asdict(constants), "rows": rows}
 
 
 def _loaded(
@@ -321,7 +361,7 @@ def _loaded(
         outcome = load.run(plan)
         after = _metrics(measured)
     names = [f"headway_calls_total {each}" for each in range(workers)]
-    calls = [after[name] - before.get(name, 0.0) for name in names]
+    calls = [after.get(name, 0.0) - before.get(name, 0.0) for name in names]
     return outcome, [round(arguments.processes * count / sum(calls)) for count in calls]
 
 
@@ -382,7 +422,8 @@ def _compare(
 def _predict(arguments: argparse.Namespace) -> dict[str, Any]:
     """Simulates workers with a core each, callers elsewhere."""
     given = json.loads(Path(arguments.predict).read_text(encoding="utf-8"))["constants"]
-    constants = Constants(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
+    listed: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    constants = Constants(**listed)
     rows: list[dict[str, Any]] = []
     for workers in arguments.workers:
         simulation = Simulation(constants, loads=[4] * workers, lanes=1, cores=workers, apart=True, seed=0)

@@ -22,7 +22,6 @@ from benchmarks.worker import serve
 
 _FAMILIES = {"llama": gguf.MODEL_ARCH.LLAMA, "qwen2": gguf.MODEL_ARCH.QWEN2, "gpt2": gguf.MODEL_ARCH.GPT2}
 _KINDS = {"Q8_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0, "Q4_K_M": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_K_M}
-_FLASH_ATTENTION = {"flash attention": 1, "no flash attention": 0}
 
 
 def _write(weights: Path, file: Path) -> None:
@@ -97,25 +96,25 @@ class _Model:
                 raise RuntimeError(f"{kind} cannot be made")
             unfinished.rename(file)
             whole.unlink()
-        self._threads, self._context, self._key = threads, None, (0, 0, 0)
+        self._threads, self._context, self._key = threads, None, (0, 0)
         self._model = llama_cpp.llama_model_load_from_file(bytes(file), llama_cpp.llama_model_default_params())
         self._num_tokens = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
         self._batch = llama_cpp.llama_batch_init(0, 0, 1)
 
-    def _open(self, count: int, length: int, flash: int) -> None:
+    def _open(self, count: int, length: int) -> None:
         """Makes a context for so many sequences of so many tokens."""
-        if self._key == (count, length, flash):
+        if self._key == (count, length):
             return
         if self._context is not None:
             llama_cpp.llama_free(self._context)
         options = llama_cpp.llama_context_default_params()
         options.n_seq_max, options.n_ctx, options.n_batch = count, count * length, count * length
         options.n_threads = options.n_threads_batch = self._threads
-        options.flash_attn_type, options.kv_unified = flash, False
+        options.flash_attn_type, options.kv_unified = llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED, False
         self._context = llama_cpp.llama_init_from_model(self._model, options)
         llama_cpp.llama_batch_free(self._batch)
         self._batch = llama_cpp.llama_batch_init(count * length, 0, 1)
-        self._key = count, length, flash
+        self._key = count, length
 
     def _run(self, rows: list[list[int]], position: int) -> list[int]:
         """Reads tokens of each sequence from a position on; returns the likeliest token after the last of each."""
@@ -135,10 +134,10 @@ class _Model:
         logits = [np.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(self._context, at), shape) for at in last]
         return [int(one.argmax()) for one in logits]
 
-    def generate(self, flash: int, prompts: Batch, new_tokens: int) -> Batch:
+    def generate(self, prompts: Batch, new_tokens: int) -> Batch:
         """Continues prompts of one length greedily."""
         length = len(prompts[0])
-        self._open(len(prompts), -(-(length + new_tokens) // 256) * 256, flash)
+        self._open(len(prompts), -(-(length + new_tokens) // 256) * 256)
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._context), True)
         answers: Batch = [[token] for token in self._run(prompts, 0)]
         for position in range(length, length + new_tokens - 1):
@@ -149,9 +148,7 @@ class _Model:
 
 
 def _ways(model: _Model, case: Case, callers: int) -> Mapping[str, Run]:
-    return {
-        name: decoding_run(case, callers, partial(model.generate, flash)) for name, flash in _FLASH_ATTENTION.items()
-    }
+    return {"flash attention": decoding_run(case, callers, model.generate)}
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from headway_client import requests
 from headway_client.connection import DEFAULT_TIMEOUT_S, BaseClient, ConnectionOptions
 from headway_client.errors import from_rpc_error
 from headway_client.options import (
+    CaptionImageOptions,
     ClassifyImageOptions,
     ClassifyTextOptions,
     ClassifyTokensOptions,
@@ -32,6 +33,7 @@ from headway_client.options import (
     SegmentEverythingOptions,
     SegmentImageOptions,
     SegmentInteractivelyOptions,
+    StreamCaptionImageOptions,
     StreamGenerateTextOptions,
     StreamRewriteTextOptions,
     StreamTranslateTextOptions,
@@ -47,6 +49,7 @@ from headway_client.results import (
     EmbeddingAnswer,
     GeneratedText,
     HealthStatus,
+    ImageCaption,
     ImageClassification,
     ImageEmbedding,
     ImageInspection,
@@ -169,6 +172,20 @@ class AsyncClient(BaseClient):
     ) -> AsyncTextStream[RewrittenText]:
         """Makes a new text of one text and returns it delta by delta, as it is generated."""
         return self._stream(requests.stream_rewrite_text(text, **options), timeout_s)
+
+    @spell_out
+    async def caption_image(
+        self, images: Images = (), *, timeout_s: float | None = None, **options: Unpack[CaptionImageOptions]
+    ) -> Answer[ImageCaption]:
+        """Says what every image shows, which is given as bytes or by path."""
+        return await self._send(requests.caption_image(images, **options), timeout_s)
+
+    @spell_out
+    def stream_caption_image(
+        self, image: Image = b"", *, timeout_s: float | None = None, **options: Unpack[StreamCaptionImageOptions]
+    ) -> AsyncTextStream[ImageCaption]:
+        """Says what one image shows and returns the caption delta by delta, as it is written."""
+        return self._stream(requests.stream_caption_image(image, **options), timeout_s)
 
     @spell_out
     async def classify_text(

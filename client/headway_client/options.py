@@ -120,16 +120,19 @@ class GenerateTextOptions(StreamGenerateTextOptions, total=False):
     sample_count: Annotated[int | None, "Texts to generate for each prompt, 1 to 16. Default: 1."]
 
 
-class _WritingOptions(ModelOptions, SamplingOptions, total=False):
+class _DecodingOptions(ModelOptions, SamplingOptions, total=False):
     max_new_tokens: Annotated[int | None, "Most tokens of a new text. Default: the model's maximum."]
     min_new_tokens: Annotated[int | None, "Tokens to generate before a new text may end, 0 to max_new_tokens."]
-    max_length_ratio: Annotated[float | None, "Most tokens of a new text per token of its source, above 0 to 100."]
     length_penalty: Annotated[
         float | None, "Power of the token count in scores, 0 to 5: above 1 favours long texts. Default: 1."
     ]
     no_repeat_ngram_size: Annotated[
         int | None, "No sequence of this many tokens may occur twice, 0 to 16; 0 allows it. Default: 0."
     ]
+
+
+class _WritingOptions(_DecodingOptions, total=False):
+    max_length_ratio: Annotated[float | None, "Most tokens of a new text per token of its source, above 0 to 100."]
     truncate: Annotated[bool | None, "Cut the end off a text that is too long instead of refusing it."]
 
 
@@ -139,10 +142,13 @@ class StreamRewriteTextOptions(_WritingOptions, total=False):
     target_prefix: Annotated[str | None, "What the new text begins with."]
 
 
-class _SearchOptions(TypedDict, total=False):
+class _BeamOptions(TypedDict, total=False):
     beam_size: Annotated[int | None, "Width of the beam search, 1 to 16. Default: 1, greedy decoding."]
-    hypothesis_count: Annotated[int | None, "New texts to return for each text, 1 to beam_size. Default: 1."]
+    hypothesis_count: Annotated[int | None, "New texts to return for each input, 1 to beam_size. Default: 1."]
     early_stopping: Annotated[EarlyStopping | str | None, "When the beam search stops. Default: heuristic."]
+
+
+class _SearchOptions(_BeamOptions, total=False):
     target_prefixes: Annotated[Texts | None, "What the new texts begin with: one for all, or one for each text."]
     phrase_constraints: Annotated[
         PhraseConstraints | Sequence[PhraseConstraints] | None,
@@ -168,6 +174,25 @@ class TranslateTextOptions(RewriteTextOptions, _TranslationOptions, total=False)
     """Options of TranslateText."""
 
     split_sentences: Annotated[bool | None, "Translate the sentences of each text separately and join them."]
+
+
+class _CaptionOptions(_DecodingOptions, total=False):
+    language: Annotated[str | None, "Language of the captions as a BCP 47 code. Default: the model's only one."]
+    include_attention: Annotated[bool | None, "Return what each token of a caption looked at."]
+
+
+class CaptionImageOptions(_CaptionOptions, _BeamOptions, total=False):
+    """Options of CaptionImage."""
+
+    prefixes: Annotated[Texts | None, "What the captions begin with: one for all, or one for each image."]
+    image_ids: Annotated[Texts | None, "Ids of prepared images, in place of images."]
+
+
+class StreamCaptionImageOptions(_CaptionOptions, total=False):
+    """Options of StreamCaptionImage."""
+
+    prefix: Annotated[str | None, "What the caption begins with."]
+    image_id: Annotated[str | None, "Id of a prepared image, in place of the image."]
 
 
 class _TextOptions(ModelOptions, total=False):

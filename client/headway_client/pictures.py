@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from headway_client.results import (
     Attention,
     AttentionMap,
+    ImageCaption,
     ImageInspection,
     InspectedToken,
     TextInspection,
@@ -22,6 +23,7 @@ from headway_client.results import (
 
 if TYPE_CHECKING:  # extras
     from matplotlib.figure import Figure
+    from PIL import Image
 
 _COLOURS = "Blues"
 _OVERLAY = "inferno"
@@ -37,19 +39,20 @@ _DPI = 150
 
 
 def save(
-    inspection: TextInspection | TranslationInspection | ImageInspection,
+    inspection: TextInspection | TranslationInspection | ImageInspection | ImageCaption,
     file: Path | str,
     *,
     image: bytes | Path | str | None = None,
 ) -> None:
     """Draws the maps of an inspection: one as a heatmap token by token, several as small multiples.
 
-    An image's maps are laid over it: what its class token attends to, or all patches together where there is none.
+    An image's maps are laid over it: what its class token attends to, or all patches together where there is none; of a
+    caption, what each word looked at.
 
     Args:
         inspection: What to draw.
         file: Where to; its suffix says the format, such as .png or .svg.
-        image: What was inspected, encoded or by path; for images.
+        image: What was inspected or captioned, encoded or by path; for images.
 
     Raises:
         ImportError: The extra `pictures` is not installed.
@@ -78,12 +81,17 @@ def _new_figure(width: float, height: float) -> Figure:
 
 
 def _drawn(
-    inspection: TextInspection | TranslationInspection | ImageInspection, image: bytes | Path | str | None
+    inspection: TextInspection | TranslationInspection | ImageInspection | ImageCaption,
+    image: bytes | Path | str | None,
 ) -> Figure:
     if isinstance(inspection, ImageInspection):
         if image is None:
             raise ValueError("the picture of an image's inspection needs the image")
         return _draw_image(inspection, image)
+    if isinstance(inspection, ImageCaption):
+        if image is None:
+            raise ValueError("the picture of a caption needs the image")
+        return _draw_caption(inspection, image)
     if isinstance(inspection, TextInspection):
         names = _names(inspection.tokens)
         parts = [("", inspection.attention, names, names)]
@@ -173,16 +181,48 @@ def _name_tokens(axis: Any, rows: Sequence[str], columns: Sequence[str], most: i
         axis.set_yticks(range(len(rows)), rows)
 
 
-def _draw_image(inspection: ImageInspection, image: bytes | Path | str) -> Figure:
+def _open(image: bytes | Path | str, size: tuple[int, int]) -> Image.Image:
+    """Opens an image and turns it upright; `size` is the width and height that it must have then."""
     from PIL import Image, ImageOps  # noqa: PLC0415 (an extra)
 
     with Image.open(io.BytesIO(image) if isinstance(image, bytes) else image) as opened:
         picture = ImageOps.exif_transpose(opened).convert("RGB")
-    if picture.size != (inspection.width, inspection.height):
+    if picture.size != size:
         raise ValueError(
-            f"the image has {picture.width} x {picture.height} pixels, and {inspection.width} x {inspection.height} "
-            "were inspected; give the same one"
+            f"the image has {picture.width} x {picture.height} pixels, and {size[0]} x {size[1]} were inspected; give "
+            "the same one"
         )
+    return picture
+
+
+def _draw_caption(caption: ImageCaption, image: bytes | Path | str) -> Figure:
+    """Draws what each word of a caption looked at, beside the image itself (Xu et al. 2015, figure 1)."""
+    picture = _open(image, (caption.width, caption.height))
+    maps = caption.word_maps()
+    _check_count(len(maps))
+    part = caption.seen_part
+    extent = (part.left, part.right, part.bottom, part.top)
+    across = min(6, len(maps) + 1)
+    down = -(-(len(maps) + 1) // across)
+    height = min(2.5, max(0.4, picture.height / picture.width))
+    figure = _new_figure(_SMALL_MAP_INCHES * across, (_SMALL_MAP_INCHES * height + 0.3) * down)
+    for place, axis in enumerate(figure.subplots(down, across, squeeze=False).flat):
+        if place > len(maps):
+            axis.remove()
+            continue
+        axis.imshow(picture, extent=(0, picture.width, picture.height, 0))
+        if place:
+            found = maps[place - 1]
+            axis.imshow(found.attention, cmap=_OVERLAY, alpha=0.55, extent=extent, vmin=0.0, interpolation="nearest")
+            axis.set_title(found.word.of(caption.text).replace("$", r"\$"), fontsize=8)
+        axis.set_xlim(0, picture.width)
+        axis.set_ylim(picture.height, 0)
+        axis.set_axis_off()
+    return figure
+
+
+def _draw_image(inspection: ImageInspection, image: bytes | Path | str) -> Figure:
+    picture = _open(image, (inspection.width, inspection.height))
     maps = inspection.attention.maps
     _check_count(len(maps))
     shape = (inspection.patch_row_count, inspection.patch_column_count)

@@ -18,6 +18,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeGuard, TypeVa
 from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2
 
+from headway.v1 import caption_service_pb2 as caption_pb2
 from headway.v1 import common_pb2
 from headway.v1 import generation_service_pb2 as generation_pb2
 from headway.v1 import image_classification_service_pb2 as images_pb2
@@ -32,6 +33,7 @@ from headway.v1 import translation_service_pb2 as translation_pb2
 from headway_client.errors import ProtocolError
 from headway_client.options import (
     AttentionSummary,
+    CaptionImageOptions,
     ClassifyImageOptions,
     ClassifyTextOptions,
     ClassifyTokensOptions,
@@ -53,6 +55,7 @@ from headway_client.options import (
     SegmentEverythingOptions,
     SegmentImageOptions,
     SegmentInteractivelyOptions,
+    StreamCaptionImageOptions,
     StreamGenerateTextOptions,
     StreamRewriteTextOptions,
     StreamTranslateTextOptions,
@@ -67,6 +70,7 @@ from headway_client.results import (
     EmbeddingT_co,
     GeneratedText,
     HealthStatus,
+    ImageCaption,
     ImageClassification,
     ImageEmbedding,
     ImageInspection,
@@ -290,6 +294,33 @@ def score_text(texts: Texts, **options: Unpack[ScoreTextOptions]) -> Iterator[Ca
         values = _values(ScoreTextOptions, options, texts=texts if len(texts) == 1 else texts[part])
         values["text_pairs"] = None if pairs is None else pairs[part]
         yield _unary("TextClassificationService/ScoreText", texts_pb2, values, TextScore, len(inputs[part]))
+
+
+def caption_image(images: Images = (), **options: Unpack[CaptionImageOptions]) -> Call[Answer[ImageCaption]]:
+    """CaptionImage.
+
+    Raises:
+        OSError: An image file cannot be read.
+        ValueError: `early_stopping` is none of `EarlyStopping`.
+    """
+    contents = _as_images("images", images)
+    values = _values(CaptionImageOptions, options, images=contents)
+    count = _take_ids(values) or len(contents)
+    if isinstance(prefix := values.get("prefixes"), str):
+        values["prefixes"] = [prefix] * count
+    if (stopping := values.get("early_stopping")) is not None:
+        values["early_stopping"] = f"EARLY_STOPPING_{EarlyStopping(stopping).name}"
+    _gather(translation_pb2.TranslationParameters, values)
+    return _unary("CaptionService/CaptionImage", caption_pb2, values, ImageCaption, count)
+
+
+def stream_caption_image(
+    image: Image = b"", **options: Unpack[StreamCaptionImageOptions]
+) -> Call[Answer[ImageCaption] | None]:
+    """StreamCaptionImage; errors are those of `inspect_image`."""
+    values = _values(StreamCaptionImageOptions, options, image=_as_image("image", image))
+    _gather(translation_pb2.TranslationParameters, values)
+    return _stream("CaptionService/StreamCaptionImage", caption_pb2, values, ImageCaption)
 
 
 def classify_image(images: Images = (), **options: Unpack[ClassifyImageOptions]) -> Call[Answer[ImageClassification]]:

@@ -48,6 +48,7 @@ class Task(StrEnum):
     GENERATION = "generation"
     TRANSLATION = "translation"
     TEXT_TO_TEXT = "text_to_text"
+    CAPTIONING = "captioning"
     TEXT_CLASSIFICATION = "text_classification"
     TOKEN_CLASSIFICATION = "token_classification"  # noqa: S105 (a task, not a password)
     IMAGE_CLASSIFICATION = "image_classification"
@@ -449,6 +450,92 @@ class TranslatedText:
 
 
 @dataclass(frozen=True, slots=True)
+class CaptionToken:
+    """A token's span of a caption, and its attention over the patches of the image, row by row, which adds up to 1."""
+
+    span: TextSpan
+    patch_attention: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CaptionHypothesis:
+    """One of several captions of an image."""
+
+    text: str
+    log_probability: float
+    score: float
+    """What it was ranked by: the log-probability divided by the token count to the power of the length penalty."""
+    finish_reason: FinishReason
+    new_token_count: int
+    tokens: tuple[CaptionToken, ...] = ()
+    """Set if `include_attention` was given."""
+
+
+@dataclass(frozen=True, slots=True)
+class SeenPart:
+    """The part of an image that a model sees, in pixels of the upright image."""
+
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+
+@dataclass(frozen=True, slots=True)
+class WordMap:
+    """A word of a caption, and where in the image it looked."""
+
+    word: TextSpan
+    attention: tuple[tuple[float, ...], ...]
+    """The patches by their rows; they add up to 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageCaption:
+    """One image's caption."""
+
+    text: str
+    log_probability: float
+    score: float
+    """What it was ranked by."""
+    finish_reason: FinishReason
+    new_token_count: int
+    patch_row_count: int
+    patch_column_count: int
+    seen_part: SeenPart
+    """What the patches cover."""
+    width: int
+    """Of the upright image, in pixels."""
+    height: int
+    seed: int | None = None
+    """Seed of the random stream, if tokens were drawn at random."""
+    hypotheses: tuple[CaptionHypothesis, ...] = ()
+    """All captions, this one included, the best first; empty if `hypothesis_count` is 1."""
+    tokens: tuple[CaptionToken, ...] = ()
+    """Set if `include_attention` was given."""
+
+    def word_maps(self) -> tuple[WordMap, ...]:
+        """Where each word and punctuation mark of the caption looked: the mean of its tokens' attention.
+
+        Raises:
+            ValueError: The call did not ask for attention.
+        """
+        if not self.tokens:
+            raise ValueError("the result has no attention; call caption_image with include_attention=True")
+        rows: dict[TextSpan, list[tuple[float, ...]]] = defaultdict(list)
+        words = _words_of((token.span for token in self.tokens), self.text)
+        for token, word in zip(self.tokens, words, strict=True):
+            if word is not None:
+                rows[word].append(token.patch_attention)
+        width = self.patch_column_count
+        maps = []
+        for word in sorted(rows, key=lambda word: word.start):
+            mean = tuple(sum(column) / len(column) for column in zip(*rows[word], strict=True))
+            maps.append(WordMap(word, tuple(mean[place : place + width] for place in range(0, len(mean), width))))
+        return tuple(maps)
+
+
+@dataclass(frozen=True, slots=True)
 class RewriteHypothesis:
     """One of several new texts."""
 
@@ -643,7 +730,7 @@ class Model:
     source_languages: tuple[str, ...] = ()
     """Languages that a translation model reads; it translates from each of them to each of `target_languages`."""
     target_languages: tuple[str, ...] = ()
-    """Languages that a translation model writes."""
+    """Languages that a model of translations or captions writes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,8 +68,8 @@ class Sample:
     """Name of the file they come from, or `GENERATED`."""
     tokens: tuple[NDArray[np.int64], ...] = ()
     """What a decoder reads, (T,) each."""
-    sources: tuple[NDArray[np.int64], ...] = ()
-    """What the encoder reads for each of them, (S,), if there is one."""
+    sources: tuple[NDArray[Any], ...] = ()
+    """What the encoder reads for each of them, if there is one: tokens, (S,), or pixels, (3, height, width)."""
     items: tuple[Tensors, ...] = ()
     """Inputs of a model without state."""
     answers: tuple[NDArray[Any], ...] = ()
@@ -148,21 +148,26 @@ def _written_tokens(candidate: Candidate, generator: np.random.Generator) -> lis
 
 def _rewritten_tokens(
     candidate: Candidate, generator: np.random.Generator
-) -> tuple[tuple[NDArray[np.int64], ...], tuple[NDArray[np.int64], ...]]:
-    """Lets an encoder-decoder read texts, and returns their tokens and those that its decoder reads as it writes."""
+) -> tuple[tuple[NDArray[Any], ...], tuple[NDArray[np.int64], ...]]:
+    """Lets an encoder-decoder read; returns tokens or pixels, and the tokens that its decoder reads as it writes."""
     source = candidate.source
     assert source.special_tokens is not None, "a text model has its special tokens"
     length, count = _size_of_sample(candidate)
-    texts = list(source.texts[:count]) or _drawn_texts(source, generator, count)
-    spoken: Sequence[str] = ("",) if source.languages is None else source.languages.sources
+    spoken: Sequence[str] = ("",) if source.languages is None else source.languages.sources or ("",)
     written: Sequence[str] = ("",) if source.languages is None else source.languages.targets
-    codes = [(str(generator.choice(spoken)), str(generator.choice(written))) for _ in texts]
-    pairs = source.encode_sources(texts, codes)
-    runner, encoder = candidate.open_decoder(len(texts), max_length=length), candidate.open_encoder()
+    codes = [(str(generator.choice(spoken)), str(generator.choice(written))) for _ in range(count)]
+    pairs: list[tuple[NDArray[Any], NDArray[np.int64]]]
+    if source.image_preprocessing is not None:
+        images = (item["pixel_values"] for item in _images(source, generator))
+        pairs = [(image, source.caption_start(code)) for image, (_, code) in zip(images, codes, strict=False)]
+    else:
+        texts = list(source.texts[:count]) or _drawn_texts(source, generator, count)
+        pairs = list(source.encode_sources(texts, codes[: len(texts)]))
+    runner, encoder = candidate.open_decoder(len(pairs), max_length=length), candidate.open_encoder()
     open_sources(runner, encode_sources(encoder, [ids for ids, _ in pairs]))
     starts = np.stack([start for _, start in pairs])  # (N, P)
     for position in range(starts.shape[1]):
-        logits = runner.decode(starts[:, position], np.full(len(texts), position))
+        logits = runner.decode(starts[:, position], np.full(len(pairs), position))
     targets = _continued(runner, list(starts), logits, length, generator)
     ends = {source.special_tokens.eos, *source.special_tokens.more_eos}
     lengths = [next((at for at in range(starts.shape[1], length) if text[at] in ends), length) for text in targets]
@@ -232,9 +237,9 @@ def _images(source: ExportSource, generator: np.random.Generator) -> list[Tensor
 
 
 def _distributions(
-    candidate: Candidate, texts: Sequence[NDArray[np.int64]], sources: Sequence[NDArray[np.int64]]
+    candidate: Candidate, texts: Sequence[NDArray[np.int64]], sources: Sequence[NDArray[Any]]
 ) -> Answers:
-    """Returns the log-probabilities after every token of each text, (T, V), which may be of a source."""
+    """Returns the log-probabilities after every token of each text, (T, V), which may be of a source or an image."""
     runner = candidate.open_decoder(1, max_length=max(map(len, texts)))
     encoder = candidate.open_encoder() if sources else None
     answers = []

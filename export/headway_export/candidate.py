@@ -101,13 +101,15 @@ def prefill(runner: DecoderRunner, slot: int, token_ids: NDArray[np.int64]) -> N
     return logits.copy()
 
 
-def encode_sources(encoder: EncoderRunner, sources: Sequence[NDArray[np.int64]]) -> list[CrossTensors]:
-    """Encodes sentences, (S,) each, in one batch."""
-    return encoder.encode([EncoderInput.of_tokens(source) for source in sources])
+def encode_sources(encoder: EncoderRunner, sources: Sequence[NDArray[Any]]) -> list[CrossTensors]:
+    """Encodes sentences, int64 (S,) each, or images, float32 (3, height, width) each, in one batch."""
+    return encoder.encode(
+        [EncoderInput.of_pixels(one, 1) if one.ndim > 1 else EncoderInput.of_tokens(one) for one in sources]
+    )
 
 
 def open_sources(runner: DecoderRunner, sources: Sequence[CrossTensors]) -> None:
-    """Lets encoded sentences begin in the slots from 0 on."""
+    """Lets encoded sentences or images begin in the slots from 0 on."""
     runner.set_sources(sources)
     for slot, source in enumerate(sources):
         runner.begin(slot, source)

@@ -242,7 +242,7 @@ def _weak_points(proofs: Sequence[Proof]) -> list[str]:
 def _limits(manifest: Manifest) -> str:
     limits = manifest.limits
     sentences = []
-    if limits.max_input_tokens is not None:
+    if limits.max_input_tokens is not None and manifest.image_preprocessing is None:
         sentences.append(f"An input has at most {limits.max_input_tokens} tokens.")
     if limits.max_total_tokens is not None:
         what = (

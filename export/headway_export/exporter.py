@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, cast
 
 import onnx_ir as ir
 from torch import nn
@@ -56,6 +56,7 @@ from headway_server.bundles import (
     write_manifest,
 )
 from headway_server.runtime import Runtime, give_back_memory
+from headway_training.models.protocols import ImageToText
 
 EXTERNAL_DATA_THRESHOLD_BYTES = 1 << 26
 """Size of a graph's weights from which they go to a file of their own; a protocol buffer holds 2 GiB at most."""
@@ -419,12 +420,15 @@ def _embedding(source: ExportSource, variants: dict[Precision, Variant]) -> Embe
 
 
 def _patches(source: ExportSource, variants: dict[Precision, Variant]) -> PatchGrid | None:
-    """Describes the patches that the tokens of an image stand for, where there is a graph of attention weights.
+    """Describes the patches that the tokens of an image stand for, where there is anything that attends to them.
 
     Raises:
         SourceError: As many tokens are neither a grid of square patches nor one more.
     """
     image = source.image_preprocessing
+    if source.task is Task.CAPTIONING:
+        rows, columns = cast("ImageToText", source.module).grid
+        return PatchGrid(rows=rows, columns=columns, has_class_token=False)
     graphs = [variant.graphs["attention"] for variant in variants.values() if "attention" in variant.graphs]
     if image is None or not graphs:
         return None

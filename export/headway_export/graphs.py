@@ -30,6 +30,7 @@ from headway_training.models.protocols import (
     Decoder,
     EmbeddingClassifier,
     EncoderDecoder,
+    ImageToText,
     RecurrentEncoderDecoder,
     ShowsAttention,
 )
@@ -265,16 +266,21 @@ class DecoderGraph(nn.Module):
 
 
 class EncoderGraph(nn.Module):
-    """Graph `encoder` of a translation model."""
+    """Graph `encoder` of a model that translates, or that writes captions."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Outputs:
-        """(N, S), (N, S) -> the cross-attention key and value of each layer, each (N, H, S, K)."""
-        module = cast("EncoderDecoder", self.module)
-        pairs = module.cross_keys_values(module.encode(input_ids, attention_mask))
+    def forward(self, first: Tensor, *rest: Tensor) -> Outputs:
+        """Gives the cross-attention key and value of each layer, each (N, H, S, K).
+
+        Of ids and mask, int64 (N, S), or of pixels, float32 (N, 3, height, width).
+        """
+        module = cast("EncoderDecoder | ImageToText", self.module)
+        if first.is_floating_point():
+            first = first.to(float_dtype(self.module))
+        pairs = module.cross_keys_values(module.encode(first, *rest))
         return {
             f"cross_{part}_{layer}": tensor.transpose(1, 2).contiguous()  # (N, H, S, K)
             for layer, pair in enumerate(pairs)
@@ -466,10 +472,14 @@ def shows_attention(module: nn.Module) -> bool:
 
 
 def with_kernel(module: nn.Module, kernel: Kernel) -> nn.Module:
-    """Returns a module with the same weights and another kernel, or the module itself if it has none."""
+    """Returns a module with the same weights and another kernel, its parts too, or the module itself if it has none."""
     if not shows_attention(module):
         return module
     other = copy.copy(module)
+    other._modules = {  # noqa: SLF001 (the copy has those of the original)
+        name: part if part is None else with_kernel(part, kernel)
+        for name, part in module._modules.items()  # noqa: SLF001
+    }
     cast("ShowsAttention", other).kernel = kernel
     return other
 

@@ -86,7 +86,7 @@ def check(candidate: Candidate) -> ParityFigures:
     match candidate.source.task:
         case Task.GENERATION:
             _compare_generation(candidate, comparison)
-        case Task.TRANSLATION | Task.TEXT_TO_TEXT:
+        case Task.TRANSLATION | Task.TEXT_TO_TEXT | Task.CAPTIONING:
             _compare_translation(candidate, comparison)
         case Task.IMAGE_CLASSIFICATION | Task.IMAGE_EMBEDDING:
             _compare_images(candidate, comparison)
@@ -214,10 +214,9 @@ def _compare_translation(candidate: Candidate, comparison: _Comparison) -> None:
     assert tokens is not None, "a text model has its special tokens"
     assert tokens.bos is not None, "the exporter has checked it"
     num_steps, count = min(2 * _DECODED_TOKENS, runner.max_length), min(_NUM_LIKELIEST, runner.vocab_size)
-    texts = _sample_tokens(candidate.source, runner.vocab_size, limits.max_input_tokens, frame=True)
-    for rows in _batches(limits.max_input_tokens):
-        where = f"batch {len(rows)}, source lengths {rows}"
-        sources = [texts[row % len(texts)][:length] for row, length in enumerate(rows)]
+    for sources in _sources(candidate.source, runner.vocab_size, limits.max_input_tokens):
+        rows = [source.shape for source in sources]
+        where = f"batch {len(rows)}, sources {rows}"
         open_sources(runner, encode_sources(encoder, sources))
         chosen = [np.full(len(rows), tokens.bos, np.int64)]
         steps = []
@@ -232,6 +231,17 @@ def _compare_translation(candidate: Candidate, comparison: _Comparison) -> None:
             comparison.add("logits", np.stack([step[row] for step in steps]), expected, where)
             comparison.add_greedy(target[1:], expected, where)
         comparison.num_shapes += len(set(rows))
+
+
+def _sources(source: ExportSource, vocab_size: int, limit: int) -> Iterator[list[NDArray[Any]]]:
+    """Yields batches of what the encoder reads: tokens of several lengths, or pixels."""
+    if source.image_preprocessing is not None:
+        images = pixel_values_of(source, _sample_images(source, max(_BATCH_SIZES)))
+        yield from (list(images[:batch_size]) for batch_size in _BATCH_SIZES)
+        return
+    texts = _sample_tokens(source, vocab_size, limit, frame=True)
+    for rows in _batches(limit):
+        yield [texts[row % len(texts)][:length] for row, length in enumerate(rows)]
 
 
 def _compare_texts(candidate: Candidate, comparison: _Comparison) -> None:

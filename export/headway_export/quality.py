@@ -48,7 +48,7 @@ from headway_server.tasks.text.model import text_tensors
 from headway_server.tasks.tokens.spans import SpanDecoder
 from headway_training.calibration import NUM_BINS, calibration_metrics, to_probabilities
 from headway_training.evaluation import evaluation_windows
-from headway_training.metrics import span_scores
+from headway_training.metrics import caption_cider, caption_meteor, span_scores
 from headway_training.tokenizers import encode_pairs, encode_spans
 
 ALLOWED_LOSS = {
@@ -56,6 +56,7 @@ ALLOWED_LOSS = {
     "micro_f1": 0.5,
     "span_f1": 0.5,
     "sacrebleu": 0.5,
+    "cider": 1.0,
     "nats_per_character": 0.02,
     "mean_iou": 0.5,
 }
@@ -396,6 +397,52 @@ def weak_translations(
     )
 
 
+# Captioning
+
+
+def _cider(candidate: Candidate, data: EvaluationData) -> Quality:
+    """CIDEr-D of greedy captions, the mean of the languages."""
+    captions = {language: _caption(candidate, data.images, language) for language in data.captions}
+    values = {language: caption_cider(written, data.captions[language]) for language, written in captions.items()}
+    shown = ", ".join(f"{language} {value:.1f}" for language, value in values.items())
+    return Quality(
+        figure=_figure(data, float(np.mean(list(values.values())))),
+        weak_points=(
+            f"CIDEr-D in percent by language: {shown}.",
+            *(line for one, written in captions.items() for line in _weak_captions(written, data.captions[one], one)),
+        ),
+    )
+
+
+def _caption(candidate: Candidate, images: NDArray[np.uint8], language: str) -> list[str]:
+    """Writes captions of images greedily, in fixed batches."""
+    source = candidate.source
+    assert source.tokenizer is not None, "a model that writes has its tokenizer"
+    assert source.special_tokens is not None, "a model that writes has its special tokens"
+    decoder, encoder = candidate.open_decoder(NUM_ROWS), candidate.open_encoder()
+    start = source.caption_start(language)
+    captions: list[str] = []
+    for first in range(0, len(images), NUM_ROWS):
+        pixels = pixel_values_of(source, images[first : first + NUM_ROWS])
+        open_sources(decoder, encode_sources(encoder, list(pixels)))
+        starts = np.tile(start, (len(pixels), 1))
+        rows = _decode_greedily(decoder, starts, source.special_tokens.eos, source.suppressed_tokens)
+        captions += source.tokenizer.decode_batch(rows, skip_special_tokens=True)
+    return captions
+
+
+def _weak_captions(captions: Sequence[str], references: Sequence[Sequence[str]], language: str) -> list[str]:
+    """The worst captions of a language by METEOR of words and stems."""
+    pairs = list(zip(captions, references, strict=True))
+    scores = [caption_meteor([caption], [several], language) for caption, several in pairs]
+    worst = sorted(range(len(scores)), key=scores.__getitem__)[:NUM_EXAMPLES]
+    return [
+        f"METEOR {scores[index]:.1f}: image {index + 1} became {_quoted(captions[index])}; expected, for instance, "
+        f"{_quoted(references[index][0])}."
+        for index in worst
+    ]
+
+
 # Generation
 
 
@@ -453,6 +500,7 @@ _MEASURES: dict[str, Callable[[Candidate, EvaluationData], Quality]] = {
     "micro_f1": _micro_f1,
     "span_f1": _span_f1,
     "sacrebleu": _sacrebleu,
+    "cider": _cider,
     "nats_per_character": _nats_per_character,
     "mean_iou": _mean_iou,
 }

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from headway_export.agreement import Sample
+from headway_export.candidate import pixel_values_of
 from headway_export.graphs import attention_graph, outputs_of
 from headway_export.rewriting import LayerRange
 from headway_export.source import ExportSource
@@ -32,7 +33,13 @@ from headway_training.models.parts.attention import (
     cross_attention,
     fused_attention,
 )
-from headway_training.models.protocols import Decoder, EncoderDecoder, RecurrentEncoderDecoder, is_recurrent
+from headway_training.models.protocols import (
+    Decoder,
+    EncoderDecoder,
+    ImageToText,
+    RecurrentEncoderDecoder,
+    is_recurrent,
+)
 from headway_training.models.recurrent import recur_packed
 
 CAUSAL: Attend = causal_attention(fused_attention)
@@ -55,16 +62,24 @@ def generation_logits(
 
 
 def translation_logits(
-    module: nn.Module, source_ids: NDArray[np.int64], target_ids: NDArray[np.int64], attend: Attend = CAUSAL
+    module: nn.Module, source_of: NDArray[Any], target_ids: NDArray[np.int64], attend: Attend = CAUSAL
 ) -> NDArray[np.float32]:
-    """Logits after every token of a target: (S,), (T,) int64 -> (T, V) float32. `attend` as for a text."""
+    """Logits after every token of a target: (S,), (T,) int64 -> (T, V) float32. `attend` as for a text.
+
+    The source of a caption is an image, (3, height, width) float32.
+    """
     model = cast("EncoderDecoder", module)
     with torch.inference_mode():
-        source = torch.from_numpy(source_ids).unsqueeze(0)
-        mask = torch.ones_like(source)
-        if is_recurrent(module):
-            return _recurrent_logits(cast("RecurrentEncoderDecoder", module), source, mask, target_ids)
-        keys_values = model.cross_keys_values(model.encode(source, mask))
+        source = torch.from_numpy(source_of).unsqueeze(0)
+        if source.is_floating_point():
+            memory = cast("ImageToText", module).encode(source)
+            mask = torch.ones(memory.shape[:2], dtype=torch.int64)
+        else:
+            mask = torch.ones_like(source)
+            if is_recurrent(module):
+                return _recurrent_logits(cast("RecurrentEncoderDecoder", module), source, mask, target_ids)
+            memory = model.encode(source, mask)
+        keys_values = model.cross_keys_values(memory)
         attend_cross = cross_attention(keys_values, mask, fused_attention)
         target = torch.from_numpy(target_ids).unsqueeze(0)
         positions = torch.arange(len(target_ids)).unsqueeze(0)
@@ -172,14 +187,21 @@ def windows_of(source: ExportSource, sample: Sample | None) -> Iterator[NDArray[
             yield ids[start:end]
 
 
-def pairs_of(source: ExportSource, sample: Sample | None) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Yields token ids of the first texts that an encoder-decoder is judged by, and of what its decoder reads."""
+def pairs_of(source: ExportSource, sample: Sample | None) -> Iterator[tuple[NDArray[Any], NDArray[np.int64]]]:
+    """Yields tokens or pixels of the first inputs of an encoder-decoder's evaluation, and what its decoder reads."""
     if sample is not None:
         yield from zip(sample.sources, sample.tokens, strict=True)
         return
     data = source.evaluation
     assert data is not None, "a model is judged by one or the other"
     first = slice(NUM_RANGE_TEXTS)
+    if data.captions:
+        for language, captions in data.captions.items():
+            start = source.caption_start(language)
+            written = source.encode([several[0] for several in captions[first]])
+            for pixels, caption in zip(pixel_values_of(source, data.images[first]), written, strict=True):
+                yield pixels, np.concatenate([start, caption])[: source.limits.max_total_tokens]
+        return
     pairs = source.encode_sources(data.texts[first], data.languages[first])
     for (ids, start), reference in zip(pairs, source.encode(data.references[first]), strict=True):
         yield ids, np.concatenate([start, reference])[: source.limits.max_total_tokens]

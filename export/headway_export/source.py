@@ -48,6 +48,7 @@ from headway_training.checkpoint import (
     CHECKPOINT_FILE,
     HUGGINGFACE,
     IMAGE_EVALUATION_FILE,
+    TEXTLESS_TASKS,
     WEIGHTS_FILE,
     Checkpoint,
     TextPairUse,
@@ -66,6 +67,7 @@ TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 _METRICS = {
     Task.GENERATION: "nats_per_character",
     Task.TRANSLATION: "sacrebleu",
+    Task.CAPTIONING: "cider",
     Task.TEXT_CLASSIFICATION: "accuracy",
     Task.TOKEN_CLASSIFICATION: "span_f1",
     Task.IMAGE_CLASSIFICATION: "accuracy",
@@ -77,7 +79,7 @@ _NEEDED_FLAGS = {
     "--tokenizer": tuple(task for task in (*_METRICS, Task.TEXT_EMBEDDING) if task not in _IMAGES),
     "--labels": _CLASSIFIERS,
     "--languages": (Task.TRANSLATION,),
-    "--preprocessing": _IMAGES,
+    "--preprocessing": (*_IMAGES, Task.CAPTIONING),
 }
 """Tasks that need what a flag gives; no other takes it."""
 _OPTIONAL_FLAGS = {
@@ -124,6 +126,8 @@ class EvaluationData:
     """Translations of the texts."""
     languages: Sequence[tuple[str, str]] = ()
     """Codes of source and target of each translation, empty for the only one; none: empty for all."""
+    captions: Mapping[str, Sequence[Sequence[str]]] = field(default_factory=dict)
+    """Captions of each image, by language."""
     spans: Sequence[Collection[tuple[int, int, str]]] = ()
     """Start, end and label of the spans of each text."""
     labels: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
@@ -239,16 +243,18 @@ class ExportSource:
             pairs.append((np.concatenate([before, ids]), start))
         return pairs
 
+    def caption_start(self, language: str) -> NDArray[np.int64]:
+        """Returns the tokens that the decoder of a captioner reads before it writes in a language, (P,)."""
+        return self._given_tokens("", language)[1]
+
     def _given_tokens(self, source: str, target: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Returns the tokens that come before a source, and those that the decoder reads before it writes."""
         assert self.special_tokens is not None, "a text model has its special tokens"
         before: list[int | None] = []
         start = [self.special_tokens.bos, *self.prompt_prefix]
         if self.languages is not None:
-            spoken, written = (
-                self._language(source, self.languages.sources),
-                self._language(target, self.languages.targets),
-            )
+            spoken = self._language(source, self.languages.sources) if self.languages.sources else ""
+            written = self._language(target, self.languages.targets)
             before = [self.languages.target_marks.get(written), self.languages.source_tokens.get(spoken)]
             start.append(self.languages.target_tokens.get(written))
         given = ([token for token in tokens if token is not None] for tokens in (before, start))
@@ -363,7 +369,7 @@ def _read_images(path: Path) -> NDArray[np.uint8]:
 
 
 def _from_loaded(path: Path, module: nn.Module, checkpoint: Checkpoint, name: str | None) -> ExportSource:
-    tokenizer = None if checkpoint.image_preprocessing else _load_tokenizer(path)
+    tokenizer = None if checkpoint.task in TEXTLESS_TASKS else _load_tokenizer(path)
     task = _exportable(checkpoint.task)
     check_tags(task, checkpoint.labels)
     evaluation = checkpoint.evaluation
@@ -387,7 +393,11 @@ def _from_loaded(path: Path, module: nn.Module, checkpoint: Checkpoint, name: st
         classification=_convert(ClassificationScheme, checkpoint.classification),
         text_pairs=checkpoint.text_pairs,
         image_preprocessing=_convert(ImagePreprocessing, checkpoint.image_preprocessing),
-        languages=_convert(Languages, checkpoint.languages),
+        languages=(
+            Languages(target_tokens=checkpoint.language_tokens)
+            if checkpoint.language_tokens
+            else _convert(Languages, checkpoint.languages)
+        ),
         sampling_defaults=_convert(SamplingDefaults, checkpoint.sampling_defaults),
         attention=checkpoint.attention,
         evaluation=(
@@ -558,6 +568,12 @@ def limits_of(module: nn.Module, task: Task) -> Limits:
             case Task.TRANSLATION | Task.TEXT_TO_TEXT:
                 source = int(cast("Any", module).max_source_length)
                 return Limits(max_input_tokens=source, max_total_tokens=int(cast("Any", module).max_target_length))
+            case Task.CAPTIONING:
+                rows, columns = cast("Any", module).grid
+                return Limits(
+                    max_input_tokens=int(rows) * int(columns),
+                    max_total_tokens=int(cast("Any", module).max_target_length),
+                )
             case Task.IMAGE_CLASSIFICATION | Task.IMAGE_EMBEDDING | Task.SEGMENTATION:
                 return Limits()
             case _:
@@ -735,6 +751,12 @@ def read_evaluation(file: Path, task: Task, dataset: str, num_labels: int) -> Ev
         if task is Task.IMAGE_CLASSIFICATION:
             with np.load(file) as arrays:
                 return _evaluation(task, dataset, images=arrays["images"], labels=arrays["labels"])
+        if task is Task.CAPTIONING:
+            with np.load(file) as arrays:
+                of_languages = zip(
+                    arrays["languages"].tolist(), arrays["captions"].swapaxes(0, 1).tolist(), strict=True
+                )
+                return _evaluation(task, dataset, images=arrays["images"], captions=dict(of_languages))
         if task is Task.SEGMENTATION:
             with np.load(file) as arrays:
                 segments = Segments(**{name: arrays[name] for name in ("image_index", "points", "boxes", "masks")})

@@ -130,8 +130,14 @@ def trace(
     if task is Task.GENERATION:
         traced = _trace_decoder(module)
         inputs = [make_spec("input_ids", "int64", "batch", "length")]
+    elif task is Task.CAPTIONING:
+        if attention:
+            raise SourceError(f"{task}: each caption brings its attention to the image; leave out --attention")
+        assert image_size is not None, "a model of images has its preprocessing"
+        return _trace_encoder_decoder(served, [make_spec("pixel_values", "float32", "batch", 3, *image_size)])
     elif task in ENCODER_DECODER_TASKS:
-        traced = _trace_recurrent(module) if is_recurrent(module) else _trace_encoder_decoder(served)
+        encoder_inputs = [make_spec(*spec) for spec in _ENCODER_INPUTS]
+        traced = _trace_recurrent(module) if is_recurrent(module) else _trace_encoder_decoder(served, encoder_inputs)
         inputs = [_as_read(make_spec(*spec), "batch") for spec in _ENCODER_INPUTS]
         inputs.append(make_spec("target_ids", "int64", "batch", "length"))
     elif task is Task.SEGMENTATION:
@@ -194,13 +200,16 @@ def _trace_decoder(module: nn.Module) -> TracedModel:
     return TracedModel(graphs=(decoder,), state=_in_place(past))
 
 
-def _trace_encoder_decoder(module: nn.Module) -> TracedModel:
+def _trace_encoder_decoder(module: nn.Module, encoder_inputs: Sequence[TensorSpec]) -> TracedModel:
     past = _past_specs(module, Task.TRANSLATION)
-    encoder = _trace_graph("encoder", module, EncoderGraph(module), [make_spec(*spec) for spec in _ENCODER_INPUTS])
+    encoder = _trace_graph("encoder", module, EncoderGraph(module), encoder_inputs)
     cross = encoder.outputs
     inputs = [*(make_spec(*spec) for spec in (*_STEP_INPUTS, _SOURCE_MASK))]
     inputs[len(_STEP_INPUTS) : len(_STEP_INPUTS)] = past
-    inputs += [_as_read(spec, "sources") for spec in cross]
+    # The decoder reads sources of any length, those of an image too, which has always as many patches.
+    inputs += [
+        make_spec(spec.name, spec.dtype, "sources", spec.shape[1], "source_length", spec.shape[3]) for spec in cross
+    ]
     aligned_layer = alignment_layer(len(cross) // 2)
     decoder = _trace_graph("decoder", module, CrossDecoderGraph(module, len(past), aligned_layer), inputs)
     return TracedModel(

@@ -11,14 +11,13 @@ from pydantic_settings import CliApp
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
-from headway_ray.placement import Placement, choose, place
-from headway_ray.replica import Replica
+from headway_ray.placement import SHARED, Placement, choose, place
+from headway_ray.replica import Replica, SharedReplica
 from headway_server.bundles import read_manifest
 from headway_server.errors import RequestError
 from headway_server.serving.host import read_store
-from headway_server.serving.routes import Routes
 from headway_server.settings import ServerSettings
 
 _MOST_REPLICAS: Final = 1000
@@ -39,19 +38,24 @@ class Scaling(BaseModel):
     """Calls that a replica takes at a time; further ones wait in the proxy."""
     max_queued: int = Field(default=4096, ge=1)
     """Calls that wait in a proxy for a model; further ones are refused."""
+    models_per_replica: int = Field(default=0, ge=0)
+    """Most models that a replica holds, loaded when they are called: all models share one deployment then. 0: each has
+    a deployment of its own."""
     upscale_delay_s: float = Field(default=10.0, ge=0)
     """How long there must be too many calls."""
     downscale_delay_s: float = Field(default=120.0, ge=0)
     """How long there must be too few."""
 
 
-@serve.deployment(name="ingress", ray_actor_options={"num_cpus": 0})
 class Ingress:
     """Knows which deployment has which model, and hands requests over HTTP on to it."""
 
-    def __init__(self, placements: Sequence[Placement], handles: Mapping[str, DeploymentHandle[Any]]) -> None:
+    def __init__(
+        self, placements: Sequence[Placement], handles: Mapping[str, DeploymentHandle[Any]], max_bytes: int
+    ) -> None:
         self._placements = list(placements)
         self._handles = dict(handles)
+        self._max_bytes = max_bytes
 
     async def placements(self) -> list[Placement]:
         """Returns which models the deployments have."""
@@ -59,14 +63,22 @@ class Ingress:
 
     async def __call__(self, request: Request) -> Response:
         """Answers a request over HTTP, by the deployment of the model that it names."""
-        body = await request.body()
-        path = request.url.path
+        path, received, size = request.url.path, [], 0
+        async for part in request.stream():
+            received.append(part)
+            size += len(part)
+            if size > self._max_bytes:
+                return PlainTextResponse(f"the request has more than {self._max_bytes} bytes\n", 413)
+        body = b"".join(received)
         try:
-            deployment = choose(self._placements, path.rpartition("/")[2], _model_of(path, body))
+            placement = choose(self._placements, path.rpartition("/")[2], _model_of(path, body))
         except RequestError:
-            deployment = self._placements[0].deployment  # which refuses it as this path refuses
+            placement = self._placements[0]  # which refuses it as this path refuses
         scope = {name: request.scope[name] for name in _SCOPE if name in request.scope}
-        messages = self._handles[deployment].options(stream=True, method_name="http").remote(scope, body)
+        handle = self._handles[placement.deployment].options(stream=True, method_name="http")
+        if placement.model_id:
+            handle = handle.options(multiplexed_model_id=placement.model_id)
+        messages = handle.remote(scope, body)
         start = await anext(messages)
 
         async def parts() -> AsyncGenerator[bytes, None]:
@@ -116,14 +128,24 @@ def app(arguments: Mapping[str, str]) -> serve.Application:
     settings = CliApp.run(ServerSettings, flags)
     settings = settings.model_copy(update={"threads": settings.threads or 1, "store": settings.store.resolve()})
     paths, routes = read_store(settings)
-    placements = place(((path, read_manifest(settings.store / path)) for path in paths), routes)
-    handles = {each.deployment: _bind(each, routes, settings, scaling) for each in placements}
-    return Ingress.bind(placements, handles)
+    bundles = ((path, read_manifest(settings.store / path)) for path in paths)
+    placements = place(bundles, routes, is_shared=bool(scaling.models_per_replica))
+    if scaling.models_per_replica:
+        own = {each.model_id: each.paths for each in placements}
+        shared = _deployment(SHARED, SharedReplica, settings, scaling)
+        handles = {SHARED: shared.bind(settings, own, routes, scaling.models_per_replica)}
+    else:
+        handles = {
+            each.deployment: _deployment(each.deployment, Replica, settings, scaling).bind(settings, each.paths, routes)
+            for each in placements
+        }
+    ingress = serve.deployment(name="ingress", ray_actor_options={"num_cpus": 0})(Ingress)
+    return ingress.bind(placements, handles, settings.max_message_bytes)
 
 
-def _bind(placement: Placement, routes: Routes, settings: ServerSettings, scaling: Scaling) -> serve.Application:
-    replica = serve.deployment(
-        name=placement.deployment,
+def _deployment(name: str, kind: type, settings: ServerSettings, scaling: Scaling) -> Any:
+    return serve.deployment(
+        name=name,
         ray_actor_options={"num_cpus": settings.threads},
         max_ongoing_requests=scaling.max_calls_per_replica,
         max_queued_requests=scaling.max_queued,
@@ -135,5 +157,4 @@ def _bind(placement: Placement, routes: Routes, settings: ServerSettings, scalin
             "downscale_delay_s": scaling.downscale_delay_s,
         },
         graceful_shutdown_timeout_s=settings.drain_timeout,
-    )(Replica)
-    return replica.bind(settings, placement.paths, routes)
+    )(kind)

@@ -31,6 +31,9 @@ _TASKS: Final[Mapping[str, frozenset[Task]]] = {
 }
 """Tasks of the models that a method may mean without naming one; other methods may mean any."""
 
+SHARED: Final = "models"
+"""Name of the deployment that models share."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
@@ -41,14 +44,17 @@ class Placement:
     """By the name of the model, and by other names that the store's routes give it."""
     paths: tuple[str, ...]
     """Of the bundles below the store, `<model>/<version>`."""
+    model_id: str = ""
+    """By which replicas that share a deployment among models know these; empty: all its replicas have them."""
 
 
-def place(bundles: Iterable[tuple[str, Manifest]], routes: Routes) -> list[Placement]:
+def place(bundles: Iterable[tuple[str, Manifest]], routes: Routes, *, is_shared: bool = False) -> list[Placement]:
     """Gives each model a deployment of its own, and those that share a space one together: they are called together.
 
     Args:
         bundles: Their paths below the store, and their manifests.
         routes: Of the store.
+        is_shared: True for one deployment whose replicas load each of these when it is called.
     """
     names: dict[str, str] = {}
     tasks: dict[str, dict[str, Task]] = {}
@@ -64,13 +70,18 @@ def place(bundles: Iterable[tuple[str, Manifest]], routes: Routes) -> list[Place
             own = tasks[names[meant.model]]
             own[alias] = own[meant.model]
     return [
-        Placement(deployment=deployment, tasks=tasks[deployment], paths=tuple(sorted(paths[deployment])))
-        for deployment in sorted(tasks)
+        Placement(
+            deployment=SHARED if is_shared else name,
+            tasks=tasks[name],
+            paths=tuple(sorted(paths[name])),
+            model_id=name if is_shared else "",
+        )
+        for name in sorted(tasks)
     ]
 
 
-def choose(placements: Sequence[Placement], method: str, model: str) -> str:
-    """Returns the deployment that answers a call.
+def choose(placements: Sequence[Placement], method: str, model: str) -> Placement:
+    """Returns which deployment answers a call.
 
     Args:
         placements: Those there are.
@@ -90,13 +101,13 @@ def choose(placements: Sequence[Placement], method: str, model: str) -> str:
                 if wanted is not None and task not in wanted:
                     others = f"name {_listed(able)}" if able else "no model can"
                     raise WrongTaskError(f"model {model} is for {task} and cannot do this; {others}")
-                return placement.deployment
+                return placement
         names = _listed(name for each in placements for name in each.tasks)
         raise ModelNotFoundError(f"there is no model {model[:100]}; there are {names}")
     choices = [each for each in placements if not each.tasks.keys().isdisjoint(able)]
     if len(choices) > 1 and wanted is not None:
         raise InvalidInputError("model", f"is empty, and several models can do this; name one of {_listed(able)}")
-    return (choices or placements)[0].deployment
+    return (choices or placements)[0]
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -20,12 +20,12 @@ from grpc_health.v1 import health_pb2
 from grpc_status import rpc_status
 from ray import serve
 from ray.exceptions import RayActorError, TaskCancelledError
-from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
+from ray.serve.exceptions import BackPressureError, RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from headway_ray.placement import Placement, choose
 from headway_ray.replica import CallHead, Part
-from headway_server.errors import DrainingError, ForbiddenError, InvalidInputError, OverloadedError, is_failure
+from headway_server.errors import DrainingError, InvalidInputError, OverloadedError, is_failure
 from headway_server.serving.calls import REQUEST_ID, request_id_of
 from headway_server.transports.grpc import service_descriptors, to_status
 
@@ -39,9 +39,6 @@ _KNOWN_FOR_S: Final = 5.0
 """How long a table of the deployments is used."""
 _OF_ALL: Final = frozenset({"ListModels", "ListBundles", "RepositoryIndex"})
 """Methods that are asked of every deployment; their answers are joined."""
-_CHANGES: Final = frozenset(
-    {"LoadModel", "UnloadModel", "ScanStore", "SetRoute", "SetAlias", "RepositoryModelLoad", "RepositoryModelUnload"}
-)
 _RETRY_S: Final = 0.1
 _HEALTH_INTERVAL_S: Final = 1.0
 
@@ -53,7 +50,7 @@ class Deployments:
         self._application = application
         self._placements: Sequence[Placement] = ()
         self._known_until = 0.0
-        self._handles: dict[str, DeploymentHandle[Any]] = {}
+        self._handles: dict[tuple[str, str, bool], DeploymentHandle[Any]] = {}
         self._looking = asyncio.Lock()
 
     async def placements(self) -> Sequence[Placement]:
@@ -66,11 +63,14 @@ class Deployments:
                     self._known_until = time.monotonic() + _KNOWN_FOR_S
         return self._placements
 
-    async def handle(self, deployment: str) -> DeploymentHandle[Any]:
-        """Returns what calls a deployment."""
-        if (found := self._handles.get(deployment)) is None:
-            found = await asyncio.to_thread(serve.get_deployment_handle, deployment, self._application)
-            self._handles[deployment] = found
+    async def handle(self, placement: Placement, *, streams: bool = False) -> DeploymentHandle[Any]:
+        """Returns what calls a deployment: its method `stream`, or `call`."""
+        key = placement.deployment, placement.model_id, streams
+        if (found := self._handles.get(key)) is None:
+            made = await asyncio.to_thread(serve.get_deployment_handle, placement.deployment, self._application)
+            made = made.options(stream=streams, method_name="stream" if streams else "call")
+            found = made.options(multiplexed_model_id=placement.model_id) if placement.model_id else made
+            self._handles[key] = found
         return found
 
 
@@ -87,7 +87,7 @@ class _Method:
         self._applications = applications
         make: Any = grpc.unary_stream_rpc_method_handler if descriptor.server_streaming else None
         behaviour: Any = self.stream if descriptor.server_streaming else self.call
-        self.handler = (make or grpc.unary_unary_rpc_method_handler)(behaviour)  # bytes in, bytes out
+        self.handler: Any = (make or grpc.unary_unary_rpc_method_handler)(behaviour)  # bytes in, bytes out
 
     async def call(self, data: bytes, context: Context) -> bytes:
         """Answers a call with one answer."""
@@ -95,8 +95,9 @@ class _Method:
         try:
             deployments = self._deployments(head)
             if self._name in _OF_ALL:
-                return await self._call_all(deployments, head, data)
-            message, status = await self._call_one(deployments, await self._choose(deployments, data), head, data)
+                message, status = await self._call_all(deployments, head, data)
+            else:
+                message, status = await self._call_one(deployments, await self._choose(deployments, data), head, data)
         except BaseException as error:
             if not is_failure(error):
                 raise
@@ -111,8 +112,8 @@ class _Method:
         status = b""
         try:
             deployments = self._deployments(head)
-            handle = await deployments.handle(await self._choose(deployments, data))
-            parts = handle.options(stream=True, method_name="stream").remote(head, data)
+            handle = await deployments.handle(await self._choose(deployments, data), streams=True)
+            parts = handle.remote(head, data)
             try:
                 async for message, status in parts:
                     if not status:
@@ -127,12 +128,10 @@ class _Method:
             await _abort(context, head, status)
 
     def _deployments(self, head: CallHead) -> Deployments:
-        if self._name in _CHANGES:
-            raise ForbiddenError("on Ray the models are those of the deployment; change the store and deploy it anew")
         name = _application(head.metadata)
         return self._applications.setdefault(name, Deployments(name))
 
-    async def _choose(self, deployments: Deployments, data: bytes) -> str:
+    async def _choose(self, deployments: Deployments, data: bytes) -> Placement:
         model = ""
         if self._field:
             try:
@@ -141,9 +140,9 @@ class _Method:
                 raise InvalidInputError("request", f"is no {self._request.DESCRIPTOR.name}") from error
         return choose(await deployments.placements(), self._name, model)
 
-    async def _call_one(self, deployments: Deployments, name: str, head: CallHead, data: bytes) -> Part:
-        handle = await deployments.handle(name)
-        response = handle.call.remote(head, data)
+    async def _call_one(self, deployments: Deployments, placement: Placement, head: CallHead, data: bytes) -> Part:
+        handle = await deployments.handle(placement)
+        response = handle.remote(head, data)
         try:
             part: Part = await response
         except asyncio.CancelledError:  # the caller has gone, or its time is over
@@ -151,13 +150,15 @@ class _Method:
             raise
         return part
 
-    async def _call_all(self, deployments: Deployments, head: CallHead, data: bytes) -> bytes:
-        names = [placement.deployment for placement in await deployments.placements()]
-        parts = await asyncio.gather(*(self._call_one(deployments, name, head, data) for name in names))
+    async def _call_all(self, deployments: Deployments, head: CallHead, data: bytes) -> Part:
+        placements = await deployments.placements()
+        parts = await asyncio.gather(*(self._call_one(deployments, each, head, data) for each in placements))
         joined = self._response()
-        for message, _ in parts:
+        for message, status in parts:
+            if status:
+                return message, status
             joined.MergeFromString(message)
-        return joined.SerializeToString()
+        return joined.SerializeToString(), b""
 
 
 class _Health:
@@ -165,7 +166,7 @@ class _Health:
 
     def __init__(self, applications: dict[str, Deployments]) -> None:
         self._applications = applications
-        self.handlers = {
+        self.handlers: dict[str, Any] = {
             "/grpc.health.v1.Health/Check": grpc.unary_unary_rpc_method_handler(self.check),
             "/grpc.health.v1.Health/Watch": grpc.unary_stream_rpc_method_handler(self.watch),
         }
@@ -180,7 +181,8 @@ class _Health:
                 raise
             placements = ()
         kind = health_pb2.HealthCheckResponse
-        return kind(status=kind.SERVING if placements else kind.NOT_SERVING).SerializeToString()
+        found: bytes = kind(status=kind.SERVING if placements else kind.NOT_SERVING).SerializeToString()
+        return found
 
     async def watch(self, data: bytes, context: Context) -> AsyncGenerator[bytes, None]:
         """Says so whenever it changes."""
@@ -192,7 +194,7 @@ class _Health:
             await asyncio.sleep(_HEALTH_INTERVAL_S)
 
 
-class _Services(grpc.GenericRpcHandler):  # type: ignore[misc]  # its stubs have no types
+class _Services(grpc.GenericRpcHandler):
     """Finds the methods by their full names."""
 
     def __init__(self) -> None:
@@ -237,9 +239,10 @@ def _describe(error: BaseException, head: CallHead) -> bytes:
     """Returns the status of an error of Serve's, or of this module's."""
     if isinstance(error, BackPressureError):
         error = OverloadedError("the queue of the model's deployment is full; call again", retry_after_s=_RETRY_S)
-    elif isinstance(error, (RayActorError, DeploymentUnavailableError, TaskCancelledError)):
-        error = DrainingError("the replica that answered has ended; call again")
-    return to_status(error, head.method, request_id=head.request_id).SerializeToString()
+    elif isinstance(error, (RayActorError, RayServeException, TaskCancelledError)):
+        error = DrainingError("the replica that answered has ended, or its application; call again")
+    status: bytes = to_status(error, head.method, request_id=head.request_id).SerializeToString()
+    return status
 
 
 async def _abort(context: Context, head: CallHead, status: bytes) -> NoReturn:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Sequence
+import weakref
+from collections.abc import AsyncGenerator, Mapping, MutableMapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from headway_server.errors import is_failure
+from ray import serve
+
+from headway_server.errors import ForbiddenError, is_failure
 from headway_server.log import configure_logging
 from headway_server.observers import Call
 from headway_server.runtime import Runtime
@@ -54,6 +57,15 @@ class _Context:
         return self._metadata
 
 
+class _FixedModels(ModelHost):
+    """The models of a deployment, which no call changes: other replicas would not follow."""
+
+    async def _refuse(self, *_: object, **__: object) -> Any:
+        raise ForbiddenError("on Ray the models are those of the deployment; change the store and deploy it anew")
+
+    load = unload = scan = set_route = set_alias = _refuse
+
+
 class Replica:
     """Answers the calls of the models of one deployment."""
 
@@ -79,7 +91,7 @@ class Replica:
         versions = settings.versions.model_copy(update={"poll_interval": 0, "routes_file": routes_file})
         own = settings.model_copy(update={"store": store, "versions": versions})
         runtime = Runtime(device=own.device, num_threads=own.threads, num_lanes=own.lanes)
-        self._host = await asyncio.to_thread(ModelHost.open, runtime, own)
+        self._host = await asyncio.to_thread(_FixedModels.open, runtime, own)
         server = HeadwayServer(self._host, own)
         self._calls, self._procedures = server.calls, server.procedures
         self._http = HttpServer(
@@ -91,6 +103,7 @@ class Replica:
             procedures=server.procedures,
         ).app
         self._host.start()
+        weakref.finalize(self, self._host.close).atexit = False  # once its last call has ended
 
     def check_health(self) -> None:
         """Fails where a model has ended or hangs, so that Serve replaces this replica."""
@@ -111,6 +124,7 @@ class Replica:
                 head.method,
                 metadata=head.metadata,
                 is_admin=procedure.is_admin,
+                is_local=procedure.is_admin,  # which the models refuse
                 caller=head.caller,
                 request_id=head.request_id,
             )
@@ -138,9 +152,9 @@ class Replica:
             status = to_status(error, head.method, answered, request_id=head.request_id)
             yield b"", status.SerializeToString()
 
-    async def http(self, scope: dict[str, Any], body: bytes) -> AsyncGenerator[dict[str, Any], None]:
+    async def http(self, scope: dict[str, Any], body: bytes) -> AsyncGenerator[MutableMapping[str, Any], None]:
         """Answers a request over HTTP; yields the messages of ASGI."""
-        messages: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue(maxsize=16)
+        messages: asyncio.Queue[MutableMapping[str, Any] | None] = asyncio.Queue(maxsize=16)
         received = False
 
         async def receive() -> dict[str, Any]:
@@ -166,3 +180,44 @@ class Replica:
 
     def __repr__(self) -> str:
         return f"Replica({self._host!r})"
+
+
+class SharedReplica:
+    """Answers the calls of many models, of which it has as many as fit: it loads one when it is called."""
+
+    def __init__(self, settings: ServerSettings, paths: Mapping[str, Sequence[str]], routes: Routes, most: int) -> None:
+        """Loads nothing yet.
+
+        Args:
+            settings: As of `Replica`.
+            paths: Those of a `Replica`, by the id of its models.
+            routes: As of `Replica`.
+            most: Of models at a time; the longest unused goes first.
+        """
+
+        async def load(model_id: str) -> Replica:
+            made = Replica.__new__(Replica)
+            await Replica.__init__(made, settings, paths[model_id], routes)
+            return made
+
+        self._get = serve.multiplexed(load, max_num_models_per_replica=most)
+
+    async def call(self, head: CallHead, data: bytes) -> Part:
+        """See `Replica`."""
+        replica = await self._get(serve.get_multiplexed_model_id())
+        part: Part = await replica.call(head, data)
+        return part
+
+    async def stream(self, head: CallHead, data: bytes) -> AsyncGenerator[Part, None]:
+        """See `Replica`."""
+        replica = await self._get(serve.get_multiplexed_model_id())
+        async with aclosing(replica.stream(head, data)) as parts:
+            async for part in parts:
+                yield part
+
+    async def http(self, scope: dict[str, Any], body: bytes) -> AsyncGenerator[MutableMapping[str, Any], None]:
+        """See `Replica`."""
+        replica = await self._get(serve.get_multiplexed_model_id())
+        async with aclosing(replica.http(scope, body)) as messages:
+            async for message in messages:
+                yield message

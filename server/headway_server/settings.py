@@ -201,8 +201,8 @@ class ServerSettings(BaseSettings):
     """MiB of vectors and probabilities that each model of images keeps, so that an image that comes again is not
     computed again; 0: none."""
     max_image_embeddings_mib: Annotated[int, Field(ge=0, le=1024 * 1024)] = 64
-    """MiB of embeddings of images that each segmentation model keeps, and as many that its streams hold; 0: none are
-    kept."""
+    """MiB of embeddings of images that each segmentation model keeps; 0: none. Its streams may hold as many besides, or
+    64 MiB if that is more."""
     image_ttl: Annotated[float, Field(gt=0, le=86400)] = 600
     """Seconds without use after which a prepared image, or what a model made of an image, is forgotten."""
     max_calls: Annotated[int, Field(ge=1)] | None = None

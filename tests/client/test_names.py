@@ -15,6 +15,7 @@ import typer
 from google.protobuf.descriptor import Descriptor, MethodDescriptor
 
 from headway.v1 import (
+    caption_service_pb2,
     common_pb2,
     generation_service_pb2,
     image_classification_service_pb2,
@@ -32,6 +33,7 @@ from headway_client.cli import app
 from headway_client.load import LoadTask
 
 FILES = (
+    caption_service_pb2,
     common_pb2,
     generation_service_pb2,
     image_classification_service_pb2,
@@ -65,6 +67,7 @@ def is_not_loaded(method: MethodDescriptor) -> bool:
         "InspectionService",
         "ImageService",
         "RankingService",
+        "CaptionService",
         "SegmentationService",
     )
 
@@ -95,6 +98,8 @@ def test_an_rpc_has_a_method_of_its_name_whose_options_are_its_fields(kind: type
     missing = {"constraint", "conversations", "conversation"}  # flattened, and what `chat` is for
     if method.name in ("StreamTranslateText", "StreamRewriteText"):
         missing = {"beam_size", "hypothesis_count", "early_stopping"}  # of a search, which a stream cannot have
+    if method.containing_service.name == "CaptionService":
+        missing = {"beam_size", "hypothesis_count", "early_stopping", "max_length_ratio"}  # nor an image tokens
     if method.name == "SegmentInteractively":
         missing = {"points", "box", "restart"}  # of each click, which the session takes
     assert fields - parameters.keys() <= missing
@@ -103,17 +108,18 @@ def test_an_rpc_has_a_method_of_its_name_whose_options_are_its_fields(kind: type
 @pytest.mark.parametrize("method", METHODS)
 def test_a_unary_rpc_has_a_command_of_its_name(method: str) -> None:
     command = snake_case(method).replace("_", "-").removeprefix("stream-")
-    assert command in COMMANDS or command in SEGMENTING
+    assert command in COMMANDS or command in SEGMENTING or command == "caption-image"  # which is `caption`
 
 
 def test_no_command_is_without_an_rpc_except_the_tools() -> None:
     rpcs = {snake_case(method).replace("_", "-") for method in METHODS}
-    assert COMMANDS - rpcs == {"chat", "health", "load", "load-compare", "segment"}
+    assert COMMANDS - rpcs == {"chat", "caption", "health", "load", "load-compare", "segment"}
 
 
 def test_the_load_tester_knows_every_command_that_runs_a_model() -> None:
     of_models = {snake_case(method.name).replace("_", "-") for method in METHODS.values() if is_not_loaded(method)}
-    assert set(LoadTask) == COMMANDS - {"health", "load", "load-compare", "segment"} - of_models
+    tools = {"caption", "health", "load", "load-compare", "segment"}
+    assert set(LoadTask) == COMMANDS - tools - of_models
 
 
 def test_a_result_has_the_fields_of_its_message() -> None:

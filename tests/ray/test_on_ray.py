@@ -23,7 +23,7 @@ with warnings.catch_warnings():
 
 from headway.v1 import text_classification_service_pb2 as texts_pb
 from headway.v1 import text_classification_service_pb2_grpc as texts_grpc
-from headway_client import Client, DeadlineExceededError, InvalidArgumentError, NotFoundError
+from headway_client import Client, DeadlineExceededError, InvalidArgumentError, NotFoundError, PermissionDeniedError
 
 pytestmark = pytest.mark.filterwarnings("default")  # Ray's own
 
@@ -111,7 +111,7 @@ def test_every_model_of_the_store_answers_and_is_listed(client: Client) -> None:
     with client.stream_generate_text("To be", model="shakespeare", max_new_tokens=8, temperature=0) as stream:
         assert "".join(delta.text for delta in stream) == text
     assert [model.name for model in client.list_models()] == ["ag-news", "shakespeare"]
-    assert client.get_model("ag-news").name == "ag-news"
+    assert client.get_model("ag-news").model.name == "ag-news"
 
 
 def test_errors_have_their_code_and_their_details(client: Client) -> None:
@@ -175,6 +175,12 @@ def test_http_requests_go_to_the_model_that_they_name(cluster, deployed) -> None
             lines = [line for line in stream.iter_lines() if line]
         assert lines[-1] == "data: [DONE]"
         assert http.get("/v2/models/ag-news").json()["name"] == "ag-news"
+        assert http.post(path, content=b"a" * (21 * 2**20)).status_code == 413
+
+
+def test_no_call_changes_the_models_of_one_replica(client: Client) -> None:
+    with pytest.raises(PermissionDeniedError, match="deploy it anew"):
+        client.unload_model("ag-news")
 
 
 def test_a_replica_that_is_killed_under_load_loses_no_call(cluster, store) -> None:
@@ -215,3 +221,12 @@ def test_a_new_version_is_rolled_out_without_a_failed_call(cluster, store) -> No
     assert not load.errors
     with Client(cluster[0]) as client:
         assert {client.classify_text([TEXT], model="ag-news").model.version for _ in range(10)} == {"2"}
+
+
+def test_models_share_replicas_that_load_them_when_they_are_called(cluster, store) -> None:
+    ray_server.deploy(store=store, models_per_replica=1, log_level="warning")
+    with Client(cluster[0], timeout_s=30) as client:
+        for _ in range(2):
+            assert client.classify_text([TEXT], model="ag-news")[0].labels[0].label == "Business"
+            with client.stream_generate_text("To be", model="shakespeare", max_new_tokens=4) as stream:
+                assert list(stream)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import socket
 import subprocess
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -36,42 +38,64 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+@dataclass
+class Proxy:
+    """An Envoy that runs."""
+
+    address: str
+    admin: str
+
+    def num_healthy(self) -> int:
+        with urllib.request.urlopen(f"http://{self.admin}/clusters", timeout=20) as answer:
+            return answer.read().decode().count("::health_flags::healthy")
+
+    def wait_for_healthy(self, count: int) -> None:
+        give_up = time.monotonic() + 20
+        while self.num_healthy() != count:
+            assert time.monotonic() < give_up
+            time.sleep(0.05)
+        time.sleep(0.2)  # its threads hear of it
+
+
 @pytest.fixture
-def address(root: Path, servers: list[RuleServer], tmp_path: Path) -> Iterator[str]:
-    """The address of Envoy with the configuration as it lies there, but for addresses and the pace of health checks."""
+def proxy(root: Path, servers: list[RuleServer], tmp_path: Path) -> Iterator[Proxy]:
+    """Envoy with the configuration as it lies there, but for addresses and the pace of health checks."""
     config = yaml.safe_load((root / "deploy/envoy/sticky.yaml").read_text())
     listener, cluster = config["static_resources"]["listeners"][0], config["static_resources"]["clusters"][0]
-    port = free_port()
+    port, admin = free_port(), free_port()
     listener["address"] = {"socket_address": {"address": "127.0.0.1", "port_value": port}}
-    config["admin"]["address"]["socket_address"]["port_value"] = free_port()
-    assert cluster["load_assignment"]["endpoints"][0]["lb_endpoints"][0]["endpoint"]["address"] == {
-        "socket_address": {"address": "headway", "port_value": 50051}
-    }
-    cluster["load_assignment"]["endpoints"][0]["lb_endpoints"] = [
+    config["admin"]["address"]["socket_address"]["port_value"] = admin
+    endpoints = cluster["load_assignment"]["endpoints"][0]
+    [endpoint] = endpoints["lb_endpoints"]
+    assert endpoint["endpoint"]["address"]["socket_address"] == {"address": "headway", "port_value": 50051}
+    endpoints["lb_endpoints"] = [
         {"endpoint": {"address": {"socket_address": {"address": host, "port_value": int(number)}}}}
         for host, _, number in (server.address.rpartition(":") for server in servers)
     ]
     cluster["health_checks"][0] |= {"interval": "0.2s", "no_traffic_interval": "0.2s"}
+    cluster["common_lb_config"]["update_merge_window"] = "0s"  # a second, in which changes of health are gathered
     file = tmp_path / "sticky.yaml"
     file.write_text(yaml.safe_dump(config))
     program = Path(envoy.__file__).parent / "_bin" / "envoy"
     command = [program, "--config-path", file, "--concurrency", "1", "--log-level", "warning", "--disable-hot-restart"]
     with (tmp_path / "log").open("w") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
         try:
-            with Client(f"127.0.0.1:{port}") as client:
+            made = Proxy(f"127.0.0.1:{port}", f"127.0.0.1:{admin}")
+            with Client(made.address) as client:
                 client.wait_ready(20)
-            yield f"127.0.0.1:{port}"
+            made.wait_for_healthy(3)
+            yield made
         finally:
             process.terminate()
 
 
 @pytest.fixture
-def call(address: str, servers: list[RuleServer]) -> Call:
+def call(proxy: Proxy, servers: list[RuleServer]) -> Call:
     """Makes a call with a key; returns the number of the server that has answered it."""
 
     def make(key: str | None) -> int:
         before = [len(server.rules.requests) for server in servers]
-        with Client(address, metadata=() if key is None else (("x-headway-session", key),)) as client:
+        with Client(proxy.address, metadata=() if key is None else (("x-headway-session", key),)) as client:
             client.classify_text(["star"])
         after = [len(server.rules.requests) for server in servers]
         (found,) = [index for index in range(len(servers)) if after[index] > before[index]]
@@ -91,21 +115,15 @@ def test_calls_without_a_key_reach_every_server(call: Call) -> None:
 
 
 def test_the_keys_of_a_server_that_is_ill_move_and_few_others_and_all_come_back(
-    call: Call, servers: list[RuleServer]
+    call: Call, proxy: Proxy, servers: list[RuleServer]
 ) -> None:
     places = {key: call(key) for key in KEYS}
     servers[0].rules.serving = False
-    give_up = time.monotonic() + 20
-    ours = next(key for key, place in places.items() if place == 0)
-    while call(ours) == 0:
-        assert time.monotonic() < give_up
-        time.sleep(0.1)
+    proxy.wait_for_healthy(2)
     moved = {key: call(key) for key in KEYS}
     assert 0 not in moved.values()
     others = [key for key in KEYS if places[key] != 0]
     assert sum(moved[key] == places[key] for key in others) > len(others) / 2  # Envoy fills its ring anew
     servers[0].rules.serving = True
-    while call(ours) != 0:
-        assert time.monotonic() < give_up
-        time.sleep(0.1)
+    proxy.wait_for_healthy(3)
     assert {key: call(key) for key in KEYS} == places

@@ -45,12 +45,14 @@ TaskName = Literal[
     "image_embedding",
     "image_text_embedding",
     "segmentation",
+    "captioning",
 ]
 IMAGE_TASKS: tuple[TaskName, ...] = (
     "image_classification",
     "image_embedding",
     "image_text_embedding",
     "segmentation",
+    "captioning",
 )
 """Tasks whose models read images."""
 TEXTLESS_TASKS: tuple[TaskName, ...] = ("image_classification", "image_embedding", "segmentation")
@@ -65,6 +67,7 @@ Metric = Literal[
     "knn_accuracy",
     "mean_recall",
     "mean_iou",
+    "cider",
 ]
 TextPairUse = Literal["never", "optional", "required"]
 """Whether a text model reads two texts as one input: never, if a second one is given, or always."""
@@ -196,7 +199,16 @@ class Checkpoint(Record):
     description: str
     license: str
     architecture: Literal[
-        "gpt", "transformer", "recurrent", "encoder", "vit", "image_encoder", "clip", "segmenter", "huggingface"
+        "gpt",
+        "transformer",
+        "recurrent",
+        "encoder",
+        "vit",
+        "image_encoder",
+        "clip",
+        "segmenter",
+        "captioner",
+        "huggingface",
     ]
     """`huggingface`: the folder is one of `transformers` too, and holds its configuration."""
     configuration: dict[str, Scalar]
@@ -207,6 +219,8 @@ class Checkpoint(Record):
     text_pairs: TextPairUse = "never"
     image_preprocessing: ImagePreprocessing | None = None
     languages: Languages | None = None
+    language_tokens: dict[str, int] = {}
+    """Each language that a captioner writes, with the token that its decoder reads after `bos`."""
     sampling_defaults: SamplingDefaults | None = None
     attention: bool = False
     """Whether its exports write the graph of the attention weights too, unless told otherwise."""
@@ -231,6 +245,8 @@ class Checkpoint(Record):
             raise ValueError(f"special_tokens: {self.task} needs them")
         if self.task == "translation" and self.languages is None:
             raise ValueError("languages: translation needs them")
+        if self.task == "captioning" and not self.language_tokens:
+            raise ValueError("language_tokens: captioning needs them")
         return self
 
 

@@ -1,6 +1,6 @@
-"""What a model reaches on data: logits to predictions, text to nats per character, sentences to translations.
+"""What a model reaches on data: predictions, nats per character of a text, translations, captions.
 
-B rows, L window, N tokens of a text, T tokens of a row, S source tokens, C classes, V vocabulary.
+B rows, I image size, L window, N tokens of a text, T tokens of a row, S source tokens, C classes, V vocabulary.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (torch's own convention)
 
 from headway_training.batches import sorted_batches
-from headway_training.models import RecurrentTranslator, Transformer
+from headway_training.models import Captioner, RecurrentTranslator, Transformer
 from headway_training.models.parts.attention import CachedAttention, cross_attention
 
 EVALUATION_TOKENS = 8192
@@ -182,24 +182,58 @@ def translate_greedily(
     if isinstance(model, RecurrentTranslator):
         step = _recurrent_step(model, source_ids, source_mask)
     else:
-        step = _transformer_step(model, source_ids, source_mask, steps)
-    tokens = source_ids.new_full((len(source_ids), 1), bos)  # (B, 1)
-    running = torch.ones(len(source_ids), dtype=torch.bool, device=source_ids.device)  # (B)
+        step = _transformer_step(model, model.encode(source_ids, source_mask), source_mask, steps)
+    return _take_likeliest(step, source_ids.new_full((len(source_ids), 1), bos), steps, eos)
+
+
+@torch.inference_mode()
+def caption_greedily(
+    model: Captioner, pixel_values: Tensor, starts: Sequence[int], eos: int, *, batch_size: int = 250
+) -> list[list[int]]:
+    """Writes a caption of each image, always taking the likeliest token.
+
+    Args:
+        model: The model.
+        pixel_values: float (B, 3, I, I), normalised.
+        starts: What a caption begins with: `bos`, and the token of its language.
+        eos: The token it ends with.
+        batch_size: Images that are read at once.
+
+    Returns:
+        The tokens of every caption, without `starts` and `eos`.
+    """
+    device = next(model.parameters()).device
+    rows: list[list[int]] = []
+    for part in torch.split(pixel_values, batch_size):
+        memory = model.encode(part.to(device))
+        step = _transformer_step(model, memory, torch.ones(memory.shape[:2], device=device), model.max_target_length)
+        given = torch.tensor([starts], device=device).expand(len(part), -1)  # (B, P)
+        rows += _take_likeliest(step, given, model.max_target_length, eos)
+    return rows
+
+
+def _take_likeliest(step: _Step, starts: Tensor, steps: int, eos: int) -> list[list[int]]:
+    """Reads the tokens (B, P) that rows start with, and goes on until all have ended or `steps` tokens are read."""
+    rows, num_given = starts.shape
+    tokens = starts[:, :1]  # (B, 1)
+    running = torch.ones(rows, dtype=torch.bool, device=starts.device)  # (B)
     chosen: list[Tensor] = []
     for position in range(steps):
-        tokens = step(tokens, position).argmax(dim=-1)  # (B, 1)
+        logits = step(tokens, position)
+        if position + 1 < num_given:
+            tokens = starts[:, position + 1 : position + 2]
+            continue
+        tokens = logits.argmax(dim=-1)  # (B, 1)
         chosen.append(tokens)
         running &= tokens[:, 0] != eos
         if not running.any():
             break
-    rows: list[list[int]] = torch.cat(chosen, dim=1).tolist()
-    return [row[: row.index(eos)] if eos in row else row for row in rows]
+    written: list[list[int]] = torch.cat(chosen, dim=1).tolist()
+    return [row[: row.index(eos)] if eos in row else row for row in written]
 
 
-def _transformer_step(model: Transformer, source_ids: Tensor, source_mask: Tensor, steps: int) -> _Step:
-    attend_cross = cross_attention(
-        model.cross_keys_values(model.encode(source_ids, source_mask)), source_mask, model.kernel
-    )
+def _transformer_step(model: Transformer | Captioner, memory: Tensor, source_mask: Tensor, steps: int) -> _Step:
+    attend_cross = cross_attention(model.cross_keys_values(memory), source_mask, model.kernel)
     cache = CachedAttention(steps, model.kernel)
 
     def step(tokens: Tensor, position: int) -> Tensor:

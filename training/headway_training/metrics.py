@@ -5,14 +5,26 @@ N examples, C labels.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import math
+import re
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from functools import cache
 
 import numpy as np
+from nltk.stem.snowball import SnowballStemmer
+from nltk.translate.meteor_score import meteor_score
 from numpy.typing import ArrayLike, NDArray
 from sacrebleu.metrics.bleu import BLEU
 from sklearn.metrics import accuracy_score, f1_score
 
 _QUERIES_AT_ONCE = 500
+_WORD = re.compile(r"\w+(?:['\u2019-]\w+)*")
+_CIDER_ORDER = 4
+_CIDER_DEVIATION = 6.0
+"""Of the penalty of another length, in words."""
+_STEMMERS: Mapping[str, str] = {"en": "english", "de": "german"}
+"""Names of the Snowball stemmers, by language."""
 
 
 def accuracy(predictions: ArrayLike, labels: ArrayLike) -> float:
@@ -94,6 +106,112 @@ def corpus_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> tuple[f
     metric = BLEU()
     score = metric.corpus_score(list(hypotheses), [list(references)])
     return float(score.score), str(metric.get_signature())
+
+
+def caption_words(text: str) -> list[str]:
+    """The words of a caption in lower case, without punctuation."""
+    return _WORD.findall(text.lower())
+
+
+def caption_bleu(captions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
+    """Corpus BLEU with n-grams of up to four words, held to several references; `references` has those of each image.
+
+    Of lower-case words without punctuation, as captions are compared since Chen et al. (2015). All images have as many
+    references as the first, or more, of which these are read.
+    """
+    count = min(map(len, references))
+    columns = [[" ".join(caption_words(several[i])) for several in references] for i in range(count)]
+    metric = BLEU(tokenize="none", force=True)
+    return float(metric.corpus_score([" ".join(caption_words(caption)) for caption in captions], columns).score)
+
+
+def caption_cider(captions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
+    """CIDEr-D (Vedantam et al. 2015, section 5) in percent: what captions and references have in common.
+
+    n-grams of one to four words count the more, the fewer of the images have them in their references. As the authors'
+    program has it: words are not stemmed, and a caption of at least four words that is its only reference has 1,000 %.
+
+    Args:
+        captions: One of each image.
+        references: Those of each image; at least one.
+    """
+    truths = [[_ngrams(one) for one in several] for several in references]
+    documents = Counter(gram for several in truths for gram in set().union(*several))
+    log_images = math.log(max(len(references), 2))  # of one image every n-gram would weigh nothing
+    scores = []
+    for caption, several in zip(captions, truths, strict=True):
+        own = _weighted(_ngrams(caption), documents, log_images)
+        scores.append(np.mean([_cider_d(own, _weighted(one, documents, log_images)) for one in several]))
+    return float(1000 * np.mean(scores))
+
+
+def _ngrams(text: str) -> Counter[tuple[str, ...]]:
+    words = caption_words(text)
+    return Counter(
+        tuple(words[start : start + order])
+        for order in range(1, _CIDER_ORDER + 1)
+        for start in range(len(words) - order + 1)
+    )
+
+
+class _Weighted(list[dict[tuple[str, ...], float]]):
+    """The weights of a text's n-grams, by their order, with the number of its words."""
+
+    num_words: int = 0
+
+
+def _weighted(
+    counts: Counter[tuple[str, ...]], documents: Mapping[tuple[str, ...], int], log_images: float
+) -> _Weighted:
+    weights = _Weighted({} for _ in range(_CIDER_ORDER))
+    for gram, count in counts.items():
+        weights[len(gram) - 1][gram] = count * (log_images - math.log(max(documents.get(gram, 0), 1)))
+        if len(gram) == 1:
+            weights.num_words += count
+    return weights
+
+
+def _cider_d(own: _Weighted, truth: _Weighted) -> float:
+    """Equation 5, without its factor of 10."""
+    distance = own.num_words - truth.num_words
+    penalty = math.exp(-(distance**2) / (2 * _CIDER_DEVIATION**2))
+    similarities = []
+    for mine, theirs in zip(own, truth, strict=True):
+        common = sum(min(weight, theirs[gram]) * theirs[gram] for gram, weight in mine.items() if gram in theirs)
+        norms = math.sqrt(sum(w * w for w in mine.values())) * math.sqrt(sum(w * w for w in theirs.values()))
+        similarities.append(common / norms if norms else 0.0)
+    return penalty * sum(similarities) / _CIDER_ORDER
+
+
+def caption_meteor(captions: Sequence[str], references: Sequence[Sequence[str]], language: str) -> float:
+    """METEOR (Banerjee and Lavie 2005) in percent, the mean over images, by the words and the stems of words alone.
+
+    NLTK's, with the stemmer of the language and without synonyms: there is no free WordNet of every language. The
+    figure of a caption is that of the best of its references.
+    """
+    options = {"stemmer": _Stemmer(_STEMMERS[language]), "wordnet": _NO_SYNONYMS}
+    scores = [
+        meteor_score([caption_words(one) for one in several], caption_words(caption), **options)
+        for caption, several in zip(captions, references, strict=True)
+    ]
+    return float(100 * np.mean(scores))
+
+
+class _Stemmer:
+    """A Snowball stemmer that remembers."""
+
+    def __init__(self, name: str) -> None:
+        self.stem = cache(SnowballStemmer(name).stem)
+
+
+class _NoSynonyms:
+    """A WordNet that knows no word."""
+
+    def synsets(self, _word: str) -> tuple[()]:
+        return ()
+
+
+_NO_SYNONYMS = _NoSynonyms()
 
 
 def span_scores(

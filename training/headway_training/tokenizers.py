@@ -30,8 +30,13 @@ _SPACE = frozenset("ĠĊĉčĀ")
 _NONE = -1
 
 
-def train_tokenizer(texts: Iterable[str], settings: TokenizerSettings, task: TaskName) -> Tokenizer:
-    """Trains byte-pair encoding over bytes (Sennrich et al. 2016; Radford et al. 2019) on the training text."""
+def train_tokenizer(
+    texts: Iterable[str], settings: TokenizerSettings, task: TaskName, marks: Sequence[str] = ()
+) -> Tokenizer:
+    """Trains byte-pair encoding over bytes (Sennrich et al. 2016; Radford et al. 2019) on the training text.
+
+    `marks` are tokens that no text holds, such as those of languages.
+    """
     tokenizer = Tokenizer(BPE())
     if settings.lowercase:
         tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
@@ -45,7 +50,7 @@ def train_tokenizer(texts: Iterable[str], settings: TokenizerSettings, task: Tas
         vocab_size=settings.vocabulary_size,
         min_frequency=settings.min_frequency,
         # A running text has neither beginning nor end, and bytes can spell everything.
-        special_tokens=[] if task == "generation" else [PAD, UNK, BOS, EOS],
+        special_tokens=[] if task == "generation" else [PAD, UNK, BOS, EOS, *marks],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
@@ -57,12 +62,12 @@ def train_tokenizer(texts: Iterable[str], settings: TokenizerSettings, task: Tas
 def _frame(tokenizer: Tokenizer, task: TaskName) -> None:
     """Sets the special tokens around a text.
 
-    A translation's source is `... <eos>`; a classifier's text is `<bos> ... <eos>`, and a pair is
+    A translation's source, and a caption, is `... <eos>`; a classifier's text is `<bos> ... <eos>`, and a pair is
     `<bos> ... <eos> ... <eos>`, in which all after the first `<eos>` is of type 1. A running text has none.
     """
     if task == "generation":
         return
-    frame = "$A <eos>" if task == "translation" else "<bos> $A <eos>"
+    frame = "$A <eos>" if task in {"translation", "captioning"} else "<bos> $A <eos>"
     ids = [(token, tokenizer.token_to_id(token)) for token in (BOS, EOS)]
     tokenizer.post_processor = processors.TemplateProcessing(
         single=frame, pair=f"{frame} $B:1 <eos>:1", special_tokens=ids

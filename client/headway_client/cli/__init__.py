@@ -7,7 +7,17 @@ from typing import Annotated
 
 import typer
 
-from headway_client.cli import classification, generation, images, inspection, load, models, segmentation, text_to_text
+from headway_client.cli import (
+    captions,
+    classification,
+    generation,
+    images,
+    inspection,
+    load,
+    models,
+    segmentation,
+    text_to_text,
+)
 
 __all__ = ["app"]
 
@@ -26,6 +36,7 @@ for command in (
     generation.chat,
     text_to_text.translate_text,
     text_to_text.rewrite_text,
+    captions.caption,
     classification.classify_text,
     classification.classify_tokens,
     classification.classify_image,

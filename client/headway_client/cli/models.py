@@ -16,6 +16,7 @@ TaskName = Literal[
     "generation",
     "translation",
     "text_to_text",
+    "captioning",
     "text_classification",
     "token_classification",
     "image_classification",

@@ -48,6 +48,8 @@ class _TaskEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Task.ValueType],
     """ImageClassificationService.EmbedImage, without labels."""
     TASK_SEGMENTATION: _Task.ValueType  # 10
     """SegmentationService."""
+    TASK_CAPTIONING: _Task.ValueType  # 11
+    """CaptionService."""
 
 class Task(_Task, metaclass=_TaskEnumTypeWrapper):
     """What a model does."""
@@ -74,6 +76,8 @@ TASK_IMAGE_EMBEDDING: Task.ValueType  # 9
 """ImageClassificationService.EmbedImage, without labels."""
 TASK_SEGMENTATION: Task.ValueType  # 10
 """SegmentationService."""
+TASK_CAPTIONING: Task.ValueType  # 11
+"""CaptionService."""
 Global___Task: _TypeAlias = Task  # noqa: Y015
 
 class _BundleState:
@@ -206,7 +210,7 @@ class Model(_message.Message):
 
     @_builtins.property
     def target_languages(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Languages that a translation model writes, as BCP 47 codes."""
+        """Languages that a model of translations or captions writes, as BCP 47 codes."""
 
     def __init__(
         self,

@@ -224,7 +224,9 @@ class SegmentImageRequest(_message.Message):
     """What masks are answered as. Default: runs."""
     @_builtins.property
     def prompts(self) -> _containers.RepeatedCompositeFieldContainer[Global___SegmentPrompt]:
-        """What to cut out, each prompt by itself. 1 to 256."""
+        """What to cut out, each prompt by itself. 1 to 256, and fewer for an image of many pixels: all masks of a call have at
+        most 2^29 pixels together.
+        """
 
     def __init__(
         self,
@@ -381,7 +383,9 @@ class SegmentEverythingResponse(_message.Message):
     TIMINGS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def mask(self) -> Global___Mask:
-        """The segment. At most 256 are sent, by falling product of predicted_iou and stability."""
+        """The segment. At most 256 are sent, by falling product of predicted_iou and stability; fewer of an image of more than
+        8 megapixels.
+        """
 
     @_builtins.property
     def model(self) -> _common_pb2.ModelReference:

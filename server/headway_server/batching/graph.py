@@ -32,8 +32,10 @@ BATCH_AXIS: Final = "batch"
 _RUN_OVERHEAD_S: Final = 2e-3
 """What a run costs beside its tokens: starting operators, changing threads, waiting for the interpreter's lock."""
 _SMALL_RUN_S: Final = 2e-3
-"""A graph that one core runs in less is small. What a call costs beside it is more than that, so its runs keep to one
-core each and leave one to the calls (docs/lanes.md)."""
+"""A graph that one core runs in less is small: several make it hardly quicker, so its runs keep to one core each."""
+_TINY_RUN_S: Final = 1e-3
+"""What a call costs beside a graph that one core runs in less is more than that, so one core is left to the calls
+(docs/lanes.md)."""
 _LONGEST_INLINE_RUN_S: Final = 1e-3
 """A run on the event loop that takes no longer keeps nobody else waiting for long."""
 _NUM_TIMED_RUNS: Final = 3
@@ -209,7 +211,7 @@ def _settle(session: Session, run_s: float | None, length: int) -> RunCosts:
     if run_s is None:
         return NO_COSTS
     if session.num_lanes > 1 and run_s < _SMALL_RUN_S:
-        session.keep_to_one_core()
+        session.keep_to_one_core(session.num_lanes - (run_s < _TINY_RUN_S))
     _log.info("lanes", file=session.graph.file, run_ms=round(1e3 * run_s, 2), lanes=session.num_lanes)
     return RunCosts.of(run_s, length)
 

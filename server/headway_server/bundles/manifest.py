@@ -74,6 +74,7 @@ class Task(StrEnum):
     GENERATION = "generation"
     TRANSLATION = "translation"
     TEXT_TO_TEXT = "text_to_text"
+    CAPTIONING = "captioning"
     TEXT_CLASSIFICATION = "text_classification"
     TOKEN_CLASSIFICATION = "token_classification"  # noqa: S105 (a task, not a password)
     IMAGE_CLASSIFICATION = "image_classification"
@@ -83,8 +84,8 @@ class Task(StrEnum):
     SEGMENTATION = "segmentation"
 
 
-ENCODER_DECODER_TASKS = (Task.TRANSLATION, Task.TEXT_TO_TEXT)
-"""Tasks whose models read a text with an encoder and write another with a decoder."""
+ENCODER_DECODER_TASKS = (Task.TRANSLATION, Task.TEXT_TO_TEXT, Task.CAPTIONING)
+"""Tasks whose models read a text or an image with an encoder and write a text with a decoder."""
 EMBEDDING_TASKS = (Task.TEXT_EMBEDDING, Task.IMAGE_EMBEDDING)
 """Tasks whose models give an embedding and no logits."""
 
@@ -306,7 +307,8 @@ class Limits(Record):
     """Sizes past which a request is refused, in tokens."""
 
     max_input_tokens: Size | None = None
-    """Of a prompt, a text or a source sentence, special tokens included; None for images."""
+    """Of a prompt, a text or a source sentence, special tokens included, or patches of an image that captions are
+    written for; None for other images."""
     max_total_tokens: Size | None = None
     """Of prompt and continuation together, or of what an encoder-decoder writes; None for classifiers. The length of a
     slot."""
@@ -403,7 +405,10 @@ class SamplingDefaults(Record):
 
 
 class Languages(Record):
-    """BCP 47 codes of a translation model: of one source and one target, or of many, which tokens tell it."""
+    """BCP 47 codes of a translation model: of one source and one target, or of many, which tokens tell it.
+
+    A captioner has targets alone.
+    """
 
     source: str = ""
     target: str = ""
@@ -416,8 +421,8 @@ class Languages(Record):
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """The languages that are read."""
-        return tuple(self.source_tokens) or (self.source,)
+        """The languages that are read; none of a captioner."""
+        return tuple(self.source_tokens) or ((self.source,) if self.source else ())
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -444,6 +449,7 @@ class Languages(Record):
         return " to ".join(
             codes[0] if len(codes) == 1 else f"{len(codes)} languages ({', '.join(codes[:3])}, ...)"
             for codes in (self.sources, self.targets)
+            if codes
         )
 
     @model_validator(mode="after")
@@ -453,7 +459,7 @@ class Languages(Record):
             ("source", (self.source, self.source_tokens)),
             ("target", (self.target, self.target_tokens, self.target_marks)),
         ):
-            if sum(map(bool, given)) != 1:
+            if sum(map(bool, given)) != 1 and (side == "target" or any(given)):
                 raise ValueError(f"languages: {side} is one language, or several with a token each")
         return self
 
@@ -496,7 +502,7 @@ class Manifest(Record):
     """None but for text_scoring."""
     image_preprocessing: ImagePreprocessing | None = None
     patches: PatchGrid | None = None
-    """Of images whose attention weights can be looked at."""
+    """Of images whose attention weights can be looked at, and of those that captions are written for."""
     languages: Languages | None = None
     sampling_defaults: SamplingDefaults | None = None
     prompt_prefix: tuple[Index, ...] = ()
@@ -595,6 +601,23 @@ def _check_tags(manifest: Manifest) -> None:
         raise ValueError(f"labels: {error}") from error
 
 
+def _check_languages(manifest: Manifest) -> None:
+    assert manifest.languages is not None, "it is among what is needed"
+    if not manifest.languages.sources:
+        raise ValueError(f"languages: source is one language, or several with a token each; {manifest.task} needs it")
+
+
+def _check_patches(manifest: Manifest) -> None:
+    patches = manifest.patches
+    assert patches is not None, "it is among what is needed"
+    count = patches.rows * patches.columns
+    if patches.has_class_token or count != manifest.limits.max_input_tokens:
+        raise ValueError(
+            f"patches: the decoder of {manifest.task} attends to the patches of an image alone; there are {count}, and "
+            f"limits.max_input_tokens is {manifest.limits.max_input_tokens}"
+        )
+
+
 def _check_segmentation(manifest: Manifest) -> None:
     for precision, variant in manifest.variants.items():
         if (graph := variant.graphs.get("decoder")) is None:
@@ -620,6 +643,13 @@ TASK_PARTS: Final[Mapping[Task, TaskParts]] = {
         needs=(*_OF_TEXTS, "limits.max_total_tokens", "languages"),
         files=(TOKENIZER_FILE,),
         replaces_state=True,
+        check=_check_languages,
+    ),
+    Task.CAPTIONING: TaskParts(
+        graphs=("encoder", "decoder"),
+        needs=(*_OF_TEXTS, "limits.max_total_tokens", "image_preprocessing", "patches"),
+        files=(TOKENIZER_FILE,),
+        check=_check_patches,
     ),
     Task.TEXT_TO_TEXT: TaskParts(
         graphs=("encoder", "decoder"),

@@ -28,6 +28,11 @@ class EncoderInput:
         """Returns the input of an encoder that reads the tokens (S,) of a sentence."""
         return cls({"input_ids": input_ids}, len(input_ids))
 
+    @classmethod
+    def of_pixels(cls, pixel_values: NDArray[np.float32], num_patches: int) -> EncoderInput:
+        """Returns the input of an encoder that reads an image, (3, height, width), in so many patches."""
+        return cls({"pixel_values": pixel_values}, num_patches)
+
 
 class EncodedSource(Protocol):
     """What an encoder made of one input. The engine hands it to the decoder and never looks inside."""

@@ -268,13 +268,13 @@ class Session:
     def __repr__(self) -> str:
         return f"Session({self.graph.file}, {self.device})"
 
-    def keep_to_one_core(self) -> None:
-        """Has every run of a graph that was opened in lanes keep to one core, and leaves one core free of its runs.
+    def keep_to_one_core(self, num_lanes: int) -> None:
+        """Has every run of a graph that was opened in lanes keep to one core, with so many runs at a time.
 
         To be called before anything is bound to the graph.
         """
         self._sessions = self._sessions[-1:]
-        self.num_lanes = max(1, self.num_lanes - 1)
+        self.num_lanes = num_lanes
 
     def run(
         self, feeds: Mapping[str, Tensor], outputs: Sequence[str] | None = None, *, on_one_core: bool = False

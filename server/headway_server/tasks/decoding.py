@@ -23,6 +23,7 @@ from headway_server.decoding.speculation.verifier import can_verify, open_verifi
 from headway_server.errors import BundleError, InvalidInputError
 from headway_server.observers import NO_OBSERVER, ModelId, ModelUsage, Observer
 from headway_server.preprocessing import TextTokenizer
+from headway_server.preprocessing.image import ImageLimits
 from headway_server.runtime import Cores, Device, Runtime, available_bytes
 from headway_server.serving.calls import counted_tokens, current_caller
 from headway_server.serving.permits import Admission, Permit
@@ -52,6 +53,8 @@ class ModelParts:
     settings: EngineSettings
     max_text_bytes: int = DEFAULT_MAX_TEXT_KIB * 2**10
     """Largest text, in bytes of UTF-8."""
+    image_limits: ImageLimits | None = None
+    """Sizes past which an image is refused; of models that read images."""
     observer: Observer = NO_OBSERVER
     """Is told of every run and of inputs that leave the queue."""
     inspector: Inspector | None = None
@@ -136,6 +139,7 @@ class DecodingModel:
             cores=runtime.cores,
             settings=settings.engine,
             max_text_bytes=settings.max_text_bytes,
+            image_limits=settings.image_limits,
             observer=observer,
             inspector=Inspector(bundle, chosen, runtime, max_mib=settings.max_attention_mib, observer=observer),
         )

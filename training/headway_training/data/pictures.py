@@ -177,13 +177,24 @@ def read_photographs(images: Mapping[str, NDArray[np.uint8]], captions: Path, la
         MissingDataError: There is no such file.
         DataError: A column is missing, or a photograph.
     """
-    by_id: dict[str, list[str]] = {}
-    for row in read_table(captions, ("id", "language", "caption")):
-        if row["language"] == language:
-            by_id.setdefault(row["id"], []).append(row["caption"])
+    by_id = read_captions(captions, (language,))[language]
     if missing := [name for name in by_id if name not in images]:
         raise DataError(f"{captions}: there is no photograph {missing[0]}")
     return CaptionedPhotographs(images=np.stack([images[name] for name in by_id]), captions=list(by_id.values()))
+
+
+def read_captions(path: Path, languages: Sequence[str]) -> dict[str, dict[str, list[str]]]:
+    """Reads a table of captions: by language, and by the photograph's id.
+
+    Raises:
+        MissingDataError: There is no such file.
+        DataError: A column is missing.
+    """
+    by_language: dict[str, dict[str, list[str]]] = {language: {} for language in languages}
+    for row in read_table(path, ("id", "language", "caption")):
+        if row["language"] in by_language:
+            by_language[row["language"]].setdefault(row["id"], []).append(row["caption"])
+    return by_language
 
 
 def read_archive(path: Path) -> dict[str, NDArray[np.uint8]]:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from headway_training.checkpoint import TaskName
+from headway_training.data.captions import CAPTION_LANGUAGES, read_captioned_images
 from headway_training.data.conll import read_span_labeled_texts
 from headway_training.data.examples import LabeledImages, ParallelTexts, PlainText, Splits, hold_out
 from headway_training.data.files import read_bytes, read_text
@@ -276,6 +277,28 @@ def _read_segments(dataset: Dataset, folder: Path, settings: DataSettings) -> Sp
     )
 
 
+def _read_captions(dataset: Dataset, folder: Path, _settings: DataSettings) -> Splits[Any]:
+    """Flickr8k with its captions in two languages, and captions of Multi30k whose photographs are elsewhere.
+
+    The photographs have no test part: the validation part is measured on again.
+    """
+    images = read_archive(dataset.find(folder, ("flickr8k/photos_112.tar.gz",)))
+    captions = {part: dataset.find(folder, (f"flickr8k/captions_{part}.tsv.gz",)) for part in ("train", "val")}
+    lines = dataset.find(folder, ("flickr8k/task1_lines.tsv.gz",))
+    texts = {one: dataset.find(folder, (f"multi30k/train.{one}.gz",)) for one in CAPTION_LANGUAGES}
+    train = read_captioned_images(images, captions["train"], lines=lines, texts=texts)
+    valid = read_captioned_images(images, captions["val"])
+    return Splits(
+        train=train,
+        valid=valid,
+        test=valid,
+        train_name=f"{len(train):,} photographs of Flickr8k and {train.num_texts:,} captions of Multi30k without one",
+        test_name=f"{len(valid)} photographs of Flickr8k",
+        license=dataset.license,
+        home=dataset.home,
+    )
+
+
 def _describe_segments(part: SegmentedPictures) -> str:
     return (
         f"{len(part.nuclei):,} pictures of nuclei (Data Science Bowl 2018), {len(part.photographs)} photographs of "
@@ -477,6 +500,29 @@ _ALL = (
             "https://github.com/milesj/emojibase"
         ),
         read=_read_segments,
+    ),
+    Dataset(
+        name="captions",
+        task="captioning",
+        folder=".",
+        title="Flickr8k and Multi30k",
+        files=_files(
+            "",
+            {
+                "flickr8k/photos_112.tar.gz": "8e8062c84fb957a6bdf2fce06452787c09aea5c8fc32898d43dc8d7fcb32b6ec",
+                "flickr8k/captions_train.tsv.gz": "8dbdaba679000e8ab9c803e90740f31705f56be6a4af75f5149f4021226405e6",
+                "flickr8k/captions_val.tsv.gz": "dd1031760d49f5408c6c0a82b7c7861075ffc0f84c029e1768d315f0f418b6aa",
+                "flickr8k/task1_lines.tsv.gz": "205a1d499982112daee6abafdde4930f87df20435d039f737fee4d6b19dcdfaf",
+                "multi30k/train.en.gz": "d79cfa999dd4c51d2cb42499b6796d5a882c3a8a961923c25a898c90f8bbd56f",
+                "multi30k/train.de.gz": "726e39b2fa9eb9ffb6dc763fb35a179f80fae06ffc5d28b6ace5faa883de28a6",
+            },
+        ),
+        license=(
+            "photographs and captions of Flickr8k, and the text of Multi30k: not stated, for non-commercial research "
+            "and education"
+        ),
+        home="https://github.com/multi30k/dataset",
+        read=_read_captions,
     ),
 )
 

@@ -88,7 +88,7 @@ def read_splits(recipe: Recipe, folder: Path, own: OwnData | None) -> Splits[Any
 
 def _read_own(recipe: Recipe, own: OwnData) -> Splits[Any]:
     """Reads the user's files; labels are those of the training data."""
-    if recipe.task in {"image_text_embedding", "segmentation"}:
+    if recipe.task in {"image_text_embedding", "segmentation", "captioning"}:
         raise DataError(f"{recipe.task} reads its own data set; leave out --train, --valid and --test")
 
     def read(name: str, labels: tuple[str, ...] | None) -> tuple[Any, tuple[str, ...]]:

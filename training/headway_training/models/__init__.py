@@ -9,6 +9,7 @@ from headway_training.models.architectures import (
     named_configuration,
 )
 from headway_training.models.base import AttentionKind, Model, count_parameters
+from headway_training.models.captioning import Captioner, CaptionerConfig
 from headway_training.models.clip import CLIP, CLIPConfig
 from headway_training.models.configuration import Configuration, LayerConfig
 from headway_training.models.dino import DINO, DINOConfig
@@ -27,6 +28,8 @@ __all__ = [
     "NAMED_CONFIGURATIONS",
     "AttentionKind",
     "CLIPConfig",
+    "Captioner",
+    "CaptionerConfig",
     "Configuration",
     "DINOConfig",
     "Encoder",

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from headway_training.models.base import AttentionKind, Model
+from headway_training.models.captioning import Captioner, CaptionerConfig
 from headway_training.models.clip import CLIP, CLIPConfig
 from headway_training.models.configuration import Configuration, nearest
 from headway_training.models.encoder import Encoder, EncoderConfig
@@ -27,6 +28,7 @@ CONFIGURATIONS: Mapping[str, type[Configuration]] = MappingProxyType(
         "image_encoder": ImageEncoderConfig,
         "clip": CLIPConfig,
         "segmenter": SegmentationConfig,
+        "captioner": CaptionerConfig,
     }
 )
 """The class of each architecture's configuration."""
@@ -41,6 +43,7 @@ _MODELS: Mapping[type[Configuration], Callable[[Any], Model]] = MappingProxyType
         ImageEncoderConfig: ImageEmbedder,
         CLIPConfig: CLIP,
         SegmentationConfig: Segmenter,
+        CaptionerConfig: Captioner,
     }
 )
 
@@ -65,13 +68,14 @@ def build_model(
     """Builds a model with fresh weights.
 
     Args:
-        architecture: `gpt`, `transformer`, `recurrent`, `encoder`, `vit`, `image_encoder`, `clip` or `segmenter`.
+        architecture: `gpt`, `transformer`, `recurrent`, `encoder`, `vit`, `image_encoder`, `clip`, `segmenter` or
+            `captioner`.
         configuration: that architecture's configuration, or its fields by name.
         attention: the kernel, as `Model.use_attention` takes it; the recurrent model's attention has only one.
 
     Returns:
-        A `GPT`, `Transformer`, `RecurrentTranslator`, `Encoder`, `ViT`, `ImageEmbedder`, `CLIP` or `Segmenter`, in
-        training mode.
+        A `GPT`, `Transformer`, `RecurrentTranslator`, `Encoder`, `ViT`, `ImageEmbedder`, `CLIP`, `Segmenter` or
+        `Captioner`, in training mode.
 
     Raises:
         ValueError: the architecture, a field or a value is wrong; the message names it and the limit.
@@ -87,7 +91,7 @@ class NamedConfiguration:
     """A configuration that has a name."""
 
     architecture: str
-    """`gpt`, `transformer`, `recurrent`, `encoder`, `vit`, `image_encoder`, `clip` or `segmenter`."""
+    """`gpt`, `transformer`, `recurrent`, `encoder`, `vit`, `image_encoder`, `clip`, `segmenter` or `captioner`."""
     configuration: Configuration
     """The shape."""
 
@@ -312,6 +316,23 @@ _SEGMENTS_SEGMENTER = SegmentationConfig(
     d_ff=512,
 )
 
+_PHOTOGRAPHS_CAPTIONER = CaptionerConfig(
+    image_size=64,
+    patch_size=8,
+    stem="convolutions",
+    image_num_layers=6,
+    image_d_model=224,
+    image_num_heads=7,
+    image_d_ff=672,
+    vocabulary_size=4000,
+    max_target_length=32,
+    num_layers=3,
+    d_model=224,
+    num_heads=7,
+    d_ff=672,
+    dropout=0.25,
+)
+
 _MULTI30K_RECURRENT = RecurrentConfig(
     vocabulary_size=4_000,
     max_source_length=128,
@@ -348,6 +369,7 @@ NAMED_CONFIGURATIONS: Mapping[str, NamedConfiguration] = MappingProxyType(
         "cifar10-encoder": NamedConfiguration(architecture="image_encoder", configuration=_CIFAR10_ENCODER),
         "pictures-clip": NamedConfiguration(architecture="clip", configuration=_PICTURES_CLIP),
         "segments-segmenter": NamedConfiguration(architecture="segmenter", configuration=_SEGMENTS_SEGMENTER),
+        "photographs-captioner": NamedConfiguration(architecture="captioner", configuration=_PHOTOGRAPHS_CAPTIONER),
     }
 )
 """All named configurations."""

@@ -55,6 +55,31 @@ class EncoderDecoder(Protocol):
         ...
 
 
+class ImageToText(Protocol):
+    """A model that writes captions; `cross_keys_values`, `decode` and `logits` are those of an `EncoderDecoder`."""
+
+    grid: tuple[int, int]
+    """Rows and columns of the patches of an image, which the memory holds row by row."""
+    max_target_length: int
+    """Most tokens of a caption, those that it begins with included."""
+
+    def encode(self, pixel_values: Tensor) -> Tensor:
+        """(B, 3, height, width) -> memory (B, S, D)."""
+        ...
+
+    def cross_keys_values(self, memory: Tensor) -> Sequence[tuple[Tensor, Tensor]]:
+        """(B, S, D) -> the cross-attention keys and values of each layer, each (B, S, H, K)."""
+        ...
+
+    def decode(self, input_ids: Tensor, position_ids: Tensor, attend: Attend, attend_cross: AttendCross) -> Tensor:
+        """(B, T), (B, T) -> (B, T, D); each layer calls both functions once."""
+        ...
+
+    def logits(self, hidden_states: Tensor) -> Tensor:
+        """(..., D) -> (..., V)."""
+        ...
+
+
 class RecurrentEncoderDecoder(Protocol):
     """A model that translates with a state of fixed size instead of attention to its own tokens."""
 

@@ -31,6 +31,7 @@ ARCHITECTURES: Mapping[TaskName, tuple[str, ...]] = MappingProxyType(
         "image_embedding": ("image_encoder",),
         "image_text_embedding": ("clip",),
         "segmentation": ("segmenter",),
+        "captioning": ("captioner",),
     }
 )
 """The architectures that can be trained for each task."""
@@ -162,7 +163,8 @@ class AugmentationSettings(Record):
     BPE-dropout (Provilkov et al. 2020). For translation, token classification, and half of the rows of generation."""
     least_crop_area: float = Field(default=1.0, ge=0.05, le=1)
     """Share of a photograph that is seen at least; for images with texts, as all below but the last, for segmentation,
-    as `colour_change`, `grey` and `coarse`, and for image_embedding, as `colour_change` and `grey`."""
+    as `colour_change`, `grey` and `coarse`, for captioning, as these three and `holes`, and for image_embedding, as
+    `colour_change` and `grey`."""
     white_background: float = Field(default=1.0, ge=0, le=1)
     """Share of drawings that lie on white; the others lie on colours."""
     photograph_background: float = Field(default=0.0, ge=0, le=1)
@@ -186,6 +188,15 @@ class SegmentationSettings(Record):
     """Prompts for each image of a batch."""
     click_rounds: int = Field(default=2, ge=1, le=16)
     """Times that each is answered: after the first, with another point where the answer was wrong."""
+
+
+class CaptioningSettings(Record):
+    """What a model that writes captions is shown in training."""
+
+    captions_per_image: int = Field(default=4, ge=1, le=64)
+    """Captions that are learned from each time a photograph is seen, of each language in turn."""
+    text_share: float = Field(default=0.0, ge=0, lt=1)
+    """Share of the batches that hold captions without photographs."""
 
 
 class DistillationSettings(Record):
@@ -269,6 +280,8 @@ class Recipe(Record):
     """What is changed at random in training examples."""
     segmentation: SegmentationSettings = SegmentationSettings()
     """What a model that cuts out of images is asked in training; segmentation only."""
+    captioning: CaptioningSettings = CaptioningSettings()
+    """What a model that writes captions is shown in training; captioning only."""
     distillation: DistillationSettings = DistillationSettings()
     """How an image encoder learns from a moving average of itself; image_embedding only."""
     preprocessing: ImagePreprocessing | None = None

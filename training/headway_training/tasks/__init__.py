@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
 
-from headway_training.checkpoint import TOKENIZER_FILE
+from headway_training.checkpoint import TOKENIZER_FILE, read_checkpoint
+from headway_training.data.captions import CaptionedImages, language_token
 from headway_training.data.examples import (
     Conversations,
     LabeledImages,
@@ -26,6 +27,7 @@ from headway_training.data.token_file import PART_CHARACTERS
 from headway_training.errors import DataError
 from headway_training.recipes import Recipe
 from headway_training.tasks.base import IGNORED, EvaluationData, Metrics, Task, TrainingBatch
+from headway_training.tasks.captioning import CaptioningTask
 from headway_training.tasks.classification import (
     ImageClassificationTask,
     MultiLabelTask,
@@ -54,6 +56,7 @@ _TASKS: Mapping[type, Callable[..., Task]] = MappingProxyType(
         MultiLabeledTexts: MultiLabelTask,
         LabeledTexts: TextClassificationTask,
         Pictures: ContrastiveTask,
+        CaptionedImages: CaptioningTask,
     }
 )
 """The tasks of examples with separate texts; they take recipe, data and tokenizer, and special tokens of a folder."""
@@ -98,15 +101,23 @@ def _make_tokenizer(recipe: Recipe, splits: Splits[Any], file: Path, source: Mod
         return Tokenizer.from_file(str(file))
     if source is not None:
         tokenizer = source.tokenizer
-    elif recipe.init.checkpoint is not None:
+    elif recipe.init.checkpoint is not None and not _has_tokens_of_its_own(recipe):
         tokenizer = take_tokenizer(recipe.init.checkpoint, recipe.task)
     else:
-        tokenizer = train_tokenizer(_training_texts(splits.train), recipe.tokenizer, recipe.task)
+        train = splits.train
+        marks = [language_token(one) for one in train.captions] if isinstance(train, CaptionedImages) else []
+        tokenizer = train_tokenizer(_training_texts(train), recipe.tokenizer, recipe.task, marks)
     file.parent.mkdir(parents=True, exist_ok=True)
     staging = file.with_suffix(".writing")
     tokenizer.save(str(staging))
     staging.replace(file)
     return tokenizer
+
+
+def _has_tokens_of_its_own(recipe: Recipe) -> bool:
+    """True of a captioner that starts from another kind of model, whose tokens are not those of its languages."""
+    assert recipe.init.checkpoint is not None, "the caller has looked"
+    return recipe.task == "captioning" and read_checkpoint(recipe.init.checkpoint).task != recipe.task
 
 
 def _training_texts(train: Any) -> Iterable[str]:
@@ -116,6 +127,8 @@ def _training_texts(train: Any) -> Iterable[str]:
     if isinstance(train, Pictures):
         tags = (" ".join(tags) for tags in train.texts.tags)
         return [*train.texts.names, *tags, *(text for several in train.photographs.captions for text in several)]
+    if isinstance(train, CaptionedImages):
+        return [caption for language in train.captions for caption in train.all_texts(language)]
     if isinstance(train, ParallelTexts):
         return [*train.sources, *train.targets]
     if isinstance(train, SpanLabeledTexts):

@@ -75,7 +75,7 @@ class PixelMask:
             np.greater(across.blend(blended, band), 0, out=columns[band])
         return cls(width=size[0], height=size[1], left=across.first, top=down.first, columns=columns)
 
-    def runs(self) -> NDArray[np.int64]:
+    def runs(self) -> NDArray[np.int32]:
         """Returns the lengths of runs, by columns from the upper left corner: outside, inside, outside ...
 
         They are the counts of COCO's uncompressed run lengths; the first is 0 where the mask holds the first pixel.
@@ -87,7 +87,7 @@ class PixelMask:
         bounds = (column + self.left) * self.height + row + self.top
         joined = np.flatnonzero(bounds[1:-1:2] == bounds[2::2])  # a run that goes on at the top of the next column
         bounds = np.delete(bounds, np.concatenate([2 * joined + 1, 2 * joined + 2]))
-        counts: NDArray[np.int64] = np.diff(bounds, prepend=0, append=self.width * self.height)
+        counts: NDArray[np.int32] = np.diff(bounds, prepend=0, append=self.width * self.height).astype(np.int32)
         return counts[:-1] if len(counts) > 1 and counts[-1] == 0 else counts
 
     def png(self) -> bytes:

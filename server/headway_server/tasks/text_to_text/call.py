@@ -48,6 +48,8 @@ class Source:
     sample: int
     prefix_ids: Tokens = ()
     phrases: EncodedPhrases = _NO_PHRASES
+    read: EncoderInput | None = None
+    """What the encoder reads in place of the tokens, which then stand for its positions; None: the tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +133,7 @@ class TextToTextCall:
             rules = RuleConstraint(source.prefix_ids, self.plan.search.no_repeat_ngram_size)
         return Sequence(
             prompt_ids=np.array(self.start_ids, np.int64),
-            source=EncoderInput.of_tokens(source.encoded.input_ids),
+            source=source.read or EncoderInput.of_tokens(source.encoded.input_ids),
             parameters=self.plan.sampling_for(source.max_new_tokens, source.seed, source.sample),
             output=TextAssembly(self.tokenizer.decode, eager=self.is_stream),
             eos_id=self.eos_id,

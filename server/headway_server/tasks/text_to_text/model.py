@@ -19,6 +19,7 @@ from headway_server.preprocessing import SplitText
 from headway_server.preprocessing.pool import text_pool
 from headway_server.serving.answers import Answer, CallTimings
 from headway_server.serving.limits import check_size_of_call, check_text, check_texts, num_bytes
+from headway_server.serving.permits import Permit
 from headway_server.tasks.decoding import DecodingModel, ModelParts, counted
 from headway_server.tasks.text_to_text.answer import WrittenText, read_result, regroup
 from headway_server.tasks.text_to_text.call import Passage, Source, TextToTextCall, named_passages, whole_texts
@@ -99,20 +100,28 @@ class TextToTextModel(DecodingModel):
         call = self._call(request, 1, is_stream=True)
         with self._admit(1, num_tokens=call.plan.num_tokens, deadline=request.deadline) as permit:
             began = time.monotonic()
-            sources = await self._read(call, whole_texts([text], [field]))
-            sequence = call.sequence(sources[0])
-            self._release_with(permit, [sequence])
-            preprocessing_s = time.monotonic() - began
-            num_given = len(sources[0].prefix_ids)
-            held: list[str] = []
-            with counted(len(sources[0].encoded), [sequence]):
-                async with aclosing(self._lanes.stream(sequence)) as deltas:
-                    async for delta in deltas:
-                        held.append(delta.output)
-                        if delta.num_new_tokens >= num_given:
-                            yield Delta(output="".join(held), num_new_tokens=delta.num_new_tokens)
-                            held = []
-            yield await self._answer(call, sources, [sequence.reply.result.result()], [], preprocessing_s)
+            [source] = await self._read(call, whole_texts([text], [field]))
+            async with aclosing(self._write_source(call, source, permit, began)) as parts:
+                async for part in parts:
+                    yield part
+
+    async def _write_source(
+        self, call: TextToTextCall, source: Source, permit: Permit, began: float
+    ) -> AsyncGenerator[Delta | Answer[WrittenText], None]:
+        """Yields deltas of the output of a source, and last the answer to a call that `began` to be prepared then."""
+        sequence = call.sequence(source)
+        self._release_with(permit, [sequence])
+        preprocessing_s = time.monotonic() - began
+        num_given = len(source.prefix_ids)
+        held: list[str] = []
+        with counted(len(source.encoded), [sequence]):
+            async with aclosing(self._lanes.stream(sequence)) as deltas:
+                async for delta in deltas:
+                    held.append(delta.output)
+                    if delta.num_new_tokens >= num_given:
+                        yield Delta(output="".join(held), num_new_tokens=delta.num_new_tokens)
+                        held = []
+        yield await self._answer(call, [source], [sequence.reply.result.result()], [], preprocessing_s)
 
     def _check_prefixes(self, prefixes: Elements[str], field: str) -> None:
         """Checks the sizes of prefixes, which the request calls `field` with their number."""

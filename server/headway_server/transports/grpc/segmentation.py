@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Any, Final
@@ -13,7 +14,7 @@ import grpc
 from headway.v1 import segmentation_service_pb2 as pb
 from headway.v1 import segmentation_service_pb2_grpc as pb_grpc
 from headway_server.bundles import Task
-from headway_server.errors import DrainingError, InvalidInputError
+from headway_server.errors import DeadlineError, DrainingError, InvalidInputError
 from headway_server.serving.answers import NO_TIMINGS
 from headway_server.serving.host import ModelHost
 from headway_server.tasks.segmentation.masks import Box
@@ -95,8 +96,9 @@ class SegmentationService(pb_grpc.SegmentationServiceServicer):
     ) -> None:
         """Answers the clicks of a stream, one after another. What is wrong with one ends the stream."""
         stream = _Clicks(self, deadline_of(context))
+        requests = aiter(calls)
         try:
-            async for call in calls:
+            while (call := await stream.next_call(requests)) is not None:
                 await calls.send(await stream.answer(call))
         finally:
             stream.close()
@@ -121,6 +123,21 @@ class _Clicks:
         self._service = service
         self._deadline = deadline
         self._pointing: Pointing | None = None
+
+    async def next_call(
+        self, requests: AsyncIterator[StreamedCall[pb.SegmentInteractivelyRequest]]
+    ) -> StreamedCall[pb.SegmentInteractivelyRequest] | None:
+        """Waits for a request; None at the end of the stream.
+
+        Raises:
+            DeadlineError: None came for too long, while the stream holds an image.
+        """
+        max_idle_s = None if self._pointing is None else self._pointing.model.max_idle_s
+        try:
+            async with asyncio.timeout(max_idle_s):
+                return await anext(requests, None)
+        except TimeoutError:
+            raise DeadlineError(f"no request came for {max_idle_s:g} s; open the stream again to go on") from None
 
     async def answer(self, call: StreamedCall[pb.SegmentInteractivelyRequest]) -> pb.SegmentInteractivelyResponse:
         """Answers a request of the stream."""

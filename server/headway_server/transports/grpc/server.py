@@ -17,6 +17,8 @@ from grpc_reflection.v1alpha import reflection
 
 from headway.oip import grpc_predict_v2_pb2_grpc
 from headway.v1 import (
+    caption_service_pb2,
+    caption_service_pb2_grpc,
     generation_service_pb2,
     generation_service_pb2_grpc,
     image_classification_service_pb2,
@@ -49,6 +51,7 @@ from headway_server.serving.host import ModelHost
 from headway_server.serving.watchdog import Watchdog
 from headway_server.settings import ServerSettings
 from headway_server.transports.grpc import oip
+from headway_server.transports.grpc.captioning import CaptionService
 from headway_server.transports.grpc.doors import Doors, format_address
 from headway_server.transports.grpc.generation import GenerationService
 from headway_server.transports.grpc.health import Health
@@ -119,6 +122,13 @@ _SERVICES = (
         tasks=frozenset({Task.TEXT_TO_TEXT}),
         servicer=TextToTextService,
         add=text_to_text_service_pb2_grpc.add_TextToTextServiceServicer_to_server,
+    ),
+    _Service(
+        descriptor=caption_service_pb2.DESCRIPTOR.services_by_name["CaptionService"],
+        tasks=frozenset({Task.CAPTIONING}),
+        servicer=CaptionService,
+        add=caption_service_pb2_grpc.add_CaptionServiceServicer_to_server,
+        reads_texts=False,
     ),
     _Service(
         descriptor=text_classification_service_pb2.DESCRIPTOR.services_by_name["TextClassificationService"],

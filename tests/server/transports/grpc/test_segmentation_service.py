@@ -10,6 +10,7 @@ import tiny_segmenter
 from PIL import Image
 from rpc_failures import failure_of
 from typer.testing import CliRunner
+from waiting import until
 
 from headway.v1 import image_service_pb2 as images_pb
 from headway.v1 import image_service_pb2_grpc as images_grpc
@@ -200,6 +201,10 @@ async def test_what_cannot_be_answered_is_refused_with_a_sentence(segmenting):
         failure = await failure_of(stub(segmenting).SegmentImage(request))
         assert (failure.code, failure.field) == (grpc.StatusCode.INVALID_ARGUMENT, field), failure.message
         assert sentence in failure.message
+    large = pb.SegmentImageRequest(image=squares(size=(4000, 4000)), prompts=[at((1, 1))] * 30)
+    failure = await failure_of(stub(segmenting).SegmentImage(large))
+    assert (failure.code, failure.field) == (grpc.StatusCode.INVALID_ARGUMENT, "prompts")
+    assert "ask for 90 masks of 4000 x 4000 pixels" in failure.message
     for fields, field in (({"points_per_side": 33}, "points_per_side"), ({"max_overlap": 2}, "max_overlap")):
         request = pb.SegmentEverythingRequest(image=squares(), **fields)
         failure = await failure_of(stub(segmenting).SegmentEverything(request).read())
@@ -229,6 +234,14 @@ async def test_streams_hold_no_more_embeddings_than_the_limit(serve, segmenter_s
         await first.read()
         failure = await failure_of(stub(serving).SegmentInteractively(wait()).read())
         assert (failure.code, failure.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED")
+        model.max_idle_s = 0.05
+        third = stub(serving).SegmentInteractively(wait())
+        first.cancel()
+        await until(lambda: not model._held.num_admitted)
+        await third.read()
+        failure = await failure_of(third.read())
+        assert (failure.code, model._held.num_admitted) == (grpc.StatusCode.DEADLINE_EXCEEDED, 0)
+        assert "no request came for 0.05 s" in failure.message
         go_on.set()
 
 

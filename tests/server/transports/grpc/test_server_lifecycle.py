@@ -127,6 +127,7 @@ async def test_reflection_lists_every_service(serving):
     assert {service.name for service in response.list_services_response.service} == {
         "grpc.health.v1.Health",
         "grpc.reflection.v1alpha.ServerReflection",
+        "headway.v1.CaptionService",
         "headway.v1.GenerationService",
         "headway.v1.ImageClassificationService",
         "headway.v1.ImageService",

@@ -23,7 +23,19 @@ from tiny_segmenter import write_segmenter_bundle  # noqa: E402
 
 MODELS = Path(__file__).parents[4] / "models"
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-PANELS = ["models", "generate", "translate", "classify", "tag", "compare", "images", "segment", "attention", "server"]
+PANELS = [
+    "models",
+    "generate",
+    "translate",
+    "classify",
+    "tag",
+    "compare",
+    "images",
+    "caption",
+    "segment",
+    "attention",
+    "server",
+]
 
 pytestmark = [
     pytest.mark.skipif(BROWSER is None, reason="needs a Chromium: apt-get install chromium"),
@@ -270,9 +282,14 @@ def test_clicks_and_drags_cut_out_a_part_of_a_picture(browser: Browser, tmp_path
     with running(store=tmp_path / "store") as (_, url):
         open_panel(page, url, "segment")
         page.get_by_label("Picture").set_input_files(tmp_path / "photo.png")
-        shown = page.locator(".overlay").bounding_box()
-        assert shown is not None
-        page.mouse.click(shown["x"] + shown["width"] / 4, shown["y"] + shown["height"] / 2)
+
+        def place(x: float, y: float) -> tuple[float, float]:
+            page.locator(".overlay").scroll_into_view_if_needed()
+            shown = page.locator(".overlay").bounding_box()
+            assert shown is not None
+            return shown["x"] + x * shown["width"], shown["y"] + y * shown["height"]
+
+        page.mouse.click(*place(0.25, 0.5))
         output = page.locator(".output")
         expect(output).to_contain_text("1,600 pixels")
         assert page.get_by_label("Points inside").input_value() == "20,20"
@@ -282,9 +299,9 @@ def test_clicks_and_drags_cut_out_a_part_of_a_picture(browser: Browser, tmp_path
         assert not found.response["violations"], found.generate_report()
         page.get_by_role("button", name="Start over").click()
         assert page.evaluate(opacity) == 0
-        page.mouse.move(shown["x"] + shown["width"] * 0.6, shown["y"] + shown["height"] * 0.2)
+        page.mouse.move(*place(0.6, 0.2))
         page.mouse.down()
-        page.mouse.move(shown["x"] + shown["width"] * 0.9, shown["y"] + shown["height"] * 0.8)
+        page.mouse.move(*place(0.9, 0.8))
         page.mouse.up()
         expect(output).to_contain_text("box 40, 0, 80, 40")
         assert page.get_by_label("Box").input_value() == "48,8,72,32"

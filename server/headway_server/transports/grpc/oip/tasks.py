@@ -27,6 +27,7 @@ from headway_server.errors import InvalidInputError
 from headway_server.preprocessing import ChatTurn
 from headway_server.preprocessing.pool import text_pool
 from headway_server.serving.families import ServedModel
+from headway_server.tasks.captioning.model import CaptioningModel
 from headway_server.tasks.generation.model import GeneratedText, GenerationModel
 from headway_server.tasks.generation.request import MAX_PROMPTS, GenerationRequest, Prompt
 from headway_server.tasks.images.classifier import ImageClassifier
@@ -461,11 +462,13 @@ def _written_arrays(name: str, texts: Sequence[WrittenText], written: Sequence[s
 
 async def _write(name: str, model: TextToTextModel, call: InferCall) -> Arrays:
     answer = await model.write(_texts(call, "text"), request=_text_to_text_request(call))
-    found = [
-        (index, hypothesis) for index, text in enumerate(answer.results) for hypothesis in text.hypotheses or (text,)
-    ]
+    return _all_written(name, answer.results)
+
+
+def _all_written(name: str, texts: Sequence[WrittenText]) -> Arrays:
+    found = [(index, hypothesis) for index, text in enumerate(texts) for hypothesis in text.hypotheses or (text,)]
     return {
-        **_written_arrays(name, answer.results, [text.text for text in answer.results]),
+        **_written_arrays(name, texts, [text.text for text in texts]),
         "hypothesis_text_index": np.array([index for index, _ in found], np.int64),
         "hypothesis_text": texts_array([hypothesis.text for _, hypothesis in found]),
         "hypothesis_score": np.array([hypothesis.score for _, hypothesis in found], np.float32),
@@ -493,27 +496,55 @@ _COMMON: Final = {"timeout": Kind.UINT64, "triton_enable_empty_final_response": 
 """What every task knows: microseconds that the caller waits, and whether to mark the last response, which always is."""
 
 
+_TARGET_PREFIX: Final = TensorSpec(name="target_prefix", datatype=BYTES, shape=(-1,), is_optional=True)
+_SEARCHING: Final = _DRAWING | _SEARCH | {"hypothesis_count": Kind.INTEGER, "early_stopping": Kind.TEXT}
+
+
+def _written_specs(name: str) -> tuple[TensorSpec, ...]:
+    """Returns the outputs of a task whose new texts are called `name`."""
+    return (
+        TensorSpec(name=name, datatype=BYTES, shape=(-1,)),
+        TensorSpec(name=FINISH_REASON, datatype=BYTES, shape=(-1,)),
+        TensorSpec(name="source_token_count", datatype="INT64", shape=(-1,)),
+        TensorSpec(name="new_token_count", datatype="INT64", shape=(-1,)),
+        TensorSpec(name="log_probability", datatype="FP32", shape=(-1,)),
+        TensorSpec(name="score", datatype="FP32", shape=(-1,)),
+        _TRUNCATED,
+        TensorSpec(name="hypothesis_text_index", datatype="INT64", shape=(-1,)),
+        TensorSpec(name="hypothesis_text", datatype=BYTES, shape=(-1,)),
+        TensorSpec(name="hypothesis_score", datatype="FP32", shape=(-1,)),
+    )
+
+
+async def _caption_images(model: CaptioningModel, call: InferCall) -> Arrays:
+    answer = await model.caption(_images(call), request=_text_to_text_request(call))
+    return _all_written("caption", [one.written for one in answer.results])
+
+
+async def _stream_caption(model: CaptioningModel, call: InferCall) -> AsyncGenerator[Arrays, None]:
+    [image] = _images(call)
+    parts = model.stream_caption(image, field="image[0]", request=_text_to_text_request(call))
+    async with aclosing(parts):
+        async for part in parts:
+            if isinstance(part, Delta):
+                yield _delta_arrays("caption", part)
+            else:
+                yield _written_arrays("caption", [one.written for one in part.results], [""])
+
+
+def _images(call: InferCall) -> list[bytes]:
+    if "image" not in call.arrays:
+        raise InvalidInputError("inputs", "lack image; give it")
+    images: list[bytes] = call.arrays["image"].tolist()
+    return images
+
+
 def _text_to_text(name: str, further: dict[str, Kind]) -> TensorTask:
     """Returns the task whose new texts are called `name`, and whose calls have `further` parameters."""
     return TensorTask(
-        inputs=lambda _: (_TEXT, TensorSpec(name="target_prefix", datatype=BYTES, shape=(-1,), is_optional=True)),
-        outputs=lambda _: (
-            TensorSpec(name=name, datatype=BYTES, shape=(-1,)),
-            TensorSpec(name=FINISH_REASON, datatype=BYTES, shape=(-1,)),
-            TensorSpec(name="source_token_count", datatype="INT64", shape=(-1,)),
-            TensorSpec(name="new_token_count", datatype="INT64", shape=(-1,)),
-            TensorSpec(name="log_probability", datatype="FP32", shape=(-1,)),
-            TensorSpec(name="score", datatype="FP32", shape=(-1,)),
-            _TRUNCATED,
-            TensorSpec(name="hypothesis_text_index", datatype="INT64", shape=(-1,)),
-            TensorSpec(name="hypothesis_text", datatype=BYTES, shape=(-1,)),
-            TensorSpec(name="hypothesis_score", datatype="FP32", shape=(-1,)),
-        ),
-        parameters=_COMMON
-        | _DRAWING
-        | _SEARCH
-        | {"hypothesis_count": Kind.INTEGER, "early_stopping": Kind.TEXT, "truncate": Kind.BOOLEAN}
-        | further,
+        inputs=lambda _: (_TEXT, _TARGET_PREFIX),
+        outputs=lambda _: _written_specs(name),
+        parameters=_COMMON | _SEARCHING | {"truncate": Kind.BOOLEAN} | further,
         max_rows=MAX_SOURCES,
         infer=partial(_write, name),
         stream=partial(_stream_written, name),
@@ -602,6 +633,16 @@ TASKS: Final[Mapping[Task, TensorTask]] = {
     ),
     Task.TRANSLATION: _text_to_text("translated_text", _TRANSLATION),
     Task.TEXT_TO_TEXT: _text_to_text("rewritten_text", {}),
+    Task.CAPTIONING: TensorTask(
+        inputs=lambda _: (TensorSpec(name="image", datatype=BYTES, shape=(-1,)), _TARGET_PREFIX),
+        outputs=lambda _: _written_specs("caption"),
+        parameters=_COMMON | _SEARCHING | {"target_language": Kind.TEXT},
+        max_rows=MAX_IMAGES,
+        infer=_caption_images,
+        stream=_stream_caption,
+        streams=_streams_written,
+        reads_texts=False,
+    ),
 }
 """A line for each task of `serving/families.py`."""
 

@@ -4,6 +4,7 @@ import { call, key } from "./api.js";
 import { problem } from "./controls.js";
 import { element, show } from "./dom.js";
 import { attention } from "./panels/attention.js";
+import { caption } from "./panels/caption.js";
 import { classify } from "./panels/classify.js";
 import { compare } from "./panels/compare.js";
 import { generate } from "./panels/generate.js";
@@ -14,7 +15,7 @@ import { server } from "./panels/server.js";
 import { tag } from "./panels/tag.js";
 import { translate } from "./panels/translate.js";
 
-const PANELS = [models, generate, translate, classify, tag, compare, images, segment, attention, server];
+const PANELS = [models, generate, translate, classify, tag, compare, images, caption, segment, attention, server];
 const LOOK_EVERY_MS = 3000;
 
 const main = document.getElementById("main");

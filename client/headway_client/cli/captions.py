@@ -1,0 +1,112 @@
+"""The command that says what images show: caption."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from headway_client import pictures
+from headway_client.cli.calls import options_for_stream, print_answers, print_streams
+from headway_client.cli.flags import AsJson, BatchSize, ConnectionFlags, File, ImageArguments, connected, takes_options
+from headway_client.cli.output import print_heading, print_table, read_inputs
+from headway_client.options import CaptionImageOptions, StreamCaptionImageOptions
+from headway_client.results import ImageCaption
+
+_MOST_SEEN = 3
+"""Patches that are printed for each word, those that it looked at most."""
+
+
+@takes_options
+def caption(
+    images: ImageArguments = None,
+    *,
+    file: File = None,
+    prefix: Annotated[str, typer.Option("--prefix", metavar="TEXT", help="What each caption begins with.")] = "",
+    attention: Annotated[
+        Path | None,
+        typer.Option(
+            "--attention",
+            metavar="FILE",
+            dir_okay=False,
+            help="Draw what each word looked at into FILE, .png, .svg or .pdf, for one image; needs the extra "
+            "pictures.",
+        ),
+    ] = None,
+    stream: Annotated[bool, typer.Option("--stream/--no-stream", help="Print text as it is written.")] = False,
+    batch_size: BatchSize = 8,
+    as_json: AsJson = False,
+    options: CaptionImageOptions,
+    connection: ConnectionFlags,
+) -> None:
+    """Say what image files show."""
+    inputs = list(read_inputs(images, file))
+    if attention is not None:
+        if len(inputs) != 1:
+            raise typer.BadParameter(f"--attention draws one image, and there are {len(inputs)}; give one")
+        options["include_attention"] = True
+    show = _Show(headed=len(inputs) != 1, attention=attention)
+    if stream:
+        streamed: StreamCaptionImageOptions = options_for_stream(options, StreamCaptionImageOptions)
+        if prefix:
+            streamed["prefix"] = prefix
+        with connected(connection) as client:
+            print_streams(
+                inputs,
+                lambda path: client.stream_caption_image(Path(path), **streamed),
+                None if as_json else show.maps,
+                headed=show.headed,
+            )
+        return
+    if prefix:
+        options["prefixes"] = prefix
+    with connected(connection) as client:
+        print_answers(
+            inputs,
+            batch_size,
+            lambda batch: client.caption_image([Path(path) for path in batch], **options),
+            None if as_json else show.whole,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Show:
+    """How captions are shown."""
+
+    headed: bool
+    attention: Path | None
+    """Where what words looked at is drawn."""
+
+    def whole(self, path: str, result: ImageCaption) -> None:
+        """Shows an image's captions."""
+        if self.headed:
+            print_heading(path)
+        if result.hypotheses:
+            print_table([(f"{one.score:.3f}", one.text) for one in result.hypotheses])
+        else:
+            typer.echo(result.text)
+        self.maps(path, result)
+
+    def maps(self, path: str, result: ImageCaption) -> None:
+        """Shows what the words looked at, where that was asked for."""
+        if self.attention is not None:
+            pictures.save(result, self.attention, image=Path(path))
+        elif result.tokens:
+            _print_maps(result)
+
+
+def _print_maps(result: ImageCaption) -> None:
+    """Prints each word with the patches that it looked at most, as row, column and share."""
+    rows = []
+    for found in result.word_maps():
+        patches = [
+            (share, row, column)
+            for row, shares in enumerate(found.attention, start=1)
+            for column, share in enumerate(shares, start=1)
+        ]
+        best = sorted(patches, reverse=True)[:_MOST_SEEN]
+        seen = ", ".join(f"{row}/{column} {share:.2f}" for share, row, column in best)
+        rows.append((f"  {found.word.of(result.text)}", seen))
+    print_table(rows)

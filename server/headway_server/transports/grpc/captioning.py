@@ -1,0 +1,126 @@
+"""CaptionService."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+import grpc
+
+from headway.v1 import caption_service_pb2 as pb
+from headway.v1 import caption_service_pb2_grpc as pb_grpc
+from headway.v1 import translation_service_pb2
+from headway_server.bundles import Task
+from headway_server.decoding.sequence import Delta
+from headway_server.preprocessing.pool import text_pool
+from headway_server.serving.answers import Answer
+from headway_server.serving.host import ModelHost
+from headway_server.tasks.captioning.model import Caption, CaptioningModel
+from headway_server.tasks.text_to_text.alignment import Alignment
+from headway_server.tasks.text_to_text.request import TextToTextRequest
+from headway_server.transports.grpc.images import image_of, images_of
+from headway_server.transports.grpc.messages import deadline_of, model_reference, timings_of_call
+from headway_server.transports.grpc.text_to_text import hypothesis_fields, text_fields
+from headway_server.transports.grpc.text_to_text_requests import parse_parameters
+
+
+class CaptionService(pb_grpc.CaptionServiceServicer):
+    """Answers from the host's models that write captions."""
+
+    def __init__(self, host: ModelHost) -> None:
+        self._host = host
+
+    async def CaptionImage(  # noqa: N802 (the method's name in the protocol)
+        self, request: pb.CaptionImageRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.CaptionImageResponse:
+        """Writes a caption of every image."""
+        arrived = time.monotonic()
+        model = self._find(request)
+        images = images_of(self._host, request.images, request.image_ids)
+        asked = _asked(request, tuple(request.prefixes), deadline_of(context))
+        answer = await model.caption(images, request=asked)
+        if request.include_attention:  # very many numbers
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(text_pool(), _response, answer, model, arrived)
+        return _response(answer, model, arrived)
+
+    async def StreamCaptionImage(  # noqa: N802 (the method's name in the protocol)
+        self, request: pb.StreamCaptionImageRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncGenerator[pb.StreamCaptionImageResponse, None]:
+        """Writes a caption of an image and sends it as it appears."""
+        arrived = time.monotonic()
+        model = self._find(request)
+        image = await image_of(self._host, request.image, request.image_id)
+        asked = _asked(request, (request.prefix,) if request.prefix else (), deadline_of(context))
+        async with aclosing(model.stream_caption(image, field=image.field, request=asked)) as parts:
+            async for part in parts:
+                if isinstance(part, Delta):
+                    yield pb.StreamCaptionImageResponse(text_delta=part.output, new_token_count=part.num_new_tokens)
+                else:
+                    yield _last_message(part, model, arrived)
+
+    def _find(self, request: pb.CaptionImageRequest | pb.StreamCaptionImageRequest) -> CaptioningModel:
+        model = self._host.find(Task.CAPTIONING, request.model, request.model_version)
+        assert isinstance(model, CaptioningModel)  # by the table of families
+        return model
+
+
+def _asked(
+    request: pb.CaptionImageRequest | pb.StreamCaptionImageRequest, prefixes: tuple[str, ...], deadline: float | None
+) -> TextToTextRequest:
+    return TextToTextRequest(
+        parameters=parse_parameters(request.parameters),
+        target_prefixes=prefixes,
+        wants_alignment=request.include_attention,
+        target_language=request.language,
+        deadline=deadline,
+    )
+
+
+def _response(answer: Answer[Caption], model: CaptioningModel, arrived: float) -> pb.CaptionImageResponse:
+    return pb.CaptionImageResponse(
+        results=[_caption(caption) for caption in answer.results],
+        model=model_reference(model),
+        timings=timings_of_call(answer.timings, arrived),
+    )
+
+
+def _last_message(answer: Answer[Caption], model: CaptioningModel, arrived: float) -> pb.StreamCaptionImageResponse:
+    (caption,) = answer.results
+    return pb.StreamCaptionImageResponse(
+        new_token_count=caption.written.num_new_tokens,
+        result=_caption(caption),
+        model=model_reference(model),
+        timings=timings_of_call(answer.timings, arrived),
+    )
+
+
+def _caption(caption: Caption) -> pb.ImageCaption:
+    written, (left, top, right, bottom) = caption.written, caption.seen_part
+    fields = text_fields(written)
+    del fields["source_token_count"], fields["truncated"]  # of texts
+    return pb.ImageCaption(
+        **fields,
+        hypotheses=[
+            pb.CaptionHypothesis(**hypothesis_fields(one), tokens=_tokens(one.alignment)) for one in written.hypotheses
+        ],
+        tokens=_tokens(written.alignments[0] if written.alignments else None),
+        patch_row_count=caption.grid.rows,
+        patch_column_count=caption.grid.columns,
+        seen_part=pb.SeenPart(left=left, top=top, right=right, bottom=bottom),
+        width=caption.width,
+        height=caption.height,
+    )
+
+
+def _tokens(alignment: Alignment | None) -> list[pb.CaptionToken]:
+    if alignment is None:
+        return []
+    rows = zip(alignment.target_spans, alignment.attention.tolist(), strict=True)
+    return [
+        pb.CaptionToken(span=translation_service_pb2.TextSpan(start=start, end=end), patch_attention=row)
+        for (start, end), row in rows
+    ]

@@ -1,0 +1,126 @@
+import { call, CallError } from "../api.js";
+import { caller, choice, chosen, field, language, modelChoice, number, timings } from "../controls.js";
+import { characters, element, show } from "../dom.js";
+import { base64 } from "../images.js";
+
+/** Joins a caption's tokens to words: [[word, its mean attention over the patches]]. */
+function words(text, tokens) {
+  const all = characters(text);
+  const found = [];
+  for (const { span = {}, patchAttention = [] } of tokens) {
+    const { start = 0, end = 0 } = span;
+    if (start === end) continue;
+    const last = found.at(-1);
+    if (last && last.end === start) {
+      last.end = end;
+      last.rows.push(patchAttention);
+    } else found.push({ start, end, rows: [patchAttention] });
+  }
+  return found.map(({ start, end, rows }) => [
+    all.slice(start, end).join(""),
+    rows[0].map((_, place) => rows.reduce((sum, row) => sum + row[place], 0) / rows.length),
+  ]);
+}
+
+/** The picture with a layer over what the model saw of it; `look(weights)` shows where a word looked. */
+function overlay(url, name, result) {
+  const canvas = element("canvas", { width: result.patchColumnCount, height: result.patchRowCount, "aria-hidden": "true" });
+  const { left = 0, top = 0, right = result.width, bottom = result.height } = result.seenPart ?? {};
+  const share = (length, whole) => `${(100 * length) / whole}%`;
+  canvas.style.inset = `${share(top, result.height)} auto auto ${share(left, result.width)}`;
+  canvas.style.inlineSize = share(right - left, result.width);
+  canvas.style.blockSize = share(bottom - top, result.height);
+  const node = element("div", { class: "overlay" }, element("img", { src: url, alt: name }), canvas);
+  const look = (weights) => {
+    const context = canvas.getContext("2d");
+    const pixels = context.createImageData(canvas.width, canvas.height);
+    const [red, green, blue] = getComputedStyle(document.documentElement).getPropertyValue("--heat-rgb").split(" ").map(Number);
+    const most = Math.max(...weights) || 1;
+    weights.forEach((weight, place) => pixels.data.set([red, green, blue, Math.round((200 * weight) / most)], place * 4));
+    context.putImageData(pixels, 0, 0);
+  };
+  return { node, look };
+}
+
+export const caption = {
+  id: "caption",
+  title: "Caption",
+  lead: "What a picture shows, in words, and where the model looked when it wrote each of them.",
+  tasks: ["TASK_CAPTIONING"],
+  open(place, served) {
+    let url = null; // of the picture
+    const to = choice([]);
+    const offer = () => {
+      const codes = chosen(model, served).targetLanguages ?? [];
+      show(to, ...codes.map((code) => element("option", { value: code }, language(code))));
+      to.value = codes.find((code) => code === navigator.language.slice(0, 2)) ?? codes[0] ?? "";
+      to.disabled = codes.length < 2;
+    };
+    const model = modelChoice(served, offer);
+    offer();
+    const input = element("input", { type: "file", accept: "image/*", onchange: () => form.submit() });
+    const prefix = element("input", { type: "text", autocomplete: "off" });
+    const beams = number({ min: 1, max: 8, step: 1, value: 4 });
+    const hypotheses = number({ min: 1, max: 8, step: 1, value: 3 });
+    const form = caller({
+      fields: [
+        field("Model", model),
+        field("Picture", input, "JPEG, PNG, WebP, BMP or GIF"),
+        field("Language", to),
+        field("Begins with", prefix, "Whole words, or nothing"),
+        element("div", { class: "grid" }, field("Beams", beams, "1 is greedy"), field("Captions", hypotheses, "The best n")),
+      ],
+      label: "Caption",
+      async prepare() {
+        if (!input.files.length) throw new CallError("invalid_argument", "Choose a picture first.");
+        const request = {
+          model: chosen(model, served).name,
+          images: [await base64(input.files[0])],
+          parameters: { beamSize: beams.given(), hypothesisCount: hypotheses.given() },
+          includeAttention: true,
+        };
+        if (to.value) request.language = to.value;
+        if (prefix.value.trim()) request.prefixes = [prefix.value];
+        return { service: "CaptionService", method: "CaptionImage", request };
+      },
+      async run(prepared, signal, output) {
+        const file = input.files[0];
+        const answer = await call(prepared.service, prepared.method, prepared.request, { signal });
+        const [result] = answer.results;
+        if (url) URL.revokeObjectURL(url);
+        url = URL.createObjectURL(file);
+        const { node, look } = overlay(url, file.name, result);
+        const all = result.hypotheses?.length ? result.hypotheses : [result];
+        const line = element("p", { class: "words", lang: prepared.request.language });
+        const pick = (hypothesis) => {
+          const spoken = words(hypothesis.text ?? "", hypothesis.tokens ?? []);
+          const buttons = spoken.map(([word, weights]) =>
+            element("button", { type: "button", class: "plain", onclick: () => look(weights), onfocus: () => look(weights), onmouseenter: () => look(weights) }, word),
+          );
+          show(line, ...buttons.flatMap((button) => [button, " "]));
+          if (spoken.length) look(spoken[0][1]);
+        };
+        const list = element(
+          "ol",
+          { class: "hypotheses" },
+          ...all.map((hypothesis) =>
+            element(
+              "li",
+              {},
+              element("button", { type: "button", class: "plain", onclick: () => pick(hypothesis), lang: prepared.request.language }, hypothesis.text ?? ""),
+              " ",
+              element("small", {}, `score ${(hypothesis.score ?? 0).toFixed(2)}`),
+            ),
+          ),
+        );
+        show(output, list, node, element("small", {}, "Point at a word to see where the model looked when it wrote it."), line, timings(answer));
+        pick(all[0]);
+      },
+    });
+    place.append(form.node);
+    return () => {
+      if (url) URL.revokeObjectURL(url);
+      form.stop();
+    };
+  },
+};
