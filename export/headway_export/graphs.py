@@ -492,7 +492,15 @@ class StatelessAttentionGraph(AttentionGraph):
         if first.is_floating_point():
             first = first.to(float_dtype(self.module))
         outputs_of(self.module, first, *rest)
-        return self._recorded("attention")
+        weights = self._recorded("attention")
+        num_registers = int(getattr(self.module, "num_registers", 0))
+        return {name: _without_last(one, num_registers) for name, one in weights.items()} if num_registers else weights
+
+
+def _without_last(weights: Tensor, count: int) -> Tensor:
+    """Leaves out the last `count` tokens of weights (B, H, T, T), and scales what is left of a row to a sum of 1."""
+    left = weights[..., :-count, :-count]
+    return left / left.sum(dim=-1, keepdim=True)
 
 
 class DecoderAttentionGraph(AttentionGraph):

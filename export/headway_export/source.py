@@ -353,8 +353,17 @@ def _read_pairs(path: Path, checkpoint: Checkpoint) -> tuple[tuple[str, ...], ND
     try:
         lines = (path / checkpoint.evaluation.file).read_text(encoding="utf-8").split("\n")
         texts = tuple(_TextRow.model_validate_json(line).text for line in lines if line.strip())
+    except (OSError, ValueError, KeyError) as error:
+        raise SourceError(f"{path}: its evaluation data cannot be read ({error}); see docs/checkpoint.md") from error
+    return texts, _read_images(path)
+
+
+def _read_images(path: Path) -> NDArray[np.uint8]:
+    """Reads the images of a checkpoint's evaluation data: those of vectors judge no more than how near they stay."""
+    try:
         with np.load(path / IMAGE_EVALUATION_FILE) as arrays:
-            return texts, arrays["images"]
+            images: NDArray[np.uint8] = arrays["images"]
+            return images
     except (OSError, ValueError, KeyError) as error:
         raise SourceError(f"{path}: its evaluation data cannot be read ({error}); see docs/checkpoint.md") from error
 
@@ -364,6 +373,7 @@ def _from_loaded(path: Path, module: nn.Module, checkpoint: Checkpoint, name: st
     task = _exportable(checkpoint.task)
     check_tags(task, checkpoint.labels)
     evaluation = checkpoint.evaluation
+    embeds_images = task is Task.IMAGE_EMBEDDING and evaluation is not None
     return ExportSource(
         name=name or checkpoint.name,
         task=task,
@@ -392,9 +402,11 @@ def _from_loaded(path: Path, module: nn.Module, checkpoint: Checkpoint, name: st
         attention=checkpoint.attention,
         evaluation=(
             read_evaluation(path / evaluation.file, task, evaluation.dataset, len(checkpoint.labels))
-            if evaluation
+            if evaluation and not embeds_images
             else None
         ),
+        images=_read_images(path) if embeds_images else None,
+        texts_name=evaluation.dataset if evaluation and embeds_images else "",
         training=checkpoint.training,
     )
 

@@ -42,13 +42,20 @@ TaskName = Literal[
     "text_classification",
     "token_classification",
     "image_classification",
+    "image_embedding",
     "image_text_embedding",
     "segmentation",
     "captioning",
 ]
-IMAGE_TASKS: tuple[TaskName, ...] = ("image_classification", "image_text_embedding", "segmentation", "captioning")
+IMAGE_TASKS: tuple[TaskName, ...] = (
+    "image_classification",
+    "image_embedding",
+    "image_text_embedding",
+    "segmentation",
+    "captioning",
+)
 """Tasks whose models read images."""
-TEXTLESS_TASKS: tuple[TaskName, ...] = ("image_classification", "segmentation")
+TEXTLESS_TASKS: tuple[TaskName, ...] = ("image_classification", "image_embedding", "segmentation")
 """Tasks whose models read no text, and have no tokenizer."""
 Metric = Literal[
     "accuracy",
@@ -57,6 +64,7 @@ Metric = Literal[
     "sacrebleu",
     "nats_per_character",
     "answer_nats_per_character",
+    "knn_accuracy",
     "mean_recall",
     "mean_iou",
     "cider",
@@ -191,7 +199,16 @@ class Checkpoint(Record):
     description: str
     license: str
     architecture: Literal[
-        "gpt", "transformer", "recurrent", "encoder", "vit", "clip", "segmenter", "captioner", "huggingface"
+        "gpt",
+        "transformer",
+        "recurrent",
+        "encoder",
+        "vit",
+        "image_encoder",
+        "clip",
+        "segmenter",
+        "captioner",
+        "huggingface",
     ]
     """`huggingface`: the folder is one of `transformers` too, and holds its configuration."""
     configuration: dict[str, Scalar]

@@ -14,10 +14,11 @@ from functools import cache
 import numpy as np
 from nltk.stem.snowball import SnowballStemmer
 from nltk.translate.meteor_score import meteor_score
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from sacrebleu.metrics.bleu import BLEU
 from sklearn.metrics import accuracy_score, f1_score
 
+_QUERIES_AT_ONCE = 500
 _WORD = re.compile(r"\w+(?:['\u2019-]\w+)*")
 _CIDER_ORDER = 4
 _CIDER_DEVIATION = 6.0
@@ -65,6 +66,39 @@ def recall_at(similarity: ArrayLike, right: ArrayLike, k: int) -> float:
     scores, truth = np.asarray(similarity), np.asarray(right)
     nearest = np.argsort(-scores, axis=1, kind="stable")[:, :k]  # (queries, k)
     return float(100 * np.take_along_axis(truth, nearest, axis=1).any(axis=1).mean())
+
+
+def nearest_neighbour_labels(
+    vectors: NDArray[np.float32],
+    labels: NDArray[np.int64],
+    queries: NDArray[np.float32],
+    *,
+    num_neighbours: int = 20,
+    temperature: float = 0.07,
+) -> NDArray[np.int64]:
+    """Labels by weighted nearest neighbours: a neighbour has a vote of exp(cosine / temperature) (Wu et al. 2018, 3.4).
+
+    Args:
+        vectors: (N, D), whose labels are known.
+        labels: (N), from 0.
+        queries: (M, D).
+        num_neighbours: How many of the nearest vote.
+        temperature: The lower, the more a near one counts.
+
+    Returns:
+        (M).
+    """
+    known, asked = (rows / np.linalg.norm(rows, axis=1, keepdims=True).clip(1e-12) for rows in (vectors, queries))
+    count = min(num_neighbours, len(known))
+    found = []
+    for rows in np.array_split(asked, max(1, len(asked) // _QUERIES_AT_ONCE)):
+        similarity = rows @ known.T  # (Q, N)
+        nearest = np.argpartition(-similarity, count - 1, axis=1)[:, :count]  # (Q, count)
+        weights = np.exp((np.take_along_axis(similarity, nearest, axis=1) - 1) / temperature)
+        votes = np.zeros((len(rows), int(labels.max()) + 1))
+        np.add.at(votes, (np.arange(len(rows))[:, None], labels[nearest]), weights)
+        found.append(votes.argmax(axis=1))
+    return np.concatenate(found)
 
 
 def corpus_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> tuple[float, str]:

@@ -336,7 +336,7 @@ def _finish(options: RunOptions, recipe: Recipe, splits: Splits[Any], trainer: T
     write_checkpoint(
         folder,
         checkpoint,
-        model,
+        task.finished(model),
         tokenizer=task.tokenizer,
         texts=evaluation.texts,
         images=evaluation.images,

@@ -149,7 +149,9 @@ def _footprint(
             empty = source.build(task.labels, multi_label=several, lora=recipe.lora, has_weights=False)
             return empty.use_attention(attention_kind(device))
         architecture = str(model["architecture"])
-        return build_model(architecture, {**fields, **task.model_fields()}, attention=attention_kind(device))
+        return task.wrap(build_model(architecture, {**fields, **task.model_fields()})).use_attention(
+            attention_kind(device)
+        )
 
     def loss(module: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
         return task.loss(module, batch, recipe.optimization.label_smoothing)

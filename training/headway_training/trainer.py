@@ -86,7 +86,7 @@ class Trainer:
 
     Args:
         task: Data, loss and metrics.
-        model: The model, fp32.
+        model: The model, fp32, before the task has wrapped it.
         recipe: How the weights are found.
         folder: The run's folder.
         seed: Seed of the run.
@@ -119,7 +119,7 @@ class Trainer:
         self._console = console
         self._flops_per_unit = flops_per_unit
         settings = self._settings = recipe.optimization
-        self.model = model.use_attention(attention_kind(device)).to(device)
+        self.model = task.wrap(model).use_attention(attention_kind(device)).to(device)
         self._average = make_average(self.model, settings.average_decay)
         if settings.activation_checkpointing:
             try:
@@ -214,11 +214,13 @@ class Trainer:
             for group in optimizer.param_groups:
                 group["lr"] = rate
         torch.manual_seed(step_seed(self._seed, step, 1 + self.accelerator.process_index))
+        self.task.before_step(self.model, step, self.num_steps)
         loss = self._backward(batch)
         if self._settings.gradient_clip:
             nn.utils.clip_grad_norm_(self.model.parameters(), self._settings.gradient_clip)
         for optimizer in self._optimizers:
             optimizer.step()
+        self.task.after_step(self.model, step, self.num_steps)
         if self._average is not None:
             self._average.update_parameters(self.model)
         value = float(self.accelerator.reduce(loss, reduction="mean"))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from headway_training.checkpoint import ImagePreprocessing, TaskName
@@ -19,6 +21,8 @@ from headway_training.recipes import ClassificationSettings, Recipe
 
 DATA_DIR_VARIABLE = "HEADWAY_DATA_DIR"
 DEFAULT_DATA_DIR = Path("data")
+_DATA_TASKS: Mapping[TaskName, TaskName] = MappingProxyType({"image_embedding": "image_classification"})
+"""The task whose data another one reads: labels are for measuring alone."""
 MIN_CHARACTERS = 100
 """Fewest characters of a running text."""
 
@@ -77,7 +81,7 @@ def read_splits(recipe: Recipe, folder: Path, own: OwnData | None) -> Splits[Any
     if name not in DATASETS:
         raise RecipeError(f"data.dataset is {name!r}; it must be one of {', '.join(DATASETS)}")
     dataset = DATASETS[name]
-    if dataset.task != recipe.task:
+    if dataset.task != _DATA_TASKS.get(recipe.task, recipe.task):
         raise RecipeError(f"data.dataset {name!r} is for the task {dataset.task}; the recipe's is {recipe.task}")
     return dataset.read(dataset, folder, recipe.data)
 
@@ -126,7 +130,7 @@ def read_examples(
         name: A file, two files with a comma between them, or a folder of images.
         labels: Known labels in the order of their indices; None: those of the file.
         classification: What the rows of a text classifier hold.
-        preprocessing: The size of images; for image_classification.
+        preprocessing: The size of images; for image_classification and image_embedding.
 
     Returns:
         The examples and the labels, of which tasks without labels have none.
@@ -144,7 +148,7 @@ def read_examples(
         return text, ()
     if task == "token_classification":
         return read_span_labeled_texts(path, labels)
-    if task == "image_classification":
+    if task in {"image_classification", "image_embedding"}:
         assert preprocessing is not None
         return read_image_folder(path, preprocessing, labels)
     if classification.multi_label:
@@ -167,6 +171,7 @@ def describe_own_data(recipe: Recipe, own: OwnData, labels: tuple[str, ...] = ()
         "token_classification": f"Finds the parts of a text with one of {len(labels)} labels ({shown}); "
         f"trained on {source}.",
         "image_classification": f"Tells which of {len(labels)} labels fits an image ({shown}); trained on {source}.",
+        "image_embedding": f"Turns an image into a vector; trained on {source}.",
         "translation": f"Translates text; trained on {source}.",
         "generation": f"{'Talks' if holds_conversations(Path(own.train)) else 'Continues text'}; trained on {source}.",
     }[recipe.task]

@@ -16,7 +16,13 @@ _GREY = torch.tensor([0.299, 0.587, 0.114])
 
 
 def random_crops(
-    images: Tensor, size: int, *, least_area: float, mirrored: Tensor, generator: torch.Generator
+    images: Tensor,
+    size: int,
+    *,
+    least_area: float,
+    most_area: float = 1.0,
+    mirrored: Tensor,
+    generator: torch.Generator,
 ) -> Tensor:
     """Cuts a part out of each photograph, of 3:4 to 4:3, and brings it to one size (Szegedy et al. 2015, section 6).
 
@@ -24,6 +30,7 @@ def random_crops(
         images: uint8 (B, 3, S, S).
         size: I.
         least_area: Share of a picture that the part has at least.
+        most_area: The share that it has at most.
         mirrored: bool (B,): which are mirrored.
         generator: Where the random numbers come from.
 
@@ -31,7 +38,7 @@ def random_crops(
         float (B, 3, I, I), 0 to 1.
     """
     count = len(images)
-    area = _uniform((count,), least_area, 1.0, generator)
+    area = _uniform((count,), least_area, most_area, generator)
     ratio = _uniform((count,), math.log(3 / 4), math.log(4 / 3), generator).exp()
     width, height = ((area * ratio).sqrt().clamp(max=1.0), (area / ratio).sqrt().clamp(max=1.0))
     shift = _uniform((2, count), -1.0, 1.0, generator)

@@ -12,16 +12,18 @@ from headway_training.models.base import AttentionKind, Model, count_parameters
 from headway_training.models.captioning import Captioner, CaptionerConfig
 from headway_training.models.clip import CLIP, CLIPConfig
 from headway_training.models.configuration import Configuration, LayerConfig
+from headway_training.models.dino import DINO, DINOConfig
 from headway_training.models.encoder import Encoder, EncoderConfig
 from headway_training.models.gpt import GPT, GPTConfig
 from headway_training.models.recurrent import RecurrentConfig, RecurrentTranslator
 from headway_training.models.segmentation import MaskDecoder, SegmentationConfig, Segmenter
 from headway_training.models.transformer import Transformer, TransformerConfig
-from headway_training.models.vit import ViT, ViTConfig
+from headway_training.models.vit import ImageEmbedder, ImageEncoderConfig, ViT, ViTConfig
 
 __all__ = [
     "CLIP",
     "CONFIGURATIONS",
+    "DINO",
     "GPT",
     "NAMED_CONFIGURATIONS",
     "AttentionKind",
@@ -29,9 +31,12 @@ __all__ = [
     "Captioner",
     "CaptionerConfig",
     "Configuration",
+    "DINOConfig",
     "Encoder",
     "EncoderConfig",
     "GPTConfig",
+    "ImageEmbedder",
+    "ImageEncoderConfig",
     "LayerConfig",
     "MaskDecoder",
     "Model",

@@ -16,7 +16,7 @@ from headway_training.models.gpt import GPT, GPTConfig
 from headway_training.models.recurrent import RecurrentConfig, RecurrentTranslator
 from headway_training.models.segmentation import SegmentationConfig, Segmenter
 from headway_training.models.transformer import Transformer, TransformerConfig
-from headway_training.models.vit import ViT, ViTConfig
+from headway_training.models.vit import ImageEmbedder, ImageEncoderConfig, ViT, ViTConfig
 
 CONFIGURATIONS: Mapping[str, type[Configuration]] = MappingProxyType(
     {
@@ -25,6 +25,7 @@ CONFIGURATIONS: Mapping[str, type[Configuration]] = MappingProxyType(
         "recurrent": RecurrentConfig,
         "encoder": EncoderConfig,
         "vit": ViTConfig,
+        "image_encoder": ImageEncoderConfig,
         "clip": CLIPConfig,
         "segmenter": SegmentationConfig,
         "captioner": CaptionerConfig,
@@ -39,6 +40,7 @@ _MODELS: Mapping[type[Configuration], Callable[[Any], Model]] = MappingProxyType
         RecurrentConfig: RecurrentTranslator,
         EncoderConfig: Encoder,
         ViTConfig: ViT,
+        ImageEncoderConfig: ImageEmbedder,
         CLIPConfig: CLIP,
         SegmentationConfig: Segmenter,
         CaptionerConfig: Captioner,
@@ -66,13 +68,14 @@ def build_model(
     """Builds a model with fresh weights.
 
     Args:
-        architecture: `gpt`, `transformer`, `recurrent`, `encoder`, `vit`, `clip`, `segmenter` or `captioner`.
+        architecture: `gpt`, `transformer`, `recurrent`, `encoder`, `vit`, `image_encoder`, `clip`, `segmenter` or
+            `captioner`.
         configuration: that architecture's configuration, or its fields by name.
         attention: the kernel, as `Model.use_attention` takes it; the recurrent model's attention has only one.
 
     Returns:
-        A `GPT`, `Transformer`, `RecurrentTranslator`, `Encoder`, `ViT`, `CLIP`, `Segmenter` or `Captioner`, in
-        training mode.
+        A `GPT`, `Transformer`, `RecurrentTranslator`, `Encoder`, `ViT`, `ImageEmbedder`, `CLIP`, `Segmenter` or
+        `Captioner`, in training mode.
 
     Raises:
         ValueError: the architecture, a field or a value is wrong; the message names it and the limit.
@@ -88,7 +91,7 @@ class NamedConfiguration:
     """A configuration that has a name."""
 
     architecture: str
-    """`gpt`, `transformer`, `recurrent`, `encoder`, `vit`, `clip`, `segmenter` or `captioner`."""
+    """`gpt`, `transformer`, `recurrent`, `encoder`, `vit`, `image_encoder`, `clip`, `segmenter` or `captioner`."""
     configuration: Configuration
     """The shape."""
 
@@ -273,6 +276,16 @@ _CIFAR10_VIT = ViTConfig(
     pooling="mean",
 )
 
+_CIFAR10_ENCODER = ImageEncoderConfig(
+    image_size=32,
+    patch_size=4,
+    stem="convolutions",
+    num_layers=4,
+    d_model=128,
+    num_heads=4,
+    d_ff=256,
+)
+
 _PICTURES_CLIP = CLIPConfig(
     d_space=256,
     image_size=64,
@@ -353,6 +366,7 @@ NAMED_CONFIGURATIONS: Mapping[str, NamedConfiguration] = MappingProxyType(
         "multi30k-recurrent": NamedConfiguration(architecture="recurrent", configuration=_MULTI30K_RECURRENT),
         "agnews-encoder": NamedConfiguration(architecture="encoder", configuration=_AGNEWS_ENCODER),
         "cifar10-vit": NamedConfiguration(architecture="vit", configuration=_CIFAR10_VIT),
+        "cifar10-encoder": NamedConfiguration(architecture="image_encoder", configuration=_CIFAR10_ENCODER),
         "pictures-clip": NamedConfiguration(architecture="clip", configuration=_PICTURES_CLIP),
         "segments-segmenter": NamedConfiguration(architecture="segmenter", configuration=_SEGMENTS_SEGMENTER),
         "photographs-captioner": NamedConfiguration(architecture="captioner", configuration=_PHOTOGRAPHS_CAPTIONER),

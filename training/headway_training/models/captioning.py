@@ -48,6 +48,8 @@ class CaptionerConfig(LayerConfig):
     """Inner width of the image encoder's feed-forward networks."""
     image_dropout: float = 0.0
     """Dropout of the image encoder, as in `LayerConfig`."""
+    image_num_registers: int = 0
+    """Registers of the image encoder, as in `ImageEncoderConfig`."""
     vocabulary_size: int
     """Tokens of all languages together."""
     max_target_length: int
@@ -75,6 +77,7 @@ class CaptionerConfig(LayerConfig):
             num_heads=self.image_num_heads,
             d_ff=self.image_d_ff,
             dropout=self.image_dropout,
+            num_registers=self.image_num_registers,
         )
 
 

@@ -61,6 +61,8 @@ class CLIPConfig(Configuration):
     """Inner width of the image tower's feed-forward networks."""
     image_dropout: float = 0.0
     """Dropout of the image tower, as in `LayerConfig`."""
+    image_num_registers: int = 0
+    """Registers of the image tower, as in `ImageEncoderConfig`."""
     vocabulary_size: int
     """Tokens the text tower knows."""
     max_length: int
@@ -97,6 +99,7 @@ class CLIPConfig(Configuration):
             num_heads=self.image_num_heads,
             d_ff=self.image_d_ff,
             dropout=self.image_dropout,
+            num_registers=self.image_num_registers,
         )
 
     def text_tower(self) -> TextEncoderConfig:

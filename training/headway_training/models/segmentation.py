@@ -64,6 +64,8 @@ class SegmentationConfig(Configuration):
     """Inner width of the image encoder's feed-forward networks."""
     image_dropout: float = 0.0
     """Dropout of the image encoder, as in `LayerConfig`."""
+    image_num_registers: int = 0
+    """Registers of the image encoder, as in `ImageEncoderConfig`."""
     mask_stride: int = 4
     """Pixels a side of a mask's cell: `patch_size` halved once or more."""
     d_detail: int = 16
@@ -127,6 +129,7 @@ class SegmentationConfig(Configuration):
             num_heads=self.image_num_heads,
             d_ff=self.image_d_ff,
             dropout=self.image_dropout,
+            num_registers=self.image_num_registers,
         )
 
     def decoder(self) -> LayerConfig:

@@ -1,9 +1,10 @@
-"""ViT: reads images by their patches, and classifies them (Dosovitskiy et al. 2021).
+"""ViT: reads images by their patches, and classifies or embeds them (Dosovitskiy et al. 2021).
 
 B rows, I image size, L tokens (patches, and the class token where there is one), D model width, C classes.
 
 Deviations from the paper: `pooling` and `stem` offer another way each beside the paper's; the head is one linear map in
-pretraining too; positions may also be sinusoidal or rotary, over the patches row by row.
+pretraining too; positions may also be sinusoidal or rotary, over the patches row by row; registers may come after the
+patches (Darcet et al. 2024), and have positions of their own.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 (torch's own convention)
 
 from headway_training.models.base import Model
 from headway_training.models.configuration import LayerConfig
@@ -47,10 +49,14 @@ class ImageEncoderConfig(LayerConfig):
     """What turns an image into tokens: one linear map of each patch (`patches`, the paper's), or for each halving of
     its sides a convolution and a pooling (`convolutions`) or a convolution at every second place
     (`strided_convolutions`, a quarter of the arithmetic); the patch size must then be 2, 4, 8 ..."""
+    num_registers: int = 0
+    """Learned tokens that belong to no patch and are read by none but the layers, which keep there what is about the
+    whole image, and not in patches that show little (Darcet et al. 2024)."""
 
     def __post_init__(self) -> None:
         LayerConfig.__post_init__(self)  # not super(): the decorator makes a new class with slots
         self._check_integers("image_size", "patch_size", "num_layers")
+        self._check_integers("num_registers", minimum=0)
         self._check_choice("pooling", ImagePooling)
         self._check_choice("stem", ImageStem)
         if self.image_size % self.patch_size:
@@ -62,8 +68,13 @@ class ImageEncoderConfig(LayerConfig):
 
     @property
     def num_tokens(self) -> int:
-        """Number of patches of an image, plus one if there is a class token."""
-        return (self.image_size // self.patch_size) ** 2 + (self.pooling == "class_token")
+        """Number of patches of an image, plus one if there is a class token; registers are not counted."""
+        return self.grid_size**2 + (self.pooling == "class_token")
+
+    @property
+    def grid_size(self) -> int:
+        """Patches along a side of an image."""
+        return self.image_size // self.patch_size
 
     def _check_convolutions(self) -> None:
         if self.patch_size < 2 or self.patch_size & (self.patch_size - 1):
@@ -81,7 +92,8 @@ class ImageEncoder(Model):
     """Turns an image into states: the part that models of images share, which call `initialise` when they are whole.
 
     Starts from a normal distribution truncated at two standard deviations: 0.02, and one over the square root of the
-    numbers in a patch for the map of patches. The class token starts from zero, convolutions as `ConvolutionStem` says.
+    numbers in a patch for the map of patches. The class token starts from zero, convolutions as `ConvolutionStem` says,
+    registers as matrices do.
     """
 
     def __init__(self, configuration: ImageEncoderConfig) -> None:
@@ -91,36 +103,67 @@ class ImageEncoder(Model):
         self.class_token = (
             nn.Parameter(torch.zeros(1, 1, configuration.d_model)) if configuration.pooling == "class_token" else None
         )
-        self.embedding = PositionedEmbedding(configuration, configuration.num_tokens)
+        num_registers = configuration.num_registers
+        self.registers = nn.Parameter(torch.zeros(1, num_registers, configuration.d_model)) if num_registers else None
+        self.embedding = PositionedEmbedding(configuration, configuration.num_tokens + num_registers)
         self.stack = Stack(configuration, configuration.num_layers)
 
-    def hidden_states(self, pixel_values: Tensor) -> Tensor:
+    def hidden_states(self, pixel_values: Tensor, *, interpolate: bool = False) -> Tensor:
         """Computes the last layer's states.
 
         Args:
             pixel_values: float (B, 3, image_size, image_size), normalised.
+            interpolate: True to take images of another size too, square and a multiple of `patch_size`: the learned
+                positions of patches are interpolated.
 
         Returns:
-            float (B, L, D); the class token, where there is one, is the first.
+            float (B, L, D); the class token, where there is one, is the first; registers are left out.
 
         Raises:
-            ValueError: the images are of another size.
+            ValueError: the images are of another size, or positions that are not learned are to be interpolated.
         """
         size = self.configuration.image_size
-        if pixel_values.shape[-2:] != (size, size):
-            raise ValueError(f"images must be {size} x {size} pixels, and are {tuple(pixel_values.shape[-2:])}")
+        height, width = pixel_values.shape[-2:]
+        is_resized = interpolate and height == width and height != size and height % self.configuration.patch_size == 0
+        if (height, width) != (size, size) and not is_resized:
+            raise ValueError(f"images must be {size} x {size} pixels, and are {(height, width)}")
         tokens = self.patches(pixel_values).flatten(2).transpose(1, 2)  # (B, patches, D)
         if self.class_token is not None:
             tokens = torch.cat((self.class_token.expand(tokens.shape[0], -1, -1), tokens), dim=1)  # (B, L, D)
-        position_ids = torch.arange(self.configuration.num_tokens, device=tokens.device)
-        attend = self.embedding.attention(full_attention(self.kernel), position_ids)
-        hidden_states: Tensor = self.stack(self.embedding(tokens, position_ids), attend)
-        return hidden_states
+        length = tokens.shape[1]
+        if self.registers is not None:
+            tokens = torch.cat((tokens, self.registers.expand(tokens.shape[0], -1, -1)), dim=1)
+        if is_resized:
+            positioned = self.embedding.add(tokens, self._positions_of(height // self.configuration.patch_size))
+            attend = full_attention(self.kernel)
+        else:
+            position_ids = torch.arange(tokens.shape[1], device=tokens.device)
+            attend = self.embedding.attention(full_attention(self.kernel), position_ids)
+            positioned = self.embedding(tokens, position_ids)
+        hidden_states: Tensor = self.stack(positioned, attend)
+        return hidden_states if self.registers is None else hidden_states[:, :length]
 
-    def pooled(self, pixel_values: Tensor) -> Tensor:
-        """Float (B, 3, image_size, image_size) -> (B, D), as `pooling` says."""
-        hidden_states = self.hidden_states(pixel_values)  # (B, L, D)
+    def pooled(self, pixel_values: Tensor, *, interpolate: bool = False) -> Tensor:
+        """Float (B, 3, image_size, image_size) -> (B, D), as `pooling` says; `interpolate` as `hidden_states`."""
+        hidden_states = self.hidden_states(pixel_values, interpolate=interpolate)  # (B, L, D)
         return hidden_states.mean(dim=1) if self.class_token is None else hidden_states[:, 0]
+
+    def _positions_of(self, grid_size: int) -> Tensor:
+        """Position embeddings of an image of `grid_size` patches a side, (L and registers, D)."""
+        positions = self.embedding.positions
+        if not isinstance(positions, nn.Embedding):
+            raise ValueError(f"positions are {self.configuration.positions!r}; interpolation needs 'learned'")
+        own = self.configuration.grid_size
+        parts = (int(self.class_token is not None), own * own, self.num_registers)
+        before, patches, after = torch.split(positions.weight, parts)
+        square = patches.transpose(0, 1).reshape(1, -1, own, own)  # (1, D, own, own)
+        resized = F.interpolate(square, size=(grid_size, grid_size), mode="bicubic")
+        return torch.cat((before, resized[0].flatten(1).transpose(0, 1), after))
+
+    @property
+    def num_registers(self) -> int:
+        """Tokens after those of `hidden_states` that layers attend to, which stand for no patch."""
+        return self.configuration.num_registers
 
     @property
     def pooling(self) -> str:
@@ -130,6 +173,8 @@ class ImageEncoder(Model):
     def initialise(self) -> None:
         """Draws all weights."""
         initialise_truncated_normal(self)
+        if self.registers is not None:
+            nn.init.trunc_normal_(self.registers, std=0.02, a=-0.04, b=0.04)
         if isinstance(self.patches, ConvolutionStem):
             self.patches.initialise()
             return
@@ -171,6 +216,18 @@ class ViT(ImageEncoder):
         """Computes the logits of `forward`, and the embedding that the head reads, (B, D)."""
         pooled = self.pooled(pixel_values)
         return self.output(pooled), pooled
+
+
+class ImageEmbedder(ImageEncoder):
+    """Embeds images by the state that stands for them."""
+
+    def __init__(self, configuration: ImageEncoderConfig) -> None:
+        super().__init__(configuration)
+        self.initialise()
+
+    def forward(self, pixel_values: Tensor) -> dict[str, Tensor]:
+        """Float (B, 3, image_size, image_size), normalised -> `embedding`, float (B, D)."""
+        return {"embedding": self.pooled(pixel_values)}
 
 
 def _make_patches(configuration: ImageEncoderConfig) -> nn.Conv2d | ConvolutionStem:

@@ -28,6 +28,7 @@ ARCHITECTURES: Mapping[TaskName, tuple[str, ...]] = MappingProxyType(
         "text_classification": ("encoder", HUGGINGFACE),
         "token_classification": ("encoder", HUGGINGFACE),
         "image_classification": ("vit", HUGGINGFACE),
+        "image_embedding": ("image_encoder",),
         "image_text_embedding": ("clip",),
         "segmentation": ("segmenter",),
         "captioning": ("captioner",),
@@ -161,8 +162,9 @@ class AugmentationSettings(Record):
     """Probability that a subword is split into the two it was merged from, and each of these again, to the end of
     BPE-dropout (Provilkov et al. 2020). For translation, token classification, and half of the rows of generation."""
     least_crop_area: float = Field(default=1.0, ge=0.05, le=1)
-    """Share of a photograph that is seen at least; for images with texts, as all below but the last, and for
-    segmentation, as `colour_change`, `grey` and `coarse`; for captioning, as these three and `holes`."""
+    """Share of a photograph that is seen at least; for images with texts, as all below but the last, for segmentation,
+    as `colour_change`, `grey` and `coarse`, for captioning, as these three and `holes`, and for image_embedding, as
+    `colour_change` and `grey`."""
     white_background: float = Field(default=1.0, ge=0, le=1)
     """Share of drawings that lie on white; the others lie on colours."""
     photograph_background: float = Field(default=0.0, ge=0, le=1)
@@ -195,6 +197,37 @@ class CaptioningSettings(Record):
     """Captions that are learned from each time a photograph is seen, of each language in turn."""
     text_share: float = Field(default=0.0, ge=0, lt=1)
     """Share of the batches that hold captions without photographs."""
+
+
+class DistillationSettings(Record):
+    """How an image encoder learns from a moving average of itself (DINO, Caron et al. 2021)."""
+
+    num_local_views: int = Field(default=4, ge=0, le=32)
+    """Small views of each image, beside two of at least `augmentation.least_crop_area`."""
+    local_size: int = Field(default=16, ge=1, le=4096)
+    """Height and width of a small view, in pixels; a multiple of the patch size."""
+    least_local_area: float = Field(default=0.1, ge=0.01, le=1)
+    """Share of an image that a small view shows at least; at most it shows `augmentation.least_crop_area`."""
+    d_hidden: int = Field(default=512, ge=1, le=65_536)
+    """Width of the hidden layers of the projection head, which the checkpoint leaves out."""
+    d_bottleneck: int = Field(default=128, ge=1, le=65_536)
+    """Width of the head's vector of length one."""
+    num_prototypes: int = Field(default=2048, ge=2, le=1_000_000)
+    """Outputs of the head."""
+    student_temperature: float = Field(default=0.1, gt=0, le=1)
+    """Divides the student's outputs before the softmax."""
+    first_teacher_temperature: float = Field(default=0.04, gt=0, le=1)
+    """Divides the teacher's in the first step."""
+    teacher_temperature: float = Field(default=0.04, gt=0, le=1)
+    """Divides the teacher's after the warm-up."""
+    temperature_warmup_fraction: float = Field(default=0.3, ge=0, le=1)
+    """Share of the steps over which the teacher's temperature goes from the first to the last."""
+    momentum: float = Field(default=0.99, ge=0, lt=1)
+    """Share of the teacher that the first step leaves as it was; it rises to 1 like half a cosine."""
+    centre_momentum: float = Field(default=0.9, ge=0, lt=1)
+    """Share of the centre of the teacher's outputs that a step leaves as it was."""
+    frozen_fraction: float = Field(default=0.02, ge=0, le=1)
+    """Share of the steps, from the first, in which the last layer does not learn."""
 
 
 class Result(Record):
@@ -249,6 +282,8 @@ class Recipe(Record):
     """What a model that cuts out of images is asked in training; segmentation only."""
     captioning: CaptioningSettings = CaptioningSettings()
     """What a model that writes captions is shown in training; captioning only."""
+    distillation: DistillationSettings = DistillationSettings()
+    """How an image encoder learns from a moving average of itself; image_embedding only."""
     preprocessing: ImagePreprocessing | None = None
     """How an image becomes pixels; images only."""
     languages: Languages | None = None
@@ -260,7 +295,7 @@ class Recipe(Record):
 
     @property
     def architecture(self) -> str:
-        """`gpt`, `transformer`, `recurrent`, `encoder`, `vit`, `clip`, `segmenter`, `captioner` or `huggingface`."""
+        """A name of `ARCHITECTURES`, as `gpt`."""
         return str(self.model["architecture"])
 
     @property

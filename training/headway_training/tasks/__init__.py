@@ -35,6 +35,7 @@ from headway_training.tasks.classification import (
 )
 from headway_training.tasks.contrastive import ContrastiveTask
 from headway_training.tasks.conversation import ConversationTask
+from headway_training.tasks.distillation import DistillationTask
 from headway_training.tasks.generation import GenerationTask
 from headway_training.tasks.segmentation import SegmentationTask
 from headway_training.tasks.token_classification import TokenClassificationTask
@@ -78,6 +79,8 @@ def make_task(recipe: Recipe, splits: Splits[Any], folder: Path, source: ModelFo
     if isinstance(splits.train, LabeledImages):
         if source is not None and recipe.preprocessing is not None:
             source.check_images(splits.train.images, recipe.preprocessing)
+        if recipe.task == "image_embedding":
+            return DistillationTask(recipe, splits)
         return ImageClassificationTask(recipe, splits)
     if isinstance(splits.train, SegmentedPictures):
         return SegmentationTask(recipe, splits)

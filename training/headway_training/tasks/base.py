@@ -20,6 +20,7 @@ from torch.nn import functional as F  # noqa: N812 (torch's own convention)
 from headway_training.batches import Batch
 from headway_training.checkpoint import Baseline, Metric, SpecialTokens
 from headway_training.errors import RecipeError
+from headway_training.models import Model
 from headway_training.tokenizers import special_tokens
 
 Metrics = dict[str, float | str]
@@ -92,6 +93,20 @@ class Task(ABC):
     def evaluation_metric(self) -> Metric:
         """What an exporter measures on `evaluation_data`."""
         return self.metric
+
+    def wrap(self, model: Model) -> Model:
+        """What is trained: the model, or a module that holds it and what training alone needs."""
+        return model
+
+    def finished(self, model: nn.Module) -> nn.Module:
+        """What a checkpoint holds of that which was trained: a model of the recipe's architecture."""
+        return model
+
+    def before_step(self, model: nn.Module, step: int, num_steps: int) -> None:  # noqa: B027 (most tasks have nothing to do)
+        """Prepares step `step` of `num_steps`, counted from 0; what it sets is a function of these alone."""
+
+    def after_step(self, model: nn.Module, step: int, num_steps: int) -> None:  # noqa: B027 (most tasks have nothing to do)
+        """Follows the step's update of the weights; what it changes is in the model's state."""
 
     @abstractmethod
     def epoch_batches(self, seed: int, epoch: int) -> list[Batch]:

@@ -54,9 +54,13 @@ class PositionedEmbedding(nn.Module):
 
     def forward(self, tokens: Tensor, position_ids: Tensor) -> Tensor:
         """Embedded tokens (B, T, D) and int64 positions (B, T) or (T) -> (B, T, D)."""
+        return self.add(tokens, None if self.positions is None else self.positions(position_ids))
+
+    def add(self, tokens: Tensor, positions: Tensor | None) -> Tensor:
+        """Embedded tokens (B, T, D) and the embeddings of their positions (T, D), None for none -> (B, T, D)."""
         hidden_states = tokens * self.scale
-        if self.positions is not None:
-            hidden_states = hidden_states + self.positions(position_ids)
+        if positions is not None:
+            hidden_states = hidden_states + positions
         positioned: Tensor = self.dropout(self.norm(hidden_states))
         return positioned
 
