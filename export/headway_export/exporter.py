@@ -316,7 +316,7 @@ class _Prover:
             bundle=Bundle(path=self._folder, manifest=manifest),
             precision=precision,
             variant=variant,
-            runtime=Runtime(device="auto" if variant.device == "cuda" else "cpu"),
+            runtime=Runtime(device="auto" if variant.device == "cuda" else "cpu", map_weights=True),
         )
 
     def _with_more_outputs(self, precision: Precision, graph: TracedGraph) -> TracedGraph:

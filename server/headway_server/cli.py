@@ -136,7 +136,12 @@ def _serve(settings: ServerSettings, worker: Worker | None = None) -> None:
     """
     Doors(settings)  # whose files may be wrong, which is better known before models are loaded
     monitoring = Monitoring.open(settings, listens=worker is None)
-    runtime = Runtime(device=settings.device, num_threads=settings.threads, num_lanes=settings.lanes)
+    runtime = Runtime(
+        device=settings.device,
+        num_threads=settings.threads,
+        num_lanes=settings.lanes,
+        map_weights=settings.map_weights,
+    )
     statistics = Statistics() if settings.open_inference else None
     observer = joined((monitoring.observer, statistics or NO_OBSERVER))
     if worker is None:

@@ -165,6 +165,9 @@ class ServerSettings(BaseSettings):
     lanes: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Most runs of a model at a time, a core each; left out, as many as there are threads. With more than one, weights
     are held twice. On CUDA there is one."""
+    map_weights: bool = True
+    """Read weights that lie beside a graph from their file, mapped, where ONNX Runtime does not lay them out anew; on
+    the CPU. Files of a loaded version must not be overwritten then, only replaced. Off, they are copied."""
     tls_cert_file: Path | None = None
     """PEM file of the server's certificate and those between it and its authority. With it every connection is
     encrypted. It is read again when it changes, as the other files of certificates are."""

@@ -22,7 +22,7 @@ from headway_server.bundles import Bundle, Graph, Manifest, Precision, TensorSpe
 from headway_server.errors import BundleError, RuntimeUnavailableError
 from headway_server.runtime.binding import Binding
 from headway_server.runtime.cores import Cores
-from headway_server.runtime.machine import Device, has_exact_int8, usable_cores
+from headway_server.runtime.machine import Device, give_back_memory, has_exact_int8, usable_cores
 
 Tensor: TypeAlias = NDArray[Any]
 
@@ -83,6 +83,7 @@ class Runtime:
         device: Literal["auto", "cpu", "cuda"] = "auto",
         num_threads: int | None = None,
         num_lanes: int | None = 1,
+        map_weights: bool = False,
     ) -> None:
         """Finds the device; `auto` takes CUDA where it is.
 
@@ -90,6 +91,8 @@ class Runtime:
             device: Where sessions run.
             num_threads: Cores to keep busy; None: those that this process may use.
             num_lanes: Most runs of a model at a time; None: one for each core. On CUDA there is one.
+            map_weights: True if files of weights do not change while they are used: what is not laid out anew is read
+                from them, mapped. False: they are read once, and may be overwritten then.
 
         Raises:
             RuntimeUnavailableError: ONNX Runtime is not installed, or CUDA was asked for and is not there.
@@ -98,6 +101,7 @@ class Runtime:
         self.device: Device = _choose_device(self._onnxruntime, device)
         self._was_found = device == "auto"
         self._num_lanes_asked = num_lanes
+        self._map_weights = map_weights
         self._fallback: Runtime | None = None
         self.num_threads = num_threads or usable_cores()
         self.num_lanes = 1 if self.device == "cuda" else min(num_lanes or self.num_threads, self.num_threads)
@@ -119,7 +123,12 @@ class Runtime:
             self.choose_variant(manifest, precision)
         except RuntimeUnavailableError:
             if self._fallback is None:  # one for all bundles, which share its cores
-                self._fallback = Runtime(device="cpu", num_threads=self.num_threads, num_lanes=self._num_lanes_asked)
+                self._fallback = Runtime(
+                    device="cpu",
+                    num_threads=self.num_threads,
+                    num_lanes=self._num_lanes_asked,
+                    map_weights=self._map_weights,
+                )
             return self._fallback
         return self
 
@@ -177,22 +186,40 @@ class Runtime:
         """
         sizes = fixed_axes or {}
         threads = [self.num_threads, 1] if in_lanes and self.num_lanes > 1 else [self.num_threads]
-        sessions = [self._open_session(bundle.file(graph.file), sizes, num_threads) for num_threads in threads]
-        name = bundle.file(graph.file).name
+        file = bundle.file(graph.file)
+        weights = _weights_beside(file)
+        sessions = [self._open_session(file, weights, sizes, num_threads) for num_threads in threads]
+        if weights is not None and hasattr(mmap, "MADV_DONTNEED"):
+            weights.madvise(mmap.MADV_DONTNEED)  # most of it has been laid out anew, and is not read again
+        give_back_memory()
+        name = file.name
         _check_tensors(name, graph.inputs, sessions[0].get_inputs(), sizes)
         _check_tensors(name, graph.outputs, sessions[0].get_outputs(), sizes)
-        return Session(*sessions, graph=graph, device=self.device, cores=self.cores, num_lanes=self.num_lanes)
+        return Session(
+            *sessions,
+            graph=graph,
+            device=self.device,
+            cores=self.cores,
+            num_lanes=self.num_lanes,
+            weights=weights if self._maps_weights else None,
+        )
 
-    def _open_session(self, file: Path, sizes: Mapping[str, int], num_threads: int) -> Any:
+    @property
+    def _maps_weights(self) -> bool:
+        return self._map_weights and self.device == "cpu"
+
+    def _open_session(self, file: Path, weights: mmap.mmap | None, sizes: Mapping[str, int], num_threads: int) -> Any:
         options = self._onnxruntime.SessionOptions()
         options.intra_op_num_threads = num_threads
         options.add_session_config_entry("session.intra_op.spin_duration_us", str(_SPIN_US))
         options.log_severity_level = 3  # errors; nobody can act on a warning of the graph optimizer
         for axis, size in sizes.items():
             options.add_free_dimension_override_by_name(axis, size)
+        if self._maps_weights:
+            options.add_session_config_entry("session.use_external_initializer_file_buffers_directly", "1")
         try:
-            if weights := _weights_beside(file):
-                options.add_external_initializers_from_files_in_memory(*weights)
+            if weights is not None:
+                options.add_external_initializers_from_files_in_memory([_beside(file).name], [weights], [len(weights)])
             disabled = _SLOW_ON_CPU if self.device == "cpu" else []
             return self._onnxruntime.InferenceSession(
                 str(file), options, providers=_PROVIDERS[self.device], disabled_optimizers=disabled
@@ -211,7 +238,15 @@ class Session:
         num_lanes: Most runs that are worth having at a time.
     """
 
-    def __init__(self, *sessions: Any, graph: Graph, device: Device, cores: Cores, num_lanes: int = 1) -> None:
+    def __init__(
+        self,
+        *sessions: Any,
+        graph: Graph,
+        device: Device,
+        cores: Cores,
+        num_lanes: int = 1,
+        weights: mmap.mmap | None = None,
+    ) -> None:
         """Takes the open sessions of a graph.
 
         Args:
@@ -220,8 +255,10 @@ class Session:
             device: Where it runs.
             cores: Decides which session a run takes.
             num_lanes: Most runs at a time, if there are two sessions.
+            weights: The mapped file that the sessions read, which must stay as long as they do.
         """
         self._sessions = sessions
+        self._weights = weights
         self.cores = cores
         self.num_lanes = num_lanes if len(sessions) > 1 else 1
         self._output_names = [output.name for output in graph.outputs]
@@ -265,18 +302,29 @@ class Session:
         return int(len(self._sessions) > 1 and self.cores.is_shared)
 
 
-def _weights_beside(file: Path) -> tuple[list[str], list[mmap.mmap], list[int]] | None:
-    """Returns name, content and size of the file that holds the weights of a large graph; None where there is none.
+def _beside(file: Path) -> Path:
+    """Returns the place of the file that holds the weights of a large graph."""
+    return file.with_name(f"{file.name}.data")
 
-    Given these, ONNX Runtime copies what it needs. By itself it would map the file for as long as the session lives,
-    and whoever overwrites the file then would end the process.
+
+def _weights_beside(file: Path) -> mmap.mmap | None:
+    """Maps the file that holds the weights of a graph; None where there is none.
+
+    ONNX Runtime is handed this mapping in place of the file's name: it would map the file by itself, for as long as the
+    session lives, and whoever cut the file off then would end the process. Handed the mapping it copies what it needs,
+    unless it is told to read from it (`map_weights`).
+
+    Raises:
+        BundleError: It cannot be mapped, as an empty file.
     """
-    beside = file.with_name(f"{file.name}.data")
+    beside = _beside(file)
     if not beside.is_file():
         return None
-    with beside.open("rb") as stream:
-        content = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-    return [beside.name], [content], [len(content)]
+    try:
+        with beside.open("rb") as stream:
+            return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+    except (OSError, ValueError) as error:
+        raise BundleError(f"{beside}: cannot be mapped ({error})") from error
 
 
 def _choose_device(onnxruntime: Any, device: Literal["auto", "cpu", "cuda"]) -> Device:

@@ -1,5 +1,7 @@
-"""The device, the variant that runs on it, and what a graph must be."""
+"""The device, the variant that runs on it, what a graph must be, and how often its weights are held."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -110,6 +112,70 @@ def test_weights_beside_a_graph_may_be_overwritten_while_it_is_served(bundle, tm
     assert "model.onnx.data" not in Path("/proc/self/maps").read_text(encoding="utf-8")
     (tmp_path / "model.onnx.data").write_bytes(b"")
     assert opened.run({"x": np.zeros(WIDTH, np.float32)})["y"][-1] == WIDTH - 1
+
+
+def test_weights_beside_a_graph_are_read_from_their_file_where_it_does_not_change(bundle, tmp_path):
+    (tmp_path / "model.onnx.data").write_bytes(np.arange(WIDTH, dtype=np.float32).tobytes())
+    opened = Runtime(device="cpu", map_weights=True).open(*with_weights_beside(bundle, tmp_path, "model.onnx.data"))
+    assert "model.onnx.data" in Path("/proc/self/maps").read_text(encoding="utf-8")
+    assert opened.run({"x": np.ones(WIDTH, np.float32)})["y"].tolist() == list(range(1, WIDTH + 1))
+    del opened
+    assert "model.onnx.data" not in Path("/proc/self/maps").read_text(encoding="utf-8")
+
+
+def test_an_empty_file_of_weights_is_refused(bundle, tmp_path):
+    (tmp_path / "model.onnx.data").write_bytes(b"")
+    with pytest.raises(BundleError, match=r"model\.onnx\.data: cannot be mapped"):
+        Runtime(device="cpu").open(*with_weights_beside(bundle, tmp_path, "model.onnx.data"))
+
+
+TABLE = 32768, 768
+"""Of 96 MiB."""
+_HOLDING_A_TABLE = """
+import re, sys
+from pathlib import Path
+import numpy as np
+from headway_server.bundles import Bundle, Graph, TensorSpec
+from headway_server.runtime import Runtime
+
+def anonymous():
+    return int(re.search(r"RssAnon:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) / 1024
+
+def spec(name, dtype, *shape):
+    return TensorSpec(name=name, dtype=dtype, shape=shape)
+
+width, folder, map_weights = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3] == "mapped"
+graph = Graph(file="model.onnx", inputs=(spec("ids", "int64", 2),), outputs=(spec("y", "float32", 2, width),))
+runtime = Runtime(device="cpu", num_threads=1, map_weights=map_weights)
+before = anonymous()
+session = runtime.open(Bundle(path=folder, manifest=None), graph)
+found = session.run({"ids": np.array([5, width - 1])})["y"]
+print(round(anonymous() - before), *found[:, [5, width - 1]].ravel())
+"""
+
+
+def test_a_table_that_embeds_and_projects_is_held_once_where_it_is_mapped(tmp_path):
+    """Rows are gathered from the file; the product has it laid out anew."""
+    table = np.random.default_rng(0).standard_normal(TABLE, np.float32)
+    (tmp_path / "model.onnx.data").write_bytes(table.tobytes())
+    weights = TensorProto(name="table", data_type=TensorProto.FLOAT, dims=TABLE)
+    weights.data_location = TensorProto.EXTERNAL
+    weights.external_data.add(key="location", value="model.onnx.data")
+    nodes = [
+        helper.make_node("Gather", ["table", "ids"], ["rows"]),
+        helper.make_node("Gemm", ["rows", "table"], ["y"], transB=1),
+    ]
+    ids = helper.make_tensor_value_info("ids", TensorProto.INT64, [2])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, TABLE[0]])
+    graph = helper.make_graph(nodes, "g", [ids], [y], [weights])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
+    rows, mib = table[[5, TABLE[0] - 1]], table.nbytes / 2**20
+    for kind, most in ("mapped", 1.25), ("copied", 2.25):
+        command = [sys.executable, "-c", _HOLDING_A_TABLE, str(TABLE[0]), str(tmp_path), kind]
+        held, *found = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+        assert np.allclose([float(value) for value in found], (rows @ rows.T).ravel(), rtol=1e-4)
+        assert 0.9 * mib < int(held) < most * mib, f"{kind}: {held} MiB for weights of {mib:.0f}"
 
 
 @pytest.mark.parametrize("location", ["../outside", "{folder}/outside", "below/../../outside", "link", "/dev/zero"])
