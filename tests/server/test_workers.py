@@ -184,12 +184,17 @@ def test_a_worker_that_dies_is_replaced_and_no_call_is_lost(pair):
 
 
 def test_all_workers_drain_on_one_signal(pair):
+    def num_accepted() -> float:
+        counts = [pair.samples(pair.metrics_port, name) for name in ("headway_calls_running", "headway_calls_total")]
+        return sum(value for by_worker in counts for value in by_worker.values())
+
+    before = num_accepted()
     with ExitStack() as stack:
         running = []
         for channel in pair.channels(8):
             stub = pb_grpc.TextClassificationServiceStub(stack.enter_context(channel))
             running.append(stub.ClassifyText.future(pb.ClassifyTextRequest(texts=["star"] * 64), timeout=30))
-            model_service_pb2_grpc.ModelServiceStub(channel).ListModels(model_service_pb2.ListModelsRequest())
+        wait_until(lambda: num_accepted() >= before + 8)
         pair.process.process.send_signal(signal.SIGTERM)
         assert [len(answer.result().results) for answer in running] == [64] * 8
     assert pair.process.wait_end() == 0

@@ -1,4 +1,4 @@
-"""Which models are here: loading, unloading and replacing them while calls are answered, and finding one for a call."""
+"""Which models are here: loading, unloading and replacing them while calls are answered."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any, Final, Literal, Self, TypeAlias, TypeVar
 
@@ -37,13 +36,13 @@ from headway_server.errors import (
     ServerError,
     StoreError,
     StoreUnavailableError,
-    WrongTaskError,
     no_panics,
 )
-from headway_server.observers import NO_OBSERVER, ModelEvent, ModelId, Observer, current_call
+from headway_server.observers import NO_OBSERVER, Call, ModelEvent, ModelId, Observer
 from headway_server.runtime import Runtime, give_back_memory, join_threads, run_nicely
 from headway_server.serving.apart import run_apart
 from headway_server.serving.families import FAMILIES, Family, ServedModel
+from headway_server.serving.finding import ModelFinder, names_of, path_of, quoted, task_of
 from headway_server.serving.images import PreparedImages
 from headway_server.serving.routes import Alias, Route, Routes, read_routes, write_routes
 from headway_server.serving.watch import Look, StoreWatch
@@ -199,7 +198,7 @@ def _routes_file(settings: ServerSettings) -> Path:
     return settings.versions.routes_file or settings.store / ROUTES_FILE
 
 
-class ModelHost:
+class ModelHost(ModelFinder):
     """The models that calls are answered by. Belongs to the event loop once that is running.
 
     A call keeps the model it has found until it ends: a model that is unloaded or replaced is closed when the last of
@@ -238,16 +237,13 @@ class ModelHost:
         self.images = PreparedImages() if loader is None else _prepared_images(loader.settings)
         """Images that callers have sent once; any model of images reads them."""
         self.routes = Routes()
-        """Which version answers a call that names none."""
         self._routes_in_file = self.routes
         self._routes_problem: str | None = None
         self._num_route_changes = 0
         self._writing: asyncio.Future[None] | None = None
         self._is_started = self._is_closed = False
-        self.models: tuple[ServedModel, ...] = ()
-        """Those that calls can find, by name and version."""
         for model in models:
-            self._put(_path(model), model)
+            self._put(path_of(model), model)
 
     @classmethod
     def open(
@@ -310,213 +306,9 @@ class ModelHost:
         """The bundles that could not be loaded, by path."""
         return tuple(bundle for bundle in self.bundles if bundle.state is ModelState.REJECTED)
 
-    # Finding
-
-    def find(self, task: Task, name: str, version: str) -> ServedModel:
-        """Finds the model for a call.
-
-        Args:
-            task: What the call asks for.
-            name: Of the model; empty for the only one that can.
-            version: Of the model; empty for the latest one that can.
-
-        Raises:
-            InvalidInputError: The name is empty and several models can.
-            ModelNotFoundError: There is no such model or version.
-            WrongTaskError: The model, or every model, was made for something else.
-        """
-        return self._find(f"do {task}", lambda model: _task(model) is task, name, version)
-
-    def find_translation(self, name: str, version: str, source_language: str, target_language: str) -> ServedModel:
-        """Finds the model for a translation.
-
-        Args:
-            name: Of the model; empty for the only one that translates between the languages.
-            version: Of the model; empty for the latest one.
-            source_language: BCP 47 code of the texts; empty for the model's.
-            target_language: BCP 47 code to translate to; empty for the model's, which is asked for again if it has
-                several.
-
-        Raises:
-            InvalidInputError: The name is empty and several models can; or a language is not one of the model's.
-            ModelNotFoundError: There is no such model or version.
-            WrongTaskError: The model, or every model, was made for something else.
-        """
-        candidates = [model for model in self.models if _task(model) is Task.TRANSLATION]
-        matching = [model for model in candidates if _wrong_language(model, source_language, target_language) is None]
-        if not name and candidates and not matching:
-            name = candidates[0].bundle.manifest.name  # which has the wrong languages, and the error below says which
-        model = self._find(
-            f"do {Task.TRANSLATION}", candidates.__contains__, name, version, prefers=matching.__contains__
-        )
-        if wrong := _wrong_language(model, source_language, target_language):
-            value = source_language if wrong == "source_language" else target_language
-            raise InvalidInputError(
-                wrong, f"is {_quoted(value)}, for which there is no such model; loaded are {_pairs(candidates)}"
-            )
-        return model
-
-    def find_embedder(self, tasks: Sequence[Task], nouns: str, name: str, version: str) -> ServedModel:
-        """Finds the model for a call that asks for embeddings; errors are those of `find`.
-
-        Args:
-            tasks: What models that read such inputs are made for; the first of them that has one is preferred.
-            nouns: What the inputs are, for messages: texts, or images.
-            name: Of the model; empty for the only one of the preferred task that gives embeddings.
-            version: Of the model; empty for the latest one that does.
-        """
-        by_task = [[m for m in self.models if _task(m) is task and m.bundle.manifest.embedding] for task in tasks]
-        return self._find(
-            f"embed {nouns}",
-            list(chain.from_iterable(by_task)).__contains__,
-            name,
-            version,
-            prefers=next(filter(None, by_task), []).__contains__,
-        )
-
-    def find_in_space(
-        self, name: str, version: str, *, ability: str, task: Task = Task.IMAGE_EMBEDDING
-    ) -> tuple[ServedModel, ServedModel]:
-        """Finds the models for a call that compares images and texts; errors are those of `find`.
-
-        Args:
-            name: Of the model of `task`; empty for the only one that has a partner in its space.
-            version: Of that model; empty for the latest one.
-            ability: What the two are asked for, for messages.
-            task: `image_embedding` or `text_embedding`; the partner is of the other one.
-
-        Returns:
-            The model of `task`, and its partner.
-        """
-        other = Task.TEXT_EMBEDDING if task is Task.IMAGE_EMBEDDING else Task.IMAGE_EMBEDDING
-        partners = {space: model for model in self.models if (space := _space(model, other))}
-        nouns = "texts" if other is Task.TEXT_EMBEDDING else "images"
-        model = self._find(
-            f"{ability}, as no model of {nouns} in its space is loaded",
-            lambda one: _space(one, task) in partners,
-            name,
-            version,
-        )
-        partner = partners[_space(model, task)]
-        self._hold(partner)
-        return model, partner
-
-    def find_inspected(self, tasks: Sequence[Task], name: str, version: str) -> ServedModel:
-        """Finds the model for a call that asks what it attends to; errors are those of `find`.
-
-        Args:
-            tasks: What models that read such inputs are made for; the first of them that has one is preferred.
-            name: Of the model; empty for the only one of the preferred task whose bundle has the graph for it.
-            version: Of the model; empty for the latest one.
-        """
-        able = [[m for m in self.models if _task(m) is task and _shows_attention(m)] for task in tasks]
-        return self._find(
-            "show what it attends to in such an input",
-            lambda model: _task(model) in tasks,
-            name,
-            version,
-            prefers=next(filter(None, able), []).__contains__,
-        )
-
-    def get(self, name: str, version: str) -> ServedModel:
-        """Finds a model by its name or alias, whatever its task; without a version, the default one.
-
-        Raises:
-            ModelNotFoundError: There is no such model or version.
-        """
-        model = self.peek(name, version)
-        self._note_use(model)
-        return model
-
-    def find_named(self, name: str, version: str) -> ServedModel:
-        """Finds the model for a call that names it, whatever its task; without a version, as its route says.
-
-        Raises:
-            ModelNotFoundError: There is no such model or version.
-        """
-        model = self._named(*self.routes.resolve(name, version), self.models)
-        self._note_use(model)
-        return model
-
-    def peek(self, name: str, version: str) -> ServedModel:
-        """Returns what `get` finds, for a look that is no call of the model.
-
-        Raises:
-            ModelNotFoundError: There is no such model or version.
-        """
-        return self._named(*self.routes.resolve(name, version))
-
-    def _find(
-        self,
-        ability: str,
-        can: Callable[[ServedModel], bool],
-        name: str,
-        version: str,
-        *,
-        prefers: Callable[[ServedModel], bool] = lambda _: True,
-    ) -> ServedModel:
-        """Finds a model that can do something.
-
-        Args:
-            ability: What it must be able to do, for messages, such as "embed texts".
-            can: Says whether a model can.
-            name: Of the model; empty for the only preferred one.
-            version: Of the model; empty for the latest one that can.
-            prefers: Says of a model that can whether it is one to take where none is named.
-        """
-        capable = [model for model in self.models if can(model)]
-        name, version = self.routes.resolve(name, version)
-        if not name:
-            names = list(dict.fromkeys(model.bundle.manifest.name for model in filter(prefers, capable)))
-            if not names:
-                raise WrongTaskError(f"no loaded model can {ability}; loaded are {_names(self.models)}")
-            if len(names) > 1:
-                raise InvalidInputError(
-                    "model", f"is empty and several models can {ability}; name one of {_names(capable)}"
-                )
-            [name] = names
-        model = self._named(name, version, capable)
-        if model not in capable:
-            advice = f"ask {_names(capable)}" if capable else "no loaded model can"
-            raise WrongTaskError(f"model {_path(model)} is for {_task(model)} and cannot {ability}; {advice}")
-        self._note_use(model)
-        return model
-
-    def _named(self, name: str, version: str, capable: Sequence[ServedModel] | None = None) -> ServedModel:
-        """Returns a version of a model.
-
-        Args:
-            name: Of the model, not an alias.
-            version: Of the model; empty for one that its route chooses.
-            capable: Models to choose from where no version is named, if some of these versions are among them: an older
-                version may do what the latest was not made for. None: nobody calls it, and the canary is not chosen.
-        """
-        versions = [model for model in self.models if model.bundle.manifest.name == name]
-        if not versions:
-            raise ModelNotFoundError(f"model {_quoted(name)} is not loaded; loaded are {_names(self.models)}")
-        if not version:
-            choices = [model for model in versions if capable is None or model in capable] or versions
-            names = [model.bundle.manifest.version for model in choices]
-            return choices[names.index(self.routes.choose(name, names, with_canary=capable is not None))]
-        for model in versions:
-            if model.bundle.manifest.version == version:
-                return model
-        have = ", ".join(model.bundle.manifest.version for model in versions)
-        raise ModelNotFoundError(f"model {name} has no version {_quoted(version)}; loaded are {have}")
-
-    def _note_use(self, model: ServedModel) -> None:
-        """Takes a model for the present call, as the one that answers it."""
-        call, manifest = current_call(), model.bundle.manifest
-        self._hold(model)
-        if call is not None:
-            call.model = ModelId(manifest.name, manifest.version)
-
-    def _hold(self, model: ServedModel) -> None:
-        """Checks that the present call may use a model, and keeps it open until that call ends."""
-        call, hosted = current_call(), self._entries[_path(model)].hosted
-        if call is not None and call.rights is not None:
-            call.rights.check_model(_task(model), model.bundle.manifest.name)
-        if call is not None and hosted is not None:
+    def _keep_open(self, model: ServedModel, call: Call) -> None:
+        hosted = self._entries[path_of(model)].hosted
+        if hosted is not None:
             hosted.take()
             call.callbacks.append(hosted.leave)
 
@@ -564,7 +356,7 @@ class ModelHost:
         paths = [path for path in self._entries if path.partition("/")[::2] == (name, version or _version_of(path))]
         if not paths:
             asked = f"{name}/{version}" if version else name
-            raise ModelNotFoundError(f"model {_quoted(asked)} is not here; loaded are {_names(self.models)}")
+            raise ModelNotFoundError(f"model {quoted(asked)} is not here; loaded are {names_of(self.models)}")
         for path in paths:
             self._entries[path].is_asked_for = False
         changes = [self._spawn(self._take_out(path, timeout_s)) for path in paths]
@@ -624,7 +416,7 @@ class ModelHost:
         if alias is not None:
             self._check_versions(alias.model, alias.version)
         elif name not in self.routes.aliases:
-            raise ModelNotFoundError(f"there is no alias {_quoted(name)}")
+            raise ModelNotFoundError(f"there is no alias {quoted(name)}")
         return await self._run(self._change_routes(lambda routes: routes.with_alias(name, alias)))
 
     def _check_versions(self, name: str, *versions: str | None) -> None:
@@ -970,7 +762,7 @@ class ModelHost:
     def serving(self, *, stall_timeout_s: float) -> set[Task]:
         """Returns the tasks that a healthy model is ready for."""
         return {
-            _task(model)
+            task_of(model)
             for model in self.models
             if model.is_alive and (not stall_timeout_s or model.stalled_s() <= stall_timeout_s)
         }
@@ -981,19 +773,19 @@ class ModelHost:
         These have ended by themselves, or their work has made no progress for longer than `stall_timeout_s` (0: any
         time is fine). A model that was closed on purpose is not among them.
         """
-        found = {_path(model): "has ended" for model in self.models if not model.is_alive}
+        found = {path_of(model): "has ended" for model in self.models if not model.is_alive}
         return found | (self.stalled(stall_timeout_s) if stall_timeout_s else {})
 
     def stalled(self, limit_s: float) -> dict[str, str]:
         """Returns which models have made no progress for longer than `limit_s`, by path; any thread may ask."""
         return {
-            _path(model): f"has made no progress for {stalled_s:.0f} s"
+            path_of(model): f"has made no progress for {stalled_s:.0f} s"
             for model in self.models
             if model.is_alive and (stalled_s := model.stalled_s()) > limit_s
         }
 
     def __repr__(self) -> str:
-        return f"ModelHost({_names(self.models)}; {len(self.rejected)} rejected)"
+        return f"ModelHost({names_of(self.models)}; {len(self.rejected)} rejected)"
 
 
 def _by_model(paths: Iterable[str]) -> list[list[str]]:
@@ -1011,13 +803,13 @@ def _version_of(path: str) -> str:
 def _latest(name: str, paths: Iterable[str]) -> str:
     versions = [_version_of(path) for path in paths if path.startswith(f"{name}/")]
     if not versions:
-        raise ModelNotFoundError(f"the store has no model {_quoted(name)}")
+        raise ModelNotFoundError(f"the store has no model {quoted(name)}")
     return max(versions, key=version_key)
 
 
 def _check_name(field: str, name: str) -> None:
     if not NAME.fullmatch(name):
-        raise InvalidInputError(field, f"is {_quoted(name)}; it has 1 to 64 of a-z, 0-9, dot, underscore and hyphen")
+        raise InvalidInputError(field, f"is {quoted(name)}; it has 1 to 64 of a-z, 0-9, dot, underscore and hyphen")
 
 
 def _close_late(loading: asyncio.Future[ServedModel]) -> None:
@@ -1033,52 +825,5 @@ def _reason(error: Exception, path: str, store: Path | None) -> str:
     return str(error).replace(f"{store}/", "").removeprefix(f"{path}: ")
 
 
-def _shows_attention(model: ServedModel) -> bool:
-    return "attention" in model.bundle.manifest.variants[model.precision].graphs
-
-
-def _task(model: ServedModel) -> Task:
-    return model.bundle.manifest.task
-
-
-def _space(model: ServedModel, task: Task) -> str:
-    """Name of the space of a model for a task; empty for models of other tasks and those without one."""
-    embedding = model.bundle.manifest.embedding
-    return embedding.space.name if _task(model) is task and embedding and embedding.space else ""
-
-
-def _path(model: ServedModel) -> str:
-    """Returns where the bundle of a model is below its store."""
-    return f"{model.bundle.manifest.name}/{model.bundle.manifest.version}"
-
-
 def _name_and_version(model: ServedModel) -> tuple[str, tuple[tuple[int, int, str], ...]]:
     return model.bundle.manifest.name, version_key(model.bundle.manifest.version)
-
-
-def _wrong_language(model: ServedModel, source: str, target: str) -> str | None:
-    """Returns the field of a request that asks for a language the model does not have; None where there is none."""
-    languages = model.bundle.manifest.languages
-    assert languages is not None  # the manifest's own check
-    if source and languages.match(source, languages.sources) is None:
-        return "source_language"
-    if target and languages.match(target, languages.targets) is None:
-        return "target_language"
-    return None
-
-
-def _names(models: Iterable[ServedModel]) -> str:
-    return ", ".join(dict.fromkeys(model.bundle.manifest.name for model in models)) or "none"
-
-
-def _pairs(models: Iterable[ServedModel]) -> str:
-    return ", ".join(
-        f"{manifest.name} ({manifest.languages})"
-        for manifest in (model.bundle.manifest for model in models)
-        if manifest.languages is not None
-    )
-
-
-def _quoted(text: str) -> str:
-    """Quotes what a caller sent, but not all of it."""
-    return repr(text if len(text) <= 64 else text[:64] + "…")
