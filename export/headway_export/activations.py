@@ -55,7 +55,9 @@ def row_maxima(source: ExportSource, traced: TracedModel, sample: agreement.Samp
         for text, translation in islice(pairs_of(source, sample), NUM_RANGE_TEXTS):
             item = {"pixel_values": text} if text.ndim > 1 else text_tensors(text)
             encoded = recorders["encoder"].run(_batch_of_one(item))
-            mask = np.ones((1, len(text) if text.ndim == 1 else source.limits.max_input_tokens), np.int64)
+            width = len(text) if text.ndim == 1 else source.limits.max_input_tokens
+            assert width is not None, "how many positions an image has is one of the source's limits"
+            mask = np.ones((1, width), np.int64)
             decoder.run({**decoder.step(translation), **encoded, "source_mask": mask})
     elif source.task is Task.GENERATION:
         for window in islice(windows_of(source, sample), NUM_RANGE_TEXTS):

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeAlias, cast
 
+import onnx_ir as ir
 from torch import nn
 
 from headway_export import agreement, parity, quality
@@ -30,7 +31,7 @@ from headway_export.rewriting import (
     rewrite,
 )
 from headway_export.source import ExportSource, check_chat_template
-from headway_export.tracing import TracedGraph, TracedModel, trace
+from headway_export.tracing import Role, TracedGraph, TracedModel, trace
 from headway_export.weights import WrittenWeights, save
 from headway_server.bundles import (
     CARD_FILE,
@@ -305,7 +306,8 @@ class _Prover:
     def _write(self, precision: Precision, traced: TracedModel) -> Candidate:
         """Writes the graphs of a variant and opens them as a server would."""
         self._weights.give_back()
-        graphs, written = {}, {}
+        graphs: dict[Role, Graph] = {}
+        written: dict[Path, ir.Model] = {}
         for graph in _all_graphs(traced):
             whole = self._with_more_outputs(precision, graph)
             file = f"{precision}/{graph.role}.onnx"
