@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import copy
 import math
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Self
@@ -88,7 +89,7 @@ class ProjectionHead(nn.Module):
         # The same numbers, of which the gradient is all or nothing; data parallelism wants one of every weight.
         weight = torch.lerp(weight.detach(), weight, float(learns_prototypes))
         points = self.projection(embeddings).float()
-        with torch.autocast(points.device.type, enabled=False):  # temperatures divide what bf16 would round
+        with _without_autocast(points.device.type):  # temperatures divide what bf16 would round
             return F.linear(F.normalize(points, dim=-1), F.normalize(weight.float(), dim=-1))
 
 
@@ -214,6 +215,13 @@ class DINO(Model):
 def cosine_momentum(start: float, step: int, num_steps: int) -> float:
     """The teacher's momentum of step `step` of `num_steps`, counted from 0: from `start` to 1 like half a cosine."""
     return 1 - (1 - start) * (1 + math.cos(math.pi * step / max(1, num_steps))) / 2
+
+
+def _without_autocast(device_type: str) -> AbstractContextManager[object]:
+    """Switches it off where there is any: the `meta` device, on which models are counted, has none."""
+    if not torch.amp.is_autocast_available(device_type):
+        return nullcontext()
+    return torch.autocast(device_type, enabled=False)
 
 
 def _entropy(probabilities: Tensor) -> Tensor:
