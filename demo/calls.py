@@ -61,6 +61,7 @@ class Calls:
             "ClassifyText": self.classify_text,
             "ClassifyTokens": self.classify_tokens,
             "EmbedText": self.embed_text,
+            "InspectText": self.inspect_text,
             "ScoreText": self.score_text,
             "ClassifyImage": partial(self.classify_image, images),
             "EmbedImage": self.embed_image,
@@ -186,6 +187,24 @@ class Calls:
             return
         values = answer[0].values
         _line("answer", f"{len(values)} values: {', '.join(f'{value:.3f}' for value in values[:4])} ...")
+        _line("model", str(answer.model))
+
+    def inspect_text(self) -> None:
+        """InspectText. A model without a graph of its attention says so, which counts as an answer."""
+        _section("InspectText", "what a text's tokens attend to, through all layers")
+        _line("question", HEADLINES[1])
+        try:
+            answer = self._client.inspect_text(
+                HEADLINES[1], model=self._model(Task.TEXT_CLASSIFICATION), summary="rollout"
+            )
+        except FailedPreconditionError as error:
+            _line("answer", str(error))
+            return
+        inspection = answer[0]
+        weights, width = inspection.attention.maps[0].weights, len(inspection.tokens)
+        shares = [sum(weights[column::width]) / width for column in range(width)]  # means over all tokens that attend
+        most = sorted(range(width), key=shares.__getitem__, reverse=True)[:5]
+        _line("answer", ", ".join(f"{inspection.tokens[token].text.strip()} {shares[token]:.1%}" for token in most))
         _line("model", str(answer.model))
 
     def score_text(self) -> None:

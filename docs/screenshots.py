@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import runpy
 import shutil
 import signal
 import subprocess
@@ -18,18 +19,36 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
+from typing import Literal, NamedTuple, TypeAlias
 
 from PIL import Image
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 DOCS = Path(__file__).parent
 PANELS = ("models", "generate", "translate", "classify", "tag", "compare", "images", "attention", "server")
+Scheme: TypeAlias = Literal["light", "dark"]
+SCHEMES: tuple[Scheme, ...] = ("light", "dark")
+LOOKED_INTO = ("generate", "translate", "classify", "tag", "images")
+"""Panels whose answers open the viewer of attention."""
+
+
+class Shot(NamedTuple):
+    """A picture: a panel at a width in a scheme."""
+
+    panel: str
+    width: int = 1180
+    scheme: Scheme = "light"
+    is_looked_into: bool = False
+    """True to open the viewer of attention below the answer."""
+
+
 SHOWN = {
-    "page": ("translate", 1180, "light"),
-    "page-generate": ("generate", 1180, "light"),
-    "page-narrow": ("translate", 360, "dark"),
+    "page": Shot("translate"),
+    "page-generate": Shot("generate"),
+    "page-attention": Shot("images", is_looked_into=True),
+    "page-narrow": Shot("translate", 360, "dark"),
 }
-"""Pictures of the documents: panel, width and scheme."""
+"""Pictures of the documents."""
 
 
 @contextmanager
@@ -70,28 +89,28 @@ def prepare(page: Page, panel: str) -> None:
             if page.locator("main form button.primary").is_enabled():
                 call(page)
         case "images":
-            picture = BytesIO()
-            Image.linear_gradient("L").convert("RGB").resize((96, 96)).save(picture, "PNG")
-            files = [{"name": "sky.png", "mimeType": "image/png", "buffer": picture.getvalue()}]
+            ship = runpy.run_path(str(DOCS.parent / "demo" / "draw.py"))["draw_pictures"]()["ship"]
+            files = [{"name": "ship.png", "mimeType": "image/png", "buffer": ship}]
             page.set_input_files("input[type=file]", files)  # type: ignore[arg-type]  # a list of such is taken
             page.wait_for_selector(".output .bars li")
         case "server":
             page.wait_for_timeout(4000)
 
 
-def take(browser: Browser, address: str, shot: tuple[str, int, str], file: Path) -> None:
-    """Takes one picture, of a panel at a width in a scheme."""
-    panel, width, scheme = shot
+def take(browser: Browser, address: str, shot: Shot, file: Path) -> None:
+    """Takes one picture."""
+    panel, width = shot.panel, shot.width
     context = browser.new_context(
-        viewport={"width": width, "height": 1000},
-        color_scheme="dark" if scheme == "dark" else "light",
-        reduced_motion="reduce",
+        viewport={"width": width, "height": 1000}, color_scheme=shot.scheme, reduced_motion="reduce"
     )
     page = context.new_page()
-    page.goto(f"{address}#{panel}")
+    page.goto(f"{address}#/{panel}")
     page.wait_for_selector("#panel-title")
     page.wait_for_load_state("networkidle") if panel != "server" else None
     prepare(page, panel)
+    if shot.is_looked_into:
+        page.get_by_role("button", name="What it looked at").first.click()
+        page.wait_for_selector(".looked .multiples")
     panel_box = page.locator("article.panel").bounding_box()
     assert panel_box is not None, "the panel is open"
     height = panel_box["y"] + panel_box["height"] + 32
@@ -112,10 +131,10 @@ def main() -> None:
     shots = dict(SHOWN)
     if arguments.every:
         shots = {
-            f"{panel}-{width}-{scheme}": (panel, width, scheme)
+            f"{panel}-{width}-{scheme}": Shot(panel, width, scheme, panel in LOOKED_INTO)
             for panel in PANELS
             for width in (360, 1180)
-            for scheme in ("light", "dark")
+            for scheme in SCHEMES
         }
     with serving(arguments.store) as address, sync_playwright() as playwright:
         chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

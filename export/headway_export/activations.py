@@ -49,13 +49,13 @@ def row_maxima(source: ExportSource, traced: TracedModel, sample: agreement.Samp
     """
     recorders = {graph.role: _Recorder(graph) for graph in traced.graphs}
     if source.task in ENCODER_DECODER_TASKS:
-        decoder = recorders["decoder"]
+        decoder, num_patches = recorders["decoder"], source.limits.max_input_tokens or 0
         if any(state.update == "replace" for state in traced.state):
             raise SourceError("int8-static: a recurrent decoder has a scale a row alone; leave this precision out")
         for text, translation in islice(pairs_of(source, sample), NUM_RANGE_TEXTS):
             item = {"pixel_values": text} if text.ndim > 1 else text_tensors(text)
             encoded = recorders["encoder"].run(_batch_of_one(item))
-            mask = np.ones((1, len(text) if text.ndim == 1 else source.limits.max_input_tokens), np.int64)
+            mask = np.ones((1, len(text) if text.ndim == 1 else num_patches), np.int64)
             decoder.run({**decoder.step(translation), **encoded, "source_mask": mask})
     elif source.task is Task.GENERATION:
         for window in islice(windows_of(source, sample), NUM_RANGE_TEXTS):

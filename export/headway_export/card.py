@@ -14,6 +14,7 @@ from headway_export.source import ExportSource
 from headway_server.bundles import (
     CHAT_TEMPLATE_FILE,
     ENCODER_DECODER_TASKS,
+    LEARNING_CURVE_FILE,
     ClassificationScheme,
     Manifest,
     Precision,
@@ -24,7 +25,6 @@ from headway_server.bundles.tags import TagSet
 from headway_server.tasks.segmentation import decoder as prompts
 from headway_training.checkpoint import TrainingRecord
 
-LEARNING_CURVE_FILE = "learning-curve.svg"
 _INSPECTIONS = {
     Task.GENERATION: "inspect-generation TEXT",
     Task.TRANSLATION: "inspect-translation TEXT",

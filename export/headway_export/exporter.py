@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 import importlib.metadata
 import shutil
 from collections.abc import Callable, Sequence
@@ -32,7 +31,8 @@ from headway_export.rewriting import (
     rewrite,
 )
 from headway_export.source import ExportSource, check_chat_template
-from headway_export.tracing import TracedGraph, TracedModel, trace
+from headway_export.tracing import Role, TracedGraph, TracedModel, trace
+from headway_export.weights import WrittenWeights, save
 from headway_server.bundles import (
     CARD_FILE,
     CHAT_TEMPLATE_FILE,
@@ -55,7 +55,7 @@ from headway_server.bundles import (
     staging_folder,
     write_manifest,
 )
-from headway_server.runtime import Runtime, give_back_memory
+from headway_server.runtime import Runtime
 from headway_training.models.protocols import ImageToText
 
 EXTERNAL_DATA_THRESHOLD_BYTES = 1 << 26
@@ -178,6 +178,7 @@ class _Prover:
         self._sample: agreement.Sample | None = None
         self._cache_ranges: list[LayerRange] | None = None
         self._opsets: dict[Precision, int] = {}
+        self._weights = WrittenWeights()
         self.proofs: list[Proof] = []
         """Of every variant that was made; fp32 is among them even where it is not kept."""
 
@@ -210,7 +211,7 @@ class _Prover:
             variants[Precision.INT4] = self._prove(Precision.INT4, self._quantize(traced, Precision.INT4))
         if Precision.FP16 in wanted:
             self._progress("fp16: tracing")
-            half = copy.deepcopy(self._source.module).half()
+            half = _halved(self._source.module)
             variants[Precision.FP16] = self._prove(Precision.FP16, self._trace(half))
         if Precision.FP32 not in wanted:
             shutil.rmtree(self._folder / Precision.FP32)
@@ -259,16 +260,20 @@ class _Prover:
     def _prove(self, precision: Precision, traced: TracedModel) -> Variant:
         self._progress(f"{precision}: comparing with PyTorch")
         candidate = self._write(precision, traced)
+        self._weights.give_back()
         figures = parity.check(candidate)
+        self._weights.give_back()
         attention = parity.check_attention(candidate) if traced.attention is not None else None
         if self._source.evaluation is not None:
             evaluation = self._source.evaluation
             self._progress(f"{precision}: {evaluation.metric} on {evaluation.dataset}")
+        self._weights.give_back()
         measured = quality.measure(candidate)
         figure = measured.figure if measured else None
         agreed = None
         if precision is Precision.FP32:
             if self._is_judged_by_agreement:
+                self._weights.give_back()
                 self._progress("fp32: answering inputs that int8 is held against")
                 self._sample = agreement.draw(candidate)
         elif self._sample is not None:
@@ -300,12 +305,20 @@ class _Prover:
 
     def _write(self, precision: Precision, traced: TracedModel) -> Candidate:
         """Writes the graphs of a variant and opens them as a server would."""
-        gc.collect()  # the sessions that proved another variant
-        give_back_memory()
-        graphs = {
-            graph.role: self._write_graph(precision, self._with_more_outputs(precision, graph))
-            for graph in _all_graphs(traced)
-        }
+        self._weights.give_back()
+        graphs: dict[Role, Graph] = {}
+        written: dict[Path, ir.Model] = {}
+        for graph in _all_graphs(traced):
+            whole = self._with_more_outputs(precision, graph)
+            file = f"{precision}/{graph.role}.onnx"
+            path = self._folder / file
+            path.parent.mkdir(exist_ok=True)
+            save(whole.model, path, threshold_bytes=self._options.external_data_threshold_bytes)
+            graphs[graph.role] = Graph(file=file, inputs=whole.inputs, outputs=whole.outputs)
+            written[path] = whole.model
+        if precision is Precision.FP32:
+            self._weights.read_from(written, self._source.module, [graph.model for graph in _all_graphs(traced)])
+        del written
         opset = self._opsets[precision] = max(graph.model.graph.opset_imports[""] for graph in _all_graphs(traced))
         variant = Variant(
             device=_DEVICES[precision],
@@ -337,16 +350,6 @@ class _Prover:
         rewrite(model, AddVerification() if self._source.task is Task.GENERATION else RankLogits())
         return replace(graph, model=model)
 
-    def _write_graph(self, precision: Precision, graph: TracedGraph) -> Graph:
-        file = f"{precision}/{graph.role}.onnx"
-        path = self._folder / file
-        path.parent.mkdir(exist_ok=True)
-        weights = (value.const_value for value in graph.model.graph.initializers.values())
-        num_bytes = sum(weight.nbytes for weight in weights if weight is not None)
-        external = f"{graph.role}.onnx.data" if num_bytes >= self._options.external_data_threshold_bytes else None
-        ir.save(graph.model, path, external_data=external)
-        return Graph(file=file, inputs=graph.inputs, outputs=graph.outputs)
-
     def _trace(self, module: nn.Module, *, for_cpu: bool = False) -> TracedModel:
         image = self._source.image_preprocessing
         return trace(
@@ -357,6 +360,15 @@ class _Prover:
             attention=self._source.attention if (given := self._options.attention) is None else given,
             for_cpu=for_cpu,
         )
+
+
+def _halved(module: nn.Module) -> nn.Module:
+    """Returns a copy of a module in fp16, without one in fp32 on the way."""
+    memo: dict[int, object] = {
+        id(parameter): nn.Parameter(parameter.detach().half(), requires_grad=parameter.requires_grad)
+        for parameter in module.parameters()
+    }
+    return copy.deepcopy(module, memo).half()
 
 
 def _copied(traced: TracedModel) -> TracedModel:

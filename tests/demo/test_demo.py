@@ -22,6 +22,7 @@ SECTIONS = [
     "ClassifyText",
     "ClassifyTokens",
     "EmbedText",
+    "InspectText",
     "ScoreText",
     "ClassifyImage",
     "EmbedImage",

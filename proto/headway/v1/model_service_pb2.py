@@ -25,17 +25,17 @@ _sym_db = _symbol_database.Default()
 from headway.v1 import generation_service_pb2 as headway_dot_v1_dot_generation__service__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eheadway/v1/model_service.proto\x12\nheadway.v1\x1a#headway/v1/generation_service.proto\"\xbb\x04\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x1e\n\x04task\x18\x03 \x01(\x0e\x32\x10.headway.v1.Task\x12\x13\n\x0b\x64\x65scription\x18\x04 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x05 \x01(\t\x12\x17\n\x0fparameter_count\x18\x06 \x01(\x03\x12\x0f\n\x07variant\x18\x07 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x08 \x01(\t\x12\x1d\n\x15max_input_token_count\x18\t \x01(\x05\x12\x17\n\x0fmax_token_count\x18\n \x01(\x05\x12\x0e\n\x06labels\x18\x0b \x03(\t\x12\x17\n\x0fsource_language\x18\x0c \x01(\t\x12\x17\n\x0ftarget_language\x18\r \x01(\t\x12<\n\x12\x64\x65\x66\x61ult_parameters\x18\x0e \x01(\x0b\x32 .headway.v1.GenerationParameters\x12*\n\x07quality\x18\x0f \x03(\x0b\x32\x19.headway.v1.QualityFigure\x12\x0f\n\x07license\x18\x10 \x01(\t\x12\x19\n\x11has_chat_template\x18\x11 \x01(\x08\x12\x1b\n\x13\x65mbedding_dimension\x18\x14 \x01(\x05\x12\x14\n\x0cprompt_names\x18\x15 \x03(\t\x12\x18\n\x10source_languages\x18\x16 \x03(\t\x12\x18\n\x10target_languages\x18\x17 \x03(\t\x12\x17\n\x0f\x65mbedding_space\x18\x19 \x01(\t\"g\n\rQualityFigure\x12\x0f\n\x07variant\x18\x01 \x01(\t\x12\x0e\n\x06metric\x18\x02 \x01(\t\x12\r\n\x05value\x18\x03 \x01(\x01\x12\x15\n\rexample_count\x18\x04 \x01(\x05\x12\x0f\n\x07\x64\x61taset\x18\x05 \x01(\t\".\n\x0eRejectedBundle\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"3\n\x11ListModelsRequest\x12\x1e\n\x04task\x18\x01 \x01(\x0e\x32\x10.headway.v1.Task\"m\n\x12ListModelsResponse\x12!\n\x06models\x18\x01 \x03(\x0b\x32\x11.headway.v1.Model\x12\x34\n\x10rejected_bundles\x18\x02 \x03(\x0b\x32\x1a.headway.v1.RejectedBundle\"7\n\x0fGetModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\"K\n\x10GetModelResponse\x12 \n\x05model\x18\x01 \x01(\x0b\x32\x11.headway.v1.Model\x12\x15\n\rmanifest_json\x18\x02 \x01(\t\"e\n\x0c\x42undleStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12&\n\x05state\x18\x03 \x01(\x0e\x32\x17.headway.v1.BundleState\x12\x0e\n\x06reason\x18\x04 \x01(\t\"]\n\x05Route\x12\r\n\x05model\x18\x01 \x01(\t\x12\x17\n\x0f\x64\x65\x66\x61ult_version\x18\x02 \x01(\t\x12\x16\n\x0e\x63\x61nary_version\x18\x03 \x01(\t\x12\x14\n\x0c\x63\x61nary_share\x18\x04 \x01(\x01\"<\n\x05\x41lias\x12\r\n\x05\x61lias\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x15\n\rmodel_version\x18\x03 \x01(\t\"\x14\n\x12ListBundlesRequest\"\x9e\x01\n\x13ListBundlesResponse\x12)\n\x07\x62undles\x18\x01 \x03(\x0b\x32\x18.headway.v1.BundleStatus\x12!\n\x06routes\x18\x02 \x03(\x0b\x32\x11.headway.v1.Route\x12\"\n\x07\x61liases\x18\x03 \x03(\x0b\x32\x11.headway.v1.Alias\x12\x15\n\rstore_problem\x18\x04 \x01(\t\"8\n\x10LoadModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\"5\n\x11LoadModelResponse\x12 \n\x05model\x18\x01 \x01(\x0b\x32\x11.headway.v1.Model\":\n\x12UnloadModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\"\x15\n\x13UnloadModelResponse\"\x12\n\x10ScanStoreRequest\">\n\x11ScanStoreResponse\x12)\n\x07\x62undles\x18\x01 \x03(\x0b\x32\x18.headway.v1.BundleStatus\"g\n\x0fSetRouteRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x17\n\x0f\x64\x65\x66\x61ult_version\x18\x02 \x01(\t\x12\x16\n\x0e\x63\x61nary_version\x18\x03 \x01(\t\x12\x14\n\x0c\x63\x61nary_share\x18\x04 \x01(\x01\"+\n\x10SetRouteResponse\x12\x17\n\x0fnot_kept_reason\x18\x01 \x01(\t\"F\n\x0fSetAliasRequest\x12\r\n\x05\x61lias\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x15\n\rmodel_version\x18\x03 \x01(\t\"+\n\x10SetAliasResponse\x12\x17\n\x0fnot_kept_reason\x18\x01 \x01(\t*\xb0\x02\n\x04Task\x12\x14\n\x10TASK_UNSPECIFIED\x10\x00\x12\x13\n\x0fTASK_GENERATION\x10\x01\x12\x14\n\x10TASK_TRANSLATION\x10\x02\x12\x1c\n\x18TASK_TEXT_CLASSIFICATION\x10\x03\x12\x1d\n\x19TASK_TOKEN_CLASSIFICATION\x10\x04\x12\x1d\n\x19TASK_IMAGE_CLASSIFICATION\x10\x05\x12\x15\n\x11TASK_TEXT_TO_TEXT\x10\x06\x12\x17\n\x13TASK_TEXT_EMBEDDING\x10\x07\x12\x15\n\x11TASK_TEXT_SCORING\x10\x08\x12\x18\n\x14TASK_IMAGE_EMBEDDING\x10\t\x12\x15\n\x11TASK_SEGMENTATION\x10\n\x12\x13\n\x0fTASK_CAPTIONING\x10\x0b*\xe6\x01\n\x0b\x42undleState\x12\x1c\n\x18\x42UNDLE_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x42UNDLE_STATE_LOADING\x10\x01\x12\x16\n\x12\x42UNDLE_STATE_READY\x10\x02\x12\x1a\n\x16\x42UNDLE_STATE_UNLOADING\x10\x03\x12\x17\n\x13\x42UNDLE_STATE_FAILED\x10\x04\x12\x19\n\x15\x42UNDLE_STATE_REJECTED\x10\x05\x12\x1b\n\x17\x42UNDLE_STATE_INCOMPLETE\x10\x06\x12\x1a\n\x16\x42UNDLE_STATE_AVAILABLE\x10\x07\x32\xe4\x04\n\x0cModelService\x12K\n\nListModels\x12\x1d.headway.v1.ListModelsRequest\x1a\x1e.headway.v1.ListModelsResponse\x12\x45\n\x08GetModel\x12\x1b.headway.v1.GetModelRequest\x1a\x1c.headway.v1.GetModelResponse\x12N\n\x0bListBundles\x12\x1e.headway.v1.ListBundlesRequest\x1a\x1f.headway.v1.ListBundlesResponse\x12H\n\tLoadModel\x12\x1c.headway.v1.LoadModelRequest\x1a\x1d.headway.v1.LoadModelResponse\x12N\n\x0bUnloadModel\x12\x1e.headway.v1.UnloadModelRequest\x1a\x1f.headway.v1.UnloadModelResponse\x12H\n\tScanStore\x12\x1c.headway.v1.ScanStoreRequest\x1a\x1d.headway.v1.ScanStoreResponse\x12\x45\n\x08SetRoute\x12\x1b.headway.v1.SetRouteRequest\x1a\x1c.headway.v1.SetRouteResponse\x12\x45\n\x08SetAlias\x12\x1b.headway.v1.SetAliasRequest\x1a\x1c.headway.v1.SetAliasResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eheadway/v1/model_service.proto\x12\nheadway.v1\x1a#headway/v1/generation_service.proto\"\xbb\x04\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x1e\n\x04task\x18\x03 \x01(\x0e\x32\x10.headway.v1.Task\x12\x13\n\x0b\x64\x65scription\x18\x04 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x05 \x01(\t\x12\x17\n\x0fparameter_count\x18\x06 \x01(\x03\x12\x0f\n\x07variant\x18\x07 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x08 \x01(\t\x12\x1d\n\x15max_input_token_count\x18\t \x01(\x05\x12\x17\n\x0fmax_token_count\x18\n \x01(\x05\x12\x0e\n\x06labels\x18\x0b \x03(\t\x12\x17\n\x0fsource_language\x18\x0c \x01(\t\x12\x17\n\x0ftarget_language\x18\r \x01(\t\x12<\n\x12\x64\x65\x66\x61ult_parameters\x18\x0e \x01(\x0b\x32 .headway.v1.GenerationParameters\x12*\n\x07quality\x18\x0f \x03(\x0b\x32\x19.headway.v1.QualityFigure\x12\x0f\n\x07license\x18\x10 \x01(\t\x12\x19\n\x11has_chat_template\x18\x11 \x01(\x08\x12\x1b\n\x13\x65mbedding_dimension\x18\x14 \x01(\x05\x12\x14\n\x0cprompt_names\x18\x15 \x03(\t\x12\x18\n\x10source_languages\x18\x16 \x03(\t\x12\x18\n\x10target_languages\x18\x17 \x03(\t\x12\x17\n\x0f\x65mbedding_space\x18\x19 \x01(\t\"g\n\rQualityFigure\x12\x0f\n\x07variant\x18\x01 \x01(\t\x12\x0e\n\x06metric\x18\x02 \x01(\t\x12\r\n\x05value\x18\x03 \x01(\x01\x12\x15\n\rexample_count\x18\x04 \x01(\x05\x12\x0f\n\x07\x64\x61taset\x18\x05 \x01(\t\".\n\x0eRejectedBundle\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"3\n\x11ListModelsRequest\x12\x1e\n\x04task\x18\x01 \x01(\x0e\x32\x10.headway.v1.Task\"m\n\x12ListModelsResponse\x12!\n\x06models\x18\x01 \x03(\x0b\x32\x11.headway.v1.Model\x12\x34\n\x10rejected_bundles\x18\x02 \x03(\x0b\x32\x1a.headway.v1.RejectedBundle\"7\n\x0fGetModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\"g\n\x10GetModelResponse\x12 \n\x05model\x18\x01 \x01(\x0b\x32\x11.headway.v1.Model\x12\x15\n\rmanifest_json\x18\x02 \x01(\t\x12\x1a\n\x12learning_curve_svg\x18\x03 \x01(\t\"e\n\x0c\x42undleStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12&\n\x05state\x18\x03 \x01(\x0e\x32\x17.headway.v1.BundleState\x12\x0e\n\x06reason\x18\x04 \x01(\t\"]\n\x05Route\x12\r\n\x05model\x18\x01 \x01(\t\x12\x17\n\x0f\x64\x65\x66\x61ult_version\x18\x02 \x01(\t\x12\x16\n\x0e\x63\x61nary_version\x18\x03 \x01(\t\x12\x14\n\x0c\x63\x61nary_share\x18\x04 \x01(\x01\"<\n\x05\x41lias\x12\r\n\x05\x61lias\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x15\n\rmodel_version\x18\x03 \x01(\t\"\x14\n\x12ListBundlesRequest\"\x9e\x01\n\x13ListBundlesResponse\x12)\n\x07\x62undles\x18\x01 \x03(\x0b\x32\x18.headway.v1.BundleStatus\x12!\n\x06routes\x18\x02 \x03(\x0b\x32\x11.headway.v1.Route\x12\"\n\x07\x61liases\x18\x03 \x03(\x0b\x32\x11.headway.v1.Alias\x12\x15\n\rstore_problem\x18\x04 \x01(\t\"8\n\x10LoadModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\"5\n\x11LoadModelResponse\x12 \n\x05model\x18\x01 \x01(\x0b\x32\x11.headway.v1.Model\":\n\x12UnloadModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\"\x15\n\x13UnloadModelResponse\"\x12\n\x10ScanStoreRequest\">\n\x11ScanStoreResponse\x12)\n\x07\x62undles\x18\x01 \x03(\x0b\x32\x18.headway.v1.BundleStatus\"g\n\x0fSetRouteRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x17\n\x0f\x64\x65\x66\x61ult_version\x18\x02 \x01(\t\x12\x16\n\x0e\x63\x61nary_version\x18\x03 \x01(\t\x12\x14\n\x0c\x63\x61nary_share\x18\x04 \x01(\x01\"+\n\x10SetRouteResponse\x12\x17\n\x0fnot_kept_reason\x18\x01 \x01(\t\"F\n\x0fSetAliasRequest\x12\r\n\x05\x61lias\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x15\n\rmodel_version\x18\x03 \x01(\t\"+\n\x10SetAliasResponse\x12\x17\n\x0fnot_kept_reason\x18\x01 \x01(\t*\xb0\x02\n\x04Task\x12\x14\n\x10TASK_UNSPECIFIED\x10\x00\x12\x13\n\x0fTASK_GENERATION\x10\x01\x12\x14\n\x10TASK_TRANSLATION\x10\x02\x12\x1c\n\x18TASK_TEXT_CLASSIFICATION\x10\x03\x12\x1d\n\x19TASK_TOKEN_CLASSIFICATION\x10\x04\x12\x1d\n\x19TASK_IMAGE_CLASSIFICATION\x10\x05\x12\x15\n\x11TASK_TEXT_TO_TEXT\x10\x06\x12\x17\n\x13TASK_TEXT_EMBEDDING\x10\x07\x12\x15\n\x11TASK_TEXT_SCORING\x10\x08\x12\x18\n\x14TASK_IMAGE_EMBEDDING\x10\t\x12\x15\n\x11TASK_SEGMENTATION\x10\n\x12\x13\n\x0fTASK_CAPTIONING\x10\x0b*\xe6\x01\n\x0b\x42undleState\x12\x1c\n\x18\x42UNDLE_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x42UNDLE_STATE_LOADING\x10\x01\x12\x16\n\x12\x42UNDLE_STATE_READY\x10\x02\x12\x1a\n\x16\x42UNDLE_STATE_UNLOADING\x10\x03\x12\x17\n\x13\x42UNDLE_STATE_FAILED\x10\x04\x12\x19\n\x15\x42UNDLE_STATE_REJECTED\x10\x05\x12\x1b\n\x17\x42UNDLE_STATE_INCOMPLETE\x10\x06\x12\x1a\n\x16\x42UNDLE_STATE_AVAILABLE\x10\x07\x32\xe4\x04\n\x0cModelService\x12K\n\nListModels\x12\x1d.headway.v1.ListModelsRequest\x1a\x1e.headway.v1.ListModelsResponse\x12\x45\n\x08GetModel\x12\x1b.headway.v1.GetModelRequest\x1a\x1c.headway.v1.GetModelResponse\x12N\n\x0bListBundles\x12\x1e.headway.v1.ListBundlesRequest\x1a\x1f.headway.v1.ListBundlesResponse\x12H\n\tLoadModel\x12\x1c.headway.v1.LoadModelRequest\x1a\x1d.headway.v1.LoadModelResponse\x12N\n\x0bUnloadModel\x12\x1e.headway.v1.UnloadModelRequest\x1a\x1f.headway.v1.UnloadModelResponse\x12H\n\tScanStore\x12\x1c.headway.v1.ScanStoreRequest\x1a\x1d.headway.v1.ScanStoreResponse\x12\x45\n\x08SetRoute\x12\x1b.headway.v1.SetRouteRequest\x1a\x1c.headway.v1.SetRouteResponse\x12\x45\n\x08SetAlias\x12\x1b.headway.v1.SetAliasRequest\x1a\x1c.headway.v1.SetAliasResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'headway.v1.model_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TASK']._serialized_start=2099
-  _globals['_TASK']._serialized_end=2403
-  _globals['_BUNDLESTATE']._serialized_start=2406
-  _globals['_BUNDLESTATE']._serialized_end=2636
+  _globals['_TASK']._serialized_start=2127
+  _globals['_TASK']._serialized_end=2431
+  _globals['_BUNDLESTATE']._serialized_start=2434
+  _globals['_BUNDLESTATE']._serialized_end=2664
   _globals['_MODEL']._serialized_start=84
   _globals['_MODEL']._serialized_end=655
   _globals['_QUALITYFIGURE']._serialized_start=657
@@ -49,37 +49,37 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETMODELREQUEST']._serialized_start=974
   _globals['_GETMODELREQUEST']._serialized_end=1029
   _globals['_GETMODELRESPONSE']._serialized_start=1031
-  _globals['_GETMODELRESPONSE']._serialized_end=1106
-  _globals['_BUNDLESTATUS']._serialized_start=1108
-  _globals['_BUNDLESTATUS']._serialized_end=1209
-  _globals['_ROUTE']._serialized_start=1211
-  _globals['_ROUTE']._serialized_end=1304
-  _globals['_ALIAS']._serialized_start=1306
-  _globals['_ALIAS']._serialized_end=1366
-  _globals['_LISTBUNDLESREQUEST']._serialized_start=1368
-  _globals['_LISTBUNDLESREQUEST']._serialized_end=1388
-  _globals['_LISTBUNDLESRESPONSE']._serialized_start=1391
-  _globals['_LISTBUNDLESRESPONSE']._serialized_end=1549
-  _globals['_LOADMODELREQUEST']._serialized_start=1551
-  _globals['_LOADMODELREQUEST']._serialized_end=1607
-  _globals['_LOADMODELRESPONSE']._serialized_start=1609
-  _globals['_LOADMODELRESPONSE']._serialized_end=1662
-  _globals['_UNLOADMODELREQUEST']._serialized_start=1664
-  _globals['_UNLOADMODELREQUEST']._serialized_end=1722
-  _globals['_UNLOADMODELRESPONSE']._serialized_start=1724
-  _globals['_UNLOADMODELRESPONSE']._serialized_end=1745
-  _globals['_SCANSTOREREQUEST']._serialized_start=1747
-  _globals['_SCANSTOREREQUEST']._serialized_end=1765
-  _globals['_SCANSTORERESPONSE']._serialized_start=1767
-  _globals['_SCANSTORERESPONSE']._serialized_end=1829
-  _globals['_SETROUTEREQUEST']._serialized_start=1831
-  _globals['_SETROUTEREQUEST']._serialized_end=1934
-  _globals['_SETROUTERESPONSE']._serialized_start=1936
-  _globals['_SETROUTERESPONSE']._serialized_end=1979
-  _globals['_SETALIASREQUEST']._serialized_start=1981
-  _globals['_SETALIASREQUEST']._serialized_end=2051
-  _globals['_SETALIASRESPONSE']._serialized_start=2053
-  _globals['_SETALIASRESPONSE']._serialized_end=2096
-  _globals['_MODELSERVICE']._serialized_start=2639
-  _globals['_MODELSERVICE']._serialized_end=3251
+  _globals['_GETMODELRESPONSE']._serialized_end=1134
+  _globals['_BUNDLESTATUS']._serialized_start=1136
+  _globals['_BUNDLESTATUS']._serialized_end=1237
+  _globals['_ROUTE']._serialized_start=1239
+  _globals['_ROUTE']._serialized_end=1332
+  _globals['_ALIAS']._serialized_start=1334
+  _globals['_ALIAS']._serialized_end=1394
+  _globals['_LISTBUNDLESREQUEST']._serialized_start=1396
+  _globals['_LISTBUNDLESREQUEST']._serialized_end=1416
+  _globals['_LISTBUNDLESRESPONSE']._serialized_start=1419
+  _globals['_LISTBUNDLESRESPONSE']._serialized_end=1577
+  _globals['_LOADMODELREQUEST']._serialized_start=1579
+  _globals['_LOADMODELREQUEST']._serialized_end=1635
+  _globals['_LOADMODELRESPONSE']._serialized_start=1637
+  _globals['_LOADMODELRESPONSE']._serialized_end=1690
+  _globals['_UNLOADMODELREQUEST']._serialized_start=1692
+  _globals['_UNLOADMODELREQUEST']._serialized_end=1750
+  _globals['_UNLOADMODELRESPONSE']._serialized_start=1752
+  _globals['_UNLOADMODELRESPONSE']._serialized_end=1773
+  _globals['_SCANSTOREREQUEST']._serialized_start=1775
+  _globals['_SCANSTOREREQUEST']._serialized_end=1793
+  _globals['_SCANSTORERESPONSE']._serialized_start=1795
+  _globals['_SCANSTORERESPONSE']._serialized_end=1857
+  _globals['_SETROUTEREQUEST']._serialized_start=1859
+  _globals['_SETROUTEREQUEST']._serialized_end=1962
+  _globals['_SETROUTERESPONSE']._serialized_start=1964
+  _globals['_SETROUTERESPONSE']._serialized_end=2007
+  _globals['_SETALIASREQUEST']._serialized_start=2009
+  _globals['_SETALIASREQUEST']._serialized_end=2079
+  _globals['_SETALIASRESPONSE']._serialized_start=2081
+  _globals['_SETALIASRESPONSE']._serialized_end=2124
+  _globals['_MODELSERVICE']._serialized_start=2667
+  _globals['_MODELSERVICE']._serialized_end=3279
 # @@protoc_insertion_point(module_scope)

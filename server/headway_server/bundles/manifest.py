@@ -55,6 +55,7 @@ SEGMENTATION_TENSORS = (
 )
 """Inputs and outputs of a decoder that answers prompts with masks (docs/graphs.md)."""
 CARD_FILE = "README.md"
+LEARNING_CURVE_FILE = "learning-curve.svg"
 
 NAME_PATTERN = r"^[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?$"
 Name = Annotated[str, Field(pattern=NAME_PATTERN)]

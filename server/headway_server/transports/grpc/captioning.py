@@ -39,7 +39,7 @@ class CaptionService(pb_grpc.CaptionServiceServicer):
         """Writes a caption of every image."""
         arrived = time.monotonic()
         model = self._find(request)
-        images = images_of(self._host, request.images, request.image_ids)
+        images = await images_of(self._host, request.images, request.image_ids)
         asked = _asked(request, tuple(request.prefixes), deadline_of(context))
         answer = await model.caption(images, request=asked)
         if request.include_attention:  # very many numbers

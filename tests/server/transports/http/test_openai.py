@@ -259,6 +259,8 @@ WRONG = [
     ("completions", {"prompt": ""}, 400, "prompt", "is empty"),
     ("completions", {"prompt": [1, 5000]}, 400, "prompt[1]", "is 5000; must be from 0 to"),
     ("completions", {"prompt": "the cat " * 50}, 400, "prompt", "tokens; at most"),
+    ("completions", {"logprobs": 21}, 400, "logprobs", "is 21; must be from 0 to 20"),
+    ("completions", {"max_tokens": 5000}, 400, "max_tokens", "is 5000; must be from 1"),
     ("completions", {"suffix": "x"}, 400, "suffix", "is not supported"),
     ("completions", {"best_of": 2}, 400, "best_of", ""),
     ("embeddings", {"input": []}, 400, "input", "is empty"),

@@ -87,7 +87,7 @@ def page(browser: Browser) -> Iterator[Page]:
 
 
 def open_panel(page: Page, address: str, panel: str) -> None:
-    page.goto(f"{address}#{panel}")
+    page.goto(f"{address}#/{panel}")
     page.wait_for_selector("#panel-title")
 
 
@@ -98,11 +98,21 @@ def answer(page: Page) -> str:
     return page.locator(".output").inner_text()
 
 
+def look_into(page: Page) -> None:
+    """Opens the viewer of attention below the first answer."""
+    page.get_by_role("button", name="What it looked at").first.click()
+    expect(page.locator(".looked .multiples button").first).to_be_visible(timeout=20_000)
+
+
 def test_the_first_panel_shows_every_model_with_its_quality(page: Page, address: str) -> None:
     open_panel(page, address, "models")
     assert page.locator(".card").count() == 6
     assert "sacrebleu" in page.locator(".card", has_text="multi30k-de-en").inner_text()
     assert page.locator("#status").inner_text() == "6 models"
+    page.locator(".card", has_text="cifar10").get_by_text("Learning curve").click()
+    curve = page.get_by_role("img", name="Training loss and validation metric of cifar10")
+    expect(curve).to_be_visible()
+    assert curve.evaluate("(img) => img.decode().then(() => img.naturalWidth)") == 680
 
 
 def test_a_text_appears_with_its_tokens_and_the_same_seed_gives_the_same_text(page: Page, address: str) -> None:
@@ -230,6 +240,44 @@ def test_a_picture_gets_labels(page: Page, address: str, tmp_path: Path) -> None
     open_panel(page, address, "images")
     page.set_input_files("input[type=file]", str(tmp_path / "sky.png"))
     expect(page.locator(".output .bars li")).to_have_count(5, timeout=10_000)
+    look_into(page)
+    expect(page.locator(".looked .multiples")).to_have_count(4)  # layers, with 4 heads each
+    expect(page.locator(".looked .multiples .overlay")).to_have_count(16)
+    page.get_by_label("Heads").select_option("ATTENTION_SUMMARY_ROLLOUT")
+    expect(page.locator(".looked .multiples .overlay")).to_have_count(1)
+
+
+def test_a_token_shows_what_it_looks_at_to_who_points_at_it_or_steps_to_it(page: Page, address: str) -> None:
+    open_panel(page, address, "tag")
+    answer(page)
+    look_into(page)
+    reading = page.locator(".attending .timings").first
+    expect(reading).to_contain_text("Together they look at")
+    page.locator(".attending .word", has_text="sea").hover()
+    expect(reading).to_contain_text("sea looks at")
+    page.locator(".attending .word").first.focus()
+    page.keyboard.press("ArrowRight")
+    expect(reading).to_contain_text("The looks at")
+    page.get_by_role("button", name="layer 2, head 1").click()
+    expect(page.locator(".looked h4")).to_have_text("layer 2, head 1")
+
+
+def test_the_row_of_panels_stays_where_the_reader_has_it_while_the_open_one_is_in_sight(
+    browser: Browser, address: str
+) -> None:
+    context = browser.new_context(viewport={"width": 360, "height": 800})
+    page = context.new_page()
+    open_panel(page, address, "server")  # the last one, out of sight if the row does not move
+    current, row = page.locator("nav a[aria-current]"), page.locator("nav")
+    expect(current).to_be_in_viewport(ratio=0.99)
+    where = row.evaluate("(row) => row.scrollLeft")
+    page.get_by_role("link", name="Attention").click()
+    expect(current).to_have_text("Attention")
+    assert row.evaluate("(row) => row.scrollLeft") == where
+    page.evaluate("location.hash = '#/models'")
+    expect(current).to_have_text("Models")
+    expect(current).to_be_in_viewport(ratio=0.99)
+    context.close()
 
 
 def test_the_servers_figures_appear(page: Page, address: str) -> None:
@@ -263,9 +311,12 @@ def test_every_panel_is_accessible_and_fits(browser: Browser, address: str, widt
     page = context.new_page()
     for panel in PANELS:
         open_panel(page, address, panel)
+        expect(page.locator("nav a[aria-current]")).to_be_in_viewport(ratio=0.99)
         assert page.evaluate("document.querySelector('header button').getBoundingClientRect().right") <= width - 16
-        if panel in ("translate", "classify", "tag", "compare", "generate"):
+        if panel in ("translate", "classify", "tag", "compare", "generate", "attention"):
             answer(page)
+        if panel in ("translate", "classify", "tag", "generate"):
+            look_into(page)
         found = axe.Axe().run(page)
         assert not found.response["violations"], (panel, found.generate_report())
         assert page.evaluate("document.documentElement.scrollWidth") <= width, panel

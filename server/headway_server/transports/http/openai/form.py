@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 from headway_server.transports.http.edge import Headers, Reply, to_json
@@ -27,10 +28,16 @@ _NAMES: Final = (
     (re.compile(r"\bmax_new_tokens\b"), "max_completion_tokens"),
 )
 """What the tasks call a field, and what OpenAI's API does."""
+_OF_COMPLETIONS: Final = {"top_logprobs": "logprobs", "max_completion_tokens": "max_tokens"}
+"""What the older API of completions calls the same."""
 
 
 class OpenAIForm:
     """How OpenAI's API writes errors."""
+
+    def __init__(self, others: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Takes the names that an API has in place of the usual ones."""
+        self._names = tuple((pattern, others.get(name, name)) for pattern, name in _NAMES)
 
     def refuse(self, failure: Failure, headers: Mapping[str, str]) -> Reply:  # noqa: ARG002 (the protocol's)
         """See `Form`."""
@@ -42,36 +49,35 @@ class OpenAIForm:
             )
         if failure.http_status == 401:
             more = (*more, (b"www-authenticate", b"Bearer"))
-        return Reply(status=failure.http_status, body=to_json(_error(failure)), headers=more)
+        return Reply(status=failure.http_status, body=to_json(self._error(failure)), headers=more)
 
     def cut(self, failure: Failure) -> bytes:
         """See `Form`."""
-        return event(_error(failure))
+        return event(self._error(failure))
+
+    def _error(self, failure: Failure) -> dict[str, Any]:
+        return {
+            "error": {
+                "message": self._renamed(failure.status.message),
+                "type": failure.kind,
+                "param": None if failure.field is None else self._renamed(failure.field),
+                "code": failure.code,
+            }
+        }
+
+    def _renamed(self, text: str) -> str:
+        for pattern, name in self._names:
+            text = pattern.sub(name, text)
+        return text
 
     def __repr__(self) -> str:
         return "OpenAIForm()"
 
 
 OPENAI_FORM: Final = OpenAIForm()
+COMPLETIONS_FORM: Final = OpenAIForm(_OF_COMPLETIONS)
 
 
 def event(value: Any) -> bytes:
     """Writes an event of a stream."""
     return b"data: " + to_json(value) + b"\n\n"
-
-
-def _error(failure: Failure) -> dict[str, Any]:
-    return {
-        "error": {
-            "message": _renamed(failure.status.message),
-            "type": failure.kind,
-            "param": None if failure.field is None else _renamed(failure.field),
-            "code": failure.code,
-        }
-    }
-
-
-def _renamed(text: str) -> str:
-    for pattern, name in _NAMES:
-        text = pattern.sub(name, text)
-    return text

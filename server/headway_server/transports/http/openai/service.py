@@ -29,7 +29,14 @@ from headway_server.tasks.generation.model import GeneratedText, GenerationModel
 from headway_server.tasks.outputs import read_vector
 from headway_server.tasks.text.model import EmbeddedText, TextInputs, TextModel, TokenInputs
 from headway_server.transports.http.edge import Edge, Endpoint, Handler, Reply, Request, Stream, to_json
-from headway_server.transports.http.openai.form import DONE, EVENT_STREAM, OPENAI_FORM, event
+from headway_server.transports.http.openai.form import (
+    COMPLETIONS_FORM,
+    DONE,
+    EVENT_STREAM,
+    OPENAI_FORM,
+    OpenAIForm,
+    event,
+)
 from headway_server.transports.http.openai.requests import ChatBody, CompletionBody, EmbeddingBody
 
 _REASONS: Final = {
@@ -115,17 +122,17 @@ def openai_routes(edge: Edge, host: ModelHost, settings: ServerSettings) -> list
     """Returns the routes of the API."""
     service = OpenAIService(host)
     num_bytes = settings.max_text_request_bytes
-    handlers: dict[str, Handler] = {
-        "/v1/chat/completions": service.chat,
-        "/v1/completions": service.complete,
-        "/v1/embeddings": service.embed,
+    handlers: dict[str, tuple[Handler, OpenAIForm]] = {
+        "/v1/chat/completions": (service.chat, OPENAI_FORM),
+        "/v1/completions": (service.complete, COMPLETIONS_FORM),
+        "/v1/embeddings": (service.embed, OPENAI_FORM),
     }
     of_models = Endpoint(edge, "/v1/models", service.list_models, OPENAI_FORM)
     of_a_model = Endpoint(edge, "/v1/models/MODEL", service.get_model, OPENAI_FORM)
     return [
         *(
-            Route(path, Endpoint(edge, path, handler, OPENAI_FORM, max_bytes=num_bytes), methods=["POST"])
-            for path, handler in handlers.items()
+            Route(path, Endpoint(edge, path, handler, form, max_bytes=num_bytes), methods=["POST"])
+            for path, (handler, form) in handlers.items()
         ),
         Route("/v1/models", of_models, methods=["GET"]),
         Route("/v1/models/{model:path}", of_a_model, methods=["GET"]),

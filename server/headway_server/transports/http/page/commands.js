@@ -59,7 +59,7 @@ function grpcurl({ service, method, request }) {
 }
 
 /** Shows a call {service, method, request, isStream} as commands to copy. */
-export function commands(call) {
+export function commands(call, title = "The call that this panel made") {
   const kinds = [["curl", curl], ["Python", python], ["gRPC", grpcurl]];
   const code = element("code");
   const box = element("pre", { tabindex: "0", "aria-label": "The call as a command" }, code);
@@ -93,7 +93,7 @@ export function commands(call) {
   return element(
     "details",
     { class: "commands" },
-    element("summary", {}, "The call that this panel made"),
+    element("summary", {}, title),
     element("fieldset", { class: "row" }, element("legend", { class: "spoken" }, "As"), ...tabs, copy),
     box,
   );

@@ -27,6 +27,18 @@ export function show(node, ...children) {
   node.replaceChildren(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
 }
 
+/** Lets the arrow keys go from one child of a row to the next, so that one alone need be in the tab order. */
+export function steppable(row) {
+  row.addEventListener("keydown", (event) => {
+    const step = { ArrowLeft: "previousElementSibling", ArrowRight: "nextElementSibling" }[event.key];
+    const next = step && document.activeElement?.[step];
+    if (!next) return;
+    event.preventDefault();
+    next.focus();
+  });
+  return row;
+}
+
 let lastId = 0;
 
 /** Returns an id that no other element has. */

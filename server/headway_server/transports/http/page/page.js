@@ -24,8 +24,13 @@ const status = document.getElementById("status");
 const open = { panel: null, close: null };
 let served = null; // the models; null until the server has answered
 
+/** The panel's own end of the page's address: a place to go, and no part of this page to jump to. */
+function route(panel) {
+  return `#/${panel.id}`;
+}
+
 function panelOf(hash) {
-  return PANELS.find((panel) => `#${panel.id}` === hash) ?? PANELS[0];
+  return PANELS.find((panel) => route(panel) === hash) ?? PANELS[0];
 }
 
 function openPanel(panel) {
@@ -42,9 +47,20 @@ function openPanel(panel) {
   show(main, place);
   document.title = `${panel.title} · headway`;
   for (const link of tabs.children) {
-    if (link.hash === `#${panel.id}`) link.setAttribute("aria-current", "page");
+    if (link.hash === route(panel)) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
+  revealTab();
+}
+
+/** Moves the row of tabs, where it is wider than the screen, until the open panel's is in it, and part of its neighbour. */
+function revealTab() {
+  const link = tabs.querySelector("[aria-current]");
+  if (!link) return;
+  const [row, tab] = [tabs.getBoundingClientRect(), link.getBoundingClientRect()];
+  const margin = Math.max(0, Math.min(48, (row.width - tab.width) / 2));
+  if (tab.left - margin < row.left) tabs.scrollLeft += tab.left - margin - row.left;
+  else if (tab.right + margin > row.right) tabs.scrollLeft += tab.right + margin - row.right;
 }
 
 function names(models) {
@@ -90,12 +106,14 @@ function askForKey() {
   dialog.showModal();
 }
 
-for (const panel of PANELS) tabs.append(element("a", { href: `#${panel.id}` }, panel.tab ?? panel.title));
+for (const panel of PANELS) tabs.append(element("a", { href: route(panel) }, panel.tab ?? panel.title));
 document.getElementById("key").addEventListener("click", askForKey);
 addEventListener("hashchange", () => {
-  if (!served || !PANELS.some((panel) => `#${panel.id}` === location.hash)) return;
+  if (!served || !PANELS.some((panel) => route(panel) === location.hash)) return;
   openPanel(panelOf(location.hash));
+  scrollTo(0, 0);
   main.focus({ preventScroll: true });
 });
+addEventListener("resize", revealTab);
 await look();
 setInterval(look, LOOK_EVERY_MS);

@@ -1,6 +1,7 @@
 import { call } from "../api.js";
 import { bars, caller, chosen, field, modelChoice, textArea, timings } from "../controls.js";
 import { element, show } from "../dom.js";
+import { looked } from "../viewer.js";
 
 const EXAMPLE =
   "The central bank raised interest rates for the third time this year\nScientists find water on a distant planet\nThe home team won after extra time";
@@ -26,6 +27,7 @@ export const classify = {
         return { service: "TextClassificationService", method: "ClassifyText", request };
       },
       async run(prepared, signal, output) {
+        const model_ = chosen(model, served);
         const answer = await call(prepared.service, prepared.method, prepared.request, { signal });
         show(
           output,
@@ -35,6 +37,7 @@ export const classify = {
               { class: "result" },
               element("h3", { class: "quote" }, prepared.request.texts[index]),
               bars(result.labels.map((label) => [label.label, label.probability ?? 0, label.selected])),
+              looked(model_, { text: prepared.request.texts[index] }),
             ),
           ),
           timings(answer),

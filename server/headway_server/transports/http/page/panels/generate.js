@@ -1,6 +1,7 @@
 import { CallError, stream } from "../api.js";
 import { caller, check, choice, chosen, field, modelChoice, number, textArea } from "../controls.js";
-import { element, show, written } from "../dom.js";
+import { element, show, steppable, written } from "../dom.js";
+import { looked } from "../viewer.js";
 
 const EXAMPLE = "ROMEO:\n";
 const NUM_ALTERNATIVES = 5;
@@ -20,19 +21,6 @@ function token({ text = "", logProbability = 0, topTokens = [] }) {
   const card = element("span", { class: "alternatives", role: "tooltip" }, element("table", {}, ...rows));
   const label = `${visible(text)}, ${percent(logProbability)}`;
   return element("span", { class: `token heat${Math.round((1 - probability) * 9)}`, role: "note", tabindex: "-1", "aria-label": label }, text, card);
-}
-
-/** Tokens of which one is in the tab order; the arrow keys go from one to the next. */
-function tokenRow() {
-  const row = element("span", { class: "tokens", role: "group", "aria-label": "Tokens" });
-  row.addEventListener("keydown", (event) => {
-    const step = { ArrowLeft: "previousElementSibling", ArrowRight: "nextElementSibling" }[event.key];
-    const next = step && document.activeElement?.[step];
-    if (!next) return;
-    event.preventDefault();
-    next.focus();
-  });
-  return row;
 }
 
 function visible(text) {
@@ -160,8 +148,9 @@ export const generate = {
       },
       async run(prepared, signal, output) {
         const { conversation, prompt: start = "" } = prepared.request;
+        const model_ = chosen(model, served);
         const text = element("span", { class: "text" });
-        const tokens = tokenRow();
+        const tokens = steppable(element("span", { class: "tokens", role: "group", "aria-label": "Tokens" }));
         const note = element("p", { class: "timings" }, "waiting for the first token …");
         const said = conversation ? element("p", { class: "turn user" }, conversation.messages.at(-1).content) : null;
         const written_ = element("p", { class: conversation ? "turn assistant" : "generated" }, element("span", { class: "given" }, start), text, tokens);
@@ -193,7 +182,7 @@ export const generate = {
         if (conversation) {
           turns.push({ role: "ROLE_USER", content: conversation.messages.at(-1).content }, { role: "ROLE_ASSISTANT", content: whole });
           prompt.value = "";
-        }
+        } else if (whole) output.append(looked(model_, { text: start + whole, truncate: true }, { summary: "ATTENTION_SUMMARY_MEAN" }));
       },
     });
     fit();

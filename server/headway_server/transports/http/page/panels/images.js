@@ -2,6 +2,7 @@ import { call, CallError } from "../api.js";
 import { bars, caller, chosen, field, modelChoice, textArea, timings } from "../controls.js";
 import { element, show } from "../dom.js";
 import { base64 } from "../images.js";
+import { looked } from "../viewer.js";
 
 const MAX_IMAGES = 8;
 const MOST_LABELS = 5;
@@ -91,6 +92,7 @@ export const images = {
         return { service: "ImageClassificationService", method: "ClassifyImage", request };
       },
       async run(prepared, signal, output) {
+        const model_ = chosen(model, served);
         const answer = await call(prepared.service, prepared.method, prepared.request, { signal });
         show(
           output,
@@ -100,6 +102,7 @@ export const images = {
               { class: "result picture" },
               element("img", { src: urls[index], alt: files[index].name ?? "picture" }),
               bars(result.labels.map((label) => [label.label, label.probability ?? 0, label.selected])),
+              looked(model_, { image: prepared.request.images[index] }, { url: urls[index] }),
             ),
           ),
           timings(answer),

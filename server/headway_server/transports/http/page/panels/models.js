@@ -24,7 +24,8 @@ function quality(model) {
   const best = (model.quality ?? []).find((figure) => figure.variant === model.variant) ?? model.quality?.[0];
   if (!best) return null;
   const value = written(best.value, best.value < 10 ? 3 : 1);
-  return [`${best.metric.replaceAll("_", " ")} ${value}`, `${written(best.exampleCount)} examples of ${best.dataset}`];
+  const data = best.exampleCount > 1 ? `${written(best.exampleCount)} examples of ${best.dataset}` : best.dataset;
+  return [`${best.metric.replaceAll("_", " ")} ${value}`, data];
 }
 
 function facts(model) {
@@ -44,6 +45,29 @@ function facts(model) {
   return element("dl", {}, ...rows.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)]));
 }
 
+/** The drawing that a model's bundle has of its training, fetched when it is opened. */
+function learningCurve({ name, version }) {
+  const place = element("div");
+  const details = element("details", { ontoggle: () => look() }, element("summary", {}, "Learning curve"), place);
+  let asked = false;
+
+  async function look() {
+    if (!details.open || asked) return;
+    asked = true;
+    try {
+      const { learningCurveSvg } = await call("ModelService", "GetModel", { model: name, modelVersion: version });
+      const url = `data:image/svg+xml,${encodeURIComponent(learningCurveSvg ?? "")}`;
+      if (learningCurveSvg) show(place, element("img", { src: url, alt: `Training loss and validation metric of ${name} over the steps` }));
+      else show(place, element("p", { class: "empty" }, "The bundle has none."));
+    } catch (error) {
+      asked = false;
+      show(place, problem(error));
+    }
+  }
+
+  return details;
+}
+
 function card(model, unload) {
   return element(
     "li",
@@ -52,6 +76,7 @@ function card(model, unload) {
     element("p", { class: "badges" }, element("span", { class: "badge" }, taskName(model.task)), element("span", { class: "badge ready" }, "ready")),
     element("p", {}, model.description),
     facts(model),
+    learningCurve(model),
     element("button", { type: "button", onclick: () => unload(model) }, "Unload"),
   );
 }

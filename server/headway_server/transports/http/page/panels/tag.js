@@ -1,6 +1,7 @@
 import { call } from "../api.js";
 import { caller, chosen, field, modelChoice, textArea, timings } from "../controls.js";
 import { characters, element, show } from "../dom.js";
+import { looked } from "../viewer.js";
 
 const EXAMPLE = "The old sailor quickly told his grandchildren another story about the sea.";
 const NUM_COLOURS = 12;
@@ -39,10 +40,10 @@ export const tag = {
         request: { model: chosen(model, served).name, texts: [text.value] },
       }),
       async run(prepared, signal, output) {
+        const model_ = chosen(model, served);
         const answer = await call(prepared.service, prepared.method, prepared.request, { signal });
-        const labels = chosen(model, served).labels ?? [];
-        const found = answer.results[0].spans ?? [];
-        show(output, spans(prepared.request.texts[0], found, labels), timings(answer));
+        const [read] = prepared.request.texts;
+        show(output, spans(read, answer.results[0].spans ?? [], model_.labels ?? []), looked(model_, { text: read }), timings(answer));
       },
     });
     place.append(form.node);

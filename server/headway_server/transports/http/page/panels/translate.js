@@ -1,6 +1,7 @@
 import { call } from "../api.js";
 import { caller, check, choice, chosen, field, language, modelChoice, number, textArea, timings } from "../controls.js";
 import { characters, drawn, element, show } from "../dom.js";
+import { looked } from "../viewer.js";
 
 const EXAMPLES = { de: "Ein kleiner Junge springt in eine Pfütze.", en: "Two dogs are running along the beach." };
 const FAINTEST = 0.15; // attention that is not drawn
@@ -149,11 +150,13 @@ export const translate = {
       },
       async run(prepared, signal, output) {
         const target = to.value;
+        const model_ = chosen(model, served);
+        const isOfTwo = from.disabled && to.disabled; // languages: one of many has tokens of them, which nobody looks at
         let request = prepared.request;
         const ask = () => call(prepared.service, prepared.method, request, { signal });
         const answer = await ask().catch((error) => {
           if (error.code !== "failed_precondition" || !request.includeAlignment) throw error;
-          unaligned.add(chosen(model, served));
+          unaligned.add(model_);
           request = { ...request, includeAlignment: false };
           return ask();
         });
@@ -162,7 +165,9 @@ export const translate = {
         const place_ = element("div");
         const pick = (hypothesis) => {
           const alignment = hypothesis.alignment ?? (hypothesis === all[0] ? result.alignments?.[0] : null);
-          show(place_, alignment ? aligned(prepared.request.texts[0], hypothesis.text, alignment) : []);
+          const [source] = prepared.request.texts;
+          const drawing = alignment ? aligned(source, hypothesis.text, alignment) : [];
+          show(place_, drawing, isOfTwo && looked(model_, { text: source, translation: hypothesis.text }, { summary: "ATTENTION_SUMMARY_MEAN" }));
         };
         const list = element(
           "ol",

@@ -1,0 +1,120 @@
+"""The files that an export has written weights to, from which it reads them then: so they are in memory once.
+
+A checkpoint is mapped or read, the tracer takes its weights as they are or transposed, and a session lays them out for
+its products. Once a graph is written, its module and its graphs can read from that file, and whatever they held before
+is let go. Pages of a mapped file are not lost when they are given back: they are read again when they are needed.
+"""
+
+from __future__ import annotations
+
+import gc
+import mmap
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import onnx_ir as ir
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from headway_server.runtime import give_back_memory
+
+
+def save(model: ir.Model, path: Path, *, threshold_bytes: int) -> None:
+    """Writes a graph, and its weights to a file beside it if they are large.
+
+    Args:
+        model: The graph.
+        path: Where to.
+        threshold_bytes: Size of all weights from which they go to that file.
+    """
+    weights = (value.const_value for value in model.graph.initializers.values())
+    num_bytes = sum(weight.nbytes for weight in weights if weight is not None)
+    external = _beside(path).name if num_bytes >= threshold_bytes else None
+    ir.save(model, path, external_data=external, alignment=mmap.PAGESIZE if external else None)
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f"{path.name}.data")
+
+
+class WrittenWeights:
+    """Weights that are read from the files of graphs."""
+
+    def __init__(self) -> None:
+        self._files: list[mmap.mmap] = []
+
+    def __repr__(self) -> str:
+        return f"WrittenWeights({', '.join(f'{len(file)} bytes' for file in self._files) or 'none'})"
+
+    def read_from(self, written: Mapping[Path, ir.Model], module: nn.Module, graphs: Iterable[ir.Model]) -> None:
+        """Lets a module and its graphs read their weights from the files that these were saved to.
+
+        A weight that the files do not have is copied, so that nothing of a checkpoint is held any longer.
+
+        Args:
+            written: All graphs that were saved, by their paths.
+            module: What they were traced from.
+            graphs: The graphs as they were traced, whose weights are the same.
+        """
+        if not any(_beside(path).is_file() for path in written):
+            return
+        places: _Places = {}
+        for path, model in written.items():
+            if _beside(path).is_file():
+                with _beside(path).open("rb") as stream:  # torch takes no memory that it could not write to
+                    self._files.append(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY))
+                places |= _places_of(self._files[-1], ir.load(path), model)
+        for value in (value for graph in graphs for value in graph.graph.initializers.values()):
+            assert value.const_value is not None, "the tracer gives weights their values"
+            array = value.const_value.numpy()
+            there = places.get(_place_in_memory(array))
+            value.const_value = ir.tensor(array.copy() if there is None else there, name=value.name)
+        for tensor in (*module.parameters(), *module.buffers()):
+            tensor.data = _moved(tensor.data, places)
+
+    def give_back(self) -> None:
+        """Gives back what nobody needs now: garbage, and pages of the files, which are read again where they are."""
+        gc.collect()
+        give_back_memory()
+        if hasattr(mmap, "MADV_DONTNEED"):
+            for file in self._files:
+                file.madvise(mmap.MADV_DONTNEED)
+
+
+_Places: TypeAlias = dict[tuple[int, tuple[int, ...], tuple[int, ...]], NDArray[Any]]
+"""The same weight in a file, by where it is held in memory."""
+
+
+def _place_in_memory(array: NDArray[Any]) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+    return array.ctypes.data, array.shape, array.strides
+
+
+def _places_of(file: mmap.mmap, saved: ir.Model, model: ir.Model) -> _Places:
+    """Finds the weights of a graph in the file that they were saved to.
+
+    What is not the same there stays where it is, so that a module is never held against what was saved wrongly.
+    """
+    places: _Places = {}
+    for name, value in saved.graph.initializers.items():
+        place, weight = value.const_value, model.graph.initializers[name].const_value
+        if not isinstance(place, ir.ExternalTensor) or weight is None:
+            continue
+        held = weight.numpy()
+        there = np.frombuffer(file, held.dtype, held.size, place.offset or 0).reshape(held.shape)
+        if np.array_equal(there, held):
+            places[_place_in_memory(held)] = there
+    return places
+
+
+def _moved(tensor: Tensor, places: _Places) -> Tensor:
+    """Returns a tensor in a file, where it may lie transposed, or else a copy of it."""
+    if tensor.dtype is not torch.bfloat16:  # which NumPy does not have
+        held = tensor.numpy()
+        if (there := places.get(_place_in_memory(held))) is not None:
+            return torch.from_numpy(there)
+        if (there := places.get(_place_in_memory(held.T))) is not None:
+            return torch.from_numpy(there.T)
+    return tensor.clone()

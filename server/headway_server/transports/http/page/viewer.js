@@ -1,0 +1,208 @@
+// The viewer of attention: what is asked of a model, and the answer as pictures that can be pointed at.
+
+import { call } from "./api.js";
+import { commands } from "./commands.js";
+import { choice, field, problem } from "./controls.js";
+import { element, show, steppable } from "./dom.js";
+
+/** The method that shows what a model of each task attends to. */
+export const METHODS = {
+  TASK_TEXT_CLASSIFICATION: "InspectText",
+  TASK_TOKEN_CLASSIFICATION: "InspectText",
+  TASK_GENERATION: "InspectGeneration",
+  TASK_TRANSLATION: "InspectTranslation",
+  TASK_IMAGE_CLASSIFICATION: "InspectImage",
+};
+const SUMMARIES = [
+  ["ATTENTION_SUMMARY_UNSPECIFIED", "Every head"],
+  ["ATTENTION_SUMMARY_MEAN", "Mean of each layer's heads"],
+  ["ATTENTION_SUMMARY_MAXIMUM", "Maximum of each layer's heads"],
+  ["ATTENTION_SUMMARY_ROLLOUT", "Rollout through all layers"],
+];
+
+/** Chooses what is made of the heads. */
+export function summaryChoice(options) {
+  return choice(SUMMARIES, options);
+}
+
+/** Returns the call {service, method, request} that looks into a model which reads `input`: texts, or an image in base64. */
+export function inspection({ name, version, task }, input, summary) {
+  return { service: "InspectionService", method: METHODS[task], request: { model: name, modelVersion: version, ...input, attention: { summary } } };
+}
+
+/** A button below an answer, which opens the viewer on what the model read; null for a model that cannot be looked into. */
+export function looked(model, input, { url, summary = SUMMARIES[0][0] } = {}) {
+  if (!(model.task in METHODS)) return null;
+  const place = element("div", { class: "looked", hidden: true });
+  const heads = summaryChoice({ value: summary, onchange: () => look() });
+  const choosing = field("Heads", heads);
+  let latest = null;
+
+  async function look() {
+    const prepared = inspection(model, input, heads.value);
+    latest = prepared;
+    place.setAttribute("aria-busy", "true");
+    const found = await call(prepared.service, prepared.method, prepared.request).then(
+      (answer) => [choosing, ...pictures(answer.result, url), commands(prepared, "The call that looked")],
+      (error) => [choosing, problem(error)],
+    );
+    if (latest !== prepared) return; // another choice was made meanwhile
+    place.removeAttribute("aria-busy");
+    const hadFocus = document.activeElement === heads;
+    show(place, ...found);
+    if (hadFocus) heads.focus();
+  }
+
+  const button = element(
+    "button",
+    {
+      type: "button",
+      "aria-expanded": "false",
+      onclick: () => {
+        place.hidden = !place.hidden;
+        button.setAttribute("aria-expanded", String(!place.hidden));
+        if (!place.hidden && !latest) look();
+      },
+    },
+    "What it looked at",
+  );
+  return element("div", { class: "looking" }, button, place);
+}
+
+function label(map) {
+  const layer = map.layer === undefined ? "all layers" : `layer ${map.layer}`; // from 0, as in the API
+  return map.head === undefined ? layer : `${layer}, head ${map.head}`;
+}
+
+/** Returns the weights of a map as rows. */
+function rows(map, columns) {
+  const all = [];
+  for (let start = 0; start < map.weights.length; start += columns) all.push(map.weights.slice(start, start + columns));
+  return all;
+}
+
+/** Draws a map, a pixel a weight, the largest weight of each row as dark as can be. */
+function thumbnail(weights) {
+  const [red, green, blue] = getComputedStyle(document.documentElement).getPropertyValue("--heat-rgb").split(" ").map(Number);
+  return painted(
+    weights[0].length,
+    weights.flatMap((row) => {
+      const most = Math.max(...row) || 1;
+      return row.map((weight) => [red, green, blue, Math.round((255 * weight) / most)]);
+    }),
+  );
+}
+
+/** A drawing of so many pixels a row. */
+function painted(width, colours) {
+  const height = colours.length / width;
+  const canvas = element("canvas", { width, height, "aria-hidden": "true" });
+  const context = canvas.getContext("2d");
+  const pixels = context.createImageData(width, height);
+  pixels.data.set(colours.flat());
+  context.putImageData(pixels, 0, 0);
+  return canvas;
+}
+
+function visible(text) {
+  return text.trim() || text.replaceAll("\n", "⏎").replaceAll(" ", "␣") || "∅";
+}
+
+/** Adds up the rows of a map. */
+function together(weights) {
+  return weights[0].map((_, column) => weights.reduce((sum, row) => sum + row[column], 0) / weights.length);
+}
+
+/** Tokens of which each, when pointed at or stepped to, shows how much it attends to the others, or to those of another text. */
+function attending(weights, from, to) {
+  const reading = element("p", { class: "timings", "aria-live": "polite" });
+  const colour = (row, whose) => {
+    const most = Math.max(...row) || 1;
+    row.forEach((weight, column) => {
+      targets[column].className = `word heat heat${Math.round((9 * weight) / most)}`;
+      targets[column].title = weight.toFixed(3);
+    });
+    const order = row.map((weight, column) => [weight, column]).sort((a, b) => b[0] - a[0]).slice(0, 3);
+    reading.textContent = `${whose} at ${order.map(([weight, column]) => `${visible(to[column])} (${(weight * 100).toFixed(0)} %)`).join(", ")}`;
+  };
+  const look = (row) => {
+    colour(weights[row], `${visible(from[row])} looks`);
+    sources.forEach((source, index) => source.setAttribute("aria-pressed", String(index === row)));
+  };
+  const sources = from.map((text, row) =>
+    element(
+      "button",
+      { type: "button", class: "word", tabindex: row ? "-1" : "0", onmouseenter: () => look(row), onfocus: () => look(row), onclick: () => look(row) },
+      visible(text),
+    ),
+  );
+  const targets = from === to ? sources : to.map((text) => element("span", { class: "word" }, visible(text)));
+  colour(together(weights), "Together they look");
+  return element(
+    "div",
+    { class: "attending" },
+    steppable(element("div", { class: "words", role: "group", "aria-label": "Tokens that look" }, ...sources)),
+    from === to ? null : element("div", { class: "words" }, element("small", {}, "at"), ...targets),
+    reading,
+    element("p", { class: "timings" }, "Point at a token, or step to it with the arrow keys, to see what it looks at."),
+  );
+}
+
+/** Patches of an image over it, as bright as the class token (or the mean patch) attends to them. */
+function overlay(weights, { patches, patchRowCount = 1, patchColumnCount = 1 }, url, alt) {
+  const first = patches.length - patchRowCount * patchColumnCount; // tokens of the model's own
+  const shares = (first ? weights[0] : together(weights)).slice(first);
+  const most = Math.max(...shares) || 1;
+  const veil = shares.map((share) => [0, 0, 0, Math.round(190 * (1 - Math.sqrt(share / most)))]);
+  return element("div", { class: "overlay" }, element("img", { src: url, alt }), painted(patchColumnCount, veil));
+}
+
+/** Small multiples of all maps of a kind, a row of heads for each layer, of which one is shown large. */
+function viewer(title, attention, draw, preview = thumbnail) {
+  const large = element("div", { class: "large" });
+  const buttons = [];
+  const layers = new Map();
+  for (const map of attention.maps) {
+    const weights = rows(map, attention.columnCount);
+    const button = element(
+      "button",
+      { type: "button", class: "plain", "aria-pressed": "false", "aria-label": label(map), onclick: () => pick() },
+      preview(weights),
+      element("small", {}, map.head === undefined ? label(map) : `head ${map.head}`),
+    );
+    const pick = () => {
+      for (const other of buttons) other.setAttribute("aria-pressed", String(other === button));
+      show(large, element("h4", {}, label(map)), draw(weights));
+    };
+    buttons.push(button);
+    if (buttons.length === 1) pick();
+    const row = map.head === undefined ? "" : `layer ${map.layer}`;
+    layers.set(row, [...(layers.get(row) ?? []), button]);
+  }
+  const multiples = [...layers].map(([name, some]) => element("div", { class: "multiples" }, name ? element("small", {}, name) : null, ...some));
+  return element("section", { class: "result" }, element("h3", {}, title), ...multiples, large);
+}
+
+/** Draws an inspection; `url` is that of the picture, where it is of one. */
+export function pictures(result, url) {
+  const texts = (tokens) => (tokens ?? []).map((each) => each.text ?? "");
+  if (result.patches) return [
+      viewer(
+        "Which parts of the picture it looked at",
+        result.attention,
+        (weights) => overlay(weights, result, url, "The picture, with what the model looked at left bright"),
+        (weights) => overlay(weights, result, url, ""),
+      ),
+    ];
+  if (result.sourceTokens) {
+    const [source, target] = [texts(result.sourceTokens), texts(result.targetTokens)];
+    return [
+      ["The translation looks at the source", result.crossAttention, target, source],
+      ["The source looks at itself", result.encoderAttention, source, source],
+      ["The translation looks at itself", result.decoderAttention, target, target],
+    ].filter(([, attention]) => attention?.maps).map(([title, attention, from, to]) => viewer(title, attention, (weights) => attending(weights, from, to)));
+  }
+  const tokens = texts(result.tokens);
+  return [viewer("What the tokens attend to", result.attention, (weights) => attending(weights, tokens, tokens))];
+}
+

@@ -1,0 +1,81 @@
+"""Modules and graphs that read their weights from the file these were saved to."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from headway_export import weights
+from headway_export.weights import WrittenWeights, save
+
+
+@pytest.fixture
+def module() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(64, 80), nn.Linear(80, 3))
+
+
+@pytest.fixture
+def model(module: nn.Module) -> ir.Model:
+    """Its weights, one of them transposed as a product takes it, and a constant of the graph's own."""
+    first, bias, second, small = (parameter.detach().numpy() for parameter in module.parameters())
+    held = {"first": first.T, "bias": bias, "second": second, "small": small, "table": first, "own": np.arange(99)}
+    values = [
+        ir.Value(name=name, const_value=ir.tensor(array, name=name), shape=ir.Shape(array.shape))
+        for name, array in held.items()
+    ]
+    return ir.Model(ir.Graph([], [], nodes=[], initializers=values, name="g"), ir_version=10)
+
+
+def _arrays(model: ir.Model) -> dict[str, NDArray]:
+    return {str(name): value.const_value.numpy() for name, value in model.graph.initializers.items()}
+
+
+def _lies_in_file(address: int) -> bool:
+    ranges = (line.split()[0] for line in Path("/proc/self/maps").read_text().splitlines() if ".onnx.data" in line)
+    return any(int(start, 16) <= address < int(end, 16) for start, _, end in (part.partition("-") for part in ranges))
+
+
+def test_weights_are_the_same_and_lie_in_the_file(module, model, tmp_path):
+    parameters = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    arrays = {name: array.copy() for name, array in _arrays(model).items()}
+    save(model, tmp_path / "model.onnx", threshold_bytes=1)
+    written = WrittenWeights()
+    written.read_from({tmp_path / "model.onnx": model}, module, [model])
+    written.give_back()
+    assert all(torch.equal(tensor, parameters[name]) for name, tensor in module.state_dict().items())
+    assert all(np.array_equal(array, arrays[name]) for name, array in _arrays(model).items())
+    in_file = {name: _lies_in_file(tensor.data_ptr()) for name, tensor in module.state_dict().items()}
+    assert in_file == {"0.weight": True, "0.bias": True, "1.weight": True, "1.bias": False}, (
+        "3 numbers are in the graph"
+    )
+    in_file = {name: _lies_in_file(array.ctypes.data) for name, array in _arrays(model).items()}
+    assert in_file == {"first": True, "bias": True, "second": True, "table": True, "own": True, "small": False}
+
+
+def test_weights_that_were_written_wrongly_are_not_read(module, model, tmp_path, monkeypatch):
+    """Or a module would be held against its own mistake."""
+    real = weights.ir.save
+
+    def save_wrongly(model: ir.Model, path: Path, **options: object) -> None:
+        real(model, path, **options)
+        beside = path.with_name("model.onnx.data")
+        beside.write_bytes(bytes(beside.stat().st_size))
+
+    monkeypatch.setattr(weights.ir, "save", save_wrongly)
+    before = [parameter.clone() for parameter in module.parameters()]
+    save(model, tmp_path / "model.onnx", threshold_bytes=1)
+    WrittenWeights().read_from({tmp_path / "model.onnx": model}, module, [model])
+    assert all(torch.equal(*pair) for pair in zip(before, module.parameters(), strict=True))
+
+
+def test_small_weights_stay_in_the_graph_and_in_memory(module, model, tmp_path):
+    before = [parameter.data_ptr() for parameter in module.parameters()]
+    save(model, tmp_path / "model.onnx", threshold_bytes=1 << 20)
+    WrittenWeights().read_from({tmp_path / "model.onnx": model}, module, [model])
+    assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
+    assert [parameter.data_ptr() for parameter in module.parameters()] == before
