@@ -162,10 +162,10 @@ class DINO(Model):
             embeddings = torch.cat((embeddings, self.student.encoder.pooled(others, interpolate=True)))
         found = self.student.head(embeddings, learns_prototypes=self.learns_prototypes)  # (V B, K)
         self._note(taught)
-        count = global_views.shape[1]
-        targets = self._probabilities(taught, self.temperature).unflatten(0, (count, -1))  # (G, B, K)
+        rows, count = global_views.shape[:2]
+        targets = self._probabilities(taught, self.temperature).reshape(count, rows, -1)  # (G, B, K)
         logs = F.log_softmax(found / self.configuration.student_temperature, dim=-1)
-        logs = logs.unflatten(0, (-1, global_views.shape[0]))  # (V, B, K)
+        logs = logs.reshape(-1, rows, logs.shape[-1])  # (V, B, K)
         others_of_each = logs.sum(dim=0) - logs[:count]  # (G, B, K)
         num_pairs = count * (logs.shape[0] - 1)
         return -(targets * others_of_each).sum(dim=(0, 2)) / num_pairs
@@ -226,7 +226,8 @@ def _without_autocast(device_type: str) -> AbstractContextManager[object]:
 
 def _entropy(probabilities: Tensor) -> Tensor:
     """(..., K) -> (...), in nats."""
-    return torch.special.entr(probabilities).sum(dim=-1)
+    entropy: Tensor = torch.special.entr(probabilities).sum(dim=-1)
+    return entropy
 
 
 def _with_buffers(branch: Branch) -> Branch:

@@ -202,7 +202,7 @@ class CaptioningSettings(Record):
 class DistillationSettings(Record):
     """How an image encoder learns from a moving average of itself (DINO, Caron et al. 2021)."""
 
-    num_local_views: int = Field(default=4, ge=0, le=32)
+    num_local_views: int = Field(default=4, ge=1, le=32)
     """Small views of each image, beside two of at least `augmentation.least_crop_area`."""
     local_size: int = Field(default=16, ge=1, le=4096)
     """Height and width of a small view, in pixels; a multiple of the patch size."""

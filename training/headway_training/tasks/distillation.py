@@ -112,17 +112,11 @@ class DistillationTask(Task):
         """Global views (B, 2, 3, I, I), local ones (B, V - 2, 3, J, J), and targets (B): the images' numbers."""
         settings, least = self._settings, self._recipe.augmentation.least_crop_area
         images = self._images[torch.from_numpy(batch)]
-        small = images.repeat_interleave(settings.num_local_views, dim=0)
+        size, num_local = self._preprocessing.height, settings.num_local_views
+        small = (settings.least_local_area, least)
         tensors = {
-            "global_views": self._cut(
-                images.repeat_interleave(NUM_GLOBAL_VIEWS, dim=0),
-                self._preprocessing.height,
-                areas=(least, 1.0),
-                generator=generator,
-            ).unflatten(0, (len(images), NUM_GLOBAL_VIEWS)),
-            "local_views": self._cut(
-                small, settings.local_size, areas=(settings.least_local_area, least), generator=generator
-            ).unflatten(0, (len(images), settings.num_local_views)),
+            "global_views": self._cut(images, NUM_GLOBAL_VIEWS, size, areas=(least, 1.0), generator=generator),
+            "local_views": self._cut(images, num_local, settings.local_size, areas=small, generator=generator),
             "targets": torch.from_numpy(batch),
         }
         return TrainingBatch(tensors=tensors, num_units=len(batch))
@@ -166,8 +160,11 @@ class DistillationTask(Task):
     def _train_labels(self) -> NDArray[np.int64]:
         return self._splits.train.labels
 
-    def _cut(self, images: Tensor, size: int, *, areas: tuple[float, float], generator: torch.Generator) -> Tensor:
-        """Cuts a view of `size` pixels a side out of each image, changes its colours, and normalises it."""
+    def _cut(
+        self, images: Tensor, count: int, size: int, *, areas: tuple[float, float], generator: torch.Generator
+    ) -> Tensor:
+        """Cuts views out of each image, changes their colours, and normalises them: (B, `count`, 3, `size`, `size`)."""
+        num_images, images = len(images), images.repeat_interleave(count, dim=0)
         settings, image = self._recipe.augmentation, self._preprocessing
         mirrored = torch.rand(len(images), generator=generator) < (0.5 if settings.flip else 0.0)
         views = random_crops(
@@ -175,7 +172,7 @@ class DistillationTask(Task):
         )
         views = random_colours(views, settings.colour_change, grey=settings.grey, generator=generator)
         mean, std = (torch.tensor(values)[:, None, None] for values in (image.mean, image.std))
-        return (views - mean) / std
+        return ((views - mean) / std).reshape(num_images, count, 3, size, size)
 
     @torch.inference_mode()
     def _embed(self, embedder: ImageEmbedder, images: LabeledImages) -> NDArray[np.float32]:
