@@ -301,7 +301,7 @@ def huggingface(
         else:
             texts, token_ids = random_texts(imported.tokenizer, inputs.AG_NEWS, 64)
             source = f"{len(texts)} texts of random words, {inputs.AG_NEWS.name}"
-            asked = {"source": source, "texts": texts, "token_ids": token_ids}
+            asked: dict[str, Any] = {"source": source, "texts": texts, "token_ids": token_ids}
             run.cases.append(Case(name="texts", task=task, bundle=imported.bundle, **asked))
         run.cases = [replace(case, name=f"{case.name}, {model}", weights=imported.folder) for case in run.cases]
         run.add_peers(peers)

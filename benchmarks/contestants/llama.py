@@ -96,7 +96,8 @@ class _Model:
                 raise RuntimeError(f"{kind} cannot be made")
             unfinished.rename(file)
             whole.unlink()
-        self._threads, self._context, self._key = threads, None, (0, 0)
+        self._threads, self._key = threads, (0, 0)
+        self._context: Any = None
         self._model = llama_cpp.llama_model_load_from_file(bytes(file), llama_cpp.llama_model_default_params())
         self._num_tokens = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
         self._batch = llama_cpp.llama_batch_init(0, 0, 1)

@@ -95,7 +95,7 @@ def _classifying_ways(model: Any, case: Case, callers: int) -> Mapping[str, Run]
         tensors = {name: torch.from_numpy(array) for name, array in inputs.collate(some).items()}
         return {name: one.to(model.dtype) if one.is_floating_point() else one for name, one in tensors.items()}
 
-    ways = {}
+    ways: dict[str, Run] = {}
     for name, forward in {"eager": model, "torch.compile": torch.compile(model, dynamic=True)}.items():
         run = torch.inference_mode()(partial(_forward, forward))
         found = classifying_ways(items, callers, collate=collate, run=run, orders=("sorted",))
