@@ -134,6 +134,7 @@ async def test_reflection_lists_every_service(serving):
         "headway.v1.InspectionService",
         "headway.v1.ModelService",
         "headway.v1.RankingService",
+        "headway.v1.SegmentationService",
         "headway.v1.TextClassificationService",
         "headway.v1.TextToTextService",
         "headway.v1.TranslationService",
