@@ -9,6 +9,7 @@ import { element, show, steppable } from "./dom.js";
 export const METHODS = {
   TASK_TEXT_CLASSIFICATION: "InspectText",
   TASK_TOKEN_CLASSIFICATION: "InspectText",
+  TASK_TEXT_EMBEDDING: "InspectText",
   TASK_GENERATION: "InspectGeneration",
   TASK_TRANSLATION: "InspectTranslation",
   TASK_IMAGE_CLASSIFICATION: "InspectImage",

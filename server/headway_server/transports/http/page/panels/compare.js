@@ -1,6 +1,7 @@
 import { call } from "../api.js";
 import { caller, chosen, field, modelChoice, textArea, timings } from "../controls.js";
 import { element, show } from "../dom.js";
+import { looked } from "../viewer.js";
 
 const EXAMPLE =
   "The striker scored twice in the final\nThe goalkeeper saved a penalty\nShares fell after the bank's report\nMarkets dropped on weak earnings";
@@ -57,8 +58,15 @@ export const compare = {
         },
       }),
       async run(prepared, signal, output) {
+        const model_ = chosen(model, served);
         const answer = await call(prepared.service, prepared.method, prepared.request, { signal });
-        show(output, matrix(prepared.request.texts, answer.results.map((result) => result.values)), timings(answer));
+        const { texts: asked } = prepared.request;
+        show(
+          output,
+          matrix(asked, answer.results.map((result) => result.values)),
+          ...asked.map((text) => element("section", { class: "result" }, element("h3", { class: "quote" }, text), looked(model_, { text }))),
+          timings(answer),
+        );
       },
     });
     place.append(form.node);
