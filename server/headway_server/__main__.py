@@ -3,7 +3,8 @@
 Importing what serves takes a second, and the first process of a container ignores every signal that it has no handler
 for: so a handler is set before that. Once the server runs it has handlers of its own, which drain it.
 
-Before all that the process starts itself anew where that gets it huge pages (docs/operations.md has the figures).
+After that the process starts itself anew where that gets it huge pages (docs/operations.md has the figures); a signal
+that comes meanwhile waits until the handler is set again.
 """
 
 import os
@@ -11,6 +12,7 @@ import signal
 import sys
 from pathlib import Path
 
+_ENDING = (signal.SIGTERM, signal.SIGINT)
 _PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
@@ -26,6 +28,7 @@ def _take_huge_pages() -> None:
         if "[madvise]" not in _PAGES.read_text(encoding="ascii"):
             return  # everyone gets huge pages, or nobody
         os.environ["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1"
+        signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 (the program that runs already)
     except OSError:  # a sandbox may hide the file, or allow no new program: ordinary pages do
         return
@@ -40,9 +43,10 @@ def _end_at_once(number: int, frame: object) -> None:  # noqa: ARG001 (what Pyth
 
 def main() -> None:
     """Runs the server."""
-    _take_huge_pages()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in _ENDING:
         signal.signal(number, _end_at_once)
+    _take_huge_pages()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)  # which were held back while this program was started anew
     from headway_server.cli import main as serve  # noqa: PLC0415 (after the handlers are there)
 
     serve()

@@ -144,7 +144,7 @@ def test_a_module_that_offers_no_vector_has_none(run, tmp_path):
         (["--multi-label"], "--multi-label is for text_classification, not for image_classification"),
         (["--text-pairs", "required"], "--text-pairs is for text_classification, not for image_classification"),
         (["--languages", "en-de"], "--languages is for translation, not for image_classification"),
-        (["--tokenizer", "{tokenizer}"], "--tokenizer is for generation, translation, text_classification, token_cl"),
+        (["--tokenizer", "{tokenizer}"], "--tokenizer is for generation, translation, captioning, text_classification"),
         (["--eos-token", "t2"], "--eos-token: names a token of --tokenizer; give --tokenizer too"),
     ],
 )

@@ -113,7 +113,7 @@ def test_an_unknown_data_set_is_named_with_the_nearest():
 def test_every_file_has_a_checksum_and_a_home():
     files = [file for dataset in DATASETS.values() for file in dataset.files]
     assert all(len(file.sha256) == 64 for file in files)
-    of_other_data = ("pictures", "segments")  # made of it, and to be put in place
+    of_other_data = ("pictures", "segments", "captions")  # made of it, and to be put in place
     made = {file for name in of_other_data for file in find_dataset(name).files}
     assert all(file.url.startswith("https://") for file in files if file not in made)
     assert not any(file.url for file in made)

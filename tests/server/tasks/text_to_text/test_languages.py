@@ -7,7 +7,7 @@ from numpy_decoder import NumpyEncoder
 from pydantic import ValidationError
 from tiny_engine import MAX_LENGTH, TOKENIZER, VOCAB_SIZE, make_bundle, make_decoder, make_translation_model
 
-from headway_server.bundles import Languages, Task
+from headway_server.bundles import Languages, Manifest, Task
 from headway_server.errors import InvalidInputError
 from headway_server.tasks.text_to_text.request import TextToTextParameters, TextToTextRequest
 
@@ -50,11 +50,22 @@ def test_a_language_is_found_whatever_its_case_and_separator_or_by_its_beginning
 
 
 @pytest.mark.parametrize(
-    "sides", [{"source": "en"}, {"source": "en", "source_tokens": {"en": 1}, "target": "de"}, {"target": "de"}]
+    "sides",
+    [
+        {"source": "en"},
+        {"source": "en", "source_tokens": {"en": 1}, "target": "de"},
+        {"target": "de", "target_marks": {"de": 1}},
+    ],
 )
 def test_each_side_is_told_once(sides):
     with pytest.raises(ValidationError, match="is one language, or several with a token each"):
         Languages(**sides)
+
+
+async def test_a_model_that_translates_tells_what_it_reads(model):
+    fields = model.bundle.manifest.model_dump(exclude={"languages"})
+    with pytest.raises(ValidationError, match="source is one language, or several with a token each; translation"):
+        Manifest(**fields, languages=Languages(target="de"))
 
 
 async def test_a_translation_depends_on_both_languages(model):
