@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from queue import SimpleQueue
@@ -27,7 +28,7 @@ ResultT = TypeVar("ResultT")
 PartT = TypeVar("PartT")
 
 
-class _Stream(Generic[ResultT, PartT]):
+class _Stream(ABC, Generic[ResultT, PartT]):
     """What all kinds of stream share: parts that arrive one by one, and the answer, which is whole with the last."""
 
     def __init__(self, call: Call[Answer[ResultT] | None], attempts: Attempts) -> None:
@@ -53,12 +54,14 @@ class _Stream(Generic[ResultT, PartT]):
         self._num_parts += 1
         return self._read(message)
 
+    @abstractmethod
     def _read(self, message: Any) -> PartT | None:
-        raise NotImplementedError
+        """Takes a part from a message, and the answer from the last."""
 
     @property
+    @abstractmethod
     def _progress(self) -> str:
-        raise NotImplementedError
+        """How much has arrived, in words."""
 
     def _end(self) -> None:
         """Checks that a stream that ended without an error is complete."""
