@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from headway_export.errors import SourceError
 from headway_server.bundles import ALIGNMENT, Task
-from headway_training.models import MaskDecoder
 from headway_training.models.parts.attention import (
     Kernel,
     RecordingKernel,
@@ -328,7 +327,7 @@ def _logits_at(module: Decoder | EncoderDecoder, hidden: Tensor, positions: Tens
 class PromptDecoderGraph(nn.Module):
     """Graph `decoder` of a segmentation model: prompts of any of the images whose embeddings it is given."""
 
-    def __init__(self, module: MaskDecoder) -> None:
+    def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module
 

@@ -25,7 +25,6 @@ from headway_export.source import ExportSource
 from headway_server.batching import Tensors
 from headway_server.bundles import Task
 from headway_training.evaluation import evaluation_windows
-from headway_training.models import Segmenter
 from headway_training.models.parts.attention import (
     Attend,
     Scoring,
@@ -37,6 +36,7 @@ from headway_training.models.protocols import (
     Decoder,
     EncoderDecoder,
     ImageToText,
+    PromptSegmenter,
     RecurrentEncoderDecoder,
     is_recurrent,
 )
@@ -124,7 +124,7 @@ def prompt_outputs(module: nn.Module, item: Tensors) -> dict[str, NDArray[np.flo
     """
     tensors = {name: torch.from_numpy(np.asarray(array)).unsqueeze(0) for name, array in item.items()}
     with torch.inference_mode():
-        found = cast("Segmenter", module).decoder(
+        found = cast("PromptSegmenter", module).decoder(
             image_index=torch.zeros(1, dtype=torch.int64), earlier_mask=tensors.pop("earlier_mask", None), **tensors
         )
         return {"masks": found["masks"][0].flatten(1).numpy(), "predicted_iou": found["predicted_iou"][0].numpy()}

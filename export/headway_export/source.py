@@ -59,6 +59,7 @@ from headway_training.checkpoint import (
 )
 from headway_training.errors import TrainingError
 from headway_training.models import CLIP
+from headway_training.models.protocols import PromptSegmenter
 from headway_training.tokenizers import encode_texts
 
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
@@ -480,8 +481,6 @@ def from_factory(
         SourceError: Something is missing or does not fit.
     """
     exportable = _exportable(task)
-    if exportable is Task.SEGMENTATION:
-        raise SourceError(f"--task {task}: such a model is exported from a checkpoint of the kit; give its folder")
     _check_flags(
         exportable,
         {
@@ -574,7 +573,11 @@ def limits_of(module: nn.Module, task: Task) -> Limits:
                     max_input_tokens=int(rows) * int(columns),
                     max_total_tokens=int(cast("Any", module).max_target_length),
                 )
-            case Task.IMAGE_CLASSIFICATION | Task.IMAGE_EMBEDDING | Task.SEGMENTATION:
+            case Task.SEGMENTATION:
+                segmenter = cast("PromptSegmenter", module)
+                _ = segmenter.encoder, segmenter.decoder, int(segmenter.mask_size)
+                return Limits()
+            case Task.IMAGE_CLASSIFICATION | Task.IMAGE_EMBEDDING:
                 return Limits()
             case _:
                 return Limits(max_input_tokens=int(cast("Any", module).max_length))

@@ -38,8 +38,7 @@ from headway_export.graphs import (
 )
 from headway_export.rewriting import Declare, FuseAttention, GatherAsked, rewrite
 from headway_server.bundles import ENCODER_DECODER_TASKS, StateTensor, Task, TensorSpec, attention_layers
-from headway_training.models import Segmenter
-from headway_training.models.protocols import Decoder, EncoderDecoder, is_recurrent
+from headway_training.models.protocols import Decoder, EncoderDecoder, PromptSegmenter, is_recurrent
 
 OPSET = 21
 Role: TypeAlias = Literal["model", "encoder", "decoder", "attention"]
@@ -143,7 +142,8 @@ def trace(
     elif task is Task.SEGMENTATION:
         if attention:
             raise SourceError(f"{task}: its attention weights cannot be looked at; leave out --attention")
-        return trace_segmenter(cast("Segmenter", module))
+        assert image_size is not None, "a model of images has its preprocessing"
+        return _trace_segmenter(module, [make_spec("pixel_values", "float32", "batch", 3, *image_size)])
     else:
         if image_size is not None:
             inputs = [make_spec("pixel_values", "float32", "batch", 3, *image_size)]
@@ -220,25 +220,22 @@ def _trace_encoder_decoder(module: nn.Module, encoder_inputs: Sequence[TensorSpe
     )
 
 
-def trace_segmenter(module: Segmenter) -> TracedModel:
-    """Traces a segmentation model: images to embeddings, and prompts of any of several embedded images to masks.
-
-    Raises:
-        TraceError: PyTorch cannot trace it.
-    """
-    shape = module.configuration
-    side, cells = shape.image_size, shape.mask_size
-    pixels = make_spec("pixel_values", "float32", "batch", 3, side, side)
+def _trace_segmenter(module: nn.Module, encoder_inputs: Sequence[TensorSpec]) -> TracedModel:
+    """Traces images to embeddings, and prompts of any of several embedded images to masks."""
+    segmenter = cast("PromptSegmenter", module)
+    encoder_module, decoder_module = cast("nn.Module", segmenter.encoder), cast("nn.Module", segmenter.decoder)
+    encoder = _trace_graph("encoder", module, StatelessGraph(encoder_module), encoder_inputs)
+    shapes = {spec.name: spec.shape[1:] for spec in encoder.outputs}
+    cells = segmenter.mask_size
     prompts = [
-        make_spec("embedding", "float32", "images", shape.grid_size**2, shape.d_model + shape.detail_width),
+        make_spec("embedding", "float32", "images", *shapes["embedding"]),
         make_spec("image_index", "int64", "prompts"),
         make_spec("points", "float32", "prompts", "points", 2),
         make_spec("point_labels", "int64", "prompts", "points"),
         make_spec("earlier_mask", "float32", "prompts", cells, cells),
         make_spec("has_earlier_mask", "int64", "prompts"),
     ]
-    encoder = _trace_graph("encoder", module, StatelessGraph(module.encoder), [pixels])
-    decoder = _trace_graph("decoder", module, PromptDecoderGraph(module.decoder), prompts)
+    decoder = _trace_graph("decoder", module, PromptDecoderGraph(decoder_module), prompts)
     return TracedModel(graphs=(encoder, decoder))
 
 

@@ -21,6 +21,7 @@ ARGUMENTS = {
     "recurrent": ["--task", "translation", "--languages", "en-de", *TEXT],
     "text_classifier": ["--task", "text_classification", "--labels", "red, green, blue", *TEXT],
     "image_classifier": ["--task", "image_classification", "--labels", "a,b,c,d", "--preprocessing", "{preprocessing}"],
+    "segmenter": ["--task", "segmentation", "--preprocessing", "{preprocessing}"],
 }
 PREPROCESSING = {
     "height": 16,
@@ -57,6 +58,12 @@ def test_a_module_of_ones_own_is_exported_and_proved(run, tmp_path, module):
     assert bundle.manifest.variants[Precision.FP32].parity.max_relative_logit_error < 1e-5
     assert bundle.manifest.architecture.parameter_count > 1000
     assert "not measured" in result.output
+
+
+def test_a_segmenter_must_say_how_large_its_masks_are(run):
+    result = run("segmenter", *ARGUMENTS["segmenter"], build="build_without_size")
+    assert result.exit_code != 0
+    assert "'mask_size'; segmentation needs it (docs/bring-your-own.md)" in " ".join(result.output.split())
 
 
 def test_an_encoder_decoder_may_scale_its_scores_too(run, tmp_path):

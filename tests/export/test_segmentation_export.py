@@ -8,7 +8,7 @@ import torch
 
 from headway_export.errors import SourceError
 from headway_export.exporter import ExportOptions, export
-from headway_export.source import from_checkpoint, from_factory
+from headway_export.source import from_checkpoint
 from headway_server.bundles import Precision, Task
 from headway_training.checkpoint import Checkpoint, Evaluation, ImagePreprocessing, write_checkpoint
 from headway_training.models import SegmentationConfig, Segmenter
@@ -87,5 +87,3 @@ def test_what_cannot_be_exported_is_refused(checkpoint, tmp_path):
     ):
         with pytest.raises(SourceError, match=said):
             export(dataclasses.replace(source), ExportOptions(store=tmp_path, **changes))
-    with pytest.raises(SourceError, match="exported from a checkpoint of the kit"):
-        from_factory("a:b", tmp_path, task="segmentation", name="mine")

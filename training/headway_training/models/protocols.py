@@ -6,7 +6,7 @@ V vocabulary, C classes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -78,6 +78,23 @@ class ImageToText(Protocol):
     def logits(self, hidden_states: Tensor) -> Tensor:
         """(..., D) -> (..., V)."""
         ...
+
+
+class PromptSegmenter(Protocol):
+    """A model that cuts out of images what prompts point at.
+
+    B images, L positions and E width of an embedding, N prompts, Q points of a prompt, S side of a mask in cells,
+    M masks of a prompt, 2 or more.
+    """
+
+    mask_size: int
+    """S."""
+    encoder: Callable[[Tensor], dict[str, Tensor]]
+    """Float (B, 3, height, width) -> `embedding`, (B, L, E)."""
+    decoder: Callable[..., dict[str, Tensor]]
+    """`embedding` (B, L, E), `image_index` (N,), `points` (N, Q, 2), `point_labels` (N, Q), and by keyword
+    `earlier_mask` (N, S, S) and `has_earlier_mask` (N,) or None -> `masks` (N, M, S, S) and `predicted_iou` (N, M), as
+    `MaskDecoder` has them."""
 
 
 class RecurrentEncoderDecoder(Protocol):

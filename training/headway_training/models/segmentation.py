@@ -351,6 +351,7 @@ class Segmenter(Model):
     def __init__(self, configuration: SegmentationConfig) -> None:
         super().__init__()
         self.configuration = configuration
+        self.mask_size = configuration.mask_size
         self.encoder = SegmentationEncoder(configuration)
         self.decoder = MaskDecoder(configuration)
 
