@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import io
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import astuple
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import typer
 from draw import draw_pictures
+from PIL import Image
 
-from headway_client import Answer, Client, FailedPreconditionError, HeadwayError, LabelScore, Task, TextDelta
+from headway_client import (
+    Answer,
+    Client,
+    FailedPreconditionError,
+    HeadwayError,
+    LabelScore,
+    SegmentPrompt,
+    Task,
+    TextDelta,
+)
 from headway_client.options import SamplingOptions
 
 ResultT = TypeVar("ResultT")
@@ -35,6 +47,7 @@ HEADLINES = (
     "Shares of the airline fall as oil prices rise and the company cuts its profit forecast",
     "Researchers release free software that finds security holes in web browsers",
 )
+NAMES = ("a ship", "a car", "a dog", "a person", "a tree", "a house")
 
 _MAX_NEW_TOKENS = 100
 _SAMPLING: SamplingOptions = {"temperature": 0.7, "top_p": 0.95, "seed": 7}
@@ -48,6 +61,7 @@ class Calls:
         self._client = client
         self._models: dict[Task, str] = {}
         self._pictures = draw_pictures()
+        self._image, self._image_id, self._segment = b"", "", b""
 
     def call_every_rpc(self, images: list[Path]) -> list[str]:
         """Calls every RPC and prints a section for each; returns the names of those that failed."""
@@ -65,6 +79,10 @@ class Calls:
             "ScoreText": self.score_text,
             "ClassifyImage": partial(self.classify_image, images),
             "EmbedImage": self.embed_image,
+            "PrepareImage": partial(self.prepare_image, images),
+            "SegmentImage": self.segment_image,
+            "ClassifyImage with labels of its own": self.name_segment,
+            "CaptionImage": self.caption_image,
         }
         failed = []
         for rpc, call in calls.items():
@@ -250,6 +268,68 @@ class Calls:
         alike = ", ".join(f"{name} {cosine:.2f}" for name, cosine in zip(others, cosines, strict=True))
         _line("answer", f"{len(vector)} values; cosine with {alike}")
         _line("model", str(answer.model))
+
+    def prepare_image(self, images: list[Path]) -> None:
+        """PrepareImage: the calls that follow name the image by the id that it gets."""
+        _section("PrepareImage", "an image is sent once; what follows is about it")
+        name, image = ("a drawing of: ship", self._pictures["ship"]) if not images else (str(images[0]), images[0])
+        self._image = image if isinstance(image, bytes) else image.read_bytes()
+        (prepared,), seconds = _timed(lambda: self._client.prepare_image(self._image))
+        self._image_id = prepared.image_id
+        _line("question", name)
+        _line("answer", f"id {prepared.image_id[:16]}...")
+        _line("timing", f"{seconds * 1e3:.1f} ms")
+
+    def segment_image(self) -> None:
+        """SegmentImage: a click in the middle, its mask, and what lies in the mask's box for the call that follows."""
+        _section("SegmentImage", "what a click in the middle of it means")
+        picture = Image.open(io.BytesIO(self._image)).convert("RGB")
+        click = (picture.width / 2, picture.height / 2)
+        _line("question", f"the segment at {click[0]:.0f},{click[1]:.0f}")
+        try:
+            answer, seconds = _timed(
+                lambda: self._client.segment_image(image_id=self._image_id, prompts=SegmentPrompt(points=[click]))
+            )
+        except FailedPreconditionError as error:
+            _line("answer", str(error))
+            return
+        mask = answer[0].masks[0]
+        left, top, right, bottom = (int(side) for side in astuple(mask.box))
+        share = mask.area / (picture.width * picture.height)
+        _line("answer", f"{mask.area:,} pixels, {share:.0%} of the image, box {left},{top} to {right},{bottom}")
+        _line("", f"predicted IoU {mask.predicted_iou:.2f}; {len(answer[0].masks)} masks in all")
+        _footer(answer, seconds)
+        if mask.area:
+            cut_out = io.BytesIO()
+            picture.crop((left, top, right, bottom)).save(cut_out, "PNG")
+            self._segment = cut_out.getvalue()
+
+    def name_segment(self) -> None:
+        """ClassifyImage with labels of the caller's own, by a model that has images and texts in one space."""
+        _section("ClassifyImage", "a name for the segment, from a list that the model was not trained on")
+        _line("question", ", ".join(NAMES))
+        model = self._model(Task.IMAGE_EMBEDDING)
+        if model is None:
+            _line("answer", "the server has no model for it")
+            return
+        answer, seconds = _timed(
+            lambda: self._client.classify_image(
+                self._segment or self._image, model=model, candidate_labels=NAMES, templates=["a photo of {}"], top_k=3
+            )
+        )
+        _line("answer", _labels(answer[0].labels))
+        _footer(answer, seconds)
+
+    def caption_image(self) -> None:
+        """CaptionImage, in German."""
+        _section("CaptionImage", "the whole image in a German sentence")
+        try:
+            answer, seconds = _timed(lambda: self._client.caption_image(image_ids=[self._image_id], language="de"))
+        except FailedPreconditionError as error:
+            _line("answer", str(error))
+            return
+        _line("answer", answer[0].text)
+        _footer(answer, seconds)
 
     def _model(self, task: Task) -> str | None:
         """Returns the model to call; without one the server is called all the same, and says what it has."""
