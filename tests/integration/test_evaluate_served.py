@@ -10,12 +10,17 @@ import pytest
 from evaluation_files import read_image_evaluation, read_text_evaluation
 from PIL import Image
 from tiny_pictures import write_picture_data
+from tiny_segmenter import write_segmenter_bundle
+from tiny_segments import write_segment_data
 from typer.testing import CliRunner
 
 from headway_client import Client
 from headway_training.checkpoint import load_model, load_tokenizer
 from headway_training.cli import app
 from headway_training.evaluation import nats_per_character
+from headway_training.tasks import segmentation
+
+from .conftest import serve
 
 
 def evaluate(server: str, *words: str, code: int = 0) -> tuple[dict, str]:
@@ -194,6 +199,28 @@ def test_the_recipe_of_two_towers_is_measured_by_its_file(towers_client, tmp_pat
     assert report["value"] == pytest.approx(sum(parts) / 2)
     assert figures["image_recall_10"] == 100, "of four photographs"
     assert "which are measured whole" in evaluate(towers_client.server, *words, "--limit", "2", code=1)[1]
+
+
+def test_segments_are_measured_at_points_and_boxes(tmp_path, monkeypatch):
+    monkeypatch.setattr(segmentation, "_NUM_COMPOSITES", {"valid": 2, "test": 2})
+    write_segmenter_bundle(tmp_path / "store")  # cuts out what has the colour of the point
+    recipe = Path(__file__).parents[2] / "docs" / "experiments" / "segmentation.toml"
+    words = ("cells", "--data", str(recipe), "--data-dir", str(write_segment_data(tmp_path / "data")))
+    for address in serve(tmp_path / "store", "fp32", tmp_path / "server.log"):
+        report, _ = evaluate(address, *words)
+        few, _ = evaluate(address, *words, "--limit", "1")
+        assert "read from no file" in evaluate(address, "cells", "--file", "x", code=1)[1]
+    figures = report["figures"]
+    assert (report["metric"], report["unit"], few["example_count"]) == ("mean_iou", "pictures", 1)
+    assert figures["photographs_point"] > 90, "two halves of a colour each"
+    assert figures["photographs_point_best"] >= figures["photographs_point"]
+    assert 0 < figures["iou_error"] < 100
+    named = (
+        "nuclei_point",
+        "nuclei_box",
+        *(f"{kind}_{at}_best" for kind in ("composites", "photographs") for at in ("point", "box")),
+    )
+    assert report["value"] == pytest.approx(np.mean([figures[name] for name in named]))
 
 
 def test_a_server_that_is_not_there_is_an_error():

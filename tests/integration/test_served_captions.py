@@ -1,6 +1,7 @@
 """Captions of images: exported with proof, served on the engine that translates, and shown on the command line."""
 
 import asyncio
+import json
 
 import grpc
 import numpy as np
@@ -26,6 +27,7 @@ from headway_export.exporter import ExportOptions, export
 from headway_export.source import from_checkpoint, from_factory
 from headway_server.bundles import ImagePreprocessing, Precision
 from headway_training.checkpoint import load_model, load_tokenizer
+from headway_training.cli import app as training_app
 from headway_training.data.images import normalize
 from headway_training.models.parts.attention import RecordingKernel, causal_attention, cross_attention
 
@@ -223,3 +225,21 @@ def test_the_command_line_says_what_is_in_a_file_and_draws_what_each_word_looked
         assert np.array(maps[0].attention).shape == (GRID, GRID)
         with pytest.raises(ValueError, match="include_attention=True"):
             client.caption_image(photo, language="de")[0].word_maps()
+
+
+def test_captions_are_measured_against_those_of_people(address, tmp_path):
+    for number, colour in enumerate(("red", "navy", "white")):
+        Image.new("RGB", (40, 30), colour).save(tmp_path / f"{number}.png")
+    with Client(address) as client:
+        written = [
+            one.text for one in client.caption_image([tmp_path / f"{number}.png" for number in range(3)], language="de")
+        ]
+    file = tmp_path / "captions.tsv"
+    lines = [f"{number}.png\t{text}" for number, text in enumerate(written) for _ in range(2)]
+    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    command = ["evaluate", "colours", "--server", address, "--file", str(file), "--option", "language=de", "--json"]
+    result = CliRunner().invoke(training_app, command, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout.strip().splitlines()[-1])
+    assert (report["metric"], report["example_count"], report["unit"]) == ("cider", 3, "images")
+    assert report["figures"]["bleu_de"] == pytest.approx(100), "they are the model's own"

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import gzip
-import io
-import tarfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageDraw
 from rich.console import Console
+from tiny_segments import make_drawings, write_segment_data
 
 from headway_training.baselines import component_under_point, fill_box
 from headway_training.checkpoint import load_model
-from headway_training.data.pictures import Drawings
 from headway_training.data.segments import Composer, Scene, SegmentedImage, choose_prompts, crop_scene, find_parts
 from headway_training.data.sources import read_splits
 from headway_training.models import SegmentationConfig, Segmenter, build_model
@@ -110,16 +106,6 @@ def test_the_loss_is_least_where_probabilities_are_the_share_that_is_covered() -
     assert mask_iou(coverage > 0.5, coverage > 0.5) == 1
 
 
-def make_drawings() -> tuple[Drawings, np.ndarray]:
-    """A disc on a square in three pairs of colours, on white."""
-    images = np.full((3, 96, 96, 3), 255, np.uint8)
-    for image, inner, outer in zip(images, COLOURS, COLOURS[1:] + COLOURS[:1], strict=True):
-        image[16:80, 16:80] = outer
-        rows, columns = np.ogrid[:96, :96]
-        image[(rows - 48) ** 2 + (columns - 48) ** 2 < 400] = inner
-    return Drawings(images=images, emoji=np.arange(3)), (images < 250).any(axis=-1)
-
-
 def test_parts_of_a_drawing_are_its_regions_of_one_colour() -> None:
     drawings, drawn = make_drawings()
     parts = find_parts(drawings.images[0], drawn[0])
@@ -178,48 +164,9 @@ def test_baselines_fill_the_box_and_take_the_component_under_the_point() -> None
     assert fill_box(image, 0.5, 0.25, 5 / 6, 0.5).sum() == 200
 
 
-def write_tar(path: Path, files: dict[str, Image.Image]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    kinds = {".jpg": "JPEG", ".png": "PNG", ".webp": "WEBP"}
-    with tarfile.open(path, "w:gz") as archive:
-        for name, image in files.items():
-            content = io.BytesIO()
-            image.save(content, kinds[Path(name).suffix], **({"lossless": True} if name.endswith("webp") else {}))
-            member = tarfile.TarInfo(name)
-            member.size = content.tell()
-            content.seek(0)
-            archive.addfile(member, content)
-
-
 @pytest.fixture
 def segment_data(tmp_path: Path) -> Path:
-    """Bright discs on black as nuclei, photographs of two halves, and drawings in three styles."""
-    folder, random = tmp_path / "data", np.random.default_rng(0)
-    nuclei: dict[str, Image.Image] = {}
-    for number in range(8):
-        image, labels = Image.new("L", (64, 64), 10), Image.new("I;16", (64, 64))
-        for disc, (x, y) in enumerate(((16, 16), (48, 20), (24, 48)), start=1):
-            shift = random.integers(-5, 6, 2)
-            box = [x + shift[0] - 9, y + shift[1] - 9, x + shift[0] + 9, y + shift[1] + 9]
-            ImageDraw.Draw(image).ellipse(box, fill=200)
-            ImageDraw.Draw(labels).ellipse(box, fill=disc)
-        nuclei |= {f"{number:02}.jpg": image.convert("RGB"), f"{number:02}.png": labels}
-    write_tar(folder / "nuclei" / "train.tar.gz", nuclei)
-    for part in ("train", "val"):
-        photographs: dict[str, Image.Image] = {}
-        for number in range(2):
-            labels = np.ones((40, 60), np.uint16)
-            labels[:, 20 + 10 * number :] = 2
-            image = np.where(labels[..., None] == 1, (180, 160, 40), (40, 90, 180)).astype(np.uint8)
-            photographs[f"{number}.jpg"] = Image.fromarray(image)
-            photographs |= {f"{number}_{one}.png": Image.fromarray(labels) for one in (1, 2)}
-        write_tar(folder / "bsds500" / f"{part}.tar.gz", photographs)
-    images = {f"F{i}.webp": Image.fromarray(image) for i, image in enumerate(make_drawings()[0].images)}
-    for style in ("noto", "openmoji", "fluent"):
-        write_tar(folder / "emoji" / f"{style}_96.tar.gz", images)
-    rows = ["codepoint\tgroup\ten\tde\ten_tags\tde_tags\tconcept", *(f"F{i}\tobjects\tx\t\t\t\tF{i}" for i in range(3))]
-    (folder / "emoji" / "texts.tsv.gz").write_bytes(gzip.compress("".join(row + "\n" for row in rows).encode()))
-    return folder
+    return write_segment_data(tmp_path / "data")
 
 
 def settings_of(*more: str) -> tuple[str, ...]:

@@ -11,8 +11,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, cast, get_type_hints
+from typing import TYPE_CHECKING, Any, cast, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,14 +21,17 @@ from PIL import Image
 from rich.console import Console
 from rich.progress import track
 
-from headway_client import Client, HeadwayError, Model, QualityFigure, Task
+from headway_client import Client, HeadwayError, Model, QualityFigure, SegmentPrompt, Task
 from headway_client.options import (
+    CaptionImageOptions,
     ClassifyImageOptions,
     ClassifyTextOptions,
     ClassifyTokensOptions,
+    SegmentImageOptions,
     TranslateTextOptions,
 )
 from headway_training.checkpoint import TaskName
+from headway_training.data.captions import CaptionedImages
 from headway_training.data.examples import (
     LabeledImages,
     LabeledTexts,
@@ -45,6 +49,9 @@ from headway_training.errors import DataError, EvaluationError
 from headway_training.metrics import accuracy, corpus_bleu, macro_f1, multi_label_f1, span_scores
 from headway_training.recipes import ClassificationSettings, Recipe, list_recipes, parse_setting, read_recipe
 
+if TYPE_CHECKING:
+    from headway_training.tasks.segmentation import MeasuredPicture
+
 TOLERANCES = {"nats_per_character": 0.005}
 """Largest difference from the card that still agrees; a text is not cut quite as for the card (`_score_text`)."""
 DEFAULT_TOLERANCE = 0.05
@@ -54,9 +61,11 @@ _CALL_OPTIONS: Mapping[Task, type] = {
     Task.TEXT_CLASSIFICATION: ClassifyTextOptions,
     Task.TOKEN_CLASSIFICATION: ClassifyTokensOptions,
     Task.IMAGE_CLASSIFICATION: ClassifyImageOptions,
+    Task.CAPTIONING: CaptionImageOptions,
+    Task.SEGMENTATION: SegmentImageOptions,
 }
 """Options of the client's call; those of generation do not bear on how likely a text is."""
-_SET_BY_MEASUREMENT = {"model", "model_version", "top_k", "text_pairs"}
+_SET_BY_MEASUREMENT = {"model", "model_version", "top_k", "text_pairs", "image_id", "image_ids", "mask_format"}
 _OTHER_LABELS = {"candidate_labels", "hypothesis_template", "independent_labels"}
 """Options that would have a model choose among other labels than the data's."""
 _RECIPE_TASKS: Mapping[str, str] = {Task.IMAGE_EMBEDDING: "image_text_embedding"}
@@ -65,6 +74,8 @@ _UNITS = {
     Task.IMAGE_EMBEDDING: "pictures",
     Task.TRANSLATION: "sentences",
     Task.IMAGE_CLASSIFICATION: "images",
+    Task.CAPTIONING: "images",
+    Task.SEGMENTATION: "pictures",
     Task.GENERATION: "characters",
 }
 
@@ -189,11 +200,19 @@ class EncodedImages(Rows):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CaptionedImages(Rows):
+class CaptionedFiles(Rows):
     """Image files with captions."""
 
     images: list[bytes]
-    captions: list[list[str]]
+    captions: list[Mapping[str, Sequence[str]]]
+    """Of each, by language; where it is not known, under the empty name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentedFiles(Rows):
+    """Pictures with segments to find."""
+
+    pictures: list[MeasuredPicture]
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +243,8 @@ def evaluate_served(options: EvaluationOptions, console: Console) -> Report:
             model = details.model
             _check_settings(settings, model)
             if options.file is not None:
-                data = read_file(model, options.file, json.loads(details.manifest_json), options.label_separator)
+                manifest, language = json.loads(details.manifest_json), str(settings.get("language", ""))
+                data = read_file(model, options.file, manifest, options.label_separator, language)
             else:
                 data = read_dataset(model, options.dataset, data_folder(options.data_dir))
             examples = _first(data.examples, options.limit)
@@ -281,6 +301,13 @@ def read_dataset(model: Model, name: str | None, folder: Path) -> TestData:
     test = splits.test
     if isinstance(test, Pictures):
         return TestData(splits.test_name, test)
+    if model.task is Task.SEGMENTATION:
+        from headway_training.tasks.segmentation import SegmentationTask  # noqa: PLC0415 (torch, which others need not)
+
+        return TestData(splits.test_name, SegmentedFiles(pictures=SegmentationTask(recipe, splits).measured("test")))
+    if isinstance(test, CaptionedImages):
+        captions = [{one: test.captions[one][row] for one in test.captions} for row in range(len(test))]
+        return TestData(splits.test_name, CaptionedFiles(images=list(map(_encode_png, test.images)), captions=captions))
     if unknown := sorted(set(splits.labels) - set(model.labels)):
         raise DataError(
             f"{recipe.data.dataset}: the label {unknown[0]!r} is not one that {model.name} answers: "
@@ -321,7 +348,9 @@ def _encode_png(image: NDArray[np.uint8]) -> bytes:
     return buffer.getvalue()
 
 
-def read_file(model: Model, file: str, manifest: Mapping[str, Any], label_separator: str) -> TestData:
+def read_file(
+    model: Model, file: str, manifest: Mapping[str, Any], label_separator: str, language: str = ""
+) -> TestData:
     """Reads the user's own data, in the form that `headway-train run --test` takes for the model's task.
 
     Args:
@@ -329,6 +358,7 @@ def read_file(model: Model, file: str, manifest: Mapping[str, Any], label_separa
         file: The file, two files with a comma between them, or a folder of images.
         manifest: Of the model's bundle.
         label_separator: The character between the labels of a text, if several may apply.
+        language: That captions are asked for in; empty: the model's default.
 
     Raises:
         DataError: The data is missing or malformed, or has a label that the model does not know.
@@ -342,8 +372,10 @@ def read_file(model: Model, file: str, manifest: Mapping[str, Any], label_separa
             images=[path.read_bytes() for path, _ in found], labels=[labels.index(label) for _, label in found]
         )
         return TestData(file_names(file), images, labels)
-    if model.task is Task.IMAGE_EMBEDDING:
-        return TestData(file_names(file), _read_captioned(Path(file)))
+    if model.task in (Task.IMAGE_EMBEDDING, Task.CAPTIONING):
+        return TestData(file_names(file), _read_captioned(Path(file), language))
+    if model.task is Task.SEGMENTATION:
+        raise DataError("--file: masks are read from no file of your own; --data names a data set to measure on")
     classification = ClassificationSettings(
         multi_label=(manifest.get("classification") or {}).get("kind") == "multi_label",
         text_pairs=manifest.get("text_pairs") or "never",
@@ -354,8 +386,8 @@ def read_file(model: Model, file: str, manifest: Mapping[str, Any], label_separa
     return TestData(file_names(file), examples, labels)
 
 
-def _read_captioned(file: Path) -> CaptionedImages:
-    """Reads lines of an image's path, a tab and a caption; an image may have several lines.
+def _read_captioned(file: Path, language: str) -> CaptionedFiles:
+    """Reads lines of an image's path, a tab and a caption in one language; an image may have several lines.
 
     Raises:
         DataError: A line has no tab, or an image cannot be read.
@@ -373,7 +405,7 @@ def _read_captioned(file: Path) -> CaptionedImages:
         raise DataError(f"{file} cannot be read as captions of images: {error}") from error
     if not images:
         raise DataError(f"{file} holds no caption")
-    return CaptionedImages(images=images, captions=list(captions.values()))
+    return CaptionedFiles(images=images, captions=[{language: one} for one in captions.values()])
 
 
 def _first(examples: Any, limit: int | None) -> Any:
@@ -409,7 +441,7 @@ class _Measurement:
 
     def measure(self, examples: Any, labels: Sequence[str]) -> dict[str, float | str]:
         """The figures of some examples; the first one is the metric of the model's task."""
-        if isinstance(examples, Pictures | CaptionedImages):
+        if isinstance(examples, Pictures | CaptionedFiles | SegmentedFiles):
             return self._measure_pictures(examples)
         if isinstance(examples, PlainText):
             return self._score_text(examples.text)
@@ -437,7 +469,15 @@ class _Measurement:
         actual = [labels[index] for index in examples.labels]
         return {"accuracy": accuracy(predicted, actual), "macro_f1": macro_f1(predicted, actual)}
 
-    def _measure_pictures(self, examples: Pictures | CaptionedImages) -> dict[str, float | str]:
+    def _measure_pictures(self, examples: Pictures | CaptionedFiles | SegmentedFiles) -> dict[str, float | str]:
+        """The figures of a task whose examples are not labels of images."""
+        if isinstance(examples, SegmentedFiles):
+            return self._measure_segments(examples)
+        if isinstance(examples, CaptionedFiles) and self._model.task is Task.CAPTIONING:
+            return self._measure_captions(examples)
+        return self._measure_recalls(examples)
+
+    def _measure_recalls(self, examples: Pictures | CaptionedFiles) -> dict[str, float | str]:
         """Recall of images and texts by the vectors of two models that share a space."""
         from headway_training.tasks.contrastive import (  # noqa: PLC0415 (torch, which other tasks do without)
             caption_recalls,
@@ -468,7 +508,53 @@ class _Measurement:
         if isinstance(examples, Pictures):
             return dict(measure_recalls(examples, images=images, texts=texts))
         vectors = np.stack(self._ask(examples.images, embed_images, "looking at images"))
-        return dict(caption_recalls(examples.captions, vectors, texts))
+        captions = [[text for several in row.values() for text in several] for row in examples.captions]
+        return dict(caption_recalls(captions, vectors, texts))
+
+    def _measure_captions(self, examples: CaptionedFiles) -> dict[str, float | str]:
+        """CIDEr-D, BLEU and METEOR of the captions in each language of the data."""
+        from headway_training.tasks.captioning import score_captions  # noqa: PLC0415 (torch, as above)
+
+        options = {name: value for name, value in self._options.items() if name != "language"}
+        written = {
+            language: self._ask(examples.images, partial(self._caption, options, language))
+            for language in examples.captions[0]
+        }
+        references = {language: [row[language] for row in examples.captions] for language in written}
+        return dict(score_captions(written, references))
+
+    def _caption(self, options: Mapping[str, Any], language: str, images: Sequence[bytes]) -> list[str]:
+        chosen = {**options, "language": language} if language else options
+        return [result.text for result in self._client.caption_image(images, **chosen)]
+
+    def _measure_segments(self, examples: SegmentedFiles) -> dict[str, float | str]:
+        """Mean IoU at one point and at one box, by the kind of picture."""
+        from headway_training.tasks.segmentation import mean_ious  # noqa: PLC0415 (torch, as above)
+
+        found: dict[str, list[float]] = {}
+        for kind, values in self._ask(examples.pictures, lambda part: [self._cut_out(one) for one in part]):
+            for name, numbers in values.items():
+                found.setdefault(name if name == "iou_error" else f"{kind}_{name}", []).extend(numbers)
+        return dict(mean_ious(found))
+
+    def _cut_out(self, picture: MeasuredPicture) -> tuple[str, dict[str, list[float]]]:
+        """The kind of a picture, and the IoU of what its points and its boxes are answered with."""
+        height, width = picture.image.shape[:2]
+        scale = np.array((width, height, width, height), np.float32)
+        points = [SegmentPrompt(points=[(float(x), float(y))]) for x, y in picture.points * scale[:2]]
+        boxes = [SegmentPrompt(box=tuple(map(float, box))) for box in picture.boxes * scale]
+        found: dict[str, list[float]] = {}
+        for name, prompts in (("point", points), ("box", boxes)):
+            answer = self._client.segment_image(_encode_png(picture.image), prompts=prompts, **self._options)
+            for row, result in enumerate(answer):
+                segment = picture.mask(row)
+                masks = [mask.to_numpy() for mask in result.masks]
+                ious = [float((mask & segment).sum() / (mask | segment).sum()) for mask in masks]
+                found.setdefault(name, []).append(ious[0])  # the mask that the model is surest of
+                found.setdefault(f"{name}_best", []).append(max(ious))
+                errors = [abs(mask.predicted_iou - iou) for mask, iou in zip(result.masks, ious, strict=True)]
+                found.setdefault("iou_error", []).extend(errors)
+        return picture.kind, found
 
     def _ask(
         self, inputs: Sequence[Any], call: Callable[[Sequence[Any]], Sequence[Any]], what: str = "measuring"

@@ -167,17 +167,7 @@ class CaptioningTask(Task):
     def _score(self, captions: Mapping[str, Sequence[str]], part: Part) -> dict[str, float]:
         """The metrics of captions of a part's photographs, by language."""
         references: CaptionedImages = getattr(self._splits, part)
-        found = {}
-        for language, written in captions.items():
-            truths = references.captions[language]
-            found[f"cider_{language}"] = caption_cider(written, truths)
-            found[f"bleu_{language}"] = caption_bleu(written, truths)
-            found[f"meteor_{language}"] = caption_meteor(written, truths, language)
-        means = {
-            name: float(np.mean([found[f"{name}_{language}"] for language in captions]))
-            for name in ("cider", "bleu", "meteor")
-        }
-        return means | found
+        return score_captions(captions, references.captions)
 
     def measure_baselines(self) -> dict[str, dict[str, float]]:
         """The metrics of simple methods, by their names.
@@ -255,6 +245,28 @@ class CaptioningTask(Task):
         limit = self._max_length if cut else None
         rows = encode_texts(self.tokenizer, texts, limit, special=False)
         return [row for row in rows if len(row) <= self._max_length]
+
+
+def score_captions(
+    captions: Mapping[str, Sequence[str]], references: Mapping[str, Sequence[Sequence[str]]]
+) -> dict[str, float]:
+    """`cider`, `bleu` and `meteor` in percent: means over languages, and of each.
+
+    Args:
+        captions: One of each image, by language.
+        references: Those that people wrote of each image, by language.
+    """
+    found = {}
+    for language, written in captions.items():
+        truths = references[language]
+        found[f"cider_{language}"] = caption_cider(written, truths)
+        found[f"bleu_{language}"] = caption_bleu(written, truths)
+        found[f"meteor_{language}"] = caption_meteor(written, truths, language)
+    means = {
+        name: float(np.mean([found[f"{name}_{language}"] for language in captions]))
+        for name in ("cider", "bleu", "meteor")
+    }
+    return means | found
 
 
 def _token_id(tokenizer: Tokenizer, language: str) -> int:

@@ -270,8 +270,7 @@ class SegmentationTask(Task):
                     found.setdefault(f"{picture.kind}_{name}", []).extend(own.tolist())
                     found.setdefault(f"{picture.kind}_{name}_best", []).extend(ious.amax(dim=1).tolist())
                     found.setdefault("iou_error", []).extend((promised.float().cpu() - ious).abs().flatten().tolist())
-        metrics = {name: 100 * float(np.mean(values)) for name, values in found.items()}
-        return {"mean_iou": _mean_iou(metrics), **metrics}
+        return mean_ious(found)
 
     def measure_baselines(self) -> dict[str, float]:
         """Mean IoU in percent of simple methods: the box, and the component under the point by Otsu's threshold."""
@@ -405,6 +404,9 @@ def _picture_iou(picture: MeasuredPicture, logits: Tensor) -> Tensor:
     return torch.stack(rows)
 
 
-def _mean_iou(metrics: Mapping[str, float]) -> float:
+def mean_ious(found: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """The figures of `SegmentationTask.evaluate`, of the values of each prompt by their names."""
+    metrics = {name: 100 * float(np.mean(values)) for name, values in found.items()}
     names = [f"{kind}_{prompt}" for kind in ("composites", "photographs") for prompt in ("point_best", "box_best")]
-    return float(np.mean([metrics[name] for name in ("nuclei_point", "nuclei_box", *names) if name in metrics]))
+    chosen = [metrics[name] for name in ("nuclei_point", "nuclei_box", *names) if name in metrics]
+    return {"mean_iou": float(np.mean(chosen)), **metrics}
