@@ -294,7 +294,8 @@ def huggingface(
         if task == "generation":
             run.cases.append(_prompts(imported, inputs.PROMPTS[0], new_tokens, count=4096))
         elif task == "translation":
-            run.cases += _sentences(imported)
+            named = huggingface_models.LANGUAGES if imported.has_languages else {}
+            run.cases += [replace(one, parameters=one.parameters | named) for one in _sentences(imported)]
         elif task == "image_classification":
             source, images = photographs(run.data, longer_side=500)
             run.cases.append(Case(name="images", task=task, bundle=imported.bundle, source=source, images=images))

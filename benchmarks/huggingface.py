@@ -21,7 +21,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from benchmarks.environments import SCRATCH
-from benchmarks.inputs import AG_NEWS, MULTI30K, PIECE_SPACE, make_tokenizer, random_texts
+from benchmarks.inputs import AG_NEWS, BYTE_SPACE, MULTI30K, PIECE_SPACE, make_tokenizer, random_texts
 from benchmarks.worker import ROOT, ContestantError, Worker, serve, tree_environment
 
 _LLAMA = {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9}
@@ -29,6 +29,8 @@ _QWEN = {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24,
 _MINILM = {"hidden_size": 384, "intermediate_size": 1536, "num_hidden_layers": 6, "num_attention_heads": 12}
 _BASE = {"d_model": 512, "encoder_layers": 6, "decoder_layers": 6, "encoder_attention_heads": 8,
          "decoder_attention_heads": 8, "encoder_ffn_dim": 2048, "decoder_ffn_dim": 2048}  # fmt: skip
+_NLLB = {"d_model": 1024, "encoder_layers": 12, "decoder_layers": 12, "encoder_attention_heads": 16,
+         "decoder_attention_heads": 16, "encoder_ffn_dim": 4096, "decoder_ffn_dim": 4096}  # fmt: skip
 _MAX_LENGTH = 1024
 SIZES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gpt2-small": ("generation", "gpt2", {}),
@@ -39,6 +41,8 @@ SIZES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "opus-mt-en-de": ("translation", "marian", _BASE | {
         "vocab_size": 58101, "max_position_embeddings": 512, "activation_function": "swish", "scale_embedding": True,
         "pad_token_id": 58100, "eos_token_id": 0, "decoder_start_token_id": 58100, "forced_eos_token_id": None}),
+    "nllb-600m": ("translation", "m2m_100", _NLLB | {
+        "vocab_size": 256206, "max_position_embeddings": 1024, "activation_function": "relu", "scale_embedding": True}),
     "minilm-l6": ("text_embedding", "bert", _MINILM),
     "bge-small": ("text_embedding", "bert", _MINILM | {"num_hidden_layers": 12}),
     "bert-base-hf": ("text_classification", "bert", {}),
@@ -46,6 +50,8 @@ SIZES: dict[str, tuple[str, str, dict[str, Any]]] = {
 }  # fmt: skip
 """By name: the task, the family of transformers, and the sizes that are not the family's own."""
 _PRECISIONS = ("fp32", "int8-static")
+LANGUAGES = {"source_language": "eng-Latn", "target_language": "deu-Latn"}
+"""What a call to a model of many languages names."""
 _LENGTHS = {"generation": 256, "translation": 128}
 """By task, the longest text of the bundle, which an export proves; 512 otherwise."""
 _END = "<|endoftext|>"
@@ -70,6 +76,11 @@ class ImportedModel:
         return self.store / self.name / "1"
 
     @property
+    def has_languages(self) -> bool:
+        """True if a call has to name its languages."""
+        return SIZES[self.name][1] == "m2m_100"
+
+    @property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer of a model that reads texts."""
         return Tokenizer.from_file(str(self.bundle / "tokenizer.json"))
@@ -82,7 +93,7 @@ def import_model(name: str) -> ImportedModel:
         ContestantError: It cannot be made or imported.
     """
     task = SIZES[name][0]
-    written_by = inspect.getsource(_write_marian if task == "translation" else _write)
+    written_by = inspect.getsource(_writer(name))
     made_by = hashlib.sha256(f"{SIZES[name]}{written_by}".encode()).hexdigest()[:12]
     folder = SCRATCH / "huggingface" / f"{name}-{made_by}"
     model = ImportedModel(name=name, task=task, folder=folder / "model", store=folder / "store")
@@ -107,6 +118,10 @@ def import_model(name: str) -> ImportedModel:
         if ended.returncode:
             raise ContestantError(f"{name} cannot be imported: {' | '.join(ended.stderr.strip().splitlines()[-3:])}")
     return model
+
+
+def _writer(name: str) -> Callable[[str, Path], None]:
+    return {"marian": _write_marian, "m2m_100": _write_nllb}.get(SIZES[name][1], _write)
 
 
 def _write(name: str, folder: Path) -> None:
@@ -191,11 +206,37 @@ def _write_marian(name: str, folder: Path) -> None:
     (folder / "evaluation").touch()
 
 
+def _write_nllb(name: str, folder: Path) -> None:
+    """Writes an NLLB model whose pieces are the words of `random_texts`, and whose translations do not end."""
+    import torch  # noqa: PLC0415
+    import transformers  # noqa: PLC0415
+    from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES  # noqa: PLC0415
+
+    size = SIZES[name][2]["vocab_size"]
+    special = ["<s>", "<pad>", "</s>", "<unk>"]
+    words = make_tokenizer(size - len([*special, "<mask>", *FAIRSEQ_LANGUAGE_CODES]) + 1)  # its end is not taken
+    texts, _ = random_texts(words, MULTI30K, _NUM_EVALUATED)
+    made = json.loads(words.to_str().replace(BYTE_SPACE, PIECE_SPACE))["model"]
+    pieces = sorted(made["vocab"], key=made["vocab"].__getitem__)
+    vocabulary = {piece: index for index, piece in enumerate([*special, *pieces])}
+    tokenizer = transformers.NllbTokenizer(vocab=vocabulary, merges=[*map(tuple, made["merges"])])
+    assert len(tokenizer) == size, "the pieces, the languages and the special tokens fill the vocabulary"
+    tokenizer.save_pretrained(folder)
+    torch.manual_seed(1)
+    model: Any = transformers.M2M100ForConditionalGeneration(transformers.M2M100Config(**SIZES[name][2])).eval()
+    starts = {"pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}
+    model.generation_config = transformers.GenerationConfig(**starts, suppress_tokens=[2])
+    model.save_pretrained(folder)
+    lines = [{"source": text.strip(), "target": text.strip()} | LANGUAGES for text in texts]
+    _write_lines(folder / "evaluation.jsonl", lines)
+    (folder / "evaluation").touch()
+
+
 def _write_pieces(tokenizer: Tokenizer, folder: Path) -> None:
     """Writes the vocabulary of a Marian model, whose words are those that are one token each of a tokenizer."""
     pieces: Any = importlib.import_module("sentencepiece.sentencepiece_model_pb2")  # its messages are made at run time
     tokens = tokenizer.get_vocab()
-    words = sorted(token[1:] for token in tokens if token.startswith("\u0120") and len(token) == len("_abc"))
+    words = sorted(token[1:] for token in tokens if token.startswith(BYTE_SPACE) and len(token) == len("_abc"))
     letters = sorted({letter for word in words for letter in word})
     proto = pieces.ModelProto()
     kinds = {"<unk>": pieces.ModelProto.SentencePiece.UNKNOWN, "</s>": pieces.ModelProto.SentencePiece.CONTROL}
@@ -222,8 +263,7 @@ def _write_lines(file: Path, lines: list[dict[str, Any]]) -> None:
 
 def _answer(request: dict[str, str]) -> dict[str, str]:
     os.environ["HF_HUB_OFFLINE"] = "1"
-    writes = _write_marian if SIZES[request["name"]][0] == "translation" else _write
-    writes(request["name"], Path(request["folder"]))
+    _writer(request["name"])(request["name"], Path(request["folder"]))
     return {}
 
 

@@ -21,7 +21,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from headway_client.load import samples
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
-_SPACE = "\u0120"
+BYTE_SPACE = "\u0120"
 """What byte-level vocabularies write for a space."""
 PIECE_SPACE = "\u2581"
 """What SentencePiece writes for it."""
@@ -115,8 +115,8 @@ def make_tokenizer(vocabulary_size: int) -> Tokenizer:
     """
     letters = _alphabet(vocabulary_size)
     pairs = [a + b for a in letters for b in letters]
-    merges = [(_SPACE, a) for a in letters] + [(pair[0], pair[1]) for pair in pairs]
-    merges += itertools.product([_SPACE + a for a in letters], pairs)
+    merges = [(BYTE_SPACE, a) for a in letters] + [(pair[0], pair[1]) for pair in pairs]
+    merges += itertools.product([BYTE_SPACE + a for a in letters], pairs)
     merges = list(itertools.islice(itertools.chain(merges, itertools.product(pairs, pairs)), vocabulary_size - 256 - 1))
     tokens = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *(left + right for left, right in merges)]
     tokenizer = Tokenizer(models.BPE({token: index for index, token in enumerate(tokens)}, merges))
@@ -143,7 +143,7 @@ def random_texts(
     letters = _alphabet(tokenizer.get_vocab_size())
     words = ["".join(word) for word in itertools.product(letters, repeat=3)]
     has_pieces = tokenizer.token_to_id(PIECE_SPACE + words[0]) is not None
-    ids = [] if has_pieces else [tokenizer.token_to_id(_SPACE + word) for word in words]
+    ids = [] if has_pieces else [tokenizer.token_to_id(BYTE_SPACE + word) for word in words]
     generator = np.random.default_rng(_SEED)
     drawn = [generator.integers(0, len(words), lengths.draw(number)) for number in range(1, count + 1)]
     texts = tuple("".join(f" {words[index]}" for index in indices) for indices in drawn)
