@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
 
 import numpy as np
@@ -186,10 +186,10 @@ def _cider_d(own: _Weighted, truth: _Weighted) -> float:
 def caption_meteor(captions: Sequence[str], references: Sequence[Sequence[str]], language: str) -> float:
     """METEOR (Banerjee and Lavie 2005) in percent, the mean over images, by the words and the stems of words alone.
 
-    NLTK's, with the stemmer of the language and without synonyms: there is no free WordNet of every language. The
-    figure of a caption is that of the best of its references.
+    NLTK's, with the stemmer of the language, where there is one, and without synonyms: there is no free WordNet of
+    every language. The figure of a caption is that of the best of its references.
     """
-    options = {"stemmer": _Stemmer(_STEMMERS[language]), "wordnet": _NO_SYNONYMS}
+    options = {"stemmer": _Stemmer(_STEMMERS.get(language)), "wordnet": _NO_SYNONYMS}
     scores = [
         meteor_score([caption_words(one) for one in several], caption_words(caption), **options)
         for caption, several in zip(captions, references, strict=True)
@@ -198,10 +198,10 @@ def caption_meteor(captions: Sequence[str], references: Sequence[Sequence[str]],
 
 
 class _Stemmer:
-    """A Snowball stemmer that remembers."""
+    """A Snowball stemmer that remembers; without a name, words are their stems."""
 
-    def __init__(self, name: str) -> None:
-        self.stem = cache(SnowballStemmer(name).stem)
+    def __init__(self, name: str | None) -> None:
+        self.stem: Callable[[str], str] = cache(SnowballStemmer(name).stem) if name else str
 
 
 class _NoSynonyms:
