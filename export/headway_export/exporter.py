@@ -201,7 +201,7 @@ class _Prover:
             without = (Task.GENERATION, Task.SEGMENTATION)  # which gain nothing by the operator for the CPU
             if self._source.task not in without and shows_attention(self._source.module):
                 self._progress("int8: tracing")
-                for_cpu = self._trace(self._source.module, for_cpu=True)
+                for_cpu = self._trace(self._source.module, known=traced)
             quantized = self._quantize(for_cpu, Precision.INT8)
             if Precision.INT8 in wanted:
                 variants[Precision.INT8] = self._prove(Precision.INT8, quantized)
@@ -350,7 +350,8 @@ class _Prover:
         rewrite(model, AddVerification() if self._source.task is Task.GENERATION else RankLogits())
         return replace(graph, model=model)
 
-    def _trace(self, module: nn.Module, *, for_cpu: bool = False) -> TracedModel:
+    def _trace(self, module: nn.Module, *, known: TracedModel | None = None) -> TracedModel:
+        """Traces a module; for the CPU if what it is otherwise is known."""
         image = self._source.image_preprocessing
         return trace(
             module,
@@ -358,7 +359,8 @@ class _Prover:
             image_size=(image.height, image.width) if image else None,
             has_token_types=self._source.has_token_types,
             attention=self._source.attention if (given := self._options.attention) is None else given,
-            for_cpu=for_cpu,
+            for_cpu=known is not None,
+            known=known,
         )
 
 

@@ -117,6 +117,7 @@ def trace(
     has_token_types: bool = False,
     attention: bool = False,
     for_cpu: bool = False,
+    known: TracedModel | None = None,
 ) -> TracedModel:
     """Traces a module, in the dtype of its parameters.
 
@@ -127,6 +128,7 @@ def trace(
         has_token_types: True if a text classifier reads which text of a pair each token belongs to.
         attention: True to trace what gives the attention weights too.
         for_cpu: True to have layers that attend to whole inputs do so by an operator that runs on the CPU alone.
+        known: The same module traced without `for_cpu`: graphs that are the same with it are taken from there.
 
     Raises:
         SourceError: The module does not follow the protocol.
@@ -140,10 +142,13 @@ def trace(
         if attention:
             raise SourceError(f"{task}: each caption brings its attention to the image; leave out --attention")
         assert image_size is not None, "a model of images has its preprocessing"
-        return _trace_encoder_decoder(served, [make_spec("pixel_values", "float32", "batch", 3, *image_size)])
+        pixels = make_spec("pixel_values", "float32", "batch", 3, *image_size)
+        return _trace_encoder_decoder(served, [pixels], known)
     elif task in ENCODER_DECODER_TASKS:
         encoder_inputs = [make_spec(*spec) for spec in _ENCODER_INPUTS]
-        traced = _trace_recurrent(module) if is_recurrent(module) else _trace_encoder_decoder(served, encoder_inputs)
+        traced = (
+            _trace_recurrent(module) if is_recurrent(module) else _trace_encoder_decoder(served, encoder_inputs, known)
+        )
         inputs = [_as_read(make_spec(*spec), "batch") for spec in _ENCODER_INPUTS]
         inputs.append(make_spec("target_ids", "int64", "batch", "length"))
     elif task is Task.SEGMENTATION:
@@ -157,7 +162,10 @@ def trace(
             names = ("input_ids", "attention_mask", *(("token_type_ids",) if has_token_types else ()))
             inputs = [make_spec(name, "int64", "batch", "length") for name in names]
         traced = TracedModel(graphs=(_trace_graph("model", module, StatelessGraph(served), inputs),))
-    return replace(traced, attention=_trace_attention(module, task, inputs)) if attention else traced
+    if not attention:
+        return traced
+    shown = known.attention if known is not None else None
+    return replace(traced, attention=shown or _trace_attention(module, task, inputs))
 
 
 def _trace_attention(module: nn.Module, task: Task, inputs: Sequence[TensorSpec]) -> TracedGraph:
@@ -206,7 +214,9 @@ def _trace_decoder(module: nn.Module) -> TracedModel:
     return TracedModel(graphs=(decoder,), state=_in_place(past))
 
 
-def _trace_encoder_decoder(module: nn.Module, encoder_inputs: Sequence[TensorSpec]) -> TracedModel:
+def _trace_encoder_decoder(
+    module: nn.Module, encoder_inputs: Sequence[TensorSpec], known: TracedModel | None
+) -> TracedModel:
     past = _past_specs(module, Task.TRANSLATION)
     encoder = _trace_graph("encoder", module, EncoderGraph(module), encoder_inputs)
     cross = encoder.outputs
@@ -217,7 +227,10 @@ def _trace_encoder_decoder(module: nn.Module, encoder_inputs: Sequence[TensorSpe
         make_spec(spec.name, spec.dtype, "sources", spec.shape[1], "source_length", spec.shape[3]) for spec in cross
     ]
     aligned_layer = alignment_layer(len(cross) // 2)
-    decoder = _trace_graph("decoder", module, CrossDecoderGraph(module, len(past), aligned_layer), inputs)
+    if known is not None:  # its attention is given to a decoder, whatever the kernel
+        decoder = known.graphs[-1]
+    else:
+        decoder = _trace_graph("decoder", module, CrossDecoderGraph(module, len(past), aligned_layer), inputs)
     return TracedModel(
         graphs=(encoder, decoder),
         state=_in_place(past),
