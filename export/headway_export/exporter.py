@@ -179,6 +179,8 @@ class _Prover:
         self._cache_ranges: list[LayerRange] | None = None
         self._opsets: dict[Precision, int] = {}
         self._weights = WrittenWeights()
+        num_bytes = sum(parameter.nbytes for parameter in source.module.parameters())
+        self._is_large = num_bytes >= options.external_data_threshold_bytes
         self.proofs: list[Proof] = []
         """Of every variant that was made; fp32 is among them even where it is not kept."""
 
@@ -260,20 +262,20 @@ class _Prover:
     def _prove(self, precision: Precision, traced: TracedModel) -> Variant:
         self._progress(f"{precision}: comparing with PyTorch")
         candidate = self._write(precision, traced)
-        self._weights.give_back()
+        self._give_back()
         figures = parity.check(candidate)
-        self._weights.give_back()
+        self._give_back()
         attention = parity.check_attention(candidate) if traced.attention is not None else None
         if self._source.evaluation is not None:
             evaluation = self._source.evaluation
             self._progress(f"{precision}: {evaluation.metric} on {evaluation.dataset}")
-        self._weights.give_back()
+        self._give_back()
         measured = quality.measure(candidate)
         figure = measured.figure if measured else None
         agreed = None
         if precision is Precision.FP32:
             if self._is_judged_by_agreement:
-                self._weights.give_back()
+                self._give_back()
                 self._progress("fp32: answering inputs that int8 is held against")
                 self._sample = agreement.draw(candidate)
         elif self._sample is not None:
@@ -303,9 +305,14 @@ class _Prover:
         others = set(self._options.precisions) - {Precision.FP32}
         return bool(others) and self._source.evaluation is None
 
+    def _give_back(self) -> None:
+        """Gives back what nobody needs now, where that is much: looking for it takes a quarter of a second."""
+        if self._is_large:
+            self._weights.give_back()
+
     def _write(self, precision: Precision, traced: TracedModel) -> Candidate:
         """Writes the graphs of a variant and opens them as a server would."""
-        self._weights.give_back()
+        self._give_back()
         graphs: dict[Role, Graph] = {}
         written: dict[Path, ir.Model] = {}
         for graph in _all_graphs(traced):

@@ -605,7 +605,7 @@ def _write_shapes(graph: torch.fx.Graph) -> None:
 def _write_casts(program: ExportedProgram) -> None:
     """Writes casts with the operator that has a translation; one to the dtype that a tensor has is removed."""
     for node in program.graph.find_nodes(op="call_function", target=_CAST):
-        source, dtype = node.args[:2]
+        source, dtype = cast("tuple[torch.fx.Node, torch.dtype]", node.args[:2])
         if source.meta["val"].dtype == dtype:
             node.replace_all_uses_with(source)
             program.graph_signature.replace_all_uses(node.name, source.name)
