@@ -7,7 +7,7 @@ files need and takes seconds to make is made by one process for both.
 import gc
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -86,15 +86,6 @@ def made_once(tmp_path_factory: pytest.TempPathFactory) -> MadeOnce:
 
 
 @pytest.fixture(scope="session")
-def quick_traces() -> Iterator[None]:
-    """Lets traces of tiny models go faster; fixtures and folders that trace ask for it."""
-    import shared_traces
-
-    with shared_traces.known_operators():
-        yield
-
-
-@pytest.fixture(scope="session")
 def tiny_checkpoints(made_once: MadeOnce) -> dict[str, Path]:
     """A trained checkpoint of each task, by task."""
     import tiny_models
@@ -108,7 +99,7 @@ def tiny_checkpoints(made_once: MadeOnce) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="session")
-def tiny_store(tiny_checkpoints: dict[str, Path], made_once: MadeOnce, quick_traces: None) -> Path:
+def tiny_store(tiny_checkpoints: dict[str, Path], made_once: MadeOnce) -> Path:
     """A store with a bundle of each task, exported in fp32 and int8 with the graph of the attention weights."""
 
     def write(folder: Path) -> None:
@@ -132,7 +123,7 @@ def llama_checkpoint(made_once: MadeOnce) -> Path:
 
 
 @pytest.fixture(scope="session")
-def llama_store(llama_checkpoint: Path, made_once: MadeOnce, quick_traces: None) -> Path:
+def llama_store(llama_checkpoint: Path, made_once: MadeOnce) -> Path:
     """A store with a bundle of that Llama, exported in fp32 and int8."""
 
     def write(folder: Path) -> None:

@@ -179,6 +179,8 @@ class _Prover:
         self._cache_ranges: list[LayerRange] | None = None
         self._opsets: dict[Precision, int] = {}
         self._weights = WrittenWeights()
+        num_bytes = sum(parameter.nbytes for parameter in source.module.parameters())
+        self._is_large = num_bytes >= options.external_data_threshold_bytes
         self.proofs: list[Proof] = []
         """Of every variant that was made; fp32 is among them even where it is not kept."""
 
@@ -201,7 +203,7 @@ class _Prover:
             without = (Task.GENERATION, Task.SEGMENTATION)  # which gain nothing by the operator for the CPU
             if self._source.task not in without and shows_attention(self._source.module):
                 self._progress("int8: tracing")
-                for_cpu = self._trace(self._source.module, for_cpu=True)
+                for_cpu = self._trace(self._source.module, known=traced)
             quantized = self._quantize(for_cpu, Precision.INT8)
             if Precision.INT8 in wanted:
                 variants[Precision.INT8] = self._prove(Precision.INT8, quantized)
@@ -260,20 +262,20 @@ class _Prover:
     def _prove(self, precision: Precision, traced: TracedModel) -> Variant:
         self._progress(f"{precision}: comparing with PyTorch")
         candidate = self._write(precision, traced)
-        self._weights.give_back()
+        self._give_back()
         figures = parity.check(candidate)
-        self._weights.give_back()
+        self._give_back()
         attention = parity.check_attention(candidate) if traced.attention is not None else None
         if self._source.evaluation is not None:
             evaluation = self._source.evaluation
             self._progress(f"{precision}: {evaluation.metric} on {evaluation.dataset}")
-        self._weights.give_back()
+        self._give_back()
         measured = quality.measure(candidate)
         figure = measured.figure if measured else None
         agreed = None
         if precision is Precision.FP32:
             if self._is_judged_by_agreement:
-                self._weights.give_back()
+                self._give_back()
                 self._progress("fp32: answering inputs that int8 is held against")
                 self._sample = agreement.draw(candidate)
         elif self._sample is not None:
@@ -303,9 +305,14 @@ class _Prover:
         others = set(self._options.precisions) - {Precision.FP32}
         return bool(others) and self._source.evaluation is None
 
+    def _give_back(self) -> None:
+        """Gives back what nobody needs now, where that is much: looking for it takes a quarter of a second."""
+        if self._is_large:
+            self._weights.give_back()
+
     def _write(self, precision: Precision, traced: TracedModel) -> Candidate:
         """Writes the graphs of a variant and opens them as a server would."""
-        self._weights.give_back()
+        self._give_back()
         graphs: dict[Role, Graph] = {}
         written: dict[Path, ir.Model] = {}
         for graph in _all_graphs(traced):
@@ -350,7 +357,8 @@ class _Prover:
         rewrite(model, AddVerification() if self._source.task is Task.GENERATION else RankLogits())
         return replace(graph, model=model)
 
-    def _trace(self, module: nn.Module, *, for_cpu: bool = False) -> TracedModel:
+    def _trace(self, module: nn.Module, *, known: TracedModel | None = None) -> TracedModel:
+        """Traces a module; for the CPU if what it is otherwise is known."""
         image = self._source.image_preprocessing
         return trace(
             module,
@@ -358,7 +366,8 @@ class _Prover:
             image_size=(image.height, image.width) if image else None,
             has_token_types=self._source.has_token_types,
             attention=self._source.attention if (given := self._options.attention) is None else given,
-            for_cpu=for_cpu,
+            for_cpu=known is not None,
+            known=known,
         )
 
 

@@ -8,18 +8,24 @@ B rows, T tokens of a step, H heads, G key/value heads, K head width.
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, cast
+from unittest.mock import patch
 
 import numpy as np
 import onnx_ir as ir
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch._C import DispatchKey
+from torch._ops import HigherOrderOperator, OpOverload
+from torch.export import ExportedProgram
+from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from headway_export.errors import SourceError, TraceError
 from headway_export.graphs import (
@@ -110,6 +116,7 @@ def trace(
     has_token_types: bool = False,
     attention: bool = False,
     for_cpu: bool = False,
+    known: TracedModel | None = None,
 ) -> TracedModel:
     """Traces a module, in the dtype of its parameters.
 
@@ -120,6 +127,7 @@ def trace(
         has_token_types: True if a text classifier reads which text of a pair each token belongs to.
         attention: True to trace what gives the attention weights too.
         for_cpu: True to have layers that attend to whole inputs do so by an operator that runs on the CPU alone.
+        known: The same module traced without `for_cpu`: graphs that are the same with it are taken from there.
 
     Raises:
         SourceError: The module does not follow the protocol.
@@ -133,10 +141,13 @@ def trace(
         if attention:
             raise SourceError(f"{task}: each caption brings its attention to the image; leave out --attention")
         assert image_size is not None, "a model of images has its preprocessing"
-        return _trace_encoder_decoder(served, [make_spec("pixel_values", "float32", "batch", 3, *image_size)])
+        pixels = make_spec("pixel_values", "float32", "batch", 3, *image_size)
+        return _trace_encoder_decoder(served, [pixels], known)
     elif task in ENCODER_DECODER_TASKS:
         encoder_inputs = [make_spec(*spec) for spec in _ENCODER_INPUTS]
-        traced = _trace_recurrent(module) if is_recurrent(module) else _trace_encoder_decoder(served, encoder_inputs)
+        traced = (
+            _trace_recurrent(module) if is_recurrent(module) else _trace_encoder_decoder(served, encoder_inputs, known)
+        )
         inputs = [_as_read(make_spec(*spec), "batch") for spec in _ENCODER_INPUTS]
         inputs.append(make_spec("target_ids", "int64", "batch", "length"))
     elif task is Task.SEGMENTATION:
@@ -151,7 +162,10 @@ def trace(
             names = ("input_ids", "attention_mask", *(("token_type_ids",) if has_token_types else ()))
             inputs = [make_spec(name, "int64", "batch", "length") for name in names]
         traced = TracedModel(graphs=(_trace_graph("model", module, StatelessGraph(served), inputs),))
-    return replace(traced, attention=_trace_attention(module, task, inputs)) if attention else traced
+    if not attention:
+        return traced
+    shown = known.attention if known is not None else None
+    return replace(traced, attention=shown or _trace_attention(module, task, inputs))
 
 
 def _trace_attention(module: nn.Module, task: Task, inputs: Sequence[TensorSpec]) -> TracedGraph:
@@ -200,7 +214,9 @@ def _trace_decoder(module: nn.Module) -> TracedModel:
     return TracedModel(graphs=(decoder,), state=_in_place(past))
 
 
-def _trace_encoder_decoder(module: nn.Module, encoder_inputs: Sequence[TensorSpec]) -> TracedModel:
+def _trace_encoder_decoder(
+    module: nn.Module, encoder_inputs: Sequence[TensorSpec], known: TracedModel | None
+) -> TracedModel:
     past = _past_specs(module, Task.TRANSLATION)
     encoder = _trace_graph("encoder", module, EncoderGraph(module), encoder_inputs)
     cross = encoder.outputs
@@ -211,7 +227,10 @@ def _trace_encoder_decoder(module: nn.Module, encoder_inputs: Sequence[TensorSpe
         make_spec(spec.name, spec.dtype, "sources", spec.shape[1], "source_length", spec.shape[3]) for spec in cross
     ]
     aligned_layer = alignment_layer(len(cross) // 2)
-    decoder = _trace_graph("decoder", module, CrossDecoderGraph(module, len(past), aligned_layer), inputs)
+    if known is not None:  # its attention is given to a decoder, whatever the kernel
+        decoder = known.graphs[-1]
+    else:
+        decoder = _trace_graph("decoder", module, CrossDecoderGraph(module, len(past), aligned_layer), inputs)
     return TracedModel(
         graphs=(encoder, decoder),
         state=_in_place(past),
@@ -474,7 +493,7 @@ def _trace_graph(role: Role, module: nn.Module, graph: nn.Module, inputs: Sequen
     dynamic = torch.export.Dim.DYNAMIC
     shapes = tuple({axis: dynamic for axis, size in enumerate(spec.shape) if isinstance(size, str)} for spec in inputs)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _decomposing_if_needed(), _known_operators():
             warnings.simplefilter("ignore")  # the tracer warns of its own internals
             program = torch.onnx.export(
                 _Positional(graph),
@@ -496,6 +515,110 @@ def _trace_graph(role: Role, module: nn.Module, graph: nn.Module, inputs: Sequen
         rewrite(model, GatherAsked())
     rewrite(model, Declare((*inputs, *outputs)))
     return TracedGraph(role=role, model=model)
+
+
+@contextmanager
+def _decomposing_if_needed() -> Iterator[None]:
+    """Lets the tracer decompose a program only where that changes more than casts and shapes.
+
+    To decompose a program PyTorch traces it once more, which takes longer than the first time
+    (docs/decisions/decompositions.md).
+    """
+    decompose = ExportedProgram.run_decompositions
+
+    def decompose_if_needed(program: ExportedProgram, decomp_table: Any = None, **options: Any) -> ExportedProgram:
+        if decomp_table is None or options or not _is_translatable(program, decomp_table):
+            return decompose(program, decomp_table, **options)
+        _write_casts(program)
+        _write_shapes(program.graph)
+        return program
+
+    with patch.object(ExportedProgram, "run_decompositions", decompose_if_needed):
+        yield
+
+
+_CAST = torch.ops.aten.to.dtype
+_COPY = torch.ops.aten._to_copy.default  # noqa: SLF001 (the name of an operator)
+_CHECK = torch.ops.aten._assert_tensor_metadata.default  # noqa: SLF001 (the name of an operator)
+_RESHAPES = (torch.ops.aten.flatten.using_ints, torch.ops.aten.unflatten.int)
+_WRITTEN = (_CAST, _CHECK, *_RESHAPES, torch.ops.aten.reshape.default, torch.ops.aten.contiguous.default)
+"""Operators that decomposing changes, into what is written here or into what has the same translation."""
+
+
+def _is_translatable(program: ExportedProgram, decompositions: Mapping[Any, Any]) -> bool:
+    """True if decomposing a program would change nothing but the operators that are written here.
+
+    It would change those of the table, those that change a tensor in place, and those made of others that may return a
+    view; and it is needed for what is not a flat list of operators.
+    """
+    for node in program.graph.nodes:
+        if node.op in ("placeholder", "output") or node.target in _WRITTEN:
+            continue
+        if node.op != "call_function" or isinstance(node.target, HigherOrderOperator) or node.target in decompositions:
+            return False
+        if isinstance(node.target, OpOverload):
+            schema = node.target._schema  # noqa: SLF001 (nothing else tells)
+            is_composite = node.target.has_kernel_for_dispatch_key(DispatchKey.CompositeImplicitAutograd)
+            if schema.is_mutable or (is_composite and any(argument.alias_info for argument in schema.arguments)):
+                return False
+    sizes = _dynamic_sizes(program.graph)
+    return all(
+        sum(not isinstance(axis, int) and str(axis) not in sizes for axis in node.meta["val"].shape) < 2
+        for node in program.graph.nodes
+        if node.target in _RESHAPES
+    )
+
+
+def _dynamic_sizes(graph: torch.fx.Graph) -> dict[str, tuple[torch.fx.Node, int]]:
+    """Returns an input and its axis for each dynamic size, by its name in the program."""
+    return {
+        str(size): (node, axis)
+        for node in graph.find_nodes(op="placeholder")
+        for axis, size in enumerate(getattr(node.meta["val"], "shape", ()))
+        if not isinstance(size, int)
+    }
+
+
+def _write_shapes(graph: torch.fx.Graph) -> None:
+    """Writes what joins or splits axes as reshapes, whose shapes name the sizes of inputs that they keep.
+
+    A size that no input has, and there is at most one in a shape, is -1, which follows from the others.
+    """
+    inputs = _dynamic_sizes(graph)
+    sizes: dict[str, torch.fx.Node] = {}
+    first = next(node for node in graph.nodes if node.op != "placeholder")
+    for node in (node for target in _RESHAPES for node in graph.find_nodes(op="call_function", target=target)):
+        shape: list[int | torch.fx.Node] = []
+        for axis in node.meta["val"].shape:
+            name = str(axis)
+            if not isinstance(axis, int) and name in inputs and name not in sizes:
+                with graph.inserting_before(first):
+                    sizes[name] = graph.call_function(torch.ops.aten.sym_size.int, inputs[name])
+                sizes[name].meta["val"] = axis
+            shape.append(axis if isinstance(axis, int) else sizes.get(name, -1))
+        node.target, node.args, node.kwargs = torch.ops.aten.reshape.default, (node.args[0], shape), {}
+
+
+def _write_casts(program: ExportedProgram) -> None:
+    """Writes casts with the operator that has a translation; one to the dtype that a tensor has is removed."""
+    for node in program.graph.find_nodes(op="call_function", target=_CAST):
+        source, dtype = cast("tuple[torch.fx.Node, torch.dtype]", node.args[:2])
+        if source.meta["val"].dtype == dtype:
+            node.replace_all_uses_with(source)
+            program.graph_signature.replace_all_uses(node.name, source.name)
+            program.graph.erase_node(node)
+        else:
+            node.target, node.args, node.kwargs = _COPY, (source,), {"dtype": dtype}
+
+
+@contextmanager
+def _known_operators() -> Iterator[None]:
+    """Has PyTorch make the table of its operators' translations once in a process, and not for each trace."""
+    with patch.object(ONNXRegistry, "from_torchlib", staticmethod(_registry)):
+        yield
+
+
+_registry = functools.cache(ONNXRegistry.from_torchlib)
 
 
 def _share_weights(model: ir.Model, module: nn.Module) -> None:

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 
 @pytest.fixture(autouse=True)
-def _shared_traces(quick_traces: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def _shared_traces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has the exporter trace equal modules once."""
     monkeypatch.setattr("headway_export.exporter.trace", shared_traces.trace)
 

@@ -40,7 +40,7 @@ def checkpoint(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def bundle(checkpoint, tmp_path_factory, quick_traces):
+def bundle(checkpoint, tmp_path_factory):
     options = ExportOptions(store=tmp_path_factory.mktemp("store"), precisions=(Precision.FP32, Precision.INT8))
     return export(from_checkpoint(checkpoint), options)
 

@@ -3,15 +3,11 @@
 import hashlib
 import io
 import pickle
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import torch
 from torch import nn
-from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from headway_export import tracing
 from headway_export.tracing import TracedGraph, TracedModel
@@ -22,7 +18,7 @@ _traces: dict[bytes, TracedModel] = {}
 
 def trace(module: nn.Module, task: Task, **options: Any) -> TracedModel:
     """`headway_export.tracing.trace`, whose graphs are copies where an equal module was traced before."""
-    key = _key(module, task, options)
+    key = _key(module, task, {name: value for name, value in options.items() if name != "known"})
     if key is None:
         return tracing.trace(module, task, **options)
     if key not in _traces:
@@ -54,12 +50,3 @@ class _Describer(pickle.Pickler):
             return None
         values = obj.detach().cpu().contiguous().numpy().tobytes()
         return str(obj.dtype), tuple(obj.shape), hashlib.sha256(values).hexdigest()
-
-
-@contextmanager
-def known_operators() -> Iterator[None]:
-    """Has PyTorch make the table of its operators' translations, a tenth of a tiny trace, once and not for each."""
-    make = ONNXRegistry.from_torchlib
-    ONNXRegistry.from_torchlib = staticmethod(cache(make))
-    yield
-    ONNXRegistry.from_torchlib = make

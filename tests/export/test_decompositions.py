@@ -1,0 +1,86 @@
+"""Programs that are traced without being decomposed, held against the same ones decomposed."""
+
+from collections import Counter
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime
+import pytest
+import torch
+from torch import nn
+from torch.export import ExportedProgram
+
+from headway_export.tracing import trace
+from headway_server.bundles import Task
+
+WIDTH = 8
+IDS = np.random.default_rng(0).integers(0, 20, (4, 6))
+FEEDS = {"input_ids": IDS, "attention_mask": (np.arange(6) < np.array([[6], [1], [3], [4]])).astype(np.int64)}
+
+
+class Pooling(nn.Module):
+    """Averages tokens, by casts, one of them to the dtype there is, and by axes that are joined and split."""
+
+    def __init__(self):
+        super().__init__()
+        self.tokens = nn.Embedding(20, WIDTH)
+        self.output = nn.Linear(WIDTH, 3)
+
+    def forward(self, input_ids, attention_mask):
+        mask = attention_mask.to(torch.float32).unsqueeze(-1)
+        tokens = self.tokens(input_ids.flatten()).to(torch.float32).unflatten(0, input_ids.shape)
+        heads = tokens.unflatten(-1, (2, -1)).flatten(2)
+        return self.output((heads * mask).sum(dim=1) / mask.sum(dim=1))
+
+
+class PoolingInPlace(Pooling):
+    """Changes a tensor in place, through a view of it."""
+
+    def forward(self, input_ids, attention_mask):
+        tokens = self.tokens(input_ids) + 0.0
+        tokens.transpose(1, 2).mul_(attention_mask.unsqueeze(1))
+        return self.output(tokens.sum(dim=1) / attention_mask.sum(dim=1, keepdim=True))
+
+
+def _trace(module, monkeypatch, *, as_needed=True):
+    """Returns the graph, and how often a program was decomposed."""
+    count, decompose = Counter(), ExportedProgram.run_decompositions
+
+    def counted(program, *arguments, **options):
+        count["decomposed"] += 1
+        return decompose(program, *arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ExportedProgram, "run_decompositions", counted)
+        if not as_needed:
+            patch.setattr("headway_export.tracing._is_translatable", lambda *_: False)
+        (graph,) = trace(module, Task.TEXT_CLASSIFICATION).graphs
+    return graph.model, count["decomposed"]
+
+
+def _logits(model, tmp_path):
+    ir.save(model, tmp_path / "model.onnx")
+    return onnxruntime.InferenceSession(tmp_path / "model.onnx").run(["logits"], FEEDS)[0]
+
+
+@pytest.fixture(params=[Pooling, PoolingInPlace])
+def module(request):
+    torch.manual_seed(0)
+    return request.param().eval()
+
+
+def test_a_program_is_decomposed_only_where_it_changes_tensors_in_place(module, monkeypatch, tmp_path):
+    model, num_decomposed = _trace(module, monkeypatch)
+    assert num_decomposed == isinstance(module, PoolingInPlace)
+    with torch.inference_mode():
+        expected = module(*map(torch.from_numpy, FEEDS.values())).numpy()
+    np.testing.assert_allclose(_logits(model, tmp_path), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_program_that_is_not_decomposed_has_no_more_operators(monkeypatch):
+    module = Pooling().eval()
+    (found, num_decomposed), (decomposed, _) = (
+        _trace(module, monkeypatch, as_needed=as_needed) for as_needed in (True, False)
+    )
+    assert not num_decomposed
+    assert not Counter(node.op_type for node in found.graph) - Counter(node.op_type for node in decomposed.graph)
