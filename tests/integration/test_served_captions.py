@@ -30,6 +30,7 @@ from headway_training.checkpoint import load_model, load_tokenizer
 from headway_training.cli import app as training_app
 from headway_training.data.images import normalize
 from headway_training.models.parts.attention import RecordingKernel, causal_attention, cross_attention
+from headway_training.tasks.captioning import score_captions
 
 from .conftest import serve
 
@@ -231,9 +232,8 @@ def test_captions_are_measured_against_those_of_people(address, tmp_path):
     for number, colour in enumerate(("red", "navy", "white")):
         Image.new("RGB", (40, 30), colour).save(tmp_path / f"{number}.png")
     with Client(address) as client:
-        written = [
-            one.text for one in client.caption_image([tmp_path / f"{number}.png" for number in range(3)], language="de")
-        ]
+        files = [tmp_path / f"{number}.png" for number in range(3)]
+        written = [one.text for one in client.caption_image(files, language="de")]
     file = tmp_path / "captions.tsv"
     lines = [f"{number}.png\t{text}" for number, text in enumerate(written) for _ in range(2)]
     file.write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -242,4 +242,6 @@ def test_captions_are_measured_against_those_of_people(address, tmp_path):
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout.strip().splitlines()[-1])
     assert (report["metric"], report["example_count"], report["unit"]) == ("cider", 3, "images")
-    assert report["figures"]["bleu_de"] == pytest.approx(100), "they are the model's own"
+    expected = score_captions({"de": written}, {"de": [[text] * 2 for text in written]})
+    assert report["figures"] == pytest.approx(expected)
+    assert expected["meteor_de"] > 0, "they are the model's own"
