@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, cast
@@ -524,7 +524,7 @@ def _decomposing_if_needed() -> Iterator[None]:
     To decompose a program PyTorch traces it once more, which takes longer than the first time
     (docs/decisions/decompositions.md).
     """
-    decompose = ExportedProgram.run_decompositions
+    decompose: Callable[..., ExportedProgram] = ExportedProgram.run_decompositions
 
     def decompose_if_needed(program: ExportedProgram, decomp_table: Any = None, **options: Any) -> ExportedProgram:
         if decomp_table is None or options or not _is_translatable(program, decomp_table):

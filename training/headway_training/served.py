@@ -306,7 +306,9 @@ def read_dataset(model: Model, name: str | None, folder: Path) -> TestData:
 
         return TestData(splits.test_name, SegmentedFiles(pictures=SegmentationTask(recipe, splits).measured("test")))
     if isinstance(test, CaptionedImages):
-        captions = [{one: test.captions[one][row] for one in test.captions} for row in range(len(test))]
+        captions: list[Mapping[str, Sequence[str]]] = [
+            {one: test.captions[one][row] for one in test.captions} for row in range(len(test))
+        ]
         return TestData(splits.test_name, CaptionedFiles(images=list(map(_encode_png, test.images)), captions=captions))
     if unknown := sorted(set(splits.labels) - set(model.labels)):
         raise DataError(
@@ -542,7 +544,10 @@ class _Measurement:
         height, width = picture.image.shape[:2]
         scale = np.array((width, height, width, height), np.float32)
         points = [SegmentPrompt(points=[(float(x), float(y))]) for x, y in picture.points * scale[:2]]
-        boxes = [SegmentPrompt(box=tuple(map(float, box))) for box in picture.boxes * scale]
+        boxes = [
+            SegmentPrompt(box=(left, top, right, bottom))
+            for left, top, right, bottom in (picture.boxes * scale).tolist()
+        ]
         found: dict[str, list[float]] = {}
         for name, prompts in (("point", points), ("box", boxes)):
             answer = self._client.segment_image(_encode_png(picture.image), prompts=prompts, **self._options)

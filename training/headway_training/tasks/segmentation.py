@@ -270,7 +270,7 @@ class SegmentationTask(Task):
                     found.setdefault(f"{picture.kind}_{name}", []).extend(own.tolist())
                     found.setdefault(f"{picture.kind}_{name}_best", []).extend(ious.amax(dim=1).tolist())
                     found.setdefault("iou_error", []).extend((promised.float().cpu() - ious).abs().flatten().tolist())
-        return mean_ious(found)
+        return {**mean_ious(found)}
 
     def measure_baselines(self) -> dict[str, float]:
         """Mean IoU in percent of simple methods: the box, and the component under the point by Otsu's threshold."""
