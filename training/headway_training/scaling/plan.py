@@ -36,6 +36,8 @@ TOKENS_PER_PARAMETER = 20
 """What a plan aims at for its largest size, where data and budget allow: near the optimum of Hoffmann et al."""
 _GRIDS = ((4, 4), (4, 3), (3, 3), (2, 3), (2, 2))
 """Sizes and amounts of data, the best first; each amount is twice the one before."""
+_MOST_SHARE = 0.5
+"""Of the budget, that the two shortest pilots of a size may take."""
 _FACTORS = (1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1, 1.5, 2, 3, 4, 6, 8, 12, 16)
 """Of the recipe's width and number of layers; a model grows by their third power."""
 _DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")
@@ -155,16 +157,20 @@ def shapes(recipe: Recipe, task: Task) -> Iterator[dict[str, Any]]:
 
 
 def measure_sizes(recipe: Recipe, task: Task, data: Data, budget_s: float, seed: int) -> list[Size]:
-    """Measures sizes, the smallest first, up to the first one too large for the memory or for any plan."""
+    """Measures sizes, the smallest first, up to the first one too large for the memory or for a plan of the budget.
+
+    How long a size takes is guessed from the one before, so that none is measured that could not be used.
+    """
     sizes: list[Size] = []
     for fields in shapes(recipe, task):
         try:
-            size = measure_size(recipe, fields, task, seed)
+            if sizes:
+                flop_s = sizes[-1].token_s / sizes[-1].flops_per_token
+                guessed = measure_size(recipe, fields, task, seed, flop_s)
+                if _grid_s([guessed], _doubled(LEAST_STEPS, 2), data) > _MOST_SHARE * budget_s:
+                    break
+            sizes.append(measure_size(recipe, fields, task, seed))
         except RecipeError:
-            break
-        sizes.append(size)
-        # Of the smallest grid, this size has pilots of the fewest steps and of twice as many.
-        if _grid_s([size], _doubled(LEAST_STEPS, 2), data) > budget_s:
             break
     return sizes
 
