@@ -13,7 +13,8 @@ the recurrence, a block of a whole text is attention without softmax; all are eq
 Deviations from the paper: the decay is one number for a head and a token, as in Mamba-2 (Dao and Gu 2024), and not one
 for each of the K numbers of a key, so that the decays within a block need no division; the projections read the sum of
 a token and a short causal convolution, so that a token knows its neighbours; the bias of the decay starts at another
-value for each head, so that heads forget at different paces.
+value for each head, so that heads forget at different paces; what is read is normalised over all heads together, as in
+Mamba-2: where the context of a single head is near to zero, its direction is mostly rounding.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def attend_blocks(
 class LinearAttention(nn.Module):
     """A layer's memory: its convolution, projections, decays, and what is read of it.
 
-    What is read is normalised head by head and gated by the token (section 4.4).
+    What is read is normalised and gated by the token (section 4.4).
     """
 
     def __init__(self, configuration: LayerConfig) -> None:
@@ -84,7 +85,7 @@ class LinearAttention(nn.Module):
         self.convolution = nn.Parameter(torch.zeros(CONVOLUTION_WIDTH, 1, d_model))
         self.query_key_value_gate = PackedLinear(d_model, [d_model] * 4, bias=configuration.biases)
         self.decay = nn.Linear(d_model, configuration.num_heads)
-        self.norm = nn.RMSNorm(configuration.head_dim, eps=configuration.norm_eps)
+        self.norm = nn.RMSNorm(d_model, eps=configuration.norm_eps)
         self.output = nn.Linear(d_model, d_model, bias=configuration.biases)
 
     def reset_decays(self) -> None:
@@ -112,14 +113,12 @@ class LinearAttention(nn.Module):
         mixed = hidden_states
         for offset in range(CONVOLUTION_WIDTH):
             mixed = mixed + self.convolution[offset] * seen[:, offset : offset + length]
-        query, key, value, gate = (
-            torch.unflatten(part, -1, (-1, self.head_dim))  # (B, T, H, K)
-            for part in self.query_key_value_gate.apart(mixed)
-        )
+        *parts, gate = self.query_key_value_gate.apart(mixed)  # (B, T, D) each
+        query, key, value = (torch.unflatten(part, -1, (-1, self.head_dim)) for part in parts)  # (B, T, H, K)
         log_decay = F.logsigmoid(self.decay(mixed).float()) / _TEMPERATURE  # (B, T, H)
         if block is None:
             context, memory = attend_block(query, key, value, log_decay, memory)
         else:
             context, memory = attend_blocks(query, key, value, log_decay, memory, block=block)
-        gated = self.norm(context.to(gate.dtype)) * F.silu(gate)  # (B, T, H, K)
-        return self.output(gated.flatten(2)), seen[:, length:].float(), memory
+        gated = self.norm(context.flatten(2).to(gate.dtype)) * F.silu(gate)  # (B, T, D)
+        return self.output(gated), seen[:, length:].float(), memory
