@@ -129,6 +129,9 @@ def trace(
     """
     served = with_kernel(module, OperatorKernel()) if for_cpu else module
     if task is Task.GENERATION:
+        if attention and is_stateful(module):
+            name = type(module).__name__
+            raise SourceError(f"{name}: has a state in place of attention to its tokens; leave out --attention")
         traced = _trace_stateful(module) if is_stateful(module) else _trace_decoder(module)
         inputs = [make_spec("input_ids", "int64", "batch", "length")]
     elif task is Task.CAPTIONING:
@@ -167,8 +170,6 @@ def _trace_attention(module: nn.Module, task: Task, inputs: Sequence[TensorSpec]
             f"{name}: has a recurrent state in place of attention to its own tokens; leave out --attention. Its "
             "attention to the source comes with each translation as its alignment"
         )
-    if is_stateful(module):
-        raise SourceError(f"{name}: has a state in place of attention to its tokens; leave out --attention")
     if task is not Task.GENERATION and not shows_attention(module):
         raise SourceError(
             f"{name}: has no attribute kernel, which computes the attention of its encoder; give it one "

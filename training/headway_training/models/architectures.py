@@ -22,9 +22,9 @@ from headway_training.models.vit import ImageEmbedder, ImageEncoderConfig, ViT, 
 CONFIGURATIONS: Mapping[str, type[Configuration]] = MappingProxyType(
     {
         "gpt": GPTConfig,
-        "linear": LinearConfig,
         "transformer": TransformerConfig,
         "recurrent": RecurrentConfig,
+        "linear": LinearConfig,
         "encoder": EncoderConfig,
         "vit": ViTConfig,
         "image_encoder": ImageEncoderConfig,
