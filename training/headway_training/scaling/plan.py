@@ -13,6 +13,7 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import torch
@@ -34,8 +35,10 @@ LEAST_STEPS = 20
 LEAST_PILOTS = 4
 TOKENS_PER_PARAMETER = 20
 """What a plan aims at for its largest size, where data and budget allow: near the optimum of Hoffmann et al."""
-_GRIDS = ((4, 4), (4, 3), (3, 3), (2, 3), (2, 2))
+_GRIDS = ((4, 4), (4, 3), (3, 3))
 """Sizes and amounts of data, the best first; each amount is twice the one before."""
+_SMALL_GRIDS = ((2, 3), (2, 2))
+"""Which do not determine the five constants."""
 _MOST_SHARE = 0.5
 """Of the budget, that the two shortest pilots of a size may take."""
 _FACTORS = (1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1, 1.5, 2, 3, 4, 6, 8, 12, 16)
@@ -240,8 +243,8 @@ def _update_s(recipe: Recipe, model: nn.Module) -> float:
 def plan_pilots(sizes: Sequence[Size], data: Data, budget_s: float) -> list[Pilot]:
     """Chooses a grid of sizes and amounts of data whose estimated times add up to the budget at most.
 
-    The grid is the largest of `_GRIDS` that fits; of its sizes, neighbours, the largest is the largest one that can
-    still read `TOKENS_PER_PARAMETER`, or all the data four times. Where no size can, it is the largest one that fits.
+    The grid is the largest that fits; of its sizes, neighbours, the largest is the largest one that can still read
+    `TOKENS_PER_PARAMETER`, or all the data four times. Where no size can, a quarter of that, or anything, is enough.
 
     Returns:
         The pilots by rising arithmetic: the last one has the largest size and the most data.
@@ -249,8 +252,8 @@ def plan_pilots(sizes: Sequence[Size], data: Data, budget_s: float) -> list[Pilo
     Raises:
         RecipeError: Not even four fit.
     """
-    for ratio in (TOKENS_PER_PARAMETER, 0):
-        for num_sizes, num_amounts in _GRIDS:
+    for grids, ratio in product((_GRIDS, _SMALL_GRIDS), (TOKENS_PER_PARAMETER, TOKENS_PER_PARAMETER / 4, 0)):
+        for num_sizes, num_amounts in grids:
             for top in range(len(sizes), num_sizes - 1, -1):
                 chosen = sizes[top - num_sizes : top]
                 steps = _most_steps(chosen, num_amounts, data, budget_s)
