@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from pydantic import ValidationError
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
@@ -277,24 +278,31 @@ def _describe_pilot(pilot: Pilot) -> str:
     )
 
 
+def _short(number: float) -> str:
+    """A number of three digits with its unit."""
+    for factor, unit in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if number >= factor:
+            return f"{number / factor:.3g}{unit}"
+    return f"{number:.0f}"
+
+
 def _report(study: Study, console: Console) -> None:
     """Shows pilots, law, prediction and advice."""
     assert study.law is not None
     assert study.held_out is not None
     assert study.advice is not None
     law, held_out, advice = study.law.law(), study.held_out, study.advice
-    table = Table("layers", "d_model", "N", "D", "steps", "FLOPs", "time", "loss", "law")
+    table = Table("layers", "d_model", "N", "D", "FLOPs", "time", "loss", "law", box=SIMPLE)
     for column in table.columns:
-        column.justify = "right"
+        column.justify, column.no_wrap = "right", True
     for pilot in study.pilots:
         num_parameters, num_tokens, loss = _point(pilot)
         table.add_row(
             str(pilot.size.model["num_layers"]),
             str(pilot.size.model["d_model"]),
-            f"{pilot.size.parameter_count:,}",
-            f"{pilot.token_count:,}",
-            f"{pilot.step_count:,}",
-            f"{pilot.flops:.2e}",
+            _short(pilot.size.parameter_count),
+            _short(pilot.token_count),
+            f"{pilot.flops:.1e}",
             describe_duration(pilot.wall_time_s or 0.0),
             f"{loss:.4f}",
             f"{law.loss(num_parameters, num_tokens):.4f}",
