@@ -47,6 +47,8 @@ def draw(study: Study, file: Path) -> str:
         )
         axes.set_xscale("log")
         axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:.3g}")
+        axes.yaxis.set_minor_formatter("{x:.3g}")
         axes.set_xlabel("D, tokens")
         axes.set_ylabel(study.metric.replace("_", " "))
         axes.set_title(law.describe(), fontsize=9)
