@@ -79,8 +79,8 @@ class LinearLayer(nn.Module):
             return context
 
         hidden_states = self.attention_residual(hidden_states, attend)
-        hidden_states = self.feed_forward_residual(hidden_states, self.feed_forward)
-        return hidden_states, earlier, memory
+        result: Tensor = self.feed_forward_residual(hidden_states, self.feed_forward)
+        return result, earlier, memory
 
 
 class LinearDecoder(Model):

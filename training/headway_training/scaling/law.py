@@ -50,7 +50,9 @@ class ScalingLaw:
     def loss(self, num_parameters: float, num_tokens: float) -> float:
         """The loss of N parameters that have read D tokens."""
         of_size = self.size_factor / num_parameters**self.size_exponent
-        return self.irreducible + of_size + self.data_factor / num_tokens**self.data_exponent
+        of_data = self.data_factor / num_tokens**self.data_exponent
+        total: float = self.irreducible + of_size + of_data
+        return total
 
     def describe(self) -> str:
         """The law with its constants."""

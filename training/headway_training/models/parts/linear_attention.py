@@ -67,7 +67,7 @@ def attend_blocks(
     """Reads tokens block by block: the arguments and results of `attend_block`, and how many tokens a block has."""
     contexts = []
     for parts in zip(*(torch.split(tensor, block, dim=1) for tensor in (query, key, value, log_decay)), strict=True):
-        context, memory = attend_block(*parts, memory)
+        context, memory = attend_block(*parts, memory)  # type: ignore[call-arg]  # there are four parts
         contexts.append(context)
     return torch.cat(contexts, dim=1), memory
 
