@@ -45,13 +45,13 @@ def row_maxima(source: ExportSource, traced: TracedModel, sample: agreement.Samp
         sample: Inputs in place of evaluation data that the source does not carry.
 
     Raises:
-        SourceError: The model reads one token a step.
+        SourceError: The model has a state without positions.
     """
+    if any(state.update == "replace" for state in traced.state):
+        raise SourceError("int8-static: a recurrent decoder has a scale a row alone; leave this precision out")
     recorders = {graph.role: _Recorder(graph) for graph in traced.graphs}
     if source.task in ENCODER_DECODER_TASKS:
         decoder, num_patches = recorders["decoder"], source.limits.max_input_tokens or 0
-        if any(state.update == "replace" for state in traced.state):
-            raise SourceError("int8-static: a recurrent decoder has a scale a row alone; leave this precision out")
         for text, translation in islice(pairs_of(source, sample), NUM_RANGE_TEXTS):
             item = {"pixel_values": text} if text.ndim > 1 else text_tensors(text)
             encoded = recorders["encoder"].run(_batch_of_one(item))

@@ -32,6 +32,7 @@ from headway_training.models.protocols import (
     ImageToText,
     RecurrentEncoderDecoder,
     ShowsAttention,
+    StatefulDecoder,
 )
 
 Outputs = dict[str, Tensor]
@@ -264,6 +265,21 @@ class DecoderGraph(nn.Module):
         return {"logits": _logits_at(module, hidden, logits_positions), **attend.present}
 
 
+class StatefulDecoderGraph(nn.Module):
+    """Graph `decoder` of a generation model with a state of fixed size."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, input_ids: Tensor, logits_positions: Tensor, *past: Tensor) -> Outputs:
+        """A step of (R, T) tokens: float32 logits (R, L, V), then the present state."""
+        module = cast("StatefulDecoder", self.module)
+        hidden, present = module.read(input_ids, list(past))  # (R, T, D)
+        states = {f"present_state_{number}": state for number, state in enumerate(present)}
+        return {"logits": _logits_at(module, hidden, logits_positions), **states}
+
+
 class EncoderGraph(nn.Module):
     """Graph `encoder` of a model that translates, or that writes captions."""
 
@@ -315,7 +331,7 @@ class CrossDecoderGraph(nn.Module):
         return {"logits": logits, ALIGNMENT: attend_cross.alignment, **attend.present}
 
 
-def _logits_at(module: Decoder | EncoderDecoder, hidden: Tensor, positions: Tensor) -> Tensor:
+def _logits_at(module: Decoder | EncoderDecoder | StatefulDecoder, hidden: Tensor, positions: Tensor) -> Tensor:
     """Logits of some positions: (R, T, D), (R, L) -> (R, L, V). The output projection is the dearest part of a step."""
     index = positions.unsqueeze(-1).expand(-1, -1, hidden.shape[-1])
     return module.logits(hidden.gather(1, index)).float()

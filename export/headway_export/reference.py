@@ -38,11 +38,14 @@ from headway_training.models.protocols import (
     ImageToText,
     PromptSegmenter,
     RecurrentEncoderDecoder,
+    StatefulDecoder,
     is_recurrent,
+    is_stateful,
 )
 from headway_training.models.recurrent import recur_packed
 
 CAUSAL: Attend = causal_attention(fused_attention)
+_PIECE = 50
 NUM_RANGE_TEXTS = 32
 """Texts, or windows of longer ones, that the ranges of an int8 cache are taken from."""
 
@@ -57,8 +60,20 @@ def generation_logits(
     decoder = cast("Decoder", module)
     with torch.inference_mode():
         ids = torch.from_numpy(token_ids).unsqueeze(0)
+        if is_stateful(module):
+            return _stateful_logits(cast("StatefulDecoder", module), ids, first)
         hidden = decoder.hidden_states(ids, torch.arange(len(token_ids)).unsqueeze(0), attend)
         return decoder.logits(hidden[:, first:])[0].float().numpy()
+
+
+def _stateful_logits(decoder: StatefulDecoder, ids: Tensor, first: int) -> NDArray[np.float32]:
+    """The same of a decoder with a state, which reads (1, T) tokens in pieces of other lengths than a server's."""
+    states, pieces = decoder.first_states(1), []
+    for start in range(0, ids.shape[1], _PIECE):
+        hidden, states = decoder.read(ids[:, start : start + _PIECE], states)
+        if start + _PIECE > first:
+            pieces.append(decoder.logits(hidden[:, max(0, first - start) :])[0].float().numpy())
+    return np.concatenate(pieces)
 
 
 def translation_logits(

@@ -718,6 +718,8 @@ class AddVerification(InPlacePass):
         """Adds to a decoder, in place, the input `verifies` and the states after all tokens but the last as outputs."""
         graph = model.graph
         layers = [(node, operator) for node in graph if (operator := _one_token_operator(node)) is not None]
+        if not layers:  # of state without positions, which a wrong draft would be left in
+            return PassResult(model, modified=False)
         first, operator = layers[0]
         verifies = ir.val(VERIFIES, ir.DataType.INT64, [VERIFIES])
         graph.inputs.append(verifies)

@@ -36,6 +36,7 @@ from headway_export.graphs import (
     PromptDecoderGraph,
     RecurrentDecoderGraph,
     RecurrentEncoderGraph,
+    StatefulDecoderGraph,
     StatelessGraph,
     attention_graph,
     float_dtype,
@@ -44,7 +45,14 @@ from headway_export.graphs import (
 )
 from headway_export.rewriting import Declare, FuseAttention, GatherAsked, rewrite
 from headway_server.bundles import ENCODER_DECODER_TASKS, StateTensor, Task, TensorSpec, attention_layers
-from headway_training.models.protocols import Decoder, EncoderDecoder, PromptSegmenter, is_recurrent
+from headway_training.models.protocols import (
+    Decoder,
+    EncoderDecoder,
+    PromptSegmenter,
+    StatefulDecoder,
+    is_recurrent,
+    is_stateful,
+)
 
 OPSET = 21
 Role: TypeAlias = Literal["model", "encoder", "decoder", "attention"]
@@ -135,7 +143,10 @@ def trace(
     """
     served = with_kernel(module, OperatorKernel()) if for_cpu else module
     if task is Task.GENERATION:
-        traced = _trace_decoder(module)
+        if attention and is_stateful(module):
+            name = type(module).__name__
+            raise SourceError(f"{name}: has a state in place of attention to its tokens; leave out --attention")
+        traced = _trace_stateful(module) if is_stateful(module) else _trace_decoder(module)
         inputs = [make_spec("input_ids", "int64", "batch", "length")]
     elif task is Task.CAPTIONING:
         if attention:
@@ -204,6 +215,8 @@ _STEP_INPUTS = (
     ("seqlens_k", "int32", "slots"),
     ("total_sequence_length", "int32"),
 )
+_STATEFUL_INPUTS = ("input_ids", "logits_positions")
+"""Of a step, what a decoder reads whose state has no positions."""
 _SOURCE_MASK = ("source_mask", "int64", "sources", "source_length")
 
 
@@ -212,6 +225,28 @@ def _trace_decoder(module: nn.Module) -> TracedModel:
     inputs = [*(make_spec(*step) for step in _STEP_INPUTS), *past]
     decoder = _trace_graph("decoder", module, DecoderGraph(module), inputs)
     return TracedModel(graphs=(decoder,), state=_in_place(past))
+
+
+def _trace_stateful(module: nn.Module) -> TracedModel:
+    with _following_the_protocol(module):
+        first = cast("StatefulDecoder", module).first_states(2)
+    states = tuple(
+        StateTensor(past=f"past_state_{number}", present=f"present_state_{number}", update="replace")
+        for number in range(len(first))
+    )
+    past = [
+        make_spec(state.past, str(tensor.dtype).removeprefix("torch."), "slots", *tensor.shape[1:])
+        for state, tensor in zip(states, first, strict=True)
+    ]
+    inputs = [make_spec(*step) for step in _STEP_INPUTS if step[0] in _STATEFUL_INPUTS]
+    _, *present = _declare_outputs(module, StatefulDecoderGraph(module), [*inputs, *past])
+    if not past or [spec.shape for spec in present] != [spec.shape for spec in past]:
+        raise SourceError(
+            f"{type(module).__name__}: read was given states {[spec.shape for spec in past]} and returned "
+            f"{[spec.shape for spec in present]}; it returns at least one, each of the shape it was given"
+        )
+    decoder = _trace_graph("decoder", module, StatefulDecoderGraph(module), [*inputs, *past])
+    return TracedModel(graphs=(decoder,), state=states)
 
 
 def _trace_encoder_decoder(

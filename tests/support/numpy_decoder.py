@@ -20,6 +20,7 @@ class NumpyDecoder:
     """Follows `headway_server.decoding.interfaces.Decoder`; ranks nothing."""
 
     ranking = None
+    keeps_positions = True
 
     def __init__(
         self,

@@ -42,7 +42,12 @@ LLAMA_PARTS: dict[str, object] = {
 
 
 def generation_checkpoint(
-    folder: Path, name: str = "tiny-generation", num_batches: int = 250, **fields: object
+    folder: Path,
+    name: str = "tiny-generation",
+    num_batches: int = 250,
+    *,
+    architecture: str = "gpt",
+    **fields: object,
 ) -> Path:
     """A character model that has learned a page of proverbs by heart; fields add to its configuration."""
     torch.manual_seed(SEED)
@@ -59,7 +64,7 @@ def generation_checkpoint(
         "d_ff": 128,
         **fields,
     }
-    model = build_model("gpt", configuration)
+    model = build_model(architecture, configuration)
     ids = torch.tensor(tokenizer.encode(PROVERBS * 2).ids)
     starts = np.random.default_rng(SEED).integers(0, len(ids) - 160, (num_batches, 6))
     batches = [[ids[start : start + 160] for start in row] for row in starts]
@@ -67,7 +72,7 @@ def generation_checkpoint(
     checkpoint = _checkpoint(
         name,
         "generation",
-        "gpt",
+        architecture,
         configuration,
         special_tokens={},
         evaluation={

@@ -200,6 +200,7 @@ class Checkpoint(Record):
     license: str
     architecture: Literal[
         "gpt",
+        "linear",
         "transformer",
         "recurrent",
         "encoder",

@@ -98,6 +98,54 @@ def run(
         _fail(error)
 
 
+@app.command("scale")
+def scale(
+    recipe: Annotated[str, typer.Argument(help="Name of a recipe (see `headway-train list`), or a .toml file.")],
+    budget: Annotated[str, typer.Option(help="Time for all pilots together, such as 4h, 1h30m or 90s.")],
+    target: Annotated[
+        str | None,
+        typer.Option(
+            help="What to advise for: a time, or a number of FLOPs, such as 1e18. Default: ten times the budget."
+        ),
+    ] = None,
+    data_dir: DataDir = None,
+    output: Annotated[Path | None, typer.Option(help="Folder of the study. Default: runs/RECIPE-scale.")] = None,
+    train: Annotated[str | None, typer.Option(help="Your own training data: plain text.")] = None,
+    valid: Annotated[str | None, typer.Option(help="Your own validation data, as --train.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="section.key=value, in place of the recipe's. May be repeated.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the study in the output folder.")] = False,
+    seed: Annotated[int, typer.Option(help="Seed of everything that is random.", min=0)] = 0,
+) -> None:
+    """Trains pilots of several sizes and lengths, fits a scaling law to their losses, and advises what to train.
+
+    Leaves scale.json and scale.svg in OUTPUT. The largest pilot is left out of the law and predicted by it.
+    """
+    from headway_training.data.sources import check_own_data  # noqa: PLC0415 (see above)
+    from headway_training.run import RunOptions  # noqa: PLC0415
+    from headway_training.scaling import parse_budget, run_scaling  # noqa: PLC0415
+
+    console = Console(soft_wrap=True)
+    try:
+        options = RunOptions(
+            recipe=recipe,
+            settings=tuple(set_ or ()),
+            data_dir=data_dir,
+            own_data=check_own_data(train, valid, None),
+            output=output or Path("runs") / f"{Path(recipe).stem}-scale",
+            seed=seed,
+            resume=resume,
+        )
+        for_pilots = parse_budget(budget, flops=False)
+        run_scaling(options, for_pilots, None if target is None else parse_budget(target), console)
+    except StoppedError as error:
+        console.print(f"{error}; go on with the same command and --resume", highlight=False)
+        raise typer.Exit(130) from error
+    except TrainingError as error:
+        _fail(error)
+
+
 @app.command("list")
 def list_() -> None:
     """Lists the recipes."""

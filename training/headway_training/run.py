@@ -58,6 +58,8 @@ if TYPE_CHECKING:
 CHECKPOINT_FOLDER = "checkpoint"
 RUN_FILE = "run.json"
 _NO_TRACKER = "none"
+_WITHOUT_ATTENTION = ("recurrent", "linear")
+"""Architectures that have no attention weights to look at."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -322,7 +324,7 @@ def _finish(options: RunOptions, recipe: Recipe, splits: Splits[Any], trainer: T
         license=recipe.license,
         architecture=recipe.model["architecture"],
         configuration=_configure(recipe, task).to_dict() if of_folder is None else of_folder.configuration,
-        attention=recipe.attention and recipe.architecture != "recurrent",  # which --model may bring, and has none
+        attention=recipe.attention and recipe.architecture not in _WITHOUT_ATTENTION,  # which --model may bring
         evaluation=Evaluation(
             file=TEXT_EVALUATION_FILE if evaluation.texts is not None else IMAGE_EVALUATION_FILE,
             dataset=splits.test_name,

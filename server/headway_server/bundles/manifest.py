@@ -551,11 +551,6 @@ class Manifest(Record):
         for precision, variant in self.variants.items():
             if set(variant.graphs) - {"attention"} != set(parts.graphs):
                 raise ValueError(f"variants.{precision}.graphs: {self.task} needs {', '.join(parts.graphs)}")
-            if not parts.replaces_state and any(state.update == "replace" for state in variant.state):
-                raise ValueError(
-                    f"variants.{precision}.state: replace is for {' and '.join(ENCODER_DECODER_TASKS)}; the prefix "
-                    f"cache and the samples of a prompt need state with positions, and the task is {self.task}"
-                )
             if unlisted := {graph.file for graph in variant.graphs.values()} - set(self.files):
                 raise ValueError(f"variants.{precision}.graphs: {min(unlisted)} is not among the files")
         return self
@@ -589,8 +584,6 @@ class TaskParts:
     """Files that must be there."""
     takes_chat_template: bool = False
     """True if there may be a chat template."""
-    replaces_state: bool = False
-    """True if a step may replace state as a whole."""
     check: Callable[[Manifest], object] | None = None
     """What else is checked; raises ValueError."""
 
@@ -643,7 +636,6 @@ TASK_PARTS: Final[Mapping[Task, TaskParts]] = {
         graphs=("encoder", "decoder"),
         needs=(*_OF_TEXTS, "limits.max_total_tokens", "languages"),
         files=(TOKENIZER_FILE,),
-        replaces_state=True,
         check=_check_languages,
     ),
     Task.CAPTIONING: TaskParts(
@@ -656,7 +648,6 @@ TASK_PARTS: Final[Mapping[Task, TaskParts]] = {
         graphs=("encoder", "decoder"),
         needs=(*_OF_TEXTS, "limits.max_total_tokens"),
         files=(TOKENIZER_FILE,),
-        replaces_state=True,
     ),
     Task.TEXT_CLASSIFICATION: TaskParts(needs=("labels", *_OF_TEXTS), files=(TOKENIZER_FILE,)),
     Task.TOKEN_CLASSIFICATION: TaskParts(needs=("labels", *_OF_TEXTS), files=(TOKENIZER_FILE,), check=_check_tags),

@@ -86,6 +86,9 @@ class Decoder(Protocol):
     """V."""
     prefill_chunk: int
     """Tokens of a prefill at most."""
+    keeps_positions: bool
+    """False if each step replaces a slot's state as a whole, so that nothing of it can be read again, shared by the
+    samples of a prompt or cached."""
     ranking: Ranking | None
     """Of the last `decode`, until the next one; None if the decoder does not rank logits."""
 

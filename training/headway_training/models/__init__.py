@@ -15,6 +15,7 @@ from headway_training.models.configuration import Configuration, LayerConfig
 from headway_training.models.dino import DINO, DINOConfig
 from headway_training.models.encoder import Encoder, EncoderConfig
 from headway_training.models.gpt import GPT, GPTConfig
+from headway_training.models.linear import LinearConfig, LinearDecoder
 from headway_training.models.recurrent import RecurrentConfig, RecurrentTranslator
 from headway_training.models.segmentation import MaskDecoder, SegmentationConfig, Segmenter
 from headway_training.models.transformer import Transformer, TransformerConfig
@@ -38,6 +39,8 @@ __all__ = [
     "ImageEmbedder",
     "ImageEncoderConfig",
     "LayerConfig",
+    "LinearConfig",
+    "LinearDecoder",
     "MaskDecoder",
     "Model",
     "NamedConfiguration",

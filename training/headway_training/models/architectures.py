@@ -13,6 +13,7 @@ from headway_training.models.clip import CLIP, CLIPConfig
 from headway_training.models.configuration import Configuration, nearest
 from headway_training.models.encoder import Encoder, EncoderConfig
 from headway_training.models.gpt import GPT, GPTConfig
+from headway_training.models.linear import LinearConfig, LinearDecoder
 from headway_training.models.recurrent import RecurrentConfig, RecurrentTranslator
 from headway_training.models.segmentation import SegmentationConfig, Segmenter
 from headway_training.models.transformer import Transformer, TransformerConfig
@@ -23,6 +24,7 @@ CONFIGURATIONS: Mapping[str, type[Configuration]] = MappingProxyType(
         "gpt": GPTConfig,
         "transformer": TransformerConfig,
         "recurrent": RecurrentConfig,
+        "linear": LinearConfig,
         "encoder": EncoderConfig,
         "vit": ViTConfig,
         "image_encoder": ImageEncoderConfig,
@@ -36,6 +38,7 @@ CONFIGURATIONS: Mapping[str, type[Configuration]] = MappingProxyType(
 _MODELS: Mapping[type[Configuration], Callable[[Any], Model]] = MappingProxyType(
     {
         GPTConfig: GPT,
+        LinearConfig: LinearDecoder,
         TransformerConfig: Transformer,
         RecurrentConfig: RecurrentTranslator,
         EncoderConfig: Encoder,
@@ -68,14 +71,14 @@ def build_model(
     """Builds a model with fresh weights.
 
     Args:
-        architecture: `gpt`, `transformer`, `recurrent`, `encoder`, `vit`, `image_encoder`, `clip`, `segmenter` or
-            `captioner`.
+        architecture: `gpt`, `linear`, `transformer`, `recurrent`, `encoder`, `vit`, `image_encoder`, `clip`,
+            `segmenter` or `captioner`.
         configuration: that architecture's configuration, or its fields by name.
         attention: the kernel, as `Model.use_attention` takes it; the recurrent model's attention has only one.
 
     Returns:
-        A `GPT`, `Transformer`, `RecurrentTranslator`, `Encoder`, `ViT`, `ImageEmbedder`, `CLIP`, `Segmenter` or
-        `Captioner`, in training mode.
+        A `GPT`, `LinearDecoder`, `Transformer`, `RecurrentTranslator`, `Encoder`, `ViT`, `ImageEmbedder`, `CLIP`,
+        `Segmenter` or `Captioner`, in training mode.
 
     Raises:
         ValueError: the architecture, a field or a value is wrong; the message names it and the limit.
@@ -91,7 +94,7 @@ class NamedConfiguration:
     """A configuration that has a name."""
 
     architecture: str
-    """`gpt`, `transformer`, `recurrent`, `encoder`, `vit`, `image_encoder`, `clip`, `segmenter` or `captioner`."""
+    """A key of `CONFIGURATIONS`."""
     configuration: Configuration
     """The shape."""
 
@@ -238,6 +241,17 @@ _SHAKESPEARE_LLAMA = GPTConfig(
     positions="rotary",
 )
 
+_SHAKESPEARE_LINEAR = LinearConfig(
+    vocabulary_size=1024,
+    max_length=65_536,
+    window=256,
+    num_layers=6,
+    d_model=256,
+    num_heads=4,
+    d_ff=1024,
+    dropout=0.3,
+)
+
 _MULTI30K_TRANSFORMER = TransformerConfig(
     vocabulary_size=6000,
     max_source_length=128,
@@ -362,6 +376,7 @@ NAMED_CONFIGURATIONS: Mapping[str, NamedConfiguration] = MappingProxyType(
         "vit-l-16": _vit(num_layers=24, d_model=1024, num_heads=16),
         "shakespeare-gpt": NamedConfiguration(architecture="gpt", configuration=_SHAKESPEARE_GPT),
         "shakespeare-llama": NamedConfiguration(architecture="gpt", configuration=_SHAKESPEARE_LLAMA),
+        "shakespeare-linear": NamedConfiguration(architecture="linear", configuration=_SHAKESPEARE_LINEAR),
         "multi30k-transformer": NamedConfiguration(architecture="transformer", configuration=_MULTI30K_TRANSFORMER),
         "multi30k-recurrent": NamedConfiguration(architecture="recurrent", configuration=_MULTI30K_RECURRENT),
         "agnews-encoder": NamedConfiguration(architecture="encoder", configuration=_AGNEWS_ENCODER),

@@ -30,6 +30,25 @@ class Decoder(Protocol):
         ...
 
 
+class StatefulDecoder(Protocol):
+    """A model that generates text with a state of fixed size instead of attention to the tokens before."""
+
+    max_length: int
+    """Most tokens, prompt and continuation together."""
+
+    def first_states(self, rows: int) -> list[Tensor]:
+        """Returns the state at the beginning of B texts: zeros, float32 (B, ...) each, of fixed sizes."""
+        ...
+
+    def read(self, input_ids: Tensor, states: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """(B, T), states of the tokens before -> (B, T, D), the next states; in one piece or several alike."""
+        ...
+
+    def logits(self, hidden_states: Tensor) -> Tensor:
+        """(..., D) -> (..., V)."""
+        ...
+
+
 class EncoderDecoder(Protocol):
     """A model that translates."""
 
@@ -121,6 +140,11 @@ class RecurrentEncoderDecoder(Protocol):
 def is_recurrent(model: object) -> bool:
     """True if a translation model follows `RecurrentEncoderDecoder`, False if it follows `EncoderDecoder`."""
     return callable(getattr(model, "step", None))
+
+
+def is_stateful(model: object) -> bool:
+    """True if a model that generates text follows `StatefulDecoder`, False if it follows `Decoder`."""
+    return callable(getattr(model, "read", None))
 
 
 class TextClassifier(Protocol):

@@ -23,7 +23,7 @@ from headway_training.checkpoint import (
 
 ARCHITECTURES: Mapping[TaskName, tuple[str, ...]] = MappingProxyType(
     {
-        "generation": ("gpt", HUGGINGFACE),
+        "generation": ("gpt", "linear", HUGGINGFACE),
         "translation": ("transformer", "recurrent"),
         "text_classification": ("encoder", HUGGINGFACE),
         "token_classification": ("encoder", HUGGINGFACE),

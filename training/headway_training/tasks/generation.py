@@ -49,7 +49,8 @@ class GenerationTask(Task):
         self._ids = map_tokens(splits.train, tokenizer, tokens_file)  # (N)
         if len(self._ids) < 3:
             raise DataError(f"the training text has {len(self._ids)} tokens; at least 3 are needed")
-        self._window = min(int(recipe.model["max_length"]), (len(self._ids) - 1) // 2)
+        window = int(recipe.model.get("window") or recipe.model["max_length"])
+        self._window = min(window, (len(self._ids) - 1) // 2)
 
     @property
     def num_train_examples(self) -> int:

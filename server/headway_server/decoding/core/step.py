@@ -201,7 +201,7 @@ class Stepper:
         while (sequence := self.scheduler.admit(now)) is not None:
             self._report_left(sequence, now, "started")
             shared = sequence.shared_prompt
-            reader = None if shared is None else shared.reader()
+            reader = shared.reader() if shared is not None and self._decoder.keeps_positions else None
             if reader is None:
                 self._prefill_step.reuse_chunks(sequence)
                 return
@@ -336,14 +336,15 @@ class Stepper:
 
         Returns:
             The rows whose constraints were not evaluated. They read the same token again in the next step, at the same
-            position, which gives the same logits: state with positions is the only kind that text generation has
-            (the manifest checks it). Constraints on translations cost next to nothing and are always evaluated.
+            position, which gives the same logits. Where state has no positions, that would change it: there all
+            constraints are evaluated, as those on translations are, which cost next to nothing.
         """
         constrained = [row for row, sequence in enumerate(sequences) if sequence.constraint is not None]
         constrained.sort(key=lambda row: sequences[row].masked_at)
+        may_wait = self._encoder is None and self._decoder.keeps_positions
         began = time.thread_time()
         for number, row in enumerate(constrained):
-            if number and self._encoder is None and time.thread_time() - began > _MASK_BUDGET_S:
+            if number and may_wait and time.thread_time() - began > _MASK_BUDGET_S:
                 return set(constrained[number:])
             self._mask(sequences[row])
         return set()

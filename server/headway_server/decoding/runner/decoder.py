@@ -50,7 +50,9 @@ def slot_sizes(manifest: Manifest, variant: Variant) -> SlotSizes:
     return SlotSizes(
         state_bytes=state_bytes(variant, max_length),
         source_bytes=sum(padded_length(max_source) * bytes_per_token(specs[name]) for name in variant.cross),
-        keeps_prompts=manifest.task is Task.GENERATION and max_length >= PREFILL_CHUNK,
+        keeps_prompts=manifest.task is Task.GENERATION
+        and max_length >= PREFILL_CHUNK
+        and all(state.update == "in_place" for state in variant.state),
     )
 
 
@@ -64,6 +66,7 @@ class DecoderRunner:
         vocab_size: V.
         cache_bytes: Memory of the state and of packed sources, in bytes, taken when the runner is made.
         prefill_chunk: Most tokens of a prefill; 1 if the graph reads no more in a step.
+        keeps_positions: True if all state has positions, so that tokens can be read again.
         has_alignment: True if `align` can be called.
         ranking: Of the last `decode`, if the graph ranks its logits (`Decoder.ranking`).
     """
@@ -117,6 +120,7 @@ class DecoderRunner:
         self.vocab_size = fixed_size(specs[_LOGITS], -1)
         self.cache_bytes = self._state.num_bytes + self._packed.num_bytes
         self.prefill_chunk = _longest_step(graph)
+        self.keeps_positions = all(state.update == "in_place" for state in variant.state)
         self.has_alignment = ALIGNMENT in specs
         self.ranking: Ranking | None = None
         self._logits: NDArray[np.float32] = np.empty((num_slots, 1, self.vocab_size), np.float32)
@@ -151,6 +155,7 @@ class DecoderRunner:
         assert 0 < len(token_ids) <= self.prefill_chunk, "the scheduler cuts prompts into chunks"
         assert start + len(token_ids) <= self.max_length, "admission checks lengths"
         if source is None:
+            self._begin_text(slot, start)
             self._step(slot, **_prefill_inputs(token_ids, start))
         else:
             self._run(self._source_binding(slot, source), **_prefill_inputs(token_ids, start))
@@ -166,6 +171,7 @@ class DecoderRunner:
         length = len(token_ids)
         assert 0 < length <= self.prefill_chunk, "the caller cuts texts into chunks"
         assert start + length <= self.max_length, "the caller cuts texts into windows"
+        self._begin_text(slot, start)
         logits: NDArray[np.float32] = np.empty((1, length, self.vocab_size), np.float32)
         binding = self._binding(slot, 1)
         binding.bind_output(_LOGITS, logits)
@@ -220,6 +226,11 @@ class DecoderRunner:
     def begin(self, slot: int, source: CrossTensors) -> None:
         """Fills the state that a slot starts from, if the encoder gives one; called before the slot's first step."""
         self._state.begin(slot, source.initial)
+
+    def _begin_text(self, slot: int, start: int) -> None:
+        """Forgets what a slot's state without positions has read before, where a text begins in it."""
+        if start == 0 and not self.keeps_positions:
+            self._state.begin(slot, {})
 
     def align(
         self, slot: int, source: CrossTensors, token_ids: NDArray[np.int64], num_prompt: int = 1
