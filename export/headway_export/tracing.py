@@ -25,7 +25,10 @@ from headway_export.errors import SourceError, TraceError
 from headway_export.graphs import (
     CrossDecoderGraph,
     DecoderGraph,
+    DenoiserGraph,
     EncoderGraph,
+    LatentDecoderGraph,
+    LatentEncoderGraph,
     OperatorKernel,
     PromptDecoderGraph,
     RecurrentDecoderGraph,
@@ -38,11 +41,11 @@ from headway_export.graphs import (
 )
 from headway_export.rewriting import Declare, FuseAttention, GatherAsked, rewrite
 from headway_server.bundles import ENCODER_DECODER_TASKS, StateTensor, Task, TensorSpec, attention_layers
-from headway_training.models import Segmenter
+from headway_training.models import LatentDiffusion, Segmenter
 from headway_training.models.protocols import Decoder, EncoderDecoder, is_recurrent
 
 OPSET = 21
-Role: TypeAlias = Literal["model", "encoder", "decoder", "attention"]
+Role: TypeAlias = Literal["model", "encoder", "decoder", "denoiser", "vae_decoder", "vae_encoder", "attention"]
 
 _TRACED_SIZES = {
     "batch": 2,
@@ -144,6 +147,10 @@ def trace(
         if attention:
             raise SourceError(f"{task}: its attention weights cannot be looked at; leave out --attention")
         return trace_segmenter(cast("Segmenter", module))
+    elif task is Task.IMAGE_GENERATION:
+        if attention:
+            raise SourceError(f"{task}: its attention weights cannot be looked at; leave out --attention")
+        return _trace_diffusion(cast("LatentDiffusion", module))
     else:
         if image_size is not None:
             inputs = [make_spec("pixel_values", "float32", "batch", 3, *image_size)]
@@ -240,6 +247,20 @@ def trace_segmenter(module: Segmenter) -> TracedModel:
     encoder = _trace_graph("encoder", module, StatelessGraph(module.encoder), [pixels])
     decoder = _trace_graph("decoder", module, PromptDecoderGraph(module.decoder), prompts)
     return TracedModel(graphs=(encoder, decoder))
+
+
+def _trace_diffusion(module: LatentDiffusion) -> TracedModel:
+    shape = module.configuration
+    latent = make_spec("latent", "float32", "batch", *shape.latent_shape)
+    pixels = make_spec("pixel_values", "float32", "batch", 3, shape.image_size, shape.image_size)
+    rows = [latent, make_spec("timestep", "float32", "batch"), make_spec("label", "int64", "batch")]
+    return TracedModel(
+        graphs=(
+            _trace_graph("denoiser", module, DenoiserGraph(module), rows),
+            _trace_graph("vae_decoder", module, LatentDecoderGraph(module), [latent]),
+            _trace_graph("vae_encoder", module, LatentEncoderGraph(module), [pixels]),
+        )
+    )
 
 
 def alignment_layer(num_layers: int) -> int:
