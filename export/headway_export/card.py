@@ -130,9 +130,8 @@ def _variant(proof: Proof) -> str:
 
 
 def _how_to_check(manifest: Manifest) -> str:
-    if manifest.task in (Task.SEGMENTATION, Task.IMAGE_GENERATION) or not any(
-        variant.quality for variant in manifest.variants.values()
-    ):
+    is_measured = any(variant.quality for variant in manifest.variants.values())
+    if not is_measured or manifest.task in (Task.SEGMENTATION, Task.IMAGE_GENERATION):
         return ""
     return f"Measure it yourself on a server that has it: `headway-train evaluate {manifest.name} --server ADDRESS`."
 

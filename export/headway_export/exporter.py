@@ -201,11 +201,8 @@ class _Prover:
         variants = {Precision.FP32: fp32}
         if {Precision.INT8, Precision.INT8_STATIC} & set(wanted):
             for_cpu = traced
-            without = (
-                Task.GENERATION,
-                Task.SEGMENTATION,
-                Task.IMAGE_GENERATION,
-            )  # which gain nothing by the operator for the CPU
+            # These gain nothing by the operator for the CPU.
+            without = (Task.GENERATION, Task.SEGMENTATION, Task.IMAGE_GENERATION)
             if self._source.task not in without and shows_attention(self._source.module):
                 self._progress("int8: tracing")
                 for_cpu = self._trace(self._source.module, for_cpu=True)

@@ -130,7 +130,7 @@ class ImageGenerationModel:
         )
         shape = _latent_shape(denoiser)
         blank = np.zeros(shape, np.float32)
-        item = {LATENT: blank, TIMESTEP: np.float32(1.0), LABEL: np.int64(len(manifest.labels))}
+        row = {LATENT: blank, TIMESTEP: np.array(1, np.float32), LABEL: np.array(len(manifest.labels))}
         return cls(
             bundle,
             precision,
@@ -140,9 +140,7 @@ class ImageGenerationModel:
             decoder=decoder,
             encoder=encoder,
             costs={
-                denoiser: denoiser.warm_up(
-                    {name: np.asarray(value) for name, value in item.items()}, 1, {VELOCITY: shape}
-                ),
+                denoiser: denoiser.warm_up(row, 1, {VELOCITY: shape}),
                 decoder: decoder.warm_up({LATENT: blank}, 1, {PIXELS: size}),
                 encoder: encoder.warm_up({PIXELS: np.zeros(size, np.float32)}, 1, {LATENT: shape}),
             },
@@ -198,7 +196,9 @@ class ImageGenerationModel:
             drawings = [self._drawing(request, labels, seed, edit, deadline) for seed in seeds]
             preprocessing_s = time.monotonic() - began
             latents = await self._engine.run(drawings, caller)
-            return await self._finish(drawings, latents, seeds, edit, deadline, preprocessing_s)
+            return await self._finish(
+                drawings, latents, seeds, edit, deadline=deadline, preprocessing_s=preprocessing_s
+            )
 
     async def stream(
         self, request: DrawingRequest, *, deadline: float | None
@@ -222,7 +222,9 @@ class ImageGenerationModel:
                         [preview], _ = await self._decode([part.image], edit, deadline)
                     yield DrawingProgress(num_made=part.num_made, num_steps=num_steps, preview=preview)
             latents = [drawing.result.result()]
-            yield await self._finish([drawing], latents, seeds, edit, deadline, preprocessing_s)
+            yield await self._finish(
+                [drawing], latents, seeds, edit, deadline=deadline, preprocessing_s=preprocessing_s
+            )
 
     def _labels(self, request: DrawingRequest) -> tuple[int, int]:
         """Returns the numbers of what is drawn, and of what is led away from."""
@@ -274,6 +276,7 @@ class ImageGenerationModel:
         latents: Sequence[Latent],
         seeds: Sequence[int],
         edit: Edit | None,
+        *,
         deadline: float | None,
         preprocessing_s: float,
     ) -> Answer[DrawnImage]:
