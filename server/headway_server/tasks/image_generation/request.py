@@ -51,14 +51,16 @@ class DrawingRequest:
 
     def __post_init__(self) -> None:
         _check("image_count", self.num_images, 1, MAX_DRAWINGS, "; send several calls")
-        _check("step_count", self.num_steps, 1, MAX_STEPS)
-        _check("guidance_scale", self.guidance_scale, 1, MAX_GUIDANCE)
+        _check("parameters.step_count", self.num_steps, 1, MAX_STEPS)
+        _check("parameters.guidance_scale", self.guidance_scale, 1, MAX_GUIDANCE)
         _check("preview_interval", self.preview_interval, 0, MAX_STEPS)
         if self.strength is not None:
             if self.image is None:
-                raise InvalidInputError("strength", "is set without an image to draw over; send one, or leave it out")
+                raise InvalidInputError(
+                    "parameters.strength", "is set without an image to draw over; send one, or leave it out"
+                )
             if not 0 < self.strength <= 1:  # which no NaN is
-                raise InvalidInputError("strength", f"is {self.strength:g}; it is above 0 and at most 1")
+                raise InvalidInputError("parameters.strength", f"is {self.strength:g}; it is above 0 and at most 1")
         if self.mask is not None and self.image is None:
             raise InvalidInputError(self.mask.field, "is set without an image; send the image that it belongs to")
 
