@@ -282,7 +282,7 @@ class ImageGenerationModel:
     ) -> Answer[DrawnImage]:
         """Makes images of latents."""
         files, runs = await self._decode(latents, edit, deadline)
-        width, height = self._size if edit is None else edit.size(self._size)
+        width, height = self.size if edit is None else edit.size(self.size)
         return Answer(
             results=[
                 DrawnImage(png=png, seed=seed, num_steps=one.trajectory.num_steps, width=width, height=height)
@@ -293,7 +293,8 @@ class ImageGenerationModel:
         )
 
     @property
-    def _size(self) -> tuple[int, int]:
+    def size(self) -> tuple[int, int]:
+        """Width and height of what it draws, in pixels."""
         preprocessing = self.bundle.manifest.image_preprocessing
         assert preprocessing is not None, "the manifest's validator demands it"
         return preprocessing.width, preprocessing.height
