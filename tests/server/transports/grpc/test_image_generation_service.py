@@ -93,7 +93,7 @@ async def test_an_image_follows_from_its_seed_whatever_its_company(serve, diffus
             ),
             image_count=generator.randrange(1, 4),
         )
-        for _ in range(16)
+        for _ in range(10)
     ]
     async with serve(diffusion_store, observer=steps, precision=precision) as drawing:
         alone = [await stub(drawing).GenerateImage(request) for request in requests]
@@ -203,11 +203,16 @@ async def test_what_is_out_of_range_is_told_with_its_limit(drawing, fields, said
 async def test_more_images_than_the_queue_holds_are_refused_and_a_deadline_is_kept(serve, diffusion_store):
     async with serve(diffusion_store, batching={"max_waiting_images": 64}) as drawing:
         long = pb.GenerateImageRequest(prompt="red", parameters=parameters(step_count=250), image_count=16)
-        calls = [stub(drawing).GenerateImage(long) for _ in range(5)]
-        failures = [await failure_of(call) for call in calls[4:]]
-        assert [failure.code for failure in failures] == [grpc.StatusCode.RESOURCE_EXHAUSTED]
-        for call in calls[:4]:
-            call.cancel()
+
+        async def ask():
+            return await stub(drawing).GenerateImage(long)
+
+        tasks = [asyncio.create_task(ask()) for _ in range(5)]
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        assert [task.exception().code() for task in done] == [grpc.StatusCode.RESOURCE_EXHAUSTED]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         failure = await failure_of(stub(drawing).GenerateImage(long, timeout=0.05))
         assert failure.code is grpc.StatusCode.DEADLINE_EXCEEDED
         short = pb.GenerateImageRequest(prompt="red", parameters=parameters())

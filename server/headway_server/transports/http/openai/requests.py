@@ -387,7 +387,7 @@ class ImageBody(_Body):
     negative_prompt: str = ""
     step_count: int | None = None
     guidance_scale: float | None = None
-    sampler: Sampler | None = None
+    sampler: Literal["ddim", "dpm_solver_pp_2m", "euler"] | None = None
     seed: int | None = None
 
     def request(self, width: int, height: int) -> DrawingRequest:
@@ -401,7 +401,7 @@ class ImageBody(_Body):
         given = {
             "num_steps": self.step_count,
             "guidance_scale": self.guidance_scale,
-            "sampler": self.sampler,
+            "sampler": None if self.sampler is None else Sampler(self.sampler),
             "seed": None if self.seed is None else self.seed % 2**64,
         }
         return DrawingRequest(
