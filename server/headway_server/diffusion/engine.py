@@ -37,9 +37,8 @@ LATENT: Final = "latent"
 TIMESTEP: Final = "timestep"
 LABEL: Final = "label"
 VELOCITY: Final = "velocity"
-LEAST_ROWS: Final = 2
-"""Of a run. A product of one row is summed in another order (docs/decisions/batch-invariance.md), so one row by itself
-is run twice; a step of less room could not hold an image that is guided."""
+LEAST_ROOM: Final = 2
+"""Rows that a step has room for at least: those of an image that is guided."""
 
 Denoise = Callable[[Mapping[str, NDArray[Any]]], Latent]
 """Velocities (R, C, S, S) of rows: `latent` (R, C, S, S) float32, `timestep` (R,) float32 and `label` (R,) int64."""
@@ -138,12 +137,12 @@ class DenoisingEngine:
 
         Args:
             denoise: Runs the model. Only the engine's thread calls it.
-            max_rows: Most rows of a step, `LEAST_ROWS` at least.
+            max_rows: Most rows of a step, `LEAST_ROOM` at least.
             model: For the thread, the log and the observer.
             busy_lanes: Counts the engine among those that share the cores; None: it shares them with nobody.
             observer: Is told of every step and of what leaves the queue.
         """
-        assert max_rows >= LEAST_ROWS, "the settings check it"
+        assert max_rows >= LEAST_ROOM, "the settings check it"
         self._denoise = denoise
         self._max_rows = max_rows
         self._model = model
@@ -320,8 +319,6 @@ class DenoisingEngine:
         """Runs the model once for all rows, and leads away from what is not wanted."""
         rows = [(drawing, drawing.label) for drawing in chosen]
         rows += [(drawing, drawing.other_label) for drawing in chosen if drawing.is_guided]
-        num_rows = len(rows)
-        rows += rows[:1] * (LEAST_ROWS - num_rows)
         found = self._denoise(
             {
                 LATENT: np.stack([drawing.trajectory.latent for drawing, _ in rows]),
@@ -329,7 +326,7 @@ class DenoisingEngine:
                 LABEL: np.array([label for _, label in rows], np.int64),
             }
         )
-        others = iter(found[len(chosen) : num_rows])
+        others = iter(found[len(chosen) :])
         return [
             guide(velocity, next(others), drawing.guidance) if drawing.is_guided else velocity
             for drawing, velocity in zip(chosen, found, strict=False)

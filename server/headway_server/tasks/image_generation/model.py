@@ -187,9 +187,9 @@ class ImageGenerationModel:
                 server is draining.
         """
         labels = self._labels(request)
-        work = _num_rows(request, labels) * len(step_times(request.num_steps, request.made_share))
+        work = _work(request, labels)
         caller, count = current_caller(), request.num_images
-        with self._admission.admit(count, work=float(work * count), deadline=deadline, caller=caller):
+        with self._admission.admit(count, work=work * count, deadline=deadline, caller=caller):
             began = time.monotonic()
             edit = await self._read_edit(request, deadline)
             seeds = _seeds(request)
@@ -205,9 +205,9 @@ class ImageGenerationModel:
     ) -> AsyncGenerator[DrawingProgress | Answer[DrawnImage], None]:
         """Draws one image: yields how far it is, and last the answer. Errors are those of `draw`."""
         labels = self._labels(request)
-        work = _num_rows(request, labels) * len(step_times(request.num_steps, request.made_share))
+        work = _work(request, labels)
         caller = current_caller()
-        with self._admission.admit(1, work=float(work), deadline=deadline, caller=caller):
+        with self._admission.admit(1, work=work, deadline=deadline, caller=caller):
             began = time.monotonic()
             edit = await self._read_edit(request, deadline)
             seeds = _seeds(request)
@@ -333,6 +333,12 @@ def _latent_shape(denoiser: BatchGraph) -> tuple[int, ...]:
 def _num_rows(request: DrawingRequest, labels: tuple[int, int]) -> int:
     """Returns how many rows an image takes: two where it is led away from something else than what is drawn."""
     return 1 if request.guidance_scale == 1 or labels[0] == labels[1] else 2
+
+
+def _work(request: DrawingRequest, labels: tuple[int, int]) -> float:
+    """Returns how many rows an image takes in all its steps together."""
+    times = step_times(request.num_steps, request.made_share)
+    return float(_num_rows(request, labels) * (len(times) - 1))
 
 
 def _seeds(request: DrawingRequest) -> list[int]:
