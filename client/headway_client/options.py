@@ -319,7 +319,7 @@ class GenerateImageOptions(_DrawingOptions, total=False):
 class StreamGenerateImageOptions(_DrawingOptions, total=False):
     """Options of StreamGenerateImage."""
 
-    preview_interval: Annotated[int | None, "Steps between two previews; 0: none. Default: 0."]
+    preview_step_count: Annotated[int | None, "Steps between two previews; 0: none. Default: 0."]
 
 
 class _QueryOptions(ModelOptions, total=False):

@@ -56,10 +56,10 @@ def draw(
 
 
 def _stream(
-    client: Client, prompt: str, output: Path, options: StreamGenerateImageOptions, preview_interval: int
+    client: Client, prompt: str, output: Path, options: StreamGenerateImageOptions, preview_step_count: int
 ) -> DrawnImage:
     """Draws one image; its file shows how far it is."""
-    options["preview_interval"] = preview_interval
+    options["preview_step_count"] = preview_step_count
     with client.stream_generate_image(prompt, **options) as stream:
         for part in stream:
             if part.preview_png:

@@ -255,7 +255,7 @@ class StreamGenerateImageRequest(_message.Message):
     IMAGE_FIELD_NUMBER: _builtins.int
     IMAGE_ID_FIELD_NUMBER: _builtins.int
     MASK_FIELD_NUMBER: _builtins.int
-    PREVIEW_INTERVAL_FIELD_NUMBER: _builtins.int
+    PREVIEW_STEP_COUNT_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name of the model. Default: the only loaded model that draws images; required if there are several."""
     model_version: _builtins.str
@@ -272,7 +272,7 @@ class StreamGenerateImageRequest(_message.Message):
     """Which of the image's pixels are drawn anew: an image of the same size, white there and black elsewhere. All other
     pixels stay exactly as they were. Default: the whole image is drawn over, at the model's size.
     """
-    preview_interval: _builtins.int
+    preview_step_count: _builtins.int
     """Steps between two previews. Range 0 to 250. Default 0: there are none."""
     @_builtins.property
     def parameters(self) -> Global___DiffusionParameters:
@@ -289,11 +289,11 @@ class StreamGenerateImageRequest(_message.Message):
         image: _builtins.bytes = ...,
         image_id: _builtins.str = ...,
         mask: _builtins.bytes = ...,
-        preview_interval: _builtins.int = ...,
+        preview_step_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["parameters", b"parameters"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["image", b"image", "image_id", b"image_id", "mask", b"mask", "model", b"model", "model_version", b"model_version", "negative_prompt", b"negative_prompt", "parameters", b"parameters", "preview_interval", b"preview_interval", "prompt", b"prompt"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["image", b"image", "image_id", b"image_id", "mask", b"mask", "model", b"model", "model_version", b"model_version", "negative_prompt", b"negative_prompt", "parameters", b"parameters", "preview_step_count", b"preview_step_count", "prompt", b"prompt"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -213,12 +213,12 @@ class ImageGenerationModel:
             seeds = _seeds(request)
             drawing = self._drawing(request, labels, seeds[0], edit, deadline, wants_progress=True)
             preprocessing_s = time.monotonic() - began
-            num_steps, due = drawing.trajectory.num_steps, request.preview_interval
+            num_steps, due = drawing.trajectory.num_steps, request.preview_step_count
             async with aclosing(self._engine.stream(drawing, caller)) as parts:
                 async for part in parts:
                     preview = None
                     if due and part.num_made >= due:
-                        due = part.num_made + request.preview_interval
+                        due = part.num_made + request.preview_step_count
                         [preview], _ = await self._decode([part.image], edit, deadline)
                     yield DrawingProgress(num_made=part.num_made, num_steps=num_steps, preview=preview)
             latents = [drawing.result.result()]

@@ -46,14 +46,14 @@ class DrawingRequest:
     """Which pixels of it are drawn anew, white ones; None: all."""
     strength: float | None = None
     """Share of the steps that are made of an image; None: the default."""
-    preview_interval: int = 0
+    preview_step_count: int = 0
     """Steps between two previews of a stream; 0: none."""
 
     def __post_init__(self) -> None:
         _check("image_count", self.num_images, 1, MAX_DRAWINGS, "; send several calls")
         _check("parameters.step_count", self.num_steps, 1, MAX_STEPS)
         _check("parameters.guidance_scale", self.guidance_scale, 1, MAX_GUIDANCE)
-        _check("preview_interval", self.preview_interval, 0, MAX_STEPS)
+        _check("preview_step_count", self.preview_step_count, 0, MAX_STEPS)
         if self.strength is not None:
             if self.image is None:
                 raise InvalidInputError(

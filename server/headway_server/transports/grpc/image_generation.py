@@ -57,7 +57,7 @@ class ImageGenerationService(pb_grpc.ImageGenerationServiceServicer):
         """Draws an image and tells of every step."""
         arrived = time.monotonic()
         model = self._find(request)
-        asked = await self._asked(request, preview_interval=request.preview_interval)
+        asked = await self._asked(request, preview_step_count=request.preview_step_count)
         async with aclosing(model.stream(asked, deadline=deadline_of(context))) as parts:
             async for part in parts:
                 if isinstance(part, DrawingProgress):

@@ -125,7 +125,7 @@ async def test_a_stream_tells_of_steps_shows_previews_and_ends_with_the_same_ima
     messages = [
         message
         async for message in stub(drawing).StreamGenerateImage(
-            pb.StreamGenerateImageRequest(**asked, preview_interval=10)
+            pb.StreamGenerateImageRequest(**asked, preview_step_count=10)
         )
     ]
     assert {message.step_count for message in messages} == {40}
@@ -224,7 +224,7 @@ async def test_both_clients_and_the_command_line_draw_the_same(drawing, tmp_path
     address = f"127.0.0.1:{drawing.port}"
     async with AsyncClient(address) as client:
         [image] = (await client.generate_image("blue", **asked)).results
-        async with client.stream_generate_image("blue", **asked, preview_interval=2) as stream:
+        async with client.stream_generate_image("blue", **asked, preview_step_count=2) as stream:
             parts = [part async for part in stream]
         assert stream.answer.results[0] == image
         assert parts[-1].made_step_count == 6
