@@ -21,7 +21,7 @@ def test_both_variants_are_proved_and_judged_by_their_velocities(diffusion_store
         assert (variant.quality.metric, variant.quality.example_count) == ("velocity_error", 24)
     fp32, int8 = manifest.variants[Precision.FP32], manifest.variants[Precision.INT8]
     assert fp32.parity.max_relative_logit_error < 1e-4
-    assert fp32.quality.value < 0.5  # of numbers of unit variance, whose velocity cannot be known exactly
+    assert fp32.quality.value < 0.8  # of numbers of unit variance, whose velocity cannot be known exactly
     assert abs(fp32.quality.value - int8.quality.value) <= 0.005
     card = (bundle.path / "README.md").read_text()
     assert "It draws images of 8 x 8 pixels." in card

@@ -36,7 +36,7 @@ def draw_squares(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     return images, labels
 
 
-def write_diffusion_checkpoint(folder: Path, num_steps: int = 300) -> Path:
+def write_diffusion_checkpoint(folder: Path, num_steps: int = 150) -> Path:
     """Trains the autoencoder, then the denoiser, and writes the checkpoint of both."""
     torch.manual_seed(SEED)
     model = LatentDiffusion(SHAPE)
