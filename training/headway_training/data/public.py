@@ -497,7 +497,7 @@ _ALL = (
         folder="fashion_mnist",
         title="Fashion-MNIST",
         files=_files(
-            "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+            f"{_GITHUB}/zalandoresearch/fashion-mnist/master/data/fashion/",
             {
                 "train-images-idx3-ubyte.gz": "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
                 "train-labels-idx1-ubyte.gz": "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
