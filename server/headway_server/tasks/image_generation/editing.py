@@ -100,7 +100,7 @@ def _read_edit(preprocessor: ImagePreprocessor, image: SentImage, mask: SentImag
     drawn_cells = touched[: latent_side * cell, : latent_side * cell].reshape(latent_side, cell, latent_side, cell)
     return Edit(
         pixel_values=prepared.pixel_values,
-        is_kept=~drawn_cells.any(axis=(1, 3))[np.newaxis],
+        is_kept=~drawn_cells.max(axis=(1, 3))[np.newaxis],
         original=np.asarray(picture),
         is_drawn=is_drawn,
         seen=(left, top, right, bottom),
