@@ -144,7 +144,8 @@ class Autoencoder(Model):
 
     def encode(self, pixel_values: Tensor) -> Tensor:
         """The means of latents, scaled: float (B, 3, I, I), normalised -> (B, C, S, S)."""
-        return (self.encoder(pixel_values)[0] - self.latent_mean) / self.latent_std
+        latents: Tensor = (self.encoder(pixel_values)[0] - self.latent_mean) / self.latent_std
+        return latents
 
     def decode(self, latents: Tensor) -> Tensor:
         """Images of scaled latents, as RGB values of 0 to 1 where the model is sure: (B, C, S, S) -> (B, 3, I, I)."""

@@ -125,7 +125,8 @@ class AutoencodingTask(_ImageTask):
         pixel_values = tensors["pixel_values"]
         images, divergence = model(pixel_values, tensors["noise"])
         errors = (images.float() - self._colours(pixel_values)).square().mean(dim=(1, 2, 3))
-        return errors + DIVERGENCE_WEIGHT * divergence.float()
+        losses: Tensor = errors + DIVERGENCE_WEIGHT * divergence.float()
+        return losses
 
     @torch.inference_mode()
     def evaluate(self, model: nn.Module, part: Part) -> Metrics:

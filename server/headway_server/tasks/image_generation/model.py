@@ -18,7 +18,7 @@ import numpy as np
 import structlog
 
 from headway_server.batching import Batcher, BatchGraph, RunCosts, Tensors
-from headway_server.batching.batcher import ItemTimes
+from headway_server.batching.batcher import BatchedResults, ItemTimes
 from headway_server.bundles import Bundle, Precision
 from headway_server.diffusion import (
     DenoisingEngine,
@@ -238,7 +238,7 @@ class ImageGenerationModel:
         if request.image is None:
             return None
         edit = await read_edit(self._preprocessor, request.image, request.mask, self._latent_shape[-1])
-        encoded = await self._encoder.submit(
+        encoded: BatchedResults[Tensors] = await self._encoder.submit(
             [{PIXELS: edit.pixel_values}], [1], outputs=(LATENT,), deadline=deadline, caller=current_caller()
         )
         edit.latent = encoded.results[0][LATENT]

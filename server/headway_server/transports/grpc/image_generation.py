@@ -19,7 +19,7 @@ from headway_server.serving.images import name_images
 from headway_server.tasks.image_generation.model import DrawingProgress, DrawnImage, ImageGenerationModel
 from headway_server.tasks.image_generation.request import DrawingRequest
 from headway_server.transports.grpc.images import image_of
-from headway_server.transports.grpc.messages import deadline_of, model_reference, timings_of_call
+from headway_server.transports.grpc.messages import deadline_of, model_reference, set_fields, timings_of_call
 
 _SAMPLERS: Final = {
     pb.DIFFUSION_SAMPLER_UNSPECIFIED: Sampler.DPM_SOLVER_PP_2M,
@@ -92,7 +92,7 @@ class ImageGenerationService(pb_grpc.ImageGenerationServiceServicer):
             raise InvalidInputError(
                 "parameters.sampler", f"is {parameters.sampler}, which is none; leave it out for DPM-Solver++"
             )
-        given = {name: getattr(parameters, field) for field, name in _PARAMETERS.items() if parameters.HasField(field)}
+        given = {_PARAMETERS[field]: value for field, value in set_fields(parameters).items() if field in _PARAMETERS}
         if request.image or request.image_id:
             given["image"] = await image_of(self._host, request.image, request.image_id)
         if request.mask:
