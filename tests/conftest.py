@@ -115,6 +115,30 @@ def tiny_store(tiny_checkpoints: dict[str, Path], made_once: MadeOnce) -> Path:
 
 
 @pytest.fixture(scope="session")
+def diffusion_checkpoint(made_once: MadeOnce) -> Path:
+    """A trained checkpoint of a tiny model that draws squares."""
+    import tiny_diffusion
+
+    write = tiny_diffusion.write_diffusion_checkpoint
+    return made_once("diffusion-checkpoint", lambda folder: write(folder / "own")) / "own"
+
+
+@pytest.fixture(scope="session")
+def diffusion_store(diffusion_checkpoint: Path, made_once: MadeOnce, quick_traces: None) -> Path:
+    """A store with that model, exported in fp32 and int8."""
+
+    def write(folder: Path) -> None:
+        from headway_export.exporter import ExportOptions, export
+        from headway_export.source import from_checkpoint
+        from headway_server.bundles import Precision
+
+        precisions = (Precision.FP32, Precision.INT8)
+        export(from_checkpoint(diffusion_checkpoint), ExportOptions(store=folder, precisions=precisions))
+
+    return made_once("diffusion-store", write)
+
+
+@pytest.fixture(scope="session")
 def llama_checkpoint(made_once: MadeOnce) -> Path:
     """A trained checkpoint of a tiny Llama."""
     import tiny_models

@@ -29,7 +29,7 @@ from headway_client.errors import (
     UnavailableError,
     UnimplementedError,
 )
-from headway_client.options import AttentionSummary, EarlyStopping, MaskFormat, PhraseConstraints
+from headway_client.options import AttentionSummary, DiffusionSampler, EarlyStopping, MaskFormat, PhraseConstraints
 from headway_client.requests import ChatMessage, Role, SegmentPrompt
 from headway_client.results import (
     Alias,
@@ -43,6 +43,8 @@ from headway_client.results import (
     BundleStatus,
     CaptionHypothesis,
     CaptionToken,
+    DrawingProgress,
+    DrawnImage,
     EmbeddingAnswer,
     FinishReason,
     GeneratedText,
@@ -92,9 +94,11 @@ from headway_client.results import (
 )
 from headway_client.retry import NO_RETRIES, RetryPolicy
 from headway_client.streams import (
+    AsyncDrawingStream,
     AsyncSegmentSession,
     AsyncSegmentStream,
     AsyncTextStream,
+    DrawingStream,
     SegmentSession,
     SegmentStream,
     TextStream,
@@ -106,6 +110,7 @@ __all__ = [
     "Alignment",
     "Answer",
     "AsyncClient",
+    "AsyncDrawingStream",
     "AsyncSegmentSession",
     "AsyncSegmentStream",
     "AsyncTextStream",
@@ -124,6 +129,10 @@ __all__ = [
     "Client",
     "ClientClosedError",
     "DeadlineExceededError",
+    "DiffusionSampler",
+    "DrawingProgress",
+    "DrawingStream",
+    "DrawnImage",
     "EarlyStopping",
     "EmbeddingAnswer",
     "ErrorDetails",

@@ -20,6 +20,7 @@ from headway_client.options import (
     ClassifyTokensOptions,
     EmbedImageOptions,
     EmbedTextOptions,
+    GenerateImageOptions,
     GenerateTextOptions,
     InspectGenerationOptions,
     InspectImageOptions,
@@ -34,6 +35,7 @@ from headway_client.options import (
     SegmentImageOptions,
     SegmentInteractivelyOptions,
     StreamCaptionImageOptions,
+    StreamGenerateImageOptions,
     StreamGenerateTextOptions,
     StreamRewriteTextOptions,
     StreamTranslateTextOptions,
@@ -46,6 +48,7 @@ from headway_client.results import (
     Answer,
     BundleList,
     BundleStatus,
+    DrawnImage,
     EmbeddingAnswer,
     GeneratedText,
     HealthStatus,
@@ -71,7 +74,13 @@ from headway_client.results import (
     TranslationInspection,
 )
 from headway_client.retry import NO_RETRIES, Attempts, Readiness, RetryPolicy
-from headway_client.streams import AsyncSegmentSession, AsyncSegmentStream, AsyncTextStream, raise_if_closed
+from headway_client.streams import (
+    AsyncDrawingStream,
+    AsyncSegmentSession,
+    AsyncSegmentStream,
+    AsyncTextStream,
+    raise_if_closed,
+)
 
 ResultT = TypeVar("ResultT")
 
@@ -262,6 +271,21 @@ class AsyncClient(BaseClient):
         """Returns texts in the order of their similarity to an image or a text, the most similar first."""
         call = await asyncio.to_thread(requests.rank_texts, texts, **options)  # it may read files
         return await self._send(call, timeout_s)
+
+    @spell_out
+    async def generate_image(
+        self, prompt: str = "", *, timeout_s: float | None = None, **options: Unpack[GenerateImageOptions]
+    ) -> Answer[DrawnImage]:
+        """Draws what the prompt names, a label of the model, or draws over an image."""
+        call = await asyncio.to_thread(requests.generate_image, prompt, **options)  # it may read files
+        return await self._send(call, timeout_s)
+
+    @spell_out
+    def stream_generate_image(
+        self, prompt: str = "", *, timeout_s: float | None = None, **options: Unpack[StreamGenerateImageOptions]
+    ) -> AsyncDrawingStream:
+        """Draws one image and tells of every step."""
+        return AsyncDrawingStream(*self._open_stream(requests.stream_generate_image(prompt, **options), timeout_s))
 
     @spell_out
     async def segment_image(

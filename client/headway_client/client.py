@@ -19,6 +19,7 @@ from headway_client.options import (
     ClassifyTokensOptions,
     EmbedImageOptions,
     EmbedTextOptions,
+    GenerateImageOptions,
     GenerateTextOptions,
     InspectGenerationOptions,
     InspectImageOptions,
@@ -33,6 +34,7 @@ from headway_client.options import (
     SegmentImageOptions,
     SegmentInteractivelyOptions,
     StreamCaptionImageOptions,
+    StreamGenerateImageOptions,
     StreamGenerateTextOptions,
     StreamRewriteTextOptions,
     StreamTranslateTextOptions,
@@ -45,6 +47,7 @@ from headway_client.results import (
     Answer,
     BundleList,
     BundleStatus,
+    DrawnImage,
     EmbeddingAnswer,
     GeneratedText,
     HealthStatus,
@@ -70,7 +73,7 @@ from headway_client.results import (
     TranslationInspection,
 )
 from headway_client.retry import NO_RETRIES, Attempts, Readiness, RetryPolicy
-from headway_client.streams import SegmentSession, SegmentStream, TextStream
+from headway_client.streams import DrawingStream, SegmentSession, SegmentStream, TextStream
 
 ResultT = TypeVar("ResultT")
 
@@ -253,6 +256,20 @@ class Client(BaseClient):
     ) -> Answer[RankedText]:
         """Returns texts in the order of their similarity to an image or a text, the most similar first."""
         return self._send(requests.rank_texts(texts, **options), timeout_s)
+
+    @spell_out
+    def generate_image(
+        self, prompt: str = "", *, timeout_s: float | None = None, **options: Unpack[GenerateImageOptions]
+    ) -> Answer[DrawnImage]:
+        """Draws what the prompt names, a label of the model, or draws over an image."""
+        return self._send(requests.generate_image(prompt, **options), timeout_s)
+
+    @spell_out
+    def stream_generate_image(
+        self, prompt: str = "", *, timeout_s: float | None = None, **options: Unpack[StreamGenerateImageOptions]
+    ) -> DrawingStream:
+        """Draws one image and tells of every step."""
+        return DrawingStream(*self._open_stream(requests.stream_generate_image(prompt, **options), timeout_s))
 
     @spell_out
     def segment_image(

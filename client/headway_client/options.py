@@ -51,6 +51,17 @@ class MaskFormat(StrEnum):
     """A PNG of one bit a pixel."""
 
 
+class DiffusionSampler(StrEnum):
+    """How the steps from noise to an image are made."""
+
+    DDIM = "ddim"
+    """DDIM, without noise in between."""
+    DPM_SOLVER_PP_2M = "dpm_solver_pp_2m"
+    """DPM-Solver++ of second order."""
+    EULER = "euler"
+    """Euler's method."""
+
+
 @dataclass(frozen=True, slots=True)
 class PhraseConstraints:
     """Phrases that must or must not appear in a translation or another new text, such as the terms of a glossary."""
@@ -279,6 +290,36 @@ class SegmentInteractivelyOptions(_MaskOptions, total=False):
     """Options of SegmentInteractively."""
 
     max_mask_count: Annotated[int | None, "Most masks for one point or one box, 1 to 3. Default: 3."]
+
+
+class _DrawingOptions(ModelOptions, total=False):
+    negative_prompt: Annotated[str | None, "Label of the model to lead away from. Default: from anything."]
+    step_count: Annotated[int | None, "Steps from noise to the image, 1 to 250. Default: 20."]
+    guidance_scale: Annotated[float | None, "How far steps lead to the prompt, 1 to 30. Default: 3."]
+    sampler: Annotated[
+        DiffusionSampler | str | None, "How steps are made: ddim, dpm_solver_pp_2m or euler. Default: dpm_solver_pp_2m."
+    ]
+    seed: Annotated[int | None, "Seed of the noise, which gives the same image again. Default: drawn by the server."]
+    strength: Annotated[
+        float | None, "Share of the steps that are made of an image to draw over. Default: 0.8, or 1 with a mask."
+    ]
+    image: Annotated[bytes | str | os.PathLike[str] | None, "Image to draw over, as bytes or by path."]
+    image_id: Annotated[str | None, "Id of a prepared image to draw over."]
+    mask: Annotated[
+        bytes | str | os.PathLike[str] | None, "Image of the same size, white where it is drawn anew. Default: all."
+    ]
+
+
+class GenerateImageOptions(_DrawingOptions, total=False):
+    """Options of GenerateImage."""
+
+    image_count: Annotated[int | None, "Images to draw, 1 to 16. Default: 1."]
+
+
+class StreamGenerateImageOptions(_DrawingOptions, total=False):
+    """Options of StreamGenerateImage."""
+
+    preview_step_count: Annotated[int | None, "Steps between two previews; 0: none. Default: 0."]
 
 
 class _QueryOptions(ModelOptions, total=False):

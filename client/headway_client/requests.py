@@ -22,6 +22,7 @@ from headway.v1 import caption_service_pb2 as caption_pb2
 from headway.v1 import common_pb2
 from headway.v1 import generation_service_pb2 as generation_pb2
 from headway.v1 import image_classification_service_pb2 as images_pb2
+from headway.v1 import image_generation_service_pb2 as drawing_pb2
 from headway.v1 import image_service_pb2 as image_pb2
 from headway.v1 import inspection_service_pb2 as inspection_pb2
 from headway.v1 import model_service_pb2 as models_pb2
@@ -37,9 +38,11 @@ from headway_client.options import (
     ClassifyImageOptions,
     ClassifyTextOptions,
     ClassifyTokensOptions,
+    DiffusionSampler,
     EarlyStopping,
     EmbedImageOptions,
     EmbedTextOptions,
+    GenerateImageOptions,
     GenerateTextOptions,
     InspectGenerationOptions,
     InspectImageOptions,
@@ -56,6 +59,7 @@ from headway_client.options import (
     SegmentImageOptions,
     SegmentInteractivelyOptions,
     StreamCaptionImageOptions,
+    StreamGenerateImageOptions,
     StreamGenerateTextOptions,
     StreamRewriteTextOptions,
     StreamTranslateTextOptions,
@@ -66,6 +70,7 @@ from headway_client.results import (
     Answer,
     BundleList,
     BundleStatus,
+    DrawnImage,
     EmbeddingAnswer,
     EmbeddingT_co,
     GeneratedText,
@@ -469,6 +474,38 @@ def _parts_of(prompt: SegmentPrompt) -> dict[str, Any]:
         return {"points": points}
     left, top, right, bottom = prompt.box
     return {"points": points, "box": segmentation_pb2.Box(left=left, top=top, right=right, bottom=bottom)}
+
+
+def generate_image(prompt: str, **options: Unpack[GenerateImageOptions]) -> Call[Answer[DrawnImage]]:
+    """GenerateImage.
+
+    Raises:
+        OSError: An image file cannot be read.
+    """
+    values = _drawing_values(GenerateImageOptions, options, prompt)
+    count = values.get("image_count")
+    return _unary(
+        "ImageGenerationService/GenerateImage", drawing_pb2, values, DrawnImage, 1 if count is None else count
+    )
+
+
+def stream_generate_image(
+    prompt: str, **options: Unpack[StreamGenerateImageOptions]
+) -> Call[Answer[DrawnImage] | None]:
+    """StreamGenerateImage; errors are those of `generate_image`."""
+    values = _drawing_values(StreamGenerateImageOptions, options, prompt)
+    return _stream("ImageGenerationService/StreamGenerateImage", drawing_pb2, values, DrawnImage)
+
+
+def _drawing_values(kind: Any, options: Mapping[str, Any], prompt: str) -> dict[str, Any]:
+    values = _values(kind, options, prompt=as_text("prompt", prompt))
+    for name in ("image", "mask"):
+        if (given := values.get(name)) is not None:
+            values[name] = _as_image(name, given)
+    if (sampler := values.get("sampler")) is not None:
+        values["sampler"] = f"DIFFUSION_SAMPLER_{DiffusionSampler(sampler).name}"
+    values["parameters"] = _take(drawing_pb2.DiffusionParameters, values)
+    return values
 
 
 def inspect_text(text: str, **options: Unpack[InspectTextOptions]) -> Call[Answer[TextInspection]]:

@@ -56,6 +56,7 @@ class Task(StrEnum):
     TEXT_SCORING = "text_scoring"
     IMAGE_EMBEDDING = "image_embedding"
     SEGMENTATION = "segmentation"
+    IMAGE_GENERATION = "image_generation"
 
 
 class HealthStatus(StrEnum):
@@ -337,6 +338,28 @@ class Mask:
     def to_coco(self) -> dict[str, list[int]]:
         """Returns COCO's uncompressed run lengths, `size` and `counts`."""
         return {"size": [self.height, self.width], "counts": list(self.counts)}
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnImage:
+    """An image that was drawn."""
+
+    png: bytes
+    seed: int
+    """The same request with it draws this image alone."""
+    step_count: int
+    width: int
+    height: int
+
+
+@dataclass(frozen=True, slots=True)
+class DrawingProgress:
+    """How far an image is."""
+
+    made_step_count: int
+    step_count: int
+    preview_png: bytes
+    """The image as it is predicted now; empty where no preview was due."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What arrives part by part, from a blocking or an asyncio call: a text by its deltas, an image by its segments.
+"""What arrives part by part, from a blocking or an asyncio call: deltas of a text, segments, steps to an image.
 
 A stream that fails before its first message is retried as a unary call would be. A later failure is final, because
 the deltas that were handed out cannot be taken back.
@@ -21,7 +21,17 @@ from google.protobuf.message import Message
 
 from headway_client.errors import CallCancelledError, ProtocolError, StreamNotFinishedError, from_rpc_error
 from headway_client.requests import Call, Place, SegmentPrompt, click
-from headway_client.results import Answer, Mask, ModelReference, TextDelta, TokenLogProbability, read, read_timings
+from headway_client.results import (
+    Answer,
+    DrawingProgress,
+    DrawnImage,
+    Mask,
+    ModelReference,
+    TextDelta,
+    TokenLogProbability,
+    read,
+    read_timings,
+)
 from headway_client.retry import Attempts
 
 ResultT = TypeVar("ResultT")
@@ -247,6 +257,19 @@ class _Segments(_Stream[Mask, Mask]):
         return None
 
 
+class _Drawing(_Stream[DrawnImage, DrawingProgress]):
+    _progress_so_far = DrawingProgress(0, 0, b"")
+
+    @property
+    def _progress(self) -> str:
+        return f"{self._progress_so_far.made_step_count} of {self._progress_so_far.step_count} steps"
+
+    def _read(self, message: Any) -> DrawingProgress:
+        self._answer = self._call.read(message)
+        self._progress_so_far = DrawingProgress(message.made_step_count, message.step_count, message.preview_png)
+        return self._progress_so_far
+
+
 class TextStream(_Text[ResultT], _BlockingStream[ResultT, TextDelta]):
     """Iterator over the deltas of a text. Leaving its `with` block early cancels the call.
 
@@ -261,6 +284,14 @@ class TextStream(_Text[ResultT], _BlockingStream[ResultT, TextDelta]):
 
 class AsyncTextStream(_Text[ResultT], _AsyncStream[ResultT, TextDelta]):
     """Asynchronous iterator over the deltas of a text. Leaving its `async with` block early cancels the call."""
+
+
+class DrawingStream(_Drawing, _BlockingStream[DrawnImage, DrawingProgress]):
+    """Iterator over the steps of an image. Leaving its `with` block early cancels the call."""
+
+
+class AsyncDrawingStream(_Drawing, _AsyncStream[DrawnImage, DrawingProgress]):
+    """Asynchronous iterator over the steps of an image. Leaving its `async with` block early cancels the call."""
 
 
 class SegmentStream(_Segments, _BlockingStream[Mask, Mask]):

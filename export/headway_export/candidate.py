@@ -69,6 +69,15 @@ class Candidate:
         )
         return BatchGraph(encoder), PromptGraph(decoder)
 
+    def open_diffusion(self) -> tuple[BatchGraph, BatchGraph, BatchGraph]:
+        """Opens denoiser, decoder and encoder of a model that draws images."""
+        graphs = self.variant.graphs
+        denoiser, decoder, encoder = (
+            BatchGraph(self.runtime.open(self.bundle, graph))
+            for graph in (graphs["denoiser"], graphs["vae_decoder"], graphs["vae_encoder"])
+        )
+        return denoiser, decoder, encoder
+
     def open_stateless(self) -> BatchGraph:
         """Opens the graph of a model without state."""
         session = self.runtime.open(self.bundle, self.variant.graphs["model"])

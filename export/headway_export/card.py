@@ -130,7 +130,8 @@ def _variant(proof: Proof) -> str:
 
 
 def _how_to_check(manifest: Manifest) -> str:
-    if manifest.task is Task.SEGMENTATION or not any(variant.quality for variant in manifest.variants.values()):
+    is_measured = any(variant.quality for variant in manifest.variants.values())
+    if not is_measured or manifest.task in (Task.SEGMENTATION, Task.IMAGE_GENERATION):
         return ""
     return f"Measure it yourself on a server that has it: `headway-train evaluate {manifest.name} --server ADDRESS`."
 
@@ -251,7 +252,10 @@ def _limits(manifest: Manifest) -> str:
         sentences.append(f"{what} at most {limits.max_total_tokens} tokens.")
     if manifest.image_preprocessing is not None:
         image = manifest.image_preprocessing
-        sentences.append(f"Every image is resized to {image.height} x {image.width} pixels.")
+        if manifest.task is Task.IMAGE_GENERATION:
+            sentences.append(f"It draws images of {image.height} x {image.width} pixels.")
+        else:
+            sentences.append(f"Every image is resized to {image.height} x {image.width} pixels.")
     if manifest.task is Task.SEGMENTATION:
         _, _, cells, _ = next(iter(manifest.variants.values())).graphs["decoder"].outputs[0].shape
         sentences.append(f"Masks are found in {cells} x {cells} cells, and brought to the image's pixels between them.")

@@ -41,6 +41,7 @@ from headway_server.bundles import (
     TOKENIZER_FILE,
     Bundle,
     BundleFile,
+    Diffusion,
     Embedding,
     Graph,
     Manifest,
@@ -114,7 +115,7 @@ def export(source: ExportSource, options: ExportOptions, progress: Progress = la
         raise SourceError(
             f"int4 is a precision of {Task.GENERATION}, and {source.name} does {source.task}; leave it out"
         )
-    if Precision.INT8_STATIC in options.precisions and source.task is Task.SEGMENTATION:
+    if Precision.INT8_STATIC in options.precisions and source.task in (Task.SEGMENTATION, Task.IMAGE_GENERATION):
         raise SourceError(f"{source.name} does {source.task}, which has no int8-static; leave it out")
     with staging_folder(options.store) as folder:
         if source.tokenizer is not None:
@@ -134,6 +135,8 @@ def export(source: ExportSource, options: ExportOptions, progress: Progress = la
 
 
 def _check_source(source: ExportSource) -> None:
+    if source.task is Task.IMAGE_GENERATION and source.evaluation is None:
+        raise SourceError(f"{source.name}: its checkpoint carries no evaluation data; {source.task} needs some")
     if source.task in ENCODER_DECODER_TASKS:
         tokens = source.special_tokens
         if tokens is None or tokens.bos is None or tokens.eos is None:
@@ -148,7 +151,7 @@ def _check_outputs(source: ExportSource, traced: TracedModel) -> None:
     """Checks that labels or tokenizer belong to the model: its logits have a column for each."""
     graph = traced.graphs[-1]
     shapes = {output.name: output.shape for output in graph.outputs}
-    if source.task is Task.SEGMENTATION:
+    if source.task in (Task.SEGMENTATION, Task.IMAGE_GENERATION):
         return
     needed = "embedding" if source.task in EMBEDDING_TASKS else "logits"
     if needed not in shapes:
@@ -200,7 +203,8 @@ class _Prover:
         variants = {Precision.FP32: fp32}
         if {Precision.INT8, Precision.INT8_STATIC} & set(wanted):
             for_cpu = traced
-            without = (Task.GENERATION, Task.SEGMENTATION)  # which gain nothing by the operator for the CPU
+            # These gain nothing by the operator for the CPU.
+            without = (Task.GENERATION, Task.SEGMENTATION, Task.IMAGE_GENERATION)
             if self._source.task not in without and shows_attention(self._source.module):
                 self._progress("int8: tracing")
                 for_cpu = self._trace(self._source.module, known=traced)
@@ -420,6 +424,9 @@ def _manifest(
         image_preprocessing=source.image_preprocessing,
         patches=_patches(source, variants),
         languages=source.languages,
+        diffusion=(
+            Diffusion(schedule="trigonometric", prediction="velocity") if source.task is Task.IMAGE_GENERATION else None
+        ),
         sampling_defaults=source.sampling_defaults,
         prompt_prefix=source.prompt_prefix,
         suppressed_tokens=source.suppressed_tokens,

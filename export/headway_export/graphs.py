@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from headway_export.errors import SourceError
 from headway_server.bundles import ALIGNMENT, Task
+from headway_training.models import LatentDiffusion
 from headway_training.models.parts.attention import (
     Kernel,
     RecordingKernel,
@@ -360,6 +361,46 @@ class PromptDecoderGraph(nn.Module):
             has_earlier_mask=has_earlier_mask,
         )
         return outputs
+
+
+# Latent diffusion
+
+
+class DenoiserGraph(nn.Module):
+    """Graph `denoiser`: velocities of noisy latents, each row at a time of its own."""
+
+    def __init__(self, module: LatentDiffusion) -> None:
+        super().__init__()
+        self.module = module.denoiser
+
+    def forward(self, latent: Tensor, timestep: Tensor, label: Tensor) -> Outputs:
+        """The inputs of `Denoiser`, floats as float32 -> float32 `velocity`."""
+        dtype = float_dtype(self.module)
+        return {"velocity": self.module(latent.to(dtype), timestep, label).float()}
+
+
+class LatentDecoderGraph(nn.Module):
+    """Graph `vae_decoder`: images of latents."""
+
+    def __init__(self, module: LatentDiffusion) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, latent: Tensor) -> Outputs:
+        """Float32 (B, C, S, S) -> RGB values of 0 to 1, float32 (B, 3, height, width)."""
+        return {"pixel_values": self.module.decode(latent.to(float_dtype(self.module))).float().clamp(0, 1)}
+
+
+class LatentEncoderGraph(nn.Module):
+    """Graph `vae_encoder`: latents of images."""
+
+    def __init__(self, module: LatentDiffusion) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, pixel_values: Tensor) -> Outputs:
+        """Float32 (B, 3, height, width), normalised -> float32 (B, C, S, S)."""
+        return {"latent": self.module.encode(pixel_values.to(float_dtype(self.module))).float()}
 
 
 # Recurrent encoder-decoders

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,7 @@ from headway_export.candidate import (
     run_batch,
 )
 from headway_export.errors import ParityError
+from headway_export.graphs import DenoiserGraph, LatentDecoderGraph, LatentEncoderGraph
 from headway_export.source import ExportSource
 from headway_server.batching import Tensors
 from headway_server.bundles import (
@@ -54,6 +55,7 @@ from headway_server.tasks.segmentation.decoder import (
     as_item,
 )
 from headway_server.tasks.text.model import text_tensors
+from headway_training.models import LatentDiffusion
 
 LOGIT_BOUND = 1e-4
 WEIGHT_BOUND = 1e-4
@@ -78,7 +80,7 @@ def check(candidate: Candidate) -> ParityFigures:
     Raises:
         ParityError: An fp32 variant is past its bound; the message gives output, shape, difference and bound.
     """
-    recorded = {Task.SEGMENTATION: MASKS}.get(candidate.source.task, "logits")
+    recorded = {Task.SEGMENTATION: MASKS, Task.IMAGE_GENERATION: "velocity"}.get(candidate.source.task, "logits")
     comparison = _Comparison(
         bound=LOGIT_BOUND if candidate.precision is Precision.FP32 else None,
         recorded="embedding" if candidate.source.task in EMBEDDING_TASKS else recorded,
@@ -92,6 +94,8 @@ def check(candidate: Candidate) -> ParityFigures:
             _compare_images(candidate, comparison)
         case Task.SEGMENTATION:
             _compare_prompts(candidate, comparison)
+        case Task.IMAGE_GENERATION:
+            _compare_diffusion(candidate, comparison)
         case _:
             _compare_texts(candidate, comparison)
     return ParityFigures(
@@ -292,6 +296,34 @@ def _compare_prompts(candidate: Candidate, comparison: _Comparison) -> None:
             comparison.add(MASKS, found[MASKS].reshape(len(exact[MASKS]), -1), exact[MASKS], where)
             comparison.add(PREDICTED_IOU, found[PREDICTED_IOU], exact[PREDICTED_IOU], where)
         comparison.num_shapes += 1
+
+
+def _compare_diffusion(candidate: Candidate, comparison: _Comparison) -> None:
+    """Holds all three graphs against PyTorch's, rows at drawn times and of drawn labels."""
+    source = candidate.source
+    module = cast("LatentDiffusion", source.module)
+    random, num_classes = np.random.default_rng(_SEED), len(source.labels)
+    images = pixel_values_of(source, _sample_images(source, max(_BATCH_SIZES)))
+    latents = random.standard_normal((len(images), *module.configuration.latent_shape), np.float32)
+    times = random.random(len(images), np.float32)
+    labels = random.integers(0, num_classes + 1, len(images))  # the last one stands for none
+    rows = [
+        {"latent": latent, "timestep": time, "label": label}
+        for latent, time, label in zip(latents, times, labels, strict=True)
+    ]
+    graphs = zip(
+        candidate.open_diffusion(),
+        (DenoiserGraph(module), LatentDecoderGraph(module), LatentEncoderGraph(module)),
+        (rows, [{"latent": latent} for latent in latents], [{"pixel_values": image} for image in images]),
+        strict=True,
+    )
+    for graph, exact, items in graphs:
+        for batch_size in _BATCH_SIZES:
+            some = items[:batch_size]
+            for item, found in zip(some, run_batch(graph, some), strict=True):
+                for name, expected in reference.diffusion_outputs(exact, item).items():
+                    comparison.add(name, found[name].ravel(), expected.ravel(), f"batch {batch_size}")
+    comparison.num_shapes += len(_BATCH_SIZES)
 
 
 def check_attention(candidate: Candidate) -> AttentionFigures:

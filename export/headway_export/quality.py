@@ -33,6 +33,7 @@ from headway_server.batching import Tensors
 from headway_server.bundles import CalibrationFigures, ClassificationScheme, QualityFigure
 from headway_server.bundles.tags import TagSet
 from headway_server.decoding.runner.decoder import DecoderRunner
+from headway_server.diffusion import mix
 from headway_server.preprocessing.image import ImageTransform
 from headway_server.tasks.segmentation.decoder import (
     BOTTOM_RIGHT,
@@ -49,6 +50,7 @@ from headway_server.tasks.tokens.spans import SpanDecoder
 from headway_training.calibration import NUM_BINS, calibration_metrics, to_probabilities
 from headway_training.evaluation import evaluation_windows
 from headway_training.metrics import caption_cider, caption_meteor, span_scores
+from headway_training.tasks.diffusion import measured_noise
 from headway_training.tokenizers import encode_pairs, encode_spans
 
 ALLOWED_LOSS = {
@@ -59,8 +61,9 @@ ALLOWED_LOSS = {
     "cider": 1.0,
     "nats_per_character": 0.02,
     "mean_iou": 0.5,
+    "velocity_error": 0.005,
 }
-"""How much worse than fp32 a variant may be: in points, or nats."""
+"""How much worse than fp32 a variant may be: in points, nats, or squared error of numbers of unit variance."""
 NUM_EXAMPLES = 5
 """Examples, confusions or labels that a card names."""
 MAX_CHARACTERS = 200
@@ -495,6 +498,47 @@ def _quoted(text: str) -> str:
     return f"“{short}”"
 
 
+# Latent diffusion
+
+
+def _velocity_error(candidate: Candidate, data: EvaluationData) -> Quality:
+    """Mean squared error of velocities of the images' noisy latents, with the noise and times of training."""
+    source, (denoiser, decoder, encoder) = candidate.source, candidate.open_diffusion()
+    errors = np.empty(len(data))
+    squares = 0.0
+    for start in range(0, len(data), NUM_ROWS):
+        pixels = pixel_values_of(source, data.images[start : start + NUM_ROWS])
+        latents = np.stack([found["latent"] for found in run_batch(encoder, [{"pixel_values": one} for one in pixels])])
+        if not start:
+            noise, times = measured_noise(len(data), latents.shape[1:])
+        rows = range(start, start + len(latents))
+        items = [
+            {"latent": mix(latent, noise[row], times[row]), "timestep": times[row], "label": data.labels[row]}
+            for row, latent in zip(rows, latents, strict=True)
+        ]
+        for row, latent, found in zip(rows, latents, run_batch(denoiser, items), strict=True):
+            angle = float(times[row]) * np.pi / 2
+            velocity = np.cos(angle) * noise[row] - np.sin(angle) * latent
+            errors[row] = np.square(found["velocity"] - velocity).mean()
+        images = run_batch(decoder, [{"latent": latent} for latent in latents])
+        shown = np.stack([found["pixel_values"] for found in images]).transpose(0, 2, 3, 1)
+        squares += float(np.square(shown - data.images[start : start + NUM_ROWS] / 255).mean(axis=(1, 2, 3)).sum())
+    psnr = -10 * np.log10(max(squares / len(data), 1e-10))
+    parts = ", ".join(
+        f"{errors[(times >= low) & (times < low + 0.25)].mean():.3f} ({low:g} to {low + 0.25:g})"
+        for low in (0.0, 0.25, 0.5, 0.75)
+        if ((times >= low) & (times < low + 0.25)).any()
+    )
+    return Quality(
+        figure=_figure(data, float(errors.mean())),
+        weak_points=(
+            f"Squared error of the velocity by the time, from 0, an image, to 1, noise: {parts}.",
+            f"An image that goes through the autoencoder comes back with a peak signal-to-noise ratio of {psnr:.1f} "
+            "dB; no drawing can be finer than that.",
+        ),
+    )
+
+
 _MEASURES: dict[str, Callable[[Candidate, EvaluationData], Quality]] = {
     "accuracy": _accuracy,
     "micro_f1": _micro_f1,
@@ -503,4 +547,5 @@ _MEASURES: dict[str, Callable[[Candidate, EvaluationData], Quality]] = {
     "cider": _cider,
     "nats_per_character": _nats_per_character,
     "mean_iou": _mean_iou,
+    "velocity_error": _velocity_error,
 }

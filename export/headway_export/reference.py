@@ -145,6 +145,13 @@ def prompt_outputs(module: nn.Module, item: Tensors) -> dict[str, NDArray[np.flo
         return {"masks": found["masks"][0].flatten(1).numpy(), "predicted_iou": found["predicted_iou"][0].numpy()}
 
 
+def diffusion_outputs(graph: nn.Module, item: Tensors) -> dict[str, NDArray[np.float32]]:
+    """Outputs of one of the graphs of a model that draws images, for one item, by name."""
+    tensors = [torch.from_numpy(np.asarray(array)).unsqueeze(0) for array in item.values()]
+    with torch.inference_mode():
+        return {name: value[0].numpy() for name, value in graph(*tensors).items()}
+
+
 def attention_weights(source: ExportSource, inputs: Tensors) -> dict[str, NDArray[np.float32]]:
     """Attention weights of every layer, by the names of the graph `attention`: (H, T, S) float32 each.
 

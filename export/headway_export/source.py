@@ -73,9 +73,10 @@ _METRICS = {
     Task.TOKEN_CLASSIFICATION: "span_f1",
     Task.IMAGE_CLASSIFICATION: "accuracy",
     Task.SEGMENTATION: "mean_iou",
+    Task.IMAGE_GENERATION: "velocity_error",
 }
 _CLASSIFIERS = (Task.TEXT_CLASSIFICATION, Task.TOKEN_CLASSIFICATION, Task.IMAGE_CLASSIFICATION)
-_IMAGES = (Task.IMAGE_CLASSIFICATION, Task.IMAGE_EMBEDDING, Task.SEGMENTATION)
+_IMAGES = (Task.IMAGE_CLASSIFICATION, Task.IMAGE_EMBEDDING, Task.SEGMENTATION, Task.IMAGE_GENERATION)
 _NEEDED_FLAGS = {
     "--tokenizer": tuple(task for task in (*_METRICS, Task.TEXT_EMBEDDING) if task not in _IMAGES),
     "--labels": _CLASSIFIERS,
@@ -481,6 +482,8 @@ def from_factory(
         SourceError: Something is missing or does not fit.
     """
     exportable = _exportable(task)
+    if exportable is Task.IMAGE_GENERATION:
+        raise SourceError(f"--task {task}: such a model is exported from a checkpoint of the kit; give its folder")
     _check_flags(
         exportable,
         {
@@ -577,7 +580,7 @@ def limits_of(module: nn.Module, task: Task) -> Limits:
                 segmenter = cast("PromptSegmenter", module)
                 _ = segmenter.encoder, segmenter.decoder, int(segmenter.mask_size)
                 return Limits()
-            case Task.IMAGE_CLASSIFICATION | Task.IMAGE_EMBEDDING:
+            case _ if task in _IMAGES:
                 return Limits()
             case _:
                 return Limits(max_input_tokens=int(cast("Any", module).max_length))
@@ -751,7 +754,7 @@ def read_evaluation(file: Path, task: Task, dataset: str, num_labels: int) -> Ev
     if task not in _METRICS:
         raise SourceError(f"{file}: no metric of {task} is known, so it is not judged on evaluation data")
     try:
-        if task is Task.IMAGE_CLASSIFICATION:
+        if task in (Task.IMAGE_CLASSIFICATION, Task.IMAGE_GENERATION):
             with np.load(file) as arrays:
                 return _evaluation(task, dataset, images=arrays["images"], labels=arrays["labels"])
         if task is Task.CAPTIONING:
@@ -824,5 +827,5 @@ def _validated(row: type[RowType], rows: list[dict[str, Any]]) -> list[RowType]:
 
 def _evaluation(task: Task, dataset: str, metric: str = "", **examples: Any) -> EvaluationData:
     metric = metric or _METRICS[task]
-    higher_is_better = metric != "nats_per_character"
+    higher_is_better = metric not in {"nats_per_character", "velocity_error"}
     return EvaluationData(dataset=dataset, metric=metric, higher_is_better=higher_is_better, **examples)

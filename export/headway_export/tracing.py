@@ -31,7 +31,10 @@ from headway_export.errors import SourceError, TraceError
 from headway_export.graphs import (
     CrossDecoderGraph,
     DecoderGraph,
+    DenoiserGraph,
     EncoderGraph,
+    LatentDecoderGraph,
+    LatentEncoderGraph,
     OperatorKernel,
     PromptDecoderGraph,
     RecurrentDecoderGraph,
@@ -45,6 +48,7 @@ from headway_export.graphs import (
 )
 from headway_export.rewriting import Declare, FuseAttention, GatherAsked, rewrite
 from headway_server.bundles import ENCODER_DECODER_TASKS, StateTensor, Task, TensorSpec, attention_layers
+from headway_training.models import LatentDiffusion
 from headway_training.models.protocols import (
     Decoder,
     EncoderDecoder,
@@ -55,7 +59,7 @@ from headway_training.models.protocols import (
 )
 
 OPSET = 21
-Role: TypeAlias = Literal["model", "encoder", "decoder", "attention"]
+Role: TypeAlias = Literal["model", "encoder", "decoder", "denoiser", "vae_decoder", "vae_encoder", "attention"]
 
 _TRACED_SIZES = {
     "batch": 2,
@@ -70,6 +74,12 @@ _TRACED_SIZES = {
     "points": 4,
 }
 """Sizes that a graph is traced at. Not 0 or 1, which PyTorch would take for fixed."""
+_SHOW_NO_ATTENTION: Mapping[Task, str] = {
+    Task.CAPTIONING: "each caption brings its attention to the image",
+    Task.SEGMENTATION: "its attention weights cannot be looked at",
+    Task.IMAGE_GENERATION: "its attention weights cannot be looked at",
+}
+"""Tasks without a graph of attention weights, and why."""
 _OTHER_SIZES = {
     "batch": 3,
     "length": 4,
@@ -141,19 +151,15 @@ def trace(
         SourceError: The module does not follow the protocol.
         TraceError: PyTorch cannot trace it.
     """
+    if attention and task in _SHOW_NO_ATTENTION:
+        raise SourceError(f"{task}: {_SHOW_NO_ATTENTION[task]}; leave out --attention")
     served = with_kernel(module, OperatorKernel()) if for_cpu else module
+    inputs = [] if image_size is None else [make_spec("pixel_values", "float32", "batch", 3, *image_size)]
     if task is Task.GENERATION:
-        if attention and is_stateful(module):
-            name = type(module).__name__
-            raise SourceError(f"{name}: has a state in place of attention to its tokens; leave out --attention")
         traced = _trace_stateful(module) if is_stateful(module) else _trace_decoder(module)
         inputs = [make_spec("input_ids", "int64", "batch", "length")]
     elif task is Task.CAPTIONING:
-        if attention:
-            raise SourceError(f"{task}: each caption brings its attention to the image; leave out --attention")
-        assert image_size is not None, "a model of images has its preprocessing"
-        pixels = make_spec("pixel_values", "float32", "batch", 3, *image_size)
-        return _trace_encoder_decoder(served, [pixels], known)
+        traced = _trace_encoder_decoder(served, inputs, known)
     elif task in ENCODER_DECODER_TASKS:
         encoder_inputs = [make_spec(*spec) for spec in _ENCODER_INPUTS]
         traced = (
@@ -162,14 +168,11 @@ def trace(
         inputs = [_as_read(make_spec(*spec), "batch") for spec in _ENCODER_INPUTS]
         inputs.append(make_spec("target_ids", "int64", "batch", "length"))
     elif task is Task.SEGMENTATION:
-        if attention:
-            raise SourceError(f"{task}: its attention weights cannot be looked at; leave out --attention")
-        assert image_size is not None, "a model of images has its preprocessing"
-        return _trace_segmenter(module, [make_spec("pixel_values", "float32", "batch", 3, *image_size)])
+        traced = _trace_segmenter(module, inputs)
+    elif task is Task.IMAGE_GENERATION:
+        traced = _trace_diffusion(cast("LatentDiffusion", module))
     else:
-        if image_size is not None:
-            inputs = [make_spec("pixel_values", "float32", "batch", 3, *image_size)]
-        else:
+        if image_size is None:
             names = ("input_ids", "attention_mask", *(("token_type_ids",) if has_token_types else ()))
             inputs = [make_spec(name, "int64", "batch", "length") for name in names]
         traced = TracedModel(graphs=(_trace_graph("model", module, StatelessGraph(served), inputs),))
@@ -186,6 +189,8 @@ def _trace_attention(module: nn.Module, task: Task, inputs: Sequence[TensorSpec]
         SourceError: Its layers cannot be made to show them.
     """
     name = type(module).__name__
+    if is_stateful(module):
+        raise SourceError(f"{name}: has a state in place of attention to its tokens; leave out --attention")
     if is_recurrent(module):
         raise SourceError(
             f"{name}: has a recurrent state in place of attention to its own tokens; leave out --attention. Its "
@@ -291,6 +296,20 @@ def _trace_segmenter(module: nn.Module, encoder_inputs: Sequence[TensorSpec]) ->
     ]
     decoder = _trace_graph("decoder", module, PromptDecoderGraph(decoder_module), prompts)
     return TracedModel(graphs=(encoder, decoder))
+
+
+def _trace_diffusion(module: LatentDiffusion) -> TracedModel:
+    shape = module.configuration
+    latent = make_spec("latent", "float32", "batch", *shape.latent_shape)
+    pixels = make_spec("pixel_values", "float32", "batch", 3, shape.image_size, shape.image_size)
+    rows = [latent, make_spec("timestep", "float32", "batch"), make_spec("label", "int64", "batch")]
+    return TracedModel(
+        graphs=(
+            _trace_graph("denoiser", module, DenoiserGraph(module), rows),
+            _trace_graph("vae_decoder", module, LatentDecoderGraph(module), [latent]),
+            _trace_graph("vae_encoder", module, LatentEncoderGraph(module), [pixels]),
+        )
+    )
 
 
 def alignment_layer(num_layers: int) -> int:

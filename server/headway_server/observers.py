@@ -162,10 +162,10 @@ class BatchEvent:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class StepEvent:
-    """A run of a decoder."""
+    """A run of a decoder, or of a denoiser, whose rows count as tokens."""
 
     model: ModelId
-    kind: Literal["prefill", "decode", "verify", "encode"]
+    kind: Literal["prefill", "decode", "verify", "encode", "denoise"]
     num_rows: int
     num_tokens: int
     """Tokens that were computed, of all rows."""

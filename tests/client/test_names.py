@@ -19,6 +19,7 @@ from headway.v1 import (
     common_pb2,
     generation_service_pb2,
     image_classification_service_pb2,
+    image_generation_service_pb2,
     image_service_pb2,
     inspection_service_pb2,
     model_service_pb2,
@@ -28,7 +29,16 @@ from headway.v1 import (
     text_to_text_service_pb2,
     translation_service_pb2,
 )
-from headway_client import AsyncClient, AttentionSummary, Client, EarlyStopping, MaskFormat, Role, results
+from headway_client import (
+    AsyncClient,
+    AttentionSummary,
+    Client,
+    DiffusionSampler,
+    EarlyStopping,
+    MaskFormat,
+    Role,
+    results,
+)
 from headway_client.cli import app
 from headway_client.load import LoadTask
 
@@ -37,6 +47,7 @@ FILES = (
     common_pb2,
     generation_service_pb2,
     image_classification_service_pb2,
+    image_generation_service_pb2,
     image_service_pb2,
     inspection_service_pb2,
     model_service_pb2,
@@ -69,11 +80,16 @@ def is_not_loaded(method: MethodDescriptor) -> bool:
         "RankingService",
         "CaptionService",
         "SegmentationService",
+        "ImageGenerationService",
     )
 
 
 SEGMENTING = {"segment-image", "segment-everything", "segment-interactively"}
 """RPCs that `segment` calls, or that need a hand on the mouse."""
+
+
+NAMED_SHORTER = {"caption-image", "generate-image"}
+"""RPCs whose commands are `caption` and `draw`."""
 
 
 def snake_case(name: str) -> str:
@@ -108,17 +124,17 @@ def test_an_rpc_has_a_method_of_its_name_whose_options_are_its_fields(kind: type
 @pytest.mark.parametrize("method", METHODS)
 def test_a_unary_rpc_has_a_command_of_its_name(method: str) -> None:
     command = snake_case(method).replace("_", "-").removeprefix("stream-")
-    assert command in COMMANDS or command in SEGMENTING or command == "caption-image"  # which is `caption`
+    assert command in COMMANDS or command in SEGMENTING or command in NAMED_SHORTER
 
 
 def test_no_command_is_without_an_rpc_except_the_tools() -> None:
     rpcs = {snake_case(method).replace("_", "-") for method in METHODS}
-    assert COMMANDS - rpcs == {"chat", "caption", "health", "load", "load-compare", "segment"}
+    assert COMMANDS - rpcs == {"chat", "caption", "draw", "health", "load", "load-compare", "segment"}
 
 
 def test_the_load_tester_knows_every_command_that_runs_a_model() -> None:
     of_models = {snake_case(method.name).replace("_", "-") for method in METHODS.values() if is_not_loaded(method)}
-    tools = {"caption", "health", "load", "load-compare", "segment"}
+    tools = {"caption", "draw", "health", "load", "load-compare", "segment"}
     assert set(LoadTask) == COMMANDS - tools - of_models
 
 
@@ -151,6 +167,7 @@ def test_every_result_of_an_rpc_has_a_class() -> None:
         (results.BundleState, model_service_pb2.BundleState),
         (AttentionSummary, inspection_service_pb2.AttentionSummary),
         (EarlyStopping, translation_service_pb2.EarlyStopping),
+        (DiffusionSampler, image_generation_service_pb2.DiffusionSampler),
         (MaskFormat, segmentation_service_pb2.MaskFormat),
         (Role, generation_service_pb2.Role),
     ],

@@ -46,6 +46,8 @@ TaskName = Literal[
     "image_text_embedding",
     "segmentation",
     "captioning",
+    "autoencoding",
+    "image_generation",
 ]
 IMAGE_TASKS: tuple[TaskName, ...] = (
     "image_classification",
@@ -53,9 +55,17 @@ IMAGE_TASKS: tuple[TaskName, ...] = (
     "image_text_embedding",
     "segmentation",
     "captioning",
+    "autoencoding",
+    "image_generation",
 )
 """Tasks whose models read images."""
-TEXTLESS_TASKS: tuple[TaskName, ...] = ("image_classification", "image_embedding", "segmentation")
+TEXTLESS_TASKS: tuple[TaskName, ...] = (
+    "image_classification",
+    "image_embedding",
+    "segmentation",
+    "autoencoding",
+    "image_generation",
+)
 """Tasks whose models read no text, and have no tokenizer."""
 Metric = Literal[
     "accuracy",
@@ -68,6 +78,8 @@ Metric = Literal[
     "mean_recall",
     "mean_iou",
     "cider",
+    "psnr",
+    "velocity_error",
 ]
 TextPairUse = Literal["never", "optional", "required"]
 """Whether a text model reads two texts as one input: never, if a second one is given, or always."""
@@ -209,6 +221,8 @@ class Checkpoint(Record):
         "clip",
         "segmenter",
         "captioner",
+        "autoencoder",
+        "latent_diffusion",
         "huggingface",
     ]
     """`huggingface`: the folder is one of `transformers` too, and holds its configuration."""
@@ -231,7 +245,7 @@ class Checkpoint(Record):
     @model_validator(mode="after")
     def _check_task(self) -> Checkpoint:
         """Checks that the parts the task needs are there."""
-        if self.task.endswith("classification") and not self.labels:
+        if (self.task.endswith("classification") or self.task == "image_generation") and not self.labels:
             raise ValueError(f"labels: {self.task} needs them")
         if self.classification is not None:
             needed = len(self.labels) if self.classification.kind == "multi_label" else 0

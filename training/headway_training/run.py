@@ -150,9 +150,9 @@ def run_training(options: RunOptions, console: Console) -> Path:
         raise RecipeError(f"model: {error}") from error
     if sizing.leaves_room and accelerator.device.type == "cpu":
         keep_freed_memory()
-    start = ""
-    if latest_state(folder) is None:
-        start = _take_weights(recipe, model, task)
+    start = _take_weights(recipe, model, task)  # of a resumed run too, whose state lacks what is not trained
+    if latest_state(folder) is not None:
+        start = ""
     trainer = Trainer(
         task=task,
         model=model,

@@ -10,6 +10,7 @@ import typer
 from headway_client.cli import (
     captions,
     classification,
+    drawing,
     generation,
     images,
     inspection,
@@ -37,6 +38,7 @@ for command in (
     text_to_text.translate_text,
     text_to_text.rewrite_text,
     captions.caption,
+    drawing.draw,
     classification.classify_text,
     classification.classify_tokens,
     classification.classify_image,

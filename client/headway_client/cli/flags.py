@@ -112,6 +112,8 @@ _FLAGS: dict[str, _Flag] = {
     "candidate_labels": _Flag("--candidate-label", list[str], "TEXT"),
     "templates": _Flag("--template", list[str], "TEXT"),
     "image_ids": _Flag("--image-id", list[str], "ID"),
+    "image": _Flag(kind=str, metavar="FILE", description="Image file to draw over."),
+    "mask": _Flag(kind=str, metavar="FILE", description="Image file of the same size, white where it is drawn anew."),
     "query_image": _Flag(kind=str, metavar="FILE", description="Image file to compare with."),
     "stop_token_ids": _Flag("--stop-token-id", list[int], "ID"),
     "logit_biases": _Flag("--logit-bias", list[str], "ID=BIAS", _parse_biases),

@@ -24,6 +24,7 @@ TaskName = Literal[
     "text_scoring",
     "image_embedding",
     "segmentation",
+    "image_generation",
 ]
 ModelArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the model.")]
 

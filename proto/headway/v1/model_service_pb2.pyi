@@ -50,6 +50,8 @@ class _TaskEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Task.ValueType],
     """SegmentationService."""
     TASK_CAPTIONING: _Task.ValueType  # 11
     """CaptionService."""
+    TASK_IMAGE_GENERATION: _Task.ValueType  # 12
+    """ImageGenerationService."""
 
 class Task(_Task, metaclass=_TaskEnumTypeWrapper):
     """What a model does."""
@@ -78,6 +80,8 @@ TASK_SEGMENTATION: Task.ValueType  # 10
 """SegmentationService."""
 TASK_CAPTIONING: Task.ValueType  # 11
 """CaptionService."""
+TASK_IMAGE_GENERATION: Task.ValueType  # 12
+"""ImageGenerationService."""
 Global___Task: _TypeAlias = Task  # noqa: Y015
 
 class _BundleState:
@@ -188,7 +192,9 @@ class Model(_message.Message):
     """
     @_builtins.property
     def labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Labels of a classifier, in the order of its outputs; for token classification, the labels that a span may have."""
+        """Labels of a classifier, in the order of its outputs; for token classification, the labels that a span may have; what
+        a model of images draws.
+        """
 
     @_builtins.property
     def default_parameters(self) -> _generation_service_pb2.GenerationParameters:

@@ -19,6 +19,7 @@ MAX_GRID_PROMPTS = 1024
 _BATCH_TOKENS: Final[dict[Device, int]] = {"cpu": 512, "cuda": 4096}
 _BATCH_IMAGES: Final[dict[Device, int]] = {"cpu": 16, "cuda": 32}
 _BATCH_PROMPTS: Final[dict[Device, int]] = {"cpu": 4, "cuda": 64}
+_DENOISING_ROWS: Final[dict[Device, int]] = {"cpu": 16, "cuda": 64}
 _CPU_BATCH_PIXELS: Final = 2 * 224 * 224
 """Most pixels of a batch on the CPU, of its images as the model sees them; a batch of two may have more."""
 
@@ -43,6 +44,9 @@ class BatchingSettings(BaseModel):
     caches hold the activations of few, and 64 on CUDA."""
     max_waiting_prompts: Annotated[int, Field(ge=MAX_GRID_PROMPTS)] = 4096
     """Most prompts of a segmentation model that are admitted and not yet answered."""
+    max_denoising_rows: Annotated[int, Field(ge=2)] | None = None
+    """Most rows of a denoising step of a model that draws images; an image that is guided takes two. Left out: 16 on
+    the CPU and 64 on CUDA."""
     max_waiting_mib: Annotated[int, Field(ge=1)] = 256
     """Most MiB of a model's images, or of its texts, that are admitted and not yet answered; a call of more is admitted
     when no other is there."""
@@ -57,6 +61,10 @@ class BatchingSettings(BaseModel):
             return self.max_batch_images
         most = _BATCH_IMAGES[device]
         return most if device == "cuda" else max(2, min(most, _CPU_BATCH_PIXELS // num_pixels))
+
+    def denoising_rows(self, device: Device) -> int:
+        """Most rows of a denoising step on a device."""
+        return self.max_denoising_rows or _DENOISING_ROWS[device]
 
     def batch_prompts(self, device: Device) -> int:
         """Most prompts of a batch on a device."""

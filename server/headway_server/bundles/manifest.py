@@ -54,6 +54,12 @@ SEGMENTATION_TENSORS = (
     ("masks", "predicted_iou"),
 )
 """Inputs and outputs of a decoder that answers prompts with masks (docs/graphs.md)."""
+DIFFUSION_TENSORS = {
+    "denoiser": (("latent", "timestep", "label"), ("velocity",)),
+    "vae_decoder": (("latent",), ("pixel_values",)),
+    "vae_encoder": (("pixel_values",), ("latent",)),
+}
+"""Inputs and outputs of the graphs of a model that draws images (docs/graphs.md)."""
 CARD_FILE = "README.md"
 LEARNING_CURVE_FILE = "learning-curve.svg"
 
@@ -83,6 +89,7 @@ class Task(StrEnum):
     TEXT_SCORING = "text_scoring"
     IMAGE_EMBEDDING = "image_embedding"
     SEGMENTATION = "segmentation"
+    IMAGE_GENERATION = "image_generation"
 
 
 ENCODER_DECODER_TASKS = (Task.TRANSLATION, Task.TEXT_TO_TEXT, Task.CAPTIONING)
@@ -218,7 +225,7 @@ class Variant(Record):
 
     device: Literal["cpu", "cuda"]
     """Where this variant is meant to run."""
-    graphs: dict[Literal["model", "encoder", "decoder", "attention"], Graph]
+    graphs: dict[Literal["model", "encoder", "decoder", "denoiser", "vae_decoder", "vae_encoder", "attention"], Graph]
     """Those that `TASK_PARTS` names for the task, and `attention` where the attention weights can be looked at."""
     state: tuple[StateTensor, ...] = ()
     cross: tuple[str, ...] = ()
@@ -392,6 +399,15 @@ class Scoring(Record):
     activation: Literal["none", "sigmoid"]
 
 
+class Diffusion(Record):
+    """What the denoiser of a model that draws images was trained to undo."""
+
+    schedule: Literal["trigonometric"]
+    """How an image x and noise e are mixed at a time t from 0 to 1: cos(pi t / 2) x + sin(pi t / 2) e."""
+    prediction: Literal["velocity"]
+    """What the denoiser predicts: cos(pi t / 2) e - sin(pi t / 2) x."""
+
+
 class SamplingDefaults(Record):
     """The parameters of a generation request that does not set them."""
 
@@ -505,6 +521,8 @@ class Manifest(Record):
     patches: PatchGrid | None = None
     """Of images whose attention weights can be looked at, and of those that captions are written for."""
     languages: Languages | None = None
+    diffusion: Diffusion | None = None
+    """None but for image_generation."""
     sampling_defaults: SamplingDefaults | None = None
     prompt_prefix: tuple[Index, ...] = ()
     """Tokens that come before a prompt that is given as text, such as a Llama's bos; a conversation's template writes
@@ -624,6 +642,18 @@ def _check_segmentation(manifest: Manifest) -> None:
             )
 
 
+def _check_diffusion(manifest: Manifest) -> None:
+    for precision, variant in manifest.variants.items():
+        for role, tensors in DIFFUSION_TENSORS.items():
+            if (graph := {str(name): one for name, one in variant.graphs.items()}.get(role)) is None:
+                continue  # which is refused for that
+            found = tuple(tuple(spec.name for spec in specs) for specs in (graph.inputs, graph.outputs))
+            if found != tensors:
+                raise ValueError(
+                    f"variants.{precision}.graphs.{role}: has the tensors {found}; {manifest.task} needs {tensors}"
+                )
+
+
 _OF_TEXTS = ("special_tokens", "limits.max_input_tokens")
 TASK_PARTS: Final[Mapping[Task, TaskParts]] = {
     Task.GENERATION: TaskParts(
@@ -657,6 +687,9 @@ TASK_PARTS: Final[Mapping[Task, TaskParts]] = {
     Task.IMAGE_EMBEDDING: TaskParts(needs=("embedding", "image_preprocessing")),
     Task.SEGMENTATION: TaskParts(
         graphs=("encoder", "decoder"), needs=("image_preprocessing",), check=_check_segmentation
+    ),
+    Task.IMAGE_GENERATION: TaskParts(
+        graphs=tuple(DIFFUSION_TENSORS), needs=("labels", "image_preprocessing", "diffusion"), check=_check_diffusion
     ),
 }
 """The manifest's part of each task; how it is served is in `serving/families.py`."""

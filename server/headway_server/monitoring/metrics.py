@@ -107,11 +107,11 @@ _COMPUTED = Family(
 _PADDING = Family("headway_padding_tokens", "Tokens of padding that batches and encoders computed beside these.")
 _STEP = Family(
     "headway_step_duration_seconds",
-    "How long a run of a decoder or encoder took, by kind: prefill, decode, verify, encode.",
+    "How long a run of a decoder, encoder or denoiser took, by kind: prefill, decode, verify, encode, denoise.",
     (*_MODEL, "kind"),
     _SHORT_SECONDS,
 )
-_STEP_ROWS = Family("headway_step_rows", "Sequences or beams of a run, by kind.", (*_MODEL, "kind"), _COUNTS)
+_STEP_ROWS = Family("headway_step_rows", "Sequences, beams or rows of a run, by kind.", (*_MODEL, "kind"), _COUNTS)
 _FIRST_TOKEN = Family(
     "headway_first_token_seconds",
     "From a call's arrival to the first token of each of its sequences, beam searches excluded.",

@@ -219,9 +219,22 @@ class ImagePreprocessor:
         with _DECODING.hold(header.width * header.height, self._limits.max_pixels):
             return self._prepare(header, field)
 
+    def decode(self, data: bytes, field: str) -> Image.Image:
+        """Decodes one image on the caller's thread: upright, RGB, of its own size. Errors are those of `prepare`."""
+        header = _open_header(data, field, self._limits)
+        with _DECODING.hold(header.width * header.height, self._limits.max_pixels):
+            return _decode(header, field)
+
     def _prepare(self, header: ImageFile.ImageFile, field: str) -> PreparedImage:
         """Decodes and prepares an image whose header was read and checked."""
-        image = _decode(header, field)
+        return self.prepare_decoded(_decode(header, field), field)
+
+    def prepare_decoded(self, image: Image.Image, field: str) -> PreparedImage:
+        """Prepares an image that was decoded.
+
+        Raises:
+            InvalidInputError: It would become too large.
+        """
         resized, transform = self._resize(image, field)
         return PreparedImage(
             pixel_values=normalize(resized, self._settings),

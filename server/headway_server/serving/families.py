@@ -80,4 +80,5 @@ FAMILIES: Final[Mapping[Task, Family]] = {
     Task.TEXT_SCORING: Family(loader="headway_server.tasks.text.scorer:TextScorer.load"),
     Task.IMAGE_EMBEDDING: Family(loader="headway_server.tasks.images.classifier:ImageClassifier.load"),
     Task.SEGMENTATION: Family(loader="headway_server.tasks.segmentation.model:SegmentationModel.load"),
+    Task.IMAGE_GENERATION: Family(loader="headway_server.tasks.image_generation.model:ImageGenerationModel.load"),
 }

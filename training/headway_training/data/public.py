@@ -38,9 +38,23 @@ from headway_training.recipes import DataSettings
 
 AG_NEWS_LABELS = ("World", "Sports", "Business", "Sci/Tech")
 CIFAR10_LABELS = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+FASHION_MNIST_LABELS = (
+    "T-shirt/top",
+    "Trouser",
+    "Pullover",
+    "Dress",
+    "Coat",
+    "Sandal",
+    "Shirt",
+    "Sneaker",
+    "Bag",
+    "Ankle boot",
+)
 ZERO_SHOT_VALIDATION_IMAGES = 2000
 """Training images of CIFAR-10 that a model which never trains on them is validated on."""
 _CIFAR10_ROW_BYTES = 1 + 3 * 32 * 32
+_IDX_IMAGES, _IDX_LABELS = 2051, 2049
+"""First numbers of the files of MNIST's format."""
 _GITHUB = "https://raw.githubusercontent.com"
 
 
@@ -170,6 +184,43 @@ def _read_cifar10(dataset: Dataset, folder: Path, settings: DataSettings) -> Spl
         test_name=f"{shown} 10,000 test images",
         labels=CIFAR10_LABELS,
     )
+
+
+def _read_fashion_mnist(dataset: Dataset, folder: Path, settings: DataSettings) -> Splits[Any]:
+    """Grey images, as RGB."""
+
+    def part(*names: str) -> LabeledImages:
+        stems = [f"{name}-{{}}-ubyte.gz" for name in names]
+        pixels = _read_idx(dataset.find(folder, [stem.format("images-idx3") for stem in stems]), _IDX_IMAGES)
+        labels = _read_idx(dataset.find(folder, [stem.format("labels-idx1") for stem in stems]), _IDX_LABELS)
+        images = np.repeat(pixels[..., np.newaxis], 3, axis=-1)  # (N, 28, 28, 3)
+        return LabeledImages(images=images, labels=labels.astype(np.int64))
+
+    train, test = part("train"), part("t10k", "t10k-0000-4999")
+    shown = "all" if len(test) == 10_000 else f"first {len(test):,} of the"
+    return _hold_out(
+        dataset,
+        train,
+        test,
+        settings,
+        total="60,000 training images",
+        test_name=f"{shown} 10,000 test images",
+        labels=FASHION_MNIST_LABELS,
+    )
+
+
+def _read_idx(file: Path, magic: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Bytes of a file of MNIST's format, in its shape.
+
+    Raises:
+        DataError: It is none, or is cut off.
+    """
+    content = read_bytes(file)
+    num_axes = magic % 256
+    header = np.frombuffer(content[: 4 * (1 + num_axes)], ">u4").tolist()
+    if len(header) != 1 + num_axes or header[0] != magic or len(content) - 4 * len(header) != np.prod(header[1:]):
+        raise DataError(f"{file} is not a whole file of MNIST's format. Remove it and get it again")
+    return np.frombuffer(content, np.uint8, offset=4 * len(header)).reshape(header[1:])
 
 
 def _read_multi30k(dataset: Dataset, folder: Path, settings: DataSettings) -> Splits[Any]:  # noqa: ARG001 (readers are called alike)
@@ -439,6 +490,24 @@ _ALL = (
         license="not stated by the source, which asks for citation of Krizhevsky (2009)",
         home="https://www.cs.toronto.edu/~kriz/cifar.html",
         read=_read_cifar10,
+    ),
+    Dataset(
+        name="fashion-mnist",
+        task="image_classification",
+        folder="fashion_mnist",
+        title="Fashion-MNIST",
+        files=_files(
+            f"{_GITHUB}/zalandoresearch/fashion-mnist/master/data/fashion/",
+            {
+                "train-images-idx3-ubyte.gz": "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+                "train-labels-idx1-ubyte.gz": "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+                "t10k-images-idx3-ubyte.gz": "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+                "t10k-labels-idx1-ubyte.gz": "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+            },
+        ),
+        license="MIT",
+        home="https://github.com/zalandoresearch/fashion-mnist",
+        read=_read_fashion_mnist,
     ),
     Dataset(
         name="order",

@@ -21,8 +21,10 @@ from headway_training.recipes import ClassificationSettings, Recipe
 
 DATA_DIR_VARIABLE = "HEADWAY_DATA_DIR"
 DEFAULT_DATA_DIR = Path("data")
-_DATA_TASKS: Mapping[TaskName, TaskName] = MappingProxyType({"image_embedding": "image_classification"})
-"""The task whose data another one reads: labels are for measuring alone."""
+_DATA_TASKS: Mapping[TaskName, TaskName] = MappingProxyType(
+    dict.fromkeys(("image_embedding", "autoencoding", "image_generation"), "image_classification")
+)
+"""The task whose data another one reads."""
 MIN_CHARACTERS = 100
 """Fewest characters of a running text."""
 
@@ -130,7 +132,7 @@ def read_examples(
         name: A file, two files with a comma between them, or a folder of images.
         labels: Known labels in the order of their indices; None: those of the file.
         classification: What the rows of a text classifier hold.
-        preprocessing: The size of images; for image_classification and image_embedding.
+        preprocessing: The size of images; for tasks of labelled images.
 
     Returns:
         The examples and the labels, of which tasks without labels have none.
@@ -148,7 +150,7 @@ def read_examples(
         return text, ()
     if task == "token_classification":
         return read_span_labeled_texts(path, labels)
-    if task in {"image_classification", "image_embedding"}:
+    if _DATA_TASKS.get(task, task) == "image_classification":
         assert preprocessing is not None
         return read_image_folder(path, preprocessing, labels)
     if classification.multi_label:
@@ -172,6 +174,8 @@ def describe_own_data(recipe: Recipe, own: OwnData, labels: tuple[str, ...] = ()
         f"trained on {source}.",
         "image_classification": f"Tells which of {len(labels)} labels fits an image ({shown}); trained on {source}.",
         "image_embedding": f"Turns an image into a vector; trained on {source}.",
+        "autoencoding": f"Turns images into small latents and back; trained on {source}.",
+        "image_generation": f"Draws images of {len(labels)} labels ({shown}); trained on {source}.",
         "translation": f"Translates text; trained on {source}.",
         "generation": f"{'Talks' if holds_conversations(Path(own.train)) else 'Continues text'}; trained on {source}.",
     }[recipe.task]

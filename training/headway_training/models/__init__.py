@@ -8,10 +8,12 @@ from headway_training.models.architectures import (
     make_configuration,
     named_configuration,
 )
+from headway_training.models.autoencoder import Autoencoder, AutoencoderConfig
 from headway_training.models.base import AttentionKind, Model, count_parameters
 from headway_training.models.captioning import Captioner, CaptionerConfig
 from headway_training.models.clip import CLIP, CLIPConfig
 from headway_training.models.configuration import Configuration, LayerConfig
+from headway_training.models.diffusion import LatentDiffusion, LatentDiffusionConfig
 from headway_training.models.dino import DINO, DINOConfig
 from headway_training.models.encoder import Encoder, EncoderConfig
 from headway_training.models.gpt import GPT, GPTConfig
@@ -28,6 +30,8 @@ __all__ = [
     "GPT",
     "NAMED_CONFIGURATIONS",
     "AttentionKind",
+    "Autoencoder",
+    "AutoencoderConfig",
     "CLIPConfig",
     "Captioner",
     "CaptionerConfig",
@@ -38,6 +42,8 @@ __all__ = [
     "GPTConfig",
     "ImageEmbedder",
     "ImageEncoderConfig",
+    "LatentDiffusion",
+    "LatentDiffusionConfig",
     "LayerConfig",
     "LinearConfig",
     "LinearDecoder",

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from headway_training.models.autoencoder import Autoencoder, AutoencoderConfig
 from headway_training.models.base import AttentionKind, Model
 from headway_training.models.captioning import Captioner, CaptionerConfig
 from headway_training.models.clip import CLIP, CLIPConfig
 from headway_training.models.configuration import Configuration, nearest
+from headway_training.models.diffusion import LatentDiffusion, LatentDiffusionConfig
 from headway_training.models.encoder import Encoder, EncoderConfig
 from headway_training.models.gpt import GPT, GPTConfig
 from headway_training.models.linear import LinearConfig, LinearDecoder
@@ -31,6 +33,8 @@ CONFIGURATIONS: Mapping[str, type[Configuration]] = MappingProxyType(
         "clip": CLIPConfig,
         "segmenter": SegmentationConfig,
         "captioner": CaptionerConfig,
+        "autoencoder": AutoencoderConfig,
+        "latent_diffusion": LatentDiffusionConfig,
     }
 )
 """The class of each architecture's configuration."""
@@ -47,6 +51,8 @@ _MODELS: Mapping[type[Configuration], Callable[[Any], Model]] = MappingProxyType
         CLIPConfig: CLIP,
         SegmentationConfig: Segmenter,
         CaptionerConfig: Captioner,
+        AutoencoderConfig: Autoencoder,
+        LatentDiffusionConfig: LatentDiffusion,
     }
 )
 
@@ -71,14 +77,12 @@ def build_model(
     """Builds a model with fresh weights.
 
     Args:
-        architecture: `gpt`, `linear`, `transformer`, `recurrent`, `encoder`, `vit`, `image_encoder`, `clip`,
-            `segmenter` or `captioner`.
+        architecture: a name of `CONFIGURATIONS`, such as `gpt`.
         configuration: that architecture's configuration, or its fields by name.
         attention: the kernel, as `Model.use_attention` takes it; the recurrent model's attention has only one.
 
     Returns:
-        A `GPT`, `LinearDecoder`, `Transformer`, `RecurrentTranslator`, `Encoder`, `ViT`, `ImageEmbedder`, `CLIP`,
-        `Segmenter` or `Captioner`, in training mode.
+        The architecture's model, such as a `GPT`, in training mode.
 
     Raises:
         ValueError: the architecture, a field or a value is wrong; the message names it and the limit.
@@ -94,7 +98,7 @@ class NamedConfiguration:
     """A configuration that has a name."""
 
     architecture: str
-    """A key of `CONFIGURATIONS`."""
+    """A name of `CONFIGURATIONS`, such as `gpt`."""
     configuration: Configuration
     """The shape."""
 
@@ -347,6 +351,12 @@ _PHOTOGRAPHS_CAPTIONER = CaptionerConfig(
     dropout=0.25,
 )
 
+_FASHION_AUTOENCODER = AutoencoderConfig(image_size=28)
+
+_FASHION_DIFFUSION = LatentDiffusionConfig(
+    image_size=28, num_layers=4, d_model=128, num_heads=4, d_ff=512, num_classes=10
+)
+
 _MULTI30K_RECURRENT = RecurrentConfig(
     vocabulary_size=4_000,
     max_source_length=128,
@@ -385,6 +395,8 @@ NAMED_CONFIGURATIONS: Mapping[str, NamedConfiguration] = MappingProxyType(
         "pictures-clip": NamedConfiguration(architecture="clip", configuration=_PICTURES_CLIP),
         "segments-segmenter": NamedConfiguration(architecture="segmenter", configuration=_SEGMENTS_SEGMENTER),
         "photographs-captioner": NamedConfiguration(architecture="captioner", configuration=_PHOTOGRAPHS_CAPTIONER),
+        "fashion-autoencoder": NamedConfiguration(architecture="autoencoder", configuration=_FASHION_AUTOENCODER),
+        "fashion-diffusion": NamedConfiguration(architecture="latent_diffusion", configuration=_FASHION_DIFFUSION),
     }
 )
 """All named configurations."""

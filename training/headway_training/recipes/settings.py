@@ -32,6 +32,8 @@ ARCHITECTURES: Mapping[TaskName, tuple[str, ...]] = MappingProxyType(
         "image_text_embedding": ("clip",),
         "segmentation": ("segmenter",),
         "captioning": ("captioner",),
+        "autoencoding": ("autoencoder",),
+        "image_generation": ("latent_diffusion",),
     }
 )
 """The architectures that can be trained for each task."""
@@ -318,6 +320,11 @@ class Recipe(Record):
             raise ValueError("model.architecture 'huggingface' starts from a model folder: give --init FOLDER")
         if self.lora is not None and not is_folder:
             raise ValueError("lora: is for a model folder of transformers, given with --init FOLDER")
+        if self.task == "image_generation" and self.init.checkpoint is None:
+            raise ValueError(
+                "image_generation draws latents of an autoencoder: train one first (task autoencoding), and give its "
+                "checkpoint with --init FOLDER"
+            )
         if self.task in IMAGE_TASKS and self.preprocessing is None:
             raise ValueError(f"the section [preprocessing] is missing; {self.task} needs it")
         if self.preprocessing is not None and self.preprocessing.height != self.preprocessing.width:

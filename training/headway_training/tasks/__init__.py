@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
 
-from headway_training.checkpoint import TOKENIZER_FILE, read_checkpoint
+from headway_training.checkpoint import TOKENIZER_FILE, TaskName, read_checkpoint
 from headway_training.data.captions import CaptionedImages, language_token
 from headway_training.data.examples import (
     Conversations,
@@ -35,6 +35,7 @@ from headway_training.tasks.classification import (
 )
 from headway_training.tasks.contrastive import ContrastiveTask
 from headway_training.tasks.conversation import ConversationTask
+from headway_training.tasks.diffusion import AutoencodingTask, DiffusionTask
 from headway_training.tasks.distillation import DistillationTask
 from headway_training.tasks.generation import GenerationTask
 from headway_training.tasks.segmentation import SegmentationTask
@@ -60,6 +61,15 @@ _TASKS: Mapping[type, Callable[..., Task]] = MappingProxyType(
     }
 )
 """The tasks of examples with separate texts; they take recipe, data and tokenizer, and special tokens of a folder."""
+_IMAGE_TASKS: Mapping[TaskName, Callable[..., Task]] = MappingProxyType(
+    {
+        "image_classification": ImageClassificationTask,
+        "image_embedding": DistillationTask,
+        "autoencoding": AutoencodingTask,
+        "image_generation": DiffusionTask,
+    }
+)
+"""The tasks of labelled images."""
 
 
 def make_task(recipe: Recipe, splits: Splits[Any], folder: Path, source: ModelFolder | None = None) -> Task:
@@ -79,9 +89,7 @@ def make_task(recipe: Recipe, splits: Splits[Any], folder: Path, source: ModelFo
     if isinstance(splits.train, LabeledImages):
         if source is not None and recipe.preprocessing is not None:
             source.check_images(splits.train.images, recipe.preprocessing)
-        if recipe.task == "image_embedding":
-            return DistillationTask(recipe, splits)
-        return ImageClassificationTask(recipe, splits)
+        return _IMAGE_TASKS[recipe.task](recipe, splits)
     if isinstance(splits.train, SegmentedPictures):
         return SegmentationTask(recipe, splits)
     if isinstance(splits.train, Conversations):

@@ -31,6 +31,7 @@ _TASKS: dict[Task, pb.Task.ValueType] = {
     Task.TEXT_SCORING: pb.TASK_TEXT_SCORING,
     Task.IMAGE_EMBEDDING: pb.TASK_IMAGE_EMBEDDING,
     Task.SEGMENTATION: pb.TASK_SEGMENTATION,
+    Task.IMAGE_GENERATION: pb.TASK_IMAGE_GENERATION,
 }
 _STATES: dict[ModelState, pb.BundleState.ValueType] = {
     state: pb.BundleState.Value(f"BUNDLE_STATE_{state.name}") for state in ModelState

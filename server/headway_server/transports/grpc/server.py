@@ -23,6 +23,8 @@ from headway.v1 import (
     generation_service_pb2_grpc,
     image_classification_service_pb2,
     image_classification_service_pb2_grpc,
+    image_generation_service_pb2,
+    image_generation_service_pb2_grpc,
     image_service_pb2,
     image_service_pb2_grpc,
     inspection_service_pb2,
@@ -56,6 +58,7 @@ from headway_server.transports.grpc.doors import Doors, format_address
 from headway_server.transports.grpc.generation import GenerationService
 from headway_server.transports.grpc.health import Health
 from headway_server.transports.grpc.image_classification import ImageClassificationService
+from headway_server.transports.grpc.image_generation import ImageGenerationService
 from headway_server.transports.grpc.images import ImageService
 from headway_server.transports.grpc.inspection import InspectionService
 from headway_server.transports.grpc.interceptor import CallInterceptor, Handler, Procedure
@@ -141,6 +144,13 @@ _SERVICES = (
         tasks=frozenset({Task.IMAGE_CLASSIFICATION, Task.IMAGE_EMBEDDING}),
         servicer=ImageClassificationService,
         add=image_classification_service_pb2_grpc.add_ImageClassificationServiceServicer_to_server,
+        reads_texts=False,
+    ),
+    _Service(
+        descriptor=image_generation_service_pb2.DESCRIPTOR.services_by_name["ImageGenerationService"],
+        tasks=frozenset({Task.IMAGE_GENERATION}),
+        servicer=ImageGenerationService,
+        add=image_generation_service_pb2_grpc.add_ImageGenerationServiceServicer_to_server,
         reads_texts=False,
     ),
     _Service(

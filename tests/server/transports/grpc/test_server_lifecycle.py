@@ -130,6 +130,7 @@ async def test_reflection_lists_every_service(serving):
         "headway.v1.CaptionService",
         "headway.v1.GenerationService",
         "headway.v1.ImageClassificationService",
+        "headway.v1.ImageGenerationService",
         "headway.v1.ImageService",
         "headway.v1.InspectionService",
         "headway.v1.ModelService",

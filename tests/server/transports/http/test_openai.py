@@ -353,3 +353,23 @@ async def test_every_caller_gets_its_own_answer(calling):
             *(client.completions.create(**COMPLETION | {"prompt": each}) for each in prompts)
         )
         assert [answer.choices[0].text for answer in answers] == alone
+
+
+async def test_images_are_drawn(calling, diffusion_store):
+    async with calling(store=diffusion_store) as (_, client):
+        own = {"step_count": 6, "guidance_scale": 2.0, "sampler": "ddim"}
+        answer = await client.images.generate(model="squares", prompt="Red", n=2, extra_body={**own, "seed": 5})
+        pictures = [base64.b64decode(image.b64_json) for image in answer.data]
+        assert all(picture.startswith(b"\x89PNG") for picture in pictures)
+        assert answer.size == "8x8"
+        again = await client.images.generate(model="squares", prompt="red", size="8x8", extra_body={**own, "seed": 6})
+        assert base64.b64decode(again.data[0].b64_json) == pictures[1]
+        for wrong, said in (
+            ({"prompt": "pink"}, "this model draws red, green, blue"),
+            ({"prompt": "red", "n": 17}, "n: is 17; it goes from 1 to 16"),
+            ({"prompt": "red", "size": "256x256"}, "this model draws 8x8"),
+            ({"prompt": "red", "response_format": "url"}, "response_format"),
+            ({"prompt": "red", "extra_body": {"step_count": 0}}, "step_count: is 0"),
+        ):
+            with pytest.raises(openai.BadRequestError, match=said):
+                await client.images.generate(model="squares", **wrong)

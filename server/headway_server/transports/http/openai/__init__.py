@@ -1,4 +1,4 @@
-"""OpenAI's API: models, completions, chat completions and embeddings (docs/http.md)."""
+"""OpenAI's API: models, completions, chat completions, embeddings and images (docs/http.md)."""
 
 from headway_server.transports.http.openai.form import OPENAI_FORM
 from headway_server.transports.http.openai.service import openai_routes

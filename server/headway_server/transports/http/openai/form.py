@@ -23,7 +23,7 @@ _NAMES: Final = (
     (re.compile(r"\bstop_strings\b"), "stop"),
     (re.compile(r"\bmin_new_tokens\b"), "min_tokens"),
     (re.compile(r"\blog_probabilities\.top_token_count\b"), "top_logprobs"),
-    (re.compile(r"\bsample_count\b"), "n"),
+    (re.compile(r"\b(?:sample|image)_count\b"), "n"),
     (re.compile(r"\btexts\b(?=\[|:|$)"), "input"),
     (re.compile(r"\bmax_new_tokens\b"), "max_completion_tokens"),
 )

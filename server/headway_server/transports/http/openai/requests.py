@@ -13,10 +13,12 @@ from numpy.typing import NDArray
 from pydantic import Field, StringConstraints, ValidationError
 
 from headway_server.decoding.constraints import ConstraintRequest
+from headway_server.diffusion import Sampler
 from headway_server.errors import InvalidInputError
 from headway_server.preprocessing import ChatTurn, Tool, ToolCall
 from headway_server.preprocessing.chat import Role
 from headway_server.tasks.generation.request import MAX_PROMPTS, MAX_TURNS, GenerationRequest, Prompt, ToolUse
+from headway_server.tasks.image_generation.request import DrawingRequest
 from headway_server.tasks.parameters import MAX_LOGIT_BIASES, LogProbabilityRequest
 from headway_server.transports.http.body import JSON_OBJECT, Body, Part
 
@@ -372,6 +374,42 @@ class ChatBody(_GenerationBody):
         if isinstance(wanted, TextFormat):
             return ConstraintRequest(json_schema=_ANY_OBJECT)
         return ConstraintRequest(json_schema=json.dumps(wanted.json_schema.json_schema))
+
+
+class ImageBody(_Body):
+    """A request of `/v1/images/generations`; the last five are this server's own."""
+
+    prompt: str
+    n: int = 1
+    response_format: Literal["b64_json"] = "b64_json"
+    output_format: Literal["png"] = "png"
+    size: str = "auto"
+    negative_prompt: str = ""
+    step_count: int | None = None
+    guidance_scale: float | None = None
+    sampler: Literal["ddim", "dpm_solver_pp_2m", "euler"] | None = None
+    seed: int | None = None
+
+    def request(self, width: int, height: int) -> DrawingRequest:
+        """Returns what is asked of a model that draws images of a size.
+
+        Raises:
+            InvalidInputError: Another size is asked for, or something is out of its range.
+        """
+        if self.size not in ("auto", own := f"{width}x{height}"):
+            raise InvalidInputError("size", f"is {self.size[:32]!r}; this model draws {own}: leave it out")
+        given = {
+            "num_steps": self.step_count,
+            "guidance_scale": self.guidance_scale,
+            "sampler": None if self.sampler is None else Sampler(self.sampler),
+            "seed": None if self.seed is None else self.seed % 2**64,
+        }
+        return DrawingRequest(
+            prompt=self.prompt,
+            negative_prompt=self.negative_prompt,
+            num_images=self.n,
+            **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]  # by its names
+        )
 
 
 class EmbeddingBody(_Body):

@@ -26,6 +26,7 @@ from headway_server.serving.families import ServedModel
 from headway_server.serving.host import ModelHost
 from headway_server.settings import ServerSettings
 from headway_server.tasks.generation.model import GeneratedText, GenerationModel
+from headway_server.tasks.image_generation.model import DrawnImage, ImageGenerationModel
 from headway_server.tasks.outputs import read_vector
 from headway_server.tasks.text.model import EmbeddedText, TextInputs, TextModel, TokenInputs
 from headway_server.transports.http.edge import Edge, Endpoint, Handler, Reply, Request, Stream, to_json
@@ -37,7 +38,7 @@ from headway_server.transports.http.openai.form import (
     OpenAIForm,
     event,
 )
-from headway_server.transports.http.openai.requests import ChatBody, CompletionBody, EmbeddingBody
+from headway_server.transports.http.openai.requests import ChatBody, CompletionBody, EmbeddingBody, ImageBody
 
 _REASONS: Final = {
     FinishReason.END_OF_SEQUENCE: "stop",
@@ -109,6 +110,14 @@ class OpenAIService:
         num_numbers = len(answer.results) * embedding.dimension
         return await _reply(lambda: _embeddings(answer, model, body), is_long=num_numbers > _MAX_NUMBERS_ON_LOOP)
 
+    async def draw(self, request: Request) -> Reply:
+        """Draws images."""
+        body = await request.parse(ImageBody.read)
+        model = self._host.find(Task.IMAGE_GENERATION, *body.name_and_version)
+        assert isinstance(model, ImageGenerationModel)  # by the table of families
+        answer = await model.draw(body.request(*model.size), deadline=None)
+        return await _reply(lambda: _images(answer), is_long=True)
+
     def _generator(self, name_and_version: tuple[str, str]) -> GenerationModel:
         model = self._host.find(Task.GENERATION, *name_and_version)
         assert isinstance(model, GenerationModel)  # by the table of families
@@ -126,6 +135,7 @@ def openai_routes(edge: Edge, host: ModelHost, settings: ServerSettings) -> list
         "/v1/chat/completions": (service.chat, OPENAI_FORM),
         "/v1/completions": (service.complete, COMPLETIONS_FORM),
         "/v1/embeddings": (service.embed, OPENAI_FORM),
+        "/v1/images/generations": (service.draw, OPENAI_FORM),
     }
     of_models = Endpoint(edge, "/v1/models", service.list_models, OPENAI_FORM)
     of_a_model = Endpoint(edge, "/v1/models/MODEL", service.get_model, OPENAI_FORM)
@@ -392,6 +402,15 @@ def _usage(texts: Iterable[GeneratedText]) -> dict[str, Any]:
         "completion_tokens": num_new,
         "total_tokens": num_read + num_new,
         "prompt_tokens_details": {"cached_tokens": num_cached},
+    }
+
+
+def _images(answer: Answer[DrawnImage]) -> dict[str, Any]:
+    return {
+        "created": int(time.time()),
+        "data": [{"b64_json": base64.b64encode(image.png).decode(), "seed": image.seed} for image in answer.results],
+        "output_format": "png",
+        "size": f"{answer.results[0].width}x{answer.results[0].height}",
     }
 
 

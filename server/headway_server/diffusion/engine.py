@@ -1,0 +1,447 @@
+"""The thread that removes noise, one step after another, of images that are at different steps (docs/engine.md).
+
+A step: take in what has been submitted; drop what nobody waits for; choose whose turn it is (`turns.py`); run the
+denoiser once for all rows, each at its own time; move each latent on (`samplers.py`); hand out what has finished.
+An image that is guided takes two rows. Images join and leave between any two steps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from queue import Empty, SimpleQueue
+from threading import Lock, Thread
+from typing import Any, Final, Literal, NamedTuple
+
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+
+from headway_server.diffusion.samplers import Latent, Trajectory, guide
+from headway_server.diffusion.turns import Turns
+from headway_server.errors import DeadlineError, DrainingError, ModelRunError, is_failure
+from headway_server.observers import NO_OBSERVER, ModelId, ModelUsage, Observer, QueueEvent, StepEvent
+from headway_server.runtime import (
+    CLOSE_TIMEOUT_S,
+    BusyLanes,
+    Heartbeat,
+    join_threads,
+    own_niceness,
+    set_own_niceness,
+)
+
+LATENT: Final = "latent"
+TIMESTEP: Final = "timestep"
+LABEL: Final = "label"
+VELOCITY: Final = "velocity"
+LEAST_ROOM: Final = 2
+"""Rows that a step has room for at least: those of an image that is guided."""
+
+Denoise = Callable[[Mapping[str, NDArray[Any]]], Latent]
+"""Velocities (R, C, S, S) of rows: `latent` (R, C, S, S) float32, `timestep` (R,) float32 and `label` (R,) int64."""
+
+_log = structlog.get_logger(__name__)
+
+
+class DenoisingError(ModelRunError):
+    """The model could not be run; the log says why. A bug or a broken machine, never the caller's fault."""
+
+
+class Progress(NamedTuple):
+    """How far an image is."""
+
+    num_made: int
+    """Steps that were made."""
+    image: Latent
+    """The latent of the image as it is predicted now."""
+
+
+class Drawing:
+    """One image on its way through the engine.
+
+    Made on the event loop. Its trajectory belongs to the engine's thread, once it was submitted, and its future to the
+    event loop.
+    """
+
+    def __init__(
+        self,
+        trajectory: Trajectory,
+        *,
+        label: int,
+        other_label: int,
+        guidance: float,
+        deadline: float | None,
+        wants_progress: bool = False,
+    ) -> None:
+        """Makes what can be submitted.
+
+        Args:
+            trajectory: At its beginning.
+            label: What is drawn.
+            other_label: What guidance leads away from.
+            guidance: How far; at 1 there is none, and `other_label` is not looked at.
+            deadline: When the caller stops waiting, by `time.monotonic`.
+            wants_progress: True to be told of each step.
+        """
+        self.trajectory = trajectory
+        self.label = label
+        self.other_label = other_label
+        self.guidance = guidance
+        self.deadline = float("inf") if deadline is None else deadline
+        self.wants_progress = wants_progress
+        self.result: asyncio.Future[Latent] = asyncio.get_running_loop().create_future()
+        self.progress: Progress | None = None  # the newest that was not read yet; the event loop's
+        self.arrival = asyncio.Event()
+        self.cancelled = False
+        self.arrived_at = self.started_at = self.finished_at = 0.0
+
+    @property
+    def is_guided(self) -> bool:
+        """True if it is led away from something."""
+        return self.guidance != 1
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that it takes of a step."""
+        return 1 + self.is_guided
+
+    @property
+    def work(self) -> int:
+        """Rows of all its steps together."""
+        return self.num_rows * self.trajectory.num_steps
+
+    def __repr__(self) -> str:
+        return f"Drawing({self.trajectory!r}, {self.num_rows} rows{', cancelled' * self.cancelled})"
+
+
+class DenoisingEngine:
+    """Runs drawings through a denoiser.
+
+    Public methods belong to the event loop, except for `close`, `usage` and `stalled_s`, which any thread may call;
+    private ones belong to the engine's thread, except where they say otherwise.
+    """
+
+    def __init__(
+        self,
+        denoise: Denoise,
+        *,
+        max_rows: int,
+        model: ModelId,
+        busy_lanes: BusyLanes | None = None,
+        observer: Observer = NO_OBSERVER,
+    ) -> None:
+        """Makes an engine; `start` lets it run.
+
+        Args:
+            denoise: Runs the model. Only the engine's thread calls it.
+            max_rows: Most rows of a step, `LEAST_ROOM` at least.
+            model: For the thread, the log and the observer.
+            busy_lanes: Counts the engine among those that share the cores; None: it shares them with nobody.
+            observer: Is told of every step and of what leaves the queue.
+        """
+        assert max_rows >= LEAST_ROOM, "the settings check it"
+        self._denoise = denoise
+        self._max_rows = max_rows
+        self._model = model
+        self._busy_lanes = busy_lanes
+        self._observer = observer
+        self._turns: Turns[Drawing] = Turns()
+        self._inbox: SimpleQueue[tuple[list[Drawing], str] | None] = SimpleQueue()
+        self._open: set[Drawing] = set()  # submitted and not answered; the event loop's
+        self._gate = Lock()  # nothing enters the inbox once the engine is closed
+        self._is_closed = False
+        self._is_broken = False
+        self._num_running = 0  # rows of the present step
+        self._num_started = 0
+        self._heartbeat = Heartbeat()
+        self._niceness = own_niceness()  # of the thread that loads the model
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: Thread | None = None
+
+    def __repr__(self) -> str:
+        state = "broken" if self._is_broken else "closed" if self._is_closed else "open"
+        return f"DenoisingEngine({self._model.name}, {state}, {self._turns!r}, at most {self._max_rows} rows)"
+
+    @property
+    def is_alive(self) -> bool:
+        """True from `start` to `close`, unless the thread has ended by itself."""
+        return self._thread is not None and not self._is_closed
+
+    def stalled_s(self) -> float:
+        """Returns for how many seconds the present step has been running; 0.0 if there is nothing to do."""
+        return self._heartbeat.stalled_s()
+
+    def usage(self) -> ModelUsage:
+        """Returns how many images wait for their first step, and the rows of the present one."""
+        num_waiting = max(0, len(self._turns) - self._num_started)
+        return ModelUsage(num_waiting=num_waiting, num_slots=self._max_rows, num_used_slots=self._num_running)
+
+    def start(self) -> None:
+        """Starts the thread. Called on the event loop that results are to go to."""
+        assert self._thread is None, "an engine is started once"
+        self._loop = asyncio.get_running_loop()
+        self._thread = Thread(target=self._work, name=f"denoiser-{self._model.name}", daemon=True)
+        self._thread.start()
+
+    async def run(self, drawings: Sequence[Drawing], caller: str = "") -> list[Latent]:
+        """Waits for the latents of a call's images. When one fails, or the caller goes, all of them end.
+
+        Raises:
+            DeadlineError: The deadline passed.
+            DrainingError: The engine was closed.
+            DenoisingError: The model could not be run.
+        """
+        self._submit(drawings, caller)
+        try:
+            return await asyncio.gather(*(drawing.result for drawing in drawings))
+        finally:
+            _cancel(drawings)
+
+    async def stream(self, drawing: Drawing, caller: str = "") -> AsyncGenerator[Progress, None]:
+        """Yields how far an image is; a slow reader is told of the newest step alone. Its `result` is there afterwards.
+
+        Errors are those of `run`.
+        """
+        self._submit([drawing], caller)
+        try:
+            while not drawing.result.done():
+                await drawing.arrival.wait()
+                drawing.arrival.clear()
+                progress, drawing.progress = drawing.progress, None
+                if progress is not None:
+                    yield progress
+            drawing.result.result()
+        finally:
+            _cancel([drawing])
+
+    def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:
+        """Ends the thread after its present step. What is not finished fails with DrainingError.
+
+        Returns:
+            True if the thread has ended; a run that hangs is left behind, in the log.
+        """
+        with self._gate:
+            self._is_closed = True
+            self._inbox.put(None)
+        if self._thread is None or join_threads([self._thread], owner=self._model.name, timeout_s=timeout_s):
+            return True
+        self._post(self._fail_open, _draining())
+        return False
+
+    def _submit(self, drawings: Sequence[Drawing], caller: str) -> None:
+        """Hands drawings to the thread; on the event loop."""
+        now = time.monotonic()
+        for drawing in drawings:
+            drawing.arrived_at = now
+        with self._gate:
+            if self._is_broken:
+                raise _broken()
+            if self._is_closed:
+                raise _draining()
+            self._open.update(drawings)
+            self._inbox.put((list(drawings), caller))
+        for drawing in drawings:
+            drawing.result.add_done_callback(partial(self._forget, drawing))
+
+    def _work(self) -> None:
+        set_own_niceness(self._niceness)
+        error: BaseException | None = None
+        try:
+            while self._receive():
+                self._heartbeat.beat()
+                self._step()
+        except BaseException as raised:  # a bug: without this thread, calls would wait for ever
+            error = raised
+            _log.critical("a denoising engine has ended by itself", model=self._model.name, exc_info=raised)
+        finally:
+            self._heartbeat.rest()
+            self._set_busy(0)
+            with self._gate:
+                self._is_closed, self._is_broken = True, error is not None
+            self._turns.remove(self._turns.members())
+            self._post(self._fail_open, _draining() if error is None else _broken())
+
+    def _receive(self) -> bool:
+        """Takes in what has arrived, and waits for it if there is nothing to do; False once the engine is closed."""
+        if not len(self._turns):
+            self._heartbeat.rest()
+            self._set_busy(0)
+        try:
+            message = self._inbox.get(block=not len(self._turns))
+            self._set_busy(1)
+            while message is not None:
+                self._turns.add(*message)
+                message = self._inbox.get_nowait()
+        except Empty:
+            return True
+        return False
+
+    def _set_busy(self, count: int) -> None:
+        if self._busy_lanes is not None:
+            self._busy_lanes.set(count)
+
+    def _step(self) -> None:
+        """Drops what nobody waits for, and makes one step of those whose turn it is."""
+        self._drop_unwanted()
+        chosen = self._turns.take(self._max_rows)
+        if not chosen:
+            return
+        started = time.monotonic()
+        for drawing in chosen:
+            if not drawing.started_at:
+                drawing.started_at = started
+                self._num_started += 1
+                self._report_left(drawing, "started", started)
+        self._num_running = sum(drawing.num_rows for drawing in chosen)
+        ends: list[tuple[Drawing, Latent | Exception]] = []
+        parts: list[tuple[Drawing, Progress]] = []
+        try:
+            velocities = self._velocities(chosen)
+        except BaseException as error:  # whatever it is, it is told to the callers of this step and ends no thread
+            if not is_failure(error):
+                raise
+            _log.error("a denoising step failed", model=self._model.name, num_images=len(chosen), exc_info=error)
+            ends = [(drawing, _failed()) for drawing in chosen]
+        else:
+            finished = time.monotonic()
+            self._report_step(finished - started)
+            for drawing, velocity in zip(chosen, velocities, strict=True):
+                self._move(drawing, velocity, parts, ends, finished)
+        self._num_running = 0
+        self._leave(ends)
+        if parts or ends:
+            self._post(_deliver, parts, ends)
+
+    def _velocities(self, chosen: Sequence[Drawing]) -> list[Latent]:
+        """Runs the model once for all rows, and leads away from what is not wanted."""
+        rows = [(drawing, drawing.label) for drawing in chosen]
+        rows += [(drawing, drawing.other_label) for drawing in chosen if drawing.is_guided]
+        found = self._denoise(
+            {
+                LATENT: np.stack([drawing.trajectory.latent for drawing, _ in rows]),
+                TIMESTEP: np.array([drawing.trajectory.time for drawing, _ in rows], np.float32),
+                LABEL: np.array([label for _, label in rows], np.int64),
+            }
+        )
+        others = iter(found[len(chosen) :])
+        return [
+            guide(velocity, next(others), drawing.guidance) if drawing.is_guided else velocity
+            for drawing, velocity in zip(chosen, found, strict=False)
+        ]
+
+    def _move(
+        self,
+        drawing: Drawing,
+        velocity: Latent,
+        parts: list[tuple[Drawing, Progress]],
+        ends: list[tuple[Drawing, Latent | Exception]],
+        now: float,
+    ) -> None:
+        """Moves a drawing on by a step, and notes what is to be handed out."""
+        trajectory = drawing.trajectory
+        image = trajectory.advance(velocity)
+        if not np.isfinite(trajectory.latent).all():
+            _log.error("a latent is not finite", model=self._model.name, step=trajectory.num_made)
+            ends.append((drawing, _failed()))
+            return
+        if drawing.wants_progress:
+            parts.append((drawing, Progress(trajectory.num_made, image)))
+        if trajectory.is_finished:
+            drawing.finished_at = now
+            ends.append((drawing, trajectory.latent))
+
+    def _drop_unwanted(self) -> None:
+        """Takes out drawings whose caller has gone or whose deadline has passed."""
+        now = time.monotonic()
+        late: list[tuple[Drawing, Latent | Exception]] = []
+        gone: list[Drawing] = []
+        for drawing in self._turns.members():
+            if drawing.cancelled:
+                gone.append(drawing)
+            elif drawing.deadline <= now:
+                made, count = drawing.trajectory.num_made, drawing.trajectory.num_steps
+                error = DeadlineError(f"the deadline passed after {made} of {count} steps")
+                late.append((drawing, error))
+        for drawing in (*gone, *(one for one, _ in late)):
+            if not drawing.started_at:
+                self._report_left(drawing, "cancelled" if drawing.cancelled else "expired", now)
+        self._num_started -= sum(1 for drawing in gone if drawing.started_at)
+        self._turns.remove(gone)
+        self._leave(late)
+        if late:
+            self._post(_deliver, [], late)
+
+    def _leave(self, ends: Sequence[tuple[Drawing, Latent | Exception]]) -> None:
+        self._num_started -= sum(1 for drawing, _ in ends if drawing.started_at)
+        self._turns.remove([drawing for drawing, _ in ends])
+
+    def _report_left(self, drawing: Drawing, reason: Literal["started", "expired", "cancelled"], now: float) -> None:
+        if self._observer is not NO_OBSERVER:
+            waited = now - drawing.arrived_at
+            num_waiting = max(0, len(self._turns) - self._num_started)
+            self._observer.left_queue(
+                QueueEvent(model=self._model, queue_s=waited, reason=reason, num_waiting=num_waiting)
+            )
+
+    def _report_step(self, run_s: float) -> None:
+        if self._observer is not NO_OBSERVER:
+            self._observer.step_finished(
+                StepEvent(
+                    model=self._model,
+                    kind="denoise",
+                    num_rows=self._num_running,
+                    num_tokens=self._num_running,
+                    num_waiting=max(0, len(self._turns) - self._num_started),
+                    run_s=run_s,
+                )
+            )
+
+    def _forget(self, drawing: Drawing, _: asyncio.Future[Latent]) -> None:
+        """Forgets a drawing that has been answered; on the event loop."""
+        self._open.discard(drawing)
+
+    def _fail_open(self, error: Exception) -> None:
+        """Fails all that was submitted and not answered; on the event loop."""
+        _deliver([], [(drawing, error) for drawing in list(self._open)])
+
+    def _post(self, function: Callable[..., None], *arguments: object) -> None:
+        """Calls a function on the event loop."""
+        assert self._loop is not None, "the engine was started"
+        with suppress(RuntimeError):  # the loop is closed, so nobody waits
+            self._loop.call_soon_threadsafe(function, *arguments)
+
+
+def _deliver(parts: Sequence[tuple[Drawing, Progress]], ends: Sequence[tuple[Drawing, Latent | Exception]]) -> None:
+    """Hands out what steps have brought; on the event loop."""
+    for drawing, progress in parts:
+        drawing.progress = progress
+        drawing.arrival.set()
+    for drawing, outcome in ends:
+        if not drawing.result.done():  # a caller that has gone has cancelled it
+            if isinstance(outcome, Exception):
+                drawing.result.set_exception(outcome)
+            else:
+                drawing.result.set_result(outcome)
+        drawing.arrival.set()
+
+
+def _cancel(drawings: Iterable[Drawing]) -> None:
+    """Makes drawings that are not finished leave the engine before its next step."""
+    for drawing in drawings:
+        drawing.cancelled = True
+        drawing.result.cancel()  # nobody reads a result that comes now; one that is there stays
+
+
+def _failed() -> DenoisingError:
+    return DenoisingError("the model could not be run; the server's log says why")
+
+
+def _broken() -> DenoisingError:
+    return DenoisingError("the model has stopped; restart the server")
+
+
+def _draining() -> DrainingError:
+    return DrainingError("the server is shutting down; call another one, or this one when it is back")

@@ -1,0 +1,1 @@
+"""Drawing images, and parts of images, by removing noise."""

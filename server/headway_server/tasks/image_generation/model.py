@@ -1,0 +1,346 @@
+"""A model that draws images, as it is served: an engine for its denoiser, and a batcher each for its autoencoder.
+
+Its encoder and decoder run one image at a time: convolutions gain nothing by a batch on the CPU, and so an image
+depends on its own request alone.
+
+C channels and S side of a latent, H, W height and width of an image.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Final, Self
+
+import numpy as np
+import structlog
+
+from headway_server.batching import Batcher, BatchGraph, RunCosts, Tensors
+from headway_server.batching.batcher import BatchedResults, ItemTimes
+from headway_server.bundles import Bundle, Precision
+from headway_server.diffusion import (
+    DenoisingEngine,
+    Drawing,
+    KeptArea,
+    Trajectory,
+    draw_noise,
+    mix,
+    step_times,
+)
+from headway_server.diffusion.engine import LABEL, LATENT, TIMESTEP, VELOCITY
+from headway_server.diffusion.samplers import Latent
+from headway_server.errors import BundleError
+from headway_server.observers import NO_OBSERVER, ModelId, ModelUsage, Observer
+from headway_server.preprocessing import ImagePreprocessor
+from headway_server.runtime import Device, Runtime
+from headway_server.serving.answers import Answer, CallTimings
+from headway_server.serving.calls import current_caller
+from headway_server.serving.permits import Admission, MeasuredPace
+from headway_server.settings import ServerSettings
+from headway_server.tasks.image_generation.editing import Edit, encode_png, read_edit
+from headway_server.tasks.image_generation.request import DrawingRequest, find_label
+from headway_server.tasks.parameters import draw_seed
+
+PIXELS: Final = "pixel_values"
+_SEEDS: Final = 2**64
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawnImage:
+    """An image that was drawn."""
+
+    png: bytes
+    seed: int
+    """By which the same request draws it alone."""
+    num_steps: int
+    """That were made."""
+    width: int
+    height: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawingProgress:
+    """How far an image is."""
+
+    num_made: int
+    num_steps: int
+    preview: bytes | None
+    """A PNG of the image as it is predicted now; None where none is due."""
+
+
+class ImageGenerationModel:
+    """Draws images of labels, and draws over images."""
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        precision: Precision,
+        preprocessor: ImagePreprocessor,
+        settings: ServerSettings,
+        *,
+        denoiser: BatchGraph,
+        decoder: BatchGraph,
+        encoder: BatchGraph,
+        costs: dict[BatchGraph, RunCosts],
+        observer: Observer,
+    ) -> None:
+        """Makes a model of its parts; `load` makes the parts."""
+        manifest = bundle.manifest
+        self.bundle = bundle
+        self.precision = precision
+        self.device: Device = denoiser.device
+        self._preprocessor = preprocessor
+        self._latent_shape = _latent_shape(denoiser)
+        model = ModelId(name=manifest.name, version=manifest.version)
+        session = denoiser.session
+        self._engine = DenoisingEngine(
+            lambda inputs: session.run(inputs, [VELOCITY])[VELOCITY],
+            max_rows=settings.batching.denoising_rows(self.device),
+            model=model,
+            busy_lanes=session.cores.busy_lanes(),
+            observer=observer,
+        )
+        self._decoder, self._encoder = (
+            Batcher(graph, budget=1, model=model, session=graph.session, costs=costs[graph], observer=observer)
+            for graph in (decoder, encoder)
+        )
+        self._admission = Admission(
+            limit=settings.batching.max_waiting_images, noun="images", owner=manifest.name, pace=MeasuredPace()
+        )
+
+    @classmethod
+    def load(cls, bundle: Bundle, runtime: Runtime, settings: ServerSettings, observer: Observer = NO_OBSERVER) -> Self:
+        """Loads the variant that was asked for, or the one that suits the runtime, and runs it once.
+
+        Raises:
+            BundleError: A graph cannot be loaded, or it or its preprocessing does not fit the manifest.
+            RuntimeUnavailableError: The bundle has no such variant.
+        """
+        manifest = bundle.manifest
+        assert manifest.image_preprocessing is not None, "the manifest's validator demands it"
+        size = (3, manifest.image_preprocessing.height, manifest.image_preprocessing.width)
+        precision, variant = runtime.choose_variant(manifest, settings.precision)
+        denoiser, decoder, encoder = (
+            BatchGraph(runtime.open(bundle, graph))
+            for graph in (variant.graphs["denoiser"], variant.graphs["vae_decoder"], variant.graphs["vae_encoder"])
+        )
+        shape = _latent_shape(denoiser)
+        blank = np.zeros(shape, np.float32)
+        row = {LATENT: blank, TIMESTEP: np.array(1, np.float32), LABEL: np.array(len(manifest.labels))}
+        return cls(
+            bundle,
+            precision,
+            ImagePreprocessor(manifest.image_preprocessing, settings.image_limits),
+            settings,
+            denoiser=denoiser,
+            decoder=decoder,
+            encoder=encoder,
+            costs={
+                denoiser: denoiser.warm_up(row, 1, {VELOCITY: shape}),
+                decoder: decoder.warm_up({LATENT: blank}, 1, {PIXELS: size}),
+                encoder: encoder.warm_up({PIXELS: np.zeros(size, np.float32)}, 1, {LATENT: shape}),
+            },
+            observer=observer,
+        )
+
+    def start(self) -> None:
+        """Starts engine and batchers; called with the event loop running."""
+        self._engine.start()
+        self._decoder.start()
+        self._encoder.start()
+
+    @property
+    def is_alive(self) -> bool:
+        """True from `start` to `close`, unless a thread has ended by itself."""
+        return self._engine.is_alive and self._decoder.is_alive and self._encoder.is_alive
+
+    def stalled_s(self) -> float:
+        """Returns for how many seconds the oldest running step or batch has been running; 0.0 where none is."""
+        return max(self._engine.stalled_s(), self._decoder.stalled_s(), self._encoder.stalled_s())
+
+    def usage(self) -> ModelUsage:
+        """Returns how many images wait, and the rows of the present step."""
+        return self._engine.usage() + ModelUsage(num_waiting=self._decoder.num_waiting + self._encoder.num_waiting)
+
+    def close(self) -> bool:
+        """Stops engine and batchers; what still waits fails. True if their threads have ended."""
+        ended = [self._engine.close(), self._decoder.close(), self._encoder.close()]
+        return all(ended)
+
+    def __repr__(self) -> str:
+        manifest = self.bundle.manifest
+        return f"ImageGenerationModel({manifest.name}/{manifest.version}, {self.precision}, {self._engine!r})"
+
+    async def draw(self, request: DrawingRequest, *, deadline: float | None) -> Answer[DrawnImage]:
+        """Draws the images of a call; all of them, or none.
+
+        Args:
+            request: What is drawn.
+            deadline: When the caller stops waiting, by `time.monotonic`.
+
+        Raises:
+            RequestError: There is no such label, an image cannot be read, there is no room, the deadline passed, the
+                server is draining.
+        """
+        labels = self._labels(request)
+        work = _work(request, labels)
+        caller, count = current_caller(), request.num_images
+        with self._admission.admit(count, work=work * count, deadline=deadline, caller=caller):
+            began = time.monotonic()
+            edit = await self._read_edit(request, deadline)
+            seeds = _seeds(request)
+            drawings = [self._drawing(request, labels, seed, edit, deadline) for seed in seeds]
+            preprocessing_s = time.monotonic() - began
+            latents = await self._engine.run(drawings, caller)
+            return await self._finish(
+                drawings, latents, seeds, edit, deadline=deadline, preprocessing_s=preprocessing_s
+            )
+
+    async def stream(
+        self, request: DrawingRequest, *, deadline: float | None
+    ) -> AsyncGenerator[DrawingProgress | Answer[DrawnImage], None]:
+        """Draws one image: yields how far it is, and last the answer. Errors are those of `draw`."""
+        labels = self._labels(request)
+        work = _work(request, labels)
+        caller = current_caller()
+        with self._admission.admit(1, work=work, deadline=deadline, caller=caller):
+            began = time.monotonic()
+            edit = await self._read_edit(request, deadline)
+            seeds = _seeds(request)
+            drawing = self._drawing(request, labels, seeds[0], edit, deadline, wants_progress=True)
+            preprocessing_s = time.monotonic() - began
+            num_steps, due = drawing.trajectory.num_steps, request.preview_step_count
+            async with aclosing(self._engine.stream(drawing, caller)) as parts:
+                async for part in parts:
+                    preview = None
+                    if due and part.num_made >= due:
+                        due = part.num_made + request.preview_step_count
+                        [preview], _ = await self._decode([part.image], edit, deadline)
+                    yield DrawingProgress(num_made=part.num_made, num_steps=num_steps, preview=preview)
+            latents = [drawing.result.result()]
+            yield await self._finish(
+                [drawing], latents, seeds, edit, deadline=deadline, preprocessing_s=preprocessing_s
+            )
+
+    def _labels(self, request: DrawingRequest) -> tuple[int, int]:
+        """Returns the numbers of what is drawn, and of what is led away from."""
+        labels = self.bundle.manifest.labels
+        return find_label("prompt", request.prompt, labels), find_label(
+            "negative_prompt", request.negative_prompt, labels
+        )
+
+    async def _read_edit(self, request: DrawingRequest, deadline: float | None) -> Edit | None:
+        """Reads the image that is drawn over, and its latent; None where there is none."""
+        if request.image is None:
+            return None
+        edit = await read_edit(self._preprocessor, request.image, request.mask, self._latent_shape[-1])
+        encoded: BatchedResults[Tensors] = await self._encoder.submit(
+            [{PIXELS: edit.pixel_values}], [1], outputs=(LATENT,), deadline=deadline, caller=current_caller()
+        )
+        edit.latent = encoded.results[0][LATENT]
+        return edit
+
+    def _drawing(
+        self,
+        request: DrawingRequest,
+        labels: tuple[int, int],
+        seed: int,
+        edit: Edit | None,
+        deadline: float | None,
+        *,
+        wants_progress: bool = False,
+    ) -> Drawing:
+        times = step_times(request.num_steps, request.made_share)
+        noise = latent = draw_noise(seed, self._latent_shape)
+        kept = None
+        if edit is not None and edit.latent is not None:
+            latent = mix(edit.latent, noise, times[0])
+            if edit.is_kept is not None:
+                kept = KeptArea(is_kept=edit.is_kept, latent=edit.latent, noise=noise)
+        return Drawing(
+            Trajectory(latent, times, request.sampler, kept),
+            label=labels[0],
+            other_label=labels[1],
+            guidance=request.guidance_scale if _num_rows(request, labels) > 1 else 1.0,
+            deadline=deadline,
+            wants_progress=wants_progress,
+        )
+
+    async def _finish(
+        self,
+        drawings: Sequence[Drawing],
+        latents: Sequence[Latent],
+        seeds: Sequence[int],
+        edit: Edit | None,
+        *,
+        deadline: float | None,
+        preprocessing_s: float,
+    ) -> Answer[DrawnImage]:
+        """Makes images of latents."""
+        files, runs = await self._decode(latents, edit, deadline)
+        width, height = self.size if edit is None else edit.size(self.size)
+        return Answer(
+            results=[
+                DrawnImage(png=png, seed=seed, num_steps=one.trajectory.num_steps, width=width, height=height)
+                for png, seed, one in zip(files, seeds, drawings, strict=True)
+            ],
+            timings=CallTimings.of(drawings, preprocessing_s=preprocessing_s)
+            + CallTimings.of(runs, preprocessing_s=0.0),
+        )
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height of what it draws, in pixels."""
+        preprocessing = self.bundle.manifest.image_preprocessing
+        assert preprocessing is not None, "the manifest's validator demands it"
+        return preprocessing.width, preprocessing.height
+
+    async def _decode(
+        self, latents: Sequence[Latent], edit: Edit | None, deadline: float | None
+    ) -> tuple[list[bytes], list[ItemTimes]]:
+        """Makes PNG files of latents, off the event loop."""
+
+        def read(row: Tensors, _: int) -> bytes:
+            pixels = np.rint(row[PIXELS].transpose(1, 2, 0) * 255).astype(np.uint8)  # (H, W, 3)
+            return encode_png(pixels if edit is None else edit.put_together(pixels))
+
+        decoded = await self._decoder.submit(
+            [{LATENT: latent} for latent in latents],
+            [1] * len(latents),
+            outputs=(PIXELS,),
+            read=read,
+            deadline=deadline,
+            caller=current_caller(),
+        )
+        return decoded.results, decoded.runs
+
+
+def _latent_shape(denoiser: BatchGraph) -> tuple[int, ...]:
+    graph = denoiser.session.graph
+    shape = next((spec.shape[1:] for spec in graph.inputs if spec.name == LATENT), ())
+    sizes = tuple(axis for axis in shape if isinstance(axis, int))
+    if len(sizes) != 3 or sizes[1] != sizes[2]:
+        raise BundleError(
+            f"{graph.file}: latents of {shape}; they are of (channels, side, side): export the model again"
+        )
+    return sizes
+
+
+def _num_rows(request: DrawingRequest, labels: tuple[int, int]) -> int:
+    """Returns how many rows an image takes: two where it is led away from something else than what is drawn."""
+    return 1 if request.guidance_scale == 1 or labels[0] == labels[1] else 2
+
+
+def _work(request: DrawingRequest, labels: tuple[int, int]) -> float:
+    """Returns how many rows an image takes in all its steps together."""
+    times = step_times(request.num_steps, request.made_share)
+    return float(_num_rows(request, labels) * (len(times) - 1))
+
+
+def _seeds(request: DrawingRequest) -> list[int]:
+    first = draw_seed(request.seed)
+    return [(first + number) % _SEEDS for number in range(request.num_images)]

@@ -1,0 +1,93 @@
+"""What a call for drawings asks for, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from headway_server.diffusion import Sampler
+from headway_server.errors import InvalidInputError
+from headway_server.serving.images import SentImage
+
+MAX_DRAWINGS: Final = 16
+"""Most images of a call."""
+MAX_STEPS: Final = 250
+"""Most steps of an image."""
+MAX_GUIDANCE: Final = 30.0
+DEFAULT_STEPS: Final = 20
+DEFAULT_GUIDANCE: Final = 3.0
+DEFAULT_STRENGTH: Final = 0.8
+"""Of an image that is drawn over as a whole."""
+_MOST_SHOWN: Final = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawingRequest:
+    """What is to be drawn, and how.
+
+    Raises:
+        InvalidInputError: Something is out of its range; the message gives the limit and the value.
+    """
+
+    prompt: str = ""
+    """A label of the model; empty: anything."""
+    negative_prompt: str = ""
+    """A label that is led away from; empty: from anything."""
+    num_images: int = 1
+    num_steps: int = DEFAULT_STEPS
+    guidance_scale: float = DEFAULT_GUIDANCE
+    sampler: Sampler = Sampler.DPM_SOLVER_PP_2M
+    seed: int | None = None
+    """Of the first image, each further one has the next; None: one is drawn."""
+    image: SentImage | None = None
+    """What is drawn over."""
+    mask: SentImage | None = None
+    """Which pixels of it are drawn anew, white ones; None: all."""
+    strength: float | None = None
+    """Share of the steps that are made of an image; None: the default."""
+    preview_step_count: int = 0
+    """Steps between two previews of a stream; 0: none."""
+
+    def __post_init__(self) -> None:
+        _check("image_count", self.num_images, 1, MAX_DRAWINGS, "; send several calls")
+        _check("parameters.step_count", self.num_steps, 1, MAX_STEPS)
+        _check("parameters.guidance_scale", self.guidance_scale, 1, MAX_GUIDANCE)
+        _check("preview_step_count", self.preview_step_count, 0, MAX_STEPS)
+        if self.strength is not None:
+            if self.image is None:
+                raise InvalidInputError(
+                    "parameters.strength", "is set without an image to draw over; send one, or leave it out"
+                )
+            if not 0 < self.strength <= 1:  # which no NaN is
+                raise InvalidInputError("parameters.strength", f"is {self.strength:g}; it is above 0 and at most 1")
+        if self.mask is not None and self.image is None:
+            raise InvalidInputError(self.mask.field, "is set without an image; send the image that it belongs to")
+
+    @property
+    def made_share(self) -> float:
+        """Share of the steps that are made."""
+        if self.image is None:
+            return 1.0
+        return self.strength or (DEFAULT_STRENGTH if self.mask is None else 1.0)
+
+
+def find_label(field: str, name: str, labels: Sequence[str]) -> int:
+    """Returns the number of a label, whatever its case; that after the last for an empty name.
+
+    Raises:
+        InvalidInputError: There is no such label.
+    """
+    if not name:
+        return len(labels)
+    folded = [label.casefold() for label in labels]
+    if name.casefold() not in folded:
+        raise InvalidInputError(
+            field, f"is {name[:_MOST_SHOWN]!r}; this model draws {', '.join(labels[:_MOST_SHOWN])}: name one of these"
+        )
+    return folded.index(name.casefold())
+
+
+def _check(field: str, value: float, least: float, most: float, advice: str = "") -> None:
+    if not least <= value <= most:  # which no NaN is
+        raise InvalidInputError(field, f"is {value:g}; it goes from {least:g} to {most:g}{advice}")

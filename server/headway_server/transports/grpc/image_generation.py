@@ -1,0 +1,112 @@
+"""ImageGenerationService."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any, Final
+
+import grpc
+
+from headway.v1 import image_generation_service_pb2 as pb
+from headway.v1 import image_generation_service_pb2_grpc as pb_grpc
+from headway_server.bundles import Task
+from headway_server.diffusion import Sampler
+from headway_server.errors import InvalidInputError
+from headway_server.serving.host import ModelHost
+from headway_server.serving.images import name_images
+from headway_server.tasks.image_generation.model import DrawingProgress, DrawnImage, ImageGenerationModel
+from headway_server.tasks.image_generation.request import DrawingRequest
+from headway_server.transports.grpc.images import image_of
+from headway_server.transports.grpc.messages import deadline_of, model_reference, set_fields, timings_of_call
+
+_SAMPLERS: Final = {
+    pb.DIFFUSION_SAMPLER_UNSPECIFIED: Sampler.DPM_SOLVER_PP_2M,
+    pb.DIFFUSION_SAMPLER_DDIM: Sampler.DDIM,
+    pb.DIFFUSION_SAMPLER_DPM_SOLVER_PP_2M: Sampler.DPM_SOLVER_PP_2M,
+    pb.DIFFUSION_SAMPLER_EULER: Sampler.EULER,
+}
+_PARAMETERS: Final = {"step_count": "num_steps"} | {name: name for name in ("guidance_scale", "seed", "strength")}
+"""What the fields of the message are called in a request for drawings."""
+
+
+class ImageGenerationService(pb_grpc.ImageGenerationServiceServicer):
+    """Answers from the host's models that draw images."""
+
+    def __init__(self, host: ModelHost) -> None:
+        self._host = host
+
+    async def GenerateImage(  # noqa: N802 (the method's name in the protocol)
+        self, request: pb.GenerateImageRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.GenerateImageResponse:
+        """Draws the images of a call."""
+        arrived = time.monotonic()
+        model = self._find(request)
+        count = {"num_images": request.image_count} if request.HasField("image_count") else {}
+        answer = await model.draw(await self._asked(request, **count), deadline=deadline_of(context))
+        return pb.GenerateImageResponse(
+            results=[_drawn(image) for image in answer.results],
+            model=model_reference(model),
+            timings=timings_of_call(answer.timings, arrived),
+        )
+
+    async def StreamGenerateImage(  # noqa: N802 (the method's name in the protocol)
+        self, request: pb.StreamGenerateImageRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncGenerator[pb.StreamGenerateImageResponse, None]:
+        """Draws an image and tells of every step."""
+        arrived = time.monotonic()
+        model = self._find(request)
+        asked = await self._asked(request, preview_step_count=request.preview_step_count)
+        async with aclosing(model.stream(asked, deadline=deadline_of(context))) as parts:
+            async for part in parts:
+                if isinstance(part, DrawingProgress):
+                    yield pb.StreamGenerateImageResponse(
+                        made_step_count=part.num_made, step_count=part.num_steps, preview_png=part.preview or b""
+                    )
+                else:
+                    [image] = part.results
+                    yield pb.StreamGenerateImageResponse(
+                        made_step_count=image.num_steps,
+                        step_count=image.num_steps,
+                        result=_drawn(image),
+                        model=model_reference(model),
+                        timings=timings_of_call(part.timings, arrived),
+                    )
+
+    def _find(self, request: pb.GenerateImageRequest | pb.StreamGenerateImageRequest) -> ImageGenerationModel:
+        model = self._host.find(Task.IMAGE_GENERATION, request.model, request.model_version)
+        assert isinstance(model, ImageGenerationModel)  # by the table of families
+        return model
+
+    async def _asked(
+        self, request: pb.GenerateImageRequest | pb.StreamGenerateImageRequest, **more: Any
+    ) -> DrawingRequest:
+        """Reads what a request asks for; a field that is not set takes its default.
+
+        Raises:
+            InvalidInputError: Something is out of its range.
+        """
+        parameters = request.parameters
+        if parameters.sampler not in _SAMPLERS:
+            raise InvalidInputError(
+                "parameters.sampler", f"is {parameters.sampler}, which is none; leave it out for DPM-Solver++"
+            )
+        given = {_PARAMETERS[field]: value for field, value in set_fields(parameters).items() if field in _PARAMETERS}
+        if request.image or request.image_id:
+            given["image"] = await image_of(self._host, request.image, request.image_id)
+        if request.mask:
+            [given["mask"]] = await name_images([request.mask], "mask")
+        return DrawingRequest(
+            prompt=request.prompt,
+            negative_prompt=request.negative_prompt,
+            sampler=_SAMPLERS[parameters.sampler],
+            **given,
+            **more,
+        )
+
+
+def _drawn(image: DrawnImage) -> pb.DrawnImage:
+    return pb.DrawnImage(
+        png=image.png, seed=image.seed, step_count=image.num_steps, width=image.width, height=image.height
+    )

@@ -1,0 +1,132 @@
+"""Samplers: each held against its equations as they are printed, and against what is known of distributions."""
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from headway_server.diffusion import KeptArea, Sampler, Trajectory, draw_noise, mix, step_times
+from headway_server.diffusion.samplers import guide
+
+SHAPE = (4, 3, 3)
+
+
+def signal_and_noise(time):
+    """a(t) and s(t); pure noise has no signal at all."""
+    return (0.0 if time == 1 else math.cos(math.pi * time / 2)), math.sin(math.pi * time / 2)
+
+
+def of_gaussian(latent, time, deviation=0.5, mean=0.3):
+    """The exact velocity where latents are N(mean, deviation^2): by the posterior mean of image and noise."""
+    a, s = signal_and_noise(time)
+    variance = (a * deviation) ** 2 + s**2
+    image = mean + a * deviation**2 * (latent - a * mean) / variance
+    noise = s * (latent - a * mean) / variance
+    return a * noise - s * image
+
+
+def ddim(latent, times, velocity_of):
+    """Song et al. 2021, equation 12 with no noise."""
+    for now, then in pairwise(times):
+        (a, s), (a_then, s_then) = signal_and_noise(now), signal_and_noise(then)
+        velocity = velocity_of(latent, now)
+        image, noise = a * latent - s * velocity, s * latent + a * velocity
+        latent = a_then * image + s_then * noise
+    return latent
+
+
+def euler(latent, times, velocity_of):
+    """The velocity is the derivative by the angle."""
+    for now, then in pairwise(times):
+        latent = latent + (then - now) * math.pi / 2 * velocity_of(latent, now)
+    return latent
+
+
+def dpm_solver_pp_2m(latent, times, velocity_of):
+    """Lu et al. 2022, algorithm 2, with a last step of first order."""
+    with np.errstate(divide="ignore"):
+        ratios = [float(np.log(np.divide(*signal_and_noise(time)))) for time in times]  # lambda
+    images = []
+    for i, (now, then) in enumerate(pairwise(times)):
+        (a, s), (a_then, s_then) = signal_and_noise(now), signal_and_noise(then)
+        images.append(a * latent - s * velocity_of(latent, now))
+        estimate, h = images[-1], ratios[i + 1] - ratios[i]
+        if i > 0 and then > 0:
+            r = (ratios[i] - ratios[i - 1]) / h
+            estimate = (1 + 1 / (2 * r)) * images[-1] - 1 / (2 * r) * images[-2]
+        latent = s_then / s * latent - a_then * (math.exp(-h) - 1) * estimate
+    return latent
+
+
+REFERENCES = {Sampler.DDIM: ddim, Sampler.EULER: euler, Sampler.DPM_SOLVER_PP_2M: dpm_solver_pp_2m}
+
+
+def sample(sampler, latent, times, velocity_of):
+    trajectory = Trajectory(latent, times, sampler)
+    while not trajectory.is_finished:
+        trajectory.advance(velocity_of(trajectory.latent, trajectory.time).astype(np.float32))
+    return trajectory.latent
+
+
+@pytest.mark.parametrize("sampler", Sampler)
+@pytest.mark.parametrize(("num_steps", "strength"), [(1, 1.0), (2, 1.0), (7, 1.0), (20, 1.0), (10, 0.4)])
+def test_a_sampler_makes_the_steps_of_its_paper(sampler, num_steps, strength):
+    times, noise = step_times(num_steps, strength), draw_noise(3, SHAPE)
+    expected = REFERENCES[sampler](noise.astype(np.float64), times, of_gaussian)
+    np.testing.assert_allclose(sample(sampler, noise, times, of_gaussian), expected, atol=2e-5)
+
+
+@pytest.mark.parametrize(("sampler", "bound"), [(Sampler.DDIM, 1e-5), (Sampler.DPM_SOLVER_PP_2M, 1e-5)])
+def test_where_all_images_are_one_it_is_found_in_any_number_of_steps(sampler, bound):
+    def velocity_of(latent, time):
+        return of_gaussian(latent, time, deviation=0.0, mean=0.7)
+
+    for num_steps in (1, 2, 5):
+        found = sample(sampler, draw_noise(1, SHAPE), step_times(num_steps), velocity_of)
+        np.testing.assert_allclose(found, 0.7, atol=bound)
+
+
+def test_the_second_order_needs_fewer_steps_than_the_first():
+    noise = draw_noise(5, SHAPE)
+    exact = 0.3 + 0.5 * noise  # the flow keeps the place of a number in its normal distribution
+    errors = {
+        sampler: [np.abs(sample(sampler, noise, step_times(count), of_gaussian) - exact).max() for count in (8, 32)]
+        for sampler in Sampler
+    }
+    assert errors[Sampler.DPM_SOLVER_PP_2M][0] < errors[Sampler.DDIM][0]
+    for few, many in errors.values():
+        assert many < few / 2.5  # four times the steps: an error a fourth or less, but for rounding
+
+
+def test_steps_of_an_image_are_the_last_ones_and_at_least_one():
+    assert step_times(4) == [1.0, 0.75, 0.5, 0.25, 0.0]
+    assert step_times(4, 0.5) == [0.5, 0.25, 0.0]
+    assert step_times(4, 0.01) == [0.25, 0.0]
+
+
+def test_noise_follows_from_its_seed_alone():
+    first = draw_noise(2**64 - 1, SHAPE)
+    assert first.dtype == np.float32
+    np.testing.assert_array_equal(first, draw_noise(2**64 - 1, SHAPE))
+    assert not np.allclose(first, draw_noise(0, SHAPE))
+    many = draw_noise(8, (4, 64, 64))
+    assert abs(many.mean()) < 0.03
+    assert abs(many.std() - 1) < 0.03
+
+
+def test_guidance_goes_on_from_what_is_not_wanted_to_what_is():
+    wanted, other = draw_noise(1, SHAPE), draw_noise(2, SHAPE)
+    np.testing.assert_allclose(guide(wanted, other, 1.0), wanted, atol=1e-6)
+    np.testing.assert_allclose(guide(wanted, other, 3.0), 3 * wanted - 2 * other, atol=1e-5)
+
+
+@pytest.mark.parametrize("sampler", Sampler)
+def test_a_kept_area_ends_as_it_was(sampler):
+    image, noise = draw_noise(1, SHAPE), draw_noise(2, SHAPE)
+    kept = KeptArea(is_kept=np.array([[[True, False, True]] * 3]), latent=image, noise=noise)
+    trajectory = Trajectory(mix(image, noise, 1.0), step_times(5), sampler, kept)
+    while not trajectory.is_finished:
+        trajectory.advance(of_gaussian(trajectory.latent, trajectory.time).astype(np.float32))
+    np.testing.assert_array_equal(trajectory.latent[:, :, ::2], image[:, :, ::2])
+    assert not np.allclose(trajectory.latent[:, :, 1], image[:, :, 1])
