@@ -33,7 +33,7 @@ TINY = {
     "text_num_heads": 2,
     "text_d_ff": 32,
 }
-RECIPE = Path(__file__).parents[2] / "docs" / "experiments" / "clip.toml"
+RECIPE = "clip"
 
 
 @pytest.mark.parametrize("loss", ["softmax", "sigmoid"])
@@ -129,7 +129,7 @@ def test_a_run_learns_colours_and_leaves_a_checkpoint(picture_data: Path, tmp_pa
     settings += ["optimization.evaluations=2", "tracker=none", "augmentation.grey=0", "augmentation.holes=0"]
     settings += ["optimization.average_decay=0.9"]
     options = RunOptions(
-        recipe=str(RECIPE), settings=tuple(settings), data_dir=picture_data, output=tmp_path / "run", seed=0
+        recipe=RECIPE, settings=tuple(settings), data_dir=picture_data, output=tmp_path / "run", seed=0
     )
     folder = run_training(options, Console(quiet=True))
     model, checkpoint = load_model(folder)

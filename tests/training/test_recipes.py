@@ -33,7 +33,16 @@ def test_every_recipe_carries_its_result():
 
 
 def test_the_shipped_models_recipes_have_their_attention_shown():
-    shipped = ("ag-news", "cifar10", "multi30k-de-en", "multi30k-en-de", "tiny-shakespeare", "ud-ewt-pos", "order")
+    shipped = (
+        "ag-news",
+        "cifar10",
+        "multi30k-de-en",
+        "multi30k-en-de",
+        "tiny-shakespeare",
+        "ud-ewt-pos",
+        "order",
+        "clip",
+    )
     assert all(read_recipe(name).attention for name in shipped)
     assert not read_recipe("multi30k-en-de-rnn").attention
 
