@@ -29,7 +29,7 @@ from headway_client.errors import (
     UnavailableError,
     UnimplementedError,
 )
-from headway_client.options import AttentionSummary, EarlyStopping, MaskFormat, PhraseConstraints
+from headway_client.options import AttentionSummary, EarlyStopping, MaskFormat, PhraseConstraints, SpeechTask
 from headway_client.requests import ChatMessage, Role, SegmentPrompt
 from headway_client.results import (
     Alias,
@@ -56,6 +56,7 @@ from headway_client.results import (
     InspectedToken,
     LabeledSpan,
     LabelScore,
+    LanguageProbability,
     Mask,
     Model,
     ModelDetails,
@@ -72,6 +73,9 @@ from headway_client.results import (
     Route,
     SamplingParameters,
     SeenPart,
+    SpeechHypothesis,
+    SpeechSegment,
+    SpeechTranscript,
     Task,
     TextClassification,
     TextDelta,
@@ -144,6 +148,7 @@ __all__ = [
     "InvalidArgumentError",
     "LabelScore",
     "LabeledSpan",
+    "LanguageProbability",
     "LoadBalancing",
     "Mask",
     "MaskFormat",
@@ -172,6 +177,10 @@ __all__ = [
     "SegmentPrompt",
     "SegmentSession",
     "SegmentStream",
+    "SpeechHypothesis",
+    "SpeechSegment",
+    "SpeechTask",
+    "SpeechTranscript",
     "StreamNotFinishedError",
     "Task",
     "TextClassification",

@@ -21,7 +21,16 @@ from google.protobuf.message import Message
 
 from headway_client.errors import CallCancelledError, ProtocolError, StreamNotFinishedError, from_rpc_error
 from headway_client.requests import Call, Place, SegmentPrompt, click
-from headway_client.results import Answer, Mask, ModelReference, TextDelta, TokenLogProbability, read, read_timings
+from headway_client.results import (
+    Answer,
+    Mask,
+    ModelReference,
+    SpeechSegment,
+    TextDelta,
+    TokenLogProbability,
+    read,
+    read_timings,
+)
 from headway_client.retry import Attempts
 
 ResultT = TypeVar("ResultT")
@@ -226,7 +235,8 @@ class _Text(_Stream[ResultT, TextDelta]):
         self._new_token_count = message.new_token_count
         self._answer = self._call.read(message)
         tokens = tuple(read(TokenLogProbability, token) for token in getattr(message, "tokens", ()))
-        return TextDelta(message.text_delta, message.new_token_count, tokens)
+        segments = tuple(read(SpeechSegment, segment) for segment in getattr(message, "segments", ()))
+        return TextDelta(message.text_delta, message.new_token_count, tokens, segments)
 
 
 class _Segments(_Stream[Mask, Mask]):

@@ -108,6 +108,7 @@ def trace(
     task: Task,
     *,
     image_size: tuple[int, int] | None = None,
+    audio_size: tuple[int, int] | None = None,
     has_token_types: bool = False,
     attention: bool = False,
     for_cpu: bool = False,
@@ -118,6 +119,7 @@ def trace(
         module: Follows the protocol of the task (docs/bring-your-own.md); in evaluation mode.
         task: The task.
         image_size: Height and width, for images.
+        audio_size: Mel bins and frames of a window, for audio.
         has_token_types: True if a text classifier reads which text of a pair each token belongs to.
         attention: True to trace what gives the attention weights too.
         for_cpu: True to have layers that attend to whole inputs do so by an operator that runs on the CPU alone.
@@ -135,6 +137,11 @@ def trace(
             raise SourceError(f"{task}: each caption brings its attention to the image; leave out --attention")
         assert image_size is not None, "a model of images has its preprocessing"
         return _trace_encoder_decoder(served, [make_spec("pixel_values", "float32", "batch", 3, *image_size)])
+    elif task is Task.TRANSCRIPTION:
+        if attention:
+            raise SourceError(f"{task}: its attention weights cannot be looked at; leave out --attention")
+        assert audio_size is not None, "a model of audio has its preprocessing"
+        return _trace_encoder_decoder(served, [make_spec("input_features", "float32", "batch", *audio_size)])
     elif task in ENCODER_DECODER_TASKS:
         encoder_inputs = [make_spec(*spec) for spec in _ENCODER_INPUTS]
         traced = _trace_recurrent(module) if is_recurrent(module) else _trace_encoder_decoder(served, encoder_inputs)
@@ -206,7 +213,7 @@ def _trace_encoder_decoder(module: nn.Module, encoder_inputs: Sequence[TensorSpe
     cross = encoder.outputs
     inputs = [*(make_spec(*spec) for spec in (*_STEP_INPUTS, _SOURCE_MASK))]
     inputs[len(_STEP_INPUTS) : len(_STEP_INPUTS)] = past
-    # The decoder reads sources of any length, those of an image too, which has always as many patches.
+    # The decoder reads sources of any length, those of an image or of audio too, which have always as many positions.
     inputs += [
         make_spec(spec.name, spec.dtype, "sources", spec.shape[1], "source_length", spec.shape[3]) for spec in cross
     ]

@@ -16,6 +16,7 @@ from headway_client.cli import (
     load,
     models,
     segmentation,
+    speech,
     text_to_text,
 )
 
@@ -37,6 +38,7 @@ for command in (
     text_to_text.translate_text,
     text_to_text.rewrite_text,
     captions.caption,
+    speech.transcribe,
     classification.classify_text,
     classification.classify_tokens,
     classification.classify_image,
