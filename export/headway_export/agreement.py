@@ -70,8 +70,8 @@ class Sample:
     tokens: tuple[NDArray[np.int64], ...] = ()
     """What a decoder reads, (T,) each."""
     sources: tuple[NDArray[Any], ...] = ()
-    """What the encoder reads for each of them, if there is one: tokens, (S,), pixels, (3, height, width), or a window of
-    audio, (mel bins, frames)."""
+    """What the encoder reads for each of them, if there is one: tokens, (S,), pixels, (3, height, width), or a window
+    of audio, (mel bins, frames)."""
     items: tuple[Tensors, ...] = ()
     """Inputs of a model without state."""
     answers: tuple[NDArray[Any], ...] = ()

@@ -19,7 +19,7 @@ from headway_server.bundles import Bundle, Precision, Variant
 from headway_server.decoding.interfaces import EncoderInput
 from headway_server.decoding.runner.decoder import DecoderRunner
 from headway_server.decoding.runner.encoder import CrossTensors, EncoderRunner
-from headway_server.preprocessing.audio import AudioLimits, AudioPreprocessor
+from headway_server.preprocessing.audio import LogMel
 from headway_server.preprocessing.image import normalize
 from headway_server.runtime import Runtime
 from headway_server.tasks.segmentation.decoder import EMBEDDING, MASKS, PREDICTED_IOU, PromptGraph
@@ -124,14 +124,14 @@ def sample_features(source: ExportSource, count: int) -> NDArray[np.float32]:
     audio = source.audio_preprocessing
     assert audio is not None, "a model of audio has its preprocessing"
     random = np.random.default_rng(0)
-    preprocessor = AudioPreprocessor(audio, AudioLimits(max_bytes=0, max_seconds=0))
+    log_mel = LogMel(audio)
     times = np.arange(audio.window_samples) / audio.sampling_rate
     features = []
     for _ in range(count):
         tone = np.sin(2 * np.pi * random.uniform(50, audio.max_frequency / 4) * times * (1 + times / times[-1]))
         noise = random.normal(size=len(times)) * np.exp(-random.uniform(0, 8) * times / times[-1])
         shares = random.uniform(0, 0.3, 2)
-        features.append(preprocessor.features((shares[0] * tone + shares[1] * noise).astype(np.float32)))
+        features.append(log_mel.features((shares[0] * tone + shares[1] * noise).astype(np.float32)))
     return np.stack(features)
 
 

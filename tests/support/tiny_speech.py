@@ -18,6 +18,7 @@ NUM_MELS = 16
 LENGTH = 40
 LANGUAGES = ("en", "de", "fr")
 TIMES = SECONDS * 50 + 1
+TIME_SCALE = 0.5
 _LETTERS = [*string.ascii_lowercase, "Ġ", *(f"Ġ{letter}" for letter in string.ascii_lowercase)]
 _SPECIAL = [
     "<|endoftext|>",
@@ -60,6 +61,7 @@ def write_whisper(folder: Path, *, multilingual: bool = True, seed: int = 3, **c
         for parameter in model.parameters():
             if parameter.ndim > 1:
                 parameter.normal_(std=0.3)
+        model.model.decoder.embed_tokens.weight[FIRST_TIME:] *= TIME_SCALE  # so that most tokens are of text
     model.save_pretrained(folder)
     transformers.WhisperFeatureExtractor(feature_size=NUM_MELS, chunk_length=SECONDS).save_pretrained(folder)
     tokenizer = Tokenizer(models.BPE(dict(zip(_LETTERS, range(len(_LETTERS)), strict=True)), _merges()))

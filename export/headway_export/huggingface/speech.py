@@ -25,7 +25,7 @@ from headway_export.huggingface.encoder_decoders import (
 from headway_export.huggingface.folder import ModelFolder, first_line
 from headway_export.source import ExportSource
 from headway_server.bundles import AudioPreprocessing, Languages, SpeechTokens
-from headway_server.preprocessing.audio import AudioLimits, AudioPreprocessor
+from headway_server.preprocessing.audio import LogMel
 
 SPEECH_HEADS: Final = ("WhisperForConditionalGeneration",)
 """Architectures that write what is said."""
@@ -82,7 +82,7 @@ class _Sounds:
     """What preprocessing is compared on: noise that fades, a tone, and nearly nothing."""
 
     def __init__(self, audio: AudioPreprocessing) -> None:
-        self._preprocessor = AudioPreprocessor(audio, AudioLimits(max_bytes=0, max_seconds=0))
+        self._log_mel = LogMel(audio)
         random, length = np.random.default_rng(0), audio.window_samples
         fading = random.normal(size=length) * np.exp(-np.arange(length) / length * 5)
         tone = np.sin(np.arange(length // 2) * 0.2)
@@ -92,7 +92,7 @@ class _Sounds:
 
     def features(self) -> list[NDArray[np.float32]]:
         """Returns their features, (M, F) each, as a server makes them."""
-        return [self._preprocessor.features(one) for one in self.samples]
+        return [self._log_mel.features(one) for one in self.samples]
 
 
 def _read_preprocessing(folder: ModelFolder) -> AudioPreprocessing:

@@ -60,23 +60,21 @@ class PreparedAudio:
     """Of the audio that was sent."""
 
 
-class AudioPreprocessor:
-    """Prepares audio for one model. Safe to use from several threads."""
+class AudioDecoder:
+    """Decodes audio for one model. Safe to use from several threads."""
 
-    def __init__(self, preprocessing: AudioPreprocessing, limits: AudioLimits) -> None:
-        """Makes the filters.
+    def __init__(self, rate: int, limits: AudioLimits) -> None:
+        """Decodes to so many samples a second.
 
         Raises:
             RuntimeUnavailableError: The libraries that decode and resample are not installed.
         """
         _libraries()
-        self._preprocessing = preprocessing
+        self._rate = rate
         self._limits = limits
-        self._window = np.hanning(preprocessing.fft_size + 1)[:-1]  # (W,), periodic
-        self._filters = mel_filters(preprocessing)
 
     def __repr__(self) -> str:
-        return f"AudioPreprocessor({self._preprocessing.num_mel_bins} mel bins, {self._limits})"
+        return f"AudioDecoder({self._rate} Hz, {self._limits})"
 
     def decode(self, data: bytes, field: str) -> PreparedAudio:
         """Decodes audio, mixes its channels and resamples it.
@@ -88,7 +86,7 @@ class AudioPreprocessor:
         Raises:
             InvalidInputError: It is none of these, is damaged, has no samples, or is past a limit.
         """
-        rate = self._preprocessing.sampling_rate
+        rate = self._rate
         if (size := len(data)) > self._limits.max_bytes:
             raise InvalidInputError(
                 field, f"has {size} bytes, the limit is {self._limits.max_bytes}; compress or cut it"
@@ -161,6 +159,18 @@ class AudioPreprocessor:
             if not np.isfinite(block).all():
                 raise InvalidInputError(field, "has samples that are no finite numbers; repair it")
             yield np.clip(block, -1.0, 1.0).mean(axis=1, dtype=np.float32)
+
+
+class LogMel:
+    """Makes spectrograms for one model. Safe to use from several threads."""
+
+    def __init__(self, preprocessing: AudioPreprocessing) -> None:
+        self._preprocessing = preprocessing
+        self._window = np.hanning(preprocessing.fft_size + 1)[:-1]  # (W,), periodic
+        self._filters = mel_filters(preprocessing)  # (W / 2 + 1, M)
+
+    def __repr__(self) -> str:
+        return f"LogMel({self._preprocessing.num_mel_bins} mel bins)"
 
     def features(self, samples: NDArray[np.float32]) -> NDArray[np.float32]:
         """Computes the log-mel spectrogram of a whole audio.

@@ -27,7 +27,7 @@ from headway_server.decoding.output.tokens import TokenAssembly
 from headway_server.decoding.parameters import SamplingParameters
 from headway_server.decoding.sequence import FinishReason, Sequence, SequenceResult
 from headway_server.errors import InvalidInputError
-from headway_server.preprocessing.audio import AudioPreprocessor, PreparedAudio
+from headway_server.preprocessing.audio import AudioDecoder, LogMel, PreparedAudio
 from headway_server.preprocessing.pool import audio_pool
 from headway_server.serving.answers import Answer, CallTimings
 from headway_server.serving.calls import current_caller
@@ -214,7 +214,8 @@ class SpeechModel(DecodingModel):
         self._bos_id, self._end_id = manifest.special_tokens.bos, manifest.special_tokens.eos
         self._tokens = manifest.speech or SpeechTokens()
         self._audio = manifest.audio_preprocessing
-        self._preprocessor = AudioPreprocessor(self._audio, parts.audio_limits)
+        self._decoder = AudioDecoder(self._audio.sampling_rate, parts.audio_limits)
+        self._log_mel = LogMel(self._audio)
         self._num_positions = self.limits.max_input_tokens
         self._frames_a_step = round(self._tokens.timestamp_s * self._audio.sampling_rate / self._audio.hop_length)
         self._frame_s = self._audio.hop_length / self._audio.sampling_rate
@@ -365,7 +366,7 @@ class SpeechModel(DecodingModel):
                 )
 
     async def _decode(self, data: bytes, name: str) -> PreparedAudio:
-        return await asyncio.get_running_loop().run_in_executor(audio_pool(), self._preprocessor.decode, data, name)
+        return await asyncio.get_running_loop().run_in_executor(audio_pool(), self._decoder.decode, data, name)
 
     # Window by window
 
@@ -380,7 +381,7 @@ class SpeechModel(DecodingModel):
         """Hears an audio window by window; yields what appears, of a stream, and last the answer."""
         began = time.monotonic()
         features = await asyncio.get_running_loop().run_in_executor(
-            audio_pool(), self._preprocessor.features, audio.samples
+            audio_pool(), self._log_mel.features, audio.samples
         )  # (M, F)
         preprocessing_s = time.monotonic() - began
         width, num_samples = self._audio.num_frames, len(audio.samples)
