@@ -48,7 +48,9 @@ def test_the_rule_of_timestamps_is_that_of_whisper():
     rule = TranscriptRule(tokens, suppressed=suppressed, eos_id=end, timestamps=True)
     for _ in range(300):
         words = random.integers(0, end, 7)
-        written = np.where(random.random(7) < 0.5, words, random.integers(first, 80, 7))[: random.integers(0, 7)].tolist()
+        written = np.where(random.random(7) < 0.5, words, random.integers(first, 80, 7))[
+            : random.integers(0, 7)
+        ].tolist()
         logits = (random.normal(size=80) * 3).astype(np.float32)
         scores = torch.from_numpy(logits)[None].clone()
         for process in (

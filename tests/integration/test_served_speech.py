@@ -117,17 +117,16 @@ def test_the_language_is_the_one_that_generate_detects(folders, client):
 def test_the_best_of_a_beam_search_are_those_of_generate(folders, client, length_penalty):
     options = {"beam_size": 4, "hypothesis_count": 3, "length_penalty": length_penalty}
     results = client.transcribe_speech(SOUNDS, language="en", **options, **MODEL).results
+    model, extractor, _ = reference(folders["whisper"])
+    start = torch.tensor(
+        [[tiny.IDS[f"<|{name}|>"] for name in ("startoftranscript", "en", "transcribe", "notimestamps")]]
+    )
     for data, result in zip(SOUNDS, results, strict=True):
-        expected = generate(
-            folders["whisper"],
-            data,
-            language="en",
-            task="transcribe",
-            num_beams=4,
-            num_return_sequences=3,
-            length_penalty=length_penalty,
-        )
-        texts = [text_of(folders["whisper"], tokens) for tokens in expected]
+        heard = extractor(tiny.heard(data), sampling_rate=tiny.RATE, return_tensors="pt").input_features
+        options = {"num_beams": 4, "num_return_sequences": 3, "length_penalty": length_penalty}
+        # Whisper's own `generate` returns the best of the three three times.
+        found = transformers.GenerationMixin.generate(model, heard, decoder_input_ids=start, **options)
+        texts = [text_of(folders["whisper"], tokens.tolist()) for tokens in found]
         assert [one.text for one in result.hypotheses] == texts
 
 
@@ -261,7 +260,7 @@ def of_floats(values):
         ({"task": 7}, "task", "is 7; must be"),
         ({"model": "english", "language": "en"}, "language", "knows one language"),
         ({"model": "english", "task": 2}, "task", "only writes what is said"),
-        ({"prompt": "hello there you all"}, "prompt", "tokens, the limit is 19"),
+        ({"prompt": "hello there you all again"}, "prompt", "tokens, the limit is 19"),
         ({"prompt": "<|en|>"}, "prompt", "special token"),
         ({"parameters": {"max_length_ratio": 2}}, "parameters.max_length_ratio", "no tokens"),
         ({"parameters": {"max_new_tokens": 99}}, "parameters.max_new_tokens", "99"),

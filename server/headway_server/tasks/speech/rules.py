@@ -83,7 +83,7 @@ class TranscriptRule:
 
 
 class LanguageRule:
-    """Lets only a language follow, and notes how likely each is; a `TokenRule`."""
+    """Notes how likely each language is; a `TokenRule` that forbids nothing, since the token is not kept."""
 
     def __init__(self, language_ids: Elements[int]) -> None:
         """Takes the tokens of the languages that the model knows."""
@@ -96,7 +96,7 @@ class LanguageRule:
         known = logits[self._language_ids].astype(np.float64)
         weights = np.exp(known - known.max())
         self.probabilities = weights / weights.sum()
-        return np.setdiff1d(np.arange(len(logits)), self._language_ids)
+        return _NONE
 
     def __repr__(self) -> str:
         return f"LanguageRule({len(self._language_ids)} languages)"
