@@ -426,7 +426,7 @@ class SpeechModel(DecodingModel):
                 detokenizer, num_before = Detokenizer(self._tokenizer.decode), progress.num_new_tokens
                 async with aclosing(self._lanes.stream(sequence)) as deltas:
                     async for delta in deltas:
-                        text = progress.shown.push(detokenizer.push(delta.output))
+                        text = progress.shown.push(detokenizer.push(self._words(delta.output)))
                         yield SpeechDelta(text=text, num_new_tokens=num_before + delta.num_new_tokens)
                 progress.results.append(sequence.reply.result.result())
             else:
@@ -514,16 +514,20 @@ class SpeechModel(DecodingModel):
         self, read: WindowSegments, window: _Window, log_probability: float, num_new_tokens: int
     ) -> Iterator[Segment]:
         """Yields the segments of a window with their times in the audio."""
-        first, start_s = self._tokens.first_timestamp, window.start * self._frame_s
+        start_s = window.start * self._frame_s
         for part in read.segments:
-            words = [token for token in part.token_ids if first is None or token < first]
             yield Segment(
-                text=self._tokenizer.decode(words),
+                text=self._tokenizer.decode(self._words(part.token_ids)),
                 start_s=start_s + part.start * self._tokens.timestamp_s,
                 end_s=start_s + part.end * self._tokens.timestamp_s,
                 token_ids=part.token_ids,
                 mean_log_probability=log_probability / max(num_new_tokens, 1),
             )
+
+    def _words(self, token_ids: Elements[int]) -> list[int]:
+        """Returns the tokens that are no times."""
+        first = self._tokens.first_timestamp
+        return [token for token in token_ids if first is None or token < first]
 
     def _transcript(self, call: _Call, audio: PreparedAudio, progress: _Progress) -> Transcript:
         plan, results = call.plan, progress.results
