@@ -194,7 +194,9 @@ async def test_a_transcript_does_not_depend_on_what_is_written_beside_it(client)
         assert list(answer.results) == alone
 
 
-@pytest.mark.parametrize(("kind", "subtype"), [("FLAC", "PCM_16"), ("OGG", "VORBIS"), ("MP3", None), ("WAV", "FLOAT")])
+@pytest.mark.parametrize(
+    ("kind", "subtype"), [("FLAC", "PCM_16"), ("OGG", "VORBIS"), ("OGG", "OPUS"), ("MP3", None), ("WAV", "FLOAT")]
+)
 def test_every_format_is_heard(client, kind, subtype):
     file = io.BytesIO()
     samples = tiny.heard(WHOLE)

@@ -60,10 +60,12 @@ def read_transcriber(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]
     if asked is not None and asked > length:
         raise SourceError(f"{folder.path}: --max-length {asked}: the model writes {length} tokens")
     model = folder.load(AutoModelForSpeechSeq2Seq)
-    sizes = {"max_source_length": int(config.max_source_positions), "max_target_length": asked or length}
+    adapter = partial(
+        HuggingFaceSpeech, max_source_length=int(config.max_source_positions), max_target_length=asked or length
+    )
     features = _Sounds(audio).features()[0]
     target = random_tokens(folder, min(48, length))
-    module = adapt_to(folder, model, partial(HuggingFaceSpeech, **sizes), {"input_features": features}, target)
+    module = adapt_to(folder, model, adapter, {"input_features": features}, target)
     source = folder.source(
         model,
         module,
@@ -155,14 +157,16 @@ def _read_tokens(folder: ModelFolder, vocabulary: dict[str, int]) -> tuple[Speec
     if not getattr(settings, "is_multilingual", bool(getattr(settings, "lang_to_id", None))):
         tasks, languages = {}, {}
     no_timestamps = getattr(settings, "no_timestamps_token_id", None) or vocabulary.get("<|notimestamps|>")
-    has_timestamps = no_timestamps is not None and no_timestamps + 1 < folder.config.vocab_size
+    first_timestamp = None
+    if no_timestamps is not None and no_timestamps + 1 < folder.config.vocab_size:
+        first_timestamp = no_timestamps + 1
     previous = getattr(settings, "prev_sot_token_id", None) or vocabulary.get("<|startofprev|>")
     begin = settings.begin_suppress_tokens or getattr(folder.config, "begin_suppress_tokens", None) or ()
     tokens = SpeechTokens(
         transcribe=tasks.get("transcribe"),
         translate=tasks.get("translate"),
         no_timestamps=no_timestamps,
-        first_timestamp=no_timestamps + 1 if has_timestamps else None,
+        first_timestamp=first_timestamp,
         max_initial_timestamp=getattr(settings, "max_initial_timestamp_index", None),
         start_of_previous=previous,
         begin_suppressed=tuple(int(token) for token in begin),
