@@ -180,7 +180,7 @@ def test_a_streamed_transcript_is_that_of_the_unary_call(client, data):
         assert "".join(delta.text for delta in deltas) == expected.text
         assert [segment for delta in deltas for segment in delta.segments] == list(expected.segments)
         assert stream.answer[0] == expected
-        assert times or data is LONG or len(deltas) > 3
+        assert times or data is LONG or len(deltas) > 1
 
 
 @pytest.mark.asyncio
