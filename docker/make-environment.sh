@@ -38,9 +38,9 @@ pip_for "$scratch/build" wheel --no-deps --no-build-isolation --wheel-dir "$scra
 proto_wheel="$(echo "$scratch"/wheels/headway_proto-*.whl)"
 own_wheel="$(echo "$scratch/wheels/headway_$distribution"-*.whl)"
 case "$target" in
-    server-cpu) wheels=("$proto_wheel" "${own_wheel}[cpu,http,signing,tracing]") ;;
+    server-cpu) wheels=("$proto_wheel" "${own_wheel}[cpu,http,signing,speech,tracing]") ;;
     # The second extra brings the CUDA and cuDNN libraries that ONNX Runtime loads.
-    server-gpu) wheels=("$proto_wheel" "${own_wheel}[gpu,http,signing,tracing]" "onnxruntime-gpu[cuda,cudnn]") ;;
+    server-gpu) wheels=("$proto_wheel" "${own_wheel}[gpu,http,signing,speech,tracing]" "onnxruntime-gpu[cuda,cudnn]") ;;
     client) wheels=("$proto_wheel" "${own_wheel}[load]") ;;
 esac
 "$python" -m venv --without-pip "$folder"

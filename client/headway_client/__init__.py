@@ -29,7 +29,14 @@ from headway_client.errors import (
     UnavailableError,
     UnimplementedError,
 )
-from headway_client.options import AttentionSummary, DiffusionSampler, EarlyStopping, MaskFormat, PhraseConstraints
+from headway_client.options import (
+    AttentionSummary,
+    DiffusionSampler,
+    EarlyStopping,
+    MaskFormat,
+    PhraseConstraints,
+    SpeechTask,
+)
 from headway_client.requests import ChatMessage, Role, SegmentPrompt
 from headway_client.results import (
     Alias,
@@ -58,6 +65,7 @@ from headway_client.results import (
     InspectedToken,
     LabeledSpan,
     LabelScore,
+    LanguageProbability,
     Mask,
     Model,
     ModelDetails,
@@ -74,6 +82,9 @@ from headway_client.results import (
     Route,
     SamplingParameters,
     SeenPart,
+    SpeechHypothesis,
+    SpeechSegment,
+    SpeechTranscript,
     Task,
     TextClassification,
     TextDelta,
@@ -153,6 +164,7 @@ __all__ = [
     "InvalidArgumentError",
     "LabelScore",
     "LabeledSpan",
+    "LanguageProbability",
     "LoadBalancing",
     "Mask",
     "MaskFormat",
@@ -181,6 +193,10 @@ __all__ = [
     "SegmentPrompt",
     "SegmentSession",
     "SegmentStream",
+    "SpeechHypothesis",
+    "SpeechSegment",
+    "SpeechTask",
+    "SpeechTranscript",
     "StreamNotFinishedError",
     "Task",
     "TextClassification",

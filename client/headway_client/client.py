@@ -37,12 +37,14 @@ from headway_client.options import (
     StreamGenerateImageOptions,
     StreamGenerateTextOptions,
     StreamRewriteTextOptions,
+    StreamTranscribeSpeechOptions,
     StreamTranslateTextOptions,
     Texts,
+    TranscribeSpeechOptions,
     TranslateTextOptions,
     spell_out,
 )
-from headway_client.requests import Call, Conversation, Conversations, Image, Images, SegmentPrompt
+from headway_client.requests import Audio, Audios, Call, Conversation, Conversations, Image, Images, SegmentPrompt
 from headway_client.results import (
     Answer,
     BundleList,
@@ -63,6 +65,7 @@ from headway_client.results import (
     RankedImage,
     RankedText,
     RewrittenText,
+    SpeechTranscript,
     Task,
     TextClassification,
     TextEmbedding,
@@ -184,6 +187,20 @@ class Client(BaseClient):
     ) -> TextStream[ImageCaption]:
         """Says what one image shows and returns the caption delta by delta, as it is written."""
         return self._stream(requests.stream_caption_image(image, **options), timeout_s)
+
+    @spell_out
+    def transcribe_speech(
+        self, audios: Audios, *, timeout_s: float | None = None, **options: Unpack[TranscribeSpeechOptions]
+    ) -> Answer[SpeechTranscript]:
+        """Says what is said in each audio, given as bytes or by the path of a file."""
+        return self._send(requests.transcribe_speech(audios, **options), timeout_s)
+
+    @spell_out
+    def stream_transcribe_speech(
+        self, audio: Audio, *, timeout_s: float | None = None, **options: Unpack[StreamTranscribeSpeechOptions]
+    ) -> TextStream[SpeechTranscript]:
+        """Says what is said in one audio and returns the transcript delta by delta, as it is written."""
+        return self._stream(requests.stream_transcribe_speech(audio, **options), timeout_s)
 
     @spell_out
     def classify_text(

@@ -206,6 +206,31 @@ class StreamCaptionImageOptions(_CaptionOptions, total=False):
     image_id: Annotated[str | None, "Id of a prepared image, in place of the image."]
 
 
+class SpeechTask(StrEnum):
+    """What is written of audio."""
+
+    TRANSCRIBE = "transcribe"
+    """What is said, in the language that is spoken."""
+    TRANSLATE = "translate"
+    """What is said, in English."""
+
+
+class StreamTranscribeSpeechOptions(_DecodingOptions, total=False):
+    """Options of StreamTranscribeSpeech."""
+
+    language: Annotated[str | None, "Language that is spoken as a BCP 47 code. Default: the one that is detected."]
+    task: Annotated[SpeechTask | str | None, "What to write: what is said, or that in English. Default: transcribe."]
+    include_timestamps: Annotated[bool | None, "Return segments with the times when they begin and end."]
+    prompt: Annotated[str | None, "Text that the audio continues, or names and words that it may hold."]
+    condition_on_previous: Annotated[
+        bool | None, "Let the model read what it wrote of the windows before, of a long audio."
+    ]
+
+
+class TranscribeSpeechOptions(StreamTranscribeSpeechOptions, _BeamOptions, total=False):
+    """Options of TranscribeSpeech."""
+
+
 class _TextOptions(ModelOptions, total=False):
     truncate: Annotated[bool | None, "Cut the end off a text that is too long instead of refusing it."]
 

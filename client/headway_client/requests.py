@@ -28,6 +28,7 @@ from headway.v1 import inspection_service_pb2 as inspection_pb2
 from headway.v1 import model_service_pb2 as models_pb2
 from headway.v1 import ranking_service_pb2 as ranking_pb2
 from headway.v1 import segmentation_service_pb2 as segmentation_pb2
+from headway.v1 import speech_service_pb2 as speech_pb2
 from headway.v1 import text_classification_service_pb2 as texts_pb2
 from headway.v1 import text_to_text_service_pb2 as text_to_text_pb2
 from headway.v1 import translation_service_pb2 as translation_pb2
@@ -58,12 +59,15 @@ from headway_client.options import (
     SegmentEverythingOptions,
     SegmentImageOptions,
     SegmentInteractivelyOptions,
+    SpeechTask,
     StreamCaptionImageOptions,
     StreamGenerateImageOptions,
     StreamGenerateTextOptions,
     StreamRewriteTextOptions,
+    StreamTranscribeSpeechOptions,
     StreamTranslateTextOptions,
     Texts,
+    TranscribeSpeechOptions,
     TranslateTextOptions,
 )
 from headway_client.results import (
@@ -89,6 +93,7 @@ from headway_client.results import (
     RankedImage,
     RankedText,
     RewrittenText,
+    SpeechTranscript,
     Task,
     TextClassification,
     TextEmbedding,
@@ -141,6 +146,11 @@ Image: TypeAlias = bytes | str | os.PathLike[str]
 Images: TypeAlias = Image | Sequence[Image]
 """One image or several."""
 
+
+Audio: TypeAlias = bytes | str | os.PathLike[str]
+"""Encoded audio, or the path of an audio file."""
+Audios: TypeAlias = Audio | Sequence[Audio]
+"""One audio or several."""
 
 Place: TypeAlias = tuple[float, float]
 """x and y of a point, in pixels of the image from its upper left corner."""
@@ -326,6 +336,37 @@ def stream_caption_image(
     values = _values(StreamCaptionImageOptions, options, image=_as_image("image", image))
     _gather(translation_pb2.TranslationParameters, values)
     return _stream("CaptionService/StreamCaptionImage", caption_pb2, values, ImageCaption)
+
+
+def transcribe_speech(audios: Audios, **options: Unpack[TranscribeSpeechOptions]) -> Call[Answer[SpeechTranscript]]:
+    """TranscribeSpeech.
+
+    Raises:
+        OSError: An audio file cannot be read.
+        ValueError: `early_stopping` is none of `EarlyStopping`, or `task` none of `SpeechTask`.
+    """
+    contents = _as_images("audios", audios)
+    values = _speech_values(TranscribeSpeechOptions, options, audios=contents)
+    if (stopping := values.get("early_stopping")) is not None:
+        values["early_stopping"] = f"EARLY_STOPPING_{EarlyStopping(stopping).name}"
+    _gather(translation_pb2.TranslationParameters, values)
+    return _unary("SpeechService/TranscribeSpeech", speech_pb2, values, SpeechTranscript, len(contents))
+
+
+def stream_transcribe_speech(
+    audio: Audio, **options: Unpack[StreamTranscribeSpeechOptions]
+) -> Call[Answer[SpeechTranscript] | None]:
+    """StreamTranscribeSpeech; errors are those of `transcribe_speech`."""
+    values = _speech_values(StreamTranscribeSpeechOptions, options, audio=_as_image("audio", audio))
+    _gather(translation_pb2.TranslationParameters, values)
+    return _stream("SpeechService/StreamTranscribeSpeech", speech_pb2, values, SpeechTranscript)
+
+
+def _speech_values(kind: Any, options: Mapping[str, Any], **inputs: Any) -> dict[str, Any]:
+    values = _values(kind, options, **inputs)
+    if (task := values.get("task")) is not None:
+        values["task"] = f"SPEECH_TASK_{SpeechTask(task).name}"
+    return values
 
 
 def classify_image(images: Images = (), **options: Unpack[ClassifyImageOptions]) -> Call[Answer[ImageClassification]]:

@@ -49,6 +49,7 @@ class Task(StrEnum):
     TRANSLATION = "translation"
     TEXT_TO_TEXT = "text_to_text"
     CAPTIONING = "captioning"
+    TRANSCRIPTION = "transcription"
     TEXT_CLASSIFICATION = "text_classification"
     TOKEN_CLASSIFICATION = "token_classification"  # noqa: S105 (a task, not a password)
     IMAGE_CLASSIFICATION = "image_classification"
@@ -198,6 +199,68 @@ class GeneratedText:
 
 
 @dataclass(frozen=True, slots=True)
+class SpeechSegment:
+    """A part of a transcript."""
+
+    text: str
+    """With the space before it where it has one."""
+    start: float
+    """Seconds from the beginning of the audio, as `end`."""
+    end: float
+    token_ids: tuple[int, ...]
+    """Those of times included."""
+    mean_log_probability: float
+    """Of the tokens of its window."""
+
+
+@dataclass(frozen=True, slots=True)
+class LanguageProbability:
+    """How likely a language is spoken, among those that the model knows."""
+
+    language: str
+    probability: float
+
+
+@dataclass(frozen=True, slots=True)
+class SpeechHypothesis:
+    """One of several transcripts of an audio."""
+
+    text: str
+    log_probability: float
+    score: float
+    """What it was ranked by: the log-probability divided by the token count to the power of the length penalty."""
+    finish_reason: FinishReason
+    new_token_count: int
+    segments: tuple[SpeechSegment, ...] = ()
+    """Set if `include_timestamps` was given."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpeechTranscript:
+    """What is said in one audio. Numbers of several windows are added up."""
+
+    text: str
+    log_probability: float
+    score: float
+    """What it was ranked by."""
+    finish_reason: FinishReason
+    new_token_count: int
+    language: str
+    """As it was named or detected; empty where the model has no name for it."""
+    duration: float
+    """Of the audio, in seconds."""
+    window_count: int
+    seed: int | None = None
+    """Seed of the random stream, if tokens were drawn at random."""
+    segments: tuple[SpeechSegment, ...] = ()
+    """Set if `include_timestamps` was given."""
+    language_probabilities: tuple[LanguageProbability, ...] = ()
+    """The likeliest languages, the likeliest first; empty if the language was not detected."""
+    hypotheses: tuple[SpeechHypothesis, ...] = ()
+    """All transcripts, this one included, the best first; empty if `hypothesis_count` is 1."""
+
+
+@dataclass(frozen=True, slots=True)
 class TextDelta:
     """The part of a streamed text that one message brought."""
 
@@ -207,6 +270,8 @@ class TextDelta:
     """Tokens generated so far."""
     tokens: tuple[TokenLogProbability, ...] = ()
     """The tokens generated since the last delta, if `log_probabilities` was given."""
+    segments: tuple[SpeechSegment, ...] = ()
+    """Of a transcript: those that were finished since the last delta, if `include_timestamps` was given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -753,7 +818,11 @@ class Model:
     source_languages: tuple[str, ...] = ()
     """Languages that a translation model reads; it translates from each of them to each of `target_languages`."""
     target_languages: tuple[str, ...] = ()
-    """Languages that a model of translations or captions writes."""
+    """Languages that a model of translations or captions writes, or that a model of speech hears."""
+    translates_speech: bool = False
+    """True if a model of speech can also write what is said in English."""
+    has_speech_timestamps: bool = False
+    """True if a model of speech can tell when segments begin and end."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from headway_client.results import (
     DrawnImage,
     Mask,
     ModelReference,
+    SpeechSegment,
     TextDelta,
     TokenLogProbability,
     read,
@@ -236,7 +237,8 @@ class _Text(_Stream[ResultT, TextDelta]):
         self._new_token_count = message.new_token_count
         self._answer = self._call.read(message)
         tokens = tuple(read(TokenLogProbability, token) for token in getattr(message, "tokens", ()))
-        return TextDelta(message.text_delta, message.new_token_count, tokens)
+        segments = tuple(read(SpeechSegment, segment) for segment in getattr(message, "segments", ()))
+        return TextDelta(message.text_delta, message.new_token_count, tokens, segments)
 
 
 class _Segments(_Stream[Mask, Mask]):

@@ -20,7 +20,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from headway_export import agreement, quality
-from headway_export.candidate import pixel_values_of
+from headway_export.candidate import named_source, pixel_values_of
 from headway_export.errors import SourceError
 from headway_export.reference import NUM_RANGE_TEXTS, pairs_of, windows_of
 from headway_export.rewriting import scaled_products
@@ -53,7 +53,7 @@ def row_maxima(source: ExportSource, traced: TracedModel, sample: agreement.Samp
     if source.task in ENCODER_DECODER_TASKS:
         decoder, num_patches = recorders["decoder"], source.limits.max_input_tokens or 0
         for text, translation in islice(pairs_of(source, sample), NUM_RANGE_TEXTS):
-            item = {"pixel_values": text} if text.ndim > 1 else text_tensors(text)
+            item = named_source(text) if text.ndim > 1 else text_tensors(text)
             encoded = recorders["encoder"].run(_batch_of_one(item))
             mask = np.ones((1, len(text) if text.ndim == 1 else num_patches), np.int64)
             decoder.run({**decoder.step(translation), **encoded, "source_mask": mask})

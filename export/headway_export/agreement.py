@@ -26,6 +26,7 @@ from headway_export.candidate import (
     pixel_values_of,
     prefill,
     run_batch,
+    sample_features,
 )
 from headway_export.errors import ParityError
 from headway_export.source import ExportSource
@@ -69,7 +70,8 @@ class Sample:
     tokens: tuple[NDArray[np.int64], ...] = ()
     """What a decoder reads, (T,) each."""
     sources: tuple[NDArray[Any], ...] = ()
-    """What the encoder reads for each of them, if there is one: tokens, (S,), or pixels, (3, height, width)."""
+    """What the encoder reads for each of them, if there is one: tokens, (S,), pixels, (3, height, width), or a window
+    of audio, (mel bins, frames)."""
     items: tuple[Tensors, ...] = ()
     """Inputs of a model without state."""
     answers: tuple[NDArray[Any], ...] = ()
@@ -157,7 +159,10 @@ def _rewritten_tokens(
     written: Sequence[str] = ("",) if source.languages is None else source.languages.targets
     codes = [(str(generator.choice(spoken)), str(generator.choice(written))) for _ in range(count)]
     pairs: list[tuple[NDArray[Any], NDArray[np.int64]]]
-    if source.image_preprocessing is not None:
+    if source.audio_preprocessing is not None:
+        windows = sample_features(source, count)
+        pairs = [(window, source.caption_start(code)) for window, (_, code) in zip(windows, codes, strict=True)]
+    elif source.image_preprocessing is not None:
         images = (item["pixel_values"] for item in _images(source, generator))
         pairs = [(image, source.caption_start(code)) for image, (_, code) in zip(images, codes, strict=False)]
     else:

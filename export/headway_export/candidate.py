@@ -19,6 +19,7 @@ from headway_server.bundles import Bundle, Precision, Variant
 from headway_server.decoding.interfaces import EncoderInput
 from headway_server.decoding.runner.decoder import DecoderRunner
 from headway_server.decoding.runner.encoder import CrossTensors, EncoderRunner
+from headway_server.preprocessing.audio import LogMel
 from headway_server.preprocessing.image import normalize
 from headway_server.runtime import Runtime
 from headway_server.tasks.segmentation.decoder import EMBEDDING, MASKS, PREDICTED_IOU, PromptGraph
@@ -111,10 +112,36 @@ def prefill(runner: DecoderRunner, slot: int, token_ids: NDArray[np.int64]) -> N
 
 
 def encode_sources(encoder: EncoderRunner, sources: Sequence[NDArray[Any]]) -> list[CrossTensors]:
-    """Encodes sentences, int64 (S,) each, or images, float32 (3, height, width) each, in one batch."""
-    return encoder.encode(
-        [EncoderInput.of_pixels(one, 1) if one.ndim > 1 else EncoderInput.of_tokens(one) for one in sources]
-    )
+    """Encodes sentences, int64 (S,) each, images or audio in one batch.
+
+    Images are float32 (3, height, width) each, and windows of audio float32 (mel bins, frames).
+    """
+    return encoder.encode([EncoderInput(named_source(one), len(one) if one.ndim == 1 else 1) for one in sources])
+
+
+def named_source(source: NDArray[Any]) -> Tensors:
+    """Returns what an encoder reads by the name that its graph gives it."""
+    return {{1: "input_ids", 2: "input_features", 3: "pixel_values"}[source.ndim]: source}
+
+
+def sample_features(source: ExportSource, count: int) -> NDArray[np.float32]:
+    """Makes a model's input of audio that is drawn: tones that rise in noise that fades, as a server does.
+
+    Returns:
+        (N, mel bins, frames)
+    """
+    audio = source.audio_preprocessing
+    assert audio is not None, "a model of audio has its preprocessing"
+    random = np.random.default_rng(0)
+    log_mel = LogMel(audio)
+    times = np.arange(audio.window_samples) / audio.sampling_rate
+    features = []
+    for _ in range(count):
+        tone = np.sin(2 * np.pi * random.uniform(50, audio.max_frequency / 4) * times * (1 + times / times[-1]))
+        noise = random.normal(size=len(times)) * np.exp(-random.uniform(0, 8) * times / times[-1])
+        shares = random.uniform(0, 0.3, 2)
+        features.append(log_mel.features((shares[0] * tone + shares[1] * noise).astype(np.float32)))
+    return np.stack(features)
 
 
 def open_sources(runner: DecoderRunner, sources: Sequence[CrossTensors]) -> None:

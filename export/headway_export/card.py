@@ -243,7 +243,8 @@ def _weak_points(proofs: Sequence[Proof]) -> list[str]:
 def _limits(manifest: Manifest) -> str:
     limits = manifest.limits
     sentences = []
-    if limits.max_input_tokens is not None and manifest.image_preprocessing is None:
+    audio = manifest.audio_preprocessing
+    if limits.max_input_tokens is not None and manifest.image_preprocessing is None and audio is None:
         sentences.append(f"An input has at most {limits.max_input_tokens} tokens.")
     if limits.max_total_tokens is not None:
         what = (
@@ -256,6 +257,8 @@ def _limits(manifest: Manifest) -> str:
             sentences.append(f"It draws images of {image.height} x {image.width} pixels.")
         else:
             sentences.append(f"Every image is resized to {image.height} x {image.width} pixels.")
+    if audio is not None:
+        sentences.append(f"It hears {audio.window_s:g} seconds of mono audio of {audio.sampling_rate} Hz at once.")
     if manifest.task is Task.SEGMENTATION:
         _, _, cells, _ = next(iter(manifest.variants.values())).graphs["decoder"].outputs[0].shape
         sentences.append(f"Masks are found in {cells} x {cells} cells, and brought to the image's pixels between them.")

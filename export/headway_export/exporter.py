@@ -363,11 +363,12 @@ class _Prover:
 
     def _trace(self, module: nn.Module, *, known: TracedModel | None = None) -> TracedModel:
         """Traces a module; for the CPU if what it is otherwise is known."""
-        image = self._source.image_preprocessing
+        image, audio = self._source.image_preprocessing, self._source.audio_preprocessing
         return trace(
             module,
             self._source.task,
             image_size=(image.height, image.width) if image else None,
+            audio_size=(audio.num_mel_bins, audio.num_frames) if audio else None,
             has_token_types=self._source.has_token_types,
             attention=self._source.attention if (given := self._options.attention) is None else given,
             for_cpu=known is not None,
@@ -423,6 +424,8 @@ def _manifest(
         scoring=source.scoring,
         image_preprocessing=source.image_preprocessing,
         patches=_patches(source, variants),
+        audio_preprocessing=source.audio_preprocessing,
+        speech=source.speech,
         languages=source.languages,
         diffusion=(
             Diffusion(schedule="trigonometric", prediction="velocity") if source.task is Task.IMAGE_GENERATION else None

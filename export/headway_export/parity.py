@@ -31,6 +31,7 @@ from headway_export.candidate import (
     pixel_values_of,
     prefill,
     run_batch,
+    sample_features,
 )
 from headway_export.errors import ParityError
 from headway_export.graphs import DenoiserGraph, LatentDecoderGraph, LatentEncoderGraph
@@ -88,7 +89,7 @@ def check(candidate: Candidate) -> ParityFigures:
     match candidate.source.task:
         case Task.GENERATION:
             _compare_generation(candidate, comparison)
-        case Task.TRANSLATION | Task.TEXT_TO_TEXT | Task.CAPTIONING:
+        case Task.TRANSLATION | Task.TEXT_TO_TEXT | Task.CAPTIONING | Task.TRANSCRIPTION:
             _compare_translation(candidate, comparison)
         case Task.IMAGE_CLASSIFICATION | Task.IMAGE_EMBEDDING:
             _compare_images(candidate, comparison)
@@ -238,7 +239,11 @@ def _compare_translation(candidate: Candidate, comparison: _Comparison) -> None:
 
 
 def _sources(source: ExportSource, vocab_size: int, limit: int) -> Iterator[list[NDArray[Any]]]:
-    """Yields batches of what the encoder reads: tokens of several lengths, or pixels."""
+    """Yields batches of what the encoder reads: tokens of several lengths, pixels, or windows of audio."""
+    if source.audio_preprocessing is not None:
+        windows = sample_features(source, max(_BATCH_SIZES))
+        yield from (list(windows[:batch_size]) for batch_size in _BATCH_SIZES)
+        return
     if source.image_preprocessing is not None:
         images = pixel_values_of(source, _sample_images(source, max(_BATCH_SIZES)))
         yield from (list(images[:batch_size]) for batch_size in _BATCH_SIZES)

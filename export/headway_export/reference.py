@@ -81,7 +81,7 @@ def translation_logits(
 ) -> NDArray[np.float32]:
     """Logits after every token of a target: (S,), (T,) int64 -> (T, V) float32. `attend` as for a text.
 
-    The source of a caption is an image, (3, height, width) float32.
+    The source of a caption is an image, (3, height, width) float32; that of a transcript (mel bins, frames) float32.
     """
     model = cast("EncoderDecoder", module)
     with torch.inference_mode():

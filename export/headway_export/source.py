@@ -30,6 +30,7 @@ from headway_server.bundles import (
     EMBEDDING_TASKS,
     TOKENIZER_FILE,
     Architecture,
+    AudioPreprocessing,
     ClassificationScheme,
     ImagePreprocessing,
     Languages,
@@ -39,6 +40,7 @@ from headway_server.bundles import (
     Scoring,
     Space,
     SpecialTokens,
+    SpeechTokens,
     Task,
 )
 from headway_server.bundles.tags import TagSet
@@ -166,6 +168,8 @@ class ExportSource:
     text_pairs: TextPairUse = "never"
     """When a text classifier reads two texts as one input: never, where a second one is given, or always."""
     image_preprocessing: ImagePreprocessing | None = None
+    audio_preprocessing: AudioPreprocessing | None = None
+    speech: SpeechTokens | None = None
     languages: Languages | None = None
     sampling_defaults: SamplingDefaults | None = None
     attention: bool = False
@@ -246,7 +250,10 @@ class ExportSource:
         return pairs
 
     def caption_start(self, language: str) -> NDArray[np.int64]:
-        """Returns the tokens that the decoder of a captioner reads before it writes in a language, (P,)."""
+        """Returns the tokens that the decoder of a captioner reads before it writes in a language, (P,).
+
+        Of a model of speech: in what is spoken.
+        """
         return self._given_tokens("", language)[1]
 
     def _given_tokens(self, source: str, target: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -259,6 +266,8 @@ class ExportSource:
             written = self._language(target, self.languages.targets)
             before = [self.languages.target_marks.get(written), self.languages.source_tokens.get(spoken)]
             start.append(self.languages.target_tokens.get(written))
+        if self.speech is not None:
+            start += [self.speech.transcribe, self.speech.no_timestamps]
         given = ([token for token in tokens if token is not None] for tokens in (before, start))
         first, second = (np.array(tokens, np.int64) for tokens in given)
         return first, second
@@ -567,7 +576,7 @@ def limits_of(module: nn.Module, task: Task) -> Limits:
             case Task.GENERATION:
                 length = int(cast("Any", module).max_length)
                 return Limits(max_input_tokens=length - 1, max_total_tokens=length)
-            case Task.TRANSLATION | Task.TEXT_TO_TEXT:
+            case Task.TRANSLATION | Task.TEXT_TO_TEXT | Task.TRANSCRIPTION:
                 source = int(cast("Any", module).max_source_length)
                 return Limits(max_input_tokens=source, max_total_tokens=int(cast("Any", module).max_target_length))
             case Task.CAPTIONING:

@@ -76,6 +76,7 @@ _TRACED_SIZES = {
 """Sizes that a graph is traced at. Not 0 or 1, which PyTorch would take for fixed."""
 _SHOW_NO_ATTENTION: Mapping[Task, str] = {
     Task.CAPTIONING: "each caption brings its attention to the image",
+    Task.TRANSCRIPTION: "its attention weights cannot be looked at",
     Task.SEGMENTATION: "its attention weights cannot be looked at",
     Task.IMAGE_GENERATION: "its attention weights cannot be looked at",
 }
@@ -131,6 +132,7 @@ def trace(
     task: Task,
     *,
     image_size: tuple[int, int] | None = None,
+    audio_size: tuple[int, int] | None = None,
     has_token_types: bool = False,
     attention: bool = False,
     for_cpu: bool = False,
@@ -142,6 +144,7 @@ def trace(
         module: Follows the protocol of the task (docs/bring-your-own.md); in evaluation mode.
         task: The task.
         image_size: Height and width, for images.
+        audio_size: Mel bins and frames of a window, for audio.
         has_token_types: True if a text classifier reads which text of a pair each token belongs to.
         attention: True to trace what gives the attention weights too.
         for_cpu: True to have layers that attend to whole inputs do so by an operator that runs on the CPU alone.
@@ -159,6 +162,10 @@ def trace(
         traced = _trace_stateful(module) if is_stateful(module) else _trace_decoder(module)
         inputs = [make_spec("input_ids", "int64", "batch", "length")]
     elif task is Task.CAPTIONING:
+        traced = _trace_encoder_decoder(served, inputs, known)
+    elif task is Task.TRANSCRIPTION:
+        assert audio_size is not None, "a model of audio has its preprocessing"
+        inputs = [make_spec("input_features", "float32", "batch", *audio_size)]
         traced = _trace_encoder_decoder(served, inputs, known)
     elif task in ENCODER_DECODER_TASKS:
         encoder_inputs = [make_spec(*spec) for spec in _ENCODER_INPUTS]
@@ -262,7 +269,7 @@ def _trace_encoder_decoder(
     cross = encoder.outputs
     inputs = [*(make_spec(*spec) for spec in (*_STEP_INPUTS, _SOURCE_MASK))]
     inputs[len(_STEP_INPUTS) : len(_STEP_INPUTS)] = past
-    # The decoder reads sources of any length, those of an image too, which has always as many patches.
+    # The decoder reads sources of any length, those of an image or of audio too, which have always as many positions.
     inputs += [
         make_spec(spec.name, spec.dtype, "sources", spec.shape[1], "source_length", spec.shape[3]) for spec in cross
     ]

@@ -25,6 +25,7 @@ from headway_server.bundles import Precision, VersionSettings
 from headway_server.configuration import ConfigFile, without_mappings
 from headway_server.decoding.settings import EngineSettings
 from headway_server.preprocessing import ImageLimits
+from headway_server.preprocessing.audio import AudioLimits
 
 _PIXELS_THAT_PILLOW_DECODES: Final = 89_000_000
 """For more pixels Pillow itself warns of a decompression bomb."""
@@ -195,6 +196,9 @@ class ServerSettings(BaseSettings):
     max_image_megapixels: Annotated[float, Field(gt=0, le=_PIXELS_THAT_PILLOW_DECODES / 1e6)] = 20
     """Most pixels of an image, in millions, by its header and after it is resized. Decoding takes up to 16 bytes a
     pixel, and at most this many pixels are decoded at a time."""
+    max_audio_seconds: Annotated[float, Field(gt=0, le=86400)] = 600
+    """Longest audio, in seconds; what is longer is refused while it is decoded. Decoded audio takes 64 KB a second, and
+    its spectrogram as much again."""
     max_prepared_mib: Annotated[int, Field(ge=0, le=1024 * 1024)] = 64
     """MiB of images that are kept for callers who send them once and name them by id (PrepareImage); 0: none."""
     max_image_outputs_mib: Annotated[int, Field(ge=0, le=1024 * 1024)] = 8
@@ -340,6 +344,11 @@ class ServerSettings(BaseSettings):
         if self.max_inflight_mib is not None:
             return max_calls, self.max_inflight_mib * 2**20
         return max_calls, max(2 * self.max_message_bytes, (available or 0) // _SHARE_OF_REQUESTS)
+
+    @property
+    def audio_limits(self) -> AudioLimits:
+        """Sizes past which audio is refused."""
+        return AudioLimits(max_bytes=self.max_message_bytes, max_seconds=self.max_audio_seconds)
 
     @property
     def image_limits(self) -> ImageLimits:

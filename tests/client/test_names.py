@@ -25,6 +25,7 @@ from headway.v1 import (
     model_service_pb2,
     ranking_service_pb2,
     segmentation_service_pb2,
+    speech_service_pb2,
     text_classification_service_pb2,
     text_to_text_service_pb2,
     translation_service_pb2,
@@ -53,6 +54,7 @@ FILES = (
     model_service_pb2,
     ranking_service_pb2,
     segmentation_service_pb2,
+    speech_service_pb2,
     text_classification_service_pb2,
     text_to_text_service_pb2,
     translation_service_pb2,
@@ -81,15 +83,14 @@ def is_not_loaded(method: MethodDescriptor) -> bool:
         "CaptionService",
         "SegmentationService",
         "ImageGenerationService",
+        "SpeechService",
     )
 
 
+SHORTENED = {"caption-image": "caption", "generate-image": "draw", "transcribe-speech": "transcribe"}
+"""Commands of these RPCs."""
 SEGMENTING = {"segment-image", "segment-everything", "segment-interactively"}
 """RPCs that `segment` calls, or that need a hand on the mouse."""
-
-
-NAMED_SHORTER = {"caption-image", "generate-image"}
-"""RPCs whose commands are `caption` and `draw`."""
 
 
 def snake_case(name: str) -> str:
@@ -114,8 +115,13 @@ def test_an_rpc_has_a_method_of_its_name_whose_options_are_its_fields(kind: type
     missing = {"constraint", "conversations", "conversation"}  # flattened, and what `chat` is for
     if method.name in ("StreamTranslateText", "StreamRewriteText"):
         missing = {"beam_size", "hypothesis_count", "early_stopping"}  # of a search, which a stream cannot have
-    if method.containing_service.name == "CaptionService":
-        missing = {"beam_size", "hypothesis_count", "early_stopping", "max_length_ratio"}  # nor an image tokens
+    if method.containing_service.name in ("CaptionService", "SpeechService"):
+        missing = {
+            "beam_size",
+            "hypothesis_count",
+            "early_stopping",
+            "max_length_ratio",
+        }  # nor an image or audio tokens
     if method.name == "SegmentInteractively":
         missing = {"points", "box", "restart"}  # of each click, which the session takes
     assert fields - parameters.keys() <= missing
@@ -124,17 +130,17 @@ def test_an_rpc_has_a_method_of_its_name_whose_options_are_its_fields(kind: type
 @pytest.mark.parametrize("method", METHODS)
 def test_a_unary_rpc_has_a_command_of_its_name(method: str) -> None:
     command = snake_case(method).replace("_", "-").removeprefix("stream-")
-    assert command in COMMANDS or command in SEGMENTING or command in NAMED_SHORTER
+    assert command in COMMANDS or command in SEGMENTING or command in SHORTENED
 
 
 def test_no_command_is_without_an_rpc_except_the_tools() -> None:
     rpcs = {snake_case(method).replace("_", "-") for method in METHODS}
-    assert COMMANDS - rpcs == {"chat", "caption", "draw", "health", "load", "load-compare", "segment"}
+    assert COMMANDS - rpcs == {"chat", "caption", "draw", "health", "load", "load-compare", "segment", "transcribe"}
 
 
 def test_the_load_tester_knows_every_command_that_runs_a_model() -> None:
     of_models = {snake_case(method.name).replace("_", "-") for method in METHODS.values() if is_not_loaded(method)}
-    tools = {"caption", "draw", "health", "load", "load-compare", "segment"}
+    tools = {"caption", "draw", "health", "load", "load-compare", "segment", "transcribe"}
     assert set(LoadTask) == COMMANDS - tools - of_models
 
 

@@ -119,9 +119,9 @@ def test_further_families_attend_as_they_do_by_themselves(kind, tmp_path):
 
 
 def test_a_model_that_hears_is_no_model_of_texts(tmp_path):
-    config = transformers.WhisperConfig(**tiny.SIZES, vocab_size=90, pad_token_id=0)
-    transformers.WhisperForConditionalGeneration(config).save_pretrained(tmp_path / "whisper")
-    assert "whisper does not make texts of texts alone, and is not supported" in refusal(tmp_path / "whisper")
+    config = transformers.Speech2TextConfig(**tiny.SIZES, vocab_size=90, pad_token_id=0)
+    transformers.Speech2TextForConditionalGeneration(config).save_pretrained(tmp_path / "hears")
+    assert "speech_to_text does not make texts of texts alone, and is not supported" in refusal(tmp_path / "hears")
 
 
 @pytest.fixture(scope="module")

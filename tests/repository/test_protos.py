@@ -48,6 +48,7 @@ _INTEGERS_THAT_DO_NOT_COUNT = {
     "start",
     "stop_token_ids",
     "token_id",
+    "token_ids",
     "top_k",
     "width",
 }

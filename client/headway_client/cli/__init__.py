@@ -17,6 +17,7 @@ from headway_client.cli import (
     load,
     models,
     segmentation,
+    speech,
     text_to_text,
 )
 
@@ -39,6 +40,7 @@ for command in (
     text_to_text.rewrite_text,
     captions.caption,
     drawing.draw,
+    speech.transcribe,
     classification.classify_text,
     classification.classify_tokens,
     classification.classify_image,

@@ -17,6 +17,7 @@ TaskName = Literal[
     "translation",
     "text_to_text",
     "captioning",
+    "transcription",
     "text_classification",
     "token_classification",
     "image_classification",

@@ -12,9 +12,11 @@ B rows, T target tokens, S source tokens, L most target tokens, H heads, K head 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from functools import partial
+from typing import Any, Final, TypeVar, cast
 
 import numpy as np
 import torch
@@ -39,6 +41,7 @@ from headway_server.bundles import Languages, SpecialTokens
 from headway_training.models.parts.attention import Attend, AttendCross, padding_attention
 
 _MARK: Final = "attends_to_source"
+Adapted = TypeVar("Adapted", bound="HuggingFaceEncoderDecoder")
 _positions: ContextVar[Tensor] = ContextVar("positions")
 
 
@@ -64,7 +67,11 @@ class HuggingFaceEncoderDecoder(nn.Module):
 
     def encode(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """(B, S), (B, S) -> (B, S, D)."""
-        attend = padding_attention(attention_mask)
+        return self._encode(attention_mask, input_ids=input_ids, attention_mask=attention_mask)
+
+    def _encode(self, mask: Tensor, **inputs: Tensor) -> Tensor:
+        """Encodes the inputs of the library's encoder, which attends where the mask (B, S) is 1: -> (B, S, D)."""
+        attend = padding_attention(mask)
 
         def attend_layer(
             module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, bias: Tensor | None
@@ -72,9 +79,7 @@ class HuggingFaceEncoderDecoder(nn.Module):
             return attend(query, key, value, layer=getattr(module, "layer_idx", None) or 0, scale=scale, bias=bias)
 
         with attending(attend_layer):
-            output = cast("Any", self.model).get_encoder()(
-                input_ids=input_ids, attention_mask=attention_mask, return_dict=True
-            )
+            output = cast("Any", self.model).get_encoder()(**inputs, return_dict=True)
         return cast("Tensor", output.last_hidden_state)
 
     def cross_keys_values(self, memory: Tensor) -> list[tuple[Tensor, Tensor]]:
@@ -98,7 +103,7 @@ class HuggingFaceEncoderDecoder(nn.Module):
             return attend(query, key, value, layer=layer, scale=scale, bias=bias)
 
         width = self._cross[0].width
-        nothing = torch.zeros(1, 1, width, dtype=next(self.model.parameters()).dtype)
+        nothing = torch.zeros(input_ids.shape[0], 1, width, dtype=next(self.model.parameters()).dtype)
         token = _positions.set(position_ids)
         try:
             with attending(attend_layer):
@@ -207,21 +212,45 @@ def adapt(
     Raises:
         SourceError: The logits differ: the family computes something that is not adapted.
     """
+    source = random_tokens(folder, min(40, max_source_length))
+    adapter = partial(
+        HuggingFaceEncoderDecoder, max_source_length=max_source_length, max_target_length=max_target_length
+    )
+    target = random_tokens(folder, min(48, max_target_length))
+    return adapt_to(folder, model, adapter, {"input_ids": source}, target)
+
+
+def adapt_to(
+    folder: ModelFolder,
+    model: nn.Module,
+    adapter: Callable[[nn.Module], Adapted],
+    source: Mapping[str, NDArray[Any]],
+    target: NDArray[np.int64],
+) -> Adapted:
+    """Adapts a model, and compares its logits with those that `transformers` computes itself.
+
+    Args:
+        folder: The model's.
+        model: With the library's own attention; it is changed.
+        adapter: Makes the adapted module of the model, which has `ATTENTION` by then.
+        source: What the encoder reads, by the library's name for it, without the batch.
+        target: What the decoder reads, (T,).
+
+    Raises:
+        SourceError: The logits differ: the family computes something that is not adapted.
+    """
     kind = type(model).__name__
-    source = _random_tokens(folder, min(40, max_source_length))
-    target = _random_tokens(folder, min(48, max_target_length))
+    ((name, values),) = source.items()
     with torch.inference_mode():
         output = model(
-            input_ids=torch.from_numpy(source)[None], decoder_input_ids=torch.from_numpy(target)[None], use_cache=False
+            **{name: torch.from_numpy(values)[None]}, decoder_input_ids=torch.from_numpy(target)[None], use_cache=False
         )
     expected = output.logits[0].float().numpy()
     try:
         with quiet():
             cast("Any", model).set_attn_implementation(ATTENTION)
-            module = HuggingFaceEncoderDecoder(
-                model, max_source_length=max_source_length, max_target_length=max_target_length
-            )
-            found = translation_logits(module, source, target)
+            module = adapter(model)
+            found = translation_logits(module, values, target)
     except SourceError as error:
         raise SourceError(f"{folder.path}: {kind}: {error}") from error
     except Exception as error:  # whatever its code raises
@@ -231,7 +260,7 @@ def adapt(
     return module
 
 
-def _random_tokens(folder: ModelFolder, length: int) -> NDArray[np.int64]:
+def random_tokens(folder: ModelFolder, length: int) -> NDArray[np.int64]:
     """Returns (T,) tokens, none of which pads."""
     vocabulary = int(folder.config.get_text_config().vocab_size)
     ids = np.random.default_rng(0).integers(0, vocabulary, length)
@@ -298,8 +327,8 @@ class DecoderStart:
     """For the user."""
 
 
-def read_generation_config(folder: ModelFolder) -> DecoderStart:
-    """Reads `generation_config.json`, or what the configuration says in its place.
+def read_generation_config(folder: ModelFolder, *, applied: Collection[str] = ()) -> DecoderStart:
+    """Reads `generation_config.json`, or what the configuration says in its place; `applied` is what the caller reads.
 
     Raises:
         SourceError: It is not said what the decoder starts from.
@@ -312,11 +341,11 @@ def read_generation_config(folder: ModelFolder) -> DecoderStart:
     ends = as_ids(settings.eos_token_id) or as_ids(folder.config.eos_token_id)
     bad_words = [list(word) for word in settings.bad_words_ids or ()]
     suppressed = {word[0] for word in bad_words if len(word) == 1} | set(settings.suppress_tokens or ())
-    applied = {"suppress_tokens", "forced_bos_token_id", *_ASKED_FOR}
+    known = {"suppress_tokens", "forced_bos_token_id", *_ASKED_FOR, *applied}
     if all(len(word) == 1 for word in bad_words):
-        applied.add("bad_words_ids")
+        known.add("bad_words_ids")
     names = ("repetition_penalty", *IGNORED_GENERATION)
-    ignored = [name for name in names if name not in applied and getattr(settings, name, None) not in NEUTRAL]
+    ignored = [name for name in names if name not in known and getattr(settings, name, None) not in NEUTRAL]
     notes = [f"generation_config: {', '.join(ignored)}: not applied by the server"] if ignored else []
     asked = {name: getattr(settings, key, None) for key, name in _ASKED_FOR.items()}
     given = [f"{name} {value}" for name, value in asked.items() if value not in (*NEUTRAL, 1)]

@@ -27,6 +27,7 @@ from headway_export.huggingface.folder import (
 )
 from headway_export.huggingface.hub import HubModel
 from headway_export.huggingface.images import PREPROCESSOR_FILE, read_image_classifier, read_image_embedder
+from headway_export.huggingface.speech import SPEECH_HEADS, read_transcriber
 from headway_export.huggingface.towers import is_two_towers, read_towers
 from headway_export.huggingface.translators import TRANSLATORS, read_translator
 from headway_export.source import ExportSource, checkpoint_beside, with_record
@@ -52,6 +53,7 @@ class Kind:
 KINDS: Final = (
     Kind(task=Task.GENERATION, heads=("ForCausalLM", "LMHeadModel"), read=read_decoder, check=check_decoder),
     Kind(task=Task.TRANSLATION, heads=TRANSLATORS, is_encoder_decoder=True, read=read_translator),
+    Kind(task=Task.TRANSCRIPTION, heads=SPEECH_HEADS, is_encoder_decoder=True, read=read_transcriber),
     Kind(task=Task.TEXT_TO_TEXT, heads=("ForConditionalGeneration",), is_encoder_decoder=True, read=read_rewriter),
     Kind(task=Task.TEXT_CLASSIFICATION, heads=("ForSequenceClassification",), read=read_classifier),
     Kind(task=Task.TOKEN_CLASSIFICATION, heads=("ForTokenClassification",), read=read_classifier),

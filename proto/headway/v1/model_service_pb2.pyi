@@ -52,6 +52,8 @@ class _TaskEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Task.ValueType],
     """CaptionService."""
     TASK_IMAGE_GENERATION: _Task.ValueType  # 12
     """ImageGenerationService."""
+    TASK_TRANSCRIPTION: _Task.ValueType  # 13
+    """SpeechService."""
 
 class Task(_Task, metaclass=_TaskEnumTypeWrapper):
     """What a model does."""
@@ -82,6 +84,8 @@ TASK_CAPTIONING: Task.ValueType  # 11
 """CaptionService."""
 TASK_IMAGE_GENERATION: Task.ValueType  # 12
 """ImageGenerationService."""
+TASK_TRANSCRIPTION: Task.ValueType  # 13
+"""SpeechService."""
 Global___Task: _TypeAlias = Task  # noqa: Y015
 
 class _BundleState:
@@ -156,6 +160,8 @@ class Model(_message.Message):
     SOURCE_LANGUAGES_FIELD_NUMBER: _builtins.int
     TARGET_LANGUAGES_FIELD_NUMBER: _builtins.int
     EMBEDDING_SPACE_FIELD_NUMBER: _builtins.int
+    TRANSLATES_SPEECH_FIELD_NUMBER: _builtins.int
+    HAS_SPEECH_TIMESTAMPS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name of the model."""
     version: _builtins.str
@@ -190,6 +196,10 @@ class Model(_message.Message):
     """Name of the space of the embeddings. Models of the same space go together: their vectors of texts and images can be
     compared. Empty if the model shares none.
     """
+    translates_speech: _builtins.bool
+    """True if a model of speech can also write what is said in English."""
+    has_speech_timestamps: _builtins.bool
+    """True if a model of speech can tell when segments begin and end."""
     @_builtins.property
     def labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Labels of a classifier, in the order of its outputs; for token classification, the labels that a span may have; what
@@ -216,7 +226,7 @@ class Model(_message.Message):
 
     @_builtins.property
     def target_languages(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Languages that a model of translations or captions writes, as BCP 47 codes."""
+        """Languages that a model of translations or captions writes, or that a model of speech hears, as BCP 47 codes."""
 
     def __init__(
         self,
@@ -243,10 +253,12 @@ class Model(_message.Message):
         source_languages: _abc.Iterable[_builtins.str] | None = ...,
         target_languages: _abc.Iterable[_builtins.str] | None = ...,
         embedding_space: _builtins.str = ...,
+        translates_speech: _builtins.bool = ...,
+        has_speech_timestamps: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["default_parameters", b"default_parameters"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "default_parameters", b"default_parameters", "description", b"description", "device", b"device", "embedding_dimension", b"embedding_dimension", "embedding_space", b"embedding_space", "has_chat_template", b"has_chat_template", "labels", b"labels", "license", b"license", "max_input_token_count", b"max_input_token_count", "max_token_count", b"max_token_count", "name", b"name", "parameter_count", b"parameter_count", "prompt_names", b"prompt_names", "quality", b"quality", "source_language", b"source_language", "source_languages", b"source_languages", "target_language", b"target_language", "target_languages", b"target_languages", "task", b"task", "variant", b"variant", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "default_parameters", b"default_parameters", "description", b"description", "device", b"device", "embedding_dimension", b"embedding_dimension", "embedding_space", b"embedding_space", "has_chat_template", b"has_chat_template", "has_speech_timestamps", b"has_speech_timestamps", "labels", b"labels", "license", b"license", "max_input_token_count", b"max_input_token_count", "max_token_count", b"max_token_count", "name", b"name", "parameter_count", b"parameter_count", "prompt_names", b"prompt_names", "quality", b"quality", "source_language", b"source_language", "source_languages", b"source_languages", "target_language", b"target_language", "target_languages", b"target_languages", "task", b"task", "translates_speech", b"translates_speech", "variant", b"variant", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -82,6 +82,7 @@ class Task(StrEnum):
     TRANSLATION = "translation"
     TEXT_TO_TEXT = "text_to_text"
     CAPTIONING = "captioning"
+    TRANSCRIPTION = "transcription"
     TEXT_CLASSIFICATION = "text_classification"
     TOKEN_CLASSIFICATION = "token_classification"  # noqa: S105 (a task, not a password)
     IMAGE_CLASSIFICATION = "image_classification"
@@ -92,8 +93,8 @@ class Task(StrEnum):
     IMAGE_GENERATION = "image_generation"
 
 
-ENCODER_DECODER_TASKS = (Task.TRANSLATION, Task.TEXT_TO_TEXT, Task.CAPTIONING)
-"""Tasks whose models read a text or an image with an encoder and write a text with a decoder."""
+ENCODER_DECODER_TASKS = (Task.TRANSLATION, Task.TEXT_TO_TEXT, Task.CAPTIONING, Task.TRANSCRIPTION)
+"""Tasks whose models read a text, an image or audio with an encoder and write a text with a decoder."""
 EMBEDDING_TASKS = (Task.TEXT_EMBEDDING, Task.IMAGE_EMBEDDING)
 """Tasks whose models give an embedding and no logits."""
 
@@ -316,7 +317,7 @@ class Limits(Record):
 
     max_input_tokens: Size | None = None
     """Of a prompt, a text or a source sentence, special tokens included, or patches of an image that captions are
-    written for; None for other images."""
+    written for, or positions of a window of audio; None for other images."""
     max_total_tokens: Size | None = None
     """Of prompt and continuation together, or of what an encoder-decoder writes; None for classifiers. The length of a
     slot."""
@@ -339,6 +340,63 @@ class ImagePreprocessing(Record):
     """Subtracted from values in 0 to 1, a channel."""
     std: tuple[Positive, Positive, Positive]
     """Divides what is left, a channel."""
+
+
+class AudioPreprocessing(Record):
+    """How audio becomes `input_features`, float32 (B, num_mel_bins, num_frames): a log-mel spectrogram of a window.
+
+    The filters are Slaney's, from 0 Hz to `max_frequency`; docs/speech.md has the formula.
+    """
+
+    sampling_rate: Size
+    """Samples of mono audio a second."""
+    num_mel_bins: Size
+    fft_size: Size
+    """Samples of a Fourier transform, under a Hann window."""
+    hop_length: Size
+    """Samples from one frame to the next."""
+    num_frames: Size
+    """Frames that the encoder reads at once: a window."""
+    max_frequency: Positive = 8000.0
+
+    @property
+    def window_samples(self) -> int:
+        """Samples of a window."""
+        return self.num_frames * self.hop_length
+
+    @property
+    def window_s(self) -> float:
+        """Seconds of a window."""
+        return self.window_samples / self.sampling_rate
+
+    @model_validator(mode="after")
+    def _check_sizes(self) -> AudioPreprocessing:
+        if self.hop_length > self.fft_size or self.fft_size > self.window_samples:
+            raise ValueError(
+                f"audio_preprocessing: hop_length {self.hop_length} is at most fft_size {self.fft_size}, which is at "
+                f"most a window of {self.window_samples} samples"
+            )
+        return self
+
+
+class SpeechTokens(Record):
+    """What a model of speech is told by tokens; None for what it cannot be told."""
+
+    transcribe: Index | None = None
+    """Task: to write what is said in the language that is spoken."""
+    translate: Index | None = None
+    """Task: to write it in English."""
+    no_timestamps: Index | None = None
+    """To write no times."""
+    first_timestamp: Index | None = None
+    """The beginning of the window; each further token is `timestamp_s` later. All tokens from it on are times."""
+    timestamp_s: Positive = 0.02
+    max_initial_timestamp: Index | None = None
+    """Most steps of `timestamp_s` before the first segment of a window begins."""
+    start_of_previous: Index | None = None
+    """Comes before a text that the audio continues."""
+    begin_suppressed: tuple[Index, ...] = ()
+    """Never the first token that is written."""
 
 
 class PatchGrid(Record):
@@ -424,7 +482,7 @@ class SamplingDefaults(Record):
 class Languages(Record):
     """BCP 47 codes of a translation model: of one source and one target, or of many, which tokens tell it.
 
-    A captioner has targets alone.
+    A captioner has targets alone, and so has a model of speech, whose targets are what is spoken.
     """
 
     source: str = ""
@@ -438,7 +496,7 @@ class Languages(Record):
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """The languages that are read; none of a captioner."""
+        """The languages that are read; none of a captioner or a model of speech."""
         return tuple(self.source_tokens) or ((self.source,) if self.source else ())
 
     @property
@@ -520,6 +578,8 @@ class Manifest(Record):
     image_preprocessing: ImagePreprocessing | None = None
     patches: PatchGrid | None = None
     """Of images whose attention weights can be looked at, and of those that captions are written for."""
+    audio_preprocessing: AudioPreprocessing | None = None
+    speech: SpeechTokens | None = None
     languages: Languages | None = None
     diffusion: Diffusion | None = None
     """None but for image_generation."""
@@ -630,6 +690,18 @@ def _check_patches(manifest: Manifest) -> None:
         )
 
 
+def _check_speech(manifest: Manifest) -> None:
+    audio = manifest.audio_preprocessing
+    assert audio is not None, "it is among what is needed"
+    positions = manifest.limits.max_input_tokens
+    assert positions is not None, "it is among what is needed"
+    if audio.num_frames % positions:
+        raise ValueError(
+            f"audio_preprocessing: a window of {audio.num_frames} frames is not a multiple of "
+            f"limits.max_input_tokens, {positions}"
+        )
+
+
 def _check_segmentation(manifest: Manifest) -> None:
     for precision, variant in manifest.variants.items():
         if (graph := variant.graphs.get("decoder")) is None:
@@ -673,6 +745,12 @@ TASK_PARTS: Final[Mapping[Task, TaskParts]] = {
         needs=(*_OF_TEXTS, "limits.max_total_tokens", "image_preprocessing", "patches"),
         files=(TOKENIZER_FILE,),
         check=_check_patches,
+    ),
+    Task.TRANSCRIPTION: TaskParts(
+        graphs=("encoder", "decoder"),
+        needs=(*_OF_TEXTS, "limits.max_total_tokens", "audio_preprocessing"),
+        files=(TOKENIZER_FILE,),
+        check=_check_speech,
     ),
     Task.TEXT_TO_TEXT: TaskParts(
         graphs=("encoder", "decoder"),

@@ -33,6 +33,11 @@ class EncoderInput:
         """Returns the input of an encoder that reads an image, (3, height, width), in so many patches."""
         return cls({"pixel_values": pixel_values}, num_patches)
 
+    @classmethod
+    def of_features(cls, input_features: NDArray[np.float32], num_positions: int) -> EncoderInput:
+        """Returns the input of an encoder that hears a window of audio, (mel bins, frames), in so many positions."""
+        return cls({"input_features": input_features}, num_positions)
+
 
 class EncodedSource(Protocol):
     """What an encoder made of one input. The engine hands it to the decoder and never looks inside."""
@@ -169,6 +174,17 @@ class Constraint(Protocol):
     @property
     def is_complete(self) -> bool:
         """True if nothing but the end may follow."""
+
+
+class TokenRule(Protocol):
+    """Which tokens may follow, by what was written and by what the model finds likely. One thread calls it.
+
+    Unlike a `Constraint` it holds for a sequence that is searched with beams too, so it keeps no state of what was
+    written.
+    """
+
+    def forbidden(self, token_ids: Sequence[int], logits: NDArray[np.float32]) -> NDArray[np.int64]:
+        """Returns the tokens that may not follow the new tokens so far; the logits (V,) stay as they are."""
 
 
 class OutputAssembler(Protocol):

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headway_server.decoding.interfaces import Constraint, EncoderInput, OutputAssembler
+from headway_server.decoding.interfaces import Constraint, EncodedSource, EncoderInput, OutputAssembler, TokenRule
 from headway_server.decoding.parameters import SamplingParameters, SearchParameters
 from headway_server.errors import CancelledError, DeadlineError, OverloadedError
 from headway_server.observers import current_call
@@ -237,6 +237,7 @@ class Sequence:
         "prompt_ids",
         "prompt_tokens",
         "reply",
+        "rule",
         "search",
         "search_state",
         "shared_prompt",
@@ -267,8 +268,10 @@ class Sequence:
         caller: str = "",
         cache_salt: str = "",
         constraint: Constraint | None = None,
+        rule: TokenRule | None = None,
         search: SearchParameters | None = None,
         wants_alignment: bool = False,
+        encoded: EncodedSource | None = None,
     ) -> None:
         """Describes a sequence that is about to wait. Called on the event loop that its reply is for.
 
@@ -286,10 +289,12 @@ class Sequence:
             caller: Who asks for it: callers take turns.
             cache_salt: The prefix cache gives it what it has of sequences with the same one.
             constraint: What the text must look like; it belongs to the engine from now on.
+            rule: Which tokens may follow, with a search or without; it belongs to the engine from now on.
             search: How to search with beams, for a sequence with a source: it takes `search.beam_size` slots, and of
                 `parameters` only `max_new_tokens` counts. None: tokens are chosen as `parameters` says.
             wants_alignment: True returns each token's attention over the source, of a sequence that has one and no
                 search (a search has a parameter of its own for it).
+            encoded: What the encoder has made of the source already: `cross` of an earlier sequence.
         """
         self.prompt_ids = prompt_ids
         self.source = source
@@ -305,9 +310,10 @@ class Sequence:
         self.caller = caller
         self.cache_salt = cache_salt
         self.constraint = constraint
+        self.rule = rule
         self.search = search
         self.wants_alignment = wants_alignment or (search is not None and search.wants_alignment)
-        self.token_ids: list[int] = []  # of the output, if they are needed for its alignment
+        self.token_ids: list[int] = []  # of the output, if its alignment or a rule needs them
         self.stage = Stage.WAITING
         self.cancelled = False
         self.slot = -1
@@ -324,7 +330,7 @@ class Sequence:
         self.prompt_tokens: list[TokenLogProbability] = []
         self.log_probability = 0.0
         self.search_state: Any = None  # a `BeamBlock`, while it is searched
-        self.cross: Any = None  # the `EncodedSource` that the encoder made of `source`
+        self.cross: Any = encoded  # the `EncodedSource` that the encoder made of `source`
         self.arrived_at = 0.0
         self.started_at = 0.0
         self.call = current_call()  # the next two are written where there is an observer
@@ -365,7 +371,7 @@ class Sequence:
             return FinishReason.END_OF_SEQUENCE
         if token_id in self.stop_ids:
             return FinishReason.STOP
-        if self.wants_alignment:
+        if self.wants_alignment or self.rule is not None:
             self.token_ids.append(token_id)
         if self.parameters.num_top_tokens is not None:
             self.tokens.append(TokenLogProbability(token_id, log_probability, tuple(top_tokens)))

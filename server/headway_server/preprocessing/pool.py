@@ -99,6 +99,12 @@ def image_pool() -> FairPool:
 
 
 @cache
+def audio_pool() -> FairPool:
+    """Returns the process's threads for audio; decoders and NumPy release the GIL in them."""
+    return _pool("audio", _MAX_THREADS)
+
+
+@cache
 def constraint_pool() -> FairPool:
     """Returns the process's threads for constraints; the library releases the GIL in them."""
     return FairPool("constraints", _MAX_THREADS)

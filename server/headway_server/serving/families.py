@@ -73,6 +73,7 @@ FAMILIES: Final[Mapping[Task, Family]] = {
     Task.TRANSLATION: Family(loader="headway_server.tasks.text_to_text.translation:TranslationModel.load"),
     Task.TEXT_TO_TEXT: Family(loader="headway_server.tasks.text_to_text.model:TextToTextModel.load"),
     Task.CAPTIONING: Family(loader="headway_server.tasks.captioning.model:CaptioningModel.load"),
+    Task.TRANSCRIPTION: Family(loader="headway_server.tasks.speech.model:SpeechModel.load"),
     Task.TEXT_CLASSIFICATION: Family(loader="headway_server.tasks.text.classifier:TextClassifier.load"),
     Task.TOKEN_CLASSIFICATION: Family(loader="headway_server.tasks.tokens.classifier:TokenClassifier.load"),
     Task.IMAGE_CLASSIFICATION: Family(loader="headway_server.tasks.images.classifier:ImageClassifier.load"),

@@ -23,6 +23,7 @@ from headway_server.decoding.speculation.verifier import can_verify, open_verifi
 from headway_server.errors import BundleError, InvalidInputError
 from headway_server.observers import NO_OBSERVER, ModelId, ModelUsage, Observer
 from headway_server.preprocessing import TextTokenizer
+from headway_server.preprocessing.audio import AudioLimits
 from headway_server.preprocessing.image import ImageLimits
 from headway_server.runtime import Cores, Device, Runtime, available_bytes
 from headway_server.serving.calls import counted_tokens, current_caller
@@ -55,6 +56,8 @@ class ModelParts:
     """Largest text, in bytes of UTF-8."""
     image_limits: ImageLimits | None = None
     """Sizes past which an image is refused; of models that read images."""
+    audio_limits: AudioLimits | None = None
+    """Sizes past which audio is refused; of models that hear."""
     observer: Observer = NO_OBSERVER
     """Is told of every run and of inputs that leave the queue."""
     inspector: Inspector | None = None
@@ -140,6 +143,7 @@ class DecodingModel:
             settings=settings.engine,
             max_text_bytes=settings.max_text_bytes,
             image_limits=settings.image_limits,
+            audio_limits=settings.audio_limits,
             observer=observer,
             inspector=Inspector(bundle, chosen, runtime, max_mib=settings.max_attention_mib, observer=observer),
         )

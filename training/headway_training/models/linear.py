@@ -75,6 +75,7 @@ class LinearLayer(nn.Module):
 
         def attend(inputs: Tensor) -> Tensor:
             nonlocal earlier, memory
+            context: Tensor
             context, earlier, memory = self.attention(inputs, earlier, memory, block)
             return context
 

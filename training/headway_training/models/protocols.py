@@ -116,6 +116,31 @@ class PromptSegmenter(Protocol):
     `MaskDecoder` has them."""
 
 
+class SpeechToText(Protocol):
+    """A model that writes what is said; `cross_keys_values`, `decode` and `logits` are those of an `EncoderDecoder`."""
+
+    max_source_length: int
+    """Positions of a window of audio, which the memory holds."""
+    max_target_length: int
+    """Most tokens of a transcript, those that it begins with included."""
+
+    def encode(self, input_features: Tensor) -> Tensor:
+        """(B, mel bins, frames) -> memory (B, S, D)."""
+        ...
+
+    def cross_keys_values(self, memory: Tensor) -> Sequence[tuple[Tensor, Tensor]]:
+        """(B, S, D) -> the cross-attention keys and values of each layer, each (B, S, H, K)."""
+        ...
+
+    def decode(self, input_ids: Tensor, position_ids: Tensor, attend: Attend, attend_cross: AttendCross) -> Tensor:
+        """(B, T), (B, T) -> (B, T, D); each layer calls both functions once."""
+        ...
+
+    def logits(self, hidden_states: Tensor) -> Tensor:
+        """(..., D) -> (..., V)."""
+        ...
+
+
 class RecurrentEncoderDecoder(Protocol):
     """A model that translates with a state of fixed size instead of attention to its own tokens."""
 

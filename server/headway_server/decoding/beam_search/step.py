@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence as Elements
+from collections.abc import Set as AbstractSet
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,7 +57,7 @@ class SearchStep:
         ended: list[Sequence] = []
         invalid: list[Sequence] = []
         copies: list[SlotCopy] = []
-        ranked = self._rank(blocks, logits, count)
+        ranked = self._rank(sequences, blocks, logits, count)
         for sequence, block, continuations in zip(sequences, blocks, ranked, strict=True):
             if continuations is None:
                 invalid.append(sequence)
@@ -73,7 +74,7 @@ class SearchStep:
         return ended, invalid
 
     def _rank(
-        self, blocks: Elements[BeamBlock], logits: NDArray[np.float32], count: int
+        self, sequences: Elements[Sequence], blocks: Elements[BeamBlock], logits: NDArray[np.float32], count: int
     ) -> list[list[Continuation] | None]:
         """Ranks what may follow in each sequence by `count` tokens a row; None if a beam's logits are not finite."""
         num_beams = len(blocks[0].slots)
@@ -82,13 +83,18 @@ class SearchStep:
         rows += (np.arange(len(blocks)) * num_beams)[:, np.newaxis]
         log_probabilities = np.array([block.log_probabilities() for block in blocks])  # (B, K)
         restricted = [number for number, search in enumerate(searches) if not search.is_plain]
-        banned = {
+        banned: dict[int, AbstractSet[int] | NDArray[np.int64]] = {
             int(row): token_ids
             for number in restricted
             if searches[number].forced_token is None
             for beam, row in zip(searches[number].beams, rows[number], strict=False)
             if (token_ids := searches[number].banned(beam))
         }
+        for number, sequence in enumerate(sequences):
+            if sequence.rule is not None:
+                for beam, row in zip(searches[number].beams, rows[number].tolist(), strict=False):
+                    ruled = sequence.rule.forbidden(beam.token_ids, logits[row])
+                    banned[row] = np.concatenate([ruled, np.fromiter(banned.get(row, ()), np.int64)])
         ranked = self._ranker.rank(logits, count, banned, self._decoder.ranking)
         lists: list[list[Continuation] | None] = [*rank_plain(ranked, rows, log_probabilities)]
         for number in restricted:

@@ -25,6 +25,7 @@ from headway_server.decoding.core.prefill import PrefillStep
 from headway_server.decoding.core.scheduler import Chunk, Scheduler
 from headway_server.decoding.core.waiting import PriorityScope
 from headway_server.decoding.interfaces import Decoder, DraftVerifier, Encoder
+from headway_server.decoding.sampling.logits_processors import pack_mask
 from headway_server.decoding.sampling.sampler import SampledTokens, Sampler
 from headway_server.decoding.sequence import Sequence, Stage
 from headway_server.decoding.speculation.drafting import Drafting, VerifiedDraft
@@ -231,7 +232,7 @@ class Stepper:
     def _begin(self, sequence: Sequence, logits: NDArray[np.float32]) -> None:
         """Makes a sequence whose prompt has been read join the batch, with its first token from the logits (V,)."""
         self._join(sequence)
-        self._mask(sequence)
+        self._mask(sequence, logits)
         slots = np.array([sequence.slot])
         self._hand_out(self._sampler.sample(logits[np.newaxis], slots), [sequence], slots)
         if sequence.shared_prompt is not None:
@@ -245,22 +246,28 @@ class Stepper:
         for sequence in admitted:
             self._report_left(sequence, now, "started")
         try:
-            began = time.monotonic()
-            inputs = [sequence.source for sequence in admitted if sequence.source is not None]
-            encoded = encoder.encode(inputs)
-            costs = [each.cost for each in inputs]
-            num_padded = max(costs) * len(costs) - sum(costs)
-            self._report_run("encode", len(inputs), sum(costs), began, num_padded)
-            for sequence, cross in zip(admitted, encoded, strict=True):
-                sequence.cross = cross
+            self._encode(encoder, [sequence for sequence in admitted if sequence.cross is None])
+            for sequence in admitted:
                 self._join(sequence)
                 for offset in range(sequence.num_beams):
-                    self._decoder.begin(sequence.slot + offset, cross)
+                    self._decoder.begin(sequence.slot + offset, sequence.cross)
                 began = time.monotonic()
                 if num_read := self._prefill_step.read_start(sequence):
                     self._report_run("prefill", 1, num_read, began)
         except Exception as error:  # some may have joined; none of them is in the queue any more
             self._fail(admitted, error)
+
+    def _encode(self, encoder: Encoder, sequences: Elements[Sequence]) -> None:
+        """Encodes the sources of sequences in one batch."""
+        began = time.monotonic()
+        inputs = [sequence.source for sequence in sequences if sequence.source is not None]
+        if not inputs:
+            return
+        for sequence, cross in zip(sequences, encoder.encode(inputs), strict=True):
+            sequence.cross = cross
+        costs = [each.cost for each in inputs]
+        num_padded = max(costs) * len(costs) - sum(costs)
+        self._report_run("encode", len(inputs), sum(costs), began, num_padded)
 
     def _join(self, sequence: Sequence) -> None:
         """Gives a sequence its place among those that run; its newest token is the last one of its prompt."""
@@ -326,36 +333,48 @@ class Stepper:
         ranking = self._decoder.ranking
         self._report_run("decode", len(slots), len(slots), began)
         sequences = group.sequences.copy()
-        if late := self._mask_all(sequences):
+        if late := self._mask_all(sequences, logits):
             ready = [row for row in range(len(sequences)) if row not in late]
             sequences, slots, logits, ranking = [sequences[row] for row in ready], slots[ready], logits[ready], None
         self._hand_out(self._sampler.sample(logits, slots, ranking), sequences, slots)
 
-    def _mask_all(self, sequences: Elements[Sequence]) -> set[int]:
-        """Restricts the next tokens of sequences with constraints, as far as the step's budget goes.
+    def _mask_all(self, sequences: Elements[Sequence], logits: NDArray[np.float32]) -> set[int]:
+        """Restricts the next tokens of sequences with constraints or rules, as far as the step's budget goes.
+
+        The logits are (R, V).
 
         Returns:
             The rows whose constraints were not evaluated. They read the same token again in the next step, at the same
             position, which gives the same logits. Where state has no positions, that would change it: there all
             constraints are evaluated, as those on translations are, which cost next to nothing.
         """
-        constrained = [row for row, sequence in enumerate(sequences) if sequence.constraint is not None]
+        constrained = [
+            row
+            for row, sequence in enumerate(sequences)
+            if sequence.constraint is not None or sequence.rule is not None
+        ]
         constrained.sort(key=lambda row: sequences[row].masked_at)
         may_wait = self._encoder is None and self._decoder.keeps_positions
         began = time.thread_time()
         for number, row in enumerate(constrained):
             if number and may_wait and time.thread_time() - began > _MASK_BUDGET_S:
                 return set(constrained[number:])
-            self._mask(sequences[row])
+            self._mask(sequences[row], logits[row])
         return set()
 
-    def _mask(self, sequence: Sequence) -> None:
-        """Restricts a sequence's next token to what its constraint allows."""
+    def _mask(self, sequence: Sequence, logits: NDArray[np.float32]) -> None:
+        """Restricts a sequence's next token, whose logits are (V,), to what its constraint and its rule allow."""
+        if sequence.constraint is None and sequence.rule is None:
+            return
+        mask = self._sampler.mask_row(sequence.slot)
         if sequence.constraint is not None:
-            mask = self._sampler.mask_row(sequence.slot)
             sequence.constraint.fill(mask)
-            self._sampler.allow(sequence.slot, mask)
-            sequence.masked_at = self._num_steps
+        else:
+            mask[:] = -1
+        if sequence.rule is not None:
+            mask &= ~pack_mask(sequence.rule.forbidden(sequence.token_ids, logits), len(mask))
+        self._sampler.allow(sequence.slot, mask)
+        sequence.masked_at = self._num_steps
 
     def _follow_drafts(self, running: Elements[Sequence]) -> bool:
         """Takes all running sequences on by several tokens, as far as drafts are right; False if nothing was run."""
@@ -376,7 +395,7 @@ class Stepper:
         num_accepted = 0
         slots = np.array([draft.slot])
         for logits, expected in draft:
-            self._mask(sequence)
+            self._mask(sequence, logits)
             sampled = self._sampler.sample(logits[np.newaxis], slots)
             self._hand_out(sampled, [sequence], slots)
             if sampled.token_ids[0] != expected:

@@ -177,6 +177,13 @@ def _penalty_table() -> NDArray[np.float32]:
     return np.where(bits, np.float32(0), np.float32(-np.inf))
 
 
+def pack_mask(token_ids: NDArray[np.int64], num_words: int) -> NDArray[np.int32]:
+    """Returns the words (M,) of a mask in which the bits of some tokens are set."""
+    bits = np.zeros(num_words * _WORD_BITS, np.bool_)
+    bits[token_ids] = True
+    return np.packbits(bits, bitorder="little").view("<i4").astype(np.int32, copy=False)
+
+
 class TokenMasks:
     """The masks of all slots. A mask is for one draw."""
 

@@ -153,7 +153,7 @@ class RowRanker:
         self,
         logits: NDArray[np.float32],
         count: int,
-        banned: Mapping[int, AbstractSet[int]],
+        banned: Mapping[int, AbstractSet[int] | NDArray[np.int64]],
         ranking: Ranking | None = None,
     ) -> RankedRows:
         """Ranks the tokens of each row.
@@ -182,7 +182,8 @@ class RowRanker:
                     block[:, self._suppressed_ids] = -np.inf
                 for row in range(rows.start, rows.stop) if banned else ():
                     if row in banned:
-                        logits[row, list(banned[row])] = -np.inf
+                        ids = banned[row]
+                        logits[row, list(ids) if isinstance(ids, AbstractSet) else ids] = -np.inf
                 if not np.isfinite(normalizers[rows]).all():  # such a row may hold NaN, which cannot be ranked
                     block = np.nan_to_num(block, nan=-np.inf, posinf=np.inf, neginf=-np.inf)
                 token_ids[rows], values[rows] = top_candidates(block, np.full(len(block), count))

@@ -24,6 +24,7 @@ _TASKS: dict[Task, pb.Task.ValueType] = {
     Task.TRANSLATION: pb.TASK_TRANSLATION,
     Task.TEXT_TO_TEXT: pb.TASK_TEXT_TO_TEXT,
     Task.CAPTIONING: pb.TASK_CAPTIONING,
+    Task.TRANSCRIPTION: pb.TASK_TRANSCRIPTION,
     Task.TEXT_CLASSIFICATION: pb.TASK_TEXT_CLASSIFICATION,
     Task.TOKEN_CLASSIFICATION: pb.TASK_TOKEN_CLASSIFICATION,
     Task.IMAGE_CLASSIFICATION: pb.TASK_IMAGE_CLASSIFICATION,
@@ -203,6 +204,8 @@ def _model_message(model: ServedModel) -> pb.Model:
         embedding_dimension=manifest.embedding.dimension if manifest.embedding else 0,
         prompt_names=manifest.embedding.prompts if manifest.embedding else (),
         embedding_space=manifest.embedding.space.name if manifest.embedding and manifest.embedding.space else "",
+        translates_speech=manifest.speech is not None and manifest.speech.translate is not None,
+        has_speech_timestamps=manifest.speech is not None and manifest.speech.first_timestamp is not None,
     )
 
 

@@ -35,6 +35,8 @@ from headway.v1 import (
     ranking_service_pb2_grpc,
     segmentation_service_pb2,
     segmentation_service_pb2_grpc,
+    speech_service_pb2,
+    speech_service_pb2_grpc,
     text_classification_service_pb2,
     text_classification_service_pb2_grpc,
     text_to_text_service_pb2,
@@ -65,6 +67,7 @@ from headway_server.transports.grpc.interceptor import CallInterceptor, Handler,
 from headway_server.transports.grpc.models import ADMIN_METHODS, ModelService
 from headway_server.transports.grpc.ranking import RankingService
 from headway_server.transports.grpc.segmentation import SegmentationService
+from headway_server.transports.grpc.speech import SpeechService
 from headway_server.transports.grpc.text_classification import TextClassificationService
 from headway_server.transports.grpc.text_to_text import TextToTextService
 from headway_server.transports.grpc.translation import TranslationService
@@ -131,6 +134,13 @@ _SERVICES = (
         tasks=frozenset({Task.CAPTIONING}),
         servicer=CaptionService,
         add=caption_service_pb2_grpc.add_CaptionServiceServicer_to_server,
+        reads_texts=False,
+    ),
+    _Service(
+        descriptor=speech_service_pb2.DESCRIPTOR.services_by_name["SpeechService"],
+        tasks=frozenset({Task.TRANSCRIPTION}),
+        servicer=SpeechService,
+        add=speech_service_pb2_grpc.add_SpeechServiceServicer_to_server,
         reads_texts=False,
     ),
     _Service(

@@ -128,6 +128,7 @@ async def test_reflection_lists_every_service(serving):
         "grpc.health.v1.Health",
         "grpc.reflection.v1alpha.ServerReflection",
         "headway.v1.CaptionService",
+        "headway.v1.SpeechService",
         "headway.v1.GenerationService",
         "headway.v1.ImageClassificationService",
         "headway.v1.ImageGenerationService",

@@ -24,6 +24,7 @@ _NAMES: Final = (
     (re.compile(r"\bmin_new_tokens\b"), "min_tokens"),
     (re.compile(r"\blog_probabilities\.top_token_count\b"), "top_logprobs"),
     (re.compile(r"\b(?:sample|image)_count\b"), "n"),
+    (re.compile(r"\baudios(?:\[0\])?"), "file"),
     (re.compile(r"\btexts\b(?=\[|:|$)"), "input"),
     (re.compile(r"\bmax_new_tokens\b"), "max_completion_tokens"),
 )

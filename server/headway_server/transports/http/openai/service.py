@@ -28,6 +28,7 @@ from headway_server.settings import ServerSettings
 from headway_server.tasks.generation.model import GeneratedText, GenerationModel
 from headway_server.tasks.image_generation.model import DrawnImage, ImageGenerationModel
 from headway_server.tasks.outputs import read_vector
+from headway_server.tasks.speech.model import SpeechTask
 from headway_server.tasks.text.model import EmbeddedText, TextInputs, TextModel, TokenInputs
 from headway_server.transports.http.edge import Edge, Endpoint, Handler, Reply, Request, Stream, to_json
 from headway_server.transports.http.openai.form import (
@@ -39,6 +40,7 @@ from headway_server.transports.http.openai.form import (
     event,
 )
 from headway_server.transports.http.openai.requests import ChatBody, CompletionBody, EmbeddingBody, ImageBody
+from headway_server.transports.http.openai.speech import FORM_DATA, SpeechEndpoint
 
 _REASONS: Final = {
     FinishReason.END_OF_SEQUENCE: "stop",
@@ -47,6 +49,10 @@ _REASONS: Final = {
     FinishReason.CONSTRAINT: "stop",
 }
 _READ_TEXTS: Final = (Task.TEXT_CLASSIFICATION, Task.TOKEN_CLASSIFICATION)
+_SPEECH: Final = {
+    "/v1/audio/transcriptions": SpeechTask.TRANSCRIBE,
+    "/v1/audio/translations": SpeechTask.TRANSLATE,
+}
 _MAX_NUMBERS_ON_LOOP: Final = 5_000
 """So many numbers are written on the event loop, in a few milliseconds."""
 
@@ -144,9 +150,19 @@ def openai_routes(edge: Edge, host: ModelHost, settings: ServerSettings) -> list
             Route(path, Endpoint(edge, path, handler, form, max_bytes=num_bytes), methods=["POST"])
             for path, (handler, form) in handlers.items()
         ),
+        *(
+            Route(path, _hearing(edge, path, SpeechEndpoint(host, task), settings), methods=["POST"])
+            for path, task in _SPEECH.items()
+        ),
         Route("/v1/models", of_models, methods=["GET"]),
         Route("/v1/models/{model:path}", of_a_model, methods=["GET"]),
     ]
+
+
+def _hearing(edge: Edge, path: str, endpoint: SpeechEndpoint, settings: ServerSettings) -> Endpoint:
+    return Endpoint(
+        edge, path, endpoint.answer, OPENAI_FORM, max_bytes=settings.max_message_bytes, media_types=FORM_DATA
+    )
 
 
 class _Writer:

@@ -1,0 +1,248 @@
+"""Encoded audio to mono samples at a model's rate, and samples to log-mel spectrograms, as the bundle's manifest says.
+
+A header of a few bytes can announce hours, and a few bytes of FLAC can hold minutes of silence. So formats are told by
+their first bytes before a decoder sees them, channels and rate are held to limits by the header, samples are decoded
+block by block and counted whatever the header says, and each block is mixed and resampled before the next is decoded:
+what is held is the mono audio at the model's rate.
+
+N samples, F frames, M mel bins, W samples of a Fourier transform.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from io import BytesIO
+from types import ModuleType
+from typing import Any, Final
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+
+from headway_server.bundles import AudioPreprocessing
+from headway_server.errors import InvalidInputError, RuntimeUnavailableError
+
+MAX_CHANNELS: Final = 8
+MIN_RATE: Final = 1_000
+MAX_RATE: Final = 192_000
+"""Samples a second that audio may have."""
+_SAMPLES_A_SECOND: Final = 192_000
+"""Samples of all channels together, a second of the limit, that are decoded at most: stereo at 96 kHz."""
+_FORMATS: Final = ("WAV", "WAVEX", "RF64", "FLAC", "OGG", "MP3")
+FORMATS_AS_TEXT: Final = "WAV, FLAC, OGG (Vorbis or Opus) or MP3"
+_BEGINNINGS: Final = (b"RIFF", b"RF64", b"fLaC", b"OggS", b"ID3")
+_BLOCK_FRAMES: Final = 1 << 16
+_FRAMES_AT_A_TIME: Final = 1 << 10
+"""Frames of a spectrogram that are computed at a time."""
+_FLOOR: Final = 1e-10
+"""Least power whose logarithm is taken."""
+_RANGE: Final = 8.0
+"""Powers of ten below the loudest that are told apart."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AudioLimits:
+    """Sizes past which audio is refused."""
+
+    max_bytes: int
+    max_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedAudio:
+    """Audio as a model of speech hears it."""
+
+    samples: NDArray[np.float32]
+    """(N,) mono, in -1 to 1, at the model's rate."""
+    duration_s: float
+    """Of the audio that was sent."""
+
+
+class AudioDecoder:
+    """Decodes audio for one model. Safe to use from several threads."""
+
+    def __init__(self, rate: int, limits: AudioLimits) -> None:
+        """Decodes to so many samples a second.
+
+        Raises:
+            RuntimeUnavailableError: The libraries that decode and resample are not installed.
+        """
+        _libraries()
+        self._rate = rate
+        self._limits = limits
+
+    def __repr__(self) -> str:
+        return f"AudioDecoder({self._rate} Hz, {self._limits})"
+
+    def decode(self, data: bytes, field: str) -> PreparedAudio:
+        """Decodes audio, mixes its channels and resamples it.
+
+        Args:
+            data: WAV, FLAC, OGG or MP3.
+            field: What the request calls it.
+
+        Raises:
+            InvalidInputError: It is none of these, is damaged, has no samples, or is past a limit.
+        """
+        rate = self._rate
+        if (size := len(data)) > self._limits.max_bytes:
+            raise InvalidInputError(
+                field, f"has {size} bytes, the limit is {self._limits.max_bytes}; compress or cut it"
+            )
+        if not data:
+            raise InvalidInputError(field, f"is empty; give {FORMATS_AS_TEXT}")
+        if not data.startswith(_BEGINNINGS) and not (data[0] == 0xFF and data[1:2] >= b"\xe0"):
+            raise InvalidInputError(field, f"is no audio that is read here; give {FORMATS_AS_TEXT}")
+        soundfile, soxr = _libraries()
+        try:
+            with soundfile.SoundFile(BytesIO(data)) as file:
+                self._check_header(file, field)
+                resampler = (
+                    None if file.samplerate == rate else soxr.ResampleStream(file.samplerate, rate, 1, "float32")
+                )
+                parts: list[NDArray[np.float32]] = []
+                num_frames = 0
+                for block in self._mono_blocks(file, field):
+                    num_frames += len(block)
+                    parts.append(block if resampler is None else resampler.resample_chunk(block))
+                if resampler is not None:
+                    parts.append(resampler.resample_chunk(np.empty(0, np.float32), last=True))
+                duration_s = num_frames / file.samplerate
+        except soundfile.SoundFileError as error:
+            reason = str(error).rpartition(": ")[2].rstrip(".")
+            raise InvalidInputError(field, f"cannot be decoded ({reason}); give {FORMATS_AS_TEXT}") from error
+        samples = np.concatenate(parts) if parts else np.empty(0, np.float32)
+        if not len(samples):
+            raise InvalidInputError(field, "has no samples; give audio that sounds")
+        return PreparedAudio(samples=np.clip(samples, -1.0, 1.0), duration_s=duration_s)
+
+    def _check_header(self, file: Any, field: str) -> None:
+        """Checks what the header says; it may promise less than there is, which `_mono_blocks` finds.
+
+        Raises:
+            InvalidInputError: It is of another format or past a limit.
+        """
+        if file.format not in _FORMATS:
+            raise InvalidInputError(field, f"is {file.format} audio; give {FORMATS_AS_TEXT}")
+        if not 1 <= file.channels <= MAX_CHANNELS:
+            raise InvalidInputError(
+                field, f"has {file.channels} channels, the limit is {MAX_CHANNELS}; mix them to one or two"
+            )
+        if not MIN_RATE <= file.samplerate <= MAX_RATE:
+            raise InvalidInputError(
+                field, f"has {file.samplerate} samples a second; {MIN_RATE} to {MAX_RATE} are read; resample it"
+            )
+        most = self._limits.max_seconds
+        if (seconds := file.frames / file.samplerate) > most and file.frames < 2**62:  # that many: it is not known
+            raise InvalidInputError(field, f"has {seconds:.1f} seconds by its header, the limit is {most:g}; cut it")
+
+    def _mono_blocks(self, file: Any, field: str) -> Iterator[NDArray[np.float32]]:
+        """Yields the mean of all channels, block by block.
+
+        Raises:
+            InvalidInputError: There is more than the limits allow, or a sample is no finite number.
+        """
+        most = self._limits.max_seconds
+        num_frames = 0
+        while len(block := file.read(_BLOCK_FRAMES, dtype="float32", always_2d=True)):  # (frames, channels)
+            num_frames += len(block)
+            if num_frames > most * file.samplerate:
+                raise InvalidInputError(field, f"has more than {most:g} seconds, which is the limit; cut it")
+            if num_frames * file.channels > (limit := int(most * _SAMPLES_A_SECOND)):
+                raise InvalidInputError(
+                    field,
+                    f"has more than {limit} samples in its {file.channels} channels, which is the limit; mix the "
+                    "channels or resample it",
+                )
+            if not np.isfinite(block).all():
+                raise InvalidInputError(field, "has samples that are no finite numbers; repair it")
+            yield np.clip(block, -1.0, 1.0).mean(axis=1, dtype=np.float32)
+
+
+class LogMel:
+    """Makes spectrograms for one model. Safe to use from several threads."""
+
+    def __init__(self, preprocessing: AudioPreprocessing) -> None:
+        self._preprocessing = preprocessing
+        self._window = np.hanning(preprocessing.fft_size + 1)[:-1]  # (W,), periodic
+        self._filters = mel_filters(preprocessing)  # (W / 2 + 1, M)
+
+    def __repr__(self) -> str:
+        return f"LogMel({self._preprocessing.num_mel_bins} mel bins)"
+
+    def features(self, samples: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Computes the log-mel spectrogram of a whole audio.
+
+        Args:
+            samples: (N,) at the model's rate. Fewer than a window has are padded with silence to a window.
+
+        Returns:
+            (M, F) float32, F = N / hop_length, at least a window.
+        """
+        sizes = self._preprocessing
+        if (missing := sizes.window_samples - len(samples)) > 0:
+            samples = np.pad(samples, (0, missing))
+        num_frames, half = len(samples) // sizes.hop_length, sizes.fft_size // 2
+        padded = np.pad(samples, half, mode="reflect")
+        windows = sliding_window_view(padded, sizes.fft_size)[:: sizes.hop_length]  # (F + 1, W)
+        logarithms = np.empty((sizes.num_mel_bins, num_frames), np.float32)
+        for start in range(0, num_frames, _FRAMES_AT_A_TIME):
+            stop = min(start + _FRAMES_AT_A_TIME, num_frames)
+            spectrum = np.fft.rfft(windows[start:stop] * self._window)  # (f, W / 2 + 1)
+            power = (spectrum.real**2 + spectrum.imag**2) @ self._filters  # (f, M)
+            logarithms[:, start:stop] = np.log10(np.maximum(power, _FLOOR)).T
+        np.maximum(logarithms, logarithms.max() - _RANGE, out=logarithms)
+        return (logarithms + 4.0) / 4.0
+
+
+def mel_filters(sizes: AudioPreprocessing) -> NDArray[np.float64]:
+    """Makes Slaney's triangular filters of equal area on his mel scale (Auditory Toolbox, 1998).
+
+    The scale is linear up to 1 kHz, 200/3 Hz a mel, and logarithmic above, 27 mels a factor of 6.4.
+
+    Returns:
+        (W / 2 + 1, M)
+    """
+    last = _mel_of(sizes.max_frequency)
+    edges = _hertz_of(np.linspace(0.0, last, sizes.num_mel_bins + 2))  # (M + 2,)
+    bins = np.linspace(0.0, sizes.sampling_rate // 2, sizes.fft_size // 2 + 1)  # (W / 2 + 1,)
+    distances = edges - bins[:, np.newaxis]  # (W / 2 + 1, M + 2)
+    widths = np.diff(edges)
+    rising, falling = -distances[:, :-2] / widths[:-1], distances[:, 2:] / widths[1:]
+    filters: NDArray[np.float64] = np.maximum(0.0, np.minimum(rising, falling)) * (2.0 / (edges[2:] - edges[:-2]))
+    return filters
+
+
+_LINEAR: Final = 200.0 / 3
+"""Hertz a mel below 1 kHz."""
+_BREAK: Final = 15.0
+"""Mels of 1 kHz."""
+_STEP: Final = np.log(6.4) / 27.0
+"""Of the logarithm of the frequency, a mel above 1 kHz."""
+
+
+def _mel_of(hertz: float) -> float:
+    return float(hertz / _LINEAR if hertz < 1000.0 else _BREAK + np.log(hertz / 1000.0) / _STEP)
+
+
+def _hertz_of(mels: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.where(mels < _BREAK, mels * _LINEAR, 1000.0 * np.exp(_STEP * (mels - _BREAK)))
+
+
+@cache
+def _libraries() -> tuple[ModuleType, ModuleType]:
+    """Returns what decodes audio and what resamples it.
+
+    Raises:
+        RuntimeUnavailableError: They are not installed.
+    """
+    try:
+        import soundfile  # noqa: PLC0415 (an extra)
+        import soxr  # noqa: PLC0415
+    except (ImportError, OSError) as error:  # soundfile raises OSError where libsndfile is not there
+        raise RuntimeUnavailableError(
+            f"models of speech need the extra `speech` ({error}); pip install 'headway-server[speech]'"
+        ) from error
+    return soundfile, soxr

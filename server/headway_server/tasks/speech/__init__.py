@@ -1,0 +1,1 @@
+"""Transcripts: texts of what is said in audio."""

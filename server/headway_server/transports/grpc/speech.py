@@ -1,0 +1,151 @@
+"""SpeechService."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import aclosing
+from typing import Any, Final
+
+import grpc
+
+from headway.v1 import speech_service_pb2 as pb
+from headway.v1 import speech_service_pb2_grpc as pb_grpc
+from headway_server.bundles import Task
+from headway_server.errors import InvalidInputError
+from headway_server.serving.answers import Answer
+from headway_server.serving.host import ModelHost
+from headway_server.tasks.speech.model import (
+    Segment,
+    SpeechDelta,
+    SpeechModel,
+    SpeechRequest,
+    SpeechTask,
+    Transcript,
+    TranscriptHypothesis,
+)
+from headway_server.transports.grpc.generation import FINISH_REASONS
+from headway_server.transports.grpc.messages import deadline_of, model_reference, timings_of_call
+from headway_server.transports.grpc.text_to_text_requests import parse_parameters
+
+_TASKS: Final[dict[int, SpeechTask]] = {
+    pb.SPEECH_TASK_UNSPECIFIED: SpeechTask.TRANSCRIBE,
+    pb.SPEECH_TASK_TRANSCRIBE: SpeechTask.TRANSCRIBE,
+    pb.SPEECH_TASK_TRANSLATE: SpeechTask.TRANSLATE,
+}
+_MOST_LANGUAGES: Final = 5
+"""Languages whose probabilities are sent."""
+
+
+class SpeechService(pb_grpc.SpeechServiceServicer):
+    """Answers from the host's models that write what is said."""
+
+    def __init__(self, host: ModelHost) -> None:
+        self._host = host
+
+    async def TranscribeSpeech(  # noqa: N802 (the method's name in the protocol)
+        self, request: pb.TranscribeSpeechRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.TranscribeSpeechResponse:
+        """Writes what is said in every audio."""
+        arrived = time.monotonic()
+        model = self._find(request)
+        answer = await model.transcribe(list(request.audios), request=_asked(request, deadline_of(context)))
+        return pb.TranscribeSpeechResponse(
+            results=[_transcript(one, with_segments=request.include_timestamps) for one in answer.results],
+            model=model_reference(model),
+            timings=timings_of_call(answer.timings, arrived),
+        )
+
+    async def StreamTranscribeSpeech(  # noqa: N802 (the method's name in the protocol)
+        self, request: pb.StreamTranscribeSpeechRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncGenerator[pb.StreamTranscribeSpeechResponse, None]:
+        """Writes what is said in an audio and sends it as it appears."""
+        arrived = time.monotonic()
+        model = self._find(request)
+        asked, wants_times = _asked(request, deadline_of(context)), request.include_timestamps
+        async with aclosing(model.stream(request.audio, name="audio", request=asked)) as parts:
+            async for part in parts:
+                if isinstance(part, SpeechDelta):
+                    yield pb.StreamTranscribeSpeechResponse(
+                        text_delta=part.text,
+                        new_token_count=part.num_new_tokens,
+                        segments=_segments(part.segments) if wants_times else (),
+                    )
+                else:
+                    yield _last_message(part, model, arrived, with_segments=wants_times)
+
+    def _find(self, request: pb.TranscribeSpeechRequest | pb.StreamTranscribeSpeechRequest) -> SpeechModel:
+        model = self._host.find(Task.TRANSCRIPTION, request.model, request.model_version)
+        assert isinstance(model, SpeechModel)  # by the table of families
+        return model
+
+
+def _asked(
+    request: pb.TranscribeSpeechRequest | pb.StreamTranscribeSpeechRequest, deadline: float | None
+) -> SpeechRequest:
+    task = _TASKS.get(request.task)
+    if task is None:
+        raise InvalidInputError(
+            "task", f"is {request.task}; must be SPEECH_TASK_TRANSCRIBE (1) or SPEECH_TASK_TRANSLATE (2)"
+        )
+    return SpeechRequest(
+        parameters=parse_parameters(request.parameters),
+        language=request.language,
+        task=task,
+        timestamps=request.include_timestamps,
+        prompt=request.prompt,
+        condition_on_previous=request.condition_on_previous,
+        deadline=deadline,
+    )
+
+
+def _last_message(
+    answer: Answer[Transcript], model: SpeechModel, arrived: float, *, with_segments: bool
+) -> pb.StreamTranscribeSpeechResponse:
+    (transcript,) = answer.results
+    return pb.StreamTranscribeSpeechResponse(
+        new_token_count=transcript.num_new_tokens,
+        result=_transcript(transcript, with_segments=with_segments),
+        model=model_reference(model),
+        timings=timings_of_call(answer.timings, arrived),
+    )
+
+
+def _transcript(transcript: Transcript, *, with_segments: bool) -> pb.SpeechTranscript:
+    likeliest = transcript.languages[:_MOST_LANGUAGES]
+    return pb.SpeechTranscript(
+        **_fields(transcript, with_segments=with_segments),
+        seed=transcript.seed,
+        language=transcript.language,
+        language_probabilities=[
+            pb.LanguageProbability(language=language, probability=probability) for language, probability in likeliest
+        ],
+        duration=transcript.duration_s,
+        window_count=transcript.num_windows,
+        hypotheses=[pb.SpeechHypothesis(**_fields(one, with_segments=with_segments)) for one in transcript.hypotheses],
+    )
+
+
+def _fields(one: Transcript | TranscriptHypothesis, *, with_segments: bool) -> dict[str, Any]:
+    """Returns the fields that the messages of a transcript and of its hypotheses have in common."""
+    return {
+        "text": one.text,
+        "log_probability": one.log_probability,
+        "score": one.score,
+        "finish_reason": FINISH_REASONS[one.finish_reason],
+        "new_token_count": one.num_new_tokens,
+        "segments": _segments(one.segments) if with_segments else (),
+    }
+
+
+def _segments(segments: Iterable[Segment]) -> list[pb.SpeechSegment]:
+    return [
+        pb.SpeechSegment(
+            text=segment.text,
+            start=segment.start_s,
+            end=segment.end_s,
+            token_ids=segment.token_ids,
+            mean_log_probability=segment.mean_log_probability,
+        )
+        for segment in segments
+    ]

@@ -1,0 +1,242 @@
+"""OpenAI's API of audio: transcripts and translations of a file, as text, JSON, events or subtitles."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from headway_server.bundles import Task
+from headway_server.errors import InvalidInputError, MediaTypeError
+from headway_server.serving.answers import Answer
+from headway_server.serving.host import ModelHost
+from headway_server.tasks.speech.model import (
+    Segment,
+    SpeechDelta,
+    SpeechModel,
+    SpeechRequest,
+    SpeechTask,
+    Transcript,
+)
+from headway_server.tasks.text_to_text.request import TextToTextParameters
+from headway_server.transports.http.edge import Reply, Request, Stream, to_json
+from headway_server.transports.http.openai.form import EVENT_STREAM, event
+
+FORM_DATA: Final = frozenset({b"multipart/form-data"})
+_FORMATS: Final = ("json", "text", "verbose_json", "srt", "vtt")
+_FIELDS: Final = (
+    "file",
+    "model",
+    "language",
+    "prompt",
+    "response_format",
+    "temperature",
+    "stream",
+    "timestamp_granularities[]",
+)
+_MAX_PARTS: Final = 32
+_MAX_HEAD_BYTES: Final = 4096
+_BOUNDARY: Final = re.compile(r';\s*boundary=(?:"([^"\r\n]{1,70})"|([^\s;"]{1,70}))', re.IGNORECASE)
+_NAME: Final = re.compile(rb'content-disposition:[^\r\n]*?;\s*name="([^"\r\n]{1,200})"', re.IGNORECASE)
+_PLAIN: Final = b"text/plain; charset=utf-8"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """A request, checked."""
+
+    file: bytes
+    model: str
+    response_format: str
+    stream: bool
+    request: SpeechRequest
+
+    @classmethod
+    def read(cls, request: Request, task: SpeechTask) -> _Asked:
+        """Reads a form.
+
+        Raises:
+            InvalidInputError: It is no form, or a field is missing, unknown or has no such value.
+            MediaTypeError: A page of another origin sends it, which it may without asking.
+        """
+        origin = request.headers.get("origin")
+        if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
+            raise MediaTypeError("content-type", "is a form of a page of another origin; send it from a program")
+        fields = read_form(request.headers.get("content-type", ""), request.body)
+        for name in fields:
+            if name not in _FIELDS:
+                raise InvalidInputError(name[:64], f"is no field of this call; it takes {', '.join(_FIELDS)}")
+        if "file" not in fields:
+            raise InvalidInputError("file", "is missing; send the audio as a part of the form")
+        texts = {name: _text(name, value) for name, value in fields.items() if name != "file"}
+        wanted = texts.get("response_format") or "json"
+        if wanted not in _FORMATS:
+            raise InvalidInputError("response_format", f"is {wanted[:64]!r}; must be one of {', '.join(_FORMATS)}")
+        if (unit := texts.get("timestamp_granularities[]", "segment")) != "segment":
+            raise InvalidInputError("timestamp_granularities[]", f"is {unit[:64]!r}; times are of segments: segment")
+        streams = texts.get("stream", "false").lower()
+        if streams not in ("true", "false", "1", "0"):
+            raise InvalidInputError("stream", f"is {streams[:64]!r}; must be true or false")
+        has_times = wanted in ("verbose_json", "srt", "vtt")
+        if (is_stream := streams in ("true", "1")) and wanted != "json":
+            raise InvalidInputError("response_format", f"is {wanted}; a stream has json")
+        return cls(
+            file=fields["file"],
+            model=texts.get("model", ""),
+            response_format=wanted,
+            stream=is_stream,
+            request=SpeechRequest(
+                parameters=TextToTextParameters(sampling=_sampling(texts.get("temperature", ""))),
+                language=texts.get("language", ""),
+                task=task,
+                timestamps=has_times,
+                prompt=texts.get("prompt", ""),
+            ),
+        )
+
+
+class SpeechEndpoint:
+    """Answers calls for one task from a host's models."""
+
+    def __init__(self, host: ModelHost, task: SpeechTask) -> None:
+        self._host = host
+        self._task = task
+
+    async def answer(self, request: Request) -> Reply | Stream:
+        """Writes what is said in a file."""
+        asked = _Asked.read(request, self._task)
+        name, _, version = asked.model.partition("/")
+        model = self._host.find(Task.TRANSCRIPTION, name, version)
+        assert isinstance(model, SpeechModel)  # by the table of families
+        if asked.stream:
+            return Stream(parts=_events(model, asked), media_type=EVENT_STREAM)
+        answer = await model.transcribe([asked.file], request=asked.request)
+        return _reply(answer.results[0], asked)
+
+    def __repr__(self) -> str:
+        return f"SpeechEndpoint({self._task.value})"
+
+
+def read_form(content_type: str, body: bytes) -> dict[str, bytes]:
+    """Reads the parts of a form (RFC 7578) by their names; of several with a name, the last.
+
+    Raises:
+        InvalidInputError: It is none.
+    """
+    found = _BOUNDARY.search(content_type)
+    if found is None:
+        raise InvalidInputError("content-type", "has no boundary; send multipart/form-data as RFC 7578 says")
+    mark = b"--" + (found[1] or found[2]).encode("latin-1")
+    pieces = (b"\r\n" + body).split(b"\r\n" + mark)
+    if len(pieces) < 3 or not pieces[-1].startswith(b"--"):
+        raise InvalidInputError("body", "is no whole form; its last part is missing")
+    if len(pieces) - 2 > _MAX_PARTS:
+        raise InvalidInputError("body", f"has {len(pieces) - 2} parts, the limit is {_MAX_PARTS}")
+    fields = {}
+    for piece in pieces[1:-1]:
+        head, separator, content = piece.partition(b"\r\n\r\n")
+        name = _NAME.search(head) if len(head) <= _MAX_HEAD_BYTES else None
+        if not separator or name is None:
+            raise InvalidInputError("body", "has a part without a name; send multipart/form-data as RFC 7578 says")
+        fields[name[1].decode("utf-8", errors="replace")] = content
+    return fields
+
+
+def _text(name: str, value: bytes) -> str:
+    try:
+        return value.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidInputError(name[:64], "is no text in UTF-8") from error
+
+
+def _sampling(temperature: str) -> dict[str, Any]:
+    if not temperature:
+        return {}
+    try:
+        value = float(temperature)
+    except ValueError:
+        value = float("nan")
+    if not 0 <= value <= 1:
+        raise InvalidInputError("temperature", f"is {temperature[:64]!r}; must be from 0 to 1")
+    return {"temperature": value} if value else {}
+
+
+def _reply(transcript: Transcript, asked: _Asked) -> Reply:
+    match asked.response_format:
+        case "text":
+            return Reply(body=f"{transcript.text}\n".encode(), media_type=_PLAIN)
+        case "srt":
+            return Reply(body=subtitles(transcript.segments, is_vtt=False).encode(), media_type=_PLAIN)
+        case "vtt":
+            return Reply(body=subtitles(transcript.segments, is_vtt=True).encode(), media_type=b"text/vtt")
+        case "verbose_json":
+            return Reply(body=to_json(_verbose(transcript, asked)))
+        case _:
+            return Reply(body=to_json({"text": transcript.text}))
+
+
+def _verbose(transcript: Transcript, asked: _Asked) -> dict[str, Any]:
+    temperature = asked.request.parameters.sampling.get("temperature", 0.0)
+    return {
+        "task": asked.request.task.value,
+        "language": transcript.language,
+        "duration": transcript.duration_s,
+        "text": transcript.text,
+        "segments": [
+            {
+                "id": number,
+                "start": round(segment.start_s, 3),
+                "end": round(segment.end_s, 3),
+                "text": segment.text,
+                "tokens": segment.token_ids,
+                "temperature": temperature,
+                "avg_logprob": segment.mean_log_probability,
+                "compression_ratio": _compression_ratio(segment.text),
+            }
+            for number, segment in enumerate(transcript.segments)
+        ],
+    }
+
+
+def _compression_ratio(text: str) -> float:
+    """Returns how many times shorter a text gets: much of what repeats itself was not said."""
+    data = text.encode()
+    return len(data) / len(zlib.compress(data)) if data else 0.0
+
+
+def subtitles(segments: Sequence[Segment], *, is_vtt: bool) -> str:
+    """Writes segments as SubRip or WebVTT."""
+    mark = "." if is_vtt else ","
+    lines = ["WEBVTT", ""] if is_vtt else []
+    for number, segment in enumerate(segments, 1):
+        if not is_vtt:
+            lines.append(str(number))
+        # A line break would end the cue, and an arrow would begin another.
+        text = " ".join(segment.text.split()).replace("-->", "->")
+        lines += [f"{_clock(segment.start_s, mark)} --> {_clock(segment.end_s, mark)}", text, ""]
+    return "\n".join(lines)
+
+
+def _clock(seconds: float, mark: str) -> str:
+    whole = round(seconds * 1000)
+    hours, rest = divmod(whole, 3_600_000)
+    minutes, rest = divmod(rest, 60_000)
+    return f"{hours:02d}:{minutes:02d}:{rest // 1000:02d}{mark}{rest % 1000:03d}"
+
+
+async def _events(model: SpeechModel, asked: _Asked) -> AsyncGenerator[bytes, None]:
+    async with aclosing(model.stream(asked.file, name="file", request=asked.request)) as parts:
+        async for part in parts:
+            if isinstance(part, SpeechDelta):
+                if part.text:
+                    yield event({"type": "transcript.text.delta", "delta": part.text})
+            else:
+                yield event({"type": "transcript.text.done", "text": _text_of(part)})
+
+
+def _text_of(answer: Answer[Transcript]) -> str:
+    return answer.results[0].text
