@@ -124,7 +124,7 @@ def diffusion_checkpoint(made_once: MadeOnce) -> Path:
 
 
 @pytest.fixture(scope="session")
-def diffusion_store(diffusion_checkpoint: Path, made_once: MadeOnce, quick_traces: None) -> Path:
+def diffusion_store(diffusion_checkpoint: Path, made_once: MadeOnce) -> Path:
     """A store with that model, exported in fp32 and int8."""
 
     def write(folder: Path) -> None:

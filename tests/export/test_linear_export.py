@@ -37,7 +37,7 @@ def source(checkpoint):
 
 
 @pytest.fixture(scope="module")
-def bundle(source, tmp_path_factory, quick_traces) -> Bundle:
+def bundle(source, tmp_path_factory) -> Bundle:
     precisions = (Precision.FP32, Precision.INT8)
     return export(source, ExportOptions(store=tmp_path_factory.mktemp("linear-store"), precisions=precisions))
 
