@@ -26,6 +26,10 @@ SECTIONS = [
     "ScoreText",
     "ClassifyImage",
     "EmbedImage",
+    "PrepareImage",
+    "SegmentImage",
+    "ClassifyImage",
+    "CaptionImage",
 ]
 
 
@@ -58,7 +62,7 @@ def test_every_call_is_answered_in_a_section_of_its_own(tiny_store: Path, pictur
     assert "\x1b" not in ended.stdout  # no control codes where the output is no terminal
     assert "failed" not in ended.stdout
     assert f"question  {pictures[0]}" in ended.stdout
-    assert ended.stdout.count("timing") == 7
+    assert ended.stdout.count("timing") == 8
     assert "The server has stopped." in ended.stdout.splitlines()[-1]
 
 
