@@ -189,14 +189,13 @@ def test_images_and_texts_of_one_space_are_measured_by_recall(towers, towers_cli
     assert "none.png" in evaluate(towers_client.server, "tiny-clip-image", "--file", str(file), code=1)[1]
 
 
-def test_the_recipe_of_two_towers_is_measured_by_its_file(towers_client, tmp_path):
-    recipe = "pictures"
-    words = ("tiny-clip-image", "--data", recipe, "--data-dir", str(write_picture_data(tmp_path)))
+def test_two_towers_are_measured_on_their_recipes_data(towers_client, tmp_path):
+    words = ("tiny-clip-image", "--data", "pictures", "--data-dir", str(write_picture_data(tmp_path)))
     report, _ = evaluate(towers_client.server, *words)
     figures = report["figures"]
     assert report["metric"] == "mean_recall"
-    parts = [figures[name] for name in ("image_recall_10", "labels_top_1")]
-    assert report["value"] == pytest.approx(sum(parts) / 2)
+    parts = [figures[name] for name in ("drawings_top_1", "image_recall_10", "labels_top_1")]
+    assert report["value"] == pytest.approx(sum(parts) / 3)
     assert figures["image_recall_10"] == 100, "of four photographs"
     assert "which are measured whole" in evaluate(towers_client.server, *words, "--limit", "2", code=1)[1]
 
