@@ -348,7 +348,11 @@ class ServerSettings(BaseSettings):
     @property
     def audio_limits(self) -> AudioLimits:
         """Sizes past which audio is refused."""
-        return AudioLimits(max_bytes=self.max_message_bytes, max_seconds=self.max_audio_seconds)
+        return AudioLimits(
+            max_bytes=self.max_message_bytes,
+            max_seconds=self.max_audio_seconds,
+            max_held_bytes=self.batching.max_waiting_mib * 2**20,
+        )
 
     @property
     def image_limits(self) -> ImageLimits:

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from headway.v1 import speech_service_pb2 as pb
 from headway.v1 import speech_service_pb2_grpc as pb_grpc
-from headway_client import AsyncClient, Client
+from headway_client import AsyncClient, Client, InvalidArgumentError
 from headway_client.cli import app
 
 from .conftest import serve
@@ -47,7 +47,7 @@ def folders(tmp_path_factory):
 @pytest.fixture(scope="module")
 def address(folders, tmp_path_factory):
     store = export(folders, tmp_path_factory.mktemp("store"))
-    flags = ("--max-audio-seconds", "8")
+    flags = ("--max-audio-seconds", "8", "--max-waiting-mib", "8")
     yield from serve(store, "fp32", tmp_path_factory.mktemp("log") / "server.log", "--http-port", HTTP_PORT, *flags)
 
 
@@ -281,6 +281,14 @@ async def test_what_cannot_be_heard_is_refused_with_a_sentence(address, fields, 
     assert failure.code is grpc.StatusCode.INVALID_ARGUMENT
     assert failure.field == field
     assert words in failure.message
+
+
+def test_silence_of_few_bytes_takes_no_more_memory_than_the_limit(client):
+    silence = io.BytesIO()
+    soundfile.write(silence, np.zeros(8 * 8000, np.int16), 8000, format="FLAC")
+    assert len(silence.getvalue()) < 1000
+    with pytest.raises(InvalidArgumentError, match=r"of them have .* seconds, decoded 8 MiB; the limit is 8 MiB"):
+        client.transcribe_speech([silence.getvalue()] * 16, language="de", **MODEL)
 
 
 def test_a_header_that_promises_more_than_there_is_is_read_as_far_as_it_goes(client):

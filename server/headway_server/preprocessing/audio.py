@@ -48,6 +48,8 @@ class AudioLimits:
 
     max_bytes: int
     max_seconds: float
+    max_held_bytes: int
+    """Of decoded audio and its features, of all calls of a model together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,6 +173,12 @@ class LogMel:
 
     def __repr__(self) -> str:
         return f"LogMel({self._preprocessing.num_mel_bins} mel bins)"
+
+    def num_bytes(self, num_samples: int) -> int:
+        """Returns the bytes of an audio's samples and features."""
+        sizes = self._preprocessing
+        num_frames = max(num_samples, sizes.window_samples) // sizes.hop_length
+        return np.dtype(np.float32).itemsize * (num_samples + num_frames * sizes.num_mel_bins)
 
     def features(self, samples: NDArray[np.float32]) -> NDArray[np.float32]:
         """Computes the log-mel spectrogram of a whole audio.

@@ -12,7 +12,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Coroutine, Iterator
 from collections.abc import Sequence as Elements
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Final
@@ -32,6 +32,7 @@ from headway_server.preprocessing.pool import audio_pool
 from headway_server.serving.answers import Answer, CallTimings
 from headway_server.serving.calls import current_caller
 from headway_server.serving.limits import check_count, num_bytes
+from headway_server.serving.permits import Admission
 from headway_server.tasks.decoding import DecodingModel, ModelParts, counted
 from headway_server.tasks.speech.rules import LanguageRule, TranscriptRule
 from headway_server.tasks.speech.segments import WindowSegment, WindowSegments, read_segments
@@ -216,6 +217,8 @@ class SpeechModel(DecodingModel):
         self._audio = manifest.audio_preprocessing
         self._decoder = AudioDecoder(self._audio.sampling_rate, parts.audio_limits)
         self._log_mel = LogMel(self._audio)
+        self._max_held_bytes = parts.audio_limits.max_held_bytes
+        self._held = Admission(limit=None, noun="decoded audio", owner=manifest.name, max_bytes=self._max_held_bytes)
         self._num_positions = self.limits.max_input_tokens
         self._frames_a_step = round(self._tokens.timestamp_s * self._audio.sampling_rate / self._audio.hop_length)
         self._frame_s = self._audio.hop_length / self._audio.sampling_rate
@@ -244,10 +247,12 @@ class SpeechModel(DecodingModel):
         """
         check_count("audios", len(audios), MAX_AUDIOS)
         call = self._call(request, len(audios))
-        with self._admit(len(audios), num_tokens=call.plan.num_tokens, deadline=request.deadline):
+        with self._admit(len(audios), num_tokens=call.plan.num_tokens, deadline=request.deadline), ExitStack() as held:
             began = time.monotonic()
-            fields = [f"audios[{number}]" for number in range(len(audios))]
-            prepared = [await self._decode(data, name) for data, name in zip(audios, fields, strict=True)]
+            prepared: list[PreparedAudio] = []
+            for number, data in enumerate(audios):
+                prepared.append(await self._decode(data, f"audios[{number}]"))
+                self._hold(prepared, held)
             self._check_hypotheses(call, prepared)
             preprocessing_s = time.monotonic() - began
             answers = await _gather([self._hear_whole(call, audio) for audio in prepared])
@@ -268,9 +273,10 @@ class SpeechModel(DecodingModel):
         `transcribe`; `name` is what the request calls the audio.
         """
         call = self._call(request, 1, is_stream=True)
-        with self._admit(1, num_tokens=call.plan.num_tokens, deadline=request.deadline):
+        with self._admit(1, num_tokens=call.plan.num_tokens, deadline=request.deadline), ExitStack() as held:
             began = time.monotonic()
             prepared = await self._decode(audio, name)
+            self._hold([prepared], held)
             preprocessing_s = time.monotonic() - began
             async with aclosing(self._hear(call, prepared)) as parts:
                 async for part in parts:
@@ -367,6 +373,23 @@ class SpeechModel(DecodingModel):
 
     async def _decode(self, data: bytes, name: str) -> PreparedAudio:
         return await asyncio.get_running_loop().run_in_executor(audio_pool(), self._decoder.decode, data, name)
+
+    def _hold(self, audios: Elements[PreparedAudio], held: ExitStack) -> None:
+        """Counts the last of a call's audios among what the model holds, until `held` ends.
+
+        Raises:
+            InvalidInputError: The call's own are more than may be held.
+            OverloadedError: They are, together with those of other calls.
+        """
+        sizes = [self._log_mel.num_bytes(len(audio.samples)) for audio in audios]
+        if len(sizes) > 1 and (total := sum(sizes)) > self._max_held_bytes:
+            seconds = sum(audio.duration_s for audio in audios)
+            raise InvalidInputError(
+                "audios",
+                f"{len(audios)} of them have {seconds:.1f} seconds, decoded {total >> 20} MiB; the limit is "
+                f"{self._max_held_bytes >> 20} MiB (--max-waiting-mib): send them in several calls",
+            )
+        held.enter_context(self._held.admit(1, sizes[-1]))
 
     # Window by window
 
