@@ -137,7 +137,7 @@ class HttpServer:
         settings = self._settings
         listener = _listen(settings.host, settings.http_port or 0, is_shared=settings.workers != 1)
         port: int = listener.getsockname()[1]
-        for name in ("uvicorn", "uvicorn.error"):
+        for name in ("uvicorn", "uvicorn.error", "python_multipart"):
             logging.getLogger(name).setLevel(logging.ERROR)  # what callers send wrong is no warning of the server's
         connection = settings.connection
         limit = connection.max_connections or _most_connections()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import asyncio
 import zlib
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -10,8 +10,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from python_multipart import FormParser
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import Field, File, parse_options_header
+
 from headway_server.bundles import Task
 from headway_server.errors import InvalidInputError, MediaTypeError
+from headway_server.preprocessing.pool import request_pool
 from headway_server.serving.answers import Answer
 from headway_server.serving.host import ModelHost
 from headway_server.tasks.speech.model import (
@@ -39,9 +44,6 @@ _FIELDS: Final = (
     "timestamp_granularities[]",
 )
 _MAX_PARTS: Final = 32
-_MAX_HEAD_BYTES: Final = 4096
-_BOUNDARY: Final = re.compile(r';\s*boundary=(?:"([^"\r\n]{1,70})"|([^\s;"]{1,70}))', re.IGNORECASE)
-_NAME: Final = re.compile(rb'content-disposition:[^\r\n]*?;\s*name="([^"\r\n]{1,200})"', re.IGNORECASE)
 _PLAIN: Final = b"text/plain; charset=utf-8"
 
 
@@ -108,7 +110,7 @@ class SpeechEndpoint:
 
     async def answer(self, request: Request) -> Reply | Stream:
         """Writes what is said in a file."""
-        asked = _Asked.read(request, self._task)
+        asked = await asyncio.get_running_loop().run_in_executor(request_pool(), _Asked.read, request, self._task)
         name, _, version = asked.model.partition("/")
         model = self._host.find(Task.TRANSCRIPTION, name, version)
         assert isinstance(model, SpeechModel)  # by the table of families
@@ -127,22 +129,33 @@ def read_form(content_type: str, body: bytes) -> dict[str, bytes]:
     Raises:
         InvalidInputError: It is none.
     """
-    found = _BOUNDARY.search(content_type)
-    if found is None:
+    boundary = parse_options_header(content_type)[1].get(b"boundary")
+    if not boundary:
         raise InvalidInputError("content-type", "has no boundary; send multipart/form-data as RFC 7578 says")
-    mark = b"--" + (found[1] or found[2]).encode("latin-1")
-    pieces = (b"\r\n" + body).split(b"\r\n" + mark)
-    if len(pieces) < 3 or not pieces[-1].startswith(b"--"):
+    fields: dict[str, bytes] = {}
+    is_whole, num_parts = False, 0
+
+    def keep(part: Field | File) -> None:
+        nonlocal num_parts
+        num_parts += 1
+        if num_parts > _MAX_PARTS:
+            raise InvalidInputError("body", f"has more than {_MAX_PARTS} parts, which is the limit")
+        content = part.value if isinstance(part, Field) else part.file_object.getvalue()  # type: ignore[union-attr]
+        fields[(part.field_name or b"").decode("utf-8", errors="replace")] = content or b""
+
+    def end() -> None:
+        nonlocal is_whole
+        is_whole = True
+
+    config = {"MAX_MEMORY_FILE_SIZE": len(body)}  # so that no part becomes a file of the disk
+    try:
+        parser = FormParser("multipart/form-data", keep, keep, end, boundary=boundary, config=config)
+        parser.write(body)
+        parser.finalize()
+    except FormParserError as error:
+        raise InvalidInputError("body", "is no form; send multipart/form-data as RFC 7578 says") from error
+    if not is_whole:
         raise InvalidInputError("body", "is no whole form; its last part is missing")
-    if len(pieces) - 2 > _MAX_PARTS:
-        raise InvalidInputError("body", f"has {len(pieces) - 2} parts, the limit is {_MAX_PARTS}")
-    fields = {}
-    for piece in pieces[1:-1]:
-        head, separator, content = piece.partition(b"\r\n\r\n")
-        name = _NAME.search(head) if len(head) <= _MAX_HEAD_BYTES else None
-        if not separator or name is None:
-            raise InvalidInputError("body", "has a part without a name; send multipart/form-data as RFC 7578 says")
-        fields[name[1].decode("utf-8", errors="replace")] = content
     return fields
 
 
