@@ -109,28 +109,15 @@ def size_up(recipe: Recipe, task: Task, seed: int, device: torch.device, source:
         RecipeError: It is more than the memory available; names the largest named configuration that fits.
         ValueError: The model's configuration is not a valid one.
     """
-    sizing = count_needs(recipe, task, seed, device, source)
-    footprint = sizing.footprint
+    batch = _largest_batch(recipe, task, seed)
+    footprint = _footprint(recipe, recipe.model, task, batch.tensors, device, source=source)
+    sizing = Sizing(footprint=footprint, batch=batch, available_bytes=available_bytes(device))
     if footprint.total_bytes > sizing.available_bytes:
         raise RecipeError(
             f"{recipe.name} with {footprint.parameter_count:,} parameters needs about {footprint.describe()}, "
             f"and {in_units(sizing.available_bytes)} are available. {_advice(recipe, task, sizing, device)}"
         )
     return sizing
-
-
-def count_needs(
-    recipe: Recipe, task: Task, seed: int, device: torch.device, source: ModelFolder | None = None
-) -> Sizing:
-    """Counts what `size_up` counts, whether it fits or not.
-
-    Raises:
-        RecipeError: The training data makes no batch.
-        ValueError: The model's configuration is not a valid one.
-    """
-    batch = _largest_batch(recipe, task, seed)
-    footprint = _footprint(recipe, recipe.model, task, batch.tensors, device, source=source)
-    return Sizing(footprint=footprint, batch=batch, available_bytes=available_bytes(device))
 
 
 def _largest_batch(recipe: Recipe, task: Task, seed: int) -> TrainingBatch:

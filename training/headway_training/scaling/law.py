@@ -10,12 +10,13 @@ the constants are hardly correlated, so that few starts are enough.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize
+
+from headway_training.checkpoint import Record
 
 NUM_CONSTANTS = 5
 HUBER_DELTA = 1e-3
@@ -32,8 +33,7 @@ _WIDEST_LOG = 30.0
 Floats = NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScalingLaw:
+class ScalingLaw(Record):
     """The five constants: losses in nats, as they were measured."""
 
     irreducible: float

@@ -26,7 +26,7 @@ def draw(study: Study, file: Path) -> str:
         return "no picture is drawn: pip install 'headway-training[pictures]'"
     assert study.law is not None
     assert study.held_out is not None
-    law, held_out, largest = study.held_out.law.law(), study.held_out, study.pilots[-1]
+    law, held_out, largest = study.held_out.law, study.held_out, study.pilots[-1]
     with mpl.rc_context({"svg.hashsalt": "headway", "svg.fonttype": "none", "font.size": 9}):
         figure = Figure(figsize=(6.4, 4.2), layout="constrained")
         axes = figure.add_subplot()

@@ -47,29 +47,10 @@ class Pilot(Record):
         return self.size.flops_per_token * self.token_count
 
 
-class Constants(Record):
-    """A fitted law, as it is written; `ScalingLaw` says what each is."""
-
-    irreducible: float
-    size_factor: float
-    size_exponent: float
-    data_factor: float
-    data_exponent: float
-
-    @classmethod
-    def of(cls, law: ScalingLaw) -> Constants:
-        """Those of a law."""
-        return cls(**{name: getattr(law, name) for name in cls.model_fields})
-
-    def law(self) -> ScalingLaw:
-        """The law with them."""
-        return ScalingLaw(**self.model_dump())
-
-
 class HeldOut(Record):
     """The largest pilot, predicted by a law of all others."""
 
-    law: Constants
+    law: ScalingLaw
     """Fitted without it."""
     predicted: float
     measured: float
@@ -120,7 +101,7 @@ class Study(Record):
     """Tokens of an optimizer step."""
     pilots: tuple[Pilot, ...]
     """By rising arithmetic."""
-    law: Constants | None = None
+    law: ScalingLaw | None = None
     """Fitted to all pilots."""
     held_out: HeldOut | None = None
     advice: Advice | None = None

@@ -36,7 +36,7 @@ from headway_training.scaling.plan import (
     run_device,
     shapes,
 )
-from headway_training.scaling.records import Advice, Constants, HeldOut, Pilot, Study
+from headway_training.scaling.records import Advice, HeldOut, Pilot, Study
 from headway_training.tasks import Task, make_task
 from headway_training.trainer import Trainer
 
@@ -210,9 +210,9 @@ def _conclude(study: Study, recipe: Recipe, task: Task, target: Budget) -> Study
     whole = fit_law([_point(pilot) for pilot in study.pilots])
     return study.model_copy(
         update={
-            "law": Constants.of(whole),
+            "law": whole,
             "held_out": HeldOut(
-                law=Constants.of(law),
+                law=law,
                 predicted=predicted,
                 measured=measured,
                 difference=difference,
@@ -291,7 +291,7 @@ def _report(study: Study, console: Console) -> None:
     assert study.law is not None
     assert study.held_out is not None
     assert study.advice is not None
-    law, held_out, advice = study.law.law(), study.held_out, study.advice
+    law, held_out, advice = study.law, study.held_out, study.advice
     table = Table("layers", "d_model", "N", "D", "FLOPs", "time", "loss", "law", box=SIMPLE)
     for column in table.columns:
         column.justify, column.no_wrap = "right", True
