@@ -176,8 +176,11 @@ class DenoisingEngine:
 
     def usage(self) -> ModelUsage:
         """Returns how many images wait for their first step, and the rows of the present one."""
-        num_waiting = max(0, len(self._turns) - self._num_started)
-        return ModelUsage(num_waiting=num_waiting, num_slots=self._max_rows, num_used_slots=self._num_running)
+        return ModelUsage(num_waiting=self._num_waiting, num_slots=self._max_rows, num_used_slots=self._num_running)
+
+    @property
+    def _num_waiting(self) -> int:
+        return max(0, len(self._turns) - self._num_started)
 
     def start(self) -> None:
         """Starts the thread. Called on the event loop that results are to go to."""
@@ -311,7 +314,7 @@ class DenoisingEngine:
             for drawing, velocity in zip(chosen, velocities, strict=True):
                 self._move(drawing, velocity, parts, ends, finished)
         self._num_running = 0
-        self._leave(ends)
+        self._leave([drawing for drawing, _ in ends])
         if parts or ends:
             self._post(_deliver, parts, ends)
 
@@ -368,22 +371,19 @@ class DenoisingEngine:
         for drawing in (*gone, *(one for one, _ in late)):
             if not drawing.started_at:
                 self._report_left(drawing, "cancelled" if drawing.cancelled else "expired", now)
-        self._num_started -= sum(1 for drawing in gone if drawing.started_at)
-        self._turns.remove(gone)
-        self._leave(late)
+        self._leave([*gone, *(drawing for drawing, _ in late)])
         if late:
             self._post(_deliver, [], late)
 
-    def _leave(self, ends: Sequence[tuple[Drawing, Latent | Exception]]) -> None:
-        self._num_started -= sum(1 for drawing, _ in ends if drawing.started_at)
-        self._turns.remove([drawing for drawing, _ in ends])
+    def _leave(self, drawings: Sequence[Drawing]) -> None:
+        self._num_started -= sum(1 for drawing in drawings if drawing.started_at)
+        self._turns.remove(drawings)
 
     def _report_left(self, drawing: Drawing, reason: Literal["started", "expired", "cancelled"], now: float) -> None:
         if self._observer is not NO_OBSERVER:
             waited = now - drawing.arrived_at
-            num_waiting = max(0, len(self._turns) - self._num_started)
             self._observer.left_queue(
-                QueueEvent(model=self._model, queue_s=waited, reason=reason, num_waiting=num_waiting)
+                QueueEvent(model=self._model, queue_s=waited, reason=reason, num_waiting=self._num_waiting)
             )
 
     def _report_step(self, run_s: float) -> None:
@@ -394,7 +394,7 @@ class DenoisingEngine:
                     kind="denoise",
                     num_rows=self._num_running,
                     num_tokens=self._num_running,
-                    num_waiting=max(0, len(self._turns) - self._num_started),
+                    num_waiting=self._num_waiting,
                     run_s=run_s,
                 )
             )
