@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import typer
 from draw import draw_pictures
-from PIL import Image
+from PIL import Image, ImageOps
 
 from headway_client import (
     Answer,
@@ -283,7 +283,7 @@ class Calls:
     def segment_image(self) -> None:
         """SegmentImage: a click in the middle, its mask, and what lies in the mask's box for the call that follows."""
         _section("SegmentImage", "what a click in the middle of it means")
-        picture = Image.open(io.BytesIO(self._image)).convert("RGB")
+        picture = ImageOps.exif_transpose(Image.open(io.BytesIO(self._image))).convert("RGB")  # upright, as masks are
         click = (picture.width / 2, picture.height / 2)
         _line("question", f"the segment at {click[0]:.0f},{click[1]:.0f}")
         try:
