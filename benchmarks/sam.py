@@ -124,7 +124,7 @@ def _write_theirs(folder: Path, sizes: dict[str, int]) -> None:
     num_points = {1: torch.export.Dim("points", min=1, max=64)}
     with torch.inference_mode():
         for name, module, example, dynamic in (
-            ("encoder", Encoder(), (image,), None),
+            ("encoder", Encoder().eval(), (image,), None),
             ("decoder", Decoder().eval(), inputs, ({}, num_points, num_points, {}, {})),
         ):
             program = torch.onnx.export(
