@@ -112,7 +112,7 @@ class CaptioningTask(Task):
         return TrainingBatch(tensors=tensors, num_units=len(batch))
 
     def _choose(self, photograph: int, count: int, random: np.random.Generator) -> list[tuple[str, list[int]]]:
-        """Captions of a photograph, of each language in turn, none twice while there are others."""
+        """Captions of a photograph, of each language alike, none twice while there are others; the shortest first."""
         captions = {language: several[photograph] for language, several in self._captions.items()}
         shuffled = {language: random.permutation(len(several)) for language, several in captions.items()}
         chosen = []
@@ -120,7 +120,7 @@ class CaptioningTask(Task):
             turn, place = self._languages[number % len(self._languages)], number // len(self._languages)
             order = shuffled[turn]
             chosen.append((turn, captions[turn][order[place % len(order)]]))
-        return chosen
+        return sorted(chosen, key=lambda one: len(one[1]))
 
     def _targets(self, rows: Sequence[tuple[str, list[int]]], count: int) -> dict[str, Tensor]:
         """Captions with their languages -> what the decoder reads and predicts, (B, C, T) each."""
@@ -153,6 +153,21 @@ class CaptioningTask(Task):
         """(B, C, T, V)."""
         logits: Tensor = model(tensors["target_ids"], tensors.get("pixel_values"))
         return logits
+
+    def loss(self, model: nn.Module, tensors: Mapping[str, Tensor], label_smoothing: float = 0.0) -> Tensor:
+        """The cross-entropy summed over the tokens of captions.
+
+        Captions are read place by place, each place as far as its longest one, and no logits are computed of padding.
+        """
+        assert isinstance(model, Captioner)
+        memory = model.read(tensors.get("pixel_values"), len(tensors["targets"]))
+        keys_values = model.cross_keys_values(memory)
+        total = memory.new_zeros((), dtype=torch.float32)
+        for given, wanted in zip(tensors["target_ids"].unbind(1), tensors["targets"].unbind(1), strict=True):
+            read, predicted, chosen = _without_padding(given, wanted)
+            states = model.caption_states(read, keys_values)[chosen]  # (N, D)
+            total = total + self.loss_of_logits(model.logits(states).float(), predicted[chosen], label_smoothing)
+        return total
 
     def evaluate(self, model: nn.Module, part: Part) -> Metrics:
         """`cider`, `bleu` and `meteor` of greedy captions in percent, of each language, and their means."""
@@ -267,6 +282,14 @@ def score_captions(
         for name in ("cider", "bleu", "meteor")
     }
     return means | found
+
+
+def _without_padding(read: Tensor, predicted: Tensor) -> tuple[Tensor, Tensor, Tensor | slice]:
+    """Cuts what a decoder reads and predicts, (B, T), after the last target; and which places have a target."""
+    if predicted.is_meta:  # a run is sized up: there are no values to tell what is padding
+        return read, predicted, slice(None)
+    length = int((predicted != IGNORED).any(dim=0).nonzero().max()) + 1
+    return read[:, :length], predicted[:, :length], predicted[:, :length] != IGNORED
 
 
 def _token_id(tokenizer: Tokenizer, language: str) -> int:
