@@ -112,7 +112,7 @@ class CaptioningTask(Task):
         return TrainingBatch(tensors=tensors, num_units=len(batch))
 
     def _choose(self, photograph: int, count: int, random: np.random.Generator) -> list[tuple[str, list[int]]]:
-        """Captions of a photograph, of each language alike, none twice while there are others; the shortest first."""
+        """Captions of a photograph, of each language in turn, none twice while there are others."""
         captions = {language: several[photograph] for language, several in self._captions.items()}
         shuffled = {language: random.permutation(len(several)) for language, several in captions.items()}
         chosen = []
@@ -120,7 +120,7 @@ class CaptioningTask(Task):
             turn, place = self._languages[number % len(self._languages)], number // len(self._languages)
             order = shuffled[turn]
             chosen.append((turn, captions[turn][order[place % len(order)]]))
-        return sorted(chosen, key=lambda one: len(one[1]))
+        return chosen
 
     def _targets(self, rows: Sequence[tuple[str, list[int]]], count: int) -> dict[str, Tensor]:
         """Captions with their languages -> what the decoder reads and predicts, (B, C, T) each."""
@@ -157,16 +157,19 @@ class CaptioningTask(Task):
     def loss(self, model: nn.Module, tensors: Mapping[str, Tensor], label_smoothing: float = 0.0) -> Tensor:
         """The cross-entropy summed over the tokens of captions.
 
-        Captions are read place by place, each place as far as its longest one, and no logits are computed of padding.
+        Captions are read in as many parts as an image has, by their length, and no logits are computed of padding.
         """
         assert isinstance(model, Captioner)
-        memory = model.read(tensors.get("pixel_values"), len(tensors["targets"]))
-        keys_values = model.cross_keys_values(memory)
-        total = memory.new_zeros((), dtype=torch.float32)
-        for given, wanted in zip(tensors["target_ids"].unbind(1), tensors["targets"].unbind(1), strict=True):
-            read, predicted, chosen = _without_padding(given, wanted)
-            states = model.caption_states(read, keys_values)[chosen]  # (N, D)
-            total = total + self.loss_of_logits(model.logits(states).float(), predicted[chosen], label_smoothing)
+        num_images, count = tensors["targets"].shape[:2]
+        keys_values = model.cross_keys_values(model.read(tensors.get("pixel_values"), num_images))
+        total = keys_values[0][0].new_zeros((), dtype=torch.float32)
+        given, wanted = tensors["target_ids"].flatten(0, 1), tensors["targets"].flatten(0, 1)  # (B C, T)
+        for rows in torch.chunk((wanted != IGNORED).sum(dim=1).argsort(), count):
+            read, predicted, chosen = _without_padding(given[rows], wanted[rows])
+            images = rows // count
+            states = model.caption_states(read, [(key[images], value[images]) for key, value in keys_values])
+            logits = model.logits(states[chosen]).float()  # (N, V)
+            total = total + self.loss_of_logits(logits, predicted[chosen], label_smoothing)
         return total
 
     def evaluate(self, model: nn.Module, part: Part) -> Metrics:
