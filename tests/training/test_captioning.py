@@ -17,6 +17,8 @@ from headway_training.models import Captioner, CaptionerConfig, CLIPConfig, buil
 from headway_training.models.parts.attention import causal_attention, cross_attention
 from headway_training.recipes import read_recipe
 from headway_training.run import RunOptions, run_training
+from headway_training.tasks.base import IGNORED
+from headway_training.tasks.captioning import CaptioningTask
 
 TINY = {
     "image_size": 16,
@@ -152,3 +154,20 @@ def test_a_run_learns_to_name_colours_in_two_languages(caption_data: Path, tmp_p
         assert stored["images"].shape == (4, 16, 16, 3)
         assert stored["captions"][1].tolist() == [["a wall that is green"], ["eine Wand, ganz grün"]]
         assert stored["languages"].tolist() == ["en", "de"]
+
+
+def test_the_loss_is_that_of_all_logits_whatever_is_padding(model: Captioner) -> None:
+    random = torch.Generator().manual_seed(3)
+    lengths = torch.tensor([[3, 5, 9], [2, 7, 7]])
+    targets = torch.randint(4, 340, (2, 3, 12), generator=random)
+    places = torch.arange(12)
+    targets[(places == 0) | (places > lengths[..., None])] = IGNORED
+    ids = torch.randint(4, 340, (2, 3, 12), generator=random)
+    images = torch.randn(2, 3, 16, 16, generator=random)
+    task = CaptioningTask.__new__(CaptioningTask)  # its loss reads nothing of a recipe and data
+    for tensors in (
+        {"pixel_values": images, "target_ids": ids, "targets": targets},
+        {"target_ids": ids[:, :1], "targets": targets[:, :1]},
+    ):
+        expected = task.loss_of_logits(task.logits(model, tensors), tensors["targets"], 0.1)
+        torch.testing.assert_close(task.loss(model, tensors, 0.1), expected)

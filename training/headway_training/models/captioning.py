@@ -148,15 +148,31 @@ class Captioner(Model):
         Raises:
             ValueError: a caption is longer than its limit, or the images are of another size.
         """
-        check_length("a caption", target_ids.shape[-1], self.max_target_length)
-        rows, captions, length = target_ids.shape
-        memory = self.nothing.expand(rows, -1, -1) if pixel_values is None else self.encode(pixel_values)
+        rows, captions = target_ids.shape[:2]
         keys_values = [
             (key.repeat_interleave(captions, dim=0), value.repeat_interleave(captions, dim=0))
-            for key, value in self.cross_keys_values(memory)
+            for key, value in self.cross_keys_values(self.read(pixel_values, rows))
         ]
-        everything = torch.ones(rows * captions, memory.shape[1], device=target_ids.device)
-        position_ids = torch.arange(length, device=target_ids.device)
-        attend_cross = cross_attention(keys_values, everything, self.kernel)
-        hidden_states = self.decode(target_ids.flatten(0, 1), position_ids, causal_attention(self.kernel), attend_cross)
+        hidden_states = self.caption_states(target_ids.flatten(0, 1), keys_values)
         return torch.unflatten(self.logits(hidden_states), 0, (rows, captions))
+
+    def read(self, pixel_values: Tensor | None, rows: int) -> Tensor:
+        """What the decoder attends to in training: the memory of images, (B, S, D), or of none, (rows, 1, D)."""
+        return self.nothing.expand(rows, -1, -1) if pixel_values is None else self.encode(pixel_values)
+
+    def caption_states(self, target_ids: Tensor, keys_values: list[tuple[Tensor, Tensor]]) -> Tensor:
+        """The decoder's last states at every token of a caption, float (B, T, D).
+
+        Args:
+            target_ids: int64 (B, T), one caption of each image, padded on the right.
+            keys_values: Those of the images, as `cross_keys_values` returns them.
+
+        Raises:
+            ValueError: a caption is longer than its limit.
+        """
+        rows, length = target_ids.shape
+        check_length("a caption", length, self.max_target_length)
+        everything = torch.ones(rows, keys_values[0][0].shape[1], device=target_ids.device)
+        attend_cross = cross_attention(keys_values, everything, self.kernel)
+        position_ids = torch.arange(length, device=target_ids.device)
+        return self.decode(target_ids, position_ids, causal_attention(self.kernel), attend_cross)

@@ -154,6 +154,24 @@ class CaptioningTask(Task):
         logits: Tensor = model(tensors["target_ids"], tensors.get("pixel_values"))
         return logits
 
+    def loss(self, model: nn.Module, tensors: Mapping[str, Tensor], label_smoothing: float = 0.0) -> Tensor:
+        """The cross-entropy summed over the tokens of captions.
+
+        Captions are read in as many parts as an image has, by their length, and no logits are computed of padding.
+        """
+        assert isinstance(model, Captioner)
+        num_images, count = tensors["targets"].shape[:2]
+        keys_values = model.cross_keys_values(model.read(tensors.get("pixel_values"), num_images))
+        total = keys_values[0][0].new_zeros((), dtype=torch.float32)
+        given, wanted = tensors["target_ids"].flatten(0, 1), tensors["targets"].flatten(0, 1)  # (B C, T)
+        for rows in torch.chunk((wanted != IGNORED).sum(dim=1).argsort(), count):
+            read, predicted, chosen = _without_padding(given[rows], wanted[rows])
+            images = rows // count
+            states = model.caption_states(read, [(key[images], value[images]) for key, value in keys_values])
+            logits = model.logits(states[chosen]).float()  # (N, V)
+            total = total + self.loss_of_logits(logits, predicted[chosen], label_smoothing)
+        return total
+
     def evaluate(self, model: nn.Module, part: Part) -> Metrics:
         """`cider`, `bleu` and `meteor` of greedy captions in percent, of each language, and their means."""
         assert isinstance(model, Captioner)
@@ -267,6 +285,14 @@ def score_captions(
         for name in ("cider", "bleu", "meteor")
     }
     return means | found
+
+
+def _without_padding(read: Tensor, predicted: Tensor) -> tuple[Tensor, Tensor, Tensor | slice]:
+    """Cuts what a decoder reads and predicts, (B, T), after the last target; and which places have a target."""
+    if predicted.is_meta:  # a run is sized up: there are no values to tell what is padding
+        return read, predicted, slice(None)
+    length = int((predicted != IGNORED).any(dim=0).nonzero().max()) + 1
+    return read[:, :length], predicted[:, :length], predicted[:, :length] != IGNORED
 
 
 def _token_id(tokenizer: Tokenizer, language: str) -> int:
