@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
 from safetensors.torch import save_model
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -64,6 +65,7 @@ def address(folder, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.syspath_prepend(folder)
+        torch.manual_seed(0)
         for arguments in exported:
             given = dict(zip(arguments[::2], arguments[1::2], strict=True))
             module, build = given["--model"].split(":")
