@@ -5,7 +5,9 @@ compute as fast as trained ones, but whose masks are noise.
 
 Callers: each asks about an image of its own, one prompt a call, by the id of the prepared image. One server gathers
 the prompts of all callers and images into runs of the decoder; the other runs one prompt at a time. Clicks: one caller
-clicks on one image again and again, with its embedding kept and without, and over a stream. All sides take turns.
+clicks on one image again and again, with its embedding kept and without, and over a stream. SAM ViT-B: prompts about as
+many embedded images, answered without a server by what its users run in ONNX Runtime and by the kit's segmenter of the
+same sizes (sam.py says where they differ), and what their encoders take for an image. All sides take turns.
 """
 
 import asyncio
@@ -14,56 +16,142 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, TypedDict
 
 import numpy as np
 import typer
 from PIL import Image
 
+from benchmarks import sam
 from benchmarks.contestants.headway import running_server
 from benchmarks.machine import describe_run
-from benchmarks.worker import ROOT
+from benchmarks.worker import ROOT, Worker, tree_environment
 from headway_client import AsyncClient, SegmentPrompt
+from headway_server.batching.settings import BatchingSettings
+from headway_server.runtime import usable_cores
 
 CALLERS = (1, 8, 32)
-_SIZE = (640, 480)
 _SIDES = {"shared runs": [], "one prompt a run": ["--max-batch-prompts", "1"]}
 _CLICKS = 40
 _WARM_UP_CALLS = 3
+_ENCODER_RUNS = 2
+"""Of each encoder of SAM's size, which takes seconds; the quicker one counts."""
 
 Click = Callable[[AsyncClient, bytes, str, SegmentPrompt], Awaitable[object]]
 
 
+class CallerRow(TypedDict):
+    """Callers of one server, each with an image of its own."""
+
+    side: str
+    callers: int
+    prompts_per_s: float
+    p50_ms: float
+
+
+class ClickRow(TypedDict):
+    """One caller's clicks on one image."""
+
+    click: str
+    p50_ms: float
+    p90_ms: float
+    clicks: int
+
+
+class EncoderRow(TypedDict):
+    """What an encoder of SAM's size takes for an image."""
+
+    encoder: str
+    seconds: float
+
+
+class DecoderRow(TypedDict):
+    """Prompts about embedded images, to their masks in the pixels of the images."""
+
+    side: str
+    images: int
+    prompts_per_s: float
+    ms: float
+
+
 def main(
     store: Annotated[Path | None, typer.Option(help="Store of one segmentation model.")] = None,
-    seconds: Annotated[float, typer.Option(min=0.2, help="Of each side in a round.")] = 4.0,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Of each side in a round.")] = 2.0,
     rounds: Annotated[int, typer.Option(min=1)] = 3,
+    quick: Annotated[bool, typer.Option("--quick", help="Tiny models, and few and short measurements.")] = False,
 ) -> None:
     """Measures and prints a table, and one JSON object as the last line."""
+    seconds, rounds = (0.1, 1) if quick else (seconds, rounds)
+    callers, clicks = (CALLERS[:2], 4) if quick else (CALLERS, _CLICKS)
     with ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        with Worker("sam", environment=tree_environment(ROOT)) as maker:
+            maker.ask(make=str(scratch / "sam"), tiny=quick)
         if store is None:
-            store = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            _export_random(store)
+            store = scratch / "store"
+            store.mkdir()
+            _export_random(store, tiny=quick)
         servers = {
             name: stack.enter_context(running_server(ROOT, store, flags)).address for name, flags in _SIDES.items()
         }
         forgetful = stack.enter_context(running_server(ROOT, store, ["--max-image-embeddings-mib", "0"])).address
-        rows = asyncio.run(_measure_callers(servers, seconds, rounds))
-        clicks = asyncio.run(_measure_clicks(servers["shared runs"], forgetful, rounds))
-    for row in [*rows, *clicks]:
+        caller_rows = asyncio.run(_measure_callers(servers, callers, seconds, rounds))
+        click_rows = asyncio.run(_measure_clicks(servers["shared runs"], forgetful, clicks, rounds))
+        contestants = stack.enter_context(Worker("sam", environment=tree_environment(ROOT)))
+        contestants.ask(folder=str(scratch / "sam"), threads=usable_cores())
+        encoder_rows = _measure_encoders(contestants)
+        decoder_rows = _measure_decoders(contestants, callers, seconds, rounds)
+    for row in (*caller_rows, *click_rows, *encoder_rows, *decoder_rows):
         typer.echo("  ".join(f"{name} {value}" for name, value in row.items()))
-    typer.echo(json.dumps(describe_run() | {"rounds": rounds, "seconds": seconds, "callers": rows, "clicks": clicks}))
+    report = describe_run() | {"quick": quick, "rounds": rounds, "seconds": seconds}
+    measured = {
+        "callers": caller_rows,
+        "clicks": click_rows,
+        "sam_encoders": encoder_rows,
+        "sam_decoders": decoder_rows,
+    }
+    typer.echo(json.dumps(report | measured))
 
 
-async def _measure_callers(servers: dict[str, str], seconds: float, rounds: int) -> list[dict[str, Any]]:
+def _measure_encoders(contestants: Worker) -> list[EncoderRow]:
+    """The seconds of an image in each encoder, in turn."""
+    names = (sam.THEIRS, sam.OURS, sam.OURS_INT8)
+    taken = [{name: float(contestants.ask(encoder=name)["seconds"]) for name in names} for _ in range(_ENCODER_RUNS)]
+    return [{"encoder": name, "seconds": round(min(one[name] for one in taken), 3)} for name in names]
+
+
+def _measure_decoders(contestants: Worker, counts: Sequence[int], seconds: float, rounds: int) -> list[DecoderRow]:
+    """Prompts a second of each side, one about each of so many images."""
+    num_runs = BatchingSettings().batch_prompts("cpu")
+    found: dict[tuple[str, int], list[dict[str, float]]] = {}
+    for number in range(rounds):
+        for count in counts:
+            for side in sorted(sam.SIDES, reverse=bool(number % 2)):
+                asked = {"side": side, "num_images": count, "num_runs": num_runs, "seconds": seconds}
+                found.setdefault((side, count), []).append(contestants.ask(**asked))
+    return [
+        {
+            "side": side,
+            "images": count,
+            "prompts_per_s": round(statistics.median(one["prompts_per_s"] for one in runs), 1),
+            "ms": round(statistics.median(one["ms"] for one in runs), 1),
+        }
+        for (side, count), runs in found.items()
+    ]
+
+
+async def _measure_callers(
+    servers: dict[str, str], counts: Sequence[int], seconds: float, rounds: int
+) -> list[CallerRow]:
     """Prompts a second, and the time of a call, of each number of callers on as many images."""
     found: dict[tuple[str, int], list[tuple[float, float]]] = {}
-    images = [_picture(seed) for seed in range(max(CALLERS))]
+    images = [_picture(seed) for seed in range(max(counts))]
     for number in range(rounds):
-        for callers in CALLERS:
+        for callers in counts:
             for name in sorted(servers, reverse=bool(number % 2)):
                 async with AsyncClient(servers[name]) as client:
                     prepared = await client.prepare_image(images[:callers])
@@ -98,7 +186,7 @@ async def _call(client: AsyncClient, ids: list[str], seconds: float) -> tuple[fl
     return len(latencies) / (time.perf_counter() - began), statistics.median(latencies)
 
 
-async def _measure_clicks(keeping: str, forgetful: str, rounds: int) -> list[dict[str, Any]]:
+async def _measure_clicks(keeping: str, forgetful: str, clicks: int, rounds: int) -> list[ClickRow]:
     """The time of a click on an image that has been clicked on before."""
     data, random = _picture(0), np.random.default_rng(0)
 
@@ -118,13 +206,13 @@ async def _measure_clicks(keeping: str, forgetful: str, rounds: int) -> list[dic
         for name, (address, click) in sides.items():
             async with AsyncClient(address) as client:
                 image_id = (await client.prepare_image([data]))[0].image_id
-                for number in range(_CLICKS + _WARM_UP_CALLS):
+                for number in range(clicks + _WARM_UP_CALLS):
                     sent = time.perf_counter()
                     await click(client, data, image_id, SegmentPrompt(points=[_place(random)]))
                     if number >= _WARM_UP_CALLS:
                         found[name].append(1e3 * (time.perf_counter() - sent))
         async with AsyncClient(keeping) as client, client.segment_interactively(data, max_mask_count=1) as session:
-            for number in range(_CLICKS + _WARM_UP_CALLS):
+            for number in range(clicks + _WARM_UP_CALLS):
                 sent = time.perf_counter()
                 await session.add(points=[_place(random)], restart=number % 8 == 0)
                 if number >= _WARM_UP_CALLS:
@@ -141,7 +229,7 @@ async def _measure_clicks(keeping: str, forgetful: str, rounds: int) -> list[dic
 
 
 def _place(random: np.random.Generator) -> tuple[float, float]:
-    x, y = random.random(2) * _SIZE
+    x, y = random.random(2) * sam.IMAGE_SIZE
     return float(x), float(y)
 
 
@@ -150,12 +238,12 @@ def _picture(seed: int) -> bytes:
     random = np.random.default_rng(seed)
     coarse = Image.fromarray(random.integers(0, 256, (12, 16, 3)).astype(np.uint8))
     file = io.BytesIO()
-    coarse.resize(_SIZE, Image.Resampling.BICUBIC).save(file, "JPEG", quality=90)
+    coarse.resize(sam.IMAGE_SIZE, Image.Resampling.BICUBIC).save(file, "JPEG", quality=90)
     return file.getvalue()
 
 
-def _export_random(store: Path) -> None:
-    """Exports a model of the recipe's shape with random weights, in int8."""
+def _export_random(store: Path, *, tiny: bool) -> None:
+    """Exports a model of the recipe's shape, or of a tiny one, with random weights, in int8."""
     import torch  # noqa: PLC0415 (of the exporter alone)
 
     from headway_export.exporter import ExportOptions, export  # noqa: PLC0415
@@ -167,6 +255,8 @@ def _export_random(store: Path) -> None:
 
     shape = NAMED_CONFIGURATIONS["segments-segmenter"].configuration
     assert isinstance(shape, SegmentationConfig)
+    if tiny:
+        shape = replace(shape, image_size=64, image_num_layers=1, image_d_model=48, image_d_ff=96, num_layers=1)
     torch.manual_seed(0)
     source = ExportSource(
         name="random",

@@ -199,7 +199,7 @@ class Calls:
         _section("EmbedText", "a text as a vector")
         _line("question", HEADLINES[0])
         try:
-            answer = self._client.embed_text(HEADLINES[0])
+            answer = self._client.embed_text(HEADLINES[0], model=self._model(Task.TEXT_EMBEDDING))
         except FailedPreconditionError as error:
             _line("answer", str(error))
             return
@@ -259,7 +259,8 @@ class Calls:
         first, *others = self._pictures
         _line("question", f"a drawing of: {first}")
         try:
-            answer = self._client.embed_image(list(self._pictures.values()))
+            pictures = list(self._pictures.values())
+            answer = self._client.embed_image(pictures, model=self._model(Task.IMAGE_EMBEDDING))
         except FailedPreconditionError as error:
             _line("answer", str(error))
             return
@@ -288,7 +289,11 @@ class Calls:
         _line("question", f"the segment at {click[0]:.0f},{click[1]:.0f}")
         try:
             answer, seconds = _timed(
-                lambda: self._client.segment_image(image_id=self._image_id, prompts=SegmentPrompt(points=[click]))
+                lambda: self._client.segment_image(
+                    image_id=self._image_id,
+                    prompts=SegmentPrompt(points=[click]),
+                    model=self._model(Task.SEGMENTATION),
+                )
             )
         except FailedPreconditionError as error:
             _line("answer", str(error))
@@ -308,15 +313,15 @@ class Calls:
         """ClassifyImage with labels of the caller's own, by a model that has images and texts in one space."""
         _section("ClassifyImage", "a name for the segment, from a list that the model was not trained on")
         _line("question", ", ".join(NAMES))
-        model = self._model(Task.IMAGE_EMBEDDING)
-        if model is None:
-            _line("answer", "the server has no model for it")
-            return
-        answer, seconds = _timed(
-            lambda: self._client.classify_image(
-                self._segment or self._image, model=model, candidate_labels=NAMES, templates=["a photo of {}"], top_k=3
+        try:
+            answer, seconds = _timed(
+                lambda: self._client.classify_image(
+                    self._segment or self._image, candidate_labels=NAMES, templates=["a photo of {}"], top_k=3
+                )
             )
-        )
+        except FailedPreconditionError as error:
+            _line("answer", str(error))
+            return
         _line("answer", _labels(answer[0].labels))
         _footer(answer, seconds)
 
@@ -324,7 +329,11 @@ class Calls:
         """CaptionImage, in German."""
         _section("CaptionImage", "the whole image in a German sentence")
         try:
-            answer, seconds = _timed(lambda: self._client.caption_image(image_ids=[self._image_id], language="de"))
+            answer, seconds = _timed(
+                lambda: self._client.caption_image(
+                    image_ids=[self._image_id], language="de", model=self._model(Task.CAPTIONING)
+                )
+            )
         except FailedPreconditionError as error:
             _line("answer", str(error))
             return

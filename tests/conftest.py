@@ -139,6 +139,30 @@ def diffusion_store(diffusion_checkpoint: Path, made_once: MadeOnce) -> Path:
 
 
 @pytest.fixture(scope="session")
+def captioner_checkpoint(made_once: MadeOnce) -> Path:
+    """A trained checkpoint of a tiny model that names colours in two languages."""
+    import tiny_captioner
+
+    write = tiny_captioner.captioner_checkpoint
+    return made_once("captioner-checkpoint", lambda folder: write(folder / "own")) / "own"
+
+
+@pytest.fixture(scope="session")
+def captioner_store(captioner_checkpoint: Path, made_once: MadeOnce) -> Path:
+    """A store with that model, exported in fp32 and int8."""
+
+    def write(folder: Path) -> None:
+        from headway_export.exporter import ExportOptions, export
+        from headway_export.source import from_checkpoint
+        from headway_server.bundles import Precision
+
+        precisions = (Precision.FP32, Precision.INT8)
+        export(from_checkpoint(captioner_checkpoint), ExportOptions(store=folder, precisions=precisions))
+
+    return made_once("captioner-store", write)
+
+
+@pytest.fixture(scope="session")
 def llama_checkpoint(made_once: MadeOnce) -> Path:
     """A trained checkpoint of a tiny Llama."""
     import tiny_models

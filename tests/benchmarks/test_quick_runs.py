@@ -10,6 +10,8 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+import tiny_segmenter
+from benchmarks import sam
 from benchmarks.models import BERT, GPT2, TRANSFORMER, VIT, prepare
 
 ROOT = Path(__file__).parents[2]
@@ -33,9 +35,9 @@ PRECISIONS = ("int8-static", "int8", "fp32")
 RANDOM_ROWS = [f"headway {precision}, {kind}" for kind in ("served", "bare loop") for precision in PRECISIONS]
 
 
-def run_benchmark(*arguments: str) -> subprocess.CompletedProcess[str]:
+def run_benchmark(*arguments: str, module: str = "benchmarks") -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HEADWAY_")}
-    command = [sys.executable, "-m", "benchmarks", *arguments]
+    command = [sys.executable, "-m", module, *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=290, check=False, env=environment, cwd=ROOT)
 
 
@@ -162,6 +164,21 @@ def test_the_time_of_the_cores_is_told_by_thread_and_by_operator(tmp_path: Path)
     assert sum(row["shares"].values()) == pytest.approx(1.0, abs=0.01)
     assert sum(row["kinds"].values()) == pytest.approx(1.0, abs=0.05)
     assert row["kinds"]["products"] > 0
+
+
+def test_prompts_are_measured_served_and_beside_sam_of_the_same_sizes(tmp_path: Path) -> None:
+    tiny_segmenter.write_segmenter_bundle(tmp_path)
+    ended = run_benchmark("--quick", "--store", str(tmp_path), module="benchmarks.segmentation")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    last = json.loads(ended.stdout.splitlines()[-1])
+    served = {(row["side"], row["callers"]) for row in last["callers"]}
+    assert served == {(side, count) for side in ("shared runs", "one prompt a run") for count in (1, 8)}
+    assert {(row["side"], row["images"]) for row in last["sam_decoders"]} == {
+        (side, count) for side in sam.SIDES for count in (1, 8)
+    }
+    assert all(row["prompts_per_s"] > 0 for row in (*last["callers"], *last["sam_decoders"]))
+    assert [row["encoder"] for row in last["sam_encoders"]] == [sam.THEIRS, sam.OURS, sam.OURS_INT8]
+    assert [row["clicks"] for row in last["clicks"]] == [4] * 4
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import tiny_segmenter
 from PIL import Image
 
 ROOT = Path(__file__).parents[2]
@@ -64,6 +66,28 @@ def test_every_call_is_answered_in_a_section_of_its_own(tiny_store: Path, pictur
     assert f"question  {pictures[0]}" in ended.stdout
     assert ended.stdout.count("timing") == 8
     assert "The server has stopped." in ended.stdout.splitlines()[-1]
+
+
+def test_it_ends_with_a_click_its_crop_a_name_for_it_and_a_german_caption(
+    captioner_store: Path, tmp_path: Path
+) -> None:
+    store = tmp_path / "store"
+    shutil.copytree(captioner_store, store)
+    for name in ("clip-image", "clip-text"):
+        shutil.copytree(ROOT / "models" / name, store / name)
+    tiny_segmenter.write_segmenter_bundle(store)
+    picture = tmp_path / "halves.png"
+    image = Image.new("RGB", (80, 40), (30, 200, 30))
+    image.paste("white", (0, 0, 30, 40))
+    image.save(picture)
+    ended = run_demo("--store", str(store), str(picture))
+    assert "Traceback" not in ended.stderr
+    *_, prepared, cut_out, named, captioned = re.split(r"^(?=[A-Z]\w+  )", ended.stdout, flags=re.MULTILINE)
+    assert f"question  {picture}" in prepared
+    assert "question  the segment at 40,20" in cut_out
+    assert "answer    2,000 pixels, 62% of the image, box 30,0 to 80,40" in cut_out
+    assert re.search(r"answer    a \w+ \d+\.\d%, a \w+ \d+\.\d%, a \w+ \d+\.\d%\n  model     clip-image 1", named)
+    assert re.search(r"answer    eine \w+ Wand\n  model     colours 1", captioned)
 
 
 def test_a_picture_that_the_server_refuses_is_told_and_the_rest_answered(tiny_store: Path, tmp_path: Path) -> None:

@@ -23,9 +23,8 @@ from headway.v1 import translation_service_pb2
 from headway_client import Client
 from headway_client.cli import app
 from headway_export.errors import SourceError
-from headway_export.exporter import ExportOptions, export
-from headway_export.source import from_checkpoint, from_factory
-from headway_server.bundles import ImagePreprocessing, Precision
+from headway_export.source import from_factory
+from headway_server.bundles import ImagePreprocessing, Precision, open_bundle
 from headway_training.checkpoint import load_model, load_tokenizer
 from headway_training.cli import app as training_app
 from headway_training.data.images import normalize
@@ -35,20 +34,14 @@ from headway_training.tasks.captioning import score_captions
 from .conftest import serve
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    return tiny_captioner.captioner_checkpoint(tmp_path_factory.mktemp("captioner") / "checkpoint")
+@pytest.fixture
+def checkpoint(captioner_checkpoint):
+    return captioner_checkpoint
 
 
 @pytest.fixture(scope="module")
-def bundle(checkpoint, tmp_path_factory):
-    options = ExportOptions(store=tmp_path_factory.mktemp("store"), precisions=(Precision.FP32, Precision.INT8))
-    return export(from_checkpoint(checkpoint), options)
-
-
-@pytest.fixture(scope="module")
-def address(bundle, tmp_path_factory):
-    yield from serve(bundle.path.parent.parent, "fp32", tmp_path_factory.mktemp("log") / "server.log")
+def address(captioner_store, tmp_path_factory):
+    yield from serve(captioner_store, "fp32", tmp_path_factory.mktemp("log") / "server.log")
 
 
 @pytest.fixture
@@ -65,8 +58,8 @@ def decoding(**fields):
     return translation_service_pb2.TranslationParameters(**fields)
 
 
-def test_both_precisions_are_proved_on_captions_of_both_languages(bundle):
-    manifest = bundle.manifest
+def test_both_precisions_are_proved_on_captions_of_both_languages(captioner_store):
+    manifest = open_bundle(captioner_store / "colours" / "1").manifest
     assert manifest.languages.targets == ("en", "de")
     assert manifest.patches.rows == manifest.patches.columns == GRID
     for precision in (Precision.FP32, Precision.INT8):

@@ -1,6 +1,7 @@
 """What the metrics tell of real calls, and how they are read."""
 
 import asyncio
+import io
 import json
 import re
 import socket
@@ -15,10 +16,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy_decoder import NumpyEncoder
+from PIL import Image
 from prometheus_client.parser import text_string_to_metric_families
 from rpc_failures import failure_of
 from tiny_engine import VOCAB_SIZE, make_decoder, make_sequence, running_engine, slow_down
 
+from headway.v1 import image_classification_service_pb2 as classify_pb
+from headway.v1 import image_service_pb2 as image_pb
+from headway.v1 import image_service_pb2_grpc as image_pb_grpc
 from headway.v1 import text_classification_service_pb2 as pb
 from headway_server.errors import DeadlineError, ServerError
 from headway_server.monitoring.metrics import FAMILIES, Metrics
@@ -88,6 +93,25 @@ async def test_calls_are_counted_by_method_model_code_and_reason(serve, classifi
     assert found["headway_calls_running{}"] == 0
     assert found["process_resident_memory_bytes{}"] > 1e7
     assert found["headway_threads{}"] >= 2
+
+
+async def test_what_is_kept_of_images_is_counted_in_hits_misses_and_bytes(serve, classifier_store, metrics):
+    file = io.BytesIO()
+    Image.new("RGB", (20, 16), "red").save(file, "PNG")
+    async with serve(classifier_store, observer=metrics) as serving:
+        metrics.watch(serving.host, serving.server.calls, Cores(2))
+        request = image_pb.PrepareImageRequest(images=[file.getvalue()])
+        [prepared] = (await image_pb_grpc.ImageServiceStub(serving.channel).PrepareImage(request)).results
+        named = classify_pb.ClassifyImageRequest(image_ids=[prepared.image_id])
+        for _ in range(3):
+            answer = await serving.images.ClassifyImage(named)
+        found = await asyncio.to_thread(samples, metrics)
+    model = f"model={answer.model.name}"
+    assert found[f"headway_cache_lookups_total{{cache=image_outputs,{model},result=miss,version=1}}"] == 1
+    assert found[f"headway_cache_lookups_total{{cache=image_outputs,{model},result=hit,version=1}}"] == 2
+    assert found[f"headway_cache_bytes{{cache=image_outputs,{model},version=1}}"] > 500
+    assert found["headway_cache_lookups_total{cache=prepared_images,model=,result=hit,version=}"] == 3
+    assert found["headway_cache_bytes{cache=prepared_images,model=,version=}"] == len(file.getvalue())
 
 
 async def test_an_engine_tells_of_prefills_steps_tokens_and_first_tokens(metrics):

@@ -1,7 +1,9 @@
 """Images that are sent once: named by id, computed once a model, forgotten in time, and apart for each API key."""
 
 import asyncio
+from importlib import import_module
 from io import BytesIO
+from pathlib import Path
 
 import grpc
 import pytest
@@ -10,6 +12,7 @@ from PIL import Image
 from rpc_failures import failure_of
 from waiting import until
 
+import headway.v1
 from headway.v1 import image_classification_service_pb2 as images_pb
 from headway.v1 import image_service_pb2 as pb
 from headway.v1 import image_service_pb2_grpc as pb_grpc
@@ -44,6 +47,21 @@ def classify(serving, *image_ids: str, metadata=(), **fields):
     return serving.images.ClassifyImage(
         images_pb.ClassifyImageRequest(image_ids=image_ids, **fields), metadata=metadata
     )
+
+
+def test_every_call_that_takes_images_takes_ids_in_their_place():
+    found = {}
+    for module in Path(headway.v1.__path__[0]).glob("*_service_pb2.py"):
+        for service in import_module(f"headway.v1.{module.stem}").DESCRIPTOR.services_by_name.values():
+            for method in service.methods:
+                fields = method.input_type.fields_by_name
+                images = [name for name in fields if name.removeprefix("query_") in ("image", "images")]
+                found |= {(method.name, name): {f"{name}_id", f"{name[:-1]}_ids"} & {*fields} for name in images}
+    assert not found.pop(("PrepareImage", "images"))
+    assert {"ClassifyImage", "EmbedImage", "RankTexts", "CaptionImage", "SegmentImage", "InspectImage"} < {
+        name for name, _ in found
+    }
+    assert all(found.values()), found
 
 
 async def test_an_image_is_sent_once_and_computed_once(serve, classifier_store):

@@ -187,6 +187,12 @@ BAD = [
     ({"prompts": [at((float("nan"), 5))]}, "prompts[0].points[0]", "outside of the image"),
     ({"prompts": [at(box=(10, 10, 10, 20))]}, "prompts[0].box", "is (10, 10, 10, 20); its sides are left, top"),
     ({"prompts": [at(box=(-1, 0, 10, 20))]}, "prompts[0].box", "within the image of 80 x 40 pixels"),
+    ({"prompts": [at(box=(30, 0, 10, 20))]}, "prompts[0].box", "left before right and top before bottom"),
+    ({"prompts": [at(box=(0, 0, 0, 0))]}, "prompts[0].box", "left before right and top before bottom"),
+    ({"prompts": [at(box=(0, float("nan"), 10, 20))]}, "prompts[0].box", "is (0, nan, 10, 20)"),
+    ({"prompts": [at(box=(0, 0, float("inf"), 20))]}, "prompts[0].box", "is (0, 0, inf, 20)"),
+    ({"prompts": [at((float("-inf"), 5))]}, "prompts[0].points[0]", "is (-inf, 5), outside of the image"),
+    ({"prompts": [at((1, 1))], "max_mask_count": -1}, "max_mask_count", "is -1; it goes from 1 to 3"),
     ({"prompts": [at((1, 1))], "max_mask_count": 4}, "max_mask_count", "is 4; it goes from 1 to 3"),
     ({"prompts": [at((1, 1))], "mask_format": 9}, "mask_format", "is 9, which is none"),
     ({"prompts": [at((1, 1))], "image": b""}, "image", "is empty"),
@@ -205,19 +211,67 @@ async def test_what_cannot_be_answered_is_refused_with_a_sentence(segmenting):
     failure = await failure_of(stub(segmenting).SegmentImage(large))
     assert (failure.code, failure.field) == (grpc.StatusCode.INVALID_ARGUMENT, "prompts")
     assert "ask for 90 masks of 4000 x 4000 pixels" in failure.message
-    for fields, field in (({"points_per_side": 33}, "points_per_side"), ({"max_overlap": 2}, "max_overlap")):
+    for fields, field in (
+        ({"points_per_side": 33}, "points_per_side"),
+        ({"points_per_side": -1}, "points_per_side"),
+        ({"max_overlap": 2}, "max_overlap"),
+        ({"min_stability": -0.1}, "min_stability"),
+        ({"min_predicted_iou": float("nan")}, "min_predicted_iou"),
+        ({"mask_format": 9}, "mask_format"),
+    ):
         request = pb.SegmentEverythingRequest(image=squares(), **fields)
         failure = await failure_of(stub(segmenting).SegmentEverything(request).read())
         assert failure.field == field
 
+
+def click(*places, image=b"", outside=(), **fields) -> pb.SegmentInteractivelyRequest:
+    return pb.SegmentInteractivelyRequest(image=image, points=at(*places, outside=outside).points, **fields)
+
+
+BAD_CLICKS = [
+    ([click((10, 30))], "image", "is empty"),
+    ([click((10, 30), image=squares()), click((10, 41))], "prompt.points[0]", "is (10, 41), outside"),
+    ([click(image=squares()), click(outside=[(1, 1)])], "prompt.points", "are all to be left out"),
+    ([click(image=squares()), click(box=at(box=(5, 5, 5, 9)).box)], "prompt.box", "is (5, 5, 5, 9)"),
+    ([click(*[(1, 1)] * 64, image=squares()), click((1, 1))], "prompt.points", "has 65 elements, the limit is 64"),
+    ([click(image=squares()), click((1, 1), model="cells")], "model", "is set without an image"),
+    ([click(image=squares()), click((1, 1), max_mask_count=4)], "max_mask_count", "is 4; it goes from 1 to 3"),
+]
+
+
+@pytest.mark.parametrize(("requests", "field", "sentence"), BAD_CLICKS)
+async def test_a_click_that_cannot_be_answered_ends_its_stream_with_a_sentence(segmenting, requests, field, sentence):
     async def clicks():
-        yield pb.SegmentInteractivelyRequest(image=squares(), points=at((10, 30)).points)
-        yield pb.SegmentInteractivelyRequest(points=at((10, 41)).points)
+        for request in requests:
+            yield request
 
     stream = stub(segmenting).SegmentInteractively(clicks())
-    await stream.read()
+    for _ in requests[1:]:
+        await stream.read()
     failure = await failure_of(stream.read())
-    assert (failure.code, failure.field) == (grpc.StatusCode.INVALID_ARGUMENT, "prompt.points[0]")
+    assert (failure.code, failure.field) == (grpc.StatusCode.INVALID_ARGUMENT, field), failure.message
+    assert sentence in failure.message
+    assert segmenting.host.models[0]._held.num_admitted == 0
+
+
+async def test_an_id_that_has_expired_is_not_found_by_every_call(serve, segmenter_store):
+    async with serve(segmenter_store, image_ttl=0.05) as serving:
+        request = images_pb.PrepareImageRequest(images=[squares()])
+        [prepared] = (await images_grpc.ImageServiceStub(serving.channel).PrepareImage(request)).results
+        named = {"image_id": prepared.image_id}
+        await until(lambda: not serving.host.images.usage().num_bytes)
+
+        async def clicks():
+            yield pb.SegmentInteractivelyRequest(**named)
+
+        for call in (
+            stub(serving).SegmentImage(pb.SegmentImageRequest(**named, prompts=[at((1, 1))])),
+            stub(serving).SegmentEverything(pb.SegmentEverythingRequest(**named)).read(),
+            stub(serving).SegmentInteractively(clicks()).read(),
+        ):
+            failure = await failure_of(call)
+            assert (failure.code, failure.reason) == (grpc.StatusCode.NOT_FOUND, "IMAGE_NOT_FOUND")
+            assert "image_id: no image is kept by this id; ids expire 0.05 s after their last use" in failure.message
 
 
 async def test_streams_hold_no_more_embeddings_than_the_limit(serve, segmenter_store, monkeypatch):

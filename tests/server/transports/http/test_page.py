@@ -350,6 +350,12 @@ def test_clicks_and_drags_cut_out_a_part_of_a_picture(browser: Browser, tmp_path
         assert page.evaluate(opacity) > 0
         found = axe.Axe().run(page)
         assert not found.response["violations"], found.generate_report()
+        page.keyboard.down("Shift")
+        page.mouse.click(*place(0.75, 0.75))
+        page.keyboard.up("Shift")
+        expect(page.get_by_label("Points outside")).to_have_value("60,30")
+        expect(output).to_contain_text("expected IoU 0.80")  # the mask of several parts
+        assert page.get_by_label("Points inside").input_value() == "20,20"
         page.get_by_role("button", name="Start over").click()
         assert page.evaluate(opacity) == 0
         page.mouse.move(*place(0.6, 0.2))
@@ -361,6 +367,28 @@ def test_clicks_and_drags_cut_out_a_part_of_a_picture(browser: Browser, tmp_path
         page.get_by_label("Box").fill("1,2,3")
         assert "is not 4 numbers" in answer(page)
     context.close()
+
+
+def test_a_picture_gets_a_caption_whose_words_show_where_they_looked(
+    page: Page, captioner_store: Path, tmp_path: Path
+) -> None:
+    Image.new("RGB", (60, 30), (30, 30, 200)).save(tmp_path / "wall.png")
+    with running(store=captioner_store) as (_, url):
+        open_panel(page, url, "models")
+        expect(page.locator("main")).to_contain_text("2 languages")
+        open_panel(page, url, "caption")
+        page.get_by_label("Language").select_option("de")
+        page.get_by_label("Picture").set_input_files(tmp_path / "wall.png")
+        expect(page.locator(".output .words button")).to_have_text(["eine", "blaue", "Wand"], timeout=20_000)
+        expect(page.locator(".output .hypotheses li")).to_have_count(3)
+        seen = (
+            "() => [...document.querySelector('.output canvas').getContext('2d').getImageData(0, 0, 4, 4).data].join()"
+        )
+        first = page.evaluate(seen)
+        page.locator(".output .words button").last.hover()
+        assert page.evaluate(seen) != first
+        page.get_by_label("Begins with").fill("eine grüne")
+        assert "eine grüne Wand" in answer(page)
 
 
 def test_a_server_that_goes_away_and_comes_back(page: Page) -> None:

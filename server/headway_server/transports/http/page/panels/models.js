@@ -33,14 +33,16 @@ function facts(model) {
   const figure = quality(model);
   if (figure) rows.push(["Quality", `${figure[0]} (${figure[1]})`]);
   if (model.targetLanguages?.length) {
-    const [source, target] = [languages(model.sourceLanguage, model.sourceLanguages), languages(model.targetLanguage, model.targetLanguages)];
-    rows.push(["Languages", `${source} to ${target}`]);
+    const target = languages(model.targetLanguage, model.targetLanguages);
+    const reads = model.sourceLanguage || model.sourceLanguages?.length; // what captions an image reads no language
+    rows.push(["Languages", reads ? `${languages(model.sourceLanguage, model.sourceLanguages)} to ${target}` : target]);
   }
   if (model.maxInputTokenCount) rows.push(["Longest input", `${written(model.maxInputTokenCount)} tokens`]);
   if (model.labels?.length) {
     const some = model.labels.slice(0, 12).join(", ");
     rows.push([`${model.labels.length} labels`, model.labels.length > 12 ? `${some}, …` : some]);
   }
+  if (model.embeddingSpace) rows.push(["Goes with", `models of the space ${model.embeddingSpace}`]);
   if (model.license) rows.push(["Licence", model.license]);
   return element("dl", {}, ...rows.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)]));
 }
