@@ -88,12 +88,18 @@ def _write_theirs(folder: Path, sizes: dict[str, int]) -> None:
     model = SamModel(config).eval()
 
     class Encoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder = model.vision_encoder
+
         def forward(self, image: Tensor) -> Tensor:
-            """(1, 3, I, I) -> (1, 256, I / 16, I / 16)."""
-            embeddings: Tensor = model.vision_encoder(image).last_hidden_state
+            """(1, 3, I, I) -> (1, 256, L, L)."""
+            embeddings: Tensor = self.encoder(image).last_hidden_state
             return embeddings
 
     class Decoder(nn.Module):
+        places: Tensor
+
         def __init__(self) -> None:
             super().__init__()
             self.encoder, self.decoder = model.prompt_encoder, model.mask_decoder
@@ -105,10 +111,8 @@ def _write_theirs(folder: Path, sizes: dict[str, int]) -> None:
             """One prompt: (1, 256, L, L), (1, Q, 2), (1, Q), (1, 1, S, S), (1,) -> mask, its IoU, its logits."""
             points, none = self.encoder(point_coords[:, None], point_labels[:, None], None, None)
             dense = has_mask * self.encoder.mask_embed(mask) + (1 - has_mask) * none
-            masks, ious = self.decoder(
-                image_embeddings, self.places, points, dense, multimask_output=True
-            )  # (1, 1, 3, S, S), (1, 1, 3): those of one point or one box
-            masks, ious = masks[:, 0], ious[:, 0]
+            found = self.decoder(image_embeddings, self.places, points, dense, multimask_output=True)
+            masks, ious = (part[:, 0] for part in found)  # (1, 3, S, S), (1, 3): those of one point or one box
             best = ious.argmax(dim=1)
             logits, iou = masks.index_select(1, best), ious.index_select(1, best)
             wide, high = IMAGE_SIZE
@@ -122,11 +126,12 @@ def _write_theirs(folder: Path, sizes: dict[str, int]) -> None:
     embeddings, mask = torch.zeros(1, _WIDTH, grid, grid), torch.zeros(1, 1, 4 * grid, 4 * grid)
     inputs = (embeddings, torch.zeros(1, 2, 2), torch.ones(1, 2), mask, torch.zeros(1))
     num_points = {1: torch.export.Dim("points", min=1, max=64)}
+    graphs: tuple[tuple[str, nn.Module, tuple[Tensor, ...], Any], ...] = (
+        ("encoder", Encoder().eval(), (image,), None),
+        ("decoder", Decoder().eval(), inputs, ({}, num_points, num_points, {}, {})),
+    )
     with torch.inference_mode():
-        for name, module, example, dynamic in (
-            ("encoder", Encoder().eval(), (image,), None),
-            ("decoder", Decoder().eval(), inputs, ({}, num_points, num_points, {}, {})),
-        ):
+        for name, module, example, dynamic in graphs:
             program = torch.onnx.export(
                 module, example, dynamic_shapes=dynamic, opset_version=_OPSET, dynamo=True, verbose=False
             )
@@ -258,11 +263,9 @@ class Contestants:
             Prompts a second, and the milliseconds from the images' prompts to their last mask.
         """
         name, way = SIDES[side]
+        shape: tuple[int, ...] = (1, _WIDTH, self._side // _PATCH, self._side // _PATCH)
         if name in self._ours:
-            graph = self._ours[name][1]
-            shape = graph.embedding_shape
-        else:
-            shape = (1, _WIDTH, self._side // _PATCH, self._side // _PATCH)
+            shape = self._ours[name][1].embedding_shape
         embeddings = [self._random.standard_normal(shape, np.float32) for _ in range(num_images)]
         run = self._answer_ours if name in self._ours else self._answer_theirs
         step = min(num_images, num_runs) if way == _SHARED else 1
