@@ -1,9 +1,9 @@
 """`headway-train evaluate` against real servers: the figure is the one of the model's card."""
 
 import csv
+import io
 import json
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +17,10 @@ from typer.testing import CliRunner
 from headway_client import Client
 from headway_training.checkpoint import load_model, load_tokenizer
 from headway_training.cli import app
+from headway_training.data.sources import read_splits
 from headway_training.evaluation import nats_per_character
+from headway_training.metrics import nearest_neighbour_labels
+from headway_training.recipes import read_recipe
 from headway_training.tasks import segmentation
 
 from .conftest import serve
@@ -200,11 +203,29 @@ def test_two_towers_are_measured_on_their_recipes_data(towers_client, tmp_path):
     assert "which are measured whole" in evaluate(towers_client.server, *words, "--limit", "2", code=1)[1]
 
 
+def test_vectors_of_images_are_measured_by_the_labels_of_their_neighbours(towers_client, tmp_path):
+    folder = write_picture_data(tmp_path)
+    report, _ = evaluate(
+        towers_client.server, "tiny-clip-image", "--data", "cifar10", "--data-dir", str(folder), "--limit", "3"
+    )
+    assert (report["metric"], report["example_count"]) == ("knn_accuracy", 3)
+    splits = read_splits(read_recipe("cifar10-dino"), folder, None)
+
+    def embed(images):
+        files = [io.BytesIO() for _ in images]
+        for image, file in zip(images, files, strict=True):
+            Image.fromarray(image).save(file, "PNG")
+        return towers_client.embed_image([file.getvalue() for file in files], model="tiny-clip-image").to_numpy()
+
+    known, asked = embed(splits.train.images), embed(splits.test.images[:3])
+    found = nearest_neighbour_labels(known, splits.train.labels, asked)
+    assert report["value"] == pytest.approx(100 * (found == splits.test.labels[:3]).mean())
+
+
 def test_segments_are_measured_at_points_and_boxes(tmp_path, monkeypatch):
     monkeypatch.setattr(segmentation, "_NUM_COMPOSITES", {"valid": 2, "test": 2})
     write_segmenter_bundle(tmp_path / "store")  # cuts out what has the colour of the point
-    recipe = Path(__file__).parents[2] / "docs" / "experiments" / "segmentation.toml"
-    words = ("cells", "--data", str(recipe), "--data-dir", str(write_segment_data(tmp_path / "data")))
+    words = ("cells", "--data", "segments", "--data-dir", str(write_segment_data(tmp_path / "data")))
     for address in serve(tmp_path / "store", "fp32", tmp_path / "server.log"):
         report, _ = evaluate(address, *words)
         few, _ = evaluate(address, *words, "--limit", "1")

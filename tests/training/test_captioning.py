@@ -34,7 +34,7 @@ TINY = {
     "num_heads": 2,
     "d_ff": 64,
 }
-RECIPE = Path(__file__).parents[2] / "docs" / "experiments" / "captioning.toml"
+RECIPE = "caption"
 NAMES = {"red": "rot", "green": "grün", "blue": "blau", "yellow": "gelb"}
 
 
@@ -122,7 +122,7 @@ def _write(path: Path, lines: list[str]) -> None:
 
 def test_lines_of_photographs_join_their_captions_and_lines_without_one_stay_alone(caption_data: Path) -> None:
     dataset = DATASETS["captions"]
-    splits = dataset.read(dataset, caption_data, read_recipe(str(RECIPE)).data)
+    splits = dataset.read(dataset, caption_data, read_recipe(RECIPE).data)
     assert splits.train.captions["en"][3] == ["a wall that is yellow"]  # which it has already
     assert splits.train.captions["de"][3] == ["eine Wand, ganz gelb", "eine gelbe Wand"]
     assert splits.train.texts == {"en": ["a red wall"], "de": ["eine rote Wand"]}
@@ -140,7 +140,7 @@ def test_a_run_learns_to_name_colours_in_two_languages(caption_data: Path, tmp_p
     settings += ["optimization.evaluations=1", "tracker=none", "augmentation.grey=0", "augmentation.holes=0"]
     settings += ["augmentation.colour_change=0.1", "optimization.average_decay=0.9", "model.dropout=0"]
     settings += ["captioning.captions_per_image=2", "optimization.label_smoothing=0"]
-    options = RunOptions(recipe=str(RECIPE), settings=tuple(settings), data_dir=caption_data, output=tmp_path / "run")
+    options = RunOptions(recipe=RECIPE, settings=tuple(settings), data_dir=caption_data, output=tmp_path / "run")
     folder = run_training(options, Console(quiet=True))
     model, checkpoint = load_model(folder)
     assert isinstance(model, Captioner)

@@ -20,7 +20,7 @@ from headway_training.run import RunOptions, run_training
 from headway_training.tasks import make_task
 from headway_training.trainer import Trainer
 
-RECIPE = str(Path(__file__).parents[2] / "docs" / "experiments" / "dino.toml")
+RECIPE = "cifar10-dino"
 QUIET = Console(quiet=True)
 TINY = {"patch_size": 4, "num_layers": 1, "d_model": 16, "num_heads": 2, "d_ff": 32, "num_registers": 2}
 SETTINGS = (

@@ -21,7 +21,7 @@ from headway_training.run import RunOptions, run_training
 from headway_training.tasks import make_task, segmentation
 from headway_training.trainer import Trainer
 
-RECIPE = str(Path(__file__).parents[2] / "docs" / "experiments" / "segmentation.toml")
+RECIPE = "segment"
 TINY = {
     "image_size": 32,
     "patch_size": 8,

@@ -46,7 +46,14 @@ from headway_training.data.images import find_images
 from headway_training.data.pictures import Pictures
 from headway_training.data.sources import data_folder, file_names, read_examples, read_splits
 from headway_training.errors import DataError, EvaluationError
-from headway_training.metrics import accuracy, corpus_bleu, macro_f1, multi_label_f1, span_scores
+from headway_training.metrics import (
+    accuracy,
+    corpus_bleu,
+    macro_f1,
+    multi_label_f1,
+    nearest_neighbour_labels,
+    span_scores,
+)
 from headway_training.recipes import ClassificationSettings, Recipe, list_recipes, parse_setting, read_recipe
 
 if TYPE_CHECKING:
@@ -68,8 +75,8 @@ _CALL_OPTIONS: Mapping[Task, type] = {
 _SET_BY_MEASUREMENT = {"model", "model_version", "top_k", "text_pairs", "image_id", "image_ids", "mask_format"}
 _OTHER_LABELS = {"candidate_labels", "hypothesis_template", "independent_labels"}
 """Options that would have a model choose among other labels than the data's."""
-_RECIPE_TASKS: Mapping[str, str] = {Task.IMAGE_EMBEDDING: "image_text_embedding"}
-"""Of a recipe's task that is not the model's: an image tower is measured with the text tower of its space."""
+_RECIPE_TASKS: Mapping[str, tuple[str, ...]] = {Task.IMAGE_EMBEDDING: ("image_text_embedding", "image_embedding")}
+"""Of recipes' tasks that are not the model's alone: an image tower is measured with the text tower of its space."""
 _UNITS = {
     Task.IMAGE_EMBEDDING: "pictures",
     Task.TRANSLATION: "sentences",
@@ -200,6 +207,14 @@ class EncodedImages(Rows):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NeighbouringImages(EncodedImages):
+    """Image files whose labels are to be found by those of the images that are nearest."""
+
+    known: EncodedImages
+    """The images that are looked among."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CaptionedFiles(Rows):
     """Image files with captions."""
 
@@ -310,24 +325,28 @@ def read_dataset(model: Model, name: str | None, folder: Path) -> TestData:
             {one: test.captions[one][row] for one in test.captions} for row in range(len(test))
         ]
         return TestData(splits.test_name, CaptionedFiles(images=list(map(_encode_png, test.images)), captions=captions))
+    if model.task is Task.IMAGE_EMBEDDING:
+        known = _encode_images(splits.train)
+        nearest = NeighbouringImages(images=_encode_images(test).images, labels=test.labels.tolist(), known=known)
+        return TestData(splits.test_name, nearest, splits.labels)
     if unknown := sorted(set(splits.labels) - set(model.labels)):
         raise DataError(
             f"{recipe.data.dataset}: the label {unknown[0]!r} is not one that {model.name} answers: "
             f"{', '.join(model.labels[:20])}"
         )
     if isinstance(test, LabeledImages):
-        test = EncodedImages(images=[_encode_png(image) for image in test.images], labels=test.labels.tolist())
+        test = _encode_images(test)
     return TestData(splits.test_name, test, splits.labels)
 
 
 def _find_recipe(model: Model, name: str | None) -> Recipe:
     """The recipe whose data is measured."""
     languages = (model.source_language, model.target_language)
-    task = _RECIPE_TASKS.get(model.task, model.task)
+    tasks = _RECIPE_TASKS.get(model.task, (model.task,))
     own = model.name.removesuffix("-image") if model.task in _RECIPE_TASKS else model.name
     is_file = name is not None and name.endswith(".toml")
     files = [str(name)] if is_file else [file.stem for file in list_recipes()]
-    recipes = [recipe for recipe in map(read_recipe, files) if recipe.task == task]
+    recipes = [recipe for recipe in map(read_recipe, files) if recipe.task in tasks]
     recipes = [
         one for one in recipes if one.languages is None or (one.languages.source, one.languages.target) == languages
     ]
@@ -341,6 +360,10 @@ def _find_recipe(model: Model, name: str | None) -> Recipe:
         f"{what}; it is for {model.task}{between}, for which there are the data sets: {known}. "
         "Name one with --data, or your own data with --file"
     )
+
+
+def _encode_images(examples: LabeledImages) -> EncodedImages:
+    return EncodedImages(images=[_encode_png(image) for image in examples.images], labels=examples.labels.tolist())
 
 
 def _encode_png(image: NDArray[np.uint8]) -> bytes:
@@ -443,7 +466,7 @@ class _Measurement:
 
     def measure(self, examples: Any, labels: Sequence[str]) -> dict[str, float | str]:
         """The figures of some examples; the first one is the metric of the model's task."""
-        if isinstance(examples, Pictures | CaptionedFiles | SegmentedFiles):
+        if isinstance(examples, Pictures | CaptionedFiles | SegmentedFiles | NeighbouringImages):
             return self._measure_pictures(examples)
         if isinstance(examples, PlainText):
             return self._score_text(examples.text)
@@ -471,8 +494,12 @@ class _Measurement:
         actual = [labels[index] for index in examples.labels]
         return {"accuracy": accuracy(predicted, actual), "macro_f1": macro_f1(predicted, actual)}
 
-    def _measure_pictures(self, examples: Pictures | CaptionedFiles | SegmentedFiles) -> dict[str, float | str]:
-        """The figures of a task whose examples are not labels of images."""
+    def _measure_pictures(
+        self, examples: Pictures | CaptionedFiles | SegmentedFiles | NeighbouringImages
+    ) -> dict[str, float | str]:
+        """The figures of a model of images that answers no labels."""
+        if isinstance(examples, NeighbouringImages):
+            return self._measure_neighbours(examples)
         if isinstance(examples, SegmentedFiles):
             return self._measure_segments(examples)
         if isinstance(examples, CaptionedFiles) and self._model.task is Task.CAPTIONING:
@@ -500,18 +527,30 @@ class _Measurement:
 
             return np.stack(self._ask(lines, embed, "reading texts"))
 
-        def embed_images(part: Sequence[bytes]) -> list[NDArray[np.float32]]:
-            return list(self._client.embed_image(part, **self._options).to_numpy())
-
         def images(kind: str) -> NDArray[np.float32]:
             encoded = [_encode_png(image) for image in getattr(examples, kind).images]
-            return np.stack(self._ask(encoded, embed_images, f"looking at {kind.replace('_', ' ')}"))
+            return self._embed_images(encoded, kind.replace("_", " "))
 
         if isinstance(examples, Pictures):
             return dict(measure_recalls(examples, images=images, texts=texts))
-        vectors = np.stack(self._ask(examples.images, embed_images, "looking at images"))
+        vectors = self._embed_images(examples.images, "images")
         captions = [[text for several in row.values() for text in several] for row in examples.captions]
         return dict(caption_recalls(captions, vectors, texts))
+
+    def _measure_neighbours(self, examples: NeighbouringImages) -> dict[str, float | str]:
+        """Accuracy of labels by the votes of the nearest images that have one."""
+        known = self._embed_images(examples.known.images, "known images")
+        asked = self._embed_images(examples.images, "images")
+        found = nearest_neighbour_labels(known, np.array(examples.known.labels), asked)
+        return {"knn_accuracy": accuracy(found, examples.labels)}
+
+    def _embed_images(self, images: Sequence[bytes], what: str) -> NDArray[np.float32]:
+        """The vectors of image files, (N, D)."""
+
+        def embed(part: Sequence[bytes]) -> list[NDArray[np.float32]]:
+            return list(self._client.embed_image(part, **self._options).to_numpy())
+
+        return np.stack(self._ask(images, embed, f"looking at {what}"))
 
     def _measure_captions(self, examples: CaptionedFiles) -> dict[str, float | str]:
         """CIDEr-D, BLEU and METEOR of the captions in each language of the data."""
