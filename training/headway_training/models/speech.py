@@ -87,6 +87,7 @@ class SpeechSynthesizer(Codec):
     def __init__(self, configuration: SpeechSynthesizerConfig) -> None:
         super().__init__(configuration)
         self.max_length = configuration.max_length
+        self.max_prompt_length = configuration.history_frames * configuration.num_books + configuration.max_text_length
         self.language_model = GPT(configuration.language_model())
         shape = configuration.num_voices, configuration.history_frames, configuration.num_books
         self.register_buffer("voices", torch.zeros(*shape, dtype=torch.int64))
