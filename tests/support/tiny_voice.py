@@ -61,9 +61,10 @@ def train(recipe: str, fields: dict[str, float], folder: Path, *more: str, table
     return run_training(chosen, Console(quiet=True))
 
 
-def write_voice_checkpoint(folder: Path, *, codec_steps: int = 60, steps: int = 120) -> Path:
+def write_voice_checkpoint(folder: Path, *, codec_steps: int = 30, steps: int = 60) -> Path:
     """Trains a codec and a model of its codes; returns the checkpoint of both."""
     table = write_recordings(folder / "recordings")
-    codec = train("speech-codec.toml", CODEC, folder / "codec", table=table, max_steps=codec_steps)
-    own = ('name="tones"', "augmentation.join_texts=2", "optimization.learning_rate=0.005")
+    rate = "optimization.learning_rate=0.005"
+    codec = train("speech-codec.toml", CODEC, folder / "codec", rate, table=table, max_steps=codec_steps)
+    own = ('name="tones"', "augmentation.join_texts=2", rate)
     return train("speech.toml", SPEAKER, folder / "speech", *own, table=table, max_steps=steps, init=codec)

@@ -9,9 +9,8 @@ All convolutions are causal, and what the decoder's have seen is an input and an
 come. An upsampling by s is a causal convolution of two positions to s times the channels, which become s positions: a
 transposed convolution of 2 s positions and stride s, without the state of its output.
 
-Deviations from Zeghidour et al. (2021): no adversarial loss, no quantizer dropout, no weight normalisation; codebooks
-are learned by gradients with a commitment term (van den Oord et al. 2017, equation 3) in place of moving averages;
-strides and widths are for 8 kHz.
+Deviations from Zeghidour et al. (2021): no adversarial loss, no quantizer dropout, no weight normalisation; strides and
+widths are for 8 kHz.
 """
 
 from __future__ import annotations
@@ -30,10 +29,11 @@ from headway_training.models.configuration import Configuration
 _DILATIONS = (1, 3)
 _KERNEL = 7
 """Positions that the first and the last convolution read."""
-_USAGE_DECAY = 0.98
-_LEAST_USAGE = 0.02
+_DECAY = 0.95
+"""Share of a code, and of the count of what it stands for, that a step leaves as it was."""
+_LEAST_USAGE = 0.05
 """Frames of a batch, in the mean, that a code must stand for; one of fewer is put where a latent is."""
-_COMMITMENT = 0.25
+COMMITMENT = 0.25
 """Weight of the distance of latents from their codes (van den Oord et al. 2017, section 3.2)."""
 
 
@@ -208,14 +208,20 @@ class CodecDecoder(nn.Module):
 
 
 class Quantizer(nn.Module):
-    """Residual vector quantization: each book says what the books before lack (Zeghidour et al. 2021, III-C)."""
+    """Residual vector quantization: each book says what the books before lack (Zeghidour et al. 2021, III-C).
 
+    A code is the moving average of the latents that it stood for (van den Oord et al. 2017, appendix A.1).
+    """
+
+    books: Tensor
     usage: Tensor
+    sums: Tensor
 
     def __init__(self, configuration: CodecConfig) -> None:
         super().__init__()
         shape = configuration.num_books, configuration.codebook_size
-        self.books = nn.Parameter(torch.randn(*shape, configuration.d_latent) * 0.1)  # (K, C, D)
+        self.register_buffer("books", torch.randn(*shape, configuration.d_latent))  # (K, C, D)
+        self.register_buffer("sums", torch.zeros(*shape, configuration.d_latent))
         self.register_buffer("usage", torch.zeros(*shape))
 
     def forward(self, latents: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -228,17 +234,16 @@ class Quantizer(nn.Module):
         residual, found, codes = target, torch.zeros_like(target), []
         loss = target.new_zeros(len(target))
         for number in range(len(self.books)):
+            points = residual.detach()
             if self.training:
-                self._revive(number, residual.detach())
-            book = self.books[number]
-            chosen = self._nearest(book, residual.detach())  # (B, F)
+                self._revive(number, points)
+            chosen = self._nearest(self.books[number], points)  # (B, F)
+            part = F.embedding(chosen, self.books[number])  # (B, F, D)
             if self.training:
-                self._count(number, chosen)
-            part = F.embedding(chosen, book)  # (B, F, D)
-            loss = loss + (part - residual.detach()).square().mean(dim=(1, 2))
-            loss = loss + _COMMITMENT * (part.detach() - residual).square().mean(dim=(1, 2))
-            found = found + part.detach()
-            residual = residual - part.detach()
+                self._follow(number, points, chosen)
+            loss = loss + COMMITMENT * (part - residual).square().mean(dim=(1, 2))
+            found = found + part
+            residual = residual - part
             codes.append(chosen)
         return (target + (found - target).detach()).transpose(1, 2), torch.stack(codes, dim=2), loss
 
@@ -257,15 +262,19 @@ class Quantizer(nn.Module):
         """Puts codes that are hardly used where points (B, F, D), drawn at random, are."""
         dead = self.usage[number] < _LEAST_USAGE  # (C)
         drawn = points.flatten(0, 1)[torch.randint(points.shape[0] * points.shape[1], dead.shape, device=dead.device)]
-        self.books[number] = torch.where(dead[:, None], drawn, self.books[number])
+        for kept in (self.books, self.sums):
+            kept[number] = torch.where(dead[:, None], drawn, kept[number])
         self.usage[number] = torch.where(dead, 1.0, self.usage[number])
 
     @torch.no_grad()
-    def _count(self, number: int, chosen: Tensor) -> None:
-        """Takes codes (B, F) into the mean of how many frames of a batch each stands for."""
-        counts = torch.zeros_like(self.usage[number])
-        counts.index_add_(0, chosen.flatten(), torch.ones_like(chosen.flatten(), dtype=counts.dtype))
-        self.usage[number] = _USAGE_DECAY * self.usage[number] + (1 - _USAGE_DECAY) * counts
+    def _follow(self, number: int, points: Tensor, chosen: Tensor) -> None:
+        """Moves codes towards the points (B, F, D) that they were chosen for, (B, F)."""
+        flat, rows = points.flatten(0, 1), chosen.flatten()
+        counts = torch.zeros_like(self.usage[number]).index_add_(0, rows, flat.new_ones(len(rows)))
+        sums = torch.zeros_like(self.sums[number]).index_add_(0, rows, flat)
+        self.usage[number] = _DECAY * self.usage[number] + (1 - _DECAY) * counts
+        self.sums[number] = _DECAY * self.sums[number] + (1 - _DECAY) * sums
+        self.books[number] = self.sums[number] / self.usage[number].clamp(min=1e-6)[:, None]
 
 
 class Codec(Model):

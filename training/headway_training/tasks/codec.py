@@ -29,6 +29,7 @@ WAVEFORM_WEIGHT = 2.0
 MEASURED_RECORDINGS = 128
 """Recordings that a validation and a checkpoint take of a part."""
 _CROP_FRAMES = 50
+"""Longest crop."""
 
 
 class AudioCodingTask(Task):
@@ -69,7 +70,8 @@ class AudioCodingTask(Task):
 
     def collate(self, batch: Batch, generator: torch.Generator) -> TrainingBatch:
         """Crops (B, N), short recordings followed by silence, and targets (B), all 0."""
-        length = _CROP_FRAMES * self._shape.hop_length
+        frames = max(-(-len(self._splits.train.samples[number]) // self._shape.hop_length) for number in batch)
+        length = min(frames, _CROP_FRAMES) * self._shape.hop_length
         crops = np.zeros((len(batch), length), np.float32)
         for row, number in enumerate(batch):
             samples = self._splits.train.samples[number]
