@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from headway_server.batching import Batcher, BatchGraph, RunCosts, measure_costs
+from headway_server.batching import BatchedResults, Batcher, BatchGraph, RunCosts, Tensors, measure_costs
 from headway_server.bundles import AudioCodec
 from headway_server.errors import BundleError
 from headway_server.observers import NO_OBSERVER, ModelId, Observer
@@ -105,7 +105,7 @@ class WaveformDecoder:
             DeadlineError: The deadline passed.
             DrainingError: The server is closing.
         """
-        found = await self._batcher.submit(
+        found: BatchedResults[Tensors] = await self._batcher.submit(
             [{"codes": codes, "state": state}], [1], outputs=_OUTPUTS, deadline=deadline, caller=caller
         )
         [outputs] = found.results
