@@ -428,7 +428,7 @@ class SpeechDelta:
     """The next samples of a text that is spoken."""
 
     pcm: bytes
-    """Signed samples of 16 bits, little-endian, mono; possibly none."""
+    """Signed samples of 16 bits, little-endian, mono; none in the last one."""
     sampling_rate: int
     """Samples a second."""
     new_token_count: int

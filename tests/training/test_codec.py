@@ -85,18 +85,27 @@ def test_each_book_names_the_code_nearest_to_what_is_left(codec: Codec) -> None:
     torch.testing.assert_close(found, codec.quantizer.latents(codes))
 
 
-def test_codes_that_stand_for_nothing_move_to_latents_in_training_alone(codec: Codec) -> None:
+def test_codes_move_to_the_latents_in_training_alone(codec: Codec) -> None:
     latents = torch.randn(4, 8, 30)
-    before = codec.quantizer.books.detach().clone()
+    points = latents.transpose(1, 2).flatten(0, 1)
+
+    def farthest() -> float:
+        return float(torch.cdist(codec.quantizer.books[0], points).min(dim=1).values.max())
+
     codec.quantizer(latents)
-    assert torch.equal(codec.quantizer.books, before)
+    before = farthest()
     codec.quantizer.train()
     codec.quantizer(latents)
-    distances = torch.cdist(codec.quantizer.books[0].detach(), latents.transpose(1, 2).flatten(0, 1))
-    assert distances.min(dim=1).values.max() < 1e-3
+    assert farthest() < min(1.0, before / 2)
+    for _ in range(100):
+        _, codes, _ = codec.quantizer(latents)
+    for code in codes[:, :, 0].unique():  # a code is the mean of what it stands for
+        torch.testing.assert_close(
+            codec.quantizer.books[0, code], points[codes[:, :, 0].flatten() == code].mean(dim=0), atol=0.2, rtol=0
+        )
 
 
-def test_gradients_reach_encoder_decoder_and_books(codec: Codec) -> None:
+def test_gradients_reach_encoder_and_decoder(codec: Codec) -> None:
     found, loss = codec.train()(torch.randn(2, 800))
     (found.square().sum() + loss.sum()).backward()
     for name, weight in codec.named_parameters():

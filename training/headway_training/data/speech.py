@@ -66,7 +66,10 @@ def read_digits(archive: Path) -> Recordings:
     Raises:
         DataError: It cannot be read, or a name is of another form.
     """
-    samples, texts, speakers, rates = [], [], [], set()
+    samples: list[NDArray[np.int16]] = []
+    texts: list[str] = []
+    speakers: list[str] = []
+    rates: set[int] = set()
     for name, content in _members(archive):
         digit, _, rest = Path(name).stem.partition("_")
         speaker = rest.rpartition("_")[0]
@@ -87,7 +90,9 @@ def read_prompts(archive: Path, table: Path, speaker: str) -> Recordings:
         DataError: Either cannot be read, or a recording has no transcript.
     """
     transcripts = {row["name"]: row["transcript"] for row in _rows(table, ("name", "transcript"))}
-    samples, texts, rates = [], [], set()
+    samples: list[NDArray[np.int16]] = []
+    texts: list[str] = []
+    rates: set[int] = set()
     for name, content in _members(archive):
         stem = str(Path(name).with_suffix(""))
         if stem not in transcripts:

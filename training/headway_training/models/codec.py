@@ -15,7 +15,7 @@ widths are for 8 kHz.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
@@ -200,7 +200,7 @@ class CodecDecoder(nn.Module):
         presents.append(present)
         return samples.squeeze(1), torch.cat([one.flatten(1) for one in presents], dim=1)
 
-    def _split(self, state: Tensor) -> Iterable[Tensor]:
+    def _split(self, state: Tensor) -> Iterator[Tensor]:
         """(B, state_size) -> what each convolution has seen, (B, channels, P)."""
         sizes = [channels * length for channels, length in self._shapes]
         parts = state.split(sizes, dim=1)
@@ -231,7 +231,8 @@ class Quantizer(nn.Module):
         are put where latents of this batch are, all of them in the first step (Zeghidour et al. 2021, section III-C).
         """
         target = latents.transpose(1, 2)  # (B, F, D)
-        residual, found, codes = target, torch.zeros_like(target), []
+        residual, found = target, torch.zeros_like(target)
+        codes: list[Tensor] = []
         loss = target.new_zeros(len(target))
         for number in range(len(self.books)):
             points = residual.detach()

@@ -190,7 +190,8 @@ class SpeechSynthesisTask(Task):
 
     def _voice(self, numbers: Sequence[int]) -> NDArray[np.int64]:
         """The codes of recordings one after another, as many as a voice has; if they are too few, again."""
-        parts, length = [], 0
+        parts: list[NDArray[np.int64]] = []
+        length = 0
         for number in numbers:
             parts.append(self._train.codes[number])
             length += len(parts[-1])

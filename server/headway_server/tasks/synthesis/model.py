@@ -66,7 +66,7 @@ class SpeechPart:
     """The next samples of a stream."""
 
     samples: NDArray[np.int16]
-    """(S,), possibly none."""
+    """(S,), at least one."""
     num_new_tokens: int
     """Codes so far."""
 
@@ -102,6 +102,11 @@ class SynthesisModel(DecodingModel):
         self._voices = _load_voices(bundle)
         longest = max((len(tokens) for tokens in self._voices.values()), default=0)
         self._max_text_tokens = self.limits.max_input_tokens - longest
+        if self._max_text_tokens <= parts.tokenizer.num_special_tokens:
+            raise BundleError(
+                f"{bundle.path}: a voice has {longest} tokens, and limits.max_input_tokens is "
+                f"{self.limits.max_input_tokens}, which leaves none for a text; export the model again"
+            )
         self._max_frames = (self.limits.max_total_tokens - self.limits.max_input_tokens) // codec.num_books
         self._masks = FrameMasks(codec, vocab_size=self.limits.vocab_size, end_id=self._eos_id)
         self._writer = AudioWriter(codec.sampling_rate)
@@ -213,11 +218,13 @@ class SynthesisModel(DecodingModel):
                     async for delta in deltas:
                         samples = await waveform.push(delta.output)
                         num_samples += len(samples)
-                        yield SpeechPart(samples=samples, num_new_tokens=delta.num_new_tokens)
+                        if len(samples):
+                            yield SpeechPart(samples=samples, num_new_tokens=delta.num_new_tokens)
             result = sequence.reply.result.result()
             samples = await waveform.push(result.output[:0], is_last=True)
             num_samples += len(samples)
-            yield SpeechPart(samples=samples, num_new_tokens=result.num_new_tokens)
+            if len(samples):
+                yield SpeechPart(samples=samples, num_new_tokens=result.num_new_tokens)
             timings = CallTimings.of([result], preprocessing_s=preprocessing_s)
             yield Answer(results=[self._result(sequence, result, b"", num_samples)], timings=timings)
 

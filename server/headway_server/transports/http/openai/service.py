@@ -155,7 +155,7 @@ class OpenAIService:
 async def _samples(model: SynthesisModel, body: SpeechBody) -> AsyncGenerator[bytes, None]:
     async with aclosing(model.stream(body.input, field="input", request=body.request())) as parts:
         async for part in parts:
-            if isinstance(part, SpeechPart) and len(part.samples):
+            if isinstance(part, SpeechPart):
                 yield part.pcm
 
 
