@@ -115,6 +115,29 @@ def tiny_store(tiny_checkpoints: dict[str, Path], made_once: MadeOnce) -> Path:
 
 
 @pytest.fixture(scope="session")
+def voice_checkpoint(made_once: MadeOnce) -> Path:
+    """A trained checkpoint of a tiny model that speaks."""
+    import tiny_voice
+
+    return made_once("voice-checkpoint", tiny_voice.write_voice_checkpoint) / "speech" / "checkpoint"
+
+
+@pytest.fixture(scope="session")
+def voice_store(voice_checkpoint: Path, made_once: MadeOnce) -> Path:
+    """A store with that model in fp32 and int8."""
+
+    def write(folder: Path) -> None:
+        from headway_export.exporter import ExportOptions, export
+        from headway_export.source import from_checkpoint
+        from headway_server.bundles import Precision
+
+        precisions = (Precision.FP32, Precision.INT8)
+        export(from_checkpoint(voice_checkpoint), ExportOptions(store=folder, precisions=precisions))
+
+    return made_once("voice-store", write)
+
+
+@pytest.fixture(scope="session")
 def diffusion_checkpoint(made_once: MadeOnce) -> Path:
     """A trained checkpoint of a tiny model that draws squares."""
     import tiny_diffusion

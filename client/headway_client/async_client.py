@@ -38,8 +38,10 @@ from headway_client.options import (
     StreamGenerateImageOptions,
     StreamGenerateTextOptions,
     StreamRewriteTextOptions,
+    StreamSynthesizeSpeechOptions,
     StreamTranscribeSpeechOptions,
     StreamTranslateTextOptions,
+    SynthesizeSpeechOptions,
     Texts,
     TranscribeSpeechOptions,
     TranslateTextOptions,
@@ -67,6 +69,7 @@ from headway_client.results import (
     RankedText,
     RewrittenText,
     SpeechTranscript,
+    SynthesizedSpeech,
     Task,
     TextClassification,
     TextEmbedding,
@@ -81,6 +84,7 @@ from headway_client.streams import (
     AsyncDrawingStream,
     AsyncSegmentSession,
     AsyncSegmentStream,
+    AsyncSpeechStream,
     AsyncTextStream,
     raise_if_closed,
 )
@@ -212,6 +216,20 @@ class AsyncClient(BaseClient):
     ) -> AsyncTextStream[SpeechTranscript]:
         """Says what is said in one audio and returns the transcript delta by delta, as it is written."""
         return self._stream(requests.stream_transcribe_speech(audio, **options), timeout_s)
+
+    @spell_out
+    async def synthesize_speech(
+        self, texts: Texts, *, timeout_s: float | None = None, **options: Unpack[SynthesizeSpeechOptions]
+    ) -> Answer[SynthesizedSpeech]:
+        """Speaks each text."""
+        return await self._send(requests.synthesize_speech(texts, **options), timeout_s)
+
+    @spell_out
+    def stream_synthesize_speech(
+        self, text: str, *, timeout_s: float | None = None, **options: Unpack[StreamSynthesizeSpeechOptions]
+    ) -> AsyncSpeechStream:
+        """Speaks one text and returns its samples part by part, as they are made."""
+        return AsyncSpeechStream(*self._open_stream(requests.stream_synthesize_speech(text, **options), timeout_s))
 
     @spell_out
     async def classify_text(

@@ -231,6 +231,30 @@ class TranscribeSpeechOptions(StreamTranscribeSpeechOptions, _BeamOptions, total
     """Options of TranscribeSpeech."""
 
 
+class AudioFormat(StrEnum):
+    """What spoken audio is encoded as."""
+
+    WAV = "wav"
+    """Of 16 bits."""
+    FLAC = "flac"
+    """Of 16 bits."""
+    OPUS = "opus"
+    """In OGG."""
+
+
+class StreamSynthesizeSpeechOptions(ModelOptions, SamplingOptions, total=False):
+    """Options of StreamSynthesizeSpeech. What is not given takes the model's own default."""
+
+    voice: Annotated[str | None, "Who speaks: one of the model's voices. Default: whoever the model draws."]
+    max_seconds: Annotated[float | None, "Longest audio of a text, in seconds. Default: what the model can hold."]
+
+
+class SynthesizeSpeechOptions(StreamSynthesizeSpeechOptions, total=False):
+    """Options of SynthesizeSpeech."""
+
+    format: Annotated[AudioFormat | str | None, "What audio is encoded as: wav, flac or opus. Default: wav."]
+
+
 class _TextOptions(ModelOptions, total=False):
     truncate: Annotated[bool | None, "Cut the end off a text that is too long instead of refusing it."]
 

@@ -79,6 +79,10 @@ class Candidate:
         )
         return denoiser, decoder, encoder
 
+    def open_codec(self) -> BatchGraph:
+        """Opens what makes samples of a speaking model's codes."""
+        return BatchGraph(self.runtime.open(self.bundle, self.variant.graphs["codec_decoder"]))
+
     def open_stateless(self) -> BatchGraph:
         """Opens the graph of a model without state."""
         session = self.runtime.open(self.bundle, self.variant.graphs["model"])

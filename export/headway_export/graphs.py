@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from headway_export.errors import SourceError
 from headway_server.bundles import ALIGNMENT, Task
-from headway_training.models import LatentDiffusion
+from headway_training.models import Codec, LatentDiffusion
 from headway_training.models.parts.attention import (
     Kernel,
     RecordingKernel,
@@ -401,6 +401,26 @@ class LatentEncoderGraph(nn.Module):
     def forward(self, pixel_values: Tensor) -> Outputs:
         """Float32 (B, 3, height, width), normalised -> float32 (B, C, S, S)."""
         return {"latent": self.module.encode(pixel_values.to(float_dtype(self.module))).float()}
+
+
+# Speech
+
+
+FRAMES_PER_RUN = 5
+"""Frames of a stream whose samples are computed together: 100 ms at 50 frames a second."""
+
+
+class CodecDecoderGraph(nn.Module):
+    """Graph `codec_decoder`: the next samples of streams whose codes come frame by frame."""
+
+    def __init__(self, module: Codec) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, codes: Tensor, state: Tensor) -> Outputs:
+        """Int64 (B, F, K), float32 (B, state) -> samples, float32 (B, F hop), and the next state."""
+        samples, present = self.module.decode(codes, state.to(float_dtype(self.module)))
+        return {"samples": samples.float(), "present_state": present.float()}
 
 
 # Recurrent encoder-decoders

@@ -15,6 +15,7 @@ import sacrebleu
 import torch
 from numpy.typing import NDArray
 from sklearn.metrics import confusion_matrix, f1_score, recall_score
+from tokenizers import Tokenizer
 from torch.nn import functional
 
 from headway_export.candidate import (
@@ -62,6 +63,7 @@ ALLOWED_LOSS = {
     "nats_per_character": 0.02,
     "mean_iou": 0.5,
     "velocity_error": 0.005,
+    "nats_per_code": 0.02,
 }
 """How much worse than fp32 a variant may be: in points, nats, or squared error of numbers of unit variance."""
 NUM_EXAMPLES = 5
@@ -539,6 +541,35 @@ def _velocity_error(candidate: Candidate, data: EvaluationData) -> Quality:
     )
 
 
+# Speech
+
+
+def _nats_per_code(candidate: Candidate, data: EvaluationData) -> Quality:
+    """Negative log-likelihood of the codes of recordings, and of their ends, after voice and text."""
+    runner = candidate.open_decoder(1)
+    pairs = list(zip(data.sequences, data.prompt_lengths, strict=True))
+    rates = [_nats_of_window(runner, ids, first) / (len(ids) - first) for ids, first in pairs]
+    counts = [len(ids) - first for ids, first in pairs]
+    tokenizer = candidate.source.tokenizer
+    assert tokenizer is not None, "a model that speaks has its tokenizer"
+    worst = sorted(range(len(pairs)), key=lambda index: -rates[index])[:NUM_EXAMPLES]
+    first_code = tokenizer.get_vocab_size()
+    return Quality(
+        figure=_figure(data, float(np.average(rates, weights=counts))),
+        weak_points=tuple(
+            f"{rates[index]:.2f} nats per code: {_quoted(_text_of(pairs[index], first_code, tokenizer))}."
+            for index in worst
+        ),
+    )
+
+
+def _text_of(pair: tuple[NDArray[np.int64], int], first_code: int, tokenizer: Tokenizer) -> str:
+    """Returns the text of a sequence: what comes before the speech and is no code."""
+    ids, first = pair
+    prompt = ids[:first]
+    return tokenizer.decode(prompt[prompt < first_code].tolist())
+
+
 _MEASURES: dict[str, Callable[[Candidate, EvaluationData], Quality]] = {
     "accuracy": _accuracy,
     "micro_f1": _micro_f1,
@@ -548,4 +579,5 @@ _MEASURES: dict[str, Callable[[Candidate, EvaluationData], Quality]] = {
     "nats_per_character": _nats_per_character,
     "mean_iou": _mean_iou,
     "velocity_error": _velocity_error,
+    "nats_per_code": _nats_per_code,
 }

@@ -24,12 +24,14 @@ from tokenizers import Tokenizer
 from torch import nn
 
 from headway_export.errors import SourceError
-from headway_export.graphs import parameter_count
+from headway_export.graphs import FRAMES_PER_RUN, parameter_count
 from headway_server.bundles import (
     CHAT_TEMPLATE_FILE,
     EMBEDDING_TASKS,
     TOKENIZER_FILE,
+    VOICES_FILE,
     Architecture,
+    AudioCodec,
     AudioPreprocessing,
     ClassificationScheme,
     ImagePreprocessing,
@@ -60,7 +62,7 @@ from headway_training.checkpoint import (
     read_checkpoint,
 )
 from headway_training.errors import TrainingError
-from headway_training.models import CLIP
+from headway_training.models import CLIP, SpeechSynthesizer
 from headway_training.models.protocols import PromptSegmenter
 from headway_training.tokenizers import encode_texts
 
@@ -76,6 +78,7 @@ _METRICS = {
     Task.IMAGE_CLASSIFICATION: "accuracy",
     Task.SEGMENTATION: "mean_iou",
     Task.IMAGE_GENERATION: "velocity_error",
+    Task.SPEECH_SYNTHESIS: "nats_per_code",
 }
 _CLASSIFIERS = (Task.TEXT_CLASSIFICATION, Task.TOKEN_CLASSIFICATION, Task.IMAGE_CLASSIFICATION)
 _IMAGES = (Task.IMAGE_CLASSIFICATION, Task.IMAGE_EMBEDDING, Task.SEGMENTATION, Task.IMAGE_GENERATION)
@@ -140,10 +143,14 @@ class EvaluationData:
     """(N, height, width, 3), already resized and cropped."""
     segments: Segments | None = None
     """What is to be found in the images, for segmentation."""
+    sequences: Sequence[NDArray[np.int64]] = ()
+    """Tokens of voice, text and speech, (T,) each, for speech_synthesis."""
+    prompt_lengths: Sequence[int] = ()
+    """How many tokens of each come before the speech."""
 
     def __len__(self) -> int:
         """The number of examples."""
-        return len(self.images) or len(self.texts)
+        return len(self.images) or len(self.texts) or len(self.sequences)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,6 +176,7 @@ class ExportSource:
     """When a text classifier reads two texts as one input: never, where a second one is given, or always."""
     image_preprocessing: ImagePreprocessing | None = None
     audio_preprocessing: AudioPreprocessing | None = None
+    codec: AudioCodec | None = None
     speech: SpeechTokens | None = None
     languages: Languages | None = None
     sampling_defaults: SamplingDefaults | None = None
@@ -419,7 +427,27 @@ def _from_loaded(path: Path, module: nn.Module, checkpoint: Checkpoint, name: st
         images=_read_images(path) if embeds_images else None,
         texts_name=evaluation.dataset if evaluation and embeds_images else "",
         training=checkpoint.training,
+        codec=_codec_of(module) if isinstance(module, SpeechSynthesizer) else None,
+        documents={VOICES_FILE: _voices_of(module, checkpoint.labels)} if isinstance(module, SpeechSynthesizer) else {},
     )
+
+
+def _codec_of(module: SpeechSynthesizer) -> AudioCodec:
+    shape = module.configuration
+    return AudioCodec(
+        sampling_rate=shape.sampling_rate,
+        hop_length=shape.hop_length,
+        num_books=shape.num_books,
+        codebook_size=shape.codebook_size,
+        first_code=shape.vocabulary_size,
+        frames_per_run=FRAMES_PER_RUN,
+    )
+
+
+def _voices_of(module: SpeechSynthesizer, names: Sequence[str]) -> bytes:
+    """Returns the codes of voices, by name, as JSON: a line for each."""
+    lines = [f"{json.dumps(name)}: {voice.tolist()}" for name, voice in zip(names, module.voices, strict=True)]
+    return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
 
 
 def checkpoint_beside(path: Path) -> Checkpoint | None:
@@ -491,7 +519,7 @@ def from_factory(
         SourceError: Something is missing or does not fit.
     """
     exportable = _exportable(task)
-    if exportable is Task.IMAGE_GENERATION:
+    if exportable in (Task.IMAGE_GENERATION, Task.SPEECH_SYNTHESIS):
         raise SourceError(f"--task {task}: such a model is exported from a checkpoint of the kit; give its folder")
     _check_flags(
         exportable,
@@ -573,9 +601,11 @@ def limits_of(module: nn.Module, task: Task) -> Limits:
     """
     try:
         match task:
-            case Task.GENERATION:
+            case Task.GENERATION | Task.SPEECH_SYNTHESIS:
                 length = int(cast("Any", module).max_length)
-                return Limits(max_input_tokens=length - 1, max_total_tokens=length)
+                return Limits(
+                    max_input_tokens=int(getattr(module, "max_prompt_length", length - 1)), max_total_tokens=length
+                )
             case Task.TRANSLATION | Task.TEXT_TO_TEXT | Task.TRANSCRIPTION:
                 source = int(cast("Any", module).max_source_length)
                 return Limits(max_input_tokens=source, max_total_tokens=int(cast("Any", module).max_target_length))
@@ -766,6 +796,13 @@ def read_evaluation(file: Path, task: Task, dataset: str, num_labels: int) -> Ev
         if task in (Task.IMAGE_CLASSIFICATION, Task.IMAGE_GENERATION):
             with np.load(file) as arrays:
                 return _evaluation(task, dataset, images=arrays["images"], labels=arrays["labels"])
+        if task is Task.SPEECH_SYNTHESIS:
+            with np.load(file) as arrays:
+                ends = np.cumsum(arrays["lengths"])[:-1]
+                prompt_lengths = arrays["prompt_lengths"].tolist()
+                return _evaluation(
+                    task, dataset, sequences=np.split(arrays["input_ids"], ends), prompt_lengths=prompt_lengths
+                )
         if task is Task.CAPTIONING:
             with np.load(file) as arrays:
                 of_languages = zip(
@@ -836,5 +873,5 @@ def _validated(row: type[RowType], rows: list[dict[str, Any]]) -> list[RowType]:
 
 def _evaluation(task: Task, dataset: str, metric: str = "", **examples: Any) -> EvaluationData:
     metric = metric or _METRICS[task]
-    higher_is_better = metric not in {"nats_per_character", "velocity_error"}
+    higher_is_better = metric not in {"nats_per_character", "velocity_error", "nats_per_code"}
     return EvaluationData(dataset=dataset, metric=metric, higher_is_better=higher_is_better, **examples)

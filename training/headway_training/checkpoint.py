@@ -48,6 +48,8 @@ TaskName = Literal[
     "captioning",
     "autoencoding",
     "image_generation",
+    "audio_coding",
+    "speech_synthesis",
 ]
 IMAGE_TASKS: tuple[TaskName, ...] = (
     "image_classification",
@@ -65,6 +67,7 @@ TEXTLESS_TASKS: tuple[TaskName, ...] = (
     "segmentation",
     "autoencoding",
     "image_generation",
+    "audio_coding",
 )
 """Tasks whose models read no text, and have no tokenizer."""
 Metric = Literal[
@@ -80,6 +83,8 @@ Metric = Literal[
     "cider",
     "psnr",
     "velocity_error",
+    "mel_cepstral_distortion",
+    "nats_per_code",
 ]
 TextPairUse = Literal["never", "optional", "required"]
 """Whether a text model reads two texts as one input: never, if a second one is given, or always."""
@@ -223,6 +228,8 @@ class Checkpoint(Record):
         "captioner",
         "autoencoder",
         "latent_diffusion",
+        "codec",
+        "speech_synthesizer",
         "huggingface",
     ]
     """`huggingface`: the folder is one of `transformers` too, and holds its configuration."""

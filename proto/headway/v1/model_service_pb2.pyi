@@ -53,7 +53,9 @@ class _TaskEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Task.ValueType],
     TASK_IMAGE_GENERATION: _Task.ValueType  # 12
     """ImageGenerationService."""
     TASK_TRANSCRIPTION: _Task.ValueType  # 13
-    """SpeechService."""
+    """SpeechService.TranscribeSpeech."""
+    TASK_SPEECH_SYNTHESIS: _Task.ValueType  # 14
+    """SpeechService.SynthesizeSpeech."""
 
 class Task(_Task, metaclass=_TaskEnumTypeWrapper):
     """What a model does."""
@@ -85,7 +87,9 @@ TASK_CAPTIONING: Task.ValueType  # 11
 TASK_IMAGE_GENERATION: Task.ValueType  # 12
 """ImageGenerationService."""
 TASK_TRANSCRIPTION: Task.ValueType  # 13
-"""SpeechService."""
+"""SpeechService.TranscribeSpeech."""
+TASK_SPEECH_SYNTHESIS: Task.ValueType  # 14
+"""SpeechService.SynthesizeSpeech."""
 Global___Task: _TypeAlias = Task  # noqa: Y015
 
 class _BundleState:

@@ -32,6 +32,7 @@ from headway_training.data.pictures import (
     split_drawings,
 )
 from headway_training.data.segments import SegmentedPictures, hold_out_drawings, read_segmented_images
+from headway_training.data.speech import join_recordings, read_digits, read_prompts
 from headway_training.data.texts import read_labeled_texts, read_parallel_texts
 from headway_training.errors import DataError, MissingDataError
 from headway_training.recipes import DataSettings
@@ -350,6 +351,23 @@ def _read_captions(dataset: Dataset, folder: Path, _settings: DataSettings) -> S
     )
 
 
+def _read_speech(dataset: Dataset, folder: Path, settings: DataSettings) -> Splits[Any]:
+    """Digits of six speakers and telephone prompts of a seventh; the test part has digits alone."""
+    digits = read_digits(dataset.find(folder, ("fsdd/train.tar.gz",)))
+    test = read_digits(dataset.find(folder, ("fsdd/test_3-4.tar.gz",)))
+    archive, table = (dataset.find(folder, (f"asterisk/train.{form}",)) for form in ("tar.gz", "tsv"))
+    both = join_recordings([digits, read_prompts(archive, table, "allison")])
+    return _hold_out(
+        dataset,
+        both,
+        test,
+        settings,
+        total=f"{len(both):,} recordings",
+        test_name=f"{len(test)} of the 300 test recordings of digits",
+        labels=(),
+    )
+
+
 def _describe_segments(part: SegmentedPictures) -> str:
     return (
         f"{len(part.nuclei):,} pictures of nuclei (Data Science Bowl 2018), {len(part.photographs)} photographs of "
@@ -592,6 +610,29 @@ _ALL = (
         ),
         home="https://github.com/multi30k/dataset",
         read=_read_captions,
+    ),
+    Dataset(
+        name="speech",
+        task="speech_synthesis",
+        folder=".",
+        title="Free Spoken Digit Dataset and Asterisk prompts",
+        files=_files(
+            "",
+            {
+                "fsdd/train.tar.gz": "091009cabd5279c869ff65534a4fb5d1f13f36ee37bec68de853394e0f3d19ec",
+                "fsdd/test_3-4.tar.gz": "570e237ae91aff746bcce43c0204bb480e643b8261ea926e04f4e49ef4aac7c7",
+                "asterisk/train.tar.gz": "e551fac59fc01ca89cf96c9508d2d2325aa4d0f4cfcea4580b101521012f6388",
+                "asterisk/train.tsv": "82e07e9e10f07a71e5651d1d37c84c6262543011bb0046103fdc43463349e78f",
+            },
+        ),
+        license=(
+            "digits CC BY-SA 4.0; prompts CC BY-SA 3.0, recorded by Allison Smith (http://www.theivrvoice.com), "
+            "financial contributions by Digium, Inc."
+        ),
+        home=(
+            "https://github.com/Jakobovski/free-spoken-digit-dataset and http://downloads.asterisk.org/pub/telephony/"
+        ),
+        read=_read_speech,
     ),
 )
 

@@ -15,6 +15,7 @@ from headway_training.data.conversations import holds_conversations, read_conver
 from headway_training.data.examples import PlainText, Splits
 from headway_training.data.images import read_image_folder
 from headway_training.data.public import DATASETS
+from headway_training.data.speech import read_recordings
 from headway_training.data.texts import read_labeled_texts, read_multi_labeled_texts, read_parallel_texts
 from headway_training.errors import DataError, RecipeError
 from headway_training.recipes import ClassificationSettings, Recipe
@@ -23,6 +24,7 @@ DATA_DIR_VARIABLE = "HEADWAY_DATA_DIR"
 DEFAULT_DATA_DIR = Path("data")
 _DATA_TASKS: Mapping[TaskName, TaskName] = MappingProxyType(
     dict.fromkeys(("image_embedding", "autoencoding", "image_generation"), "image_classification")
+    | {"audio_coding": "speech_synthesis"}
 )
 """The task whose data another one reads."""
 MIN_CHARACTERS = 100
@@ -96,6 +98,8 @@ def _read_own(recipe: Recipe, own: OwnData) -> Splits[Any]:
     def read(name: str, labels: tuple[str, ...] | None) -> tuple[Any, tuple[str, ...]]:
         if recipe.task == "generation" and holds_conversations(Path(name)):
             return read_conversations(Path(name)), ()
+        if _DATA_TASKS.get(recipe.task, recipe.task) == "speech_synthesis":
+            return read_recordings(Path(name)), ()
         return read_examples(
             recipe.task, name, labels, classification=recipe.classification, preprocessing=recipe.preprocessing
         )
@@ -176,6 +180,8 @@ def describe_own_data(recipe: Recipe, own: OwnData, labels: tuple[str, ...] = ()
         "image_embedding": f"Turns an image into a vector; trained on {source}.",
         "autoencoding": f"Turns images into small latents and back; trained on {source}.",
         "image_generation": f"Draws images of {len(labels)} labels ({shown}); trained on {source}.",
+        "audio_coding": f"Turns speech into codes and back; trained on {source}.",
+        "speech_synthesis": f"Speaks; trained on {source}.",
         "translation": f"Translates text; trained on {source}.",
         "generation": f"{'Talks' if holds_conversations(Path(own.train)) else 'Continues text'}; trained on {source}.",
     }[recipe.task]

@@ -11,6 +11,7 @@ from headway_training.models.autoencoder import Autoencoder, AutoencoderConfig
 from headway_training.models.base import AttentionKind, Model
 from headway_training.models.captioning import Captioner, CaptionerConfig
 from headway_training.models.clip import CLIP, CLIPConfig
+from headway_training.models.codec import Codec, CodecConfig
 from headway_training.models.configuration import Configuration, nearest
 from headway_training.models.diffusion import LatentDiffusion, LatentDiffusionConfig
 from headway_training.models.encoder import Encoder, EncoderConfig
@@ -18,6 +19,7 @@ from headway_training.models.gpt import GPT, GPTConfig
 from headway_training.models.linear import LinearConfig, LinearDecoder
 from headway_training.models.recurrent import RecurrentConfig, RecurrentTranslator
 from headway_training.models.segmentation import SegmentationConfig, Segmenter
+from headway_training.models.speech import SpeechSynthesizer, SpeechSynthesizerConfig
 from headway_training.models.transformer import Transformer, TransformerConfig
 from headway_training.models.vit import ImageEmbedder, ImageEncoderConfig, ViT, ViTConfig
 
@@ -35,6 +37,8 @@ CONFIGURATIONS: Mapping[str, type[Configuration]] = MappingProxyType(
         "captioner": CaptionerConfig,
         "autoencoder": AutoencoderConfig,
         "latent_diffusion": LatentDiffusionConfig,
+        "codec": CodecConfig,
+        "speech_synthesizer": SpeechSynthesizerConfig,
     }
 )
 """The class of each architecture's configuration."""
@@ -53,6 +57,8 @@ _MODELS: Mapping[type[Configuration], Callable[[Any], Model]] = MappingProxyType
         CaptionerConfig: Captioner,
         AutoencoderConfig: Autoencoder,
         LatentDiffusionConfig: LatentDiffusion,
+        CodecConfig: Codec,
+        SpeechSynthesizerConfig: SpeechSynthesizer,
     }
 )
 
@@ -357,6 +363,19 @@ _FASHION_DIFFUSION = LatentDiffusionConfig(
     image_size=28, num_layers=4, d_model=128, num_heads=4, d_ff=512, num_classes=10
 )
 
+_TELEPHONE_CODEC = CodecConfig()
+
+_TELEPHONE_SPEAKER = SpeechSynthesizerConfig(
+    vocabulary_size=261,
+    num_voices=7,
+    max_length=1536,
+    num_layers=6,
+    d_model=256,
+    num_heads=4,
+    d_ff=1024,
+    dropout=0.1,
+)
+
 _MULTI30K_RECURRENT = RecurrentConfig(
     vocabulary_size=4_000,
     max_source_length=128,
@@ -397,6 +416,8 @@ NAMED_CONFIGURATIONS: Mapping[str, NamedConfiguration] = MappingProxyType(
         "photographs-captioner": NamedConfiguration(architecture="captioner", configuration=_PHOTOGRAPHS_CAPTIONER),
         "fashion-autoencoder": NamedConfiguration(architecture="autoencoder", configuration=_FASHION_AUTOENCODER),
         "fashion-diffusion": NamedConfiguration(architecture="latent_diffusion", configuration=_FASHION_DIFFUSION),
+        "telephone-codec": NamedConfiguration(architecture="codec", configuration=_TELEPHONE_CODEC),
+        "telephone-speaker": NamedConfiguration(architecture="speech_synthesizer", configuration=_TELEPHONE_SPEAKER),
     }
 )
 """All named configurations."""

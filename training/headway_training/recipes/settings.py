@@ -34,6 +34,8 @@ ARCHITECTURES: Mapping[TaskName, tuple[str, ...]] = MappingProxyType(
         "captioning": ("captioner",),
         "autoencoding": ("autoencoder",),
         "image_generation": ("latent_diffusion",),
+        "audio_coding": ("codec",),
+        "speech_synthesis": ("speech_synthesizer",),
     }
 )
 """The architectures that can be trained for each task."""
@@ -180,7 +182,8 @@ class AugmentationSettings(Record):
     holes: float = Field(default=0.0, ge=0, le=1)
     """Share of images of which a square is covered."""
     join_texts: int = Field(default=1, ge=1, le=100)
-    """Most neighbouring texts that are joined to one example; for token classification."""
+    """Most texts that are joined to one example: neighbours for token classification, recordings of one speaker for
+    speech_synthesis."""
 
 
 class SegmentationSettings(Record):
@@ -323,6 +326,11 @@ class Recipe(Record):
         if self.task == "image_generation" and self.init.checkpoint is None:
             raise ValueError(
                 "image_generation draws latents of an autoencoder: train one first (task autoencoding), and give its "
+                "checkpoint with --init FOLDER"
+            )
+        if self.task == "speech_synthesis" and self.init.checkpoint is None:
+            raise ValueError(
+                "speech_synthesis writes codes of a codec: train one first (task audio_coding), and give its "
                 "checkpoint with --init FOLDER"
             )
         if self.task in IMAGE_TASKS and self.preprocessing is None:

@@ -23,6 +23,7 @@ from headway_training.data.examples import (
 )
 from headway_training.data.pictures import Pictures
 from headway_training.data.segments import SegmentedPictures
+from headway_training.data.speech import Recordings
 from headway_training.data.token_file import PART_CHARACTERS
 from headway_training.errors import DataError
 from headway_training.recipes import Recipe
@@ -33,15 +34,17 @@ from headway_training.tasks.classification import (
     MultiLabelTask,
     TextClassificationTask,
 )
+from headway_training.tasks.codec import AudioCodingTask
 from headway_training.tasks.contrastive import ContrastiveTask
 from headway_training.tasks.conversation import ConversationTask
 from headway_training.tasks.diffusion import AutoencodingTask, DiffusionTask
 from headway_training.tasks.distillation import DistillationTask
 from headway_training.tasks.generation import GenerationTask
 from headway_training.tasks.segmentation import SegmentationTask
+from headway_training.tasks.speech import SpeechSynthesisTask
 from headway_training.tasks.token_classification import TokenClassificationTask
 from headway_training.tasks.translation import TranslationTask
-from headway_training.tokenizers import take_tokenizer, train_tokenizer
+from headway_training.tokenizers import SPEECH, take_tokenizer, train_tokenizer
 
 if TYPE_CHECKING:
     from headway_training.huggingface import ModelFolder
@@ -58,6 +61,7 @@ _TASKS: Mapping[type, Callable[..., Task]] = MappingProxyType(
         LabeledTexts: TextClassificationTask,
         Pictures: ContrastiveTask,
         CaptionedImages: CaptioningTask,
+        Recordings: SpeechSynthesisTask,
     }
 )
 """The tasks of examples with separate texts; they take recipe, data and tokenizer, and special tokens of a folder."""
@@ -92,6 +96,8 @@ def make_task(recipe: Recipe, splits: Splits[Any], folder: Path, source: ModelFo
         return _IMAGE_TASKS[recipe.task](recipe, splits)
     if isinstance(splits.train, SegmentedPictures):
         return SegmentationTask(recipe, splits)
+    if recipe.task == "audio_coding":
+        return AudioCodingTask(recipe, splits)
     if isinstance(splits.train, Conversations):
         if source is None:
             raise DataError("conversations are written by the chat template of a model folder: give it with --init")
@@ -114,6 +120,7 @@ def _make_tokenizer(recipe: Recipe, splits: Splits[Any], file: Path, source: Mod
     else:
         train = splits.train
         marks = [language_token(one) for one in train.captions] if isinstance(train, CaptionedImages) else []
+        marks += [SPEECH] * (recipe.task == "speech_synthesis")
         tokenizer = train_tokenizer(_training_texts(train), recipe.tokenizer, recipe.task, marks)
     file.parent.mkdir(parents=True, exist_ok=True)
     staging = file.with_suffix(".writing")
@@ -123,9 +130,10 @@ def _make_tokenizer(recipe: Recipe, splits: Splits[Any], file: Path, source: Mod
 
 
 def _has_tokens_of_its_own(recipe: Recipe) -> bool:
-    """True of a captioner that starts from another kind of model, whose tokens are not those of its languages."""
+    """True of a model that starts from another kind, whose tokens are not its own: a captioner, or one that speaks."""
     assert recipe.init.checkpoint is not None, "the caller has looked"
-    return recipe.task == "captioning" and read_checkpoint(recipe.init.checkpoint).task != recipe.task
+    other = read_checkpoint(recipe.init.checkpoint).task != recipe.task
+    return recipe.task in {"captioning", "speech_synthesis"} and other
 
 
 def _training_texts(train: Any) -> Iterable[str]:
@@ -139,6 +147,6 @@ def _training_texts(train: Any) -> Iterable[str]:
         return [caption for language in train.captions for caption in train.all_texts(language)]
     if isinstance(train, ParallelTexts):
         return [*train.sources, *train.targets]
-    if isinstance(train, SpanLabeledTexts):
+    if isinstance(train, SpanLabeledTexts | Recordings):
         return train.texts
     return [*train.texts, *(train.text_pairs or ())]

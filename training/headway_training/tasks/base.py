@@ -59,7 +59,7 @@ class EvaluationData:
 class Task(ABC):
     """Data, loss and metrics of one training run."""
 
-    unit: ClassVar[Literal["tokens", "images"]]
+    unit: ClassVar[Literal["tokens", "images", "clips"]]
     """What the throughput counts."""
     metric: ClassVar[Metric]
     """What the best weights are selected by."""
@@ -77,7 +77,7 @@ class Task(ABC):
         """Examples of the training part: texts, pairs, images, or characters of a running text."""
 
     @abstractmethod
-    def model_fields(self) -> dict[str, int]:
+    def model_fields(self) -> dict[str, Any]:
         """Fields of the model's configuration that the data decides."""
 
     @abstractmethod
