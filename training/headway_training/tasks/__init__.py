@@ -23,6 +23,7 @@ from headway_training.data.examples import (
 )
 from headway_training.data.pictures import Pictures
 from headway_training.data.segments import SegmentedPictures
+from headway_training.data.speech import Recordings
 from headway_training.data.token_file import PART_CHARACTERS
 from headway_training.errors import DataError
 from headway_training.recipes import Recipe
@@ -40,6 +41,7 @@ from headway_training.tasks.distillation import DistillationTask
 from headway_training.tasks.generation import GenerationTask
 from headway_training.tasks.segmentation import SegmentationTask
 from headway_training.tasks.token_classification import TokenClassificationTask
+from headway_training.tasks.transcription import TranscriptionTask, spaced
 from headway_training.tasks.translation import TranslationTask
 from headway_training.tokenizers import take_tokenizer, train_tokenizer
 
@@ -58,6 +60,7 @@ _TASKS: Mapping[type, Callable[..., Task]] = MappingProxyType(
         LabeledTexts: TextClassificationTask,
         Pictures: ContrastiveTask,
         CaptionedImages: CaptioningTask,
+        Recordings: TranscriptionTask,
     }
 )
 """The tasks of examples with separate texts; they take recipe, data and tokenizer, and special tokens of a folder."""
@@ -113,7 +116,11 @@ def _make_tokenizer(recipe: Recipe, splits: Splits[Any], file: Path, source: Mod
         tokenizer = take_tokenizer(recipe.init.checkpoint, recipe.task)
     else:
         train = splits.train
-        marks = [language_token(one) for one in train.captions] if isinstance(train, CaptionedImages) else []
+        marks: list[str] = []
+        if isinstance(train, CaptionedImages):
+            marks = [language_token(one) for one in train.captions]
+        elif isinstance(train, Recordings):
+            marks = [language_token(recipe.speech.language)]
         tokenizer = train_tokenizer(_training_texts(train), recipe.tokenizer, recipe.task, marks)
     file.parent.mkdir(parents=True, exist_ok=True)
     staging = file.with_suffix(".writing")
@@ -128,7 +135,7 @@ def _has_tokens_of_its_own(recipe: Recipe) -> bool:
     return recipe.task == "captioning" and read_checkpoint(recipe.init.checkpoint).task != recipe.task
 
 
-def _training_texts(train: Any) -> Iterable[str]:
+def _training_texts(train: Any) -> Iterable[str]:  # noqa: PLR0911 (a case for each kind of data)
     """Texts of the training part."""
     if isinstance(train, PlainText):
         return train.parts(PART_CHARACTERS)
@@ -137,6 +144,8 @@ def _training_texts(train: Any) -> Iterable[str]:
         return [*train.texts.names, *tags, *(text for several in train.photographs.captions for text in several)]
     if isinstance(train, CaptionedImages):
         return [caption for language in train.captions for caption in train.all_texts(language)]
+    if isinstance(train, Recordings):
+        return spaced(train.transcripts)
     if isinstance(train, ParallelTexts):
         return [*train.sources, *train.targets]
     if isinstance(train, SpanLabeledTexts):
