@@ -244,6 +244,7 @@ class TranscriptionTask(Task):
         test: Recordings = self._splits.test
         return EvaluationData(
             arrays={
+                "rate": np.array(test.rate),
                 "samples": np.concatenate(test.samples),
                 "lengths": np.array([len(one) for one in test.samples]),
                 "transcripts": np.array(test.transcripts),
