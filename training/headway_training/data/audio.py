@@ -48,12 +48,13 @@ def read_audio(source: Path | bytes, rate: int, name: str = "") -> NDArray[np.in
         )
     except (OSError, soundfile.SoundFileError) as error:
         raise DataError(f"{name or source} cannot be read as audio: {error}") from error
-    mono = samples.mean(axis=1, dtype=np.float32)  # (N,)
+    mono: NDArray[np.float32] = samples.mean(axis=1, dtype=np.float32)  # (N,)
     if own_rate != rate:
         mono = resample(mono, own_rate, rate)
     if not len(mono):
         raise DataError(f"{name or source} has no samples")
-    return (np.clip(mono, -1, 1 - 1 / FULL_SCALE) * FULL_SCALE).round().astype(np.int16)
+    whole: NDArray[np.int16] = (np.clip(mono, -1, 1 - 1 / FULL_SCALE) * FULL_SCALE).round().astype(np.int16)
+    return whole
 
 
 def encode_audio(samples: NDArray[np.int16], rate: int) -> bytes:
@@ -131,7 +132,7 @@ def _mels(hertz: float) -> float:
 
 
 def _hertz(mels: float) -> float:
-    return mels * 200 / 3 if mels < 15 else 1000 * 6.4 ** ((mels - 15) / 27)
+    return mels * 200 / 3 if mels < 15 else 1000 * math.pow(6.4, (mels - 15) / 27)
 
 
 @cache

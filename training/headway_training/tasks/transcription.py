@@ -72,14 +72,14 @@ class TranscriptionTask(Task):
             )
         self._tokens = encode_texts(tokenizer, spaced(train.transcripts), None, special=False)
         fits = [
-            len(samples) <= recipe.audio.window_samples and len(tokens) <= self._max_length
-            for samples, tokens in zip(train.samples, self._tokens, strict=True)
+            row
+            for row, (samples, tokens) in enumerate(zip(train.samples, self._tokens, strict=True))
+            if len(samples) <= recipe.audio.window_samples and len(tokens) <= self._max_length
         ]
-        sources = np.array(train.sources)
-        self._by_source = {
-            name: np.flatnonzero(fits & (sources == name)) for name in dict.fromkeys(train.sources)
-        }  # of those that fit
-        if not any(fits):
+        self._by_source: dict[str, list[int]] = {}
+        for row in fits:
+            self._by_source.setdefault(train.sources[row], []).append(row)
+        if not fits:
             raise DataError(
                 f"no recording is at most {self._window_s:g} s long with at most {self._max_length} tokens; raise "
                 "audio.num_frames or model.max_target_length"
@@ -91,9 +91,9 @@ class TranscriptionTask(Task):
                     f"a recording to measure on has {longest:.1f} s, and a window {self._window_s:g}; cut it, or raise "
                     "audio.num_frames"
                 )
-        if num_long := len(fits) - sum(fits):
+        if num_long := len(train) - len(fits):
             self.notes = (
-                f"{num_long:,} recordings of more than {self._window_s:g} s or {self._max_length} tokens are left out",
+                f"recordings of more than {self._window_s:g} s or {self._max_length} tokens are left out: {num_long:,}",
             )
         self._features: dict[Part, Tensor] = {}
 
@@ -126,11 +126,11 @@ class TranscriptionTask(Task):
         """Batches of the recordings that windows begin with: all once, those of small sources several times."""
         random = np.random.default_rng((seed, epoch))
         least = round(self._recipe.speech.least_source_share * self.num_train_examples)
-        drawn = []
+        drawn: list[NDArray[np.int64]] = []
         for rows in self._by_source.values():
-            count = max(len(rows), least) if len(rows) else 0
-            passes = -(-count // max(len(rows), 1))
-            drawn += [np.concatenate([random.permutation(rows) for _ in range(passes)])[:count]] if count else []
+            count = max(len(rows), least)
+            passes = -(-count // len(rows))
+            drawn.append(np.concatenate([random.permutation(rows) for _ in range(passes)])[:count])
         order, size = random.permutation(np.concatenate(drawn)), self._recipe.optimization.batch_size
         return [order[start : start + size] for start in range(0, len(order), size)]
 
@@ -219,7 +219,7 @@ class TranscriptionTask(Task):
         """The transcript of the recording that is nearest by its spectrogram, averaged to a few frames."""
         train: Recordings = self._splits.train
         test: Recordings = self._splits.test
-        rows = np.concatenate(list(self._by_source.values()))
+        rows = [row for several in self._by_source.values() for row in several]
         known, asked = self._pooled([train.samples[row] for row in rows]), self._pooled(test.samples)
         nearest = torch.cdist(asked, known).argmin(dim=1).tolist()
         transcripts = [train.transcripts[rows[place]] for place in nearest]
