@@ -71,12 +71,12 @@ _METRICS = {
     Task.GENERATION: "nats_per_character",
     Task.TRANSLATION: "sacrebleu",
     Task.CAPTIONING: "cider",
-    Task.TRANSCRIPTION: "wer",
     Task.TEXT_CLASSIFICATION: "accuracy",
     Task.TOKEN_CLASSIFICATION: "span_f1",
     Task.IMAGE_CLASSIFICATION: "accuracy",
     Task.SEGMENTATION: "mean_iou",
     Task.IMAGE_GENERATION: "velocity_error",
+    Task.TRANSCRIPTION: "wer",
 }
 _CLASSIFIERS = (Task.TEXT_CLASSIFICATION, Task.TOKEN_CLASSIFICATION, Task.IMAGE_CLASSIFICATION)
 _IMAGES = (Task.IMAGE_CLASSIFICATION, Task.IMAGE_EMBEDDING, Task.SEGMENTATION, Task.IMAGE_GENERATION)
