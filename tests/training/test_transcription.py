@@ -225,10 +225,10 @@ def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
 
 
 def test_no_transcript_is_in_two_parts() -> None:
-    texts = [f"prompt {row % 20}" for row in range(60)]
+    texts = [f"prompt {row % 10}" for row in range(30)]
     parts = hold_out_transcripts(_recordings(texts, 0.01), 0.1)
-    assert [len(part) for part in parts] == [48, 6, 6]
-    assert sum(len(set(part.transcripts)) for part in parts) == 20
+    assert [len(part) for part in parts] == [24, 3, 3]
+    assert sum(len(set(part.transcripts)) for part in parts) == 10
 
 
 _SPEAKER = """#!/bin/sh
