@@ -206,3 +206,12 @@ def llama_store(llama_checkpoint: Path, made_once: MadeOnce) -> Path:
         export(from_checkpoint(llama_checkpoint), ExportOptions(store=folder, precisions=precisions))
 
     return made_once("llama-store", write)
+
+
+@pytest.fixture(scope="session")
+def transcriber_checkpoint(made_once: MadeOnce) -> Path:
+    """A trained checkpoint of a tiny model that writes which tones it hears; `files` beside its run has recordings."""
+    import tiny_transcriber
+
+    write = tiny_transcriber.transcriber_checkpoint
+    return made_once("transcriber-checkpoint", write) / "run" / "checkpoint"

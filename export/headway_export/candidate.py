@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from headway_export.source import ExportSource
+from headway_export.errors import SourceError
+from headway_export.source import EvaluationData, ExportSource
 from headway_server.batching import BatchGraph, Tensors
 from headway_server.bundles import Bundle, Precision, Variant
 from headway_server.decoding.interfaces import EncoderInput
@@ -146,6 +147,28 @@ def sample_features(source: ExportSource, count: int) -> NDArray[np.float32]:
         shares = random.uniform(0, 0.3, 2)
         features.append(log_mel.features((shares[0] * tone + shares[1] * noise).astype(np.float32)))
     return np.stack(features)
+
+
+def features_of(source: ExportSource, data: EvaluationData, rows: slice) -> NDArray[np.float32]:
+    """Makes a model's input of recordings, as a server does: (N, mel bins, frames).
+
+    Raises:
+        SourceError: They have another rate than the model hears, or one is longer than a window.
+    """
+    audio = source.audio_preprocessing
+    assert audio is not None, "a model of audio has its preprocessing"
+    if data.rate != audio.sampling_rate:
+        raise SourceError(
+            f"{data.dataset}: its recordings have {data.rate} samples a second, and {source.name} hears "
+            f"{audio.sampling_rate}; resample them"
+        )
+    if (longest := max(map(len, data.recordings))) > audio.window_samples:
+        raise SourceError(
+            f"{data.dataset}: a recording has {longest / data.rate:.1f} s, and {source.name} hears "
+            f"{audio.window_s:g} s at once; cut it"
+        )
+    log_mel = LogMel(audio)
+    return np.stack([log_mel.features(one.astype(np.float32) / 32_768) for one in data.recordings[rows]])
 
 
 def open_sources(runner: DecoderRunner, sources: Sequence[CrossTensors]) -> None:

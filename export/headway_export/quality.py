@@ -7,7 +7,7 @@ N examples, C labels, T tokens, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +24,7 @@ from headway_export.candidate import (
     answer_prompts,
     embed_images,
     encode_sources,
+    features_of,
     open_sources,
     pixel_values_of,
     run_batch,
@@ -50,7 +51,14 @@ from headway_server.tasks.text.model import text_tensors
 from headway_server.tasks.tokens.spans import SpanDecoder
 from headway_training.calibration import NUM_BINS, calibration_metrics, to_probabilities
 from headway_training.evaluation import evaluation_windows
-from headway_training.metrics import caption_cider, caption_meteor, span_scores
+from headway_training.metrics import (
+    caption_cider,
+    caption_meteor,
+    score_transcripts,
+    span_scores,
+    transcript_words,
+    word_errors,
+)
 from headway_training.tasks.diffusion import measured_noise
 from headway_training.tokenizers import encode_pairs, encode_spans
 
@@ -60,6 +68,7 @@ ALLOWED_LOSS = {
     "span_f1": 0.5,
     "sacrebleu": 0.5,
     "cider": 1.0,
+    "wer": 0.5,
     "nats_per_character": 0.02,
     "mean_iou": 0.5,
     "velocity_error": 0.005,
@@ -422,18 +431,32 @@ def _cider(candidate: Candidate, data: EvaluationData) -> Quality:
 def _caption(candidate: Candidate, images: NDArray[np.uint8], language: str) -> list[str]:
     """Writes captions of images greedily, in fixed batches."""
     source = candidate.source
+    batches = range(0, len(images), NUM_ROWS)
+    pixels = (pixel_values_of(source, images[first : first + NUM_ROWS]) for first in batches)
+    return _write_greedily(candidate, pixels, source.caption_start(language))
+
+
+def _write_greedily(
+    candidate: Candidate, batches: Iterable[NDArray[np.float32]], start: NDArray[np.int64]
+) -> list[str]:
+    """Writes a text of each image, (N, 3, height, width), or window of audio, (N, mel bins, frames), greedily.
+
+    Args:
+        candidate: The variant.
+        batches: At most `NUM_ROWS` each.
+        start: What the decoder reads before it writes, (P,).
+    """
+    source = candidate.source
     assert source.tokenizer is not None, "a model that writes has its tokenizer"
     assert source.special_tokens is not None, "a model that writes has its special tokens"
     decoder, encoder = candidate.open_decoder(NUM_ROWS), candidate.open_encoder()
-    start = source.caption_start(language)
-    captions: list[str] = []
-    for first in range(0, len(images), NUM_ROWS):
-        pixels = pixel_values_of(source, images[first : first + NUM_ROWS])
-        open_sources(decoder, encode_sources(encoder, list(pixels)))
-        starts = np.tile(start, (len(pixels), 1))
+    texts: list[str] = []
+    for batch in batches:
+        open_sources(decoder, encode_sources(encoder, list(batch)))
+        starts = np.tile(start, (len(batch), 1))
         rows = _decode_greedily(decoder, starts, source.special_tokens.eos, source.suppressed_tokens)
-        captions += source.tokenizer.decode_batch(rows, skip_special_tokens=True)
-    return captions
+        texts += source.tokenizer.decode_batch(rows, skip_special_tokens=True)
+    return texts
 
 
 def _weak_captions(captions: Sequence[str], references: Sequence[Sequence[str]], language: str) -> list[str]:
@@ -445,6 +468,38 @@ def _weak_captions(captions: Sequence[str], references: Sequence[Sequence[str]],
         f"METEOR {scores[index]:.1f}: image {index + 1} became {_quoted(captions[index])}; expected, for instance, "
         f"{_quoted(references[index][0])}."
         for index in worst
+    ]
+
+
+# Transcription
+
+
+def _wer(candidate: Candidate, data: EvaluationData) -> Quality:
+    """Word error rate in percent of greedy transcripts."""
+    source = candidate.source
+    batches = (features_of(source, data, slice(at, at + NUM_ROWS)) for at in range(0, len(data), NUM_ROWS))
+    transcripts = [text.strip() for text in _write_greedily(candidate, batches, source.caption_start(""))]
+    scores = score_transcripts(transcripts, data.references, data.groups)
+    by_group = ", ".join(f"{name.removeprefix('wer_')} {value:.1f}" for name, value in scores.items() if name != "wer")
+    return Quality(
+        figure=_figure(data, scores["wer"]),
+        weak_points=(
+            *([f"Word error rate in percent by source: {by_group}."] if by_group else []),
+            *_weak_transcripts(transcripts, data.references),
+        ),
+    )
+
+
+def _weak_transcripts(transcripts: Sequence[str], references: Sequence[str]) -> list[str]:
+    """Those with the most errors."""
+    words = [tuple(map(transcript_words, pair)) for pair in zip(transcripts, references, strict=True)]
+    errors = [word_errors(own, truth) for own, truth in words]
+    worst = sorted(range(len(errors)), key=lambda index: -errors[index])[:NUM_EXAMPLES]
+    return [
+        f"{errors[index]} of {len(words[index][1])} words: {_quoted(references[index])} was heard as "
+        f"{_quoted(transcripts[index])}."
+        for index in worst
+        if errors[index]
     ]
 
 
@@ -576,6 +631,7 @@ _MEASURES: dict[str, Callable[[Candidate, EvaluationData], Quality]] = {
     "span_f1": _span_f1,
     "sacrebleu": _sacrebleu,
     "cider": _cider,
+    "wer": _wer,
     "nats_per_character": _nats_per_character,
     "mean_iou": _mean_iou,
     "velocity_error": _velocity_error,

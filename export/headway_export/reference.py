@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from headway_export.agreement import Sample
-from headway_export.candidate import pixel_values_of
+from headway_export.candidate import features_of, pixel_values_of
 from headway_export.graphs import attention_graph, outputs_of
 from headway_export.rewriting import LayerRange
 from headway_export.source import ExportSource
@@ -211,7 +211,10 @@ def windows_of(source: ExportSource, sample: Sample | None) -> Iterator[NDArray[
 
 
 def pairs_of(source: ExportSource, sample: Sample | None) -> Iterator[tuple[NDArray[Any], NDArray[np.int64]]]:
-    """Yields tokens or pixels of the first inputs of an encoder-decoder's evaluation, and what its decoder reads."""
+    """Yields what encoder and decoder read of the first inputs of an encoder-decoder's evaluation.
+
+    For the encoder tokens, pixels or features.
+    """
     if sample is not None:
         yield from zip(sample.sources, sample.tokens, strict=True)
         return
@@ -224,6 +227,12 @@ def pairs_of(source: ExportSource, sample: Sample | None) -> Iterator[tuple[NDAr
             written = source.encode([several[0] for several in captions[first]])
             for pixels, caption in zip(pixel_values_of(source, data.images[first]), written, strict=True):
                 yield pixels, np.concatenate([start, caption])[: source.limits.max_total_tokens]
+        return
+    if data.recordings:
+        start = source.caption_start("")
+        written = source.encode([f" {text}" for text in data.references[first]])
+        for features, transcript in zip(features_of(source, data, first), written, strict=True):
+            yield features, np.concatenate([start, transcript])[: source.limits.max_total_tokens]
         return
     pairs = source.encode_sources(data.texts[first], data.languages[first])
     for (ids, start), reference in zip(pairs, source.encode(data.references[first]), strict=True):

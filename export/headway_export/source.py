@@ -79,6 +79,7 @@ _METRICS = {
     Task.SEGMENTATION: "mean_iou",
     Task.IMAGE_GENERATION: "velocity_error",
     Task.SPEECH_SYNTHESIS: "nats_per_code",
+    Task.TRANSCRIPTION: "wer",
 }
 _CLASSIFIERS = (Task.TEXT_CLASSIFICATION, Task.TOKEN_CLASSIFICATION, Task.IMAGE_CLASSIFICATION)
 _IMAGES = (Task.IMAGE_CLASSIFICATION, Task.IMAGE_EMBEDDING, Task.SEGMENTATION, Task.IMAGE_GENERATION)
@@ -130,9 +131,15 @@ class EvaluationData:
     text_pairs: Sequence[str] | None = None
     """The second text of each, empty where there is none; None: no text has one."""
     references: Sequence[str] = ()
-    """Translations of the texts."""
+    """Translations of the texts, or what is said in the recordings."""
     languages: Sequence[tuple[str, str]] = ()
     """Codes of source and target of each translation, empty for the only one; none: empty for all."""
+    recordings: Sequence[NDArray[np.int16]] = ()
+    """Mono audio, (S,) each, at most a window."""
+    rate: int = 0
+    """Samples of the recordings a second."""
+    groups: Sequence[str] = ()
+    """Where each recording comes from."""
     captions: Mapping[str, Sequence[Sequence[str]]] = field(default_factory=dict)
     """Captions of each image, by language."""
     spans: Sequence[Collection[tuple[int, int, str]]] = ()
@@ -150,7 +157,7 @@ class EvaluationData:
 
     def __len__(self) -> int:
         """The number of examples."""
-        return len(self.images) or len(self.texts) or len(self.sequences)
+        return len(self.images) or len(self.recordings) or len(self.texts) or len(self.sequences)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -412,6 +419,7 @@ def _from_loaded(path: Path, module: nn.Module, checkpoint: Checkpoint, name: st
         classification=_convert(ClassificationScheme, checkpoint.classification),
         text_pairs=checkpoint.text_pairs,
         image_preprocessing=_convert(ImagePreprocessing, checkpoint.image_preprocessing),
+        audio_preprocessing=_convert(AudioPreprocessing, checkpoint.audio_preprocessing),
         languages=(
             Languages(target_tokens=checkpoint.language_tokens)
             if checkpoint.language_tokens
@@ -519,7 +527,7 @@ def from_factory(
         SourceError: Something is missing or does not fit.
     """
     exportable = _exportable(task)
-    if exportable in (Task.IMAGE_GENERATION, Task.SPEECH_SYNTHESIS):
+    if exportable in (Task.IMAGE_GENERATION, Task.SPEECH_SYNTHESIS, Task.TRANSCRIPTION):
         raise SourceError(f"--task {task}: such a model is exported from a checkpoint of the kit; give its folder")
     _check_flags(
         exportable,
@@ -809,6 +817,19 @@ def read_evaluation(file: Path, task: Task, dataset: str, num_labels: int) -> Ev
                     arrays["languages"].tolist(), arrays["captions"].swapaxes(0, 1).tolist(), strict=True
                 )
                 return _evaluation(task, dataset, images=arrays["images"], captions=dict(of_languages))
+        if task is Task.TRANSCRIPTION:
+            with np.load(file) as arrays:
+                ends = np.cumsum(arrays["lengths"])
+                if len(ends) != len(arrays["transcripts"]) or ends[-1:].tolist() != [len(arrays["samples"])]:
+                    raise ValueError("lengths are not those of the transcripts' samples")
+                return _evaluation(
+                    task,
+                    dataset,
+                    recordings=np.split(arrays["samples"], ends[:-1]),
+                    rate=int(arrays["rate"]),
+                    references=arrays["transcripts"].tolist(),
+                    groups=arrays["sources"].tolist(),
+                )
         if task is Task.SEGMENTATION:
             with np.load(file) as arrays:
                 segments = Segments(**{name: arrays[name] for name in ("image_index", "points", "boxes", "masks")})
@@ -873,5 +894,5 @@ def _validated(row: type[RowType], rows: list[dict[str, Any]]) -> list[RowType]:
 
 def _evaluation(task: Task, dataset: str, metric: str = "", **examples: Any) -> EvaluationData:
     metric = metric or _METRICS[task]
-    higher_is_better = metric not in {"nats_per_character", "velocity_error", "nats_per_code"}
+    higher_is_better = metric not in {"nats_per_character", "velocity_error", "nats_per_code", "wer"}
     return EvaluationData(dataset=dataset, metric=metric, higher_is_better=higher_is_better, **examples)

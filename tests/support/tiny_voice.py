@@ -65,6 +65,6 @@ def write_voice_checkpoint(folder: Path, *, codec_steps: int = 30, steps: int = 
     """Trains a codec and a model of its codes; returns the checkpoint of both."""
     table = write_recordings(folder / "recordings")
     rate = "optimization.learning_rate=0.005"
-    codec = train("speech-codec.toml", CODEC, folder / "codec", rate, table=table, max_steps=codec_steps)
+    codec = train("voices-codec.toml", CODEC, folder / "codec", rate, table=table, max_steps=codec_steps)
     own = ('name="tones"', "augmentation.join_texts=2", rate)
-    return train("speech.toml", SPEAKER, folder / "speech", *own, table=table, max_steps=steps, init=codec)
+    return train("voices.toml", SPEAKER, folder / "speech", *own, table=table, max_steps=steps, init=codec)

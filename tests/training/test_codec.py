@@ -149,8 +149,8 @@ def test_archives_of_digits_and_prompts_are_read_together(table: Path, tmp_path:
     pack("fsdd/test_3-4.tar.gz", {"9_yweweler_3.wav": "1.wav"})
     pack("asterisk/train.tar.gz", {"digits/1.wav": "2.wav", "hello.wav": "3.wav"})
     (tmp_path / "asterisk" / "train.tsv").write_text("name\tseconds\ttranscript\ndigits/1\t1\tone\nhello\t1\tHello.\n")
-    dataset = DATASETS["speech"]
-    settings = read_recipe(str(EXPERIMENTS / "speech-codec.toml"), ["data.valid_fraction=0.2"]).data
+    dataset = DATASETS["voices"]
+    settings = read_recipe(str(EXPERIMENTS / "voices-codec.toml"), ["data.valid_fraction=0.2"]).data
     splits = dataset.read(dataset, tmp_path, settings)
     assert (len(splits.train), len(splits.valid), splits.test.texts) == (5, 1, ["nine"])
     assert splits.test.speakers == ["yweweler"]
@@ -161,7 +161,7 @@ def test_archives_of_digits_and_prompts_are_read_together(table: Path, tmp_path:
 
 
 def test_what_is_wrong_with_a_table_of_recordings_is_named(table: Path) -> None:
-    assert read_recordings(table).texts[:2] == ["low", "high"]
+    assert read_recordings(table, with_speakers=True).texts[:2] == ["low", "high"]
     content = table.read_text()
     for changed, said in (
         (content.replace("speaker", "who"), "has no column speaker"),
@@ -170,13 +170,13 @@ def test_what_is_wrong_with_a_table_of_recordings_is_named(table: Path) -> None:
     ):
         table.write_text(changed)
         with pytest.raises(DataError, match=said):
-            read_recordings(table)
+            read_recordings(table, with_speakers=True)
 
 
 def test_a_run_leaves_a_codec(table: Path, tmp_path: Path) -> None:
     settings = [f"model.{name}={value}" for name, value in SMALL.items()]
     options = RunOptions(
-        recipe=str(EXPERIMENTS / "speech-codec.toml"),
+        recipe=str(EXPERIMENTS / "voices-codec.toml"),
         settings=(*settings, "optimization.batch_size=6", "optimization.evaluations=1", "tracker=none"),
         own_data=OwnData(train=str(table), valid=str(table)),
         output=tmp_path / "run",

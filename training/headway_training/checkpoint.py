@@ -46,6 +46,7 @@ TaskName = Literal[
     "image_text_embedding",
     "segmentation",
     "captioning",
+    "transcription",
     "autoencoding",
     "image_generation",
     "audio_coding",
@@ -81,6 +82,7 @@ Metric = Literal[
     "mean_recall",
     "mean_iou",
     "cider",
+    "wer",
     "psnr",
     "velocity_error",
     "mel_cepstral_distortion",
@@ -132,6 +134,43 @@ class ImagePreprocessing(Record):
             )
         if self.resize == "stretch" and self.resize_size is not None:
             raise ValueError(f"resize_size is {self.resize_size}; it is for resize 'shorter_side', leave it out")
+        return self
+
+
+class AudioPreprocessing(Record):
+    """How audio becomes a log-mel spectrogram (`headway_training.data.audio`); the fields are those of a bundle's."""
+
+    sampling_rate: int = Field(ge=1000, le=192_000)
+    """Samples of mono audio a second."""
+    num_mel_bins: int = Field(ge=1, le=1024)
+    """Numbers of a frame."""
+    fft_size: int = Field(ge=2, le=65_536)
+    """Samples of a Fourier transform."""
+    hop_length: int = Field(ge=1)
+    """Samples from one frame to the next."""
+    num_frames: int = Field(ge=2)
+    """Frames of a window, which the model hears at once."""
+    max_frequency: float = Field(gt=0)
+    """Where the filters end, in hertz."""
+
+    @property
+    def window_samples(self) -> int:
+        """Samples of a window."""
+        return self.num_frames * self.hop_length
+
+    @model_validator(mode="after")
+    def _check_sizes(self) -> AudioPreprocessing:
+        """Checks that frames lie within a window, and filters within what the rate can hold."""
+        if not self.hop_length <= self.fft_size <= self.window_samples:
+            raise ValueError(
+                f"fft_size is {self.fft_size}; it must be at least hop_length, {self.hop_length}, and at most a window "
+                f"of {self.window_samples} samples"
+            )
+        if self.max_frequency > self.sampling_rate / 2:
+            raise ValueError(
+                f"max_frequency is {self.max_frequency:g}; {self.sampling_rate} samples a second hold at most "
+                f"{self.sampling_rate / 2:g} hertz"
+            )
         return self
 
 
@@ -226,6 +265,7 @@ class Checkpoint(Record):
         "clip",
         "segmenter",
         "captioner",
+        "transcriber",
         "autoencoder",
         "latent_diffusion",
         "codec",
@@ -240,9 +280,10 @@ class Checkpoint(Record):
     """None: single_label, with a temperature of 1."""
     text_pairs: TextPairUse = "never"
     image_preprocessing: ImagePreprocessing | None = None
+    audio_preprocessing: AudioPreprocessing | None = None
     languages: Languages | None = None
     language_tokens: dict[str, int] = {}
-    """Each language that a captioner writes, with the token that its decoder reads after `bos`."""
+    """Each language of captions or of speech, with the token that the decoder reads after `bos`."""
     sampling_defaults: SamplingDefaults | None = None
     attention: bool = False
     """Whether its exports write the graph of the attention weights too, unless told otherwise."""
@@ -267,8 +308,10 @@ class Checkpoint(Record):
             raise ValueError(f"special_tokens: {self.task} needs them")
         if self.task == "translation" and self.languages is None:
             raise ValueError("languages: translation needs them")
-        if self.task == "captioning" and not self.language_tokens:
-            raise ValueError("language_tokens: captioning needs them")
+        if self.task in {"captioning", "transcription"} and not self.language_tokens:
+            raise ValueError(f"language_tokens: {self.task} needs them")
+        if self.task == "transcription" and self.audio_preprocessing is None:
+            raise ValueError("audio_preprocessing: transcription needs it")
         return self
 
 

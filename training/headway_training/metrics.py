@@ -20,6 +20,7 @@ from sklearn.metrics import accuracy_score, f1_score
 
 _QUERIES_AT_ONCE = 500
 _WORD = re.compile(r"\w+(?:['\u2019-]\w+)*")
+_SPOKEN_WORD = re.compile(r"\w+(?:'\w+)*")
 _CIDER_ORDER = 4
 _CIDER_DEVIATION = 6.0
 """Of the penalty of another length, in words."""
@@ -212,6 +213,45 @@ class _NoSynonyms:
 
 
 _NO_SYNONYMS = _NoSynonyms()
+
+
+def transcript_words(text: str) -> list[str]:
+    """The words of a transcript in lower case, without punctuation; a hyphen is between two."""
+    return _SPOKEN_WORD.findall(text.lower().replace("\N{RIGHT SINGLE QUOTATION MARK}", "'"))
+
+
+def word_errors(transcript: Sequence[str], reference: Sequence[str]) -> int:
+    """Fewest words to substitute, delete and insert that make a transcript the reference (Levenshtein 1966)."""
+    row = list(range(len(reference) + 1))  # of an empty transcript
+    for number, word in enumerate(transcript, 1):
+        before, row = row, [number]
+        for place, wanted in enumerate(reference):
+            row.append(min(before[place] + (word != wanted), before[place + 1] + 1, row[place] + 1))
+    return row[-1]
+
+
+def word_error_rate(transcripts: Sequence[str], references: Sequence[str]) -> float:
+    """Word errors in percent of the references' words, over all transcripts together; the lower the better.
+
+    Of lower-case words without punctuation. It may be above 100, as words may be inserted.
+    """
+    pairs = [
+        (transcript_words(own), transcript_words(truth)) for own, truth in zip(transcripts, references, strict=True)
+    ]
+    num_words = sum(len(truth) for _, truth in pairs)
+    return 100 * sum(word_errors(own, truth) for own, truth in pairs) / max(num_words, 1)
+
+
+def score_transcripts(
+    transcripts: Sequence[str], references: Sequence[str], sources: Sequence[str]
+) -> dict[str, float]:
+    """`wer` in percent: of all, and where there are several sources of each by its name, as `wer_fsdd`."""
+    found = {"wer": word_error_rate(transcripts, references)}
+    names = dict.fromkeys(sources)
+    for name in names if len(names) > 1 else ():
+        rows = [row for row, source in enumerate(sources) if source == name]
+        found[f"wer_{name}"] = word_error_rate([transcripts[row] for row in rows], [references[row] for row in rows])
+    return found
 
 
 def span_scores(

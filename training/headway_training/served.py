@@ -28,9 +28,11 @@ from headway_client.options import (
     ClassifyTextOptions,
     ClassifyTokensOptions,
     SegmentImageOptions,
+    TranscribeSpeechOptions,
     TranslateTextOptions,
 )
 from headway_training.checkpoint import TaskName
+from headway_training.data.audio import encode_audio
 from headway_training.data.captions import CaptionedImages
 from headway_training.data.examples import (
     LabeledImages,
@@ -45,6 +47,7 @@ from headway_training.data.files import cut_before_spaces
 from headway_training.data.images import find_images
 from headway_training.data.pictures import Pictures
 from headway_training.data.sources import data_folder, file_names, read_examples, read_splits
+from headway_training.data.speech import Recordings, read_recordings
 from headway_training.errors import DataError, EvaluationError
 from headway_training.metrics import (
     accuracy,
@@ -52,6 +55,7 @@ from headway_training.metrics import (
     macro_f1,
     multi_label_f1,
     nearest_neighbour_labels,
+    score_transcripts,
     span_scores,
 )
 from headway_training.recipes import ClassificationSettings, Recipe, list_recipes, parse_setting, read_recipe
@@ -69,6 +73,7 @@ _CALL_OPTIONS: Mapping[Task, type] = {
     Task.TOKEN_CLASSIFICATION: ClassifyTokensOptions,
     Task.IMAGE_CLASSIFICATION: ClassifyImageOptions,
     Task.CAPTIONING: CaptionImageOptions,
+    Task.TRANSCRIPTION: TranscribeSpeechOptions,
     Task.SEGMENTATION: SegmentImageOptions,
 }
 """Options of the client's call; those of generation do not bear on how likely a text is."""
@@ -82,6 +87,7 @@ _UNITS = {
     Task.TRANSLATION: "sentences",
     Task.IMAGE_CLASSIFICATION: "images",
     Task.CAPTIONING: "images",
+    Task.TRANSCRIPTION: "recordings",
     Task.SEGMENTATION: "pictures",
     Task.GENERATION: "characters",
 }
@@ -399,6 +405,9 @@ def read_file(
         return TestData(file_names(file), images, labels)
     if model.task in (Task.IMAGE_EMBEDDING, Task.CAPTIONING):
         return TestData(file_names(file), _read_captioned(Path(file), language))
+    if model.task is Task.TRANSCRIPTION:
+        rate = int((manifest.get("audio_preprocessing") or {})["sampling_rate"])
+        return TestData(file_names(file), read_recordings(Path(file), rate))
     if model.task is Task.SEGMENTATION:
         raise DataError("--file: masks are read from no file of your own; --data names a data set to measure on")
     classification = ClassificationSettings(
@@ -464,7 +473,9 @@ class _Measurement:
         # A text past the model's limit is cut, as it is when a card is made.
         self._text_options = {"truncate": True, **self._options}
 
-    def measure(self, examples: Any, labels: Sequence[str]) -> dict[str, float | str]:
+    def measure(  # noqa: PLR0911 (a case for each kind of data)
+        self, examples: Any, labels: Sequence[str]
+    ) -> dict[str, float | str]:
         """The figures of some examples; the first one is the metric of the model's task."""
         if isinstance(examples, Pictures | CaptionedFiles | SegmentedFiles | NeighbouringImages):
             return self._measure_pictures(examples)
@@ -477,6 +488,10 @@ class _Measurement:
             )
             score, signature = corpus_bleu(texts, examples.targets)
             return {"sacrebleu": score, "sacrebleu_signature": signature}
+        if isinstance(examples, Recordings):
+            audios = [encode_audio(samples, examples.sampling_rate) for samples in examples.samples]
+            transcripts = self._ask(audios, self._transcribe)
+            return dict(score_transcripts(transcripts, examples.texts, examples.sources))
         if isinstance(examples, SpanLabeledTexts):
             found = self._ask(examples.texts, self._find_spans)
             expected = [[(start, end, labels[label]) for start, end, label in row] for row in examples.spans]
@@ -618,6 +633,9 @@ class _Measurement:
     def _find_spans(self, texts: Sequence[str]) -> list[list[tuple[int, int, str]]]:
         answer = self._client.classify_tokens(texts, **self._text_options)
         return [[(span.start, span.end, span.label) for span in result.spans] for result in answer]
+
+    def _transcribe(self, audios: Sequence[bytes]) -> list[str]:
+        return [result.text for result in self._client.transcribe_speech(audios, **self._options)]
 
     def _label(self, images: Sequence[bytes]) -> list[str]:
         return [result.labels[0].label for result in self._client.classify_image(images, top_k=1, **self._options)]

@@ -64,8 +64,8 @@ def train_tokenizer(
 def _frame(tokenizer: Tokenizer, task: TaskName) -> None:
     """Sets the special tokens around a text.
 
-    A translation's source, and a caption, is `... <eos>`; a classifier's text is `<bos> ... <eos>`, and a pair is
-    `<bos> ... <eos> ... <eos>`, in which all after the first `<eos>` is of type 1. A text that is spoken is
+    A translation's source, a caption and a transcript are `... <eos>`; a classifier's text is `<bos> ... <eos>`, and a
+    pair is `<bos> ... <eos> ... <eos>`, in which all after the first `<eos>` is of type 1. A text that is spoken is
     `<bos> ... <speech>`. A running text has none.
     """
     if task == "generation":
@@ -74,7 +74,7 @@ def _frame(tokenizer: Tokenizer, task: TaskName) -> None:
         ids = [(token, tokenizer.token_to_id(token)) for token in (BOS, SPEECH)]
         tokenizer.post_processor = processors.TemplateProcessing(single=f"{BOS} $A {SPEECH}", special_tokens=ids)
         return
-    frame = "$A <eos>" if task in {"translation", "captioning"} else "<bos> $A <eos>"
+    frame = "$A <eos>" if task in {"translation", "captioning", "transcription"} else "<bos> $A <eos>"
     ids = [(token, tokenizer.token_to_id(token)) for token in (BOS, EOS)]
     tokenizer.post_processor = processors.TemplateProcessing(
         single=frame, pair=f"{frame} $B:1 <eos>:1", special_tokens=ids

@@ -20,6 +20,7 @@ from headway_training.models.linear import LinearConfig, LinearDecoder
 from headway_training.models.recurrent import RecurrentConfig, RecurrentTranslator
 from headway_training.models.segmentation import SegmentationConfig, Segmenter
 from headway_training.models.speech import SpeechSynthesizer, SpeechSynthesizerConfig
+from headway_training.models.transcription import Transcriber, TranscriberConfig
 from headway_training.models.transformer import Transformer, TransformerConfig
 from headway_training.models.vit import ImageEmbedder, ImageEncoderConfig, ViT, ViTConfig
 
@@ -35,6 +36,7 @@ CONFIGURATIONS: Mapping[str, type[Configuration]] = MappingProxyType(
         "clip": CLIPConfig,
         "segmenter": SegmentationConfig,
         "captioner": CaptionerConfig,
+        "transcriber": TranscriberConfig,
         "autoencoder": AutoencoderConfig,
         "latent_diffusion": LatentDiffusionConfig,
         "codec": CodecConfig,
@@ -55,6 +57,7 @@ _MODELS: Mapping[type[Configuration], Callable[[Any], Model]] = MappingProxyType
         CLIPConfig: CLIP,
         SegmentationConfig: Segmenter,
         CaptionerConfig: Captioner,
+        TranscriberConfig: Transcriber,
         AutoencoderConfig: Autoencoder,
         LatentDiffusionConfig: LatentDiffusion,
         CodecConfig: Codec,
@@ -357,6 +360,20 @@ _PHOTOGRAPHS_CAPTIONER = CaptionerConfig(
     dropout=0.25,
 )
 
+_SPEECH_TRANSCRIBER = TranscriberConfig(
+    num_mel_bins=64,
+    num_frames=800,
+    frames_per_position=4,
+    vocabulary_size=1000,
+    max_target_length=96,
+    num_encoder_layers=4,
+    num_decoder_layers=3,
+    d_model=224,
+    num_heads=7,
+    d_ff=896,
+    dropout=0.1,
+)
+
 _FASHION_AUTOENCODER = AutoencoderConfig(image_size=28)
 
 _FASHION_DIFFUSION = LatentDiffusionConfig(
@@ -414,6 +431,7 @@ NAMED_CONFIGURATIONS: Mapping[str, NamedConfiguration] = MappingProxyType(
         "pictures-clip": NamedConfiguration(architecture="clip", configuration=_PICTURES_CLIP),
         "segments-segmenter": NamedConfiguration(architecture="segmenter", configuration=_SEGMENTS_SEGMENTER),
         "photographs-captioner": NamedConfiguration(architecture="captioner", configuration=_PHOTOGRAPHS_CAPTIONER),
+        "speech-transcriber": NamedConfiguration(architecture="transcriber", configuration=_SPEECH_TRANSCRIBER),
         "fashion-autoencoder": NamedConfiguration(architecture="autoencoder", configuration=_FASHION_AUTOENCODER),
         "fashion-diffusion": NamedConfiguration(architecture="latent_diffusion", configuration=_FASHION_DIFFUSION),
         "telephone-codec": NamedConfiguration(architecture="codec", configuration=_TELEPHONE_CODEC),

@@ -43,6 +43,7 @@ from headway_training.tasks.generation import GenerationTask
 from headway_training.tasks.segmentation import SegmentationTask
 from headway_training.tasks.speech import SpeechSynthesisTask
 from headway_training.tasks.token_classification import TokenClassificationTask
+from headway_training.tasks.transcription import TranscriptionTask, spaced
 from headway_training.tasks.translation import TranslationTask
 from headway_training.tokenizers import SPEECH, take_tokenizer, train_tokenizer
 
@@ -61,7 +62,6 @@ _TASKS: Mapping[type, Callable[..., Task]] = MappingProxyType(
         LabeledTexts: TextClassificationTask,
         Pictures: ContrastiveTask,
         CaptionedImages: CaptioningTask,
-        Recordings: SpeechSynthesisTask,
     }
 )
 """The tasks of examples with separate texts; they take recipe, data and tokenizer, and special tokens of a folder."""
@@ -74,6 +74,10 @@ _IMAGE_TASKS: Mapping[TaskName, Callable[..., Task]] = MappingProxyType(
     }
 )
 """The tasks of labelled images."""
+_SPEECH_TASKS: Mapping[TaskName, Callable[..., Task]] = MappingProxyType(
+    {"transcription": TranscriptionTask, "speech_synthesis": SpeechSynthesisTask}
+)
+"""The tasks of recordings with texts."""
 
 
 def make_task(recipe: Recipe, splits: Splits[Any], folder: Path, source: ModelFolder | None = None) -> Task:
@@ -106,7 +110,8 @@ def make_task(recipe: Recipe, splits: Splits[Any], folder: Path, source: ModelFo
     special = None if source is None else source.special_tokens
     if isinstance(splits.train, PlainText):
         return GenerationTask(recipe, splits, tokenizer, folder / TOKENS_FILE, special)
-    return _TASKS[type(splits.train)](recipe, splits, tokenizer, *([] if special is None else [special]))
+    make = _SPEECH_TASKS.get(recipe.task) or _TASKS[type(splits.train)]
+    return make(recipe, splits, tokenizer, *([] if special is None else [special]))
 
 
 def _make_tokenizer(recipe: Recipe, splits: Splits[Any], file: Path, source: ModelFolder | None) -> Tokenizer:
@@ -119,9 +124,14 @@ def _make_tokenizer(recipe: Recipe, splits: Splits[Any], file: Path, source: Mod
         tokenizer = take_tokenizer(recipe.init.checkpoint, recipe.task)
     else:
         train = splits.train
-        marks = [language_token(one) for one in train.captions] if isinstance(train, CaptionedImages) else []
-        marks += [SPEECH] * (recipe.task == "speech_synthesis")
-        tokenizer = train_tokenizer(_training_texts(train), recipe.tokenizer, recipe.task, marks)
+        marks: list[str] = []
+        if isinstance(train, CaptionedImages):
+            marks = [language_token(one) for one in train.captions]
+        elif recipe.task == "transcription":
+            marks = [language_token(recipe.speech.language)]
+        elif recipe.task == "speech_synthesis":
+            marks = [SPEECH]
+        tokenizer = train_tokenizer(_training_texts(train, recipe.task), recipe.tokenizer, recipe.task, marks)
     file.parent.mkdir(parents=True, exist_ok=True)
     staging = file.with_suffix(".writing")
     tokenizer.save(str(staging))
@@ -136,7 +146,7 @@ def _has_tokens_of_its_own(recipe: Recipe) -> bool:
     return recipe.task in {"captioning", "speech_synthesis"} and other
 
 
-def _training_texts(train: Any) -> Iterable[str]:
+def _training_texts(train: Any, task: TaskName) -> Iterable[str]:  # noqa: PLR0911 (a case for each kind of data)
     """Texts of the training part."""
     if isinstance(train, PlainText):
         return train.parts(PART_CHARACTERS)
@@ -145,8 +155,10 @@ def _training_texts(train: Any) -> Iterable[str]:
         return [*train.texts.names, *tags, *(text for several in train.photographs.captions for text in several)]
     if isinstance(train, CaptionedImages):
         return [caption for language in train.captions for caption in train.all_texts(language)]
+    if isinstance(train, Recordings):
+        return spaced(train.texts) if task == "transcription" else train.texts
     if isinstance(train, ParallelTexts):
         return [*train.sources, *train.targets]
-    if isinstance(train, SpanLabeledTexts | Recordings):
+    if isinstance(train, SpanLabeledTexts):
         return train.texts
     return [*train.texts, *(train.text_pairs or ())]
